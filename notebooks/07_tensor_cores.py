@@ -282,7 +282,7 @@ climb(h200, "f16_accumulators", against="double_buffered")
 # %% [markdown]
 # ## Against an article
 #
-# *No cuBLAS: A Hand-Written CUDA BERT That Matches PyTorch* climbs such a ladder on an RTX 3090 (lesson 22 runs its
+# *No cuBLAS: A Hand-Written CUDA BERT That Matches PyTorch* climbs such a ladder on an RTX 3090 (lesson 25 runs its
 # model). On both GPUs tiles that are filled by hand are slower than none. A third buffer was slower there on every
 # shape, and here it is ahead. There, tensor cores gained most at once; here they gained little until copies and
 # fragments kept up with them. At equal precision the article's product stayed about 13% behind cuBLAS. With `wgmma`

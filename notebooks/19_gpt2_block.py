@@ -64,7 +64,7 @@ PlainTable("The buffer of a block", ("parameter", "shape", "begins at"), tuple(r
             f"With its tables of tokens and positions, GPT-2 small has {Config().parameters:,}."))
 
 # %% [markdown]
-# The names are those of the files in which GPT-2 is published, which lesson 20 reads. `attn.c_attn` holds three linear
+# The names are those of the files in which GPT-2 is published, which lesson 21 reads. `attn.c_attn` holds three linear
 # layers side by side, for queries, keys and values, so that one product computes all three.
 #
 # A flat buffer means one allocation and one copy, and a parameter is a view: `GPT2_SMALL.split(flat)` cuts the array
@@ -158,7 +158,7 @@ yours.block_parity(yours.kernels({"gelu": gelu_erf_vectorized}))
 
 # %% [markdown]
 # The error at the end is below 0.001, so the usual test would have let it pass. The table does not, and names the step.
-# The steps before it agree, the ones after it do not. Lesson 20 uses the same table for a whole GPT-2, with seven lines
+# The steps before it agree, the ones after it do not. Lesson 21 uses the same table for a whole GPT-2, with seven lines
 # for each layer.
 #
 # ## Before or after
@@ -237,7 +237,7 @@ mine
 # %% [markdown]
 # Where an exercise is not done, the course's kernel is used, and the block runs all the same. Do one, save its
 # notebook, and run the cell again. The next cell puts each of your kernels into a block alone, then all of them, and
-# compares every step with float64. Kernels for tokens, logits and the cache belong outside a block, in lesson 34. (If
+# compares every step with float64. Kernels for tokens, logits and the cache belong outside a block, in lesson 22. (If
 # you have no kernel yet, the cell takes three answers of the course, to show what it looks like.)
 
 # %%

@@ -147,7 +147,7 @@ def embed_tokens(ids, tokens, positions, start, out):
 check("embed_tokens", embed_tokens)
 
 # %% [markdown]
-# And into a model: a small GPT-2 that comes with the course, and that lesson 34 makes write. Your kernel computes its
+# And into a model: a small GPT-2 that comes with the course, and that lesson 22 makes write. Your kernel computes its
 # rows, and all activations are compared.
 
 # %%

@@ -1,304 +1,253 @@
-"""The exercises of lesson 21: WordPiece, what padding costs, and BERT's embedding.
+"""The exercises of lesson 21: a safetensors file by hand, where tensors lie in a file and on the device, and the first
+of the largest.
 
-Sizes are T tokens and C columns; a word has `letters`, and its vocabulary longer `pieces`.
+Sizes are the numbers of tensors, rows and columns of a file; R rows and C columns.
 """
 
+import json
+import math
+
 import numpy as np
-from numba import float32
+from numba import float32, int32
 
 from labkit import cuda
 from labkit.course.exercises import Edit, FunctionExercise, KernelExercise, PredictionExercise, Reach
 from labkit.course.exercises.demands import shuffles
-from labkit.course.exercises.domains import FAR_ABOVE_ZERO, HUGE_AND_TINY, NEGATIVE, ONE_FAR_ABOVE, ZEROS, of
-from labkit.kernels.embedding_sum import embedding_layernorm_reference
-from labkit.kernels.embedding_sum import tolerance as embedding_tolerance
-from labkit.kernels.op import uniform
-from labkit.models.minilm import packed, padded, padded_to_128
+from labkit.course.exercises.domains import (
+    EQUAL,
+    FAR_ABOVE_ZERO,
+    LARGEST_APART,
+    LOWEST,
+    ONE_FAR_ABOVE,
+    TIES,
+    ZEROS,
+    largest_at,
+    of,
+)
+from labkit.kernels.argmax import argmax_reference
 
-ALL_LANES = 0xFFFFFFFF
-
-# --- WordPiece -----------------------------------------------------------------------------------------------------
-
-UNKNOWN, GOES_ON = "[UNK]", "##"
-
-
-def _pieces(word, vocabulary):
-    """The ids, or None where nothing fits."""
-    ids, begin = [], 0
-    while begin < len(word):
-        mark = GOES_ON if begin else ""
-        fits = [end for end in range(begin + 1, len(word) + 1) if mark + word[begin:end] in vocabulary]
-        if not fits:
-            return None
-        ids.append(vocabulary.index(mark + word[begin : max(fits)]))
-        begin = max(fits)
-    return ids
+# --- A tensor of a file --------------------------------------------------------------------------------------------
 
 
-def _word_pieces(word, vocabulary):
-    ids = _pieces(word, vocabulary)
-    return np.array([vocabulary.index(UNKNOWN)] if ids is None else ids)
+def _file(rng, tensors, rows, cols):
+    """A safetensors file in which the last tensor of the header lies first; and the name of one of its tensors."""
+    names = [f"h.{k}.weight" for k in range(tensors)]
+    arrays = {name: rng.standard_normal((rows + k, cols), np.float32) for k, name in enumerate(names)}
+    places, end = {}, 0
+    for name in reversed(names):
+        places[name] = [end, end + arrays[name].nbytes]
+        end += arrays[name].nbytes
+    header = {"__metadata__": {"format": "pt"}}
+    header |= {name: {"dtype": "F32", "shape": list(arrays[name].shape), "data_offsets": places[name]}
+               for name in names}
+    text = json.dumps(header).encode()
+    data = b"".join(arrays[name].tobytes() for name in reversed(names))
+    raw = np.frombuffer(len(text).to_bytes(8, "little") + text + data, np.uint8)
+    return raw, names[int(rng.integers(tensors))]
 
 
-def _word_inputs(rng, letters, pieces):
-    """A word of pieces of a vocabulary that has each letter, with and without ##, and `pieces` longer ones."""
-    alphabet = list("abcd")
-
-    def text(count):
-        return "".join(rng.choice(alphabet, count))
-
-    longer = [text(int(rng.integers(2, 5))) for _ in range(pieces)]
-    known = {*alphabet, *(GOES_ON + letter for letter in alphabet), UNKNOWN, "[CLS]", "[SEP]"}
-    known |= {GOES_ON * int(rng.integers(2)) + each for each in longer}
-    vocabulary = [str(each) for each in rng.permutation(sorted(known))]
-    word = "".join(rng.permutation(longer)) + text(letters)
-    return word[:letters], vocabulary
+def _header(raw):
+    length = int.from_bytes(raw[:8].tobytes(), "little")
+    return length, json.loads(raw[8 : 8 + length].tobytes())
 
 
-def _word(word, *vocabulary):
-    """This word, and a vocabulary of these pieces among others."""
-    def turn(rng, *inputs):
-        return word, [str(each) for each in rng.permutation(["[CLS]", "zz", "##zz", UNKNOWN, *vocabulary])]
-
-    return turn
+def _part(raw, begin, end, shape):
+    return np.frombuffer(raw[begin:end].tobytes(), np.float32).reshape(shape)
 
 
-def word_pieces_shortest(word, vocabulary):
-    ids, begin = [], 0
-    while begin < len(word):
-        for end in range(begin + 1, len(word) + 1):
-            piece = ("##" if begin else "") + word[begin:end]
-            if piece in vocabulary:
-                ids.append(vocabulary.index(piece))
-                begin = end
-                break
-        else:
-            return [vocabulary.index("[UNK]")]
-    return ids
+def _tensor(raw, name):
+    length, header = _header(raw)
+    begin, end = header[name]["data_offsets"]
+    return _part(raw, 8 + length + begin, 8 + length + end, header[name]["shape"])
 
 
-def word_pieces_by_search(word, vocabulary):
-    def rest(begin):
-        if begin == len(word):
-            return []
-        for end in range(len(word), begin, -1):
-            piece = ("##" if begin else "") + word[begin:end]
-            if piece in vocabulary and (others := rest(end)) is not None:
-                return [vocabulary.index(piece), *others]
-        return None
-
-    ids = rest(0)
-    return [vocabulary.index("[UNK]")] if ids is None else ids
+def _named(number):
+    return lambda rng, raw, name: (raw, f"h.{number}.weight")
 
 
-def word_pieces_skips(word, vocabulary):
-    ids, begin = [], 0
-    while begin < len(word):
-        for end in range(len(word), begin, -1):
-            piece = ("##" if begin else "") + word[begin:end]
-            if piece in vocabulary:
-                ids.append(vocabulary.index(piece))
-                begin = end
-                break
-        else:
-            ids.append(vocabulary.index("[UNK]"))
-            begin += 1
-    return ids
+def _with_spaces(rng, raw, name):
+    """As the writers of files fill a header up to a multiple of 8."""
+    length = int.from_bytes(raw[:8].tobytes(), "little")
+    header, data = raw[8 : 8 + length].tobytes() + 5 * b" ", raw[8 + length :].tobytes()
+    return np.frombuffer(len(header).to_bytes(8, "little") + header + data, np.uint8), name
 
 
-WORD_PIECES = FunctionExercise(
-    name="word_pieces",
-    reference=_word_pieces,
-    inputs=_word_inputs,
-    sizes=tuple({"letters": n, "pieces": p} for n, p in ((1, 2), (4, 3), (9, 12), (150, 60))),
-    domain=(Reach("no piece fits a letter in the middle of the word", _word("abxab", "ab", "##ab", "##b")),
-            Reach("no piece fits the last letter", _word("abx", "a", "ab", "##b")),
-            Reach("no piece fits the first letter", _word("xab", "ab", "##ab", "##a", "##b")),
-            Reach("the whole word is a piece", _word("abab", "a", "ab", "abab", "##ab", "##bab")),
-            Reach("the word is a single letter", _word("a", "a", "##a")),
-            Reach("the longest piece leads to an end where nothing fits, and a shorter one would not",
-                  _word("abcd", "ab", "abc", "##cd", "##c")),
-            Reach("a longer piece would fit, but it is only for the inside of words",
-                  _word("abc", "a", "##ab", "##abc", "##b", "##c")),
-            Reach("a longer piece would fit, but it is only for the beginning of words",
-                  _word("abcd", "ab", "cd", "##c", "##d"))),
+def tensor_of_begin_and_length(raw, name):
+    length, header = _header(raw)
+    begin, count = header[name]["data_offsets"]
+    return _part(raw, 8 + length + begin, 8 + length + begin + count, header[name]["shape"])
+
+
+def tensor_behind_the_text(raw, name):
+    length, header = _header(raw)
+    begin, end = header[name]["data_offsets"]
+    start = 8 + len(raw[8 : 8 + length].tobytes().rstrip())
+    return _part(raw, start + begin, start + end, header[name]["shape"])
+
+
+def tensor_from_the_files_start(raw, name):
+    _, header = _header(raw)
+    return _part(raw, *header[name]["data_offsets"], header[name]["shape"])
+
+
+def tensor_without_the_eight(raw, name):
+    length, header = _header(raw)
+    begin, end = header[name]["data_offsets"]
+    return _part(raw, length + begin, length + end, header[name]["shape"])
+
+
+def tensor_flat(raw, name):
+    return _tensor(raw, name).reshape(-1)
+
+
+def tensor_of_doubles(raw, name):
+    length, header = _header(raw)
+    begin, end = header[name]["data_offsets"]
+    return np.frombuffer(raw[8 + length + begin : 8 + length + end].tobytes()).reshape(header[name]["shape"])
+
+
+def tensor_in_the_headers_order(raw, name):
+    length, header = _header(raw)
+    begin = 8 + length
+    for other, entry in header.items():
+        if other == "__metadata__":
+            continue
+        end = begin + 4 * math.prod(entry["shape"])
+        if other == name:
+            return _part(raw, begin, end, entry["shape"])
+        begin = end
+
+
+def tensor_high_byte_first(raw, name):
+    length = int.from_bytes(raw[:8].tobytes(), "big")
+    header = json.loads(raw[8 : 8 + length].tobytes())
+    begin, end = header[name]["data_offsets"]
+    return _part(raw, 8 + length + begin, 8 + length + end, header[name]["shape"])
+
+
+READ_TENSOR = FunctionExercise(
+    name="read_tensor",
+    reference=_tensor,
+    inputs=_file,
+    sizes=tuple({"tensors": n, "rows": r, "cols": c} for n, r, c in ((2, 1, 3), (3, 2, 5), (5, 1, 1), (9, 4, 7))),
+    domain=(*(Reach(f"the {words} of three tensors is asked for", _named(number), {"tensors": 3, "rows": 2, "cols": 5})
+              for words, number in (("first", 0), ("second", 1), ("last", 2))),
+            Reach("the header ends with spaces, which belong to it", _with_spaces)),
+    wrong={"the offsets are counted from the first byte of the file": tensor_from_the_files_start,
+           "the 8 bytes before the header are not counted": tensor_without_the_eight,
+           "the numbers are right, but the shape is missing": tensor_flat,
+           "np.frombuffer takes float64 unless it is given np.float32": tensor_of_doubles,
+           "the header's order is taken for the order of the data": tensor_in_the_headers_order,
+           "the header's size is read with its highest byte first": tensor_high_byte_first,
+           "data_offsets are taken for begin and length; they are begin and end": tensor_of_begin_and_length,
+           "the data are taken to begin behind the header's text, and spaces may follow it": tensor_behind_the_text},
+)
+
+# --- Predict: where a tensor lies ------------------------------------------------------------------------------------
+
+
+def _places():
+    bias, weight, scale = 77, 77 * 50, 5
+    begin = 8 + 248 + 2 * bias
+    return {"file_begin": begin, "file_bytes": begin + 2 * (weight + scale), "buffer_begin": -(-4 * bias // 16) * 16,
+            "columns": len(range(250, 1000, 256))}
+
+
+PREDICT_PLACES = PredictionExercise(
+    name="predict_places",
+    truth=_places,
+    how={"file_begin": "8 bytes, 248 of header, and 77 numbers of the bias at 2 bytes each: 8 + 248 + 154.",
+         "file_bytes": "The weight has 3,850 numbers and the scale 5, 2 bytes each: 410 + 7,700 + 10, and no gaps.",
+         "buffer_begin": "The bias takes 77 * 4 = 308 bytes on the device; the next multiple of 16 is 320.",
+         "columns": "Columns 250, 506 and 762; the next one would be 1,018, and the last column is 999."},
+    wrong={"the 8 bytes before the header are not counted": {"file_begin": 402, "file_bytes": 8112},
+           "the offsets are counted from the first byte of the file": {"file_begin": 154, "file_bytes": 7864},
+           "4 bytes a number in the file; float16 has 2": {"file_begin": 564, "file_bytes": 15984},
+           "the weight is put directly behind the bias, not at a multiple of 16": {"buffer_begin": 308},
+           "the bias keeps its 2 bytes a number on the device": {"buffer_begin": 160},
+           "the row is not a multiple of 256 long: the last round has no column for this thread": {"columns": 4}},
+)
+
+# --- From a blank page: the first of the largest ----------------------------------------------------------------------
+
+
+def _few_values(rng, R, C):
+    """Negative whole numbers, few of them, so that the largest of a row comes several times."""
+    return (rng.integers(-9, -4, (R, C)).astype(np.float32),)
+
+
+@cuda.jit
+def largest_by_one_lane(x, out):
+    row, lane = cuda.blockIdx.x, cuda.threadIdx.x
+    if lane == 0:
+        at = int32(0)
+        for col in range(1, x.shape[1]):
+            if x[row, col] > x[row, at]:
+                at = int32(col)
+        out[row] = at
+
+
+@cuda.jit
+def largest_without_shuffles(x, out):
+    found = cuda.shared.array((32, 2), float32)
+    row, lane = cuda.blockIdx.x, cuda.threadIdx.x
+    largest, at = float32(-np.inf), int32(0x7FFFFFF)
+    for col in range(lane, x.shape[1], 32):
+        if x[row, col] > largest:
+            largest, at = x[row, col], int32(col)
+    found[lane, 0], found[lane, 1] = largest, float32(at)
+    cuda.syncwarp()
+    if lane == 0:
+        for other in range(1, 32):
+            if found[other, 0] > largest or (found[other, 0] == largest and int32(found[other, 1]) < at):
+                largest, at = found[other, 0], int32(found[other, 1])
+        out[row] = at
+
+
+def _all_lanes_look(report) -> str | None:
+    requests = report.counts["global_requests"]
+    if requests <= 12 * 12:  # 3 for 70 columns, with room for those who read a column again
+        return shuffles(report)
+    return (f"The launch asks memory {requests} times for 12 rows of 70. If each of the 32 "
+            "lanes takes every 32nd column, 3 times are enough for a row.")
+
+
+FIRST_LARGEST = KernelExercise(
+    name="first_largest",
+    reference=argmax_reference,
+    inputs=_few_values,
+    shape=lambda R, C: (R,),
+    dtype=np.int32,
+    sizes=tuple({"R": R, "C": C} for R, C in ((12, 70), (14, 33), (13, 1), (16, 260), (20, 31))),
+    random_size=lambda rng: {"R": int(rng.integers(15, 25)), "C": int(rng.integers(2, 300))},
+    observe_sizes=({"R": 12, "C": 70},),
+    launch=lambda R, C: (R, 32),
+    demand=_all_lanes_look,
+    domain=(*of(0, EQUAL, LOWEST, TIES, ZEROS, ONE_FAR_ABOVE, FAR_ABOVE_ZERO),
+            *of(0, largest_at(32), LARGEST_APART, at={"R": 12, "C": 70})),
     wrong={
-        "the shortest piece is taken, and the longest is wanted": word_pieces_shortest,
-        "another division is looked for where nothing fits; WordPiece never takes a piece back": word_pieces_by_search,
-        "a letter that fits nothing becomes [UNK], and the rest goes on; the whole word is [UNK]": word_pieces_skips,
-        "the pieces before the gap are kept beside [UNK]":
-            Edit('return [vocabulary.index("[UNK]")]', 'return [*ids, vocabulary.index("[UNK]")]'),
-        "a word that does not fit gives no ids; it is one [UNK]":
-            Edit('return [vocabulary.index("[UNK]")]', "return []"),
-        "[UNK] has its own place in the vocabulary, which need not be 0":
-            Edit('return [vocabulary.index("[UNK]")]', "return [0]"),
-        "pieces inside the word are looked up without ##": Edit('"##" + word[begin:end]', "word[begin:end]"),
-        "the first piece is looked up with ##, too": Edit('word[begin:end] if begin == 0 else "##" + word[begin:end]',
-                                                          '"##" + word[begin:end]'),
-        "the last letter is never part of a piece": Edit("range(len(word), begin, -1)",
-                                                         "range(len(word) - 1, begin, -1)"),
+        "of equal numbers the last is taken":
+            Edit("largest, at = float32(-np.inf), int32(0x7FFFFFFF)", "largest, at = float32(-np.inf), int32(-1)",
+                 "if x[row, col] > largest:", "if x[row, col] >= largest:",
+                 "other_at < at", "other_at > at"),
+        "the search begins at 0, and all of these are less":
+            Edit("largest, at = float32(-np.inf), int32(0x7FFFFFFF)", "largest, at = float32(0.0), int32(0)"),
+        "the lanes exchange the values, but not where they were":
+            Edit("other = cuda.shfl_xor_sync(0xFFFFFFFF, largest, distance)\n"
+                 "other_at = cuda.shfl_xor_sync(0xFFFFFFFF, at, distance)\n"
+                 "if other > largest or (other == largest and other_at < at):\n"
+                 "    largest, at = other, other_at",
+                 "largest = max(largest, cuda.shfl_xor_sync(0xFFFFFFFF, largest, distance))"),
+        "between lanes, equal numbers are decided by the lane and not by the column":
+            Edit("if other > largest or (other == largest and other_at < at):", "if other > largest:"),
+        "between lanes, the other lane's column is taken when the numbers are equal":
+            Edit("largest, at = float32(-np.inf), int32(0x7FFFFFFF)", "largest, at = float32(-np.inf), int32(0)",
+                 "if other > largest or (other == largest and other_at < at):", "if other >= largest:"),
+        "one lane goes through the whole row, and 31 wait": largest_by_one_lane,
+        "the lanes' results are joined by one lane, through shared memory": largest_without_shuffles,
+        "the last shuffle, with the neighbour, is missing":
+            Edit("for distance in (16, 8, 4, 2, 1):", "for distance in (16, 8, 4, 2):"),
     },
 )
 
-# --- Predict: what padding costs --------------------------------------------------------------------------------------
-
-LENGTHS = np.array([4, 9, 12, 18, 25, 44])
-
-
-def _padding() -> dict:
-    wide, short, none = (form(LENGTHS)[0] for form in (padded_to_128, padded, packed))
-    return {"rows_to_128": wide.rows, "rows_to_longest": short.rows, "rows_packed": none.rows,
-            "pairs_to_longest": short.sentences * short.longest**2, "pairs_packed": int((LENGTHS**2).sum())}
-
-
-PREDICT_PADDING = PredictionExercise(
-    name="predict_padding",
-    truth=_padding,
-    how={"rows_to_128": "Six sentences of 128 rows each.",
-         "rows_to_longest": "The longest has 44 tokens, and the next multiple of 16 is 48: six times 48.",
-         "rows_packed": "4 + 9 + 12 + 18 + 25 + 44, and no row besides.",
-         "pairs_to_longest": "48 queries see 48 keys in each of six sentences.",
-         "pairs_packed": "Each sentence has the square of its length: 16 + 81 + 144 + 324 + 625 + 1,936."},
-    wrong={"the longest is not rounded up to 16": {
-               "rows_to_128": 768, "rows_to_longest": 264, "rows_packed": 112, "pairs_to_longest": 11616,
-               "pairs_packed": 3126},
-           "each sentence is rounded up by itself, and not the longest for all": {
-               "rows_to_128": 768, "rows_to_longest": 160, "rows_packed": 112, "pairs_to_longest": 5120,
-               "pairs_packed": 3126},
-           "every row sees every row: a token sees its own sentence alone": {
-               "rows_to_128": 768, "rows_to_longest": 288, "rows_packed": 112, "pairs_to_longest": 82944,
-               "pairs_packed": 12544},
-           "each pair is counted once, as if a query saw no later keys": {
-               "rows_to_128": 768, "rows_to_longest": 288, "rows_packed": 112, "pairs_to_longest": 7056,
-               "pairs_packed": 1619},
-           "the rows of padding alone": {
-               "rows_to_128": 656, "rows_to_longest": 176, "rows_packed": 0, "pairs_to_longest": 10698,
-               "pairs_packed": 0}},
-)
-
-# --- From a blank page: BERT's embedding ------------------------------------------------------------------------------
-
-EPSILON = 1e-12
-
-
-def _embed_inputs(rng, T, C):
-    """Positions begin at 0 again with each sentence, and are not the rows."""
-    ids, types = rng.integers(0, 50, T), rng.integers(0, 2, T)
-    positions = (np.arange(T) + int(rng.integers(1, 9))) % 11
-    tables = (uniform(rng, count, C) for count in (50, 11, 2))
-    indices = (each.astype(np.int32) for each in (ids, types, positions))
-    return *indices, *tables, 1 + uniform(rng, C) / 4, uniform(rng, C)
-
-
-def _tables_times(factor):
-    def turn(rng, ids, types, positions, words, places, kinds, weight, bias):
-        words, places, kinds = (np.float32(factor) * table for table in (words, places, kinds))
-        return ids, types, positions, words, places, kinds, weight, bias
-
-    return turn
-
-
-def _indices(choose):
-    """choose(indices, rows of their table)."""
-    def turn(rng, ids, types, positions, words, places, kinds, weight, bias):
-        chosen = (choose(each, len(table)).astype(np.int32)
-                  for each, table in ((ids, words), (types, kinds), (positions, places)))
-        return *chosen, words, places, kinds, weight, bias
-
-    return turn
-
-
-@cuda.jit
-def embed_norm_without_shuffles(ids, types, positions, words, places, kinds, weight, bias, out):
-    lane, t = cuda.threadIdx.x, cuda.blockIdx.x * 4 + cuda.threadIdx.y
-    if t < out.shape[0]:
-        word, kind, place = ids[t], types[t], positions[t]
-        total, squares = float32(0.0), float32(0.0)
-        for col in range(out.shape[1]):
-            total += words[word, col] + kinds[kind, col] + places[place, col]
-        mean = total / float32(out.shape[1])
-        for col in range(out.shape[1]):
-            v = words[word, col] + kinds[kind, col] + places[place, col] - mean
-            squares += v * v
-        scale = cuda.rsqrt(squares / float32(out.shape[1]) + float32(1e-12))
-        for col in range(lane, out.shape[1], 32):
-            v = words[word, col] + kinds[kind, col] + places[place, col] - mean
-            out[t, col] = v * scale * weight[col] + bias[col]
-
-
-@cuda.jit
-def embed_norm_in_one_pass(ids, types, positions, words, places, kinds, weight, bias, out):
-    lane, t = cuda.threadIdx.x, cuda.blockIdx.x * 4 + cuda.threadIdx.y
-    if t < out.shape[0]:
-        total, squares = float32(0.0), float32(0.0)
-        for col in range(lane, out.shape[1], 32):
-            v = words[ids[t], col] + kinds[types[t], col] + places[positions[t], col]
-            out[t, col] = v
-            total += v
-            squares += v * v
-        for distance in (16, 8, 4, 2, 1):
-            total += cuda.shfl_xor_sync(ALL_LANES, total, distance)
-            squares += cuda.shfl_xor_sync(ALL_LANES, squares, distance)
-        mean = total / float32(out.shape[1])
-        scale = cuda.rsqrt(squares / float32(out.shape[1]) - mean * mean + float32(1e-12))
-        for col in range(lane, out.shape[1], 32):
-            out[t, col] = (out[t, col] - mean) * scale * weight[col] + bias[col]
-
-
-@cuda.jit
-def embed_norm_one_element_a_lane(ids, types, positions, words, places, kinds, weight, bias, out):
-    lane, t = cuda.threadIdx.x, cuda.blockIdx.x * 4 + cuda.threadIdx.y
-    if t < out.shape[0]:
-        inside = lane < out.shape[1]
-        v = float32(0.0)
-        if inside:
-            v = words[ids[t], lane] + kinds[types[t], lane] + places[positions[t], lane]
-        total = v
-        for distance in (16, 8, 4, 2, 1):
-            total += cuda.shfl_xor_sync(ALL_LANES, total, distance)
-        v -= total / float32(out.shape[1])
-        squares = v * v if inside else float32(0.0)
-        for distance in (16, 8, 4, 2, 1):
-            squares += cuda.shfl_xor_sync(ALL_LANES, squares, distance)
-        if inside:
-            scale = cuda.rsqrt(squares / float32(out.shape[1]) + float32(1e-12))
-            out[t, lane] = v * scale * weight[lane] + bias[lane]
-
-
-EMBED_NORM = KernelExercise(
-    name="embed_norm",
-    reference=lambda *inputs: embedding_layernorm_reference(*inputs, epsilon=EPSILON),
-    inputs=_embed_inputs,
-    shape=lambda T, C: (T, C),
-    sizes=tuple({"T": T, "C": C} for T, C in ((1, 1), (2, 3), (4, 32), (5, 31), (3, 33), (7, 100), (9, 260))),
-    launch=lambda T, C: (-(-T // 4), (32, 4)),
-    tolerance=lambda *inputs: embedding_tolerance(*inputs, epsilon=EPSILON),
-    observe_sizes=({"T": 5, "C": 31}, {"T": 3, "C": 33}),
-    demand=shuffles,
-    domain=(Reach("the three rows are small, and epsilon must be smaller", _tables_times(1e-4)),
-            Reach("all tokens, types and positions are the first of their tables",
-                  _indices(lambda each, rows: 0 * each)),
-            Reach("all tokens, types and positions are the last of their tables",
-                  _indices(lambda each, rows: 0 * each + rows - 1)),
-            *of((3, 4, 5), ZEROS, HUGE_AND_TINY), *of(3, FAR_ABOVE_ZERO, ONE_FAR_ABOVE), *of((6, 7), NEGATIVE)),
-    wrong={
-        "the position is the row; in a batch each sentence begins at 0 again": Edit("positions[t]", "t"),
-        "the type is never added": Edit(" + kinds[kind, col]", ""),
-        "epsilon is GPT-2's 1e-5, and BERT's is 1e-12": Edit("float32(1e-12)", "float32(1e-5)"),
-        "no epsilon: a row without variance is divided by 0": Edit(" + float32(1e-12)", ""),
-        "the last shuffle of the mean, with the neighbour, is missing":
-            Edit("for distance in (16, 8, 4, 2, 1):\n"
-                 "    total += cuda.shfl_xor_sync(0xFFFFFFFF, total, distance)",
-                 "for distance in (16, 8, 4, 2):\n"
-                 "    total += cuda.shfl_xor_sync(0xFFFFFFFF, total, distance)"),
-        "`shfl_down_sync`: only lane 0 has the sum of the row":
-            Edit("total += cuda.shfl_xor_sync(0xFFFFFFFF, total, distance)",
-                 "total += cuda.shfl_down_sync(0xFFFFFFFF, total, distance)"),
-        "no guard: the last block has warps without a row": Edit("if t < out.shape[0]:", "if True:"),
-        "one pass for both sums: the variance is the difference of two large numbers": embed_norm_in_one_pass,
-        "one element a lane: rows longer than 32 are left unfinished": embed_norm_one_element_a_lane,
-        "every lane adds up the whole row, and nothing is exchanged": embed_norm_without_shuffles,
-    },
-)
-
-EXERCISES = (WORD_PIECES, PREDICT_PADDING, EMBED_NORM)
+EXERCISES = (READ_TENSOR, PREDICT_PLACES, FIRST_LARGEST)

@@ -1,256 +1,304 @@
-"""The exercises of lesson 23: two bfloat16 in a word, what survives rounding, accumulators, and eight in a load.
+"""The exercises of lesson 23: WordPiece, what padding costs, and BERT's embedding.
 
-Sizes: n numbers; R rows of C columns.
+Sizes are T tokens and C columns; a word has `letters`, and its vocabulary longer `pieces`.
 """
 
 import numpy as np
 from numba import float32
 
 from labkit import cuda
-from labkit.course.exercises import Edit, KernelExercise, PredictionExercise, Reach
+from labkit.course.exercises import Edit, FunctionExercise, KernelExercise, PredictionExercise, Reach
 from labkit.course.exercises.demands import shuffles
-from labkit.course.exercises.domains import (
-    EQUAL,
-    HUGE_AND_TINY,
-    MOVED,
-    NEGATIVE,
-    ONE_FAR_ABOVE,
-    POSITIVE,
-    ZEROS,
-    of_bfloat16,
-)
-from labkit.kernels.dtypes import bfloat16_of, float32_of
-from labkit.kernels.elements import bfloat16_number
+from labkit.course.exercises.domains import FAR_ABOVE_ZERO, HUGE_AND_TINY, NEGATIVE, ONE_FAR_ABOVE, ZEROS, of
+from labkit.kernels.embedding_sum import embedding_layernorm_reference
+from labkit.kernels.embedding_sum import tolerance as embedding_tolerance
 from labkit.kernels.op import uniform
-from labkit.kernels.tolerance import EPS32
+from labkit.models.minilm import packed, padded, padded_to_128
 
-NAN = 0x7FC0  # of bfloat16
+ALL_LANES = 0xFFFFFFFF
 
-# --- Two in a word ----------------------------------------------------------------------------------------------------
+# --- WordPiece -----------------------------------------------------------------------------------------------------
 
-
-def _packed(bits):
-    values = bits.view(np.float32)
-    return np.where(np.isnan(values), np.uint16(NAN), bfloat16_of(values)).view(np.uint32)
+UNKNOWN, GOES_ON = "[UNK]", "##"
 
 
-def _patterns(*patterns):
-    return lambda rng, bits: (np.resize(rng.permutation(np.array(patterns, np.uint32)), bits.shape),)
+def _pieces(word, vocabulary):
+    """The ids, or None where nothing fits."""
+    ids, begin = [], 0
+    while begin < len(word):
+        mark = GOES_ON if begin else ""
+        fits = [end for end in range(begin + 1, len(word) + 1) if mark + word[begin:end] in vocabulary]
+        if not fits:
+            return None
+        ids.append(vocabulary.index(mark + word[begin : max(fits)]))
+        begin = max(fits)
+    return ids
 
 
-def _lower_half(low):
-    """Any upper half of a finite number, of either sign, and this lower half."""
-    def turn(rng, bits):
-        upper = rng.integers(0, 0x7F80, bits.size) | rng.integers(0, 2, bits.size) << 15
-        return ((upper << 16 | low).astype(np.uint32),)
+def _word_pieces(word, vocabulary):
+    ids = _pieces(word, vocabulary)
+    return np.array([vocabulary.index(UNKNOWN)] if ids is None else ids)
+
+
+def _word_inputs(rng, letters, pieces):
+    """A word of pieces of a vocabulary that has each letter, with and without ##, and `pieces` longer ones."""
+    alphabet = list("abcd")
+
+    def text(count):
+        return "".join(rng.choice(alphabet, count))
+
+    longer = [text(int(rng.integers(2, 5))) for _ in range(pieces)]
+    known = {*alphabet, *(GOES_ON + letter for letter in alphabet), UNKNOWN, "[CLS]", "[SEP]"}
+    known |= {GOES_ON * int(rng.integers(2)) + each for each in longer}
+    vocabulary = [str(each) for each in rng.permutation(sorted(known))]
+    word = "".join(rng.permutation(longer)) + text(letters)
+    return word[:letters], vocabulary
+
+
+def _word(word, *vocabulary):
+    """This word, and a vocabulary of these pieces among others."""
+    def turn(rng, *inputs):
+        return word, [str(each) for each in rng.permutation(["[CLS]", "zz", "##zz", UNKNOWN, *vocabulary])]
 
     return turn
 
 
-def _loads_each_once(report):
-    loads, numbers = report.counts["global_loads"], PACKED["n"]
-    if loads <= numbers:
+def word_pieces_shortest(word, vocabulary):
+    ids, begin = [], 0
+    while begin < len(word):
+        for end in range(begin + 1, len(word) + 1):
+            piece = ("##" if begin else "") + word[begin:end]
+            if piece in vocabulary:
+                ids.append(vocabulary.index(piece))
+                begin = end
+                break
+        else:
+            return [vocabulary.index("[UNK]")]
+    return ids
+
+
+def word_pieces_by_search(word, vocabulary):
+    def rest(begin):
+        if begin == len(word):
+            return []
+        for end in range(len(word), begin, -1):
+            piece = ("##" if begin else "") + word[begin:end]
+            if piece in vocabulary and (others := rest(end)) is not None:
+                return [vocabulary.index(piece), *others]
         return None
-    return f"It makes {loads:,} loads for {numbers:,} numbers. Load each number once, into a variable."
+
+    ids = rest(0)
+    return [vocabulary.index("[UNK]")] if ids is None else ids
 
 
-PACKED = {"n": 200}
+def word_pieces_skips(word, vocabulary):
+    ids, begin = [], 0
+    while begin < len(word):
+        for end in range(len(word), begin, -1):
+            piece = ("##" if begin else "") + word[begin:end]
+            if piece in vocabulary:
+                ids.append(vocabulary.index(piece))
+                begin = end
+                break
+        else:
+            ids.append(vocabulary.index("[UNK]"))
+            begin += 1
+    return ids
 
-PACK_BFLOAT16 = KernelExercise(
-    name="pack_bfloat16",
-    reference=_packed,
-    inputs=lambda rng, n: uniform(rng, n).view(np.uint32),
-    shape=lambda n: (n // 2,),
-    dtype=np.uint32,
-    sizes=({"n": 2}, {"n": 6}, {"n": 64}, PACKED, {"n": 514}),
-    random_size=lambda rng: {"n": 2 * int(rng.integers(10, 200))},
-    launch=lambda n: (-(-n // 256), 128),
-    observe_sizes=(PACKED,),
-    demand=_loads_each_once,
-    domain=(Reach("the bits are random", lambda rng, bits: (
-                rng.integers(0, 2**32, bits.size, dtype=np.uint32),), PACKED),
-            Reach("each number lies in the middle between two bfloat16", _lower_half(0x8000)),
-            Reach("each number lies just above the middle", _lower_half(0x8001)),
-            Reach("each number lies just below the middle", _lower_half(0x7FFF)),
-            Reach("each number is a bfloat16 already", _lower_half(0)),
-            Reach("numbers are infinite, 0, -0 or beyond the largest bfloat16", _patterns(
-                0x7F800000, 0xFF800000, 0, 0x80000000, 0x7F7FFFFF, 0xFF7FFFFF, 0x7F7F8000, 0x7F7F7FFF)),
-            Reach("numbers are NaN, some with a fraction in the lower half only", _patterns(
-                0x7FC00000, 0xFFC00000, 0x7F800001, 0xFF800001, 0x7FFFFFFF, 0xFFFFFFFF, 0x7F80FFFF, 0x7F808000)),
-            Reach("numbers are subnormal", lambda rng, bits: (
-                rng.integers(1, 1 << 23, bits.size, dtype=np.uint32),))),
+
+WORD_PIECES = FunctionExercise(
+    name="word_pieces",
+    reference=_word_pieces,
+    inputs=_word_inputs,
+    sizes=tuple({"letters": n, "pieces": p} for n, p in ((1, 2), (4, 3), (9, 12), (150, 60))),
+    domain=(Reach("no piece fits a letter in the middle of the word", _word("abxab", "ab", "##ab", "##b")),
+            Reach("no piece fits the last letter", _word("abx", "a", "ab", "##b")),
+            Reach("no piece fits the first letter", _word("xab", "ab", "##ab", "##a", "##b")),
+            Reach("the whole word is a piece", _word("abab", "a", "ab", "abab", "##ab", "##bab")),
+            Reach("the word is a single letter", _word("a", "a", "##a")),
+            Reach("the longest piece leads to an end where nothing fits, and a shorter one would not",
+                  _word("abcd", "ab", "abc", "##cd", "##c")),
+            Reach("a longer piece would fit, but it is only for the inside of words",
+                  _word("abc", "a", "##ab", "##abc", "##b", "##c")),
+            Reach("a longer piece would fit, but it is only for the beginning of words",
+                  _word("abcd", "ab", "cd", "##c", "##d"))),
     wrong={
-        "truncated: the lower half is cut off": Edit("(u + 0x7FFF + (u >> 16 & 1)) >> 16", "u >> 16"),
-        "a tie is always rounded up in magnitude": Edit("0x7FFF + (u >> 16 & 1)", "0x8000"),
-        "a tie is always rounded down in magnitude": Edit("0x7FFF + (u >> 16 & 1)", "0x7FFF"),
-        "NaN is rounded like a number, and some become infinite or 0": Edit("rounded = 0x7FC0", "pass"),
-        "infinity counts as NaN": Edit("> 0x7F800000", ">= 0x7F800000"),
-        "a negative NaN is missed: the sign was not masked": Edit("u & 0x7FFFFFFF > 0x7F800000",
-                                                                    "u > 0x7F800000 and u < 0x80000000"),
-        "negative numbers count as NaN: the sign was not masked": Edit("u & 0x7FFFFFFF", "u"),
-        "the first number of a pair is in the high half": Edit("16 * k", "16 * (1 - k)"),
-        "numbers half an array apart share a word": Edit("bits[2 * i + k]", "bits[i + k * words.size]"),
+        "the shortest piece is taken, and the longest is wanted": word_pieces_shortest,
+        "another division is looked for where nothing fits; WordPiece never takes a piece back": word_pieces_by_search,
+        "a letter that fits nothing becomes [UNK], and the rest goes on; the whole word is [UNK]": word_pieces_skips,
+        "the pieces before the gap are kept beside [UNK]":
+            Edit('return [vocabulary.index("[UNK]")]', 'return [*ids, vocabulary.index("[UNK]")]'),
+        "a word that does not fit gives no ids; it is one [UNK]":
+            Edit('return [vocabulary.index("[UNK]")]', "return []"),
+        "[UNK] has its own place in the vocabulary, which need not be 0":
+            Edit('return [vocabulary.index("[UNK]")]', "return [0]"),
+        "pieces inside the word are looked up without ##": Edit('"##" + word[begin:end]', "word[begin:end]"),
+        "the first piece is looked up with ##, too": Edit('word[begin:end] if begin == 0 else "##" + word[begin:end]',
+                                                          '"##" + word[begin:end]'),
+        "the last letter is never part of a piece": Edit("range(len(word), begin, -1)",
+                                                         "range(len(word) - 1, begin, -1)"),
     },
 )
 
-# --- Predict: what survives rounding ----------------------------------------------------------------------------------
+# --- Predict: what padding costs --------------------------------------------------------------------------------------
+
+LENGTHS = np.array([4, 9, 12, 18, 25, 44])
 
 
-def _as_bfloat16(x):
-    return float(float32_of(bfloat16_of([x]))[0])
+def _padding() -> dict:
+    wide, short, none = (form(LENGTHS)[0] for form in (padded_to_128, padded, packed))
+    return {"rows_to_128": wide.rows, "rows_to_longest": short.rows, "rows_packed": none.rows,
+            "pairs_to_longest": short.sentences * short.longest**2, "pairs_packed": int((LENGTHS**2).sum())}
 
 
-def _as_float16(x):
-    return float(np.float16(x))
-
-
-def _last_sum(rounded, term: float) -> int:
-    """Where 0 + term + term + ... stops growing, rounded after each addition."""
-    total = 0.0
-    while rounded(total + term) > total:
-        total = rounded(total + term)
-    return round(total)
-
-
-PREDICT_ROUNDING = PredictionExercise(
-    name="predict_rounding",
-    truth=lambda: {"nearest": round(_as_bfloat16(1006)), "by_half": _last_sum(_as_bfloat16, 0.5),
-                   "by_three": _last_sum(_as_bfloat16, 3), "float16_by_three": _last_sum(_as_float16, 3),
-                   "requests": 4096 // (8 * 32)},
-    how={"nearest": "From 512 to 1,024 neighbours are 4 apart. 1,006 is a tie between 251 times 4 and 252 times 4, and "
-                    "goes to the even one.",
-         "by_half": "From 128 on neighbours are 1 apart, and 128.5 is a tie that goes back to 128.",
-         "by_three": "From 512 on neighbours are 4 apart, and adding 3 adds 4. From 1,024 on they are 8 apart, and 3 "
-                     "is less than half of that.",
-         "float16_by_three": "float16 has 3 significant bits more, so everything happens at numbers 8 times as large.",
-         "requests": "A load of a warp moves 32 times 8 numbers."},
-    wrong={
-        "the tie went to the odd neighbour": {"nearest": 1004},
-        "the leading 1, which is not stored, was not counted as a bit": {
-            "by_half": 64, "by_three": 512, "float16_by_three": 4096},
-        "neighbours further apart than the term were taken to stop the sum: more than half of the distance rounds up": {
-            "by_three": 512, "float16_by_three": 4096},
-        "float16 was given the 8 significant bits of bfloat16": {"float16_by_three": 1024},
-        "a number was counted for each lane, not eight": {"requests": 128},
-        "the loads of each lane were counted: a request is the load of a whole warp": {"requests": 512},
-    },
+PREDICT_PADDING = PredictionExercise(
+    name="predict_padding",
+    truth=_padding,
+    how={"rows_to_128": "Six sentences of 128 rows each.",
+         "rows_to_longest": "The longest has 44 tokens, and the next multiple of 16 is 48: six times 48.",
+         "rows_packed": "4 + 9 + 12 + 18 + 25 + 44, and no row besides.",
+         "pairs_to_longest": "48 queries see 48 keys in each of six sentences.",
+         "pairs_packed": "Each sentence has the square of its length: 16 + 81 + 144 + 324 + 625 + 1,936."},
+    wrong={"the longest is not rounded up to 16": {
+               "rows_to_128": 768, "rows_to_longest": 264, "rows_packed": 112, "pairs_to_longest": 11616,
+               "pairs_packed": 3126},
+           "each sentence is rounded up by itself, and not the longest for all": {
+               "rows_to_128": 768, "rows_to_longest": 160, "rows_packed": 112, "pairs_to_longest": 5120,
+               "pairs_packed": 3126},
+           "every row sees every row: a token sees its own sentence alone": {
+               "rows_to_128": 768, "rows_to_longest": 288, "rows_packed": 112, "pairs_to_longest": 82944,
+               "pairs_packed": 12544},
+           "each pair is counted once, as if a query saw no later keys": {
+               "rows_to_128": 768, "rows_to_longest": 288, "rows_packed": 112, "pairs_to_longest": 7056,
+               "pairs_packed": 1619},
+           "the rows of padding alone": {
+               "rows_to_128": 656, "rows_to_longest": 176, "rows_packed": 0, "pairs_to_longest": 10698,
+               "pairs_packed": 0}},
 )
 
-# --- A sum in float32 -------------------------------------------------------------------------------------------------
+# --- From a blank page: BERT's embedding ------------------------------------------------------------------------------
 
-ALL_LANES = 0xFFFFFFFF
-
-
-def _dots(w, x):
-    return float32_of(w).astype(np.float64) @ float32_of(x)
+EPSILON = 1e-12
 
 
-def _dot_tolerance(w, x):
-    """That of a float32 sum in any order; the constant covers sums that are subnormal."""
-    return x.size * EPS32 * (np.abs(float32_of(w)).astype(np.float64) @ np.abs(float32_of(x))) + 1e-40
+def _embed_inputs(rng, T, C):
+    """Positions begin at 0 again with each sentence, and are not the rows."""
+    ids, types = rng.integers(0, 50, T), rng.integers(0, 2, T)
+    positions = (np.arange(T) + int(rng.integers(1, 9))) % 11
+    tables = (uniform(rng, count, C) for count in (50, 11, 2))
+    indices = (each.astype(np.int32) for each in (ids, types, positions))
+    return *indices, *tables, 1 + uniform(rng, C) / 4, uniform(rng, C)
 
 
-def _whole_numbers(rng, w, x):
-    return bfloat16_of(rng.integers(-3, 4, w.shape)), bfloat16_of(rng.integers(-3, 4, x.shape))
+def _tables_times(factor):
+    def turn(rng, ids, types, positions, words, places, kinds, weight, bias):
+        words, places, kinds = (np.float32(factor) * table for table in (words, places, kinds))
+        return ids, types, positions, words, places, kinds, weight, bias
+
+    return turn
 
 
-def _ones(rng, w, x):
-    return bfloat16_of(np.ones(w.shape)), bfloat16_of(np.ones(x.shape))
+def _indices(choose):
+    """choose(indices, rows of their table)."""
+    def turn(rng, ids, types, positions, words, places, kinds, weight, bias):
+        chosen = (choose(each, len(table)).astype(np.int32)
+                  for each, table in ((ids, words), (types, kinds), (positions, places)))
+        return *chosen, words, places, kinds, weight, bias
+
+    return turn
 
 
 @cuda.jit
-def dot_rows_alone(w, x, out):
-    lane, r = cuda.threadIdx.x, cuda.blockIdx.x * 4 + cuda.threadIdx.y
-    if r < w.shape[0] and lane == 0:
-        acc = float32(0.0)
-        for col in range(x.size):
-            acc += bfloat16_number(w[r, col]) * bfloat16_number(x[col])
-        out[r] = acc
+def embed_norm_without_shuffles(ids, types, positions, words, places, kinds, weight, bias, out):
+    lane, t = cuda.threadIdx.x, cuda.blockIdx.x * 4 + cuda.threadIdx.y
+    if t < out.shape[0]:
+        word, kind, place = ids[t], types[t], positions[t]
+        total, squares = float32(0.0), float32(0.0)
+        for col in range(out.shape[1]):
+            total += words[word, col] + kinds[kind, col] + places[place, col]
+        mean = total / float32(out.shape[1])
+        for col in range(out.shape[1]):
+            v = words[word, col] + kinds[kind, col] + places[place, col] - mean
+            squares += v * v
+        scale = cuda.rsqrt(squares / float32(out.shape[1]) + float32(1e-12))
+        for col in range(lane, out.shape[1], 32):
+            v = words[word, col] + kinds[kind, col] + places[place, col] - mean
+            out[t, col] = v * scale * weight[col] + bias[col]
 
 
-LONG = {"R": 2, "C": 12_000}
+@cuda.jit
+def embed_norm_in_one_pass(ids, types, positions, words, places, kinds, weight, bias, out):
+    lane, t = cuda.threadIdx.x, cuda.blockIdx.x * 4 + cuda.threadIdx.y
+    if t < out.shape[0]:
+        total, squares = float32(0.0), float32(0.0)
+        for col in range(lane, out.shape[1], 32):
+            v = words[ids[t], col] + kinds[types[t], col] + places[positions[t], col]
+            out[t, col] = v
+            total += v
+            squares += v * v
+        for distance in (16, 8, 4, 2, 1):
+            total += cuda.shfl_xor_sync(ALL_LANES, total, distance)
+            squares += cuda.shfl_xor_sync(ALL_LANES, squares, distance)
+        mean = total / float32(out.shape[1])
+        scale = cuda.rsqrt(squares / float32(out.shape[1]) - mean * mean + float32(1e-12))
+        for col in range(lane, out.shape[1], 32):
+            out[t, col] = (out[t, col] - mean) * scale * weight[col] + bias[col]
 
-DOT_ROWS = KernelExercise(
-    name="dot_rows",
-    reference=_dots,
-    inputs=lambda rng, R, C: (bfloat16_of(uniform(rng, R, C)), bfloat16_of(uniform(rng, C))),
-    shape=lambda R, C: (R,),
-    sizes=tuple({"R": R, "C": C} for R, C in ((1, 1), (2, 3), (4, 32), (5, 33), (3, 100), (9, 384))),
-    random_size=lambda rng: {"R": int(rng.integers(2, 12)), "C": int(rng.integers(30, 400))},
-    launch=lambda R, C: (-(-R // 4), (32, 4)),
-    tolerance=_dot_tolerance,
-    observe_sizes=({"R": 3, "C": 100},),
+
+@cuda.jit
+def embed_norm_one_element_a_lane(ids, types, positions, words, places, kinds, weight, bias, out):
+    lane, t = cuda.threadIdx.x, cuda.blockIdx.x * 4 + cuda.threadIdx.y
+    if t < out.shape[0]:
+        inside = lane < out.shape[1]
+        v = float32(0.0)
+        if inside:
+            v = words[ids[t], lane] + kinds[types[t], lane] + places[positions[t], lane]
+        total = v
+        for distance in (16, 8, 4, 2, 1):
+            total += cuda.shfl_xor_sync(ALL_LANES, total, distance)
+        v -= total / float32(out.shape[1])
+        squares = v * v if inside else float32(0.0)
+        for distance in (16, 8, 4, 2, 1):
+            squares += cuda.shfl_xor_sync(ALL_LANES, squares, distance)
+        if inside:
+            scale = cuda.rsqrt(squares / float32(out.shape[1]) + float32(1e-12))
+            out[t, lane] = v * scale * weight[lane] + bias[lane]
+
+
+EMBED_NORM = KernelExercise(
+    name="embed_norm",
+    reference=lambda *inputs: embedding_layernorm_reference(*inputs, epsilon=EPSILON),
+    inputs=_embed_inputs,
+    shape=lambda T, C: (T, C),
+    sizes=tuple({"T": T, "C": C} for T, C in ((1, 1), (2, 3), (4, 32), (5, 31), (3, 33), (7, 100), (9, 260))),
+    launch=lambda T, C: (-(-T // 4), (32, 4)),
+    tolerance=lambda *inputs: embedding_tolerance(*inputs, epsilon=EPSILON),
+    observe_sizes=({"T": 5, "C": 31}, {"T": 3, "C": 33}),
     demand=shuffles,
-    domain=(Reach("all numbers are small whole numbers", _whole_numbers),
-            Reach("12,000 ones are added", _ones, LONG),
-            *of_bfloat16((0, 1), POSITIVE, NEGATIVE, HUGE_AND_TINY, ZEROS, EQUAL),
-            *of_bfloat16((0,), ONE_FAR_ABOVE)),
+    domain=(Reach("the three rows are small, and epsilon must be smaller", _tables_times(1e-4)),
+            Reach("all tokens, types and positions are the first of their tables",
+                  _indices(lambda each, rows: 0 * each)),
+            Reach("all tokens, types and positions are the last of their tables",
+                  _indices(lambda each, rows: 0 * each + rows - 1)),
+            *of((3, 4, 5), ZEROS, HUGE_AND_TINY), *of(3, FAR_ABOVE_ZERO, ONE_FAR_ABOVE), *of((6, 7), NEGATIVE)),
     wrong={
-        "the accumulator is a bfloat16": Edit("acc += bfloat16_number(w[r, col]) * bfloat16_number(x[col])",
-                                              "acc = bfloat16_rounded(acc + bfloat16_number(w[r, col]) * "
-                                              "bfloat16_number(x[col]))"),
-        "each product is rounded to bfloat16": Edit("acc += bfloat16_number(w[r, col]) * bfloat16_number(x[col])",
-                                                    "acc += bfloat16_rounded(bfloat16_number(w[r, col]) * "
-                                                    "bfloat16_number(x[col]))"),
-        "the lanes' sums are rounded before they are added": Edit("cuda.shfl_xor_sync(0xFFFFFFFF, acc, distance)",
-                                                                   "bfloat16_rounded(cuda.shfl_xor_sync(0xFFFFFFFF, "
-                                                                   "acc, distance))"),
-        "the result is rounded to bfloat16": Edit("out[r] = acc", "out[r] = bfloat16_rounded(acc)"),
-        "the bits are multiplied as whole numbers": Edit("bfloat16_number(w[r, col]) * bfloat16_number(x[col])",
-                                                         "float32(w[r, col]) * float32(x[col])"),
-        "a round of the shuffles is missing": Edit("(16, 8, 4, 2, 1)", "(16, 8, 4, 2)"),
-        "every row gets the result of the block's first row": Edit("cuda.blockIdx.x * 4 + cuda.threadIdx.y",
-                                                               "cuda.blockIdx.x * 4"),
-        "one lane adds up the whole row": dot_rows_alone,
+        "the position is the row; in a batch each sentence begins at 0 again": Edit("positions[t]", "t"),
+        "the type is never added": Edit(" + kinds[kind, col]", ""),
+        "epsilon is GPT-2's 1e-5, and BERT's is 1e-12": Edit("float32(1e-12)", "float32(1e-5)"),
+        "no epsilon: a row without variance is divided by 0": Edit(" + float32(1e-12)", ""),
+        "the last shuffle of the mean, with the neighbour, is missing":
+            Edit("for distance in (16, 8, 4, 2, 1):\n"
+                 "    total += cuda.shfl_xor_sync(0xFFFFFFFF, total, distance)",
+                 "for distance in (16, 8, 4, 2):\n"
+                 "    total += cuda.shfl_xor_sync(0xFFFFFFFF, total, distance)"),
+        "`shfl_down_sync`: only lane 0 has the sum of the row":
+            Edit("total += cuda.shfl_xor_sync(0xFFFFFFFF, total, distance)",
+                 "total += cuda.shfl_down_sync(0xFFFFFFFF, total, distance)"),
+        "no guard: the last block has warps without a row": Edit("if t < out.shape[0]:", "if True:"),
+        "one pass for both sums: the variance is the difference of two large numbers": embed_norm_in_one_pass,
+        "one element a lane: rows longer than 32 are left unfinished": embed_norm_one_element_a_lane,
+        "every lane adds up the whole row, and nothing is exchanged": embed_norm_without_shuffles,
     },
 )
 
-# --- From a blank page: eight in a load ------------------------------------------------------------------------------
-
-EIGHTS = {"n": 1024}
-
-
-def _wide(report):
-    """Three requests for a warp: the load and two stores."""
-    warps, requests = EIGHTS["n"] // 256, report.counts["global_requests"]
-    if requests <= 3 * warps:
-        return None
-    return (f"At {EIGHTS['n']:,} numbers the {warps} warps make {requests:,} memory requests, and {3 * warps} are "
-            f"enough: each thread makes one load of 128 bits and two stores of 128 bits.")
-
-
-@cuda.jit
-def widen_one_by_one(x, out):
-    i = 8 * cuda.grid(1)
-    if i < x.size:
-        for k in range(8):
-            out[i + k] = bfloat16_number(x[i + k])
-
-
-WIDEN_EIGHT = KernelExercise(
-    name="widen_eight",
-    reference=float32_of,
-    inputs=lambda rng, n: bfloat16_of(uniform(rng, n)),
-    shape=lambda n: (n,),
-    sizes=({"n": 8}, {"n": 24}, {"n": 520}, EIGHTS),
-    random_size=lambda rng: {"n": 8 * int(rng.integers(3, 150))},
-    launch=lambda n: (-(-n // 512), 64),
-    observe_sizes=(EIGHTS,),
-    demand=_wide,
-    domain=(Reach("the bits are random", lambda rng, x: (rng.integers(0, 2**16, x.size).astype(np.uint16),)),
-            *of_bfloat16((0,), MOVED, HUGE_AND_TINY, NEGATIVE, ZEROS)),
-    wrong={
-        "the two numbers of each word are exchanged": Edit("a, b = ptx.unpack_bf162(p)", "b, a = ptx.unpack_bf162(p)"),
-        "the words of the second half are exchanged": Edit("ptx.unpack_bf162(r)", "ptx.unpack_bf162(s)",
-                                                           "c, d = ptx.unpack_bf162(s)", "c, d = ptx.unpack_bf162(r)"),
-        "the first four numbers are stored twice": Edit("ptx.unpack_bf162(r)", "ptx.unpack_bf162(p)",
-                                                        "ptx.unpack_bf162(s)", "ptx.unpack_bf162(q)"),
-        "the second store overwrites the first": Edit("i + 4", "i"),
-        "the second store begins eight numbers on, not four": Edit("i + 4", "i + 8"),
-        "the guard is too large, and threads beyond the end load": Edit("i < x.size", "i < 8 * x.size"),
-        "the words hold bfloat16, and are unpacked as float16": Edit("ptx.unpack_bf162(p)", "ptx.unpack_half2(p)"),
-        "one number at a time: eight loads and eight stores": widen_one_by_one,
-    },
-)
-
-EXERCISES = (PACK_BFLOAT16, PREDICT_ROUNDING, DOT_ROWS, WIDEN_EIGHT)
+EXERCISES = (WORD_PIECES, PREDICT_PADDING, EMBED_NORM)

@@ -1,401 +1,347 @@
-"""The exercises of lesson 24: RMSNorm by a block, the rotation of heads, the launches and rotations of a larger Llama,
-and heads that are normalised and rotated by one warp each.
+"""The exercises of lesson 24: the mean of a sentence, what reaches an embedding, padding that takes part in attention,
+and a search by cosine.
 
-Sizes are T tokens, C columns, H heads, and D numbers in a head.
+Sizes are B sentences of at most S tokens and C columns; N passages, of which k are wanted.
 """
+
+import math
 
 import numpy as np
 from numba import float32
 
 from labkit import cuda
-from labkit.course.exercises import Edit, KernelExercise, PredictionExercise, Reach
-from labkit.course.exercises.demands import shuffles
-from labkit.course.exercises.domains import (
-    EQUAL,
-    FAR_ABOVE_ZERO,
-    HUGE_AND_TINY,
-    NEGATIVE,
-    ONE_FAR_ABOVE,
-    SUMMED,
-    ZEROS,
-    at,
-    in_place,
-    of,
-)
-from labkit.kernels.elements import FLOAT32
+from labkit.course.exercises import Edit, FunctionExercise, KernelExercise, PredictionExercise, Reach
+from labkit.course.exercises.domains import HUGE_AND_TINY, NEGATIVE, ONE_FAR_ABOVE, SUMMED, ZEROS, of
 from labkit.kernels.op import uniform
-from labkit.kernels.rope import frequencies, head_tolerance, rope_table, rotated_reference
+from labkit.kernels.pooling import l2_normalize_reference, mean_pool_reference, mean_tolerance
 from labkit.kernels.tolerance import EPS32
-from labkit.models.llama import Config
 
-ALL_LANES = 0xFFFFFFFF
-
-# --- RMSNorm by a block -----------------------------------------------------------------------------------------------
-
-THREADS = 128
-NORMED = {"T": 2, "C": 130}
+# --- The mean of a sentence ------------------------------------------------------------------------------------------
 
 
-def _normed(x, weight, epsilon):
-    x = np.asarray(x, np.float64)
-    return x / np.sqrt((x * x).mean(axis=1, keepdims=True) + epsilon) * weight
+def _lengths(rng, B, S):
+    """One of them is S; the others may be 0."""
+    lengths = rng.integers(0, S + 1, B).astype(np.int32)
+    lengths[rng.integers(B)] = S
+    return lengths
 
 
-def _norm_inputs(rng, T, C):
-    """Every second row is small, so that epsilon counts there; epsilon differs from case to case."""
-    scale = np.where(np.arange(T) % 2, 1e-3, 1.0).astype(np.float32)[:, None]
-    return uniform(rng, T, C) * scale, 1 + uniform(rng, C) / 4, np.float32(rng.choice([1e-6, 1e-5, 1e-4]))
+GAP = 3  # rows of no sentence after each, at most
 
 
-def _one_barrier(report) -> str | None:
-    """The four warps meet once or twice, and the row is read twice."""
-    warps, loads = report.counts["barriers"], report.counts["global_loads"]
-    rows, columns = NORMED["T"], NORMED["C"]
-    if warps > 2 * THREADS * rows:
-        return (f"Each row takes {warps // (THREADS * rows)} barriers, and two are enough: the lanes of a warp add up "
-                f"their squares by shuffles without a barrier, and the four warps have to meet only once.")
-    enough = 4 * rows * columns  # x * x may be written with two loads
-    if loads > enough:
-        return (f"At {rows} x {columns} it loads {loads:,} numbers from global memory, more than {enough:,}: each "
-                f"thread needs its own columns of x, twice, and of the weight.")
-    return shuffles(report)
+def _laid_out(rng, rows, lengths, C, gaps):
+    """Sentences of these lengths in any order, with `gaps` rows after each. In rows of no sentence there is NaN."""
+    begins, end = np.zeros(len(lengths), np.int32), 0
+    x = np.full((rows, C), np.nan, np.float32)
+    for sentence, gap in zip(rng.permutation(len(lengths)), gaps, strict=True):
+        begins[sentence], length = end, int(lengths[sentence])
+        x[end : end + length] = uniform(rng, length, C)
+        end += length + int(gap)
+    return x, begins, lengths
 
 
-@cuda.jit
-def rmsnorm_block_by_a_tree(x, weight, epsilon, out):
-    partial = cuda.shared.array(128, float32)
-    row, thread, columns = cuda.blockIdx.x, cuda.threadIdx.x, x.shape[1]
-    squares = float32(0.0)
-    for col in range(thread, columns, 128):
-        squares += x[row, col] * x[row, col]
-    partial[thread] = squares
-    cuda.syncthreads()
-    distance = 64
-    while distance > 0:
-        if thread < distance:
-            partial[thread] += partial[thread + distance]
-        cuda.syncthreads()
-        distance //= 2
-    scale = cuda.rsqrt(partial[0] / float32(columns) + epsilon)
-    for col in range(thread, columns, 128):
-        out[row, col] = x[row, col] * scale * weight[col]
+def _pool_inputs(rng, B, S, C):
+    return _laid_out(rng, B * (S + GAP), _lengths(rng, B, S), C, rng.integers(0, GAP + 1, B))
+
+
+def _pooled_with(words, lengths, gap=None):
+    """Sentences of the lengths that `lengths` makes of theirs."""
+    def turn(rng, x, begins, old):
+        new = lengths(old).astype(np.int32)
+        gaps = rng.integers(0, GAP + 1, len(new)) if gap is None else np.full(len(new), gap)
+        return _laid_out(rng, len(x), new, x.shape[1], gaps)
+
+    return Reach(words, turn, {"B": 4, "S": 9, "C": 33})
 
 
 @cuda.jit
-def rmsnorm_block_each_thread_alone(x, weight, epsilon, out):
-    row, thread, columns = cuda.blockIdx.x, cuda.threadIdx.x, x.shape[1]
-    squares = float32(0.0)
-    for col in range(columns):
-        squares += x[row, col] * x[row, col]
-    cuda.syncthreads()
-    scale = cuda.rsqrt(squares / float32(columns) + epsilon)
-    for col in range(thread, columns, 128):
-        out[row, col] = x[row, col] * scale * weight[col]
+def mean_pool_by_thread_0(x, begins, lengths, out):
+    b = cuda.blockIdx.y
+    if cuda.threadIdx.x == 0 and cuda.blockIdx.x == 0:
+        for col in range(x.shape[1]):
+            total = float32(0.0)
+            for row in range(begins[b], begins[b] + lengths[b]):
+                total += x[row, col]
+            out[b, col] = total / float32(max(lengths[b], 1))
 
 
-@cuda.jit
-def rmsnorm_block_subtracts_the_mean(x, weight, epsilon, out):
-    partial = cuda.shared.array(8, float32)
-    row, thread, columns = cuda.blockIdx.x, cuda.threadIdx.x, x.shape[1]
-    total, squares = float32(0.0), float32(0.0)
-    for col in range(thread, columns, 128):
-        total += x[row, col]
-        squares += x[row, col] * x[row, col]
-    for distance in (16, 8, 4, 2, 1):
-        total += cuda.shfl_xor_sync(ALL_LANES, total, distance)
-        squares += cuda.shfl_xor_sync(ALL_LANES, squares, distance)
-    if thread % 32 == 0:
-        partial[thread // 32], partial[4 + thread // 32] = total, squares
-    cuda.syncthreads()
-    mean = (partial[0] + partial[1] + partial[2] + partial[3]) / float32(columns)
-    square = (partial[4] + partial[5] + partial[6] + partial[7]) / float32(columns)
-    scale = cuda.rsqrt(square - mean * mean + epsilon)
-    for col in range(thread, columns, 128):
-        out[row, col] = (x[row, col] - mean) * scale * weight[col]
-
-
-RMSNORM_BLOCK = KernelExercise(
-    name="rmsnorm_block",
-    reference=_normed,
-    inputs=_norm_inputs,
-    shape=lambda T, C: (T, C),
-    sizes=tuple({"T": T, "C": C} for T, C in ((1, 1), (3, 5), (2, 32), (3, 127), (2, 130), (2, 300))),
-    random_size=lambda rng: {"T": int(rng.integers(2, 5)), "C": int(rng.integers(33, 280))},
-    launch=lambda T, C: (T, THREADS),
-    tolerance=lambda x, weight, epsilon: EPS32 * (np.sqrt(x.shape[1]) + 6) * np.abs(_normed(x, weight, epsilon)),
-    observe_sizes=(NORMED,),
-    demand=_one_barrier,
-    domain=(in_place(0), at("a row has fewer columns than a warp has lanes", T=2, C=7),
-            at("a row has several columns for each thread", T=2, C=513),
-            *of(0, ZEROS, HUGE_AND_TINY, EQUAL, FAR_ABOVE_ZERO, ONE_FAR_ABOVE, at={"T": 4, "C": 100}),
-            *of(1, NEGATIVE)),
+MEAN_POOL = KernelExercise(
+    name="mean_pool",
+    reference=mean_pool_reference,
+    inputs=_pool_inputs,
+    shape=lambda B, S, C: (B, C),
+    sizes=tuple({"B": B, "S": S, "C": C} for B, S, C in ((1, 1, 3), (2, 3, 5), (3, 4, 64), (5, 9, 65), (4, 40, 130))),
+    launch=lambda B, S, C: ((-(-C // 64), B), 64),
+    tolerance=mean_tolerance,
+    domain=(_pooled_with("all sentences are empty", lambda old: 0 * old),
+            _pooled_with("every sentence has a single token", lambda old: 0 * old + 1),
+            _pooled_with("the first sentence is empty", lambda old: np.where(np.arange(len(old)) == 0, 0, 5)),
+            _pooled_with("the last sentence is empty", lambda old: np.where(np.arange(len(old)) == len(old) - 1, 0, 5)),
+            _pooled_with("sentences lie end to end, with no row between them", lambda old: old, gap=0),
+            _pooled_with("every sentence is followed by rows of padding", lambda old: old, gap=GAP),
+            _pooled_with("the last row of x is a token", lambda old: 0 * old + 9 + GAP, gap=0),
+            *of(0, *SUMMED)),
     wrong={
-        "the mean is subtracted, as in LayerNorm": rmsnorm_block_subtracts_the_mean,
-        "the sum of the squares, not their mean": Edit("total / float32(columns)", "total"),
-        "epsilon is left out: a row of zeros is divided by 0": Edit(" + epsilon", ""),
-        "epsilon is added after the root": Edit("cuda.rsqrt(total / float32(columns) + epsilon)",
-                                                "float32(1.0) / (math.sqrt(total / float32(columns)) + epsilon)"),
-        "each warp takes the squares of its own columns alone": Edit(
-            "total = partial[0] + partial[1] + partial[2] + partial[3]", "total = squares"),
-        "the partial sum of the last warp is left out": Edit(" + partial[3]", ""),
-        "the warps' sums are read before they are written: the barrier is missing": Edit("cuda.syncthreads()", ""),
-        "the last lane stores the sum of a warp that only the first lane has": Edit(
-            "shfl_xor_sync", "shfl_down_sync", "thread % 32 == 0", "thread % 32 == 31"),
-        "every thread adds up the whole row, and nothing is exchanged": rmsnorm_block_each_thread_alone,
-        "the weight is left out": Edit(" * weight[col]", ""),
-        "a tree in shared memory, with a barrier for each of its levels": rmsnorm_block_by_a_tree,
+        "an empty sentence is divided by 0, or left unwritten; its mean is to be 0":
+            Edit("float32(max(lengths[b], 1))", "float32(lengths[b])"),
+        "the sum is not divided": Edit("total / float32(max(lengths[b], 1))", "total"),
+        "the sum is divided by one number for all sentences, the rows of the batch over their count":
+            Edit("float32(max(lengths[b], 1))", "float32(max(x.shape[0] // lengths.size, 1))"),
+        "every sentence is read from the first row on": Edit("range(begins[b], begins[b] + lengths[b])",
+                                                            "range(lengths[b])"),
+        "the length is taken for the end": Edit("begins[b] + lengths[b]", "lengths[b]"),
+        "the last token is left out": Edit("begins[b] + lengths[b]", "begins[b] + lengths[b] - 1"),
+        "no guard: the last block of columns is not full": Edit("if col < x.shape[1]:", "if True:"),
+        "columns are counted within a block: those after 64 are never written":
+            Edit("cuda.blockIdx.x * 64 + cuda.threadIdx.x", "cuda.threadIdx.x"),
+        "the first thread of each block does the work of all 64": mean_pool_by_thread_0,
     },
 )
 
-# --- The rotation of heads --------------------------------------------------------------------------------------------
+# --- Predict: what reaches an embedding -------------------------------------------------------------------------------
 
-POSITIONS = 40
-ROTATED = {"T": 3, "H": 2, "D": 6}
-
-
-def _rope_inputs(rng, T, H, D):
-    return (uniform(rng, T, H, D), rope_table(POSITIONS, D, 10_000.0), rng.integers(0, POSITIONS, T).astype(np.int32))
+TOKENS = np.array([[3.0, 0.0], [0.0, 4.0]])  # the rows of a sentence
+BEHIND = np.array([[1.0, -1.0]])  # the first row of its padding
+ROWS, COLUMNS = 16, 384  # of a padded sentence
+COUNTS = np.array([16, 9, 16, 4, 16, 16, 7, 11, 16, 2, 5, 13])  # tokens
 
 
-def _rope_tolerance(x, table, positions):
-    return head_tolerance(x, None, FLOAT32)
+def _pooled() -> dict:
+    mean, query = TOKENS.mean(axis=0), np.array([0.0, 1.0])
+    right, diluted, longer = l2_normalize_reference(
+        np.array([mean, TOKENS.sum(axis=0) / ROWS, np.concatenate([TOKENS, BEHIND]).mean(axis=0)]))
+    x = np.ones((COUNTS.size, ROWS, COLUMNS))
+    mask = np.arange(ROWS) < COUNTS[:, None]
+    x[~mask, 0] = np.nan
+    masked = l2_normalize_reference((x * mask[..., None]).sum(axis=1) / COUNTS[:, None])
+    return {"length_of_mean": float(np.linalg.norm(mean)), "with_query": round(float(right @ query), 9),
+            "divided_by_16": round(float(right @ diluted), 9), "one_row_more": round(float(right @ longer), 9),
+            "nan_numbers": int(np.isnan(masked).sum())}
 
 
-def _pairs_once(report) -> str | None:
-    tokens, heads, size = ROTATED["T"], ROTATED["H"], ROTATED["D"]
-    numbers = tokens * heads * size
-    enough = 2 * numbers + numbers // 2  # x; cosines and sines of each pair; a position for each thread
-    loads = report.counts["global_loads"]
-    if loads > enough:
-        return (f"At {tokens} tokens of {heads} heads of {size} it loads {loads:,} numbers, and {enough:,} are enough: "
-                f"a thread loads both numbers of its pair, their cosine and sine, and a position, each once.")
-    return None
+PREDICT_POOLED = PredictionExercise(
+    name="predict_pooled",
+    truth=_pooled,
+    how={"length_of_mean": "The mean is (1.5, 2), and the root of 2.25 + 4 is 2.5.",
+         "with_query": "The mean divided by its length is (0.6, 0.8), and the query takes its second number.",
+         "divided_by_16": "Divided by 2 or by 16, the sum has the same direction, and scaling to length 1 removes the "
+                          "rest.",
+         "one_row_more": "The sum is (4, 3) in place of (3, 4): (4 * 3 + 3 * 4) / (5 * 5).",
+         "nan_numbers": "A mean with one NaN has the length NaN, and all 384 numbers are divided by it. Seven of the "
+                        "sentences have padding."},
+    wrong={"the sum in place of the mean": {"length_of_mean": 5},
+           "the product of the query and the mean, which was not scaled to length 1": {"with_query": 2},
+           "a wrong divisor changes the length of the mean, but not its direction": {"divided_by_16": 0.125},
+           "the row of padding alone, and not added to the others": {"one_row_more": -0.141421},
+           "the NaN does not stay in its column: all numbers are divided by the length": {"nan_numbers": 7},
+           "sentences without padding are counted, too": {"nan_numbers": 4608},
+           "the sentences without padding, in place of those with it": {"nan_numbers": 1920}},
+)
+
+# --- Find the bug: padding that takes part ----------------------------------------------------------------------------
+
+WIDE = 32
 
 
-def _at_positions(words, choose):
-    return Reach(words, lambda rng, x, table, positions: (x, table, choose(positions).astype(np.int32)),
-                 {"T": 4, "H": 3, "D": 8})
+def _weights(queries, keys):
+    scores = queries @ keys.T / math.sqrt(WIDE)
+    exponentials = np.exp(scores - scores.max(axis=1, keepdims=True))
+    return exponentials / exponentials.sum(axis=1, keepdims=True)
 
 
-@cuda.jit
-def rope_heads_second_from_first(x, table, positions, out):
-    tokens, heads, size = x.shape
-    half = size // 2
-    i = cuda.grid(1)
-    if i < tokens * heads * half:
-        d, head, t = i % half, i // half % heads, i // half // heads
-        p = positions[t]
-        cos, sin = table[p, d], table[p, d + half]
-        b = x[t, head, d + half]
-        out[t, head, d] = x[t, head, d] * cos - b * sin
-        out[t, head, d + half] = b * cos + x[t, head, d] * sin
+def _of_sentences(compute, queries, keys, values, lengths):
+    """compute(queries, keys, values) of each sentence; 0 in the rows of padding."""
+    out = np.zeros(queries.shape)
+    padded = len(queries) // len(lengths)
+    for sentence, length in enumerate(lengths):
+        rows = slice(sentence * padded, sentence * padded + length)
+        if length:
+            out[rows] = compute(*(part[rows].astype(np.float64) for part in (queries, keys, values)))
+    return out
 
 
-@cuda.jit
-def rope_heads_number_by_number(x, table, positions, out):
-    tokens, heads, size = x.shape
-    half = size // 2
-    i = cuda.grid(1)
-    if i < tokens * heads * half:
-        d, head, t = i % half, i // half % heads, i // half // heads
-        a, b = x[t, head, d], x[t, head, d + half]
-        first = a * table[positions[t], d] - b * table[positions[t], d + half]
-        out[t, head, d + half] = b * table[positions[t], d] + a * table[positions[t], d + half]
-        out[t, head, d] = first
+def _attended(queries, keys, values, lengths):
+    return _of_sentences(lambda q, k, v: _weights(q, k) @ v, queries, keys, values, lengths)
 
 
-ROPE_HEADS = KernelExercise(
-    name="rope_heads",
-    reference=rotated_reference,
-    inputs=_rope_inputs,
-    shape=lambda T, H, D: (T, H, D),
-    sizes=tuple({"T": T, "H": H, "D": D} for T, H, D in ((1, 1, 2), (3, 2, 6), (4, 3, 8), (2, 5, 34), (7, 3, 64))),
-    random_size=lambda rng: {"T": int(rng.integers(2, 6)), "H": int(rng.integers(2, 6)),
-                             "D": 2 * int(rng.integers(2, 20))},
-    launch=lambda T, H, D: (-(-T * H * D // 128), 64),
-    tolerance=_rope_tolerance,
-    observe_sizes=(ROTATED,),
-    demand=_pairs_once,
-    domain=(in_place(0),
-            _at_positions("all tokens stand at position 0", lambda positions: 0 * positions),
-            _at_positions("all tokens stand at the last position of the table",
-                          lambda positions: 0 * positions + POSITIONS - 1),
-            _at_positions("the tokens stand in reverse order", lambda positions: 17 - np.arange(len(positions))),
-            _at_positions("the tokens stand far apart", lambda positions: 13 * np.arange(len(positions))),
-            *of(0, *SUMMED, EQUAL)),
+def _attended_tolerance(queries, keys, values, lengths):
+    def of_one(q, k, v):
+        sizes = np.abs(q) @ np.abs(k).T / math.sqrt(WIDE)
+        each = 16 + 4 * np.sqrt(len(k)) + 4 * sizes.max(axis=1, keepdims=True)
+        return EPS32 * (_weights(q, k) * each) @ np.abs(v)
+
+    return _of_sentences(of_one, queries, keys, values, lengths)
+
+
+def _attend_inputs(rng, B, S):
+    return *(uniform(rng, B * S, WIDE) for _ in range(3)), _lengths(rng, B, S)
+
+
+def _padding_holds(value, *which):
+    """Sentences that all have padding; there these of the three arrays hold this number."""
+    def turn(rng, *inputs):
+        *parts, lengths = inputs
+        S = len(parts[0]) // len(lengths)
+        lengths = (S - 1 - np.arange(len(lengths)) % S).astype(np.int32)
+        return *_with_padding(parts, lengths, value, which), lengths
+
+    return turn
+
+
+def _with_padding(parts, lengths, value, which):
+    is_padding = (np.arange(len(parts[0]) // len(lengths)) >= lengths[:, None]).reshape(-1, 1)
+    return (np.where(is_padding, np.float32(value), part) if number in which else part
+            for number, part in enumerate(parts))
+
+
+def _attended_with(words, lengths):
+    """NaN in all padding, and the lengths that `lengths` makes of those that were drawn and S."""
+    def turn(rng, *inputs):
+        *parts, old = inputs
+        new = lengths(old, len(parts[0]) // len(old)).astype(np.int32)
+        return *_with_padding(parts, new, np.nan, (0, 1, 2)), new
+
+    return Reach(words, turn, PADDED)
+
+
+def _far_below(rng, queries, keys, values, lengths):
+    return _padding_holds(0, 0, 1)(rng, -np.abs(queries) - 9, np.abs(keys) + 9, values, lengths)
+
+
+PADDED = {"B": 3, "S": 5}
+SCALED = "score *= float32(0.17677669)"
+
+
+def _padding_scored(score: str) -> Edit:
+    """All S rows are read, and those of padding have this score."""
+    return Edit("for j in range(seen):", "for j in range(S):",
+                SCALED, f"{SCALED}\nif j >= seen:\n    score = {score}")
+
+
+ATTEND_PADDED = KernelExercise(
+    name="attend_padded",
+    reference=_attended,
+    inputs=_attend_inputs,
+    shape=lambda B, S: (B * S, WIDE),
+    sizes=tuple({"B": B, "S": S} for B, S in ((1, 1), (2, 3), (3, 5), (2, 16), (1, 40))),
+    launch=lambda B, S: (B * S, WIDE),
+    tolerance=_attended_tolerance,
+    observe_sizes=(PADDED,),
+    domain=(Reach("keys of padding are far above the others", _padding_holds(100, 1), PADDED),
+            Reach("values of padding are NaN", _padding_holds(np.nan, 2), PADDED),
+            Reach("all scores are far below 0, except those of padding", _far_below, PADDED),
+            Reach("all that padding holds is NaN", _padding_holds(np.nan, 0, 1, 2), PADDED),
+            _attended_with("no sentence has padding", lambda old, S: 0 * old + S),
+            _attended_with("every sentence has a single token", lambda old, S: 0 * old + 1),
+            _attended_with("all sentences are empty", lambda old, S: 0 * old),
+            _attended_with("the first sentence is empty", lambda old, S: np.minimum(np.arange(len(old)) * S, S - 1)),
+            Reach("scores are thousands apart", lambda rng, queries, *others: (200 * queries, *others)),
+            *of(2, HUGE_AND_TINY), *of((0, 1), ZEROS)),
     wrong={
-        "neighbours are taken as pairs": Edit("a, b = x[t, head, d], x[t, head, d + half]",
-                                              "a, b = x[t, head, 2 * d], x[t, head, 2 * d + 1]",
-                                              "out[t, head, d] =", "out[t, head, 2 * d] =",
-                                              "out[t, head, d + half] =", "out[t, head, 2 * d + 1] ="),
-        "rotated the other way": Edit("a * cos - b * sin", "a * cos + b * sin", "b * cos + a * sin",
-                                      "b * cos - a * sin"),
-        "both signs are plus": Edit("a * cos - b * sin", "a * cos + b * sin"),
-        "the token's number is taken for its position": Edit("p = positions[t]", "p = t"),
-        "cosines and sines are taken to stand side by side": Edit("table[p, d], table[p, d + half]",
-                                                                 "table[p, 2 * d], table[p, 2 * d + 1]"),
-        "the sine is that of the first angle, for all pairs": Edit("table[p, d + half]", "table[p, half]"),
-        "every head gets the angles of another token: heads and tokens are exchanged": Edit(
-            "d, head, t = i % half, i // half % heads, i // half // heads",
-            "d, t, head = i % half, i // half % tokens, i // half // tokens", "p = positions[t]",
-            "p = positions[i // half // heads]"),
-        "no guard: the last block has threads without a pair": Edit("if i < tokens * heads * half:", "if True:"),
-        "in place, the second number is computed from the rotated first one": rope_heads_second_from_first,
-        "the position is loaded again for each use": rope_heads_number_by_number,
+        "the score of padding is 0, and the exponential of 0 is not": _padding_scored("float32(0.0)"),
+        "the score of padding is -10000: its weight is 0, but 0 times NaN is NaN": _padding_scored("float32(-10000.0)"),
+        "padding is left out of the sum of the weights, but its values are added":
+            Edit("for j in range(seen):", "for j in range(S):",
+                 "row_sum = row_sum * factor + weight",
+                 "row_sum = row_sum * factor + (weight if j < seen else float32(0.0))"),
+        "all rows of the batch are keys of every token":
+            Edit("for j in range(seen):", "for j in range(-first, queries.shape[0] - first):"),
+        "the keys are those of the first sentence, for all of them":
+            Edit("queries[t, lane] * keys[first + j, lane]", "queries[t, lane] * keys[j, lane]"),
+        "the values are those of the first sentence, for all of them":
+            Edit("weight * values[first + j, lane]", "weight * values[j, lane]"),
+        "a token sees no later ones, as in a GPT": Edit("for j in range(seen):", "for j in range(t - first + 1):"),
+        "the last token is left out": Edit("for j in range(seen):", "for j in range(seen - 1):"),
+        "rows of padding get a result, too: they are to be 0":
+            Edit("acc / row_sum if t - first < seen else float32(0.0)", "acc / row_sum"),
+        "the scores are not divided by the root of 32": Edit(SCALED, ""),
     },
 )
 
-# --- Predict: launches and rotations ----------------------------------------------------------------------------------
-
-LLAMA_3_1_8B = Config(
-    vocab_size=128_256, hidden_size=4096, intermediate_size=14_336, num_hidden_layers=32, num_attention_heads=32,
-    num_key_value_heads=8, head_dim=128, max_position_embeddings=131_072, rms_norm_eps=1e-5, rope_theta=500_000.0,
-    rope_scaling={"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
-                  "original_max_position_embeddings": 8192})
+# --- A search by cosine -----------------------------------------------------------------------------------------------
 
 
-def _launches_and_rotations() -> dict:
-    c = LLAMA_3_1_8B
-    plain = frequencies(c.head_dim, c.rope_theta)
-    factor = plain / frequencies(c.head_dim, c.rope_theta, c.rope_scaling)
-    return {"launches": 8 * c.num_hidden_layers + 4,
-            "qkv_rows": (c.num_attention_heads + 2 * c.num_key_value_heads) * c.head_dim,
-            "pairs_kept": int(np.isclose(factor, 1).sum()), "pairs_slowed": int(np.isclose(factor, 8).sum())}
+def _cosines(query, passages):
+    query, passages = query.astype(np.float64), passages.astype(np.float64)
+    lengths = np.linalg.norm(passages, axis=1) * np.linalg.norm(query)
+    return passages @ query / np.where(lengths > 0, lengths, 1.0)
 
 
-PREDICT_ROTATIONS = PredictionExercise(
-    name="predict_rotations",
-    truth=_launches_and_rotations,
-    how={"launches": "Eight in each layer; around them the embedding, the last norm, the gathering of the last rows, "
-                     "and the logits.",
-         "qkv_rows": "A row for each output: 32 heads of queries, 8 of keys and 8 of values, 128 numbers each.",
-         "pairs_kept": "Pair d turns once in 2 pi 500,000^(d / 64) tokens; that must be at most 8,192 / 4. The last "
-                       "such d is 28, and pair 0 counts as well.",
-         "pairs_slowed": "At least 8,192 tokens for a turn: from d = 35 on."},
-    wrong={"the launches of the layers alone": {"launches": 256},
-           "16 layers, as Llama 3.2 1B has": {"launches": 132},
-           "as many heads of keys and values as of queries": {"qkv_rows": 12288},
-           "the values are forgotten: queries and keys": {"qkv_rows": 5120},
-           "a head has 4096 / 8 numbers: the width is divided by the heads of keys": {"qkv_rows": 24576},
-           "pairs are counted from 1: the fastest one is forgotten": {"pairs_kept": 28},
-           "the wavelength is the inverse of the frequency: 2 pi is forgotten": {"pairs_kept": 38, "pairs_slowed": 20},
-           "those between count as slowed by the whole factor": {"pairs_slowed": 35}},
-)
-
-# --- From a blank page: normalised and rotated ------------------------------------------------------------------------
-
-NORMED_HEAD = 64
-NORMED_ROTATED = {"T": 3, "H": 2}
+def _nearest(query, passages, k):
+    return np.argsort(-_cosines(query, passages), kind="stable")[:k]
 
 
-def _normed_heads(x, weight, epsilon):
-    return _normed(x.reshape(-1, NORMED_HEAD), weight, epsilon).reshape(x.shape)
+def _cosines_of(places, query, passages, k):
+    """The cosines of the places that were returned; numbers that are none where a place is there twice or is none."""
+    places = np.asarray(places)
+    right = places.dtype.kind in "iu" and len(set(places.tolist())) == k
+    if not right or places.min() < 0 or places.max() >= len(passages):
+        return np.full(k, 9.0)
+    return _cosines(query, passages)[places]
 
 
-def _normed_rotated(x, weight, epsilon, table, positions):
-    return rotated_reference(_normed_heads(x, weight, epsilon), table, positions)
+def _passages(rng, N, C, k):
+    """Rows of very different lengths."""
+    return uniform(rng, C), uniform(rng, N, C) * (10.0 ** rng.uniform(-2, 2, (N, 1))).astype(np.float32), k
 
 
-def _normed_rotated_inputs(rng, T, H):
-    """Every second head is small, so that epsilon counts there; epsilon differs from case to case."""
-    scale = np.where(np.arange(T * H).reshape(T, H, 1) % 2, 1e-3, 1.0).astype(np.float32)
-    return (uniform(rng, T, H, NORMED_HEAD) * scale, 1 + uniform(rng, NORMED_HEAD) / 2,
-            np.float32(rng.choice([1e-6, 1e-5, 1e-4])), rope_table(POSITIONS, NORMED_HEAD, 10_000.0),
-            rng.integers(1, POSITIONS, T).astype(np.int32))
+def _one_empty_among_opposites(rng, query, passages, k):
+    """Two have a cosine above 0, one is zeros, and the others are below 0."""
+    signs = np.where(np.arange(len(passages)) < 2, 1, -1)[:, None]
+    passages = signs * np.sign(query) * np.abs(passages)
+    passages[2] = 0
+    return query, rng.permutation(passages).astype(np.float32), k
 
 
-def _normed_rotated_tolerance(x, weight, epsilon, table, positions):
-    """Relative to the length of a pair: the roundings of the norm, and of two products and their sum."""
-    normed = _normed_heads(x, weight, epsilon)
-    a, b = np.split(normed, 2, axis=2)
-    return EPS32 * (np.sqrt(NORMED_HEAD) + 10) * np.tile(np.hypot(a, b), 2)
+def nearest_not_sorted(query, passages, k):
+    return np.sort(_nearest(query, passages, k))
 
 
-def _head_once(report) -> str | None:
-    heads = NORMED_ROTATED["T"] * NORMED_ROTATED["H"]
-    loads, enough = report.counts["global_loads"], heads * (3 * NORMED_HEAD + 32)
-    if loads > enough:
-        return (f"For {heads} heads it loads {loads:,} numbers, and {enough:,} are enough: a lane loads both numbers "
-                f"of its pair, their weights, their cosine and sine, and a position, and each of these once.")
-    return shuffles(report)
+def nearest_by_distance(query, passages, k):
+    return np.argsort(((passages - query) ** 2).sum(axis=1))[:k]
 
 
-def _standing(words, choose):
-    return Reach(words, lambda rng, x, weight, epsilon, table, positions: (
-        x, weight, epsilon, table, choose(positions).astype(np.int32)), {"T": 4, "H": 3})
+def nearest_divides_by_nothing(query, passages, k):
+    with np.errstate(all="ignore"):
+        return np.argsort(-(passages @ query) / np.linalg.norm(passages, axis=1))[:k]
 
 
-@cuda.jit
-def rotate_normed_weights_last(x, weight, epsilon, table, positions, out):
-    head, t, lane = cuda.blockIdx.x, cuda.blockIdx.y, cuda.threadIdx.x
-    a, b = x[t, head, lane], x[t, head, lane + 32]
-    squares = a * a + b * b
-    for distance in (16, 8, 4, 2, 1):
-        squares += cuda.shfl_xor_sync(ALL_LANES, squares, distance)
-    scale = cuda.rsqrt(squares / float32(64.0) + epsilon)
-    p = positions[t]
-    cos, sin = table[p, lane], table[p, lane + 32]
-    out[t, head, lane] = (a * cos - b * sin) * scale * weight[lane]
-    out[t, head, lane + 32] = (b * cos + a * sin) * scale * weight[lane + 32]
-
-
-@cuda.jit
-def rotate_normed_loaded_again(x, weight, epsilon, table, positions, out):
-    head, t, lane = cuda.blockIdx.x, cuda.blockIdx.y, cuda.threadIdx.x
-    squares = float32(0.0)
-    for d in range(lane, 64, 32):
-        squares += x[t, head, d] * x[t, head, d]
-    for distance in (16, 8, 4, 2, 1):
-        squares += cuda.shfl_xor_sync(ALL_LANES, squares, distance)
-    scale = cuda.rsqrt(squares / float32(64.0) + epsilon)
-    a, b = x[t, head, lane] * scale * weight[lane], x[t, head, lane + 32] * scale * weight[lane + 32]
-    p = positions[t]
-    cos, sin = table[p, lane], table[p, lane + 32]
-    out[t, head, lane] = a * cos - b * sin
-    out[t, head, lane + 32] = b * cos + a * sin
-
-
-ROTATE_NORMED = KernelExercise(
-    name="rotate_normed",
-    reference=_normed_rotated,
-    inputs=_normed_rotated_inputs,
-    shape=lambda T, H: (T, H, NORMED_HEAD),
-    sizes=tuple({"T": T, "H": H} for T, H in ((1, 1), (3, 2), (2, 5), (7, 3))),
-    random_size=lambda rng: {"T": int(rng.integers(2, 7)), "H": int(rng.integers(2, 7))},
-    launch=lambda T, H: ((H, T), 32),
-    tolerance=_normed_rotated_tolerance,
-    observe_sizes=(NORMED_ROTATED,),
-    demand=_head_once,
-    domain=(in_place(0),
-            _standing("all tokens stand at position 0", lambda positions: 0 * positions),
-            _standing("all tokens stand at the last position of the table",
-                      lambda positions: 0 * positions + POSITIONS - 1),
-            _standing("the tokens stand in reverse order", lambda positions: 17 - np.arange(len(positions))),
-            *of(0, ZEROS, HUGE_AND_TINY, EQUAL, FAR_ABOVE_ZERO, ONE_FAR_ABOVE), *of(1, NEGATIVE)),
+NEAREST = FunctionExercise(
+    name="nearest",
+    reference=_nearest,
+    inputs=_passages,
+    sizes=tuple({"N": N, "C": C, "k": k} for N, C, k in  # np.argpartition happens to sort up to 256 of them
+                ((1, 1, 1), (5, 3, 2), (9, 8, 9), (60, 17, 5), (300, 64, 10), (1500, 8, 700))),
+    random_size=lambda rng: {"N": int(rng.integers(20, 90)), "C": int(rng.integers(4, 40)),
+                             "k": int(rng.integers(2, 15))},
+    tolerance=lambda query, passages, k: np.full(k, 4 * EPS32 * (np.sqrt(query.size) + 4)),
+    alike=_cosines_of,
+    domain=(Reach("one passage is all zeros, and some point the other way", _one_empty_among_opposites,
+                  {"N": 8, "C": 6, "k": 5}),
+            Reach("some passages are the same", lambda rng, query, passages, k: (
+                query, passages[rng.integers(0, 3, len(passages))], k), {"N": 9, "C": 8, "k": 6}),
+            Reach("all passages point the other way", lambda rng, query, passages, k: (
+                query, -np.sign(query) * np.abs(passages), k), {"N": 9, "C": 8, "k": 4}),
+            *of(1, HUGE_AND_TINY, NEGATIVE, ONE_FAR_ABOVE, at={"N": 60, "C": 17, "k": 5})),
     wrong={
-        "the weights multiply what is rotated already": rotate_normed_weights_last,
-        "both numbers of a pair get the weight of the first": Edit("weight[lane + 32]", "weight[lane]"),
-        "the weights are left out": Edit(" * weight[lane],", ",", " * weight[lane + 32]", ""),
-        "the squares of the second half of the head are left out": Edit("squares = a * a + b * b", "squares = a * a"),
-        "the sum of the squares is divided by the number of lanes": Edit("float32(64.0)", "float32(32.0)"),
-        "the sum of the squares, not their mean": Edit("squares / float32(64.0)", "squares"),
-        "epsilon is left out: a head of zeros is divided by 0": Edit(" + epsilon", ""),
-        "each lane takes the squares of its own pair alone": Edit(
-            "for distance in (16, 8, 4, 2, 1):\n    squares += cuda.shfl_xor_sync(0xFFFFFFFF, squares, distance)",
-            "squares *= float32(32.0)"),
-        "shfl_down: lane 0 alone has the sum of all": Edit("shfl_xor_sync", "shfl_down_sync"),
-        "rotated the other way": Edit("a * cos - b * sin", "a * cos + b * sin", "b * cos + a * sin",
-                                      "b * cos - a * sin"),
-        "neighbours are taken as pairs": Edit(
-            "x[t, head, lane], x[t, head, lane + 32]", "x[t, head, 2 * lane], x[t, head, 2 * lane + 1]",
-            "weight[lane],", "weight[2 * lane],", "weight[lane + 32]", "weight[2 * lane + 1]",
-            "out[t, head, lane] =", "out[t, head, 2 * lane] =", "out[t, head, lane + 32] =",
-            "out[t, head, 2 * lane + 1] ="),
-        "the token's number is taken for its position": Edit("p = positions[t]", "p = t"),
-        "the number of the head is taken for the token's in `positions`": Edit("positions[t]",
-                                                                           "positions[head % x.shape[0]]"),
-        "the numbers are loaded again after the sum": rotate_normed_loaded_again,
+        "the products are compared, and longer passages win":
+            Edit("(passages @ query) / np.maximum(np.linalg.norm(passages, axis=1), 1e-12)", "passages @ query"),
+        "the products are divided by the squares of the lengths":
+            Edit("np.maximum(np.linalg.norm(passages, axis=1), 1e-12)",
+                 "np.maximum(np.linalg.norm(passages, axis=1) ** 2, 1e-12)"),
+        "the columns are divided by their lengths, not the rows by theirs":
+            Edit("(passages @ query) / np.maximum(np.linalg.norm(passages, axis=1), 1e-12)",
+                 "(passages / np.maximum(np.linalg.norm(passages, axis=0), 1e-12)) @ query"),
+        "the farthest come first": Edit("np.argsort(-cosines", "np.argsort(cosines"),
+        "the sign is lost: what points the other way counts as near":
+            Edit("np.argsort(-cosines", "np.argsort(-np.abs(cosines)"),
+        "one too many is returned": Edit("[:k]", "[: k + 1]"),
+        "the cosines are returned, not the places": Edit('np.argsort(-cosines, kind="stable")[:k]',
+                                                         "np.sort(cosines)[::-1][:k]"),
+        "the right k, in the order of the passages": nearest_not_sorted,
+        "the distance is compared, which depends on the lengths": nearest_by_distance,
+        "a passage of zeros has the cosine NaN, which is sorted behind all others": nearest_divides_by_nothing,
     },
 )
 
-EXERCISES = (RMSNORM_BLOCK, ROPE_HEADS, PREDICT_ROTATIONS, ROTATE_NORMED)
+EXERCISES = (MEAN_POOL, PREDICT_POOLED, ATTEND_PADDED, NEAREST)

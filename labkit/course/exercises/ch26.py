@@ -1,242 +1,226 @@
-"""The exercises of lesson 26: a prediction about pages, keys written to their slots, and the holders of pages.
+"""The exercises of lesson 26: a fair comparison, a padded batch packed, its offsets by a scan, shapes for few graphs.
 
-Sizes are T rows of K heads with D numbers each; n events, with growths of at most so many tokens.
+Sizes are B sentences of at most S tokens.
 """
-
-from types import SimpleNamespace
 
 import numpy as np
 
 from labkit import cuda
 from labkit.course.exercises import Edit, FunctionExercise, KernelExercise, PredictionExercise, Reach
-from labkit.course.exercises.domains import MOVED, of
-from labkit.engine.block_manager import BlockManager
-from labkit.kernels.attention.pages import PAGE, pages_for
-from labkit.kernels.op import uniform
+from labkit.course.exercises.ch25 import LENGTHS, UNTOUCHED, rows_for, some_begins, some_lengths
+from labkit.course.exercises.demands import elements_of_argument
+from labkit.models.minilm import few_values
 
-UNTOUCHED = -7.0  # what nothing is written to
-
-# --- Predict: pages and slots -----------------------------------------------------------------------------------------
+# --- Predict: which PyTorch? ------------------------------------------------------------------------------------------
 
 
-def _pages_predicted() -> dict:
-    lengths, token = (1000, 17, 512, 3), 2 * 16 * 8 * 64 * 2
-    used = sum(map(pages_for, lengths))
-    return {"pages_used": used, "empty_bytes": (used * PAGE - sum(lengths)) * token, "slot": 7 * PAGE + 5,
-            "held_by_two": pages_for(50) + pages_for(70) - 40 // PAGE}
+def _fair() -> dict:
+    ours, theirs = 12 * 6 + 3, 105  # launches
+    in_graph = 4 * ours  # microseconds
+    flops_in_us, weights = 800_000_000, 40_000_000
+    batch_us = max(in_graph, 90 * 20 * 2 * weights / flops_in_us)
+    return {"graph_us": in_graph, "unlike": 12 * theirs / in_graph, "alike": 4 * theirs / in_graph,
+            "even_rows": in_graph * flops_in_us // (2 * weights), "sentences_per_second": int(90e6 / batch_us)}
 
 
-PREDICT_PAGES = PredictionExercise(
-    name="predict_pages",
-    truth=_pages_predicted,
-    how={"pages_used": "1,000 tokens fill 62 pages and a half, so they take 63. The others take 2, 32 and 1.",
-         "empty_bytes": "8, 15, 0 and 13 places are empty. A token has keys and values, 8 heads of 64 numbers of 2 "
-                        "bytes each, in 16 layers: 32,768 bytes.",
-         "slot": "Token 37 is token 5 of the third page, which is page 7: 7 times 16 and 5.",
-         "held_by_two": "50 tokens take 4 pages and 70 take 5. The first 32 of the 40 equal tokens fill two pages, "
-                        "which are shared; the third page of each also has tokens of its own."},
-    wrong={"pages are rounded down": {"pages_used": 95},
-           "a full last page is followed by an empty one": {"pages_used": 99, "empty_bytes": 1_703_936},
-           "a token has keys or values, not both": {"empty_bytes": 589_824},
-           "one layer in place of 16": {"empty_bytes": 73_728},
-           "the slot without the table: token 37 is in slot 37": {"slot": 37},
-           "the pages of the table are counted from 1": {"slot": 197},
-           "no page is shared": {"held_by_two": 9},
-           "a page that is equal in part is shared, too": {"held_by_two": 6}},
+PREDICT_FAIR = PredictionExercise(
+    name="predict_fair",
+    truth=_fair,
+    how={"graph_us": "12 times 6 launches and 3 more are 75, and each takes 4 microseconds.",
+         "unlike": "105 launches of 12 microseconds are 1,260, and 1,260 / 300 is 4.2.",
+         "alike": "105 launches of 4 microseconds are 420, and 420 / 300 is 1.4.",
+         "even_rows": "A row takes two flops for each of 40 million weights, which at 800 TFLOP/s is a tenth of a "
+                      "microsecond. In 300 microseconds that makes 3,000 rows.",
+         "sentences_per_second": "1,800 rows take 180 microseconds at the peak, less than the launches: the pass still "
+                                 "takes 300, and computes 90 sentences."},
+    wrong={"the 3 launches outside of the layers are left out": {
+               "graph_us": 288, "unlike": 4.375, "even_rows": 2880, "sentences_per_second": 312_500},
+           "one layer alone": {"graph_us": 24},
+           "PyTorch is called in the second ratio, too": {"alike": 4.2},
+           "the times of a launch are compared, and not their numbers": {"unlike": 3, "alike": 1},
+           "the launches are counted, and not their times": {"unlike": 1.4},
+           "a multiplication and an addition are counted as one flop": {"even_rows": 6000},
+           "the products' time at the peak, and the launches are forgotten": {"sentences_per_second": 500_000},
+           "launches and products one after the other: 480 microseconds": {"sentences_per_second": 187_500},
+           "passes in a second, not sentences": {"sentences_per_second": 1e6 / 300},
+           "tokens in a second, not sentences": {"sentences_per_second": 6_000_000}},
 )
 
-# --- Keys to their slots ----------------------------------------------------------------------------------------------
+# --- From padded to packed --------------------------------------------------------------------------------------------
 
 
-def _cache_of(rows) -> np.ndarray:
-    """What the cache holds before: nothing that a row could hold."""
-    tokens, heads, size = rows.shape
-    return np.full((_cache_pages(tokens), heads, PAGE, size), UNTOUCHED, np.float32)
-
-
-def _cache_pages(tokens: int) -> int:
-    return pages_for(tokens) + 2
-
-
-def _stored(rows, slots):
-    out = _cache_of(rows)
-    for row, slot in zip(rows, slots, strict=True):
-        if slot >= 0:
-            out[slot // PAGE, :, slot % PAGE] = row
+def _packed_ids(ids, begins, lengths):
+    out = _untouched(ids)
+    for row, begin, length in zip(ids, begins, lengths, strict=True):
+        out[begin : begin + length] = row[:length]
     return out
 
 
-def _slot_inputs(rng, T, K, D):
-    slots = rng.permutation(_cache_pages(T) * PAGE)[:T].astype(np.int32)
-    slots[rng.random(T) < 0.2] = -1
-    return uniform(rng, T, K, D), slots
+def _untouched(ids, *_):
+    """What out holds before, and keeps where there is no token."""
+    return np.full(rows_for(*ids.shape), UNTOUCHED, np.int32)
 
 
-def _slots_with(words, choose):
-    """choose(rng, T, how many slots there are) -> slots."""
-    def turn(rng, rows, slots):
-        return rows, choose(rng, len(slots), _cache_pages(len(slots)) * PAGE).astype(np.int32)
-
-    return Reach(words, turn, {"T": 6, "K": 2, "D": 8})
+def _id_inputs(rng, B, S):
+    lengths = some_lengths(rng, B, S)
+    return rng.integers(1, 30_000, (B, S)).astype(np.int32), some_begins(rng, lengths), lengths
 
 
-STORED = {"T": 4, "K": 2, "D": 64}
+def _ids_with(words, lengths, gap):
+    def turn(rng, ids, begins, old):
+        new = lengths(old, ids.shape[1]).astype(np.int32)
+        return ids, some_begins(rng, new, gap), new
 
-
-def _whole_sectors(report) -> str | None:
-    T, K, D = STORED.values()
-    least = 2 * T * K * D * 4 // 32  # of rows and of the cache
-    if report.counts["sectors"] <= 1.5 * least:
-        return None
-    return (f"Your requests touch {report.counts['sectors']:,} sectors of 32 bytes; about {least:,} are enough. In "
-            f"each request of a warp, let lane 0 have number 0 of a head, lane 1 number 1 and so on.")
+    return Reach(words, turn, {"B": 4, "S": 9})
 
 
 @cuda.jit
-def store_slots_strided(rows, slots, out):
-    t, lane = cuda.blockIdx.x, cuda.threadIdx.x
-    slot = slots[t]
-    if slot >= 0:
-        each = (rows.shape[2] + 31) // 32
-        for head in range(rows.shape[1]):
-            for i in range(lane * each, min((lane + 1) * each, rows.shape[2])):
-                out[slot // 16, head, slot % 16, i] = rows[t, head, i]
+def pack_ids_one_round(ids, begins, lengths, out):
+    b, place = cuda.blockIdx.x, cuda.threadIdx.x
+    if place < lengths[b]:
+        out[begins[b] + place] = ids[b, place]
 
 
-STORE_SLOTS = KernelExercise(
-    name="store_slots",
-    reference=_stored,
-    inputs=_slot_inputs,
-    shape=lambda T, K, D: (_cache_pages(T), K, PAGE, D),
-    start=lambda rows, slots: _cache_of(rows),
-    sizes=tuple({"T": T, "K": K, "D": D} for T, K, D in ((1, 1, 1), (3, 2, 5), (6, 2, 8), (4, 2, 64), (20, 3, 40))),
-    launch=lambda T, K, D: (T, 32),
-    observe_sizes=(STORED,),
-    demand=_whole_sectors,
-    domain=(_slots_with("all rows are padding", lambda rng, T, count: np.full(T, -1)),
-            _slots_with("no row is padding", lambda rng, T, count: rng.permutation(count)[:T]),
-            _slots_with("the rows go to slots in a row", lambda rng, T, count: np.arange(T)),
-            _slots_with("the first slot and the last one are used",
-                        lambda rng, T, count: np.where(np.arange(T) % 2, count - 1 - np.arange(T), np.arange(T))),
-            _slots_with("the slots fall while the tokens rise", lambda rng, T, count: count - 1 - np.arange(T)),
-            _slots_with("all rows but the last are padding",
-                        lambda rng, T, count: np.where(np.arange(T) == T - 1, 17, -1)),
-            *of(0, MOVED)),
+PACK_IDS = KernelExercise(
+    name="pack_ids",
+    reference=_packed_ids,
+    inputs=_id_inputs,
+    shape=lambda B, S: (rows_for(B, S),),
+    dtype=np.int32,
+    start=_untouched,
+    sizes=tuple({"B": B, "S": S} for B, S in ((1, 1), (2, 3), (4, 9), (3, 33), (2, 100))),
+    launch=lambda B, S: (B, 32),
+    domain=tuple(_ids_with(*each) for each in LENGTHS),
     wrong={
-        "a row of padding is written, before the cache's beginning": Edit("if slot >= 0:", "if True:"),
-        "slot 0 is taken for padding": Edit("if slot >= 0:", "if slot > 0:"),
-        "page and place are exchanged": Edit("slot // 16, slot % 16", "slot % 16, slot // 16"),
-        "rows go to the slot of their number": Edit("slot = slots[t]", "slot = t if slots[t] >= 0 else -1"),
-        "the slot is taken for the page, with the place 0": Edit("slot // 16, slot % 16", "slot, 0"),
-        "only the first 32 numbers of a head": Edit("range(cuda.threadIdx.x, rows.shape[2], 32)",
-                                                    "range(cuda.threadIdx.x, min(32, rows.shape[2]), 32)"),
-        "all heads get the first one's keys": Edit("rows[t, head, i]", "rows[t, 0, i]"),
-        "only the first head": Edit("range(rows.shape[1])", "range(1)"),
-        "a lane has several neighbouring numbers: the lanes of a request lie apart": store_slots_strided,
+        "sentences are put where padded ones would begin": Edit("begins[b] + place", "b * ids.shape[1] + place"),
+        "the tokens are those of the first sentence, for all of them": Edit("ids[b, place]", "ids[0, place]"),
+        "32 tokens a sentence, and the rest is left out": pack_ids_one_round,
+        "the last token is left out": Edit("lengths[b]", "lengths[b] - 1"),
+        "the length is taken for the end": Edit("range(cuda.threadIdx.x, lengths[b], 32)",
+                                                "range(cuda.threadIdx.x, lengths[b] - begins[b], 32)"),
+        "the first token is left out: places begin at 0": Edit("range(cuda.threadIdx.x, lengths[b], 32)",
+                                                               "range(cuda.threadIdx.x + 1, lengths[b], 32)"),
     },
 )
 
-# --- Who holds which page ---------------------------------------------------------------------------------------------
+# --- Where each sentence begins ---------------------------------------------------------------------------------------
+
+SCANNED = 128  # sentences of a block, a thread each
 
 
-def _free_pages(events, pages):
-    """By the engine's own block manager."""
-    blocks, living, counts = BlockManager(pages, prefix_caching=False), {}, []
-    for event in events.tolist():
-        _serve(blocks, living, *event)
-        counts.append(blocks.num_free)
-    return np.array(counts)
+def _scan_loads(report) -> str | None:
+    """Not every thread over all lengths before its own, be they in global or in shared memory."""
+    lengths, enough = elements_of_argument(report, 0), 4 * 7 * SCANNED
+    loads, shared = report.counts["global_loads"], report.counts["shared_loads"]
+    if loads > 2 * lengths:
+        return (f"It loads {loads:,} lengths from global memory, and {2 * lengths:,} are enough: each thread loads its "
+                f"own. The others' are in shared memory, as sums.")
+    if shared > enough:
+        return (f"It loads {shared:,} numbers from shared memory; seven rounds with up to four loads a thread take "
+                f"{enough:,} at most. Add sums of sums, with twice the distance in each round.")
+    return None
 
 
-def _serve(blocks, living, kind, s, number) -> None:
-    if kind == 0:
-        sequence = living.get(s) or _new_sequence()
-        if number == 0 or blocks.missing(sequence, number) <= blocks.num_free:
-            if number:
-                blocks.grow(sequence, number)
-            sequence.computed += number
-            living[s] = sequence
-    elif kind == 1:
-        living[number] = _new_sequence()
-        blocks.fork(living[s], living[number])
-    else:
-        blocks.release(living.pop(s))
+@cuda.jit
+def begins_each_alone(lengths, begins):
+    i = cuda.threadIdx.x
+    if i < lengths.size:
+        total = 0
+        for before in range(i):
+            total += lengths[before]
+        begins[i] = total
 
 
-def _new_sequence() -> SimpleNamespace:
-    """What a block manager needs to know of one."""
-    return SimpleNamespace(pages=[], computed=0, digests=[], registered=0)
+@cuda.jit
+def begins_each_alone_in_shared(lengths, begins):
+    own = cuda.shared.array(128, np.int32)
+    i = cuda.threadIdx.x
+    own[i] = lengths[i] if i < lengths.size else 0
+    cuda.syncthreads()
+    if i < lengths.size:
+        total = 0
+        for before in range(i):
+            total += own[before]
+        begins[i] = total
 
 
-def _random_events(rng, n, most, pages):
-    """Events that may come, found by serving them. most: tokens of one growth."""
-    blocks, living, rows, names = BlockManager(pages, prefix_caching=False), {}, [], 0
-    while len(rows) < n:
-        kind = int(rng.choice(3, p=(0.55, 0.25, 0.2))) if living else 0
-        s = int(rng.choice(list(living))) if living else 0
-        number = int(rng.integers(0, most + 1)) if kind == 0 else 0
-        if kind == 0 and (not living or rng.random() < 0.35):
-            s, names = names, names + 1
-        if kind == 1:
-            number, names = names, names + 1
-        _serve(blocks, living, kind, s, number)
-        rows.append((kind, s, number))
-    return np.array(rows)
-
-
-def _event_inputs(rng, n, most, pages):
-    return _random_events(rng, n, most, pages), pages
-
-
-def _events_are(words, *rows, pages=8):
-    return Reach(words, lambda rng, *inputs: (np.array(rows), pages), {"n": len(rows), "most": 20, "pages": 8})
-
-
-FREE_PAGES = FunctionExercise(
-    name="free_pages",
-    reference=_free_pages,
-    inputs=_event_inputs,
-    sizes=tuple({"n": n, "most": most, "pages": pages} for n, most, pages in (
-        (1, 20, 3), (4, 20, 8), (12, 20, 8), (60, 40, 12), (60, 7, 9))),
-    random_size=lambda rng: {"n": int(rng.integers(60, 120)), "most": int(rng.integers(5, 60)),
-                             "pages": int(rng.integers(6, 20))},
-    domain=(
-        _events_are("the pages run out, and are given back", (0, 0, 100), (0, 1, 30), (0, 0, 28), (0, 0, 1), (2, 0, 0),
-                    (0, 1, 128), (0, 1, 129)),
-        _events_are("a growth takes the last free page", (0, 0, 112), (0, 1, 16), (0, 0, 1), (2, 1, 0), (0, 0, 1)),
-        _events_are("the last page of a fork is full", (0, 0, 32), (1, 0, 1), (0, 1, 1), (0, 0, 1), (2, 0, 0),
-                    (2, 1, 0)),
-        _events_are("the last page of a fork has free places", (0, 0, 20), (1, 0, 1), (0, 1, 1), (0, 0, 30), (0, 1, 40),
-                    (2, 0, 0), (2, 1, 0)),
-        _events_are("three sequences share a page", (0, 0, 20), (1, 0, 1), (1, 1, 2), (0, 2, 3), (0, 0, 3), (0, 1, 3),
-                    (2, 1, 0), (2, 0, 0), (2, 2, 0)),
-        _events_are("the sequence that was forked ends first", (0, 0, 20), (1, 0, 1), (2, 0, 0), (0, 1, 12), (0, 1, 1),
-                    (2, 1, 0)),
-        _events_are("a shared page cannot be replaced: none is free", (0, 0, 120), (1, 0, 1), (0, 1, 1), (0, 0, 8),
-                    (2, 1, 0), (0, 0, 8)),
-        _events_are("a sequence grows by no tokens", (0, 0, 0), (0, 1, 20), (1, 1, 2), (0, 2, 0), (0, 0, 5), (1, 0, 3),
-                    (0, 1, 0), (2, 1, 0), (2, 2, 0)),
-        _events_are("a sequence without tokens is forked", (0, 0, 0), (1, 0, 1), (0, 1, 17), (2, 0, 0), (2, 1, 0)),
-        _events_are("a sequence begins again under its old name", (0, 3, 40), (2, 3, 0), (0, 3, 10), (0, 3, 6),
-                    (0, 3, 1)),
-    ),
+SENTENCE_BEGINS = KernelExercise(
+    name="sentence_begins",
+    reference=lambda lengths: (np.cumsum(lengths) - lengths).astype(np.int32),
+    inputs=lambda rng, B: rng.integers(0, 200, B).astype(np.int32),
+    shape=lambda B: (B,),
+    dtype=np.int32,
+    sizes=tuple({"B": B} for B in (1, 3, 32, 33, 100, 128)),
+    random_size=lambda rng: {"B": int(rng.integers(40, 128))},
+    observe_sizes=({"B": 100},),
+    launch=lambda B: (1, SCANNED),
+    demand=_scan_loads,
+    domain=(Reach("all sentences are empty", lambda rng, lengths: (0 * lengths,)),
+            Reach("every sentence has a single token", lambda rng, lengths: (0 * lengths + 1,)),
+            Reach("only the first sentence has tokens", lambda rng, lengths: (
+                np.where(np.arange(lengths.size) == 0, np.int32(77), np.int32(0)),)),
+            Reach("there are millions of tokens", lambda rng, lengths: (10_000_000 + lengths,), {"B": 128})),
     wrong={
-        "an ending sequence frees its pages, whoever holds them as well": Edit("if holders[page] == 0:", "if True:"),
-        "a fork does not count as a holder": Edit("for page in held[s]:\n    holders[page] += 1",
-                                                  "for page in []:\n    holders[page] += 1"),
-        "a shared page is written: it is never replaced": Edit(
-            "shared = number > 0 and before % 16 > 0 and holders[mine[-1]] > 1", "shared = False"),
-        "a shared page is replaced even if it is full": Edit("before % 16 > 0", "before > 0"),
-        "the old page keeps a holder that gave it up": Edit("holders[mine.pop()] -= 1", "mine.pop()"),
-        "a growth by no tokens takes a new page in place of a shared one": Edit("number > 0 and before", "before"),
-        "pages are rounded down": Edit("-(-(before + number) // 16) - len(mine)",
-                                       "max(0, (before + number) // 16 - len(mine))"),
-        "a full page is followed by an empty one": Edit("-(-(before + number) // 16) - len(mine)",
-                                                        "(before + number) // 16 + 1 - len(mine)"),
-        "the page in place of a shared one is not counted when there are too few": Edit(
-            "new + shared <= len(free)", "new <= len(free)"),
-        "the last free page is never given away": Edit("new + shared <= len(free)", "new + shared < len(free)"),
+        "a sum is changed while others read it: a barrier is missing after the reading":
+            Edit("cuda.syncthreads()\nsums[i] += before", "sums[i] += before"),
+        "the next round reads sums that are not yet written: a barrier is missing after the writing":
+            Edit("sums[i] += before\ncuda.syncthreads()", "sums[i] += before"),
+        "the own length is in the sum: that is where each sentence ends": Edit("sums[i] - lengths[i]", "sums[i]"),
+        "the distance grows by one in each round: far lengths are added many times":
+            Edit("distance *= 2", "distance += 1"),
+        "a round too few: the first 64 lengths never reach the last 64": Edit("while distance < 128:",
+                                                                         "while distance < 64:"),
+        "only one round: a sentence begins where the one before it began, plus its length":
+            Edit("while distance < 128:", "while distance < 2:"),
+        "every thread adds up all lengths before its own, from global memory": begins_each_alone,
+        "every thread adds up all lengths before its own, from shared memory": begins_each_alone_in_shared,
     },
 )
 
-EXERCISES = (PREDICT_PAGES, STORE_SLOTS, FREE_PAGES)
+# --- Few shapes, few graphs -------------------------------------------------------------------------------------------
+
+
+def _rows_of_graphs(counts):
+    return np.array([few_values(max(1, int(count)), 16) for count in counts])
+
+
+def _counts(rng, n, most):
+    return rng.integers(0, most + 1, n)
+
+
+def _near_doubles(distance):
+    return lambda rng, counts: (2 ** (5 + np.arange(len(counts)) % 25) + distance,)
+
+
+def graph_rows_power_of_two(counts):
+    return np.maximum(16, 2 ** np.ceil(np.log2(np.maximum(counts, 1)))).astype(int)
+
+
+GRAPH_ROWS = FunctionExercise(
+    name="graph_rows",
+    reference=_rows_of_graphs,
+    inputs=_counts,
+    sizes=tuple({"n": n, "most": most} for n, most in ((1, 40), (9, 300), (40, 3000), (30, 10**9))),
+    random_size=lambda rng: {"n": int(rng.integers(20, 60)), "most": int(rng.integers(2000, 100_000))},
+    domain=(Reach("a batch has no tokens", lambda rng, counts: (0 * counts,)),
+            Reach("the counts are allowed numbers already", lambda rng, counts: (_rows_of_graphs(counts),),
+                  {"n": 40, "most": 3000}),
+            Reach("the counts are powers of two", _near_doubles(0), {"n": 30, "most": 10**9}),
+            Reach("the counts are one less than powers of two", _near_doubles(-1), {"n": 30, "most": 10**9}),
+            Reach("the counts are one more than powers of two", _near_doubles(1), {"n": 30, "most": 10**9})),
+    wrong={
+        "multiples of 16 at any size: thousands of shapes": Edit("max(16, power // 16)", "16"),
+        "multiples of p / 16 below 256 tokens, too: fewer than 16 rows apart": Edit("max(16, power // 16)",
+                                                                        "max(1, power // 16)"),
+        "the next power of two: up to half of the rows are empty": graph_rows_power_of_two,
+        "p is the next power of two, and the steps are twice as wide":
+            Edit("1 << max(count.bit_length() - 1, 0)", "1 << count.bit_length()"),
+        "rounded down: the last tokens have no row": Edit("-(-max(count, 1) // step) * step",
+                                                         "max(count // step, 1) * step"),
+        "a number that is allowed already is rounded up to the next": Edit("-(-max(count, 1) // step) * step",
+                                                                           "(count // step + 1) * step"),
+        "no rows for no tokens": Edit("max(count, 1)", "count"),
+    },
+)
+
+EXERCISES = (PREDICT_FAIR, PACK_IDS, SENTENCE_BEGINS, GRAPH_ROWS)

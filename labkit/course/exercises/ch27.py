@@ -1,197 +1,256 @@
-"""The exercises of lesson 27: a step under a token budget, a schedule with a preemption, and the longest cached prefix.
+"""The exercises of lesson 27: two bfloat16 in a word, what survives rounding, accumulators, and eight in a load.
 
-n requests; n running sequences and m waiting prompts.
+Sizes: n numbers; R rows of C columns.
 """
 
 import numpy as np
+from numba import float32
 
-from labkit.course.exercises import Edit, FunctionExercise, PredictionExercise, Reach
-from labkit.engine.simulation import Work, simulate
+from labkit import cuda
+from labkit.course.exercises import Edit, KernelExercise, PredictionExercise, Reach
+from labkit.course.exercises.demands import shuffles
+from labkit.course.exercises.domains import (
+    EQUAL,
+    HUGE_AND_TINY,
+    MOVED,
+    NEGATIVE,
+    ONE_FAR_ABOVE,
+    POSITIVE,
+    ZEROS,
+    of_bfloat16,
+)
+from labkit.kernels.dtypes import bfloat16_of, float32_of
+from labkit.kernels.elements import bfloat16_number
+from labkit.kernels.op import uniform
+from labkit.kernels.tolerance import EPS32
 
-# --- A step under a token budget --------------------------------------------------------------------------------------
+NAN = 0x7FC0  # of bfloat16
 
-PAGE = 16
-
-
-def _planned_step(running, waiting, budget, seats, free):
-    planned = []
-    for left in running.tolist():
-        planned.append(min(left, budget))
-        budget -= planned[-1]
-    holders, open_ = len(running), True
-    for prompt in waiting.tolist():
-        pages = -(-prompt // PAGE)
-        open_ = open_ and budget > 0 and seats > 0 and pages + holders <= free
-        planned.append(min(prompt, budget) if open_ else 0)
-        if open_:
-            budget, seats, free, holders = budget - planned[-1], seats - 1, free - pages, holders + 1
-    return np.array(planned)
-
-
-def _queue_inputs(rng, n, m):
-    """n running sequences, m waiting prompts."""
-    running, waiting = np.where(rng.random(n) < 0.7, 1, rng.integers(1, 60, n)), rng.integers(1, 60, m)
-    return running, waiting, int(rng.integers(0, 200)), int(rng.integers(0, 6)), int(rng.integers(0, 30))
+# --- Two in a word ----------------------------------------------------------------------------------------------------
 
 
-def _queue(words, running, waiting, budget, seats, free):
-    return Reach(words, lambda rng, *_: (np.array(running, np.int64), np.array(waiting, np.int64), budget, seats, free),
-                 {"n": len(running), "m": len(waiting)})
+def _packed(bits):
+    values = bits.view(np.float32)
+    return np.where(np.isnan(values), np.uint16(NAN), bfloat16_of(values)).view(np.uint32)
 
 
-PLAN_STEP = FunctionExercise(
-    name="plan_step",
-    reference=_planned_step,
-    inputs=_queue_inputs,
-    sizes=tuple({"n": n, "m": m} for n, m in ((1, 1), (2, 3), (5, 4), (3, 9))),
-    random_size=lambda rng: {"n": int(rng.integers(2, 10)), "m": int(rng.integers(2, 10))},
-    domain=(_queue("nothing runs", [], [5, 40, 7], 48, 8, 100),
-            _queue("nothing waits", [1, 30, 1], [], 20, 8, 100),
-            _queue("the budget ends within a waiting prompt", [1, 1], [10, 50, 5], 30, 8, 100),
-            _queue("the budget ends within the prompt of a running sequence", [1, 70, 1], [5], 40, 8, 100),
-            _queue("the budget has one token left for a prompt", [1, 1], [9], 3, 8, 100),
-            _queue("the budget is used up exactly", [1, 1], [8, 5], 10, 8, 100),
-            _queue("the first waiting prompt does not fit, and the second would", [1], [60, 4], 100, 8, 4),
-            _queue("all pages are needed, and those of the prompts are just enough", [1, 1], [32, 16], 100, 8, 6),
-            _queue("a page is missing for a running sequence", [1, 1], [32, 16], 100, 8, 5),
-            _queue("only a part of a prompt is computed, and the whole would not fit into the pages", [1], [60], 10, 8,
-                   3),
-            _queue("a running sequence is in the middle of its prompt, and a page is missing for it", [1, 20], [32],
-                   100, 8, 3),
-            _queue("there is one seat", [1], [4, 4, 4], 100, 1, 100),
-            _queue("there is no seat", [1], [4], 100, 0, 100)),
+def _patterns(*patterns):
+    return lambda rng, bits: (np.resize(rng.permutation(np.array(patterns, np.uint32)), bits.shape),)
+
+
+def _lower_half(low):
+    """Any upper half of a finite number, of either sign, and this lower half."""
+    def turn(rng, bits):
+        upper = rng.integers(0, 0x7F80, bits.size) | rng.integers(0, 2, bits.size) << 15
+        return ((upper << 16 | low).astype(np.uint32),)
+
+    return turn
+
+
+def _loads_each_once(report):
+    loads, numbers = report.counts["global_loads"], PACKED["n"]
+    if loads <= numbers:
+        return None
+    return f"It makes {loads:,} loads for {numbers:,} numbers. Load each number once, into a variable."
+
+
+PACKED = {"n": 200}
+
+PACK_BFLOAT16 = KernelExercise(
+    name="pack_bfloat16",
+    reference=_packed,
+    inputs=lambda rng, n: uniform(rng, n).view(np.uint32),
+    shape=lambda n: (n // 2,),
+    dtype=np.uint32,
+    sizes=({"n": 2}, {"n": 6}, {"n": 64}, PACKED, {"n": 514}),
+    random_size=lambda rng: {"n": 2 * int(rng.integers(10, 200))},
+    launch=lambda n: (-(-n // 256), 128),
+    observe_sizes=(PACKED,),
+    demand=_loads_each_once,
+    domain=(Reach("the bits are random", lambda rng, bits: (
+                rng.integers(0, 2**32, bits.size, dtype=np.uint32),), PACKED),
+            Reach("each number lies in the middle between two bfloat16", _lower_half(0x8000)),
+            Reach("each number lies just above the middle", _lower_half(0x8001)),
+            Reach("each number lies just below the middle", _lower_half(0x7FFF)),
+            Reach("each number is a bfloat16 already", _lower_half(0)),
+            Reach("numbers are infinite, 0, -0 or beyond the largest bfloat16", _patterns(
+                0x7F800000, 0xFF800000, 0, 0x80000000, 0x7F7FFFFF, 0xFF7FFFFF, 0x7F7F8000, 0x7F7F7FFF)),
+            Reach("numbers are NaN, some with a fraction in the lower half only", _patterns(
+                0x7FC00000, 0xFFC00000, 0x7F800001, 0xFF800001, 0x7FFFFFFF, 0xFFFFFFFF, 0x7F80FFFF, 0x7F808000)),
+            Reach("numbers are subnormal", lambda rng, bits: (
+                rng.integers(1, 1 << 23, bits.size, dtype=np.uint32),))),
     wrong={
-        "a prompt is computed whole or not at all": Edit(
-            "min(prompt, budget) if queue_open", "prompt if queue_open and prompt <= budget"),
-        "a waiting prompt is admitted before an older one that does not fit":
-            Edit("queue_open = queue_open and", "queue_open ="),
-        "the seats are not counted down": Edit("seats -= 1", ""),
-        "no page is left for the running sequences": Edit("pages + holders <= free", "pages <= free"),
-        "a sequence in the middle of its prompt is not counted as running":
-            Edit("holders = len(running)", "holders = int((running == 1).sum())"),
-        "the pages of an admitted prompt stay free": Edit("free -= pages", ""),
-        "pages are counted for the chunk, not for the prompt": Edit("pages = -(-prompt // 16)",
-                                                                    "pages = -(-min(prompt, budget) // 16)"),
-        "pages are rounded down": Edit("-(-prompt // 16)", "prompt // 16"),
-        "every running sequence gets one token, even in the middle of its prompt":
-            Edit("tokens = min(left, budget)", "tokens = min(1, budget)"),
-        "the tokens of the running sequences are not subtracted from the budget":
-            Edit("planned.append(tokens)\nbudget -= tokens", "planned.append(tokens)"),
+        "truncated: the lower half is cut off": Edit("(u + 0x7FFF + (u >> 16 & 1)) >> 16", "u >> 16"),
+        "a tie is always rounded up in magnitude": Edit("0x7FFF + (u >> 16 & 1)", "0x8000"),
+        "a tie is always rounded down in magnitude": Edit("0x7FFF + (u >> 16 & 1)", "0x7FFF"),
+        "NaN is rounded like a number, and some become infinite or 0": Edit("rounded = 0x7FC0", "pass"),
+        "infinity counts as NaN": Edit("> 0x7F800000", ">= 0x7F800000"),
+        "a negative NaN is missed: the sign was not masked": Edit("u & 0x7FFFFFFF > 0x7F800000",
+                                                                    "u > 0x7F800000 and u < 0x80000000"),
+        "negative numbers count as NaN: the sign was not masked": Edit("u & 0x7FFFFFFF", "u"),
+        "the first number of a pair is in the high half": Edit("16 * k", "16 * (1 - k)"),
+        "numbers half an array apart share a word": Edit("bits[2 * i + k]", "bits[i + k * words.size]"),
     },
 )
 
-# --- Predict: a preemption --------------------------------------------------------------------------------------------
+# --- Predict: what survives rounding ----------------------------------------------------------------------------------
 
 
-def _schedule() -> dict:
-    work = Work(prompt=7, output=8), Work(prompt=5, output=6)
-    tight = simulate(work, max_num_seqs=2, max_num_batched_tokens=8, num_pages=6, page_size=4)
-    ample = simulate(work, max_num_seqs=2, max_num_batched_tokens=8, num_pages=100, page_size=4)
-    second = {cell.step for cell in tight.cells if cell.request == 1}
-    gone = next(step for step in range(tight.steps) if step not in second)
-    return {"held": tight.held[2], "gone": gone, "again": sum(cell.tokens for cell in tight.cells) - sum(
-                each.prompt + each.output - 1 for each in work),
-            "steps": tight.steps, "steps_ample": ample.steps}
+def _as_bfloat16(x):
+    return float(float32_of(bfloat16_of([x]))[0])
 
 
-TRUE = {"held": 5, "gone": 6, "again": 9, "steps": 10, "steps_ample": 8}
-
-PREDICT_PREEMPTION = PredictionExercise(
-    name="predict_preemption",
-    truth=_schedule,
-    how={"held": "In step 2, a's ninth token needs a third page, and b's sixth its second: 3 + 2.",
-         "gone": "a has 7 tokens after step 0 and one more after each step: its thirteenth, in step 6, needs a fourth "
-                 "page. By then b holds three, since its ninth token came in step 5, and 3 + 3 are all.",
-         "again": "b had computed all of its tokens up to the ninth. All nine are computed again.",
-         "steps": "a computes its last token, the fourteenth, in step 7. b has ten tokens to compute then, 8 in step 8 "
-                  "and 2 in step 9, and the token that step 9 samples is its last.",
-         "steps_ample": "b needs steps 0 and 1 for its prompt, where step 1 samples its first token, and five more. a "
-                        "needs step 0 and seven more, up to step 7: eight steps in all."},
-    wrong={"the last token is computed as well: its keys and values are never needed": {
-               **TRUE, "steps": 12, "steps_ample": 9},
-           "all of b's prompt is computed in step 0, beyond the budget": {**TRUE, "gone": 6, "again": 10},
-           "the older one is preempted": {**TRUE, "again": 12, "steps": 11},
-           "a prompt is all that is computed again": {**TRUE, "again": 5, "steps": 14},
-           "nothing is computed again: the pages are kept": {**TRUE, "again": 0, "steps": 9},
-           "steps are counted from 1": {**TRUE, "gone": 7, "steps": 11, "steps_ample": 9},
-           "a page is taken one token too early": {**TRUE, "held": 6, "gone": 5, "again": 8}},
-)
-
-# --- The longest cached prefix ----------------------------------------------------------------------------------------
-
-def _found_tokens(prompts, lengths, page):
-    cache, found = set(), []
-    for row, length in zip(prompts.tolist(), lengths.tolist(), strict=True):
-        begins = [tuple(row[:end]) for end in range(page, length + 1, page)]
-        hits = 0
-        while hits < min(len(begins), (length - 1) // page) and begins[hits] in cache:
-            hits += 1
-        found.append(hits * page)
-        cache.update(begins)
-    return np.array(found)
+def _as_float16(x):
+    return float(np.float16(x))
 
 
-def _padded(rng, prompts, width):
-    """Rows filled up behind the prompts with tokens that occur in prompts."""
-    rows = [[*prompt, *rng.integers(0, 2, width - len(prompt))] for prompt in prompts]
-    return np.array(rows, np.int32).reshape(len(prompts), width)
+def _last_sum(rounded, term: float) -> int:
+    """Where 0 + term + term + ... stops growing, rounded after each addition."""
+    total = 0.0
+    while rounded(total + term) > total:
+        total = rounded(total + term)
+    return round(total)
 
 
-def _prompt_inputs(rng, n, S, page):
-    """Most continue a prefix of an earlier prompt; there are only two different tokens."""
-    prompts = []
-    for _ in range(n):
-        base = prompts[rng.integers(len(prompts))] if prompts and rng.random() < 0.8 else []
-        keep = int(rng.integers(0, len(base) + 1))
-        more = int(rng.integers(1, S - keep + 1)) if keep < S else 0
-        prompts.append([*base[:keep], *rng.integers(0, 2, more).tolist()])
-    return _padded(rng, prompts, S), np.array([len(prompt) for prompt in prompts], np.int32), page
-
-
-def _prompts(words, *given, page=4):
-    """Prompts written out, at whatever size."""
-    width = max(map(len, given))
-    lengths = np.array([len(prompt) for prompt in given], np.int32)
-    return Reach(words, lambda rng, *_: (_padded(rng, given, width), lengths, page),
-                 {"n": len(given), "S": width, "page": page})
-
-
-def _cut_off(rng, prompts, lengths, page):
-    """All rows are the same; only the lengths differ."""
-    row = rng.integers(0, 5, prompts.shape[1])
-    return np.broadcast_to(row, prompts.shape).astype(np.int32), np.array([3, 6, 7, 12], np.int32), page
-
-
-A, B, C = [1, 2, 3, 4], [5, 6, 7, 8], [9, 10, 11, 12]
-
-FOUND_TOKENS = FunctionExercise(
-    name="found_tokens",
-    reference=_found_tokens,
-    inputs=_prompt_inputs,
-    sizes=tuple({"n": n, "S": S, "page": page} for n, S, page in ((1, 4, 4), (4, 9, 2), (12, 20, 4), (20, 33, 8))),
-    random_size=lambda rng: {"n": int(rng.integers(8, 24)), "S": int(rng.integers(8, 30)), "page": 4},
-    domain=(_prompts("the same prompt comes twice, and its last page is full", [*A, *B], [*A, *B]),
-            _prompts("a page has the same tokens as a cached one, after a different beginning", [*A, *B], [*C, *B, 0]),
-            _prompts("a page is not cached, and the one behind it has the tokens of one that is", [*A, *B, *C],
-                     [*A, *C, *C, 0]),
-            _prompts("a prompt is a prefix of an earlier one", [*A, *B, *C], [*A, *B, 9], [*A, *B]),
-            _prompts("all tokens are equal", [3] * 13, [3] * 9, [3] * 17),
-            Reach("what stands behind a prompt in its row is how a later prompt goes on", _cut_off,
-                  {"n": 4, "S": 12, "page": 4}),
-            _prompts("no prompt fills a page", [1, 2, 3], [1, 2, 3], [1]),
-            _prompts("a page is one token", [1, 2, 3], [1, 2, 4, 5], [2, 3], [1, 2, 3, 9], page=1)),
+PREDICT_ROUNDING = PredictionExercise(
+    name="predict_rounding",
+    truth=lambda: {"nearest": round(_as_bfloat16(1006)), "by_half": _last_sum(_as_bfloat16, 0.5),
+                   "by_three": _last_sum(_as_bfloat16, 3), "float16_by_three": _last_sum(_as_float16, 3),
+                   "requests": 4096 // (8 * 32)},
+    how={"nearest": "From 512 to 1,024 neighbours are 4 apart. 1,006 is a tie between 251 times 4 and 252 times 4, and "
+                    "goes to the even one.",
+         "by_half": "From 128 on neighbours are 1 apart, and 128.5 is a tie that goes back to 128.",
+         "by_three": "From 512 on neighbours are 4 apart, and adding 3 adds 4. From 1,024 on they are 8 apart, and 3 "
+                     "is less than half of that.",
+         "float16_by_three": "float16 has 3 significant bits more, so everything happens at numbers 8 times as large.",
+         "requests": "A load of a warp moves 32 times 8 numbers."},
     wrong={
-        "the digest is of the page alone: the same tokens after a different beginning are found":
-            Edit("digest = hash((digest, *row[place : place + page]))", "digest = hash((*row[place : place + page],))"),
-        "the last token may be found as well: its logits would be missing": Edit(" and place + page < length", ""),
-        "a page that is not full is entered": Edit("while place + page <= length:", "while place < length:"),
-        "the prompt finds its own pages: they are entered before the search": Edit(
-            "if digest in cache and place + page < length:",
-            "cache.add(digest)\nif digest in cache and place + page < length:"),
-        "pages in place of tokens": Edit("tokens += page", "tokens += 1"),
-        "a prompt enters only its first page": Edit("cache.add(digest)",
-                                                    "if place == 0:\n    cache.add(digest)"),
+        "the tie went to the odd neighbour": {"nearest": 1004},
+        "the leading 1, which is not stored, was not counted as a bit": {
+            "by_half": 64, "by_three": 512, "float16_by_three": 4096},
+        "neighbours further apart than the term were taken to stop the sum: more than half of the distance rounds up": {
+            "by_three": 512, "float16_by_three": 4096},
+        "float16 was given the 8 significant bits of bfloat16": {"float16_by_three": 1024},
+        "a number was counted for each lane, not eight": {"requests": 128},
+        "the loads of each lane were counted: a request is the load of a whole warp": {"requests": 512},
     },
 )
 
-EXERCISES = (PLAN_STEP, PREDICT_PREEMPTION, FOUND_TOKENS)
+# --- A sum in float32 -------------------------------------------------------------------------------------------------
+
+ALL_LANES = 0xFFFFFFFF
+
+
+def _dots(w, x):
+    return float32_of(w).astype(np.float64) @ float32_of(x)
+
+
+def _dot_tolerance(w, x):
+    """That of a float32 sum in any order; the constant covers sums that are subnormal."""
+    return x.size * EPS32 * (np.abs(float32_of(w)).astype(np.float64) @ np.abs(float32_of(x))) + 1e-40
+
+
+def _whole_numbers(rng, w, x):
+    return bfloat16_of(rng.integers(-3, 4, w.shape)), bfloat16_of(rng.integers(-3, 4, x.shape))
+
+
+def _ones(rng, w, x):
+    return bfloat16_of(np.ones(w.shape)), bfloat16_of(np.ones(x.shape))
+
+
+@cuda.jit
+def dot_rows_alone(w, x, out):
+    lane, r = cuda.threadIdx.x, cuda.blockIdx.x * 4 + cuda.threadIdx.y
+    if r < w.shape[0] and lane == 0:
+        acc = float32(0.0)
+        for col in range(x.size):
+            acc += bfloat16_number(w[r, col]) * bfloat16_number(x[col])
+        out[r] = acc
+
+
+LONG = {"R": 2, "C": 12_000}
+
+DOT_ROWS = KernelExercise(
+    name="dot_rows",
+    reference=_dots,
+    inputs=lambda rng, R, C: (bfloat16_of(uniform(rng, R, C)), bfloat16_of(uniform(rng, C))),
+    shape=lambda R, C: (R,),
+    sizes=tuple({"R": R, "C": C} for R, C in ((1, 1), (2, 3), (4, 32), (5, 33), (3, 100), (9, 384))),
+    random_size=lambda rng: {"R": int(rng.integers(2, 12)), "C": int(rng.integers(30, 400))},
+    launch=lambda R, C: (-(-R // 4), (32, 4)),
+    tolerance=_dot_tolerance,
+    observe_sizes=({"R": 3, "C": 100},),
+    demand=shuffles,
+    domain=(Reach("all numbers are small whole numbers", _whole_numbers),
+            Reach("12,000 ones are added", _ones, LONG),
+            *of_bfloat16((0, 1), POSITIVE, NEGATIVE, HUGE_AND_TINY, ZEROS, EQUAL),
+            *of_bfloat16((0,), ONE_FAR_ABOVE)),
+    wrong={
+        "the accumulator is a bfloat16": Edit("acc += bfloat16_number(w[r, col]) * bfloat16_number(x[col])",
+                                              "acc = bfloat16_rounded(acc + bfloat16_number(w[r, col]) * "
+                                              "bfloat16_number(x[col]))"),
+        "each product is rounded to bfloat16": Edit("acc += bfloat16_number(w[r, col]) * bfloat16_number(x[col])",
+                                                    "acc += bfloat16_rounded(bfloat16_number(w[r, col]) * "
+                                                    "bfloat16_number(x[col]))"),
+        "the lanes' sums are rounded before they are added": Edit("cuda.shfl_xor_sync(0xFFFFFFFF, acc, distance)",
+                                                                   "bfloat16_rounded(cuda.shfl_xor_sync(0xFFFFFFFF, "
+                                                                   "acc, distance))"),
+        "the result is rounded to bfloat16": Edit("out[r] = acc", "out[r] = bfloat16_rounded(acc)"),
+        "the bits are multiplied as whole numbers": Edit("bfloat16_number(w[r, col]) * bfloat16_number(x[col])",
+                                                         "float32(w[r, col]) * float32(x[col])"),
+        "a round of the shuffles is missing": Edit("(16, 8, 4, 2, 1)", "(16, 8, 4, 2)"),
+        "every row gets the result of the block's first row": Edit("cuda.blockIdx.x * 4 + cuda.threadIdx.y",
+                                                               "cuda.blockIdx.x * 4"),
+        "one lane adds up the whole row": dot_rows_alone,
+    },
+)
+
+# --- From a blank page: eight in a load ------------------------------------------------------------------------------
+
+EIGHTS = {"n": 1024}
+
+
+def _wide(report):
+    """Three requests for a warp: the load and two stores."""
+    warps, requests = EIGHTS["n"] // 256, report.counts["global_requests"]
+    if requests <= 3 * warps:
+        return None
+    return (f"At {EIGHTS['n']:,} numbers the {warps} warps make {requests:,} memory requests, and {3 * warps} are "
+            f"enough: each thread makes one load of 128 bits and two stores of 128 bits.")
+
+
+@cuda.jit
+def widen_one_by_one(x, out):
+    i = 8 * cuda.grid(1)
+    if i < x.size:
+        for k in range(8):
+            out[i + k] = bfloat16_number(x[i + k])
+
+
+WIDEN_EIGHT = KernelExercise(
+    name="widen_eight",
+    reference=float32_of,
+    inputs=lambda rng, n: bfloat16_of(uniform(rng, n)),
+    shape=lambda n: (n,),
+    sizes=({"n": 8}, {"n": 24}, {"n": 520}, EIGHTS),
+    random_size=lambda rng: {"n": 8 * int(rng.integers(3, 150))},
+    launch=lambda n: (-(-n // 512), 64),
+    observe_sizes=(EIGHTS,),
+    demand=_wide,
+    domain=(Reach("the bits are random", lambda rng, x: (rng.integers(0, 2**16, x.size).astype(np.uint16),)),
+            *of_bfloat16((0,), MOVED, HUGE_AND_TINY, NEGATIVE, ZEROS)),
+    wrong={
+        "the two numbers of each word are exchanged": Edit("a, b = ptx.unpack_bf162(p)", "b, a = ptx.unpack_bf162(p)"),
+        "the words of the second half are exchanged": Edit("ptx.unpack_bf162(r)", "ptx.unpack_bf162(s)",
+                                                           "c, d = ptx.unpack_bf162(s)", "c, d = ptx.unpack_bf162(r)"),
+        "the first four numbers are stored twice": Edit("ptx.unpack_bf162(r)", "ptx.unpack_bf162(p)",
+                                                        "ptx.unpack_bf162(s)", "ptx.unpack_bf162(q)"),
+        "the second store overwrites the first": Edit("i + 4", "i"),
+        "the second store begins eight numbers on, not four": Edit("i + 4", "i + 8"),
+        "the guard is too large, and threads beyond the end load": Edit("i < x.size", "i < 8 * x.size"),
+        "the words hold bfloat16, and are unpacked as float16": Edit("ptx.unpack_bf162(p)", "ptx.unpack_half2(p)"),
+        "one number at a time: eight loads and eight stores": widen_one_by_one,
+    },
+)
+
+EXERCISES = (PACK_BFLOAT16, PREDICT_ROUNDING, DOT_ROWS, WIDEN_EIGHT)

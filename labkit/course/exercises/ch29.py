@@ -1,197 +1,401 @@
-"""The exercises of lesson 29: GPT-2's GELU with its bias, what fusing saves, one graph for many inputs.
+"""The exercises of lesson 29: RMSNorm by a block, the rotation of heads, the launches and rotations of a larger Llama,
+and heads that are normalised and rotated by one warp each.
 
-Sizes are R (rows) and C (columns); N inputs of S rows and C columns, and I columns of their outputs.
+Sizes are T tokens, C columns, H heads, and D numbers in a head.
 """
 
-
 import numpy as np
+from numba import float32
 
 from labkit import cuda
-from labkit.course.exercises import Edit, FunctionExercise, KernelExercise, PredictionExercise
-from labkit.course.exercises.demands import on_the_device
+from labkit.course.exercises import Edit, KernelExercise, PredictionExercise, Reach
+from labkit.course.exercises.demands import shuffles
 from labkit.course.exercises.domains import (
+    EQUAL,
     FAR_ABOVE_ZERO,
-    FAR_BELOW_ZERO,
     HUGE_AND_TINY,
     NEGATIVE,
+    ONE_FAR_ABOVE,
     SUMMED,
     ZEROS,
+    at,
     in_place,
     of,
 )
-from labkit.device import graphs
-from labkit.kernels.gelu import gelu_tanh_reference
-from labkit.kernels.linear.fused import fused_reference, fused_tiled
+from labkit.kernels.elements import FLOAT32
 from labkit.kernels.op import uniform
-from labkit.kernels.tolerance import relative_to
-from labkit.models.gpt2_block import GPT2_SMALL, traffic
+from labkit.kernels.rope import frequencies, head_tolerance, rope_table, rotated_reference
+from labkit.kernels.tolerance import EPS32
+from labkit.models.llama import Config
 
-# --- Bias and GELU, the form with tanh -----------------------------------------------------------------------------
+ALL_LANES = 0xFFFFFFFF
+
+# --- RMSNorm by a block -----------------------------------------------------------------------------------------------
+
+THREADS = 128
+NORMED = {"T": 2, "C": 130}
 
 
-def _some_large(rng, R, C):
-    """Every fifth number is so large that the exponential of its cube does not fit into a float32."""
-    scale = np.where(np.arange(R * C) % 5 == 4, 20, 2).astype(np.float32)
-    return uniform(rng, R, C) * scale.reshape(R, C)
+def _normed(x, weight, epsilon):
+    x = np.asarray(x, np.float64)
+    return x / np.sqrt((x * x).mean(axis=1, keepdims=True) + epsilon) * weight
 
 
-BIAS_GELU_TANH = KernelExercise(
-    name="bias_gelu_tanh",
-    reference=lambda x, bias: gelu_tanh_reference(x.astype(np.float64) + bias.astype(np.float64)),
-    inputs=lambda rng, R, C: (_some_large(rng, R, C), uniform(rng, C)),
-    shape=lambda R, C: (R, C),
-    sizes=tuple({"R": R, "C": C} for R, C in ((1, 1), (2, 5), (8, 32), (5, 33), (17, 40))),
-    launch=lambda R, C: ((-(-C // 32), -(-R // 8)), (32, 8)),
-    tolerance=relative_to(lambda x, bias: np.abs(x) + np.abs(bias), roundings=8),
-    domain=(*of(0, FAR_ABOVE_ZERO, FAR_BELOW_ZERO, HUGE_AND_TINY, NEGATIVE, ZEROS), in_place(0)),
+def _norm_inputs(rng, T, C):
+    """Every second row is small, so that epsilon counts there; epsilon differs from case to case."""
+    scale = np.where(np.arange(T) % 2, 1e-3, 1.0).astype(np.float32)[:, None]
+    return uniform(rng, T, C) * scale, 1 + uniform(rng, C) / 4, np.float32(rng.choice([1e-6, 1e-5, 1e-4]))
+
+
+def _one_barrier(report) -> str | None:
+    """The four warps meet once or twice, and the row is read twice."""
+    warps, loads = report.counts["barriers"], report.counts["global_loads"]
+    rows, columns = NORMED["T"], NORMED["C"]
+    if warps > 2 * THREADS * rows:
+        return (f"Each row takes {warps // (THREADS * rows)} barriers, and two are enough: the lanes of a warp add up "
+                f"their squares by shuffles without a barrier, and the four warps have to meet only once.")
+    enough = 4 * rows * columns  # x * x may be written with two loads
+    if loads > enough:
+        return (f"At {rows} x {columns} it loads {loads:,} numbers from global memory, more than {enough:,}: each "
+                f"thread needs its own columns of x, twice, and of the weight.")
+    return shuffles(report)
+
+
+@cuda.jit
+def rmsnorm_block_by_a_tree(x, weight, epsilon, out):
+    partial = cuda.shared.array(128, float32)
+    row, thread, columns = cuda.blockIdx.x, cuda.threadIdx.x, x.shape[1]
+    squares = float32(0.0)
+    for col in range(thread, columns, 128):
+        squares += x[row, col] * x[row, col]
+    partial[thread] = squares
+    cuda.syncthreads()
+    distance = 64
+    while distance > 0:
+        if thread < distance:
+            partial[thread] += partial[thread + distance]
+        cuda.syncthreads()
+        distance //= 2
+    scale = cuda.rsqrt(partial[0] / float32(columns) + epsilon)
+    for col in range(thread, columns, 128):
+        out[row, col] = x[row, col] * scale * weight[col]
+
+
+@cuda.jit
+def rmsnorm_block_each_thread_alone(x, weight, epsilon, out):
+    row, thread, columns = cuda.blockIdx.x, cuda.threadIdx.x, x.shape[1]
+    squares = float32(0.0)
+    for col in range(columns):
+        squares += x[row, col] * x[row, col]
+    cuda.syncthreads()
+    scale = cuda.rsqrt(squares / float32(columns) + epsilon)
+    for col in range(thread, columns, 128):
+        out[row, col] = x[row, col] * scale * weight[col]
+
+
+@cuda.jit
+def rmsnorm_block_subtracts_the_mean(x, weight, epsilon, out):
+    partial = cuda.shared.array(8, float32)
+    row, thread, columns = cuda.blockIdx.x, cuda.threadIdx.x, x.shape[1]
+    total, squares = float32(0.0), float32(0.0)
+    for col in range(thread, columns, 128):
+        total += x[row, col]
+        squares += x[row, col] * x[row, col]
+    for distance in (16, 8, 4, 2, 1):
+        total += cuda.shfl_xor_sync(ALL_LANES, total, distance)
+        squares += cuda.shfl_xor_sync(ALL_LANES, squares, distance)
+    if thread % 32 == 0:
+        partial[thread // 32], partial[4 + thread // 32] = total, squares
+    cuda.syncthreads()
+    mean = (partial[0] + partial[1] + partial[2] + partial[3]) / float32(columns)
+    square = (partial[4] + partial[5] + partial[6] + partial[7]) / float32(columns)
+    scale = cuda.rsqrt(square - mean * mean + epsilon)
+    for col in range(thread, columns, 128):
+        out[row, col] = (x[row, col] - mean) * scale * weight[col]
+
+
+RMSNORM_BLOCK = KernelExercise(
+    name="rmsnorm_block",
+    reference=_normed,
+    inputs=_norm_inputs,
+    shape=lambda T, C: (T, C),
+    sizes=tuple({"T": T, "C": C} for T, C in ((1, 1), (3, 5), (2, 32), (3, 127), (2, 130), (2, 300))),
+    random_size=lambda rng: {"T": int(rng.integers(2, 5)), "C": int(rng.integers(33, 280))},
+    launch=lambda T, C: (T, THREADS),
+    tolerance=lambda x, weight, epsilon: EPS32 * (np.sqrt(x.shape[1]) + 6) * np.abs(_normed(x, weight, epsilon)),
+    observe_sizes=(NORMED,),
+    demand=_one_barrier,
+    domain=(in_place(0), at("a row has fewer columns than a warp has lanes", T=2, C=7),
+            at("a row has several columns for each thread", T=2, C=513),
+            *of(0, ZEROS, HUGE_AND_TINY, EQUAL, FAR_ABOVE_ZERO, ONE_FAR_ABOVE, at={"T": 4, "C": 100}),
+            *of(1, NEGATIVE)),
     wrong={
-        "the exact form, with the error function: close, but not what GPT-2 was trained with":
-            Edit("math.tanh(ROOT * (v + CUBIC * v * v * v))", "math.erf(v * float32(0.70710678))"),
-        "the bias is added after GELU":
-            Edit("v = x[row, col] + bias[col]", "v = x[row, col]",
-                 "CUBIC * v * v * v)))", "CUBIC * v * v * v))) + bias[col]"),
-        "the bias is read at the row": Edit("v = x[row, col] + bias[col]", "v = x[row, col] + bias[row % bias.size]"),
-        "the small term holds the square in place of the cube": Edit("CUBIC * v * v * v", "CUBIC * v * v"),
-        "the small term is missing": Edit("(v + CUBIC * v * v * v)", "v"),
-        "the root belongs to both terms: ROOT * (v + ...)": Edit("(v + CUBIC * v * v * v)", "v + CUBIC * v * v * v"),
-        "the half is missing": Edit("float32(0.5) * v", "v"),
-        "the grid's x runs along the columns: `col` comes first":
-            Edit("col, row = cuda.grid(2)", "row, col = cuda.grid(2)"),
-        "the quotient of two exponentials, which are infinite for large numbers":
-            Edit("out[row, col] = float32(0.5) * v * (float32(1.0) + math.tanh(ROOT * (v + CUBIC * v * v * v)))",
-                 "power = math.exp(float32(2.0) * ROOT * (v + CUBIC * v * v * v))\n"
-                 "out[row, col] = v * (power / (power + float32(1.0)))"),
-        "no guard": Edit("if row < x.shape[0] and col < x.shape[1]:", "if True:"),
+        "the mean is subtracted, as in LayerNorm": rmsnorm_block_subtracts_the_mean,
+        "the sum of the squares, not their mean": Edit("total / float32(columns)", "total"),
+        "epsilon is left out: a row of zeros is divided by 0": Edit(" + epsilon", ""),
+        "epsilon is added after the root": Edit("cuda.rsqrt(total / float32(columns) + epsilon)",
+                                                "float32(1.0) / (math.sqrt(total / float32(columns)) + epsilon)"),
+        "each warp takes the squares of its own columns alone": Edit(
+            "total = partial[0] + partial[1] + partial[2] + partial[3]", "total = squares"),
+        "the partial sum of the last warp is left out": Edit(" + partial[3]", ""),
+        "the warps' sums are read before they are written: the barrier is missing": Edit("cuda.syncthreads()", ""),
+        "the last lane stores the sum of a warp that only the first lane has": Edit(
+            "shfl_xor_sync", "shfl_down_sync", "thread % 32 == 0", "thread % 32 == 31"),
+        "every thread adds up the whole row, and nothing is exchanged": rmsnorm_block_each_thread_alone,
+        "the weight is left out": Edit(" * weight[col]", ""),
+        "a tree in shared memory, with a barrier for each of its levels": rmsnorm_block_by_a_tree,
     },
 )
 
+# --- The rotation of heads --------------------------------------------------------------------------------------------
 
-# --- Predict: what fusing saves ------------------------------------------------------------------------------------
-
-TOKENS = 1024
-
-
-def _saved() -> dict:
-    fused, separate = (traffic(GPT2_SMALL, TOKENS, fused=fused) for fused in (True, False))
-    weights = 4 * GPT2_SMALL.size
-    one = sum(traffic(GPT2_SMALL, 1).values())
-    return {"launches": len(separate) - len(fused), "gelu_bytes": separate["mlp.gelu"],
-            "residual_bytes": sum(separate.values()) - sum(fused.values()) - separate["mlp.gelu"],
-            "buffer_bytes": 4 * TOKENS * (6 * GPT2_SMALL.width + 3 * GPT2_SMALL.width + GPT2_SMALL.inner),
-            "weights_percent": round(100 * weights / one)}
+POSITIONS = 40
+ROTATED = {"T": 3, "H": 2, "D": 6}
 
 
-ROW = 4 * 768 * TOKENS  # bytes of a matrix with a row of 768 for each token
-
-PREDICT_BLOCK = PredictionExercise(
-    name="predict_block",
-    truth=_saved,
-    how={"launches": "GELU and two additions lose their kernels",
-         "gelu_bytes": "a kernel of its own reads 1,024 x 3,072 numbers and writes as many",
-         "residual_bytes": "for each of the two: what is added is not written and not read again, 1,024 x 768 numbers "
-                           "twice; the residual itself is read either way",
-         "buffer_bytes": "six of 768 columns, one of 2,304, one of 3,072: 9,984 numbers a token",
-         "weights_percent": "28.4 MB of weights, and beside them some 80 KB; a whole number of percent"},
-    wrong={"counts the reading only, and not the writing": {
-               "launches": 3, "gelu_bytes": 4 * ROW, "residual_bytes": 2 * ROW, "buffer_bytes": 13 * ROW,
-               "weights_percent": 100},
-           "counts one addition; there are two": {
-               "launches": 3, "gelu_bytes": 8 * ROW, "residual_bytes": 2 * ROW, "buffer_bytes": 13 * ROW,
-               "weights_percent": 100},
-           "counts what is left, seven, and not what is gone": {"launches": 7},
-           "takes the residual itself for saved: it has to be read either way": {
-               "launches": 3, "gelu_bytes": 8 * ROW, "residual_bytes": 6 * ROW, "buffer_bytes": 13 * ROW,
-               "weights_percent": 100},
-           "counts numbers, not bytes": {
-               "launches": 3, "gelu_bytes": 2 * ROW, "residual_bytes": ROW, "buffer_bytes": 13 * ROW // 4,
-               "weights_percent": 100}},
-)
+def _rope_inputs(rng, T, H, D):
+    return (uniform(rng, T, H, D), rope_table(POSITIONS, D, 10_000.0), rng.integers(0, POSITIONS, T).astype(np.int32))
 
 
-# --- From a blank page: one graph, many inputs ----------------------------------------------------------------------
+def _rope_tolerance(x, table, positions):
+    return head_tolerance(x, None, FLOAT32)
 
 
-def _layer_of_each(batches, weights, bias):
-    return np.stack([fused_reference(x, weights, bias, gelu=True) for x in batches])
+def _pairs_once(report) -> str | None:
+    tokens, heads, size = ROTATED["T"], ROTATED["H"], ROTATED["D"]
+    numbers = tokens * heads * size
+    enough = 2 * numbers + numbers // 2  # x; cosines and sines of each pair; a position for each thread
+    loads = report.counts["global_loads"]
+    if loads > enough:
+        return (f"At {tokens} tokens of {heads} heads of {size} it loads {loads:,} numbers, and {enough:,} are enough: "
+                f"a thread loads both numbers of its pair, their cosine and sine, and a position, each once.")
+    return None
 
 
-def _layer_tolerance(batches, weights, bias):
-    return 1e-5 * (np.abs(batches) @ np.abs(weights) + np.abs(bias))
+def _at_positions(words, choose):
+    return Reach(words, lambda rng, x, table, positions: (x, table, choose(positions).astype(np.int32)),
+                 {"T": 4, "H": 3, "D": 8})
 
 
-def _one_graph_replayed(run) -> str | None:
-    inputs = run.size["N"]
-    if run.captures != 1 or run.replays != inputs:
-        return (f"For {inputs} inputs {run.captures} graphs were captured, and there were {run.replays} replays. Asked "
-                f"for is one graph, which is captured once and replayed for each input: {inputs} times.")
-    return on_the_device(run)
+@cuda.jit
+def rope_heads_second_from_first(x, table, positions, out):
+    tokens, heads, size = x.shape
+    half = size // 2
+    i = cuda.grid(1)
+    if i < tokens * heads * half:
+        d, head, t = i % half, i // half % heads, i // half // heads
+        p = positions[t]
+        cos, sin = table[p, d], table[p, d + half]
+        b = x[t, head, d + half]
+        out[t, head, d] = x[t, head, d] * cos - b * sin
+        out[t, head, d + half] = b * cos + x[t, head, d] * sin
 
 
-def replay_rebound(batches, weights, bias, out):
-    x, y = batches[0], out[0]
-    graph = graphs.capture(lambda stream: fused_tiled(x, weights, bias, y, gelu=True, stream=stream))
-    for number in range(batches.shape[0]):
-        x, y = batches[number], out[number]
-        graph.launch()
+@cuda.jit
+def rope_heads_number_by_number(x, table, positions, out):
+    tokens, heads, size = x.shape
+    half = size // 2
+    i = cuda.grid(1)
+    if i < tokens * heads * half:
+        d, head, t = i % half, i // half % heads, i // half // heads
+        a, b = x[t, head, d], x[t, head, d + half]
+        first = a * table[positions[t], d] - b * table[positions[t], d + half]
+        out[t, head, d + half] = b * table[positions[t], d] + a * table[positions[t], d + half]
+        out[t, head, d] = first
 
 
-def replay_first_input(batches, weights, bias, out):
-    y = cuda.device_array(out.shape[1:], np.float32)
-    graph = graphs.capture(lambda stream: fused_tiled(batches[0], weights, bias, y, gelu=True, stream=stream))
-    for number in range(batches.shape[0]):
-        graph.launch()
-        out[number].copy_to_device(y)
-
-
-def replay_captured_each_time(batches, weights, bias, out):
-    for number in range(batches.shape[0]):
-        x, y = batches[number], out[number]
-        graphs.capture(lambda stream, x=x, y=y: fused_tiled(x, weights, bias, y, gelu=True, stream=stream)).launch()
-
-
-def replay_all_in_one(batches, weights, bias, out):
-    def work(stream):
-        for number in range(batches.shape[0]):
-            fused_tiled(batches[number], weights, bias, out[number], gelu=True, stream=stream)
-
-    graphs.capture(work).launch()
-
-
-def replay_without_graph(batches, weights, bias, out):
-    for number in range(batches.shape[0]):
-        fused_tiled(batches[number], weights, bias, out[number], gelu=True)
-
-
-def replay_on_the_host(batches, weights, bias, out):
-    arrays = (array.copy_to_host() for array in (batches, weights, bias))
-    out.copy_to_device(_layer_of_each(*arrays).astype(np.float32))
-
-
-REPLAY_LAYER = FunctionExercise(
-    name="replay_layer",
-    reference=_layer_of_each,
-    inputs=lambda rng, N, S, C, I: (uniform(rng, N, S, C), uniform(rng, C, I), uniform(rng, I)),  # noqa: E741
-    shape=lambda N, S, C, I: (N, S, I),  # noqa: E741
-    sizes=tuple({"N": N, "S": S, "C": C, "I": inner} for N, S, C, inner in
-                ((1, 1, 4, 5), (3, 2, 8, 12), (4, 5, 17, 33), (2, 9, 48, 80))),
-    tolerance=_layer_tolerance,
-    domain=of(0, *SUMMED),
-    demand=_one_graph_replayed,
+ROPE_HEADS = KernelExercise(
+    name="rope_heads",
+    reference=rotated_reference,
+    inputs=_rope_inputs,
+    shape=lambda T, H, D: (T, H, D),
+    sizes=tuple({"T": T, "H": H, "D": D} for T, H, D in ((1, 1, 2), (3, 2, 6), (4, 3, 8), (2, 5, 34), (7, 3, 64))),
+    random_size=lambda rng: {"T": int(rng.integers(2, 6)), "H": int(rng.integers(2, 6)),
+                             "D": 2 * int(rng.integers(2, 20))},
+    launch=lambda T, H, D: (-(-T * H * D // 128), 64),
+    tolerance=_rope_tolerance,
+    observe_sizes=(ROTATED,),
+    demand=_pairs_once,
+    domain=(in_place(0),
+            _at_positions("all tokens stand at position 0", lambda positions: 0 * positions),
+            _at_positions("all tokens stand at the last position of the table",
+                          lambda positions: 0 * positions + POSITIONS - 1),
+            _at_positions("the tokens stand in reverse order", lambda positions: 17 - np.arange(len(positions))),
+            _at_positions("the tokens stand far apart", lambda positions: 13 * np.arange(len(positions))),
+            *of(0, *SUMMED, EQUAL)),
     wrong={
-        "a graph holds the arrays it was captured with: giving the names x and y to other arrays changes nothing in it":
-            replay_rebound,
-        "the graph always reads the first input": replay_first_input,
-        "the results stay in the array that the graph writes": Edit("out[number].copy_to_device(y)", ""),
-        "the result is copied before the graph has computed it": Edit(
-            "graph.launch()\nout[number].copy_to_device(y)", "out[number].copy_to_device(y)\ngraph.launch()"),
-        "the inputs are never copied to where the graph reads": Edit("x.copy_to_device(batches[number])", ""),
-        "the layer has no GELU": Edit(", gelu=True", ""),
-        "the layer is not launched on the stream of the capture: nothing is recorded": Edit(", stream=stream", ""),
-        "a graph is captured for each input": replay_captured_each_time,
-        "one graph holds all inputs, and is launched once": replay_all_in_one,
-        "there is no graph: each layer is launched by the host": replay_without_graph,
-        "NumPy computes it all, on the host": replay_on_the_host,
+        "neighbours are taken as pairs": Edit("a, b = x[t, head, d], x[t, head, d + half]",
+                                              "a, b = x[t, head, 2 * d], x[t, head, 2 * d + 1]",
+                                              "out[t, head, d] =", "out[t, head, 2 * d] =",
+                                              "out[t, head, d + half] =", "out[t, head, 2 * d + 1] ="),
+        "rotated the other way": Edit("a * cos - b * sin", "a * cos + b * sin", "b * cos + a * sin",
+                                      "b * cos - a * sin"),
+        "both signs are plus": Edit("a * cos - b * sin", "a * cos + b * sin"),
+        "the token's number is taken for its position": Edit("p = positions[t]", "p = t"),
+        "cosines and sines are taken to stand side by side": Edit("table[p, d], table[p, d + half]",
+                                                                 "table[p, 2 * d], table[p, 2 * d + 1]"),
+        "the sine is that of the first angle, for all pairs": Edit("table[p, d + half]", "table[p, half]"),
+        "every head gets the angles of another token: heads and tokens are exchanged": Edit(
+            "d, head, t = i % half, i // half % heads, i // half // heads",
+            "d, t, head = i % half, i // half % tokens, i // half // tokens", "p = positions[t]",
+            "p = positions[i // half // heads]"),
+        "no guard: the last block has threads without a pair": Edit("if i < tokens * heads * half:", "if True:"),
+        "in place, the second number is computed from the rotated first one": rope_heads_second_from_first,
+        "the position is loaded again for each use": rope_heads_number_by_number,
     },
 )
 
-EXERCISES = (BIAS_GELU_TANH, PREDICT_BLOCK, REPLAY_LAYER)
+# --- Predict: launches and rotations ----------------------------------------------------------------------------------
+
+LLAMA_3_1_8B = Config(
+    vocab_size=128_256, hidden_size=4096, intermediate_size=14_336, num_hidden_layers=32, num_attention_heads=32,
+    num_key_value_heads=8, head_dim=128, max_position_embeddings=131_072, rms_norm_eps=1e-5, rope_theta=500_000.0,
+    rope_scaling={"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+                  "original_max_position_embeddings": 8192})
+
+
+def _launches_and_rotations() -> dict:
+    c = LLAMA_3_1_8B
+    plain = frequencies(c.head_dim, c.rope_theta)
+    factor = plain / frequencies(c.head_dim, c.rope_theta, c.rope_scaling)
+    return {"launches": 8 * c.num_hidden_layers + 4,
+            "qkv_rows": (c.num_attention_heads + 2 * c.num_key_value_heads) * c.head_dim,
+            "pairs_kept": int(np.isclose(factor, 1).sum()), "pairs_slowed": int(np.isclose(factor, 8).sum())}
+
+
+PREDICT_ROTATIONS = PredictionExercise(
+    name="predict_rotations",
+    truth=_launches_and_rotations,
+    how={"launches": "Eight in each layer; around them the embedding, the last norm, the gathering of the last rows, "
+                     "and the logits.",
+         "qkv_rows": "A row for each output: 32 heads of queries, 8 of keys and 8 of values, 128 numbers each.",
+         "pairs_kept": "Pair d turns once in 2 pi 500,000^(d / 64) tokens; that must be at most 8,192 / 4. The last "
+                       "such d is 28, and pair 0 counts as well.",
+         "pairs_slowed": "At least 8,192 tokens for a turn: from d = 35 on."},
+    wrong={"the launches of the layers alone": {"launches": 256},
+           "16 layers, as Llama 3.2 1B has": {"launches": 132},
+           "as many heads of keys and values as of queries": {"qkv_rows": 12288},
+           "the values are forgotten: queries and keys": {"qkv_rows": 5120},
+           "a head has 4096 / 8 numbers: the width is divided by the heads of keys": {"qkv_rows": 24576},
+           "pairs are counted from 1: the fastest one is forgotten": {"pairs_kept": 28},
+           "the wavelength is the inverse of the frequency: 2 pi is forgotten": {"pairs_kept": 38, "pairs_slowed": 20},
+           "those between count as slowed by the whole factor": {"pairs_slowed": 35}},
+)
+
+# --- From a blank page: normalised and rotated ------------------------------------------------------------------------
+
+NORMED_HEAD = 64
+NORMED_ROTATED = {"T": 3, "H": 2}
+
+
+def _normed_heads(x, weight, epsilon):
+    return _normed(x.reshape(-1, NORMED_HEAD), weight, epsilon).reshape(x.shape)
+
+
+def _normed_rotated(x, weight, epsilon, table, positions):
+    return rotated_reference(_normed_heads(x, weight, epsilon), table, positions)
+
+
+def _normed_rotated_inputs(rng, T, H):
+    """Every second head is small, so that epsilon counts there; epsilon differs from case to case."""
+    scale = np.where(np.arange(T * H).reshape(T, H, 1) % 2, 1e-3, 1.0).astype(np.float32)
+    return (uniform(rng, T, H, NORMED_HEAD) * scale, 1 + uniform(rng, NORMED_HEAD) / 2,
+            np.float32(rng.choice([1e-6, 1e-5, 1e-4])), rope_table(POSITIONS, NORMED_HEAD, 10_000.0),
+            rng.integers(1, POSITIONS, T).astype(np.int32))
+
+
+def _normed_rotated_tolerance(x, weight, epsilon, table, positions):
+    """Relative to the length of a pair: the roundings of the norm, and of two products and their sum."""
+    normed = _normed_heads(x, weight, epsilon)
+    a, b = np.split(normed, 2, axis=2)
+    return EPS32 * (np.sqrt(NORMED_HEAD) + 10) * np.tile(np.hypot(a, b), 2)
+
+
+def _head_once(report) -> str | None:
+    heads = NORMED_ROTATED["T"] * NORMED_ROTATED["H"]
+    loads, enough = report.counts["global_loads"], heads * (3 * NORMED_HEAD + 32)
+    if loads > enough:
+        return (f"For {heads} heads it loads {loads:,} numbers, and {enough:,} are enough: a lane loads both numbers "
+                f"of its pair, their weights, their cosine and sine, and a position, and each of these once.")
+    return shuffles(report)
+
+
+def _standing(words, choose):
+    return Reach(words, lambda rng, x, weight, epsilon, table, positions: (
+        x, weight, epsilon, table, choose(positions).astype(np.int32)), {"T": 4, "H": 3})
+
+
+@cuda.jit
+def rotate_normed_weights_last(x, weight, epsilon, table, positions, out):
+    head, t, lane = cuda.blockIdx.x, cuda.blockIdx.y, cuda.threadIdx.x
+    a, b = x[t, head, lane], x[t, head, lane + 32]
+    squares = a * a + b * b
+    for distance in (16, 8, 4, 2, 1):
+        squares += cuda.shfl_xor_sync(ALL_LANES, squares, distance)
+    scale = cuda.rsqrt(squares / float32(64.0) + epsilon)
+    p = positions[t]
+    cos, sin = table[p, lane], table[p, lane + 32]
+    out[t, head, lane] = (a * cos - b * sin) * scale * weight[lane]
+    out[t, head, lane + 32] = (b * cos + a * sin) * scale * weight[lane + 32]
+
+
+@cuda.jit
+def rotate_normed_loaded_again(x, weight, epsilon, table, positions, out):
+    head, t, lane = cuda.blockIdx.x, cuda.blockIdx.y, cuda.threadIdx.x
+    squares = float32(0.0)
+    for d in range(lane, 64, 32):
+        squares += x[t, head, d] * x[t, head, d]
+    for distance in (16, 8, 4, 2, 1):
+        squares += cuda.shfl_xor_sync(ALL_LANES, squares, distance)
+    scale = cuda.rsqrt(squares / float32(64.0) + epsilon)
+    a, b = x[t, head, lane] * scale * weight[lane], x[t, head, lane + 32] * scale * weight[lane + 32]
+    p = positions[t]
+    cos, sin = table[p, lane], table[p, lane + 32]
+    out[t, head, lane] = a * cos - b * sin
+    out[t, head, lane + 32] = b * cos + a * sin
+
+
+ROTATE_NORMED = KernelExercise(
+    name="rotate_normed",
+    reference=_normed_rotated,
+    inputs=_normed_rotated_inputs,
+    shape=lambda T, H: (T, H, NORMED_HEAD),
+    sizes=tuple({"T": T, "H": H} for T, H in ((1, 1), (3, 2), (2, 5), (7, 3))),
+    random_size=lambda rng: {"T": int(rng.integers(2, 7)), "H": int(rng.integers(2, 7))},
+    launch=lambda T, H: ((H, T), 32),
+    tolerance=_normed_rotated_tolerance,
+    observe_sizes=(NORMED_ROTATED,),
+    demand=_head_once,
+    domain=(in_place(0),
+            _standing("all tokens stand at position 0", lambda positions: 0 * positions),
+            _standing("all tokens stand at the last position of the table",
+                      lambda positions: 0 * positions + POSITIONS - 1),
+            _standing("the tokens stand in reverse order", lambda positions: 17 - np.arange(len(positions))),
+            *of(0, ZEROS, HUGE_AND_TINY, EQUAL, FAR_ABOVE_ZERO, ONE_FAR_ABOVE), *of(1, NEGATIVE)),
+    wrong={
+        "the weights multiply what is rotated already": rotate_normed_weights_last,
+        "both numbers of a pair get the weight of the first": Edit("weight[lane + 32]", "weight[lane]"),
+        "the weights are left out": Edit(" * weight[lane],", ",", " * weight[lane + 32]", ""),
+        "the squares of the second half of the head are left out": Edit("squares = a * a + b * b", "squares = a * a"),
+        "the sum of the squares is divided by the number of lanes": Edit("float32(64.0)", "float32(32.0)"),
+        "the sum of the squares, not their mean": Edit("squares / float32(64.0)", "squares"),
+        "epsilon is left out: a head of zeros is divided by 0": Edit(" + epsilon", ""),
+        "each lane takes the squares of its own pair alone": Edit(
+            "for distance in (16, 8, 4, 2, 1):\n    squares += cuda.shfl_xor_sync(0xFFFFFFFF, squares, distance)",
+            "squares *= float32(32.0)"),
+        "shfl_down: lane 0 alone has the sum of all": Edit("shfl_xor_sync", "shfl_down_sync"),
+        "rotated the other way": Edit("a * cos - b * sin", "a * cos + b * sin", "b * cos + a * sin",
+                                      "b * cos - a * sin"),
+        "neighbours are taken as pairs": Edit(
+            "x[t, head, lane], x[t, head, lane + 32]", "x[t, head, 2 * lane], x[t, head, 2 * lane + 1]",
+            "weight[lane],", "weight[2 * lane],", "weight[lane + 32]", "weight[2 * lane + 1]",
+            "out[t, head, lane] =", "out[t, head, 2 * lane] =", "out[t, head, lane + 32] =",
+            "out[t, head, 2 * lane + 1] ="),
+        "the token's number is taken for its position": Edit("p = positions[t]", "p = t"),
+        "the number of the head is taken for the token's in `positions`": Edit("positions[t]",
+                                                                           "positions[head % x.shape[0]]"),
+        "the numbers are loaded again after the sum": rotate_normed_loaded_again,
+    },
+)
+
+EXERCISES = (RMSNORM_BLOCK, ROPE_HEADS, PREDICT_ROTATIONS, ROTATE_NORMED)

@@ -1,277 +1,261 @@
-"""The exercises of lesson 30: one buffer for several files, the time of a token, and the embedding of a Llama.
+"""The exercises of lesson 30: a gated product in one pass, the sizes of a cache and of wide rows, and grouped-query
+attention of one token.
 
-Sizes: count files of so many tensors; T tokens of a vocabulary of V, each C wide.
+Sizes are T tokens, H heads of queries, K of keys and values, and N keys. Of the gated product x is (T, K) and the
+weights are (N, K).
 """
 
-import json
-from math import prod
+import math
 
 import numpy as np
+from numba import float32
 
 from labkit import cuda
-from labkit.course.exercises import Edit, FunctionExercise, PredictionExercise, Reach
-from labkit.course.exercises.demands import on_the_device
-from labkit.course.exercises.domains import MOVED, NEGATIVE, ZEROS, of_bfloat16
-from labkit.kernels.dtypes import bfloat16_of
+from labkit.course.exercises import Edit, KernelExercise, PredictionExercise, Reach
+from labkit.course.exercises.ch29 import ALL_LANES, LLAMA_3_1_8B
+from labkit.course.exercises.demands import shuffles
+from labkit.course.exercises.domains import EQUAL, HUGE_AND_TINY, ZEROS, at, of
+from labkit.kernels.attention.pages import attend_reference, rounding_errors
 from labkit.kernels.op import uniform
-from labkit.models.blob import layout
-from labkit.models.llama import Config
+from labkit.kernels.tolerance import EPS32
 
-NAN = 0x7FC0  # of bfloat16
+# --- A gated product --------------------------------------------------------------------------------------------------
 
-# --- One buffer for several files -------------------------------------------------------------------------------------
-
-
-def _file(rng, tensors: dict, order) -> bytes:
-    """A safetensors file. tensors: name -> (dtype, shape); their data lie in `order`."""
-    sizes = {name: prod(shape) * {"BF16": 2, "F32": 4, "U8": 1}[dtype] for name, (dtype, shape) in tensors.items()}
-    places, end = {}, 0
-    for name in order:
-        places[name] = [end, end + sizes[name]]
-        end += sizes[name]
-    header = {"__metadata__": {"format": "pt"}} if rng.integers(2) else {}
-    header |= {name: {"dtype": dtype, "shape": list(shape), "data_offsets": places[name]}
-               for name, (dtype, shape) in tensors.items()}
-    text = json.dumps(header).encode() + b" " * int(rng.integers(0, 8))
-    return len(text).to_bytes(8, "little") + text + b"." * end  # dots, because a verdict shows the file
+GATED = {"T": 3, "N": 5, "K": 7}
 
 
-def _files(rng, count, tensors, dtypes=("BF16", "F32", "U8"), shapes=None, names=None):
-    """`count` files with `tensors` tensors each; those of a layer may lie in different files."""
-    numbers = rng.permutation(count * tensors)
-    files = []
-    for file in range(count):
-        found = {}
-        for number in numbers[file * tensors : (file + 1) * tensors]:
-            shape = tuple(int(n) for n in rng.integers(1, 8, rng.integers(0, 3))) if shapes is None else shapes
-            found[f"layers.{number}.weight"] = str(rng.choice(dtypes)), shape
-        files.append(_file(rng, found, rng.permutation(list(found))))
-    return (files,)
+def _silu(v):
+    with np.errstate(over="ignore"):
+        return v / (1 + np.exp(-v))
 
 
-def _entries(file: bytes) -> tuple[int, dict]:
-    length = int.from_bytes(file[:8], "little")
-    header = json.loads(file[8 : 8 + length])
-    header.pop("__metadata__", None)
-    return 8 + length, header
+def _gated(x, gate, up):
+    x, gate, up = (np.asarray(each, np.float64) for each in (x, gate, up))
+    return _silu(x @ gate.T) * (x @ up.T)
 
 
-def _map(files):
-    found = {}
-    for number, file in enumerate(files):
-        start, header = _entries(file)
-        for name, entry in header.items():
-            begin, end = entry["data_offsets"]
-            found[name] = number, start + begin, end - begin
-    names = sorted(found)
-    places, _ = layout({name: (found[name][2],) for name in names}, dict.fromkeys(names, np.dtype(np.uint8)))
-    return np.array([(*found[name], places[name].offset) for name in names])
+def _gated_tolerance(x, gate, up):
+    """The errors of both sums, each times what the other factor may be: silu's slope is at most 1.1."""
+    length = 2 * EPS32 * np.sqrt(x.shape[1])
+    g, u = x @ gate.T, x @ up.T
+    of_gate, of_up = (length * np.abs(x) @ np.abs(each).T for each in (gate, up))
+    roundings = EPS32 * (6 + np.minimum(np.abs(g), 90)) * np.abs(_silu(g) * u)
+    return 1.1 * of_gate * (np.abs(u) + of_up) + of_up * np.abs(_silu(g)) + roundings + 2e-36 * (1 + np.abs(u))
 
 
-def _all_like(count, tensors, **options):
-    return lambda rng, files: _files(rng, count, tensors, **options)
+def _in_one_loop(report) -> str | None:
+    T, N, K = (GATED[axis] for axis in "TNK")
+    loads, stores = report.counts["global_loads"], report.counts["global_stores"]
+    if loads <= 3 * T * N * K and stores <= T * N:
+        return None
+    return (f"At {T} x {K} and {N} outputs it makes {loads:,} loads and {stores:,} stores; {3 * T * N * K:,} and "
+            f"{T * N} suffice. In one loop each number of x serves both products, and both sums stay in registers.")
 
 
-def _without_numbers(rng, files):
-    """Tensors of some GB each, in files that end after their headers."""
-    large = {f"layers.{k}.weight": {"dtype": "BF16", "shape": [40_000, 40_000 + k], "data_offsets": [
-        80_000 * (40_000 * k + k * (k - 1) // 2), 80_000 * (40_000 * (k + 1) + k * (k + 1) // 2)]} for k in range(3)}
-    text = json.dumps(large).encode()
-    return ([len(text).to_bytes(8, "little") + text],)
+def _products_near(gate_sum, up_sum):
+    """All products near these numbers."""
+    def choose(rng, x, gate, up):
+        x = np.ones_like(x)
+        return x, *(np.float32(wanted / each.shape[1]) * (1 + np.abs(each) / 8) for each, wanted in
+                    ((gate, gate_sum), (up, up_sum)))
+
+    return choose
 
 
-def buffer_map_by_shape(files):
-    rows, offset, found = [], 0, {}
-    for number, file in enumerate(files):
-        start, header = _entries(file)
-        for name, entry in header.items():
-            found[name] = number, start + entry["data_offsets"][0], 2 * prod(entry["shape"])
-    for name in sorted(found):
-        rows.append((*found[name], offset))
-        offset += -(-found[name][2] // 16) * 16
-    return np.array(rows)
+@cuda.jit
+def gated_product_two_loops(x, gate, up, out):
+    col, row = cuda.grid(2)
+    if row < out.shape[0] and col < out.shape[1]:
+        g, u = float32(0.0), float32(0.0)
+        for k in range(x.shape[1]):
+            g += x[row, k] * gate[col, k]
+        for k in range(x.shape[1]):
+            u += x[row, k] * up[col, k]
+        out[row, col] = g / (float32(1.0) + math.exp(-g)) * u
 
 
-BUFFER_MAP = FunctionExercise(
-    name="buffer_map",
-    reference=_map,
-    inputs=_files,
-    sizes=tuple({"count": count, "tensors": tensors} for count, tensors in ((1, 1), (1, 3), (2, 4), (3, 6))),
-    random_size=lambda rng: {"count": int(rng.integers(2, 5)), "tensors": int(rng.integers(2, 8))},
-    domain=(Reach("every tensor's bytes are a multiple of 16", _all_like(2, 4, dtypes=("BF16",), shapes=(4, 8))),
-            Reach("no tensor's bytes are a multiple of 16", _all_like(2, 4, dtypes=("U8",), shapes=(5,))),
-            Reach("every tensor has a byte more than a multiple of 16", _all_like(2, 3, dtypes=("U8",), shapes=(17,))),
-            Reach("every tensor has one number and no axis", _all_like(2, 4, dtypes=("BF16",), shapes=())),
-            Reach("tensors have no elements", _all_like(2, 3, shapes=(0, 3))),
-            Reach("the first file has no tensors", lambda rng, files: ([_file(rng, {}, []), *files],)),
-            Reach("there is a single file", _all_like(1, 5)),
-            Reach("a tensor has more than 2 GB, and the file ends after its header", _without_numbers)),
+@cuda.jit
+def gated_product_through_out(x, gate, up, out):
+    col, row = cuda.grid(2)
+    if row < out.shape[0] and col < out.shape[1]:
+        g, u = float32(0.0), float32(0.0)
+        for k in range(x.shape[1]):
+            value = x[row, k]
+            g += value * gate[col, k]
+            u += value * up[col, k]
+        out[row, col] = g / (float32(1.0) + math.exp(-g))
+        out[row, col] *= u
+
+
+GATED_PRODUCT = KernelExercise(
+    name="gated_product",
+    reference=_gated,
+    inputs=lambda rng, T, N, K: (uniform(rng, T, K), uniform(rng, N, K), uniform(rng, N, K)),
+    shape=lambda T, N, K: (T, N),
+    sizes=tuple({"T": T, "N": N, "K": K} for T, N, K in ((1, 1, 1), (3, 5, 7), (2, 33, 9), (9, 4, 16), (5, 70, 3))),
+    launch=lambda T, N, K: ((-(-N // 32), -(-T // 4)), (32, 4)),
+    tolerance=_gated_tolerance,
+    observe_sizes=(GATED,),
+    demand=_in_one_loop,
+    domain=(Reach("the products of the gate are near 400", _products_near(400, 3)),
+            Reach("the products of the gate are near -400", _products_near(-400, 3)),
+            Reach("the products of the gate are near -1, where silu is negative", _products_near(-1, 2)),
+            Reach("the products of up are near -50", _products_near(2, -50)),
+            *of((0, 1, 2), ZEROS), *of(0, HUGE_AND_TINY, EQUAL)),
     wrong={
-        "the 8 bytes of the length are forgotten": Edit("8 + length + begin", "length + begin"),
-        "offsets count from the end of the header, not from the file's first byte": Edit("8 + length + begin", "begin"),
-        "the length of the header is read with the highest byte first": Edit('"little"', '"big"'),
-        "`data_offsets` are taken for a begin and a length": Edit("end - begin", "end"),
-        "tensors lie side by side in the buffer, not aligned": Edit("-(-found[name][2] // 16) * 16", "found[name][2]"),
-        "16 bytes lie between tensors even where one ends at a multiple of 16":
-            Edit("-(-found[name][2] // 16) * 16", "(found[name][2] // 16 + 1) * 16"),
-        "rounded down: a tensor begins before the last one ends": Edit("-(-found[name][2] // 16) * 16",
-                                                                      "found[name][2] // 16 * 16"),
-        "the order is that of the files, not of the names": Edit("sorted(found)", "found"),
-        "`__metadata__` counts as a tensor": Edit('if name != "__metadata__":', "if True:"),
-        "the length comes from the shape, at two bytes a number": buffer_map_by_shape,
+        "silu is taken of up, and not of the gate": Edit("g / (float32(1.0) + math.exp(-g)) * u",
+                                                         "u / (float32(1.0) + math.exp(-u)) * g"),
+        "the logistic function alone, without its argument as a factor": Edit("= g / (", "= float32(1.0) / ("),
+        "exp of the gate, not of its negative": Edit("math.exp(-g)", "math.exp(g)"),
+        "gelu by a logistic function, with 1.702": Edit("math.exp(-g)", "math.exp(float32(-1.702) * g)"),
+        "exp(g) / (1 + exp(g)): beyond 88 it is infinity divided by infinity": Edit(
+            "g / (float32(1.0) + math.exp(-g))", "g * math.exp(g) / (float32(1.0) + math.exp(g))"),
+        "silu of both": Edit("math.exp(-g)) * u", "math.exp(-g)) * u / (float32(1.0) + math.exp(-u))"),
+        "the weights are read as (K, N)": Edit("gate[col, k]", "gate[k % gate.shape[0], col % gate.shape[1]]",
+                                               "up[col, k]", "up[k % up.shape[0], col % up.shape[1]]"),
+        "the guard looks at the columns alone": Edit("row < out.shape[0] and col < out.shape[1]",
+                                                     "col < out.shape[1]"),
+        "a loop for each product: x is loaded twice": gated_product_two_loops,
+        "the gate is kept in `out`, in global memory": gated_product_through_out,
     },
 )
 
-# --- Predict: the time of a token -------------------------------------------------------------------------------------
-
-TINY_LLAMA = Config(vocab_size=32_000, hidden_size=2048, intermediate_size=5632, num_hidden_layers=22,
-                    num_attention_heads=32, num_key_value_heads=4)
+# --- Predict: a cache and a wide row ----------------------------------------------------------------------------------
 
 
-def _token(config=TINY_LLAMA) -> dict:
-    table = config.vocab_size * config.hidden_size
-    read = 2 * (config.parameters - table + config.hidden_size)
-    return {"layer_parameters": sum(map(prod, config.layer_parameters.values())), "parameters": config.parameters,
-            "bytes_read": read,
-            "cache_bytes": 2 * config.num_hidden_layers * 2 * config.num_key_value_heads * config.head_dim,
-            "microseconds": read // 4_000_000}
+def _cache_and_row() -> dict:
+    c = LLAMA_3_1_8B
+    a_token = 2 * c.num_hidden_layers * c.num_key_value_heads * c.head_dim * 2
+    wide = c.intermediate_size * 2  # bytes of gate, and of up
+    return {"token_bytes": a_token, "tokens_grouped": 16_000_000_000 // a_token,
+            "tokens_ungrouped": 16_000_000_000 // (a_token * c.num_attention_heads // c.num_key_value_heads),
+            "saved_bytes": 2 * wide + 2 * wide}
 
 
-PREDICT_TOKEN = PredictionExercise(
-    name="predict_token",
-    truth=_token,
-    how={"layer_parameters": "Queries and the projection back are 2,048 by 2,048, keys and values 256 by 2,048, the "
-                             "three matrices of the MLP 5,632 by 2,048. Then two norms.",
-         "parameters": "22 layers, the embedding table and the head of 32,000 by 2,048 each, and the last norm.",
-         "bytes_read": "All parameters except the embedding table, plus one row of it; two bytes each.",
-         "cache_bytes": "In each layer a key and a value for each of the 4 heads, 64 numbers of two bytes.",
-         "microseconds": "4,000 GB a second are four million bytes a microsecond."},
-    wrong={"keys and values were counted for 32 heads; 4 are shared by all": {
-               "layer_parameters": 51384320, "parameters": 1261529088, "bytes_read": 2391990272, "cache_bytes": 180224,
-               "microseconds": 597},
-           "the MLP was counted with two matrices; gate, up and down are three": {
-               "layer_parameters": 32509952, "parameters": 846292992, "bytes_read": 1561518080, "microseconds": 390},
-           "the head was taken for the embedding table: here they are two": {
-               "parameters": 1034512384, "bytes_read": 2069024768},
-           "the row of the embedding was left out": {"bytes_read": 2069024768},
-           "the embedding table was read whole": {"bytes_read": 2200096768, "microseconds": 550},
-           "four bytes were counted for a number": {
-               "bytes_read": 4138057728, "cache_bytes": 45056, "microseconds": 1034},
-           "keys were counted for the cache, and values left out": {"cache_bytes": 11264},
-           "the cache of one layer alone was counted": {"cache_bytes": 1024}},
+PREDICT_CACHE = PredictionExercise(
+    name="predict_cache",
+    truth=_cache_and_row,
+    how={"token_bytes": "Keys and values, 32 layers, 8 heads of 128 numbers, 2 bytes each.",
+         "tokens_grouped": "16,000,000,000 divided by 131,072, rounded down.",
+         "tokens_ungrouped": "With 32 heads of keys and values a token takes four times the bytes.",
+         "saved_bytes": "Two rows of 14,336 numbers, 2 bytes each, which are written once and read once."},
+    wrong={"the values are forgotten: a token leaves keys and values": {
+               "token_bytes": 65536, "tokens_grouped": 244140, "tokens_ungrouped": 61035},
+           "float32: four bytes a number": {"token_bytes": 262144, "tokens_grouped": 61035, "tokens_ungrouped": 15258,
+                                            "saved_bytes": 229376},
+           "the cache has a head for each head of queries": {
+               "token_bytes": 524288, "tokens_grouped": 30517, "tokens_ungrouped": 7629},
+           "the cache of one layer": {"token_bytes": 4096, "tokens_grouped": 3906250, "tokens_ungrouped": 976562},
+           "the rows are written, but the next launch does not read them": {"saved_bytes": 57344},
+           "the result is counted as well, which both ways write": {"saved_bytes": 143360}},
 )
 
-# --- From a blank page: rows of a table -------------------------------------------------------------------------------
+# --- From a blank page: grouped-query attention of one token ----------------------------------------------------------
+
+SIZE, MOST = 32, 8
+ATTENDED = {"H": 4, "K": 2, "N": 5}
 
 
-def _rows(ids, table):
-    known = (ids >= 0) & (ids < len(table))
-    return np.where(known[:, None], table[np.where(known, ids, 0)], np.uint16(NAN))
+def _attended(q, keys, values, tolerance=None):
+    return attend_reference(q[None], keys, values, len(keys) - 1, SIZE**-0.5, tolerance)[0]
 
 
-def _embed_inputs(rng, T, V, C):
-    """Some ids are not rows of the table; none is V, which has a case of its own."""
-    ids = rng.integers(-2, V + 3, T)
-    return np.where(ids == V, V + 3, ids).astype(np.int32), bfloat16_of(uniform(rng, V, C))
+def _loads_shared(report) -> str | None:
+    H, K, N = (ATTENDED[axis] for axis in "HKN")
+    loads, enough = report.counts["global_loads"], 3 * N * K * SIZE + H * SIZE
+    if loads > enough:
+        return (f"With {H} heads of queries, {K} of keys and {N} tokens it loads {loads:,} numbers, more than "
+                f"{enough:,}. The {H // K} query heads of a group share their keys and values: load a key and a value "
+                f"once, use it for all of them, and keep the queries in registers.")
+    return shuffles(report)
 
 
-def _ids(choose):
-    return lambda rng, ids, table: (choose(rng, ids.size, len(table)).astype(np.int32), table)
+def _times(queries, keys_by, values_by):
+    return lambda rng, q, keys, values: (np.float32(queries) * q, np.float32(keys_by) * keys,
+                                         np.float32(values_by) * values)
 
 
-def _one_launch(run):
-    """On the device, in one launch, with at most 64 numbers for each thread."""
-    if fault := on_the_device(run):
-        return fault
-    if len(run.launches) > 1:
-        return f"There are {len(run.launches)} launches, and one is enough for all tokens."
-    threads = prod(run.launches[0].grid) * prod(run.launches[0].block)
-    numbers = run.size["T"] * run.size["C"]
-    if threads * 64 < numbers:
-        return (f"{threads:,} threads move {numbers:,} numbers. Spread the work over more threads: at most 64 "
-                f"numbers for each.")
-    return None
+def _scores_below(rng, q, keys, values):
+    return np.abs(q) - np.float32(9), np.abs(keys) + np.float32(9), values
 
 
-@cuda.jit
-def embed_column_kernel(ids, table, out):
-    t, col, token = cuda.blockIdx.x, cuda.threadIdx.x, ids[cuda.blockIdx.x]
-    out[t, col] = table[token, col] if token >= 0 and token < table.shape[0] else NAN
+def _equal_keys(rng, q, keys, values):
+    return q, np.broadcast_to(keys[:1], keys.shape).copy(), values
 
 
-def embed_rows_thread_a_column(ids, table, out):
-    embed_column_kernel[ids.size, out.shape[1]](ids, table, out)
-
-
-def embed_rows_first_1024(ids, table, out):
-    embed_column_kernel[ids.size, min(out.shape[1], 1024)](ids, table, out)
+def _largest_last(rng, q, keys, values):
+    """The last key has by far the largest score in each head."""
+    keys = keys.copy()
+    for head in range(keys.shape[1]):
+        keys[-1, head] = 50 * q[head * (len(q) // keys.shape[1])]
+    return q, keys, values
 
 
 @cuda.jit
-def embed_alone_kernel(ids, table, out):
-    for t in range(ids.size):
-        for col in range(out.shape[1]):
-            token = ids[t]
-            out[t, col] = table[token, col] if token >= 0 and token < table.shape[0] else NAN
+def attend_grouped_head_by_head(q, keys, values, out):
+    head, lane = cuda.blockIdx.x, cuda.threadIdx.x
+    group = q.shape[0] // keys.shape[1]
+    for r in range(group):
+        h = head * group + r
+        query = q[h, lane]
+        row_max, row_sum, acc = float32(-math.inf), float32(0.0), float32(0.0)
+        for n in range(keys.shape[0]):
+            score = query * keys[n, head, lane]
+            for distance in (16, 8, 4, 2, 1):
+                score += cuda.shfl_xor_sync(ALL_LANES, score, distance)
+            score *= float32(0.17677669)
+            new = max(row_max, score)
+            factor, weight = math.exp(row_max - new), math.exp(score - new)
+            row_sum = row_sum * factor + weight
+            acc = acc * factor + weight * values[n, head, lane]
+            row_max = new
+        out[h, lane] = acc / row_sum
 
 
-def embed_rows_alone(ids, table, out):
-    embed_alone_kernel[1, 1](ids, table, out)
+SCALED = "score *= float32(0.17677669)"
 
-
-def embed_rows_on_the_host(ids, table, out):
-    out.copy_to_device(_rows(ids.copy_to_host(), table.copy_to_host()))
-
-
-@cuda.jit
-def embed_one_row_kernel(token, t, table, out):
-    for col in range(cuda.threadIdx.x, out.shape[1], 256):
-        out[t, col] = table[token, col] if token >= 0 and token < table.shape[0] else NAN
-
-
-def embed_rows_a_launch_each(ids, table, out):
-    for t, token in enumerate(ids.copy_to_host()):
-        embed_one_row_kernel[1, 256](token, t, table, out)
-
-
-EMBED_ROWS = FunctionExercise(
-    name="embed_rows",
-    reference=_rows,
-    inputs=_embed_inputs,
-    shape=lambda T, V, C: (T, C),
-    dtype=np.uint16,
-    sizes=tuple({"T": T, "V": V, "C": C} for T, V, C in (
-        (1, 3, 1), (3, 5, 13), (40, 9, 33), (2, 7, 256), (3, 4, 1025), (2, 4, 2048), (2, 3, 4096))),
-    random_size=lambda rng: {"T": int(rng.integers(2, 20)), "V": int(rng.integers(2, 30)),
-                             "C": int(rng.integers(200, 600))},
-    demand=_one_launch,
-    domain=(Reach("every id is a row of the table", _ids(lambda rng, T, V: rng.integers(0, V, T))),
-            Reach("all ids are the table's first row", _ids(lambda rng, T, V: np.zeros(T))),
-            Reach("all ids are the table's last row", _ids(lambda rng, T, V: np.full(T, V - 1))),
-            Reach("all ids are one more than the table's last row", _ids(lambda rng, T, V: np.full(T, V))),
-            Reach("all ids are negative", _ids(lambda rng, T, V: -rng.integers(1, V + 1, T))),
-            Reach("ids are the largest and the smallest int32", _ids(lambda rng, T, V: np.resize(
-                [2**31 - 1, -(2**31)], T))),
-            *of_bfloat16((1,), MOVED, NEGATIVE, ZEROS)),
+ATTEND_GROUPED = KernelExercise(
+    name="attend_grouped",
+    reference=_attended,
+    inputs=lambda rng, H, K, N: (uniform(rng, H, SIZE), uniform(rng, N, K, SIZE), uniform(rng, N, K, SIZE)),
+    shape=lambda H, K, N: (H, SIZE),
+    sizes=tuple({"H": H, "K": K, "N": N} for H, K, N in ((1, 1, 1), (4, 2, 5), (3, 3, 4), (6, 2, 9), (8, 1, 33))),
+    random_size=lambda rng: {"H": 6, "K": 3, "N": int(rng.integers(10, 30))},
+    launch=lambda H, K, N: (K, SIZE),
+    tolerance=lambda q, keys, values: 2 * _attended(q, keys, values, rounding_errors(False, SIZE)),
+    observe_sizes=(ATTENDED,),
+    demand=_loads_shared,
+    domain=(at("each head of queries has keys of its own", H=2, K=2, N=6),
+            at("eight heads of queries share their keys", H=16, K=2, N=6),
+            at("there is a single token", H=4, K=2, N=1),
+            Reach("scores are thousands apart", _times(100, 100, 1), {"H": 4, "K": 2, "N": 7}),
+            Reach("values are large", _times(1, 1, 10_000), {"H": 4, "K": 2, "N": 7}),
+            Reach("all scores are far below 0", _scores_below, {"H": 4, "K": 2, "N": 7}),
+            Reach("all scores are equal", _equal_keys, {"H": 4, "K": 2, "N": 7}),
+            Reach("the last token has by far the largest score", _largest_last, {"H": 4, "K": 2, "N": 7}),
+            Reach("all scores and values are 0", _times(0, 0, 0), {"H": 4, "K": 2, "N": 7})),
     wrong={
-        "a thread for each column: 2,048 are more than a block may have": embed_rows_thread_a_column,
-        "1,024 threads and no loop: further columns are never written": embed_rows_first_1024,
-        "negative ids are not checked": Edit("token >= 0 and token < table.shape[0]", "token < table.shape[0]"),
-        "the id one past the last row counts as a row": Edit("token < table.shape[0]", "token <= table.shape[0]"),
-        "ids past the last row are not checked": Edit("token >= 0 and token < table.shape[0]", "token >= 0"),
-        "an unknown id leaves its row as it was": Edit(
-            "out[t, col] = table[token, col] if known else 0x7FC0",
-            "if known:\n"
-            "    out[t, col] = table[token, col]"),
-        "an unknown id gives zeros": Edit("0x7FC0", "0"),
-        "an unknown id gives float16's NaN, and in bfloat16 that is a number": Edit("0x7FC0", "0x7E00"),
-        "row t of the table, not row ids[t]": Edit("token = ids[t]", "token = t"),
-        "the stride is one more than the block has threads, and columns are left out":
-            Edit("out.shape[1], 256)", "out.shape[1], 257)"),
-        "one thread copies everything": embed_rows_alone,
-        "a launch for each token": embed_rows_a_launch_each,
-        "the host gathers the rows": embed_rows_on_the_host,
+        "query head h reads head h % K, as if groups were interleaved": Edit(
+            "first = head * group", "first = head", "= q[first + r, lane]", "= q[first + r * keys.shape[1], lane]",
+            "out[first + r, lane]", "out[first + r * keys.shape[1], lane]"),
+        "all groups read the first head of keys and values": Edit(
+            "key, value = keys[n, head, lane], values[n, head, lane]",
+            "key, value = keys[n, 0, lane], values[n, 0, lane]"),
+        "every head of a group has the query of the first": Edit("= q[first + r, lane]", "= q[first, lane]"),
+        "the values are the keys": Edit("values[n, head, lane]", "keys[n, head, lane]"),
+        "the scores are not divided by the root of 32": Edit(SCALED, ""),
+        "divided by 32, not by its root": Edit("float32(0.17677669)", "float32(0.03125)"),
+        "the last token is left out": Edit("range(keys.shape[0])", "range(max(1, keys.shape[0] - 1))"),
+        "the first maximum is 0, and scores far below it vanish": Edit("float32(-math.inf)", "float32(0.0)"),
+        "what was added before is not corrected when the maximum grows": Edit(
+            "row_sum[r] = row_sum[r] * factor + weight", "row_sum[r] += weight",
+            "acc[r] = acc[r] * factor + weight * value", "acc[r] += weight * value"),
+        "the division by the sum of the weights is missing": Edit("acc[r] / row_sum[r]", "acc[r]"),
+        "only the first head of each group is written": Edit(
+            "for r in range(group):\n    out[first + r, lane] = acc[r] / row_sum[r]",
+            "out[first, lane] = acc[0] / row_sum[0]"),
+        "one query head after the other: keys and values are loaded for each": attend_grouped_head_by_head,
     },
 )
 
-EXERCISES = (BUFFER_MAP, PREDICT_TOKEN, EMBED_ROWS)
+EXERCISES = (GATED_PRODUCT, PREDICT_CACHE, ATTEND_GROUPED)

@@ -1,226 +1,170 @@
-"""The exercises of lesson 32: a fair comparison, a padded batch packed, its offsets by a scan, shapes for few graphs.
+"""The exercises of lesson 32: what a batch is worth, slots that are refilled, and the rows of a step.
 
-Sizes are B sentences of at most S tokens.
+Sizes are n requests in so many slots, or B sequences that bring at most `most` rows each.
 """
 
 import numpy as np
 
-from labkit import cuda
-from labkit.course.exercises import Edit, FunctionExercise, KernelExercise, PredictionExercise, Reach
-from labkit.course.exercises.ch22 import LENGTHS, UNTOUCHED, rows_for, some_begins, some_lengths
-from labkit.course.exercises.demands import elements_of_argument
-from labkit.models.minilm import few_values
+from labkit.course.exercises import Edit, FunctionExercise, PredictionExercise, Reach
+from labkit.course.exercises.domains import at
 
-# --- Predict: which PyTorch? ------------------------------------------------------------------------------------------
+# --- Predict: what a batch is worth -----------------------------------------------------------------------------------
 
 
-def _fair() -> dict:
-    ours, theirs = 12 * 6 + 3, 105  # launches
-    in_graph = 4 * ours  # microseconds
-    flops_in_us, weights = 800_000_000, 40_000_000
-    batch_us = max(in_graph, 90 * 20 * 2 * weights / flops_in_us)
-    return {"graph_us": in_graph, "unlike": 12 * theirs / in_graph, "alike": 4 * theirs / in_graph,
-            "even_rows": in_graph * flops_in_us // (2 * weights), "sentences_per_second": int(90e6 / batch_us)}
+def _batch() -> dict:
+    weights, kept = 2 * 10**9, 2 * 25 * 8 * 80 * 2 * 1000  # bytes: of the model, of a sequence of 1,000 tokens
+    step = {count: (weights + count * kept) // 4_000_000 for count in (1, 125)}  # us, at 4,000 GB/s
+    return {"kept_mb": kept // 10**6, "step_us_1": step[1], "step_us_125": step[125],
+            "tokens_per_second_125": 125 * 10**6 // step[125],
+            "rows_at_ridge": 800 * 10**12 * weights // (2 * 10**9 * 4000 * 10**9)}
 
 
-PREDICT_FAIR = PredictionExercise(
-    name="predict_fair",
-    truth=_fair,
-    how={"graph_us": "12 times 6 launches and 3 more are 75, and each takes 4 microseconds.",
-         "unlike": "105 launches of 12 microseconds are 1,260, and 1,260 / 300 is 4.2.",
-         "alike": "105 launches of 4 microseconds are 420, and 420 / 300 is 1.4.",
-         "even_rows": "A row takes two flops for each of 40 million weights, which at 800 TFLOP/s is a tenth of a "
-                      "microsecond. In 300 microseconds that makes 3,000 rows.",
-         "sentences_per_second": "1,800 rows take 180 microseconds at the peak, less than the launches: the pass still "
-                                 "takes 300, and computes 90 sentences."},
-    wrong={"the 3 launches outside of the layers are left out": {
-               "graph_us": 288, "unlike": 4.375, "even_rows": 2880, "sentences_per_second": 312_500},
-           "one layer alone": {"graph_us": 24},
-           "PyTorch is called in the second ratio, too": {"alike": 4.2},
-           "the times of a launch are compared, and not their numbers": {"unlike": 3, "alike": 1},
-           "the launches are counted, and not their times": {"unlike": 1.4},
-           "a multiplication and an addition are counted as one flop": {"even_rows": 6000},
-           "the products' time at the peak, and the launches are forgotten": {"sentences_per_second": 500_000},
-           "launches and products one after the other: 480 microseconds": {"sentences_per_second": 187_500},
-           "passes in a second, not sentences": {"sentences_per_second": 1e6 / 300},
-           "tokens in a second, not sentences": {"sentences_per_second": 6_000_000}},
+PREDICT_BATCH = PredictionExercise(
+    name="predict_batch",
+    truth=_batch,
+    how={"kept_mb": "A key and a value of 80 numbers in each of 8 heads and 25 layers, 2 bytes a number, are 64,000 "
+                    "bytes for a token.",
+         "step_us_1": "2,000 MB of weights and 64 MB of keys and values, at 4 MB in a microsecond.",
+         "step_us_125": "The weights once, and 125 times 64 MB: 10,000 MB.",
+         "tokens_per_second_125": "Each step computes 125 tokens, and there are 400 steps in a second.",
+         "rows_at_ridge": "A row takes two flops for each of a billion weights: 2.5 microseconds. The weights' bytes "
+                          "take 500."},
+    wrong={"the keys alone, without the values": {"kept_mb": 32, "step_us_1": 508, "step_us_125": 1500},
+           "one layer alone": {"kept_mb": 2.56},
+           "every sequence reads the weights for itself": {"step_us_125": 64_500},
+           "the weights alone: keys and values are not read": {
+               "step_us_1": 500, "step_us_125": 500, "tokens_per_second_125": 250_000},
+           "steps in a second, not tokens": {"tokens_per_second_125": 400},
+           "a multiplication and an addition are counted as one flop": {"rows_at_ridge": 400},
+           "float32: four bytes a number": {"kept_mb": 128, "step_us_1": 1032, "step_us_125": 5000}},
 )
 
-# --- From padded to packed --------------------------------------------------------------------------------------------
+# --- Slots that are refilled ------------------------------------------------------------------------------------------
 
 
-def _packed_ids(ids, begins, lengths):
-    out = _untouched(ids)
-    for row, begin, length in zip(ids, begins, lengths, strict=True):
-        out[begin : begin + length] = row[:length]
-    return out
+def _refilled(lengths, slots):
+    free, found = [0] * slots, []
+    for length in lengths.tolist():
+        slot = free.index(min(free))
+        found.append((slot, free[slot]))
+        free[slot] += length
+    return np.array(found).reshape(len(found), 2)
 
 
-def _untouched(ids, *_):
-    """What out holds before, and keeps where there is no token."""
-    return np.full(rows_for(*ids.shape), UNTOUCHED, np.int32)
+def _requests(rng, n, slots):
+    return rng.integers(1, 30, n), slots
 
 
-def _id_inputs(rng, B, S):
-    lengths = some_lengths(rng, B, S)
-    return rng.integers(1, 30_000, (B, S)).astype(np.int32), some_begins(rng, lengths), lengths
+def _lengths_are(words, choose, **size):
+    def turn(rng, lengths, slots):
+        return np.asarray(choose(rng, len(lengths))).astype(lengths.dtype), slots
+
+    return Reach(words, turn, size or {"n": 12, "slots": 3})
 
 
-def _ids_with(words, lengths, gap):
-    def turn(rng, ids, begins, old):
-        new = lengths(old, ids.shape[1]).astype(np.int32)
-        return ids, some_begins(rng, new, gap), new
-
-    return Reach(words, turn, {"B": 4, "S": 9})
-
-
-@cuda.jit
-def pack_ids_one_round(ids, begins, lengths, out):
-    b, place = cuda.blockIdx.x, cuda.threadIdx.x
-    if place < lengths[b]:
-        out[begins[b] + place] = ids[b, place]
+def refill_static(lengths, slots):
+    found, begin = [], 0
+    for first in range(0, len(lengths), slots):
+        batch = lengths[first : first + slots]
+        found += [(slot, begin) for slot in range(len(batch))]
+        begin += max(batch)
+    return np.array(found).reshape(len(found), 2)
 
 
-PACK_IDS = KernelExercise(
-    name="pack_ids",
-    reference=_packed_ids,
-    inputs=_id_inputs,
-    shape=lambda B, S: (rows_for(B, S),),
-    dtype=np.int32,
-    start=_untouched,
-    sizes=tuple({"B": B, "S": S} for B, S in ((1, 1), (2, 3), (4, 9), (3, 33), (2, 100))),
-    launch=lambda B, S: (B, 32),
-    domain=tuple(_ids_with(*each) for each in LENGTHS),
+def refill_longest_first(lengths, slots):
+    free, found = [0] * slots, np.zeros((len(lengths), 2), int)
+    for number in np.argsort(-lengths, kind="stable"):
+        slot = free.index(min(free))
+        found[number] = slot, free[slot]
+        free[slot] += int(lengths[number])
+    return found
+
+
+REFILL_SLOTS = FunctionExercise(
+    name="refill_slots",
+    reference=_refilled,
+    inputs=_requests,
+    sizes=tuple({"n": n, "slots": slots} for n, slots in ((1, 1), (3, 2), (9, 4), (40, 6))),
+    random_size=lambda rng: {"n": int(rng.integers(15, 60)), "slots": int(rng.integers(2, 9))},
+    domain=(at("there are more slots than requests", n=5, slots=8), at("there is a single slot", n=7, slots=1),
+            _lengths_are("all outputs are equally long", lambda rng, n: [5] * n),
+            _lengths_are("all outputs have a single token", lambda rng, n: [1] * n),
+            _lengths_are("the first output is longer than all others together",
+                         lambda rng, n: [100 * n] + [3] * (n - 1)),
+            _lengths_are("the last output is longer than all others together",
+                         lambda rng, n: [3] * (n - 1) + [100 * n]),
+            _lengths_are("many slots become free in the same step", lambda rng, n: rng.integers(1, 3, n))),
     wrong={
-        "sentences are put where padded ones would begin": Edit("begins[b] + place", "b * ids.shape[1] + place"),
-        "the tokens are those of the first sentence, for all of them": Edit("ids[b, place]", "ids[0, place]"),
-        "32 tokens a sentence, and the rest is left out": pack_ids_one_round,
-        "the last token is left out": Edit("lengths[b]", "lengths[b] - 1"),
-        "the length is taken for the end": Edit("range(cuda.threadIdx.x, lengths[b], 32)",
-                                                "range(cuda.threadIdx.x, lengths[b] - begins[b], 32)"),
-        "the first token is left out: places begin at 0": Edit("range(cuda.threadIdx.x, lengths[b], 32)",
-                                                               "range(cuda.threadIdx.x + 1, lengths[b], 32)"),
+        "static batching: the next requests wait until all slots are free": refill_static,
+        "slots in rotation, whether they are free or not": Edit("slot = free.index(min(free))",
+                                                            "slot = len(found) % slots"),
+        "a slot stays empty for a step: the next request can begin right after the last token": Edit(
+            "free[slot] += length", "free[slot] += length + 1"),
+        "the last token and the next request's first share a step": Edit("free[slot] += length",
+                                                                        "free[slot] += max(length - 1, 1)"),
+        "of free slots the one with the highest number is taken": Edit(
+            "slot = free.index(min(free))", "slot = slots - 1 - free[::-1].index(min(free))"),
+        "the slot that is free last is taken": Edit("free.index(min(free))", "free.index(max(free))"),
+        "the longest outputs go first: the queue is served in its order": refill_longest_first,
+        "the step is that of the end, not of the beginning": Edit(
+            "found.append((slot, free[slot]))\nfree[slot] += length",
+            "free[slot] += length\nfound.append((slot, free[slot]))"),
     },
 )
 
-# --- Where each sentence begins ---------------------------------------------------------------------------------------
-
-SCANNED = 128  # sentences of a block, a thread each
+# --- From a blank page: the rows of a step ----------------------------------------------------------------------------
 
 
-def _scan_loads(report) -> str | None:
-    """Not every thread over all lengths before its own, be they in global or in shared memory."""
-    lengths, enough = elements_of_argument(report, 0), 4 * 7 * SCANNED
-    loads, shared = report.counts["global_loads"], report.counts["shared_loads"]
-    if loads > 2 * lengths:
-        return (f"It loads {loads:,} lengths from global memory, and {2 * lengths:,} are enough: each thread loads its "
-                f"own. The others' are in shared memory, as sums.")
-    if shared > enough:
-        return (f"It loads {shared:,} numbers from shared memory; seven rounds with up to four loads a thread take "
-                f"{enough:,} at most. Add sums of sums, with twice the distance in each round.")
-    return None
+def _rows(before, new):
+    sequence = np.repeat(np.arange(len(new)), new)
+    ends = np.cumsum(new)
+    position = before[sequence] + np.arange(len(sequence)) - (ends - new)[sequence]
+    return np.stack([sequence, position, np.isin(np.arange(len(sequence)), ends[new > 0] - 1)], axis=1).astype(np.int64)
 
 
-@cuda.jit
-def begins_each_alone(lengths, begins):
-    i = cuda.threadIdx.x
-    if i < lengths.size:
-        total = 0
-        for before in range(i):
-            total += lengths[before]
-        begins[i] = total
+def _sequences(rng, B, most):
+    """One sequence at least brings rows."""
+    new = rng.integers(0, most + 1, B)
+    new[rng.integers(B)] = most
+    return rng.integers(0, 40, B), new
 
 
-@cuda.jit
-def begins_each_alone_in_shared(lengths, begins):
-    own = cuda.shared.array(128, np.int32)
-    i = cuda.threadIdx.x
-    own[i] = lengths[i] if i < lengths.size else 0
-    cuda.syncthreads()
-    if i < lengths.size:
-        total = 0
-        for before in range(i):
-            total += own[before]
-        begins[i] = total
+def _step_of(words, before, new):
+    def turn(rng, *arrays):
+        return np.array(before, np.int64), np.array(new, np.int64)
+
+    return Reach(words, turn, {"B": len(new), "most": max(new)})
 
 
-SENTENCE_BEGINS = KernelExercise(
-    name="sentence_begins",
-    reference=lambda lengths: (np.cumsum(lengths) - lengths).astype(np.int32),
-    inputs=lambda rng, B: rng.integers(0, 200, B).astype(np.int32),
-    shape=lambda B: (B,),
-    dtype=np.int32,
-    sizes=tuple({"B": B} for B in (1, 3, 32, 33, 100, 128)),
-    random_size=lambda rng: {"B": int(rng.integers(40, 128))},
-    observe_sizes=({"B": 100},),
-    launch=lambda B: (1, SCANNED),
-    demand=_scan_loads,
-    domain=(Reach("all sentences are empty", lambda rng, lengths: (0 * lengths,)),
-            Reach("every sentence has a single token", lambda rng, lengths: (0 * lengths + 1,)),
-            Reach("only the first sentence has tokens", lambda rng, lengths: (
-                np.where(np.arange(lengths.size) == 0, np.int32(77), np.int32(0)),)),
-            Reach("there are millions of tokens", lambda rng, lengths: (10_000_000 + lengths,), {"B": 128})),
+ROWS_OF_STEP = FunctionExercise(
+    name="rows_of_step",
+    reference=_rows,
+    inputs=_sequences,
+    sizes=tuple({"B": B, "most": most} for B, most in ((1, 1), (2, 3), (5, 4), (9, 12))),
+    random_size=lambda rng: {"B": int(rng.integers(3, 12)), "most": int(rng.integers(2, 9))},
+    domain=(_step_of("every sequence brings one row", [5, 3, 9, 30], [1, 1, 1, 1]),
+            _step_of("every sequence begins with its prompt", [0, 0, 0], [4, 2, 7]),
+            _step_of("a prompt runs beside sequences that go on", [12, 7, 0], [1, 1, 6]),
+            _step_of("a prompt goes on after a part of it", [16, 4], [5, 1]),
+            _step_of("the first sequence brings nothing", [8, 3, 0], [0, 1, 3]),
+            _step_of("a sequence in the middle brings nothing", [8, 3, 6], [2, 0, 1]),
+            _step_of("the last sequence brings nothing", [8, 3, 5], [1, 2, 0]),
+            _step_of("a prompt has a single token", [0, 4], [1, 1])),
     wrong={
-        "a sum is changed while others read it: a barrier is missing after the reading":
-            Edit("cuda.syncthreads()\nsums[i] += before", "sums[i] += before"),
-        "the next round reads sums that are not yet written: a barrier is missing after the writing":
-            Edit("sums[i] += before\ncuda.syncthreads()", "sums[i] += before"),
-        "the own length is in the sum: that is where each sentence ends": Edit("sums[i] - lengths[i]", "sums[i]"),
-        "the distance grows by one in each round: far lengths are added many times":
-            Edit("distance *= 2", "distance += 1"),
-        "a round too few: the first 64 lengths never reach the last 64": Edit("while distance < 128:",
-                                                                         "while distance < 64:"),
-        "only one round: a sentence begins where the one before it began, plus its length":
-            Edit("while distance < 128:", "while distance < 2:"),
-        "every thread adds up all lengths before its own, from global memory": begins_each_alone,
-        "every thread adds up all lengths before its own, from shared memory": begins_each_alone_in_shared,
+        "positions begin at 0: the tokens in the cache are left out": Edit("before[b] + i", "i"),
+        "positions are one too high: the first token has position 0": Edit("before[b] + i", "before[b] + i + 1"),
+        "all rows of a sequence have its first position": Edit("before[b] + i", "before[b]"),
+        "positions go on from one sequence to the next: they are counted from the step's first row": Edit(
+            "before[b] + i", "before[b] + len(rows)"),
+        "the first row of each sequence is marked": Edit("i == new[b] - 1", "i == 0"),
+        "every row is marked: the head would compute logits that nobody reads": Edit("int(i == new[b] - 1)", "1"),
+        "only sequences that go on are marked: a prompt gives a token as well": Edit("i == new[b] - 1", "new[b] == 1"),
+        "only the last row of the whole step is marked": Edit("i == new[b] - 1",
+                                                             "i == new[b] - 1 and b == len(new) - 1"),
+        "a sequence that brings nothing gets a row all the same": Edit("range(new[b])", "range(max(new[b], 1))"),
+        "sequences are numbered by the rows that they bring: one without rows has a number, too": Edit(
+            "rows.append((b, ", "rows.append((sum(new[:b] > 0), "),
     },
 )
 
-# --- Few shapes, few graphs -------------------------------------------------------------------------------------------
-
-
-def _rows_of_graphs(counts):
-    return np.array([few_values(max(1, int(count)), 16) for count in counts])
-
-
-def _counts(rng, n, most):
-    return rng.integers(0, most + 1, n)
-
-
-def _near_doubles(distance):
-    return lambda rng, counts: (2 ** (5 + np.arange(len(counts)) % 25) + distance,)
-
-
-def graph_rows_power_of_two(counts):
-    return np.maximum(16, 2 ** np.ceil(np.log2(np.maximum(counts, 1)))).astype(int)
-
-
-GRAPH_ROWS = FunctionExercise(
-    name="graph_rows",
-    reference=_rows_of_graphs,
-    inputs=_counts,
-    sizes=tuple({"n": n, "most": most} for n, most in ((1, 40), (9, 300), (40, 3000), (30, 10**9))),
-    random_size=lambda rng: {"n": int(rng.integers(20, 60)), "most": int(rng.integers(2000, 100_000))},
-    domain=(Reach("a batch has no tokens", lambda rng, counts: (0 * counts,)),
-            Reach("the counts are allowed numbers already", lambda rng, counts: (_rows_of_graphs(counts),),
-                  {"n": 40, "most": 3000}),
-            Reach("the counts are powers of two", _near_doubles(0), {"n": 30, "most": 10**9}),
-            Reach("the counts are one less than powers of two", _near_doubles(-1), {"n": 30, "most": 10**9}),
-            Reach("the counts are one more than powers of two", _near_doubles(1), {"n": 30, "most": 10**9})),
-    wrong={
-        "multiples of 16 at any size: thousands of shapes": Edit("max(16, power // 16)", "16"),
-        "multiples of p / 16 below 256 tokens, too: fewer than 16 rows apart": Edit("max(16, power // 16)",
-                                                                        "max(1, power // 16)"),
-        "the next power of two: up to half of the rows are empty": graph_rows_power_of_two,
-        "p is the next power of two, and the steps are twice as wide":
-            Edit("1 << max(count.bit_length() - 1, 0)", "1 << count.bit_length()"),
-        "rounded down: the last tokens have no row": Edit("-(-max(count, 1) // step) * step",
-                                                         "max(count // step, 1) * step"),
-        "a number that is allowed already is rounded up to the next": Edit("-(-max(count, 1) // step) * step",
-                                                                           "(count // step + 1) * step"),
-        "no rows for no tokens": Edit("max(count, 1)", "count"),
-    },
-)
-
-EXERCISES = (PREDICT_FAIR, PACK_IDS, SENTENCE_BEGINS, GRAPH_ROWS)
+EXERCISES = (PREDICT_BATCH, REFILL_SLOTS, ROWS_OF_STEP)

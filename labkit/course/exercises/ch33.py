@@ -1,261 +1,242 @@
-"""The exercises of lesson 33: a gated product in one pass, the sizes of a cache and of wide rows, and grouped-query
-attention of one token.
+"""The exercises of lesson 33: a prediction about pages, keys written to their slots, and the holders of pages.
 
-Sizes are T tokens, H heads of queries, K of keys and values, and N keys. Of the gated product x is (T, K) and the
-weights are (N, K).
+Sizes are T rows of K heads with D numbers each; n events, with growths of at most so many tokens.
 """
 
-import math
+from types import SimpleNamespace
 
 import numpy as np
-from numba import float32
 
 from labkit import cuda
-from labkit.course.exercises import Edit, KernelExercise, PredictionExercise, Reach
-from labkit.course.exercises.ch24 import ALL_LANES, LLAMA_3_1_8B
-from labkit.course.exercises.demands import shuffles
-from labkit.course.exercises.domains import EQUAL, HUGE_AND_TINY, ZEROS, at, of
-from labkit.kernels.attention.pages import attend_reference, rounding_errors
+from labkit.course.exercises import Edit, FunctionExercise, KernelExercise, PredictionExercise, Reach
+from labkit.course.exercises.domains import MOVED, of
+from labkit.engine.block_manager import BlockManager
+from labkit.kernels.attention.pages import PAGE, pages_for
 from labkit.kernels.op import uniform
-from labkit.kernels.tolerance import EPS32
 
-# --- A gated product --------------------------------------------------------------------------------------------------
+UNTOUCHED = -7.0  # what nothing is written to
 
-GATED = {"T": 3, "N": 5, "K": 7}
-
-
-def _silu(v):
-    with np.errstate(over="ignore"):
-        return v / (1 + np.exp(-v))
+# --- Predict: pages and slots -----------------------------------------------------------------------------------------
 
 
-def _gated(x, gate, up):
-    x, gate, up = (np.asarray(each, np.float64) for each in (x, gate, up))
-    return _silu(x @ gate.T) * (x @ up.T)
+def _pages_predicted() -> dict:
+    lengths, token = (1000, 17, 512, 3), 2 * 16 * 8 * 64 * 2
+    used = sum(map(pages_for, lengths))
+    return {"pages_used": used, "empty_bytes": (used * PAGE - sum(lengths)) * token, "slot": 7 * PAGE + 5,
+            "held_by_two": pages_for(50) + pages_for(70) - 40 // PAGE}
 
 
-def _gated_tolerance(x, gate, up):
-    """The errors of both sums, each times what the other factor may be: silu's slope is at most 1.1."""
-    length = 2 * EPS32 * np.sqrt(x.shape[1])
-    g, u = x @ gate.T, x @ up.T
-    of_gate, of_up = (length * np.abs(x) @ np.abs(each).T for each in (gate, up))
-    roundings = EPS32 * (6 + np.minimum(np.abs(g), 90)) * np.abs(_silu(g) * u)
-    return 1.1 * of_gate * (np.abs(u) + of_up) + of_up * np.abs(_silu(g)) + roundings + 2e-36 * (1 + np.abs(u))
+PREDICT_PAGES = PredictionExercise(
+    name="predict_pages",
+    truth=_pages_predicted,
+    how={"pages_used": "1,000 tokens fill 62 pages and a half, so they take 63. The others take 2, 32 and 1.",
+         "empty_bytes": "8, 15, 0 and 13 places are empty. A token has keys and values, 8 heads of 64 numbers of 2 "
+                        "bytes each, in 16 layers: 32,768 bytes.",
+         "slot": "Token 37 is token 5 of the third page, which is page 7: 7 times 16 and 5.",
+         "held_by_two": "50 tokens take 4 pages and 70 take 5. The first 32 of the 40 equal tokens fill two pages, "
+                        "which are shared; the third page of each also has tokens of its own."},
+    wrong={"pages are rounded down": {"pages_used": 95},
+           "a full last page is followed by an empty one": {"pages_used": 99, "empty_bytes": 1_703_936},
+           "a token has keys or values, not both": {"empty_bytes": 589_824},
+           "one layer in place of 16": {"empty_bytes": 73_728},
+           "the slot without the table: token 37 is in slot 37": {"slot": 37},
+           "the pages of the table are counted from 1": {"slot": 197},
+           "no page is shared": {"held_by_two": 9},
+           "a page that is equal in part is shared, too": {"held_by_two": 6}},
+)
+
+# --- Keys to their slots ----------------------------------------------------------------------------------------------
 
 
-def _in_one_loop(report) -> str | None:
-    T, N, K = (GATED[axis] for axis in "TNK")
-    loads, stores = report.counts["global_loads"], report.counts["global_stores"]
-    if loads <= 3 * T * N * K and stores <= T * N:
+def _cache_of(rows) -> np.ndarray:
+    """What the cache holds before: nothing that a row could hold."""
+    tokens, heads, size = rows.shape
+    return np.full((_cache_pages(tokens), heads, PAGE, size), UNTOUCHED, np.float32)
+
+
+def _cache_pages(tokens: int) -> int:
+    return pages_for(tokens) + 2
+
+
+def _stored(rows, slots):
+    out = _cache_of(rows)
+    for row, slot in zip(rows, slots, strict=True):
+        if slot >= 0:
+            out[slot // PAGE, :, slot % PAGE] = row
+    return out
+
+
+def _slot_inputs(rng, T, K, D):
+    slots = rng.permutation(_cache_pages(T) * PAGE)[:T].astype(np.int32)
+    slots[rng.random(T) < 0.2] = -1
+    return uniform(rng, T, K, D), slots
+
+
+def _slots_with(words, choose):
+    """choose(rng, T, how many slots there are) -> slots."""
+    def turn(rng, rows, slots):
+        return rows, choose(rng, len(slots), _cache_pages(len(slots)) * PAGE).astype(np.int32)
+
+    return Reach(words, turn, {"T": 6, "K": 2, "D": 8})
+
+
+STORED = {"T": 4, "K": 2, "D": 64}
+
+
+def _whole_sectors(report) -> str | None:
+    T, K, D = STORED.values()
+    least = 2 * T * K * D * 4 // 32  # of rows and of the cache
+    if report.counts["sectors"] <= 1.5 * least:
         return None
-    return (f"At {T} x {K} and {N} outputs it makes {loads:,} loads and {stores:,} stores; {3 * T * N * K:,} and "
-            f"{T * N} suffice. In one loop each number of x serves both products, and both sums stay in registers.")
-
-
-def _products_near(gate_sum, up_sum):
-    """All products near these numbers."""
-    def choose(rng, x, gate, up):
-        x = np.ones_like(x)
-        return x, *(np.float32(wanted / each.shape[1]) * (1 + np.abs(each) / 8) for each, wanted in
-                    ((gate, gate_sum), (up, up_sum)))
-
-    return choose
+    return (f"Your requests touch {report.counts['sectors']:,} sectors of 32 bytes; about {least:,} are enough. In "
+            f"each request of a warp, let lane 0 have number 0 of a head, lane 1 number 1 and so on.")
 
 
 @cuda.jit
-def gated_product_two_loops(x, gate, up, out):
-    col, row = cuda.grid(2)
-    if row < out.shape[0] and col < out.shape[1]:
-        g, u = float32(0.0), float32(0.0)
-        for k in range(x.shape[1]):
-            g += x[row, k] * gate[col, k]
-        for k in range(x.shape[1]):
-            u += x[row, k] * up[col, k]
-        out[row, col] = g / (float32(1.0) + math.exp(-g)) * u
+def store_slots_strided(rows, slots, out):
+    t, lane = cuda.blockIdx.x, cuda.threadIdx.x
+    slot = slots[t]
+    if slot >= 0:
+        each = (rows.shape[2] + 31) // 32
+        for head in range(rows.shape[1]):
+            for i in range(lane * each, min((lane + 1) * each, rows.shape[2])):
+                out[slot // 16, head, slot % 16, i] = rows[t, head, i]
 
 
-@cuda.jit
-def gated_product_through_out(x, gate, up, out):
-    col, row = cuda.grid(2)
-    if row < out.shape[0] and col < out.shape[1]:
-        g, u = float32(0.0), float32(0.0)
-        for k in range(x.shape[1]):
-            value = x[row, k]
-            g += value * gate[col, k]
-            u += value * up[col, k]
-        out[row, col] = g / (float32(1.0) + math.exp(-g))
-        out[row, col] *= u
-
-
-GATED_PRODUCT = KernelExercise(
-    name="gated_product",
-    reference=_gated,
-    inputs=lambda rng, T, N, K: (uniform(rng, T, K), uniform(rng, N, K), uniform(rng, N, K)),
-    shape=lambda T, N, K: (T, N),
-    sizes=tuple({"T": T, "N": N, "K": K} for T, N, K in ((1, 1, 1), (3, 5, 7), (2, 33, 9), (9, 4, 16), (5, 70, 3))),
-    launch=lambda T, N, K: ((-(-N // 32), -(-T // 4)), (32, 4)),
-    tolerance=_gated_tolerance,
-    observe_sizes=(GATED,),
-    demand=_in_one_loop,
-    domain=(Reach("the products of the gate are near 400", _products_near(400, 3)),
-            Reach("the products of the gate are near -400", _products_near(-400, 3)),
-            Reach("the products of the gate are near -1, where silu is negative", _products_near(-1, 2)),
-            Reach("the products of up are near -50", _products_near(2, -50)),
-            *of((0, 1, 2), ZEROS), *of(0, HUGE_AND_TINY, EQUAL)),
+STORE_SLOTS = KernelExercise(
+    name="store_slots",
+    reference=_stored,
+    inputs=_slot_inputs,
+    shape=lambda T, K, D: (_cache_pages(T), K, PAGE, D),
+    start=lambda rows, slots: _cache_of(rows),
+    sizes=tuple({"T": T, "K": K, "D": D} for T, K, D in ((1, 1, 1), (3, 2, 5), (6, 2, 8), (4, 2, 64), (20, 3, 40))),
+    launch=lambda T, K, D: (T, 32),
+    observe_sizes=(STORED,),
+    demand=_whole_sectors,
+    domain=(_slots_with("all rows are padding", lambda rng, T, count: np.full(T, -1)),
+            _slots_with("no row is padding", lambda rng, T, count: rng.permutation(count)[:T]),
+            _slots_with("the rows go to slots in a row", lambda rng, T, count: np.arange(T)),
+            _slots_with("the first slot and the last one are used",
+                        lambda rng, T, count: np.where(np.arange(T) % 2, count - 1 - np.arange(T), np.arange(T))),
+            _slots_with("the slots fall while the tokens rise", lambda rng, T, count: count - 1 - np.arange(T)),
+            _slots_with("all rows but the last are padding",
+                        lambda rng, T, count: np.where(np.arange(T) == T - 1, 17, -1)),
+            *of(0, MOVED)),
     wrong={
-        "silu is taken of up, and not of the gate": Edit("g / (float32(1.0) + math.exp(-g)) * u",
-                                                         "u / (float32(1.0) + math.exp(-u)) * g"),
-        "the logistic function alone, without its argument as a factor": Edit("= g / (", "= float32(1.0) / ("),
-        "exp of the gate, not of its negative": Edit("math.exp(-g)", "math.exp(g)"),
-        "gelu by a logistic function, with 1.702": Edit("math.exp(-g)", "math.exp(float32(-1.702) * g)"),
-        "exp(g) / (1 + exp(g)): beyond 88 it is infinity divided by infinity": Edit(
-            "g / (float32(1.0) + math.exp(-g))", "g * math.exp(g) / (float32(1.0) + math.exp(g))"),
-        "silu of both": Edit("math.exp(-g)) * u", "math.exp(-g)) * u / (float32(1.0) + math.exp(-u))"),
-        "the weights are read as (K, N)": Edit("gate[col, k]", "gate[k % gate.shape[0], col % gate.shape[1]]",
-                                               "up[col, k]", "up[k % up.shape[0], col % up.shape[1]]"),
-        "the guard looks at the columns alone": Edit("row < out.shape[0] and col < out.shape[1]",
-                                                     "col < out.shape[1]"),
-        "a loop for each product: x is loaded twice": gated_product_two_loops,
-        "the gate is kept in `out`, in global memory": gated_product_through_out,
+        "a row of padding is written, before the cache's beginning": Edit("if slot >= 0:", "if True:"),
+        "slot 0 is taken for padding": Edit("if slot >= 0:", "if slot > 0:"),
+        "page and place are exchanged": Edit("slot // 16, slot % 16", "slot % 16, slot // 16"),
+        "rows go to the slot of their number": Edit("slot = slots[t]", "slot = t if slots[t] >= 0 else -1"),
+        "the slot is taken for the page, with the place 0": Edit("slot // 16, slot % 16", "slot, 0"),
+        "only the first 32 numbers of a head": Edit("range(cuda.threadIdx.x, rows.shape[2], 32)",
+                                                    "range(cuda.threadIdx.x, min(32, rows.shape[2]), 32)"),
+        "all heads get the first one's keys": Edit("rows[t, head, i]", "rows[t, 0, i]"),
+        "only the first head": Edit("range(rows.shape[1])", "range(1)"),
+        "a lane has several neighbouring numbers: the lanes of a request lie apart": store_slots_strided,
     },
 )
 
-# --- Predict: a cache and a wide row ----------------------------------------------------------------------------------
+# --- Who holds which page ---------------------------------------------------------------------------------------------
 
 
-def _cache_and_row() -> dict:
-    c = LLAMA_3_1_8B
-    a_token = 2 * c.num_hidden_layers * c.num_key_value_heads * c.head_dim * 2
-    wide = c.intermediate_size * 2  # bytes of gate, and of up
-    return {"token_bytes": a_token, "tokens_grouped": 16_000_000_000 // a_token,
-            "tokens_ungrouped": 16_000_000_000 // (a_token * c.num_attention_heads // c.num_key_value_heads),
-            "saved_bytes": 2 * wide + 2 * wide}
+def _free_pages(events, pages):
+    """By the engine's own block manager."""
+    blocks, living, counts = BlockManager(pages, prefix_caching=False), {}, []
+    for event in events.tolist():
+        _serve(blocks, living, *event)
+        counts.append(blocks.num_free)
+    return np.array(counts)
 
 
-PREDICT_CACHE = PredictionExercise(
-    name="predict_cache",
-    truth=_cache_and_row,
-    how={"token_bytes": "Keys and values, 32 layers, 8 heads of 128 numbers, 2 bytes each.",
-         "tokens_grouped": "16,000,000,000 divided by 131,072, rounded down.",
-         "tokens_ungrouped": "With 32 heads of keys and values a token takes four times the bytes.",
-         "saved_bytes": "Two rows of 14,336 numbers, 2 bytes each, which are written once and read once."},
-    wrong={"the values are forgotten: a token leaves keys and values": {
-               "token_bytes": 65536, "tokens_grouped": 244140, "tokens_ungrouped": 61035},
-           "float32: four bytes a number": {"token_bytes": 262144, "tokens_grouped": 61035, "tokens_ungrouped": 15258,
-                                            "saved_bytes": 229376},
-           "the cache has a head for each head of queries": {
-               "token_bytes": 524288, "tokens_grouped": 30517, "tokens_ungrouped": 7629},
-           "the cache of one layer": {"token_bytes": 4096, "tokens_grouped": 3906250, "tokens_ungrouped": 976562},
-           "the rows are written, but the next launch does not read them": {"saved_bytes": 57344},
-           "the result is counted as well, which both ways write": {"saved_bytes": 143360}},
-)
-
-# --- From a blank page: grouped-query attention of one token ----------------------------------------------------------
-
-SIZE, MOST = 32, 8
-ATTENDED = {"H": 4, "K": 2, "N": 5}
+def _serve(blocks, living, kind, s, number) -> None:
+    if kind == 0:
+        sequence = living.get(s) or _new_sequence()
+        if number == 0 or blocks.missing(sequence, number) <= blocks.num_free:
+            if number:
+                blocks.grow(sequence, number)
+            sequence.computed += number
+            living[s] = sequence
+    elif kind == 1:
+        living[number] = _new_sequence()
+        blocks.fork(living[s], living[number])
+    else:
+        blocks.release(living.pop(s))
 
 
-def _attended(q, keys, values, tolerance=None):
-    return attend_reference(q[None], keys, values, len(keys) - 1, SIZE**-0.5, tolerance)[0]
+def _new_sequence() -> SimpleNamespace:
+    """What a block manager needs to know of one."""
+    return SimpleNamespace(pages=[], computed=0, digests=[], registered=0)
 
 
-def _loads_shared(report) -> str | None:
-    H, K, N = (ATTENDED[axis] for axis in "HKN")
-    loads, enough = report.counts["global_loads"], 3 * N * K * SIZE + H * SIZE
-    if loads > enough:
-        return (f"With {H} heads of queries, {K} of keys and {N} tokens it loads {loads:,} numbers, more than "
-                f"{enough:,}. The {H // K} query heads of a group share their keys and values: load a key and a value "
-                f"once, use it for all of them, and keep the queries in registers.")
-    return shuffles(report)
+def _random_events(rng, n, most, pages):
+    """Events that may come, found by serving them. most: tokens of one growth."""
+    blocks, living, rows, names = BlockManager(pages, prefix_caching=False), {}, [], 0
+    while len(rows) < n:
+        kind = int(rng.choice(3, p=(0.55, 0.25, 0.2))) if living else 0
+        s = int(rng.choice(list(living))) if living else 0
+        number = int(rng.integers(0, most + 1)) if kind == 0 else 0
+        if kind == 0 and (not living or rng.random() < 0.35):
+            s, names = names, names + 1
+        if kind == 1:
+            number, names = names, names + 1
+        _serve(blocks, living, kind, s, number)
+        rows.append((kind, s, number))
+    return np.array(rows)
 
 
-def _times(queries, keys_by, values_by):
-    return lambda rng, q, keys, values: (np.float32(queries) * q, np.float32(keys_by) * keys,
-                                         np.float32(values_by) * values)
+def _event_inputs(rng, n, most, pages):
+    return _random_events(rng, n, most, pages), pages
 
 
-def _scores_below(rng, q, keys, values):
-    return np.abs(q) - np.float32(9), np.abs(keys) + np.float32(9), values
+def _events_are(words, *rows, pages=8):
+    return Reach(words, lambda rng, *inputs: (np.array(rows), pages), {"n": len(rows), "most": 20, "pages": 8})
 
 
-def _equal_keys(rng, q, keys, values):
-    return q, np.broadcast_to(keys[:1], keys.shape).copy(), values
-
-
-def _largest_last(rng, q, keys, values):
-    """The last key has by far the largest score in each head."""
-    keys = keys.copy()
-    for head in range(keys.shape[1]):
-        keys[-1, head] = 50 * q[head * (len(q) // keys.shape[1])]
-    return q, keys, values
-
-
-@cuda.jit
-def attend_grouped_head_by_head(q, keys, values, out):
-    head, lane = cuda.blockIdx.x, cuda.threadIdx.x
-    group = q.shape[0] // keys.shape[1]
-    for r in range(group):
-        h = head * group + r
-        query = q[h, lane]
-        row_max, row_sum, acc = float32(-math.inf), float32(0.0), float32(0.0)
-        for n in range(keys.shape[0]):
-            score = query * keys[n, head, lane]
-            for distance in (16, 8, 4, 2, 1):
-                score += cuda.shfl_xor_sync(ALL_LANES, score, distance)
-            score *= float32(0.17677669)
-            new = max(row_max, score)
-            factor, weight = math.exp(row_max - new), math.exp(score - new)
-            row_sum = row_sum * factor + weight
-            acc = acc * factor + weight * values[n, head, lane]
-            row_max = new
-        out[h, lane] = acc / row_sum
-
-
-SCALED = "score *= float32(0.17677669)"
-
-ATTEND_GROUPED = KernelExercise(
-    name="attend_grouped",
-    reference=_attended,
-    inputs=lambda rng, H, K, N: (uniform(rng, H, SIZE), uniform(rng, N, K, SIZE), uniform(rng, N, K, SIZE)),
-    shape=lambda H, K, N: (H, SIZE),
-    sizes=tuple({"H": H, "K": K, "N": N} for H, K, N in ((1, 1, 1), (4, 2, 5), (3, 3, 4), (6, 2, 9), (8, 1, 33))),
-    random_size=lambda rng: {"H": 6, "K": 3, "N": int(rng.integers(10, 30))},
-    launch=lambda H, K, N: (K, SIZE),
-    tolerance=lambda q, keys, values: 2 * _attended(q, keys, values, rounding_errors(False, SIZE)),
-    observe_sizes=(ATTENDED,),
-    demand=_loads_shared,
-    domain=(at("each head of queries has keys of its own", H=2, K=2, N=6),
-            at("eight heads of queries share their keys", H=16, K=2, N=6),
-            at("there is a single token", H=4, K=2, N=1),
-            Reach("scores are thousands apart", _times(100, 100, 1), {"H": 4, "K": 2, "N": 7}),
-            Reach("values are large", _times(1, 1, 10_000), {"H": 4, "K": 2, "N": 7}),
-            Reach("all scores are far below 0", _scores_below, {"H": 4, "K": 2, "N": 7}),
-            Reach("all scores are equal", _equal_keys, {"H": 4, "K": 2, "N": 7}),
-            Reach("the last token has by far the largest score", _largest_last, {"H": 4, "K": 2, "N": 7}),
-            Reach("all scores and values are 0", _times(0, 0, 0), {"H": 4, "K": 2, "N": 7})),
+FREE_PAGES = FunctionExercise(
+    name="free_pages",
+    reference=_free_pages,
+    inputs=_event_inputs,
+    sizes=tuple({"n": n, "most": most, "pages": pages} for n, most, pages in (
+        (1, 20, 3), (4, 20, 8), (12, 20, 8), (60, 40, 12), (60, 7, 9))),
+    random_size=lambda rng: {"n": int(rng.integers(60, 120)), "most": int(rng.integers(5, 60)),
+                             "pages": int(rng.integers(6, 20))},
+    domain=(
+        _events_are("the pages run out, and are given back", (0, 0, 100), (0, 1, 30), (0, 0, 28), (0, 0, 1), (2, 0, 0),
+                    (0, 1, 128), (0, 1, 129)),
+        _events_are("a growth takes the last free page", (0, 0, 112), (0, 1, 16), (0, 0, 1), (2, 1, 0), (0, 0, 1)),
+        _events_are("the last page of a fork is full", (0, 0, 32), (1, 0, 1), (0, 1, 1), (0, 0, 1), (2, 0, 0),
+                    (2, 1, 0)),
+        _events_are("the last page of a fork has free places", (0, 0, 20), (1, 0, 1), (0, 1, 1), (0, 0, 30), (0, 1, 40),
+                    (2, 0, 0), (2, 1, 0)),
+        _events_are("three sequences share a page", (0, 0, 20), (1, 0, 1), (1, 1, 2), (0, 2, 3), (0, 0, 3), (0, 1, 3),
+                    (2, 1, 0), (2, 0, 0), (2, 2, 0)),
+        _events_are("the sequence that was forked ends first", (0, 0, 20), (1, 0, 1), (2, 0, 0), (0, 1, 12), (0, 1, 1),
+                    (2, 1, 0)),
+        _events_are("a shared page cannot be replaced: none is free", (0, 0, 120), (1, 0, 1), (0, 1, 1), (0, 0, 8),
+                    (2, 1, 0), (0, 0, 8)),
+        _events_are("a sequence grows by no tokens", (0, 0, 0), (0, 1, 20), (1, 1, 2), (0, 2, 0), (0, 0, 5), (1, 0, 3),
+                    (0, 1, 0), (2, 1, 0), (2, 2, 0)),
+        _events_are("a sequence without tokens is forked", (0, 0, 0), (1, 0, 1), (0, 1, 17), (2, 0, 0), (2, 1, 0)),
+        _events_are("a sequence begins again under its old name", (0, 3, 40), (2, 3, 0), (0, 3, 10), (0, 3, 6),
+                    (0, 3, 1)),
+    ),
     wrong={
-        "query head h reads head h % K, as if groups were interleaved": Edit(
-            "first = head * group", "first = head", "= q[first + r, lane]", "= q[first + r * keys.shape[1], lane]",
-            "out[first + r, lane]", "out[first + r * keys.shape[1], lane]"),
-        "all groups read the first head of keys and values": Edit(
-            "key, value = keys[n, head, lane], values[n, head, lane]",
-            "key, value = keys[n, 0, lane], values[n, 0, lane]"),
-        "every head of a group has the query of the first": Edit("= q[first + r, lane]", "= q[first, lane]"),
-        "the values are the keys": Edit("values[n, head, lane]", "keys[n, head, lane]"),
-        "the scores are not divided by the root of 32": Edit(SCALED, ""),
-        "divided by 32, not by its root": Edit("float32(0.17677669)", "float32(0.03125)"),
-        "the last token is left out": Edit("range(keys.shape[0])", "range(max(1, keys.shape[0] - 1))"),
-        "the first maximum is 0, and scores far below it vanish": Edit("float32(-math.inf)", "float32(0.0)"),
-        "what was added before is not corrected when the maximum grows": Edit(
-            "row_sum[r] = row_sum[r] * factor + weight", "row_sum[r] += weight",
-            "acc[r] = acc[r] * factor + weight * value", "acc[r] += weight * value"),
-        "the division by the sum of the weights is missing": Edit("acc[r] / row_sum[r]", "acc[r]"),
-        "only the first head of each group is written": Edit(
-            "for r in range(group):\n    out[first + r, lane] = acc[r] / row_sum[r]",
-            "out[first, lane] = acc[0] / row_sum[0]"),
-        "one query head after the other: keys and values are loaded for each": attend_grouped_head_by_head,
+        "an ending sequence frees its pages, whoever holds them as well": Edit("if holders[page] == 0:", "if True:"),
+        "a fork does not count as a holder": Edit("for page in held[s]:\n    holders[page] += 1",
+                                                  "for page in []:\n    holders[page] += 1"),
+        "a shared page is written: it is never replaced": Edit(
+            "shared = number > 0 and before % 16 > 0 and holders[mine[-1]] > 1", "shared = False"),
+        "a shared page is replaced even if it is full": Edit("before % 16 > 0", "before > 0"),
+        "the old page keeps a holder that gave it up": Edit("holders[mine.pop()] -= 1", "mine.pop()"),
+        "a growth by no tokens takes a new page in place of a shared one": Edit("number > 0 and before", "before"),
+        "pages are rounded down": Edit("-(-(before + number) // 16) - len(mine)",
+                                       "max(0, (before + number) // 16 - len(mine))"),
+        "a full page is followed by an empty one": Edit("-(-(before + number) // 16) - len(mine)",
+                                                        "(before + number) // 16 + 1 - len(mine)"),
+        "the page in place of a shared one is not counted when there are too few": Edit(
+            "new + shared <= len(free)", "new <= len(free)"),
+        "the last free page is never given away": Edit("new + shared <= len(free)", "new + shared < len(free)"),
     },
 )
 
-EXERCISES = (GATED_PRODUCT, PREDICT_CACHE, ATTEND_GROUPED)
+EXERCISES = (PREDICT_PAGES, STORE_SLOTS, FREE_PAGES)

@@ -1,396 +1,393 @@
-"""The exercises of lesson 36: a prediction about parts, attention over pages with a warp for each head, parts of a
-softmax joined, and attention split over blocks.
+"""The exercises of lesson 36: what is sampled from a few tokens, the threshold of top-p without a sort, sampling with
+whole numbers, and Philox.
 
-Sizes are B sequences of at most S tokens, H query heads and KV heads of keys and values, with D numbers each; R rows of
-P parts.
+Sizes are R rows of V tokens; n counters.
 """
 
-import math
-
 import numpy as np
+from numba import int32, int64
 
+from labkit import cuda
 from labkit.course.exercises import Edit, KernelExercise, PredictionExercise, Reach
-from labkit.course.exercises.demands import shuffles
-from labkit.kernels.attention.paged import paged_decode_reference, tolerance_decode
-from labkit.kernels.attention.pages import PAGE, gather, paged_inputs, pages_for
-from labkit.kernels.op import uniform
-from labkit.kernels.tolerance import EPS32
+from labkit.course.exercises.demands import elements_of_argument, shuffles
+from labkit.kernels.philox import philox_reference
+from labkit.kernels.sampling_reference import kept_reference
 
-UNTOUCHED = -7.0  # where no record is written
+# --- Predict: seven tokens --------------------------------------------------------------------------------------------
 
-# --- Predict: parts and their sums ------------------------------------------------------------------------------------
+SEVEN = np.array([10, 20, 1, 40, 3, 25, 1])  # the weights, in the order of the vocabulary
 
 
-def _parts_predicted() -> dict:
-    factor = 2.0 ** (3 - 5)  # of the first part, which has 3, 6 and 12; the other has 5, 2.5 and 10
-    row_sum = 6 * factor + 2.5
-    return {"row_sum": row_sum, "result": (12 * factor + 10) / row_sum,
-            "parts_of_1000": _parts(1000), "parts_of_2600": _parts(2600)}
+def _sampled() -> dict:
+    logits = np.log(SEVEN).astype(np.float32)
+    kept, cold, both = (kept_reference(logits, temperature, 0, top_p, min_p) > 0
+                        for temperature, top_p, min_p in ((1.0, 0.8, 0.0), (0.5, 0.8, 0.0), (1.0, 0.75, 0.3)))
+    token_5, token_60 = _drawn(np.array([SEVEN * kept] * 2), np.array([5, 60])).tolist()
+    return {"threshold": int(SEVEN[kept].min()), "passes": int(SEVEN.max()).bit_length(), "token_5": token_5,
+            "token_60": token_60, "kept_cold": int(cold.sum()), "kept_both": int(both.sum())}
 
 
-def _parts(tokens: int) -> int:
-    """As find_parts of labkit.kernels.attention.paged_split counts them; tests compare the two."""
-    pages = pages_for(tokens)
-    share = max(8, 4 * math.ceil(math.ceil(pages / 16) / 4))
-    return math.ceil(pages / share)
+SAMPLED = {"threshold": 20, "passes": 6, "token_5": 1, "token_60": 5, "kept_cold": 2, "kept_both": 2}
 
-
-PREDICT_PARTS = PredictionExercise(
-    name="predict_parts",
-    truth=_parts_predicted,
-    how={"row_sum": "The larger maximum is 5. The first part's sum is multiplied by 2 ** (3 - 5): 6 / 4 + 2.5.",
-         "result": "acc is brought to the same maximum, 12 / 4 + 10, and divided by the sum of all weights, 4.",
-         "parts_of_1000": "63 pages: a 16th of them is 4, rounded up, but a part has at least 8. So 7 parts have 8 "
-                          "pages, and one has 7.",
-         "parts_of_2600": "163 pages: a 16th of them is 11, rounded up, and the next multiple of 4 is 12. So 13 parts "
-                          "have 12 pages, and one has 7."},
-    wrong={"the sums are added as they are": {"row_sum": 8.5},
-           "both parts are brought to the smaller maximum": {"row_sum": 16},
-           "the mean of the two parts' results": {"result": 3},
-           "always 16 parts": {"parts_of_1000": 16, "parts_of_2600": 16},
-           "the share is not rounded to a multiple of 4": {"parts_of_2600": 15}},
+PREDICT_SAMPLING = PredictionExercise(
+    name="predict_sampling",
+    truth=_sampled,
+    how={"threshold": "40 + 25 are 65 and miss 80; with 20 it is 85. A threshold of 21 would keep 65.",
+         "passes": "The largest weight, 40, has six bits, and each bit takes a pass.",
+         "token_5": "Kept are tokens 1, 3 and 5 with weights 20, 40 and 25. The intervals lie in the order of the "
+                    "tokens: 0 to 19, 20 to 59, 60 to 84.",
+         "token_60": "60 is the first number of the third interval: 20 + 40.",
+         "kept_cold": "At temperature 0.5 the logits are doubled, so the weights are squared: 1600 + 625 are 2225, and "
+                      "the sum of all is 2736, of which 80% are 2189.",
+         "kept_both": "min_p keeps weights of at least 0.3 * 40 = 12: 40, 25 and 20, together 85. 75% of these are "
+                      "63.75, and 40 + 25 reach that."},
+    wrong={"the token with which the mass is reached is left out": {
+               **SAMPLED, "threshold": 25, "token_5": 3, "kept_cold": 1, "kept_both": 1},
+           "the intervals are laid out in the order of the weights": {**SAMPLED, "token_5": 3},
+           "tokens that are not kept have intervals as well": {**SAMPLED, "token_5": 0, "token_60": 3},
+           "an interval includes the first number of the next": {**SAMPLED, "token_60": 3},
+           "a lower temperature does not change how many tokens are kept": {**SAMPLED, "kept_cold": 3},
+           "top_p is a part of all weights, not of those that min_p keeps": {**SAMPLED, "kept_both": 3},
+           "min_p is a probability, not a part of the largest one": {**SAMPLED, "kept_both": 1},
+           "a pass for each token": {**SAMPLED, "passes": 7}},
 )
 
-# --- Attention over pages ---------------------------------------------------------------------------------------------
+# --- Top-p without a sort ---------------------------------------------------------------------------------------------
+
+HIGHEST = 2**31  # weights are below it
 
 
-def _lengths(rng, B, S):
-    """One of them is S; the others may be 0."""
-    lengths = rng.integers(0, S + 1, B).astype(np.int32)
-    lengths[rng.integers(B)] = S
-    return lengths
+def _threshold_of(weights, need):
+    """The largest number that is reached: one of the weights."""
+    thresholds = []
+    for row, wanted in zip(weights.tolist(), need.tolist(), strict=True):
+        mass = 0
+        for weight in sorted(row, reverse=True):
+            mass += weight
+            if mass >= wanted:
+                break
+        thresholds.append(weight)
+    return np.array(thresholds, np.int32)
 
 
-def _attention_inputs(rng, B, S, H, KV, D):
-    return _with_pages(rng, uniform(rng, B, H, D), _lengths(rng, B, S), KV, pages_for(S) + 1)
+def _need(rng, weights):
+    mass = weights.astype(np.int64).sum(1)
+    return np.maximum(1, (mass * rng.random(len(mass))).astype(np.int64))
 
 
-def _with_pages(rng, q, lengths, kv_heads, width):
-    """Inputs for sequences of these lengths, of which none fills a row of `width` pages, with as many pages as they may
-    need at most. NaN and numbers of no page stand wherever nothing may be read."""
-    *used, narrow = paged_inputs(rng, lengths, kv_heads, q.shape[2], np.float32)
-    pages = len(lengths) * (width - 1) + 1
-    moved = rng.permutation(pages)[: len(used[0])]  # page p is now moved[p]
-    caches = [np.full((pages, *each.shape[1:]), np.nan, np.float32) for each in used]
-    for cache, each in zip(caches, used, strict=True):
-        cache[moved] = each
-    table = rng.choice(np.array([-1, -(2**31), 2**31 - 1], np.int32), (len(lengths), width))
-    for row, old, tokens in zip(table, narrow, lengths, strict=True):
-        row[: pages_for(tokens)] = moved[old[: pages_for(tokens)]]
-    return 2 * q, *caches, table, lengths, np.float32(1 / math.sqrt(q.shape[2]))
+def _weights(rng, R, V):
+    weights = rng.integers(0, 1 << rng.integers(3, 22, (R, 1)), (R, V)).astype(np.int32)
+    weights[:, rng.integers(V)] += 1  # none is a row of zeros
+    return weights
 
 
-def _with_lengths(words, choose):
-    """choose(lengths, how many tokens a sequence may have at most) -> other lengths."""
-    def turn(rng, q, keys, values, table, lengths, scale, *rest):
-        most = (table.shape[1] - 1) * PAGE
-        new = np.asarray(choose(lengths, most), np.int32)
-        return *_with_pages(rng, uniform(rng, *q.shape), new, keys.shape[1], table.shape[1]), *rest
-
-    return Reach(words, turn)
+def _mass_inputs(rng, R, V):
+    weights = _weights(rng, R, V)
+    return weights, _need(rng, weights)
 
 
-def _scaled(words, queries=1.0, keys=1.0, values=1.0, shift=0.0):
-    """Each of the three multiplied; shift: queries at least so far below 0, and keys as far above."""
-    def turn(rng, q, k, v, table, lengths, scale, *rest):
-        if shift:
-            q, k = -np.abs(q) - np.float32(shift), np.abs(k) + np.float32(shift)
-        return (*(np.float32(factor) * each for factor, each in ((queries, q), (keys, k), (values, v))), table, lengths,
-                scale, *rest)
+def _masses(words, make, need=None, size=(3, 70)):
+    """make(rng, R, V) -> weights; need(rng, weights) -> what has to be reached."""
+    def turn(rng, weights, _):
+        weights = make(rng, *weights.shape).astype(np.int32)
+        return weights, (need or _need)(rng, weights).astype(np.int64)
 
-    return Reach(words, turn)
+    return Reach(words, turn, dict(zip("RV", size, strict=True)))
 
 
-def _equal_keys(rng, q, keys, values, *rest):
-    return q, np.where(np.isnan(keys), keys, np.float32(0.5)), values, *rest
+def _only(place):
+    """Of all weights one is more than 0, at this place of each row."""
+    def make(rng, R, V):
+        weights = np.zeros((R, V))
+        weights[:, place] = 77
+        return weights
+
+    return make
 
 
-DOMAIN = (
-    _with_lengths("every sequence is an empty place", lambda lengths, most: 0 * lengths),
-    _with_lengths("every sequence has a single token", lambda lengths, most: 0 * lengths + 1),
-    _with_lengths("the last page of each sequence is full", lambda lengths, most: 0 * lengths + most),
-    _with_lengths("the last page of each sequence has one token", lambda lengths, most: 0 * lengths + most - 15),
-    _with_lengths("only the first place in the batch is taken",
-                  lambda lengths, most: np.where(np.arange(len(lengths)) == 0, most, 0)),
-    _scaled("scores are thousands apart", queries=100, keys=100),
-    _scaled("values are large", values=10_000),
-    _scaled("all scores are far below 0", shift=9),
-    _scaled("all scores are 0", queries=0),
-    Reach("all keys are equal", _equal_keys),
-)
-ATTENDED = {"B": 1, "S": 32, "H": 2, "KV": 1, "D": 64}  # with one sequence, S is its length
-SMALL_ATTENTION = tuple(dict(zip(("B", "S", "H", "KV", "D"), size, strict=True)) for size in (
-    (1, 16, 1, 1, 32), (3, 20, 4, 2, 32), (1, 32, 2, 1, 64), (2, 40, 3, 3, 96), (1, 70, 4, 1, 128)))
+def _whole(rng, weights):
+    return weights.astype(np.int64).sum(1)
 
 
-def _loaded_once(report) -> str | None:
-    """Keys, values and query once; each lane may look up the table for each token."""
-    _, tokens, heads, _, size = ATTENDED.values()
-    loads, allowed = report.counts["global_loads"], heads * (tokens * (2 * size + 32 + 16) + size + 6 * 32)
-    if loads <= allowed:
-        return shuffles(report)
-    return (f"For {tokens} tokens in {heads} heads of {size} your kernel makes {loads:,} loads, and {allowed:,} are "
-            f"enough. Load each number of the query, the keys and the values once: keep the query in `query`, and "
-            f"instead of a second pass correct `acc` where the maximum grows.")
+def _one_likely(rng, R, V):
+    weights = rng.integers(0, 3, (R, V))
+    weights[np.arange(R), rng.integers(0, V, R)] = HIGHEST - 1
+    return weights
 
 
-PAGED_ATTENTION = KernelExercise(
-    name="paged_attention",
-    reference=paged_decode_reference,
-    inputs=_attention_inputs,
-    arguments=lambda inputs, out, size: (*inputs[:-1], out, inputs[-1]),
-    shape=lambda B, S, H, KV, D: (B, H, D),
-    sizes=SMALL_ATTENTION,
-    random_size=lambda rng: {"B": int(rng.integers(1, 4)), "S": int(rng.integers(17, 60)), "H": 4, "KV": 2, "D": 32},
-    launch=lambda B, S, H, KV, D: ((H, B), 32),
-    tolerance=lambda *inputs: 2 * tolerance_decode(*inputs, bf16=False),
-    observe_sizes=(ATTENDED,),
-    demand=_loaded_once,
-    domain=DOMAIN,
+def _reached_exactly(rng, weights):
+    """By the largest few together."""
+    ordered = -np.sort(-weights.astype(np.int64), axis=1)
+    return np.cumsum(ordered, axis=1)[:, min(4, weights.shape[1] - 1)]
+
+
+def _passes(report) -> str | None:
+    """A pass over the row for each bit, with all lanes; and no pass for each token."""
+    elements, loads = elements_of_argument(report, 0), report.counts["global_loads"]
+    if loads > 60 * elements:
+        return (f"It makes {loads:,} loads from global memory for {elements:,} weights. A weight has 31 bits, and one "
+                f"pass over the row for each is enough, {31 * elements:,} loads.")
+    name = next(iter(report.arrays))
+    lanes = {thread % 32 for (array, space), cells in report.touched.items() if (array, space) == (name, "global")
+             for (thread, _), kinds in cells.items() if "load" in kinds}
+    if len(lanes) < 16:
+        return (f"{len(lanes)} of the 32 lanes load all weights. Let each lane take every 32nd weight, and add their "
+                f"sums up by shuffles.")
+    return None
+
+
+@cuda.jit
+def top_p_threshold_counts(weights, need, thresholds):
+    row, lane = cuda.blockIdx.x, cuda.threadIdx.x
+    for col in range(lane, weights.shape[1], 32):
+        above, mass = int64(0), int64(0)
+        for other in range(weights.shape[1]):
+            if weights[row, other] > weights[row, col]:
+                above += weights[row, other]
+            if weights[row, other] >= weights[row, col]:
+                mass += weights[row, other]
+        if above < need[row] and mass >= need[row]:
+            thresholds[row] = weights[row, col]
+
+
+@cuda.jit
+def top_p_threshold_alone(weights, need, thresholds):
+    row = cuda.blockIdx.x
+    if cuda.threadIdx.x == 0:
+        threshold, bit = int32(0), int32(1 << 30)
+        while bit > 0:
+            mass = int64(0)
+            for col in range(weights.shape[1]):
+                if weights[row, col] >= threshold + bit:
+                    mass += weights[row, col]
+            if mass >= need[row]:
+                threshold += bit
+            bit //= 2
+        thresholds[row] = threshold
+
+
+TOP_P_THRESHOLD = KernelExercise(
+    name="top_p_threshold",
+    reference=_threshold_of,
+    inputs=_mass_inputs,
+    shape=lambda R, V: (R,),
+    dtype=np.int32,
+    sizes=tuple({"R": R, "V": V} for R, V in ((1, 1), (2, 5), (3, 33), (3, 128), (2, 200))),
+    random_size=lambda rng: {"R": int(rng.integers(1, 5)), "V": int(rng.integers(20, 260))},
+    launch=lambda R, V: (R, 32),
+    observe_sizes=({"R": 2, "V": 200},),
+    demand=_passes,
+    domain=(_masses("all of the mass has to be reached", _weights, _whole),
+            _masses("the most likely token is enough", _one_likely),
+            _masses("the mass of a few tokens is reached exactly", _weights, _reached_exactly),
+            _masses("the mass of a few tokens is missed by one",
+                    _weights, lambda rng, weights: _reached_exactly(rng, weights) + 1),
+            _masses("all weights are equal", lambda rng, R, V: np.full((R, V), 1000)),
+            _masses("many weights are equal", lambda rng, R, V: rng.integers(0, 3, (R, V)) + (np.arange(V) == 0)),
+            _masses("weights are close to 2**31, and their sum is far above it",
+                    lambda rng, R, V: HIGHEST - 1 - rng.integers(0, 9, (R, V))),
+            _masses("only one weight is more than 0", _only(-1)),
+            _masses("the largest weights stand behind the first 32",
+                    lambda rng, R, V: np.where(np.arange(V) < 32, 3, 10_000) + rng.integers(0, 3, (R, V)))),
     wrong={
-        "the pages are taken in the order of memory, not of the table": Edit("page_table[b, j // 16]", "j // 16"),
-        "all sequences use the first one's table": Edit("page_table[b, j // 16]", "page_table[0, j // 16]"),
-        "the whole table is read, to its last page": Edit("range(lengths[b])", "range(16 * page_table.shape[1])"),
-        "the last page is taken for full": Edit("range(lengths[b])", "range((lengths[b] + 15) // 16 * 16)"),
-        "the newest token is left out": Edit("range(lengths[b])", "range(lengths[b] - 1)"),
-        "every query head has the first head of keys": Edit("head // (q.shape[1] // keys.shape[1])", "0"),
-        "head % K: neighbouring query heads read different heads of keys":
-            Edit("head // (q.shape[1] // keys.shape[1])", "head % keys.shape[1]"),
-        "the scores are not scaled": Edit("* scale", ""),
-        "the values are the keys": Edit("weight * values[", "weight * keys["),
-        "acc is not corrected when the maximum grows": Edit("acc[i] * factor + weight", "acc[i] + weight"),
-        "row_sum is not corrected when the maximum grows": Edit("row_sum * factor + weight", "row_sum + weight"),
-        "the first maximum is 0, and scores far below it vanish": Edit("float32(-math.inf)", "float32(0.0)"),
-        "an empty place becomes 0 / 0": Edit(" if row_sum > 0 else float32(0.0)", ""),
-        "the division by the sum of the weights is missing": Edit("acc[i] / row_sum", "acc[i]"),
-        "the query is loaded again for each token": Edit("score += query[i] *",
-                                                         "score += scale * q[b, head, lane + 32 * i] *",
-                                                         "query[i] = q[b, head, lane + 32 * i] * scale", ""),
-        "`shfl_down_sync`: only lane 0 has the score": Edit("cuda.shfl_xor_sync(", "cuda.shfl_down_sync("),
+        "tokens that weigh as much as the threshold are left out": Edit(">= trial", "> trial"),
+        "a mass that is reached exactly counts as missed": Edit(">= need[row]", "> need[row]"),
+        "one bit too few: weights of 2**30 and more are never reached": Edit("int32(1 << 30)", "int32(1 << 29)"),
+        "the lowest bit is never tried": Edit("while bit > 0:", "while bit > 1:"),
+        "the tokens are counted, not weighed": Edit("mass += weights[row, col]", "mass += 1"),
+        "32 bits for the sum: it overflows": Edit("mass = int64(0)", "mass = int32(0)", "mass += weights[row, col]",
+                                                  "mass = int32(mass + weights[row, col])"),
+        "each lane takes one weight, and the rest of the row is left out":
+            Edit("range(lane, weights.shape[1], 32)", "range(lane, min(weights.shape[1], 32), 32)"),
+        "every lane keeps the sum of its own weights": Edit("mass += cuda.shfl_xor_sync(0xFFFFFFFF, mass, distance)",
+                                                          "pass"),
+        "`shfl_down_sync` in place of xor, and the last lane stores": Edit("shfl_xor_sync(", "shfl_down_sync(",
+                                                                           "lane == 0", "lane == 31"),
+        "a round too few: half a warp": Edit("(16, 8, 4, 2, 1)", "(8, 4, 2, 1)"),
+        "a bit is kept where the mass is missed": Edit(">= need[row]", "< need[row]"),
+        "the sum is a float32: it is rounded": Edit("mass = int64(0)", "mass = float32(0)",
+                                                    "mass += weights[row, col]", "mass += float32(weights[row, col])"),
+        "a pass over the row for each token": top_p_threshold_counts,
+        "one thread does it all": top_p_threshold_alone,
     },
 )
 
-# --- Parts of a softmax, joined ---------------------------------------------------------------------------------------
-
-JOINED = {"R": 3, "P": 4, "D": 64}
+# --- Sampling with whole numbers --------------------------------------------------------------------------------------
 
 
-def _join_inputs(rng, R, P, D, whole=False):
-    parts = np.empty((R, P, D + 2), np.float32)
-    parts[..., :D] = 4 * uniform(rng, R, P, D)
-    parts[..., D] = 5 * uniform(rng, R, P)
-    parts[..., D + 1] = rng.uniform(1, 9, (R, P))
-    counts = rng.integers(0, P + 1, R).astype(np.int32)
-    counts[rng.integers(R)] = P
-    return parts if whole else _behind(parts, counts), counts
+def _drawn(weights, at):
+    through = np.cumsum(weights.astype(np.int64), axis=1)
+    return np.array([np.searchsorted(row, place, side="right") for row, place in zip(through, at, strict=True)],
+                    np.int32)
 
 
-def _behind(parts, counts):
-    """NaN behind the parts of each row."""
-    beyond = np.arange(parts.shape[1]) >= counts[:, None]
-    return np.where(beyond[..., None], np.float32(np.nan), parts)
+def _share(rng, weights):
+    return (weights.astype(np.int64).sum(1) * rng.random(len(weights))).astype(np.int64)
 
 
-def _joined(parts, counts, measure=None):
-    """measure: of the weighted values, instead of their sum."""
-    R, P, size = parts.shape
-    out = np.zeros((R, size - 2))
-    for r, count in enumerate(counts):
-        if count:
-            acc, row_max, row_sum = np.split(parts[r, :count].astype(np.float64), [size - 2, size - 1], axis=1)
-            weights = np.exp(row_max - row_max.max())
-            out[r] = ((acc * weights).sum(axis=0) / (row_sum * weights).sum() if measure is None
-                      else measure(acc, row_max, row_sum, weights))
-    return out
+def _first_of_a_token(rng, weights):
+    """The number at which the interval of a token begins that weighs something, and is not the first one."""
+    begins = np.cumsum(weights.astype(np.int64), axis=1) - weights
+    return np.array([rng.choice(row[own > 0][1:] if (own > 0).sum() > 1 else [0])
+                     for row, own in zip(begins, weights, strict=True)])
 
 
-def _join_tolerance(parts, counts):
-    def errors(acc, row_max, row_sum, weights):
-        far = 4 + 2 * len(acc) + np.abs(row_max) + np.abs(row_max).max()  # of a weight, and of sums of so many
-        total, sizes = (row_sum * weights).sum(), np.abs(acc) * weights
-        moved = (row_sum * weights * far).sum() / total  # of the sum of the weights
-        return 2 * EPS32 * ((sizes * far).sum(axis=0) + moved * sizes.sum(axis=0)) / total
-
-    return _joined(parts, counts, errors)
+def _draw_inputs(rng, R, V):
+    weights = _weights(rng, R, V) * (rng.random((R, V)) < 0.6).astype(np.int32)
+    weights[:, rng.integers(V)] += 1
+    return weights, np.where(np.arange(R) % 2 == 0, _first_of_a_token(rng, weights), _share(rng, weights))
 
 
-def _records(words, change):
-    """change(rng, parts, counts) -> counts, with parts, which are all there, changed in place."""
-    def turn(rng, parts, counts):
-        R, P, size = parts.shape
-        parts, _ = _join_inputs(rng, R, P, size - 2, whole=True)
-        counts = np.asarray(change(rng, parts, counts), np.int32)
-        return _behind(parts, counts), counts
+def _draws(words, make, at=None, size=(3, 70)):
+    def turn(rng, weights, _):
+        weights = make(rng, *weights.shape).astype(np.int32)
+        return weights, (at or _share)(rng, weights).astype(np.int64)
 
-    return Reach(words, turn, {"R": 4, "P": 5, "D": 40})
+    return Reach(words, turn, dict(zip("RV", size, strict=True)))
 
 
-def _maxima(values):
-    def change(rng, parts, counts):
-        parts[..., -2] = values(rng, parts[..., -2])
-        return 0 * counts + parts.shape[1]
+def _scans(report) -> str | None:
+    elements, loads = elements_of_argument(report, 0), report.counts["global_loads"]
+    rows, stores = elements_of_argument(report, 1), report.counts["global_stores"]
+    if stores > rows:
+        return (f"For {rows} rows it stores {stores} tokens: the intervals of two tokens share a number. An interval "
+                f"ends before the first number of the next.")
+    if loads > 3 * elements + 200:
+        return (f"It makes {loads:,} loads from global memory for {elements:,} weights. Load each weight once, and get "
+                f"the sums of the lanes before by shuffles.")
+    return shuffles(report)
 
-    return change
+
+@cuda.jit
+def draw_tokens_alone(weights, at, tokens):
+    row, lane = cuda.blockIdx.x, cuda.threadIdx.x
+    for col in range(lane, weights.shape[1], 32):
+        before = int64(0)
+        for other in range(col):
+            before += weights[row, other]
+        if before <= at[row] and at[row] < before + weights[row, col]:
+            tokens[row] = col
 
 
-def _acc_once(report) -> str | None:
-    R, P, D = JOINED.values()
-    allowed = R * P * D + R * P * 32 * 4 * (D // 32) + R * 32 * 8
-    loads = report.counts["global_loads"]
-    if loads <= allowed:
+DRAW_TOKENS = KernelExercise(
+    name="draw_tokens",
+    reference=_drawn,
+    inputs=_draw_inputs,
+    shape=lambda R, V: (R,),
+    dtype=np.int32,
+    sizes=tuple({"R": R, "V": V} for R, V in ((1, 1), (2, 5), (3, 32), (5, 33), (4, 200))),
+    random_size=lambda rng: {"R": int(rng.integers(1, 8)), "V": int(rng.integers(20, 260))},
+    launch=lambda R, V: (R, 32),
+    observe_sizes=({"R": 4, "V": 200},),
+    demand=_scans,
+    domain=(_draws("the random number is 0", lambda rng, R, V: _draw_inputs(rng, R, V)[0],
+                   lambda rng, w: np.zeros(len(w))),
+            _draws("the random number is the sum less 1", lambda rng, R, V: _draw_inputs(rng, R, V)[0],
+                   lambda rng, weights: weights.astype(np.int64).sum(1) - 1),
+            _draws("the random number is the first of a token's interval",
+                   lambda rng, R, V: _draw_inputs(rng, R, V)[0], _first_of_a_token),
+            _draws("all weights are 1", lambda rng, R, V: np.ones((R, V))),
+            _draws("only the last token weighs something", _only(-1)),
+            _draws("only the first token weighs something", _only(0)),
+            _draws("weights are close to 2**31, and their sum is far above it",
+                   lambda rng, R, V: HIGHEST - 1 - rng.integers(0, 9, (R, V)))),
+    wrong={
+        "an interval ends one too late: it includes the first number of the next": Edit(
+            "at[row] < before + through", "at[row] <= before + through"),
+        "an interval begins one too late": Edit("before + through - own <= at[row]",
+                                                    "before + through - own < at[row]"),
+        "the own weight is counted as one before": Edit("before + through - own <= at[row]",
+                                                        "before + through <= at[row]",
+                                                        "at[row] < before + through",
+                                                        "at[row] < before + through + own"),
+        "each chunk begins at 0 again": Edit("before += cuda.shfl_sync(0xFFFFFFFF, through, 31)", ""),
+        "the sum of a chunk is that of lane 0": Edit("through, 31)", "through, 0)"),
+        "every lane adds its own running sum, not the chunk's sum":
+            Edit("before += cuda.shfl_sync(0xFFFFFFFF, through, 31)", "before += through"),
+        "lanes that have no lane at that distance before them add something as well":
+            Edit("if lane >= distance:", "if True:"),
+        "a round too few: half a warp": Edit("(1, 2, 4, 8, 16)", "(1, 2, 4, 8)"),
+        "32 bits for the sums: they overflow": Edit(
+            "before = int64(0)", "before = int32(0)",
+            "int64(weights[row, col]) if col < weights.shape[1] else int64(0)",
+            "weights[row, col] if col < weights.shape[1] else int32(0)",
+            "before += cuda.shfl_sync(0xFFFFFFFF, through, 31)",
+            "before = int32(before + cuda.shfl_sync(0xFFFFFFFF, through, 31))"),
+        "the token's index in the chunk is stored, not that in the row":
+            Edit("tokens[row] = col", "tokens[row] = lane"),
+        "every lane adds up all weights before its own": draw_tokens_alone,
+    },
+)
+
+# --- From a blank page: Philox ----------------------------------------------------------------------------------------
+
+
+def _words(counters, keys):
+    return np.array([philox_reference(counter, key) for counter, key in zip(counters, keys, strict=True)], np.uint32)
+
+
+def _counter_inputs(rng, n):
+    return rng.integers(0, 2**32, (n, 4), np.uint32), rng.integers(0, 2**32, (n, 2), np.uint32)
+
+
+def _counters(words, counters, key):
+    """counters: (40, 4), or what can be made so; key: two words, the same for all."""
+    def turn(rng, *_):
+        return np.broadcast_to(np.uint32(counters), (40, 4)).copy(), np.broadcast_to(np.uint32(key), (40, 2)).copy()
+
+    return Reach(words, turn, {"n": 40})
+
+
+POSITIONS = np.stack([np.arange(40), *np.zeros((3, 40), np.int64)], axis=1)
+
+
+def _in_registers(report) -> str | None:
+    n = elements_of_argument(report, 0) // 4
+    loads, stores = report.counts["global_loads"], report.counts["global_stores"]
+    if loads <= 6 * n and stores <= 4 * n:
         return None
-    return (f"For {R} rows of {P} parts with {D} numbers your kernel makes {loads:,} loads, and {allowed:,} are "
-            f"enough. Each number of acc belongs to one column of out: only the thread that writes it loads it.")
+    return (f"For {n} counters it makes {loads:,} loads and {stores:,} stores in global memory; {6 * n:,} and "
+            f"{4 * n:,} are enough. Keep the four words and the key in variables during the ten rounds.")
 
 
-JOIN_ATTENTION = KernelExercise(
-    name="join_attention",
-    reference=_joined,
-    inputs=_join_inputs,
-    shape=lambda R, P, D: (R, D),
-    sizes=tuple({"R": R, "P": P, "D": D} for R, P, D in ((1, 1, 1), (2, 3, 5), (4, 5, 40), (3, 4, 64), (2, 16, 100))),
-    launch=lambda R, P, D: (R, 32),
-    tolerance=_join_tolerance,
-    observe_sizes=(JOINED,),
-    demand=_acc_once,
-    domain=(
-        _records("no row has a part", lambda rng, parts, counts: 0 * counts),
-        _records("every row has a single part", lambda rng, parts, counts: 0 * counts + 1),
-        _records("every row has all its parts", lambda rng, parts, counts: 0 * counts + parts.shape[1]),
-        _records("the largest scores are equal", _maxima(lambda rng, m: np.full_like(m, 3.5))),
-        _records("the largest score is in the first part", _maxima(lambda rng, m: -np.sort(-m, axis=1))),
-        _records("the largest score is in the last part", _maxima(lambda rng, m: np.sort(m, axis=1))),
-        _records("the largest scores are near 10,000", _maxima(lambda rng, m: 10_000 + m)),
-        _records("the largest scores are near -10,000", _maxima(lambda rng, m: -10_000 + m)),
-        _records("one part's largest score is far above the others'",
-                 _maxima(lambda rng, m: np.where(np.arange(m.shape[1]) == rng.integers(m.shape[1]), 9_000, m))),
-    ),
+PHILOX_WORDS = KernelExercise(
+    name="philox_words",
+    reference=_words,
+    inputs=_counter_inputs,
+    shape=lambda n: (n, 4),
+    dtype=np.uint32,
+    sizes=tuple({"n": n} for n in (1, 5, 64, 100, 257)),
+    random_size=lambda rng: {"n": int(rng.integers(30, 200))},
+    launch=lambda n: (-(-n // 64), 64),
+    observe_sizes=({"n": 100},),
+    demand=_in_registers,
+    domain=(_counters("counter and key are 0", (0, 0, 0, 0), (0, 0)),
+            _counters("all bits of counter and key are 1", (2**32 - 1,) * 4, (2**32 - 1,) * 2),
+            _counters("counters are positions, and the key is a small seed", POSITIONS, (1, 0))),
     wrong={
-        "acc is not brought to the larger maximum": Edit(
-            "acc += parts[r, p, i] * math.exp(parts[r, p, D] - row_max)", "acc += parts[r, p, i]"),
-        "row_sum is not brought to the larger maximum": Edit(
-            "row_sum += parts[r, p, D + 1] * math.exp(parts[r, p, D] - row_max)", "row_sum += parts[r, p, D + 1]"),
-        "the mean of the parts' results": Edit(
-            "acc += parts[r, p, i] * math.exp(parts[r, p, D] - row_max)", "acc += parts[r, p, i] / parts[r, p, D + 1]",
-            "acc / row_sum", "acc / float32(counts[r])"),
-        "exponentials of the maxima themselves, which overflow": Edit(
-            "row_max = max(row_max, parts[r, p, D])", "row_max = float32(0.0)"),
-        "the maximum begins at 0": Edit("float32(-math.inf)", "float32(0.0)"),
-        "the first part's maximum is taken for the largest": Edit("row_max = max(row_max, parts[r, p, D])",
-                                                                 "row_max = parts[r, 0, D]"),
-        "all records are read, also those behind the row's parts": Edit(
-            "for p in range(counts[r]):\n    acc += parts[r, p, i] * math.exp(parts[r, p, D] - row_max)",
-            "for p in range(parts.shape[1]):\n    acc += parts[r, p, i] * math.exp(parts[r, p, D] - row_max)"),
-        "a row without parts becomes 0 / 0": Edit(" if counts[r] > 0 else float32(0.0)", ""),
-        "row_max and row_sum are exchanged": Edit(
-            "row_max = max(row_max, parts[r, p, D])", "row_max = max(row_max, parts[r, p, D + 1])",
-            "row_sum += parts[r, p, D + 1] * math.exp(parts[r, p, D] - row_max)",
-            "row_sum += parts[r, p, D] * math.exp(parts[r, p, D + 1] - row_max)",
-            "acc += parts[r, p, i] * math.exp(parts[r, p, D] - row_max)",
-            "acc += parts[r, p, i] * math.exp(parts[r, p, D + 1] - row_max)"),
-        "only the first 32 numbers": Edit("range(lane, D, 32)", "range(lane, min(D, 32), 32)"),
-        "the division by the sum of the weights is missing": Edit("acc / row_sum", "acc"),
-        "every lane goes through all numbers": Edit("range(lane, D, 32)", "range(D)", "out[r, i] =",
-                                                    "if i % 32 == lane: out[r, i] ="),
+        "nine rounds": Edit("range(10)", "range(9)"),
+        "the key stays the same in all rounds": Edit("key_0 = uint32(key_0 + uint32(0x9E3779B9))", "",
+                                                     "key_1 = uint32(key_1 + uint32(0xBB67AE85))", ""),
+        "the key is bumped before the first round": Edit(
+            "key_0 = uint32(key_0 + uint32(0x9E3779B9))\nkey_1 = uint32(key_1 + uint32(0xBB67AE85))", "",
+            "first = uint64(0xD2511F53) * uint64(a)",
+            "key_0 = uint32(key_0 + uint32(0x9E3779B9))\nkey_1 = uint32(key_1 + uint32(0xBB67AE85))\n"
+            "first = uint64(0xD2511F53) * uint64(a)"),
+        "the two products are exchanged": Edit("uint32(second >> uint64(32)) ^ b ^ key_0",
+                                               "uint32(first >> uint64(32)) ^ b ^ key_0",
+                                               "uint32(first >> uint64(32)) ^ d ^ key_1",
+                                               "uint32(second >> uint64(32)) ^ d ^ key_1"),
+        "the low halves are scrambled with the key, not the high ones": Edit(
+            "uint32(second >> uint64(32)) ^ b ^ key_0", "uint32(second) ^ b ^ key_0"),
+        "the second word of the key is not used": Edit("^ d ^ key_1", "^ d ^ key_0"),
+        "the words of the counter are taken in the opposite order": Edit(
+            "a, b, c, d = counters[i, 0], counters[i, 1], counters[i, 2], counters[i, 3]",
+            "d, c, b, a = counters[i, 0], counters[i, 1], counters[i, 2], counters[i, 3]"),
+        "products of 32 bits: their upper halves are lost": Edit(
+            "uint64(0xD2511F53) * uint64(a)", "uint64(uint32(uint32(0xD2511F53) * uint32(a)))",
+            "uint64(0xCD9E8D57) * uint64(c)", "uint64(uint32(uint32(0xCD9E8D57) * uint32(c)))"),
+        "no guard: the last block has threads without a counter": Edit("if i < counters.shape[0]:", "if True:"),
     },
 )
 
-# --- From a blank page: attention split over blocks -------------------------------------------------------------------
-
-WIDE = 32
-SPLIT = {"B": 1, "S": 32, "H": 4, "KV": 1, "share": 1}
-
-
-def _split_inputs(rng, B, S, H, KV, share):
-    return *_attention_inputs(rng, B, S, H, KV, WIDE), share
-
-
-def _parts_of_table(table, share) -> int:
-    return -(-table.shape[1] // share)
-
-
-def _parts_of_size(S, share) -> int:
-    return -(-(pages_for(S) + 1) // share)
-
-
-def _split(q, keys, values, table, lengths, scale, share, measure=None):
-    """The records of all parts; measure: their largest errors instead."""
-    B, H, D = q.shape
-    out = np.full((B, H, _parts_of_table(table, share), D + 2), UNTOUCHED if measure is None else 0.0)
-    group = H // keys.shape[1]
-    for b, tokens in enumerate(lengths.astype(int)):
-        k, v = (gather(cache, table[b], tokens).astype(np.float64) for cache in (keys, values))
-        for first in range(0, tokens, share * PAGE):
-            part, seen = first // (share * PAGE), slice(first, first + share * PAGE)
-            for head in range(H):
-                query, key, value = q[b, head].astype(np.float64), k[seen, head // group], v[seen, head // group]
-                scores = key @ query * float(scale)
-                weights = np.exp(scores - scores.max())
-                out[b, head, part] = (np.r_[weights @ value, scores.max(), weights.sum()] if measure is None
-                                      else measure(np.abs(key) @ np.abs(query) * float(scale), scores, weights, value))
-    return out
-
-
-def _split_tolerance(q, keys, values, table, lengths, scale, share):
-    def errors(sizes, scores, weights, value):
-        score = 2 * math.sqrt(WIDE) * sizes  # of each score, in units of EPS32
-        below = np.abs(scores) + np.abs(scores).max()
-        weight = weights * (score + score.max() + below + 4 + 2 * math.sqrt(len(scores)))
-        return 2 * EPS32 * np.r_[weight @ np.abs(value), score.max(), weight.sum()]
-
-    return _split(q, keys, values, table, lengths, scale, share, errors)
-
-
-def _group_loads_once(report) -> str | None:
-    tokens, group, blocks = SPLIT["S"], SPLIT["H"] // SPLIT["KV"], _parts_of_size(SPLIT["S"], SPLIT["share"])
-    loads = report.counts["global_loads"]
-    allowed = tokens * (2 * WIDE + 2 * 32) + blocks * (group * WIDE + 6 * 32)
-    if loads <= allowed:
-        return shuffles(report)
-    return (f"For {tokens} tokens your kernel makes {loads:,} loads, and {allowed:,} are enough. The {group} query "
-            f"heads of a block read the same keys and values: load a key once, and use it for all of them.")
-
-
-ATTEND_SPLIT = KernelExercise(
-    name="attend_split",
-    reference=_split,
-    inputs=_split_inputs,
-    shape=lambda B, S, H, KV, share: (B, H, _parts_of_size(S, share), WIDE + 2),
-    start=lambda q, keys, values, table, lengths, scale, share: np.full(
-        (*q.shape[:2], _parts_of_table(table, share), WIDE + 2), UNTOUCHED),
-    sizes=tuple(dict(zip(("B", "S", "H", "KV", "share"), size, strict=True)) for size in (
-        (1, 1, 1, 1, 1), (3, 40, 4, 2, 1), (1, 32, 4, 1, 1), (2, 70, 3, 3, 3))),
-    random_size=lambda rng: {"B": int(rng.integers(1, 4)), "S": int(rng.integers(17, 70)), "H": 4, "KV": 2,
-                             "share": int(rng.integers(1, 4))},
-    launch=lambda B, S, H, KV, share: ((_parts_of_size(S, share), KV, B), 32),
-    tolerance=_split_tolerance,
-    observe_sizes=(SPLIT,),
-    demand=_group_loads_once,
-    domain=DOMAIN,
-    wrong={
-        "every block goes over the whole sequence": Edit("part * share * 16, min((part + 1) * share * 16, lengths[b])",
-                                                         "0, lengths[b]"),
-        "the last part goes to the end of its pages, where no token is": Edit(
-            "min((part + 1) * share * 16, lengths[b])", "(part + 1) * share * 16", "first < end", "first < lengths[b]"),
-        "a share is taken for so many tokens": Edit("part * share * 16, min((part + 1) * share * 16, lengths[b])",
-                                                    "part * share, min((part + 1) * share, lengths[b])"),
-        "a part without tokens is written": Edit("if first < end:", "if True:"),
-        "pages are counted from the part's beginning": Edit("page_table[b, j // 16]",
-                                                            "page_table[b, (j - first) // 16]"),
-        "row_max and row_sum are exchanged": Edit("out[b, head, part, 32] = row_max[n]",
-                                                  "out[b, head, part, 32] = row_sum[n]",
-                                                  "out[b, head, part, 33] = row_sum[n]",
-                                                  "out[b, head, part, 33] = row_max[n]"),
-        "acc is divided by the sum of the weights already": Edit("lane] = acc[n]", "lane] = acc[n] / row_sum[n]"),
-        "neighbouring query heads read different heads of keys": Edit(
-            "q[b, kv_head * group + n, lane]", "q[b, n * keys.shape[1] + kv_head, lane]",
-            "head = kv_head * group + n", "head = n * keys.shape[1] + kv_head"),
-        "acc is not corrected when the maximum grows": Edit("acc[n] * factor + weight", "acc[n] + weight"),
-        "the first maximum is 0, and scores far below it vanish": Edit("float32(-math.inf)", "float32(0.0)"),
-        "the scores are not scaled": Edit("* scale", ""),
-        "the keys are loaded again for each query head": Edit("score = query[n] * key",
-                                                              "score = query[n] * keys[page, kv_head, j % 16, lane]"),
-    },
-)
-
-EXERCISES = (PREDICT_PARTS, PAGED_ATTENTION, JOIN_ATTENTION, ATTEND_SPLIT)
+EXERCISES = (PREDICT_SAMPLING, TOP_P_THRESHOLD, DRAW_TOKENS, PHILOX_WORDS)

@@ -1,4 +1,4 @@
-"""The pictures of lessons 20 and 34, and of `labkit report`, in the style of the plots.
+"""The pictures of lessons 21 and 22, and of `labkit report`, in the style of the plots.
 
     file_layout(tensors)          what lies where in a safetensors file
     next_token(tokens, panels)    the distribution of the next token, as a sampler shapes it

@@ -1,4 +1,4 @@
-"""The figures of lessons 24 and 33, in the course's style.
+"""The figures of lessons 29 and 30, in the course's style.
 
     rotations(frequencies, pairs)          some pairs of a head, rotated as at each position
     wavelengths(plain, scaled, ...)        the wavelength of every pair, as it is and as llama3 scaling changes it

@@ -1,4 +1,4 @@
-"""The figures of lesson 30, in the course's style.
+"""The figures of lesson 28, in the course's style.
 
     shards_and_blob(files, places, nbytes)    where each tensor lies in its file, and where in the device buffer
     bytes_of_a_token(parts, bandwidth_gbs)    the bytes that are read for one token, part by part

@@ -1,4 +1,4 @@
-"""The figures of lesson 23, in the course's style.
+"""The figures of lesson 27, in the course's style.
 
     bits_of(value)    sign, exponent and fraction of a number in each of the three formats
     spacing()         the distance between neighbouring numbers, over their magnitude

@@ -1,4 +1,4 @@
-"""The figures of lessons 26 and 36, in the course's style.
+"""The figures of lessons 33 and 34, in the course's style.
 
     page_table(blocks, sequences)    a block manager's state: each sequence's row of the table, and who holds which page
     page_reads(size=64, pages=10)    which lane reads what of a page, and which warp takes which page

@@ -1,4 +1,4 @@
-"""The figures of lesson 28, in the course's style.
+"""The figures of lesson 37, in the course's style.
 
     curves(xs, panels, title, along)       lines over a number that was varied, a panel for each quantity
     waits(panels, title)                   how long each request waited for its first token, over its arrival

@@ -1,4 +1,4 @@
-"""The figures of lessons 21 and 35, in the course's style.
+"""The figures of lessons 23 and 24, in the course's style.
 
     cosines(texts, embeddings)     how near each sentence is to each other one
     layer_launches(config, rows)   the launches of a layer, with LayerNorm before (GPT-2) and after (BERT) the sum

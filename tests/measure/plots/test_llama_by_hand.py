@@ -1,4 +1,4 @@
-"""The figures of lessons 24 and 33: what they say, and that they draw."""
+"""The figures of lessons 29 and 30: what they say, and that they draw."""
 
 import numpy as np
 import pytest

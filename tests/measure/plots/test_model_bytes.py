@@ -1,4 +1,4 @@
-"""The figures of lesson 30: what they say, and that they draw."""
+"""The figures of lesson 28: what they say, and that they draw."""
 
 import numpy as np
 

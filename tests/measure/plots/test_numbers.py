@@ -1,4 +1,4 @@
-"""The figures of lesson 23: what they say, and that they draw."""
+"""The figures of lesson 27: what they say, and that they draw."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""The figures of lessons 26 and 36: what they say, and that they draw."""
+"""The figures of lessons 33 and 34: what they say, and that they draw."""
 
 from types import SimpleNamespace
 

@@ -1,0 +1,263 @@
+# %% [markdown]
+# # 26 · Matching PyTorch
+#
+# *Lab notebook, 23 November 2026*
+#
+# You will learn
+#
+# - what it takes to compare with PyTorch fairly, and which batches are won and which are lost
+# - what bounds a small batch when neither flops nor bytes do
+# - how a whole corpus runs in a single batch, without padding and with few CUDA graphs
+#
+# ## The problem
+#
+# The article of the last lesson is called *No cuBLAS: A Hand-Written CUDA BERT That Matches PyTorch*. For 64 sentences
+# of 128 tokens the article reports 0.090 ms a sentence, and 0.092 ms for PyTorch on the same GPU. With 16 tokens it was
+# 0.015 ms against 0.025. That is a good result: PyTorch leaves its products to cuBLAS, a library with many years of
+# tuning behind it.
+#
+# The last form of our encoder has no product from a library either. How does it compare with PyTorch on an H200?
+#
+# ## A fair comparison
+#
+# "As fast as PyTorch" means little without saying which PyTorch. Our model runs in a CUDA graph, while PyTorch that is
+# called line by line pays for Python at every line. Hence the rules of our measurement:
+#
+# - The weights and the token ids are the same, in the same precision, and lie on the device. Only forward passes are
+#   timed.
+# - Everything runs before it is timed, and then many times. The median counts.
+# - PyTorch gets every chance: eager (each operation launched as Python reaches it), with its fused attention (SDPA),
+#   that form compiled, the model of the library transformers, and that one compiled, as a user would write it in three
+#   lines. Each is timed both in a graph and called from Python, as ours are.
+# - The embeddings of both sides are compared in the same run.
+#
+# Our model takes part in three forms: *packed* and *padded*, the layouts of lesson 23 with the kernels that the model
+# uses by default, and *few rows*, which is packed and has products made for few rows.
+#
+# ## Prediction
+#
+# Both sides run in graphs. Write down who will be ahead, and by what factor: with 64 sentences of 16 tokens, with 64 of
+# 128, with 512 of 16, and with one sentence alone?
+
+# %%
+from labkit import agree, measure
+from labkit.models import minilm
+
+work = measure.recorded_series("minilm", gpu="NVIDIA H200")["rows"]
+kinds = ("eager", "SDPA", "transformers", "compiled", "three lines")
+
+
+def table(title, ours, torch):
+    print(f"{title:26}" + "".join(f"{one['sentences']:6} x {one['tokens']:3}" for one in work))
+    for name in work[0]["ours"]:
+        print(f"{'ours, ' + name:26}" + "".join(f"{one['ours'][name][ours]:12.2f}" for one in work))
+    for name in kinds:
+        print(f"{'PyTorch, ' + name:26}" + "".join(f"{one['torch'][name + torch]:12.2f}" for one in work))
+
+
+table("us a sentence, in a graph", "us_a_sentence", ", in a graph")
+print(f"smallest cosine of the two sides' embeddings: {min(one['cosine'] for one in work):.6f}")
+
+# %% [markdown]
+# Against the fastest PyTorch of each batch: 64 sentences of 16 tokens are 1.4 times as fast as in PyTorch, 64 of 128
+# tokens 1.1 times, and 512 of 16 tokens 1.8 times. For one sentence alone that no longer holds. With 128 tokens,
+# compiled PyTorch is faster than ours in any form. With 16 tokens it is faster than the kernels that the model uses by
+# default (*packed* and *padded*), and only with products made for few rows is ours ahead.
+#
+# (One number is odd, as the next table will show: 64 sentences of 128 tokens take longer with transformers in the graph
+# than called. The recording does not say why.)
+#
+# ## Without graphs
+#
+# Now every pass is called from Python, launch by launch. Who will be ahead?
+
+# %%
+table("us a sentence, called", "called_us_a_sentence", "")
+
+# %% [markdown]
+# Every form of ours was slower than every form of PyTorch: with 64 sentences of 128 tokens more than four times slower
+# than the best, and 5.4 ms for a single short sentence. When this was recorded, a launch went through Numba, which is
+# several times as expensive as labkit's own way today, and our launchers also check arguments and slice arrays in
+# Python, every time. In a graph all of this is gone: from the second batch of a shape on, the model launches a pass as
+# one graph. Whoever compares our graph with PyTorch called from Python measures Python.
+#
+# ## Longer sentences
+#
+# Products grow with the number of tokens, attention with its square. At what length does attention become the larger
+# part?
+
+# %%
+from labkit.measure.plots import matching as pictures
+from labkit.models.minilm_counts import launches_of_layer
+from labkit.models.minilm_steps import step
+
+real = minilm.Config()  # all-MiniLM-L6-v2
+print(f"{'tokens':>8}{'products, MFLOP':>18}{'attention, MFLOP':>18}{'share':>8}")
+for tokens in (16, 64, 128, 256, 512):
+    layer = launches_of_layer(step("packed"), real, [tokens] * 64)
+    split = [sum(one.flops for one in layer if one.kind == kind) * real.num_hidden_layers / 64e6
+             for kind in ("product", "attention")]
+    print(f"{tokens:8}{split[0]:18.0f}{split[1]:18.0f}{split[1] / sum(split):8.1%}")
+
+pictures.over_length(measure.recorded_series("minilm_lengths", gpu="NVIDIA H200"))
+
+# %% [markdown]
+# At none that the model can read: it has 512 positions, and even there most of the flops are in the products. The
+# figure compares graphs, PyTorch's with its fused attention but not compiled. Ours is ahead at every length, by 1.4 to
+# 1.7. Note how little the shortest sentences save: with a sixteenth of the tokens, ours still takes more than a sixth
+# of the time.
+#
+# ## Where the time goes
+#
+# In the article's profile, 70% of the time went into products, in its own model as in PyTorch. What about ours? To find
+# out without a profiler's overhead, the pass was captured again without all launches of one kind. (What that saves need
+# not add up to the whole.)
+
+# %%
+profile = measure.recorded_series("minilm_profile", gpu="NVIDIA H200")
+for found in profile["passes"]:
+    print(f"{found['sentences']} x {found['tokens']} tokens: {found['us']:.0f} us in a graph, "
+          f"{found['launches']} launches, {found['us_a_launch']:.1f} us a launch")
+    for row in found["rows"]:
+        print(f"    {row['name']:22}{row['count']:4}{row['us_saved']:10.1f} us shorter without")
+    their = found["torch"]["rows"]
+    cublas = sum(row["us"] for row in their if row["name"].startswith("nvjet"))
+    print(f"    PyTorch, SDPA: {found['torch']['launches']} launches; its kernels take "
+          f"{sum(row['us'] for row in their):.0f} us, products {cublas:.0f} of them")
+
+# %% [markdown]
+# At 128 tokens, two thirds of the time are products. One of them stands out: `gelu` and `projected` have the same flops
+# and the same bytes, and `gelu` takes nearly twice as long. Its epilogue is the larger one, with four times as many
+# elements to store, each of them after an error function. PyTorch launches GELU separately, and spends less than half
+# of its time in products.
+#
+# ## What bounds a small batch
+#
+# 64 sentences of 16 tokens have an eighth of the rows of 64 × 128, and take a third of the time. One sentence of 16
+# tokens has a 64th of *their* rows, and how much of their time?
+
+# %%
+weights_of_a_layer = sum(outputs * inputs for outputs, inputs in real.products)
+flops_a_row = 2 * weights_of_a_layer * real.num_hidden_layers
+launches_of_pass = 2 + len(layer) * real.num_hidden_layers
+limits = measure.recorded(gpu="NVIDIA H200")["limits"]
+overhead = measure.recorded_series("launch_overhead", gpu="NVIDIA H200")
+weights_us = 2 * weights_of_a_layer * real.num_hidden_layers / limits["bandwidth_gbs"] / 1e3
+for one in sorted(work, key=lambda one: one["sentences"] * one["tokens"]):
+    us = one["ours"]["packed"]["us_a_sentence"] * one["sentences"]
+    floor = flops_a_row * one["sentences"] * one["tokens"] / limits["f16_tflops"] / 1e6
+    print(f"{one['sentences']:4} x {one['tokens']:3} tokens {us:8.0f} us, "
+          f"{us / launches_of_pass:5.1f} a launch; products at the peak {floor:6.1f} us")
+print(f"weights from DRAM once {weights_us:.0f} us; {launches_of_pass} launches of a tiny kernel "
+      f"{launches_of_pass * overhead['graph_us']:.0f} us")
+
+# %% [markdown]
+# Most of it: 1,024 rows take only 1.3 times as long as 16. Neither flops nor bytes explain that; the weights could be
+# read from DRAM in 5 us. What is left is the launches, 44 of them, each of which has to wait for the one before. A
+# launch of nearly nothing takes 1.2 us in a graph, and one of ours takes 3.6 us even for 16 rows. In a product, a few
+# blocks walk along K step by step, each step has to wait for its loads, and most SMs have nothing to do. So tuning the
+# products for large batches does not help here. Fewer launches would, or shorter ones, with more blocks and with K
+# divided among warps. The products of *few rows* are built like that: a block computes only 16 columns, its eight warps
+# share K, and their sums are added in shared memory. Their kernel agrees with NumPy:
+
+# %%
+from labkit.kernels.linear.few_rows import SKINNY_LINEAR_HALF
+
+agree(SKINNY_LINEAR_HALF, ["skinny_linear_half_tensor_core"],
+      sizes=({"M": 3, "N": 24, "K": 72}, {"M": 7, "N": 40, "K": 264}))
+
+# %% [markdown]
+# That is why *few rows* is ahead with 16 tokens. The model does not use these products by default, because then the
+# last bits of an embedding would depend on its batch (lesson 24).
+#
+# PyTorch meets the same bound. With 64 sentences of 16 tokens and SDPA in a graph it needs 4.7 us a launch, about as
+# much as ours, and it has 75 of them, memsets included.
+#
+# ## Many sentences, no padding
+#
+# A small batch wastes most of the GPU, so put many sentences into each. They differ in length, and lesson 23 packed
+# them to save the rows of padding. In attention, each query of a sentence meets each of its keys. Suppose that padding
+# is computed like everything else and masked afterwards. By what factor does a batch that is padded to 128 have too
+# many scores? Guess, then look at eight sentences of these lengths.
+
+# %%
+pictures.score_matrices([9, 6, 12, 23, 31, 64, 92, 128])
+
+# %% [markdown]
+# The rows grow with the padded length, the scores with its square. Our attention knows where each sentence ends and
+# skips the rest, whatever the layout. So packing saves it nothing in attention; it saves rows in all other launches.
+#
+# A CUDA graph belongs to one shape, and a packed batch may have any number of rows. So the number is rounded up to one
+# of a few values, by a sixteenth at most where there are many rows. How many different numbers of rows are left for
+# batches of up to 8,192 tokens?
+
+# %%
+tokens = range(1, 8193)
+shapes = {minilm.few_values(count, minilm.ROUND) for count in tokens}
+most = max(minilm.few_values(count, minilm.ROUND) / count for count in tokens if count > 256)
+print(f"{len(tokens):,} numbers of tokens, {len(shapes)} numbers of rows; "
+      f"above 256 tokens at most {most - 1:.1%} more")
+
+# %% [markdown]
+# ## A whole corpus
+#
+# In the article, 2,000 sentences of the STS benchmark, about 15 tokens each, ran at 54,000 a second and in PyTorch at
+# 39,000, both sorted by length and padded to the longest of each batch. Padded to 128, the article's own model ran at
+# 11,000 a second. How many will it be on an H200, with sentences of such lengths? And which size of batch will be best
+# for each layout?
+
+# %%
+series = measure.recorded_series("minilm_corpus", gpu="NVIDIA H200")
+print(f"{'sentences a second':28}{'forward':>12}{'with copies':>14}")
+for one in series["ours"]:
+    name = f"{one['form'].replace('_', ' ')}, by {one['batch']:,}"
+    print(f"{name:28}{one['sentences_per_second']:12,.0f}{one['embed_sentences_per_second']:14,.0f}")
+for one in series["torch"]:
+    called, graph = (one[f"{how}_sentences_per_second"] for how in ("called", "graph"))
+    print(f"PyTorch, by {one['batch']:<16,}{graph:12,.0f} in a graph, {called:,.0f} called")
+
+# %% [markdown]
+# Batches padded to their longest sentence are fastest with 256 sentences; beyond that, the padding costs more than
+# fewer launches save. Packed, everything is best in a single batch, which runs four times as many sentences a second as
+# the best PyTorch does. Padded as PyTorch's are, ours is ahead by a factor of 2.4. (PyTorch's is its fused attention
+# with a mask, in a graph, and not compiled, since each shape would have to be compiled anew.)
+#
+# Laying out that one packed batch in Python, and copying it to the device and back, costs two fifths of the rate. And
+# what if you begin with text?
+
+# %%
+text = series["text"]
+print("seconds from text to embeddings:"
+      f"\n    ours, by 2,000              {text['ours_seconds_2000']:10.3f}"
+      f"\n    of that, the tokenizer      {text['tokenizing_seconds']:10.3f}"
+      f"\n    sentence-transformers, by 256{text['library_seconds_256']:9.3f}")
+
+# %% [markdown]
+# Then the tokenizer takes longer than all the rest. The next saving would have to come from there.
+#
+# ## What I learned
+#
+# - In a fair comparison the other side gets its graph, too, and the batches where it wins stay in the table.
+# - A small batch is bounded by its launches, by their number and by how long each takes for nearly no work. A kernel
+#   that is tuned for large batches does not help it.
+# - The largest lead over PyTorch came from the batch, not from a kernel: packing made one batch of a whole corpus.
+# - When the model is fast, look at what surrounds it.
+#
+# ## Resources
+#
+# - the article: *No cuBLAS: A Hand-Written CUDA BERT That Matches PyTorch*, on an RTX 3090
+# - [J. Devlin et al.: BERT (2018)](https://arxiv.org/abs/1810.04805)
+# - [torch.compile](https://pytorch.org/docs/stable/generated/torch.compile.html) and [CUDA
+#   graphs](https://pytorch.org/docs/stable/notes/cuda.html#cuda-graphs) in PyTorch
+#
+# ## Try it
+#
+# - Count the numbers of rows again, once rounded up to multiples of 16 and once to powers of two. What does each rule
+#   cost, in graphs and in empty rows?
+# - Draw `score_matrices` for eight sentences of equal length. Which layout still computes too much, and when does none?
+# - Suppose that attention and the product after it became one launch. Predict the time of 1 × 16 tokens from the time
+#   of a launch. What would it do to 64 × 128?
+# - With a GPU and PyTorch: `labkit bench minilm` takes the comparison. Which lines change places?
+#
+# In the exercises for this lesson you pack a batch yourself, find where each of its sentences begins, and choose the
+# few shapes for its graphs.

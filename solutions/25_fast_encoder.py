@@ -1,0 +1,155 @@
+# %% [markdown]
+# # 25 · Making the encoder fast: exercises
+#
+# Three exercises: what a score matrix in shared memory costs, a residual and a LayerNorm in place, and from a blank
+# page attention over packed sentences. Two of your kernels have a place in the encoder. `hint("add_norm")` gives a
+# hint, and a second call a better one.
+
+# %%
+import math
+
+from numba import float32
+
+from labkit import check, cuda, hint
+from labkit.course import yours
+
+# %% [markdown]
+# ## 1 · Predict: a score matrix in shared memory
+#
+# A block computes attention for one head of one sentence: 128 tokens, a head of 32 numbers, all in float16. It keeps
+# the whole matrix of scores in shared memory, and beside it the head's queries, keys and values. An SM of an RTX 3090
+# has 102,400 bytes of shared memory and capacity for 48 warps and 16 blocks, an SM of an H200 has 233,472 bytes, 64
+# warps and 32 blocks; every block takes 1,024 bytes more than it asks for. How many bytes are the scores? How many does
+# the block ask for in all? How many such blocks of 256 threads does an SM of each GPU hold? And how many *warps* does
+# an SM of the RTX 3090 hold if a block has 128 threads and keeps only 64 queries, 64 keys and 64 values? Registers do
+# not set the limit anywhere.
+
+# %%
+score_bytes = None
+block_bytes = None  # scores, queries, keys and values
+blocks_3090 = None
+blocks_h200 = None
+tiled_warps_3090 = None
+### BEGIN SOLUTION
+score_bytes = 128 * 128 * 2
+block_bytes = score_bytes + 3 * 128 * 32 * 2
+blocks_3090 = 102_400 // (block_bytes + 1024)
+blocks_h200 = 233_472 // (block_bytes + 1024)
+tiled_warps_3090 = 4 * (102_400 // (3 * 64 * 32 * 2 + 1024))
+### END SOLUTION
+
+# %%
+check("predict_whole_matrix", score_bytes=score_bytes, block_bytes=block_bytes, blocks_3090=blocks_3090,
+      blocks_h200=blocks_h200, tiled_warps_3090=tiled_warps_3090)
+
+# %% [markdown]
+# ## 2 · A residual and a LayerNorm, in place
+#
+# Row t of `out` (T, C) is the LayerNorm of the sum of two rows, `x[t] + residual[t]`: its mean is subtracted, the rest
+# is divided by the root of its variance plus 1e-12, multiplied by `weight`, and `bias` is added; these two are (C,).
+# All numbers are float32, and C is at most 384. `out` may be the same array as `residual`, as it is at the end of each
+# layer. The launch has `(32, 4)` threads a block, and a warp takes a row. Load and store each element once: a lane
+# keeps its share of the row, 12 numbers at most, in `kept`. The numbers of a row may be large and close together, so
+# take the mean off before you square.
+
+
+# %%
+@cuda.jit
+def add_norm(x, residual, weight, bias, out):
+    lane, t = cuda.threadIdx.x, cuda.blockIdx.x * 4 + cuda.threadIdx.y
+    kept = cuda.local.array(12, float32)
+    ### BEGIN SOLUTION
+    columns = x.shape[1]
+    if t < x.shape[0]:
+        total = float32(0.0)
+        for k in range(12):
+            col = lane + 32 * k
+            if col < columns:
+                kept[k] = x[t, col] + residual[t, col]
+                total += kept[k]
+        for distance in (16, 8, 4, 2, 1):
+            total += cuda.shfl_xor_sync(0xFFFFFFFF, total, distance)
+        mean = total / float32(columns)
+
+        squares = float32(0.0)
+        for k in range(12):
+            if lane + 32 * k < columns:
+                kept[k] -= mean
+                squares += kept[k] * kept[k]
+        for distance in (16, 8, 4, 2, 1):
+            squares += cuda.shfl_xor_sync(0xFFFFFFFF, squares, distance)
+        scale = cuda.rsqrt(squares / float32(columns) + float32(1e-12))
+
+        for k in range(12):
+            col = lane + 32 * k
+            if col < columns:
+                out[t, col] = kept[k] * scale * weight[col] + bias[col]
+    ### END SOLUTION
+
+
+# %%
+check("add_norm", add_norm)
+
+# %% [markdown]
+# It has a place in the encoder, twice in each layer. One of the sentences is empty.
+
+# %%
+encoder = yours.small_encoder()
+sentences = [[3, 1, 4, 1, 5], [], [9, 2], [6]]
+yours.one_by_one(yours.answers(add_norm=add_norm), encoder, sentences)
+
+# %% [markdown]
+# ## 3 · From a blank page: attention over packed sentences
+#
+# One product has computed queries, keys and values of all heads: `qkv` (T, 3 × heads × 32) float32. A row holds the
+# queries of all heads, 32 numbers each, then the keys of all heads, then the values of all heads. Sentence b has the
+# rows from `begins[b]` on, `lengths[b]` of them; both arrays are (B,) int32, a length may be 0, and sentences need not
+# lie in the order of their numbers. Rows of no sentence may hold anything, NaN too. In each head, a token sees all
+# tokens of its own sentence: the weights are the softmax of the scores, a score is the dot product of query and key
+# divided by the root of 32, and the result is the sum of the weighted values. Write it to `out` (T, heads × 32), where
+# the heads stand side by side, with no copy before or after. Rows of no sentence keep what they hold.
+#
+# The grid is `(longest, B, heads)` with 32 threads a block: a warp computes one query of one sentence in one head, and
+# no length is more than `longest`. The loop from exercise 3 of lesson 24 computes a softmax while the keys go by; here
+# the work is in the addresses. `heads` is an int.
+#
+# Write `attend_packed(qkv, heads, begins, lengths, out)` from the decorator down.
+
+# %%
+attend_packed = None  # write the kernel
+
+
+### BEGIN SOLUTION
+@cuda.jit
+def attend_packed(qkv, heads, begins, lengths, out):
+    i, b, head, lane = cuda.blockIdx.x, cuda.blockIdx.y, cuda.blockIdx.z, cuda.threadIdx.x
+    width, begin, seen = heads * 32, begins[b], lengths[b]
+    col = head * 32 + lane
+    if i < seen:
+        query = qkv[begin + i, col]
+        row_max, row_sum, acc = float32(-math.inf), float32(0.0), float32(0.0)
+        for row in range(begin, begin + seen):
+            score = query * qkv[row, width + col]
+            for distance in (16, 8, 4, 2, 1):
+                score += cuda.shfl_xor_sync(0xFFFFFFFF, score, distance)
+            score *= float32(0.17677669)  # 1 / sqrt(32)
+            new = max(row_max, score)
+            factor, weight = math.exp(row_max - new), math.exp(score - new)
+            row_sum = row_sum * factor + weight
+            acc = acc * factor + weight * qkv[row, 2 * width + col]
+            row_max = new
+        out[begin + i, col] = acc / row_sum
+
+
+### END SOLUTION
+
+# %%
+check("attend_packed", attend_packed)
+
+# %% [markdown]
+# Now an encoder runs on your kernels: attention and both LayerNorms of each layer, each kernel alone and then together,
+# every launch compared with NumPy in float64. What you did in lessons 23 and 24 can join: add `embed_norm=` and
+# `mean_pool=`.
+
+# %%
+yours.one_by_one(yours.answers(add_norm=add_norm, attend_packed=attend_packed), encoder, sentences)
