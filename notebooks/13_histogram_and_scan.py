@@ -22,8 +22,10 @@
 
 # %%
 import numpy as np
+from numba import float32, int32
 
 from labkit import agree, cuda, device, ladder, measure, observe, plots, show_source
+from labkit.device.launches import planned
 from labkit.kernels import histogram, scan, scan_blocks
 from labkit.measure.plots import scans
 
@@ -145,8 +147,6 @@ scans.steps()
 # has read the old value.
 
 # %%
-from numba import float32, int32
-
 show_source(scan_blocks.make_scan_hillis_steele(float32))
 
 # %% [markdown]
@@ -209,9 +209,6 @@ show_source(scan_blocks.scan_functions(float32)[0])
 # one reads `x` again and scans?
 
 # %%
-from labkit.device.launches import planned
-
-
 def bytes_moved(launcher, elements=2 * scan.TILE):
     """For each element: the sectors of 32 bytes that warps request, over all launches."""
     x, out = cuda.to_device(np.ones(elements, np.int32)), cuda.to_device(np.zeros(elements, np.int32))

@@ -25,6 +25,9 @@
 import numpy as np
 
 from labkit import agree, cuda, device, ladder, measure, observe, plots, show_source
+from labkit._common.tables import PlainTable, number
+from labkit.device import occupancy
+from labkit.device.launches import planned
 from labkit.kernels.softmax import masked as ms
 
 plots.masks()
@@ -102,8 +105,6 @@ for B, S in ((1, 512), (1, 1024), (64, 1024)):
 # `observe` counts what the threads load and store. In passes over the array, for one matrix of 32 × 32, causal:
 
 # %%
-from labkit.device.launches import planned
-
 small, out = cuda.to_device(scores[:, :32, :32].copy()), cuda.device_array((1, 32, 32), np.float32)
 
 
@@ -204,8 +205,6 @@ plots.traffic(moved, "What memory delivers", "passes over the array", place="Mea
 plots.ladder(ladder(ms.MASKED_SOFTMAX_CAUSAL))
 
 # %%
-from labkit._common.tables import PlainTable, number
-
 rows = []
 for mask in ("none", "causal", "padding"):
     for S, B in ((512, 1), (1024, 1), (1024, 64)):
@@ -262,8 +261,6 @@ plots.launch_floor(series)
 # occupancy of 100%. Lesson 02 showed how that is computed.
 
 # %%
-from labkit.device import occupancy
-
 print("on an L4, blocks allowed by each:", occupancy.limits(occupancy.L4, threads=256, registers=32, shared_bytes=256))
 measure.recorded_ladder("masked_softmax_causal", gpu="NVIDIA H200").resources_table()
 
