@@ -20,12 +20,10 @@
 #
 # ## Prediction
 #
-# An addition uses each element once, and memory sets the pace. Here each element of `a` is used N times and each
-# element of `b` M times. The number that tells the two cases apart is the *arithmetic intensity*: the flops
-# (multiplications and additions) for each byte that has to move at least.
-#
-# Before you run the next cell, write down for M = N = K = 4,096: the flops, the bytes if each matrix moves once, and
-# the ratio of the two.
+# An addition uses each element once, and memory is the limit. Here each element of `a` is used N times and each element
+# of `b` M times. The number that tells the two cases apart is the *arithmetic intensity*: the flops (multiplications
+# and additions) for each byte that has to move at least. Before you run the next cell, write down for M = N = K =
+# 4,096: the flops, the bytes if each matrix moves once, and the ratio of the two.
 
 # %%
 from labkit import roofline
@@ -36,8 +34,7 @@ roofline.predict(MATMUL, M=4096, N=4096, K=4096)
 # %% [markdown]
 # The H200 does between 15 and 16 flops in the time it needs to move one byte. An operation with fewer flops a byte
 # waits for memory. The additions of the last lessons, with a quarter of a flop for a byte or less, are far below that,
-# and the product is far above. But the product's figure assumes that each matrix moves only once, and that does not
-# happen by itself. How close a kernel can come is what this lesson is about.
+# and the product is far above, provided that each matrix moves only once. That does not happen by itself.
 #
 # ## One thread, one element
 
@@ -53,11 +50,10 @@ show_source(matmul_naive_kernel)
 #
 # One detail is a mistake. Blocks are 16 × 16, a warp is 32 threads with `threadIdx.x` running fastest, and `row, col =
 # cuda.grid(2)` gives that fastest index to the row. So 16 neighbouring threads read 16 different rows of `a`, each 16
-# KB (4,096 floats) from the next. The cure is to swap two names: `col, row = cuda.grid(2)`. The rung *coalesced* does
-# that.
+# KB (4,096 floats) from the next. The cure is to swap two names: `col, row = cuda.grid(2)`, the rung *coalesced*.
 #
 # The next cell draws what one warp touches in one step of the loop over k, and in the store at the end. Before you run
-# it: how many sectors of 32 bytes does each kernel need?
+# it: how many sectors of 32 bytes does each kernel need in one step?
 
 # %%
 import numpy as np
@@ -74,19 +70,17 @@ for kernel, row, col in (("naive", fast, slow), ("coalesced", slow, fast)):
     touched[f"{kernel}: b[k, col]"] = k * n + col
     touched[f"{kernel}: out[row, col]"] = row * n + col
 
-plots.warp_addresses(touched, "What one warp touches")
-
-# %%
 for kernel in ("naive", "coalesced"):
     of_a = plots.sectors(touched[f"{kernel}: a[row, k]"])
     of_b = plots.sectors(touched[f"{kernel}: b[k, col]"])
     print(f"{kernel:10} {of_a:2d} + {of_b} = {of_a + of_b:2d} sectors for 32 multiply-adds")
 
+plots.warp_addresses(touched, "What one warp touches")
+
 # %% [markdown]
 # The numbers in a box are the lanes that load this element: `0, 16` are two of them, `0–15` sixteen. The element is
-# read once and handed to all of them. So in each step the naive kernel requests 17 sectors and the coalesced one 4.
-# Both do the same arithmetic in the same order. If sectors decide, the swap is worth a factor of about four. Keep that
-# number.
+# read once and handed to all of them. Both kernels do the same arithmetic in the same order. If sectors decide, the
+# swap is worth a factor of about four. Keep that number.
 #
 # ## Tiles
 #
@@ -94,8 +88,8 @@ for kernel in ("naive", "coalesced"):
 # need the same row of `a`, and the 16 of a column the same column of `b`. The block loads each number 16 times.
 #
 # *Shared memory* is made for this. It lies on the SM, all threads of a block can read and write it, and its contents
-# are gone when the block ends. So the block walks along its rows of `a` and down its columns of `b` in square *tiles*.
-# It loads each tile once, and every thread takes what it needs from there.
+# are gone when the block ends. The block goes along its rows of `a` and down its columns of `b` in square *tiles*. It
+# loads each tile once, and every thread takes what it needs from there.
 
 # %%
 plots.tile_walk(M=7, N=11, K=10, tile=4, block=(2, 1))
@@ -114,13 +108,12 @@ show_source(make_matmul_tiled)
 # `range(tile)` is then known as well, so the compiler can write that loop out. Two tiles of 16 × 16 floats take 2 KB, a
 # small part of what an SM has.
 #
-# The guard is no longer at the top. Each thread has two jobs now: to load for the others, and to compute its own
-# element. A thread whose element lies outside of `out` still has to load. So all threads stay to the end, and only the
-# store is guarded.
+# The guard is no longer at the top. A thread whose element lies outside of `out` still has to load for the others. So
+# all threads stay to the end, and only the store is guarded.
 #
 # ## Two barriers
 #
-# `cuda.syncthreads()` is a *barrier*: no thread of the block goes on before all of them have arrived. Each step has
+# `cuda.syncthreads()` is a *barrier*: no thread of the block goes on before all of them have reached it. Each step has
 # two, and they protect different things. The first stands between writing the tiles and reading them. Without it a
 # thread reads what its neighbours have not loaded yet. The second stands between reading the tiles and writing the next
 # ones. Without it a fast thread overwrites what a slow one still needs.
@@ -157,13 +150,12 @@ print(f"{right} of 256 elements are right ({device.name()})")
 
 # %% [markdown]
 # On the CPU device it is one: only the last thread finds its row of `a_tile` and its column of `b_tile` complete. A
-# result that depends on the order of the threads is a *race*. On a GPU the warps of a block run side by side, in an
-# order that you cannot choose, and the count may be anything up to 256. So a kernel with a race can pass every test you
-# have.
+# result that depends on the order of the threads is a *race*. On a GPU the warps of a block run in an order that you
+# cannot choose, and the count may be anything up to 256. So a kernel with a race can pass every test you have.
 #
 # To find a race, look at which thread touches what: `observe` (lesson 02) records every access of a small launch. Here
 # is the tiled kernel without its second barrier, one block, two steps. On the CPU device its numbers are right all the
-# same, because of the order in which that device happens to run the threads.
+# same, because of the order in which that device runs the threads.
 
 # %%
 from labkit import observe
@@ -193,46 +185,34 @@ for race in report.races:
 # %% [markdown]
 # Two reports, one for each tile: which thread still reads, which one already writes, where the barrier belongs, and how
 # many accesses collide. (`syncwarp` is a barrier for the threads of one warp. The second report shows that it would not
-# be enough here.) `observe` gives the same answer on every machine, with a GPU or without, because it does not wait for
-# a race to go wrong: it checks whether anything keeps two accesses apart.
+# be enough here.) `observe` gives the same answer with a GPU or without, because it does not wait for a race to go
+# wrong: it checks whether anything keeps two accesses apart.
 #
-# There is a third way to get this wrong, and it comes from a good habit: put the guard at the top, as in earlier
-# kernels, and let the threads without an element return.
+# There is a third way to get this wrong: put the guard at the top, as in earlier kernels, and let the threads without
+# an element return.
 
 # %%
-import textwrap
-
-
 @cuda.jit
 def early_return_kernel(a, out):
     tile = cuda.shared.array((16, 16), float32)
     x, y = cuda.threadIdx.x, cuda.threadIdx.y
     if y >= out.shape[0] or x >= out.shape[1]:
-        return  # the good habit
+        return  # right in earlier lessons
     tile[y, x] = a[y, x]
     cuda.syncthreads()
     out[y, x] = tile[y, 15 - x]
 
 
-if device.on_gpu():
-    print("Not on a GPU: what happens there is undefined. It may work, give wrong numbers, or hang.")
-else:
-    from labkit.simt.errors import BarrierError
-
-    narrow = cuda.device_array((16, 13), np.float32)
-    try:
-        early_return_kernel[1, (16, 16)](d_a, narrow)
-    except BarrierError as error:
-        print(textwrap.fill(f"BarrierError: {error}", 90))
+report = observe(early_return_kernel[1, (16, 16)], a, np.zeros((16, 13), np.float32))
+print(*report.divergent_barriers)
 
 # %% [markdown]
-# The CPU device stops, and says which barrier it is, how many threads stand there, and where one of the others went.
-# CUDA promises nothing for such a kernel. On many GPUs a barrier waits only for the threads that are left. Even there
-# this kernel would be wrong: the threads that returned were to load three columns of `tile`, and other threads need
-# those.
+# For such a kernel CUDA promises nothing: it may work, give wrong numbers, or hang. On many GPUs a barrier waits only
+# for the threads that are left. Even there this kernel would be wrong, because three columns of `tile` were never
+# loaded.
 #
-# Last, the right kernel at work, for matrices of 32 × 32: four blocks of 16 × 16 threads, and two tiles of each matrix
-# for every block. Step through it. When does a warp wait at a barrier, and for which of the others?
+# Step through the right kernel, for matrices of 32 × 32: four blocks of 16 × 16 threads, and two tiles of each matrix
+# for every block. When does a warp wait at a barrier, and for which of the others?
 
 # %%
 from labkit.kernels.matmul.float32 import matmul_tiled_kernel
@@ -260,12 +240,11 @@ agree(MATMUL, rungs)
 from labkit import ladder, measure
 
 h200 = measure.recorded_ladder("matmul", gpu="NVIDIA H200").only(*rungs)
-plots.ladder(ladder(MATMUL, rungs=rungs) if device.on_gpu() else h200, None)
-
-# %%
 naive_ms, coalesced_ms = (h200.row(f"matmul_{name}").timing.p50 for name in ("naive", "coalesced"))
 print(f"measured on {h200.where}: the swap is worth a factor of {naive_ms / coalesced_ms:.1f}")
 print(f"by sectors: {17 / 4}")
+
+plots.ladder(ladder(MATMUL, rungs=rungs) if device.on_gpu() else h200, None)
 
 # %% [markdown]
 # The count came close for the swap. Tiling was to save far more, and is worth a factor of 1.7; a tile of 32 is worth
@@ -292,9 +271,7 @@ for name in ("coalesced", "tiled"):
 # global memory, and none from shared memory.
 #
 # *From L2, from memory.* Tiling saves no bytes here. On the contrary, four times as many come from memory for the tiled
-# kernel. Which blocks run together decides that, and lesson 08 does the arithmetic.
-#
-# *Memory busy.* The extra bytes hardly matter: memory idles for most of the time in both kernels.
+# kernel (lesson 08 says why). That hardly matters: memory idles for most of the time in both kernels.
 #
 # ## The roofline
 #
@@ -305,21 +282,20 @@ for name in ("coalesced", "tiled"):
 plots.roofline([measure.recorded_ladder("broadcast_add"), h200])
 
 # %% [markdown]
-# The additions of lesson 04 stand under the slope. However good the kernel, the roof above them is low. The product
-# stands far to the right, under the flat roof, and well below it.
+# The additions of lesson 04 stand under the slope, where the roof is low for any kernel. The product stands far to the
+# right, under the flat roof, and well below it.
 #
 # On the H200 we recorded, the best of these four rungs reaches 13% of the peak. cuBLAS, NVIDIA's own library, reaches
 # 78%: six times as much. The next lesson closes that gap, one cause at a time.
 #
 # ## What I learned
 #
-# - I count what a warp requests before I measure. For the swapped names the count came within 16% of the measured
-#   factor.
+# - I count what a warp requests before I measure. For the swap the count came within 16% of the measured factor.
 # - In a kernel with barriers the guard moves down to the store. No thread returns early.
 # - A kernel can be right by luck. For each barrier I say which write it keeps from which read.
 # - Bytes that threads load, bytes from L2 and bytes from memory are three counts. A cache had already saved most of
-#   what my tiles were to save.
-# - When memory is not the limit, look for the unit that is busy. Here it holds shared memory and the L1 cache.
+#   what my tiles were meant to save.
+# - When memory is not the limit, look for the unit that is busy. Here it is that of shared memory and the L1 cache.
 #
 # ## Resources
 #
@@ -327,7 +303,6 @@ plots.roofline([measure.recorded_ladder("broadcast_add"), h200])
 #   Memory](https://docs.nvidia.com/cuda/cuda-c-programming-guide/index.html#shared-memory)
 # - [CUDA C++ Programming Guide: Synchronization
 #   Functions](https://docs.nvidia.com/cuda/cuda-c-programming-guide/index.html#synchronization-functions)
-# - [Numba CUDA: Examples](https://nvidia.github.io/numba-cuda/user/examples.html)
 # - [Williams, Waterman, Patterson: Roofline, an insightful visual performance model
 #   (2009)](https://doi.org/10.1145/1498765.1498785)
 #
@@ -338,8 +313,7 @@ plots.roofline([measure.recorded_ladder("broadcast_add"), h200])
 # - Put the missing barrier into `no_barrier_kernel`, then move it up between the two loads. On the CPU device, how many
 #   elements are right now? Draw the order in which the threads run.
 # - Without a GPU, import `simt` from `labkit` and run `no_barrier_kernel` inside `with simt.thread_order("reverse"):`.
-#   Which element is right now? `print(simt.show(no_barrier_kernel, d_a, d_b, d_out))` shows what the CPU device makes
-#   of the kernel: a loop over the threads, and with a barrier two loops.
+#   Which element is right now? `print(simt.show(no_barrier_kernel, d_a, d_b, d_out))` shows the loop that is run.
 #
 # Next: **to the limit of the CUDA cores**. Each thread computes a small tile of `out`, and of the factor of six only a
 # few percent remain.

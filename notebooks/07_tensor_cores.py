@@ -56,8 +56,7 @@ climb(h200, "tensor_core")
 # numbers ten times as fast, and this kernel fetches them two bytes at a time. So the climb begins again, with the same
 # steps: reuse in shared memory, wide copies, two buffers, a pipeline.
 #
-# Is it right? The CPU device does what the instruction does, from all 32 lanes' registers to all 32 lanes' registers.
-# So you can test such a kernel on a machine without tensor cores.
+# Is it right? The CPU device does what the instruction does, lane by lane, so you need no tensor cores to test it.
 
 # %%
 from labkit import agree
@@ -104,8 +103,7 @@ climb(h200, "double_buffered")
 # ## A third buffer
 #
 # A copy takes as long as before, and the products of a step take a fraction of the time: they may no longer cover it.
-# With a third buffer, or *stage*, a copy has two steps to arrive in. The kernel is the one above, made with `stages=3`.
-# Predict from the picture whether that pays.
+# With a third buffer, or *stage* (`stages=3` in the kernel above), a copy has two steps to arrive in. Does that pay?
 
 # %%
 plots.overlap(load=2.2, multiply=1.2)
@@ -144,39 +142,57 @@ climb(h200, "pipelined", against="three_stage")
 # %% [markdown]
 # ## wgmma: products of four warps
 #
-# `mma.sync` takes everything from registers, so every number passes through them. Hopper, the H200's generation, has
-# an instruction without that detour. In `wgmma` four warps, a *warpgroup*, multiply 64 rows by up to 256 columns, and
-# both matrices are read from shared memory. Only the accumulators are in registers.
+# `mma.sync` takes everything from registers, so every number of `a` and `b` passes through them. Hopper, the H200's
+# generation, has `wgmma`, which needs no such detour. Four warps, a *warpgroup*, together multiply 64 rows of `a` by up
+# to 256 columns of `b`, for 16 steps of k. The tensor cores read both matrices from shared memory. Only the
+# accumulators are in registers.
 
 # %%
 tensor_cores.warpgroup(columns=128)
+
+# %% [markdown]
+# An instruction that reads shared memory has to know where a tile begins and how it is swizzled. A *descriptor*, a
+# number of 64 bits, says both. `a_tile` and `b_tile` are descriptors. They count addresses in units of 16 bytes, so 16
+# float16 numbers further along a row of `a` is 2 more. Here are the products of one stage, 64 steps of k:
 
 # %%
 from labkit.kernels.matmul.wgmma import make_wgmma, make_wgmma_specialised
 from labkit.kernels.matmul.wgmma_tiles import make_load
 
-show_source(make_wgmma, "while k < depth:", "stage, parity = uint32(0)")
+show_source(make_wgmma, "ptx.wgmma_fence()", "ptx.wgmma_wait")
 
 # %% [markdown]
-# The `wgmma` calls start four products, and `wgmma_wait(0)` waits for them; in between the threads are free.
-# `wgmma_fence` comes first, so that the products find the accumulators written. A *descriptor* says where a tile begins
-# and how it is swizzled. Its address counts pieces of 16 bytes, so 16 numbers further along a row of `a` it is 2 more.
+# Each `wgmma` only starts a product, and the threads go on. As with `cp.async` in lesson 06, `wgmma_commit` closes the
+# group of four, and `wgmma_wait(0)` waits for it. (`add` is 0 for the very first product, which overwrites whatever the
+# registers hold. `wgmma_fence` makes sure that the products find the accumulators as the threads left them.)
 #
 # ## TMA: one thread requests a tile
 #
 # Where do these tiles come from? So far every thread computed addresses for its share of a copy. Hopper's *tensor
-# memory accelerator* copies whole boxes of a matrix. One thread requests a box. It arrives swizzled, with zeros for
-# what lies beyond the edges. An *mbarrier* in shared memory counts the bytes, and threads that wait for it go on when
-# all are there. It is used again in each lap around the ring of stages, and `parity` tells even laps from odd ones.
+# memory accelerator*, TMA, copies whole boxes of a matrix. One thread requests a box by its coordinates. It arrives
+# swizzled, with zeros for what lies beyond the edges.
 
 # %%
 tensor_cores.tma()
+
+# %% [markdown]
+# How do the other threads know that the tile is complete? They wait at an *mbarrier*, a barrier in shared memory that
+# counts bytes. The thread that requests the tile first says how many to expect. TMA counts what it has written, and
+# once all bytes are there, the waiting threads go on. (A box has rows of 128 bytes, so `b` takes one for 64 columns.)
 
 # %%
 show_source(make_load, "def load(", "tma_load_2d(tiles, b_tile + uint32")
 
 # %% [markdown]
-# How much faster are the two together? The peak rose as well, from what `mma.sync` can do to what `wgmma` can.
+# The stages form a ring, and each has its own mbarrier, `loaded`. In the next lap the same mbarrier is used again, so a
+# waiting thread must say which lap it means. One bit is enough: `parity` is 0 in even laps and 1 in odd ones. Here is
+# the end of a step, when the stage has been read:
+
+# %%
+show_source(make_wgmma, "cuda.syncthreads()  # both", "stage, parity = uint32(0)")
+
+# %% [markdown]
+# How much faster are `wgmma` and TMA together? The peak rose as well, from what `mma.sync` can do to what `wgmma` can.
 
 # %%
 climb(h200, "wgmma")
@@ -184,34 +200,34 @@ climb(h200, "wgmma")
 # %% [markdown]
 # ## Specialised warps
 #
-# In `wgmma` all threads do the same: wait for a tile, multiply, wait. When a block has stored its part of `out`, the
-# next one starts with empty buffers, and only the other block on the SM covers for it. The last rung launches one block
-# for each SM, which computes one tile of `out` after another, and gives each warpgroup a task. The *producer* only
-# requests tiles, and can run ahead into the next tile of `out` while two *consumers* store the last one. It gives up
-# most of its registers to them.
+# Two losses are left. All threads of a block do the same, so while they wait for one another at the end of a step, no
+# product of theirs is under way. And when a block has stored its part of `out`, the next one starts with empty buffers.
+# The last rung has a remedy for each.
+#
+# - Specialised warps: one warpgroup, the *producer*, only requests tiles, as far ahead as the ring allows. Two others,
+#   the *consumers*, multiply and store the result. While one waits, the other's products are under way.
+# - *Persistent* blocks: one block for each SM computes one part of `out` after another. While the consumers store one
+#   part, the producer already requests tiles for the next.
 
 # %%
 tensor_cores.specialised()
 
 # %% [markdown]
-# Two mbarriers for each stage of the ring keep them in step. `loaded` says that a stage may be read, and `freed` that
-# it may be overwritten. Here is the producer, then a consumer. How much is left to gain?
+# Producer and consumers wait for each other, so each stage has two mbarriers: `loaded` says that it may be read, and
+# `freed` that it may be overwritten. Before you look: who waits for which of them? This is the producer. It needs few
+# registers, and `setmaxnreg` leaves the rest to the consumers.
 
 # %%
 show_source(make_wgmma_specialised, "ptx.setmaxnreg_decrease", "number = uint32(number +")
 
-# %%
-show_source(make_wgmma_specialised, "ptx.mbarrier_wait(loaded", "ptx.mbarrier_arrive(freed")
-
-# %%
-climb(h200, "wgmma_specialised")
+# %% [markdown]
+# `number` is the part of `out`, and the inner loop goes along k. The consumers have the same two loops. Inside, they
+# wait for `loaded`, multiply as above, and arrive at `freed`. How much was left to gain?
 
 # %%
 ours, theirs = h200.row("matmul_half_wgmma_specialised"), h200.row("PyTorch (cuBLAS)")
 print(f"{ours.tflops:.0f} TFLOP/s on the H200, {ours.tflops / theirs.tflops:.2f} of cuBLAS's speed")
-
-# %% [markdown]
-# The whole ladder, yours or the H200's:
+climb(h200, "wgmma_specialised")
 
 # %%
 from labkit import device, ladder
@@ -228,14 +244,7 @@ plots.ladder(ladder(MATMUL_HALF) if device.on_gpu() else h200, None)
 # %%
 import numpy as np
 
-
-def to_bf16(x):
-    bits = x.view(np.uint32)
-    return ((bits + 0x7FFF + ((bits >> 16) & 1)) & 0xFFFF0000).view(np.float32)
-
-
-def to_tf32(x):
-    return ((x.view(np.uint32) + 0x1000) & 0xFFFFE000).view(np.float32)
+from labkit.kernels.dtypes import bfloat16_of, float32_of
 
 
 def relative_error(got, true):
@@ -245,7 +254,9 @@ def relative_error(got, true):
 rng = np.random.default_rng(5)
 a, b = (rng.standard_normal(shape, dtype=np.float32) for shape in ((256, 1024), (1024, 256)))
 true = a.astype(np.float64) @ b.astype(np.float64)
-for name, rounded in {"float16": lambda x: x.astype(np.float16), "TF32": to_tf32, "bfloat16": to_bf16}.items():
+formats = {"float16": lambda x: x.astype(np.float16), "bfloat16": lambda x: float32_of(bfloat16_of(x)),
+           "TF32": lambda x: ((x.view(np.uint32) + 0x1000) & 0xFFFFE000).view(np.float32)}
+for name, rounded in formats.items():
     print(f"{name:9} {relative_error(rounded(a).astype(np.float64) @ rounded(b).astype(np.float64), true):.1e}")
 print(f"float32   {relative_error(a @ b, true):.1e}\n")
 for name in ("matmul_half", "matmul_bf16", "matmul_tf32"):
@@ -254,9 +265,8 @@ for name in ("matmul_half", "matmul_bf16", "matmul_tf32"):
 
 # %% [markdown]
 # Three digits, or a little more than two for bfloat16. For a neural network that is often plenty. (TF32 numbers take
-# four bytes each and their instruction has half the rate. Why bfloat16 is slower than float16 here, the recording does
-# not say.) One can save once more and keep the *accumulators* in float16, too. Then they are rounded after every
-# instruction. Predict how the error grows with K.
+# four bytes each and their instruction has half the rate.) One can also keep the *accumulators* in float16. Then they
+# are rounded after every instruction. Predict how the error grows with K.
 
 # %%
 depths, errors = (64, 256, 1024, 4096), {"float32 accumulators": [], "float16 accumulators": []}
@@ -268,8 +278,7 @@ for depth in depths:
         total = (total + a[:, k : k + 16] @ b[k : k + 16]).astype(np.float16)
     errors["float32 accumulators"].append(relative_error((a @ b).astype(np.float16), true))
     errors["float16 accumulators"].append(relative_error(total, true))
-plots.curves(depths, errors, "Rounding once, or after every step", "K", "relative error", log_x=True, log_y=True,
-             marks=True)
+plots.curves(depths, errors, "Rounding once, or in every step", "K", "error", log_x=True, log_y=True, marks=True)
 
 # %% [markdown]
 # With float32 accumulators the error is that of the one rounding at the end, for every K. With float16 it grows about
@@ -284,8 +293,7 @@ climb(h200, "f16_accumulators", against="double_buffered")
 #
 # *No cuBLAS: A Hand-Written CUDA BERT That Matches PyTorch* climbs such a ladder on an RTX 3090 (lesson 25 runs its
 # model). On both GPUs tiles that are filled by hand are slower than none. A third buffer was slower there on every
-# shape, and here it is ahead. There, tensor cores gained most at once; here they gained little until copies and
-# fragments kept up with them. At equal precision the article's product stayed about 13% behind cuBLAS. With `wgmma`
+# shape, and here it is ahead. At equal precision the article's product stayed about 13% behind cuBLAS. With `wgmma`
 # that gap is closed here, and with `mma.sync`, which is what the RTX 3090 has, it is not.
 #
 # ## What I learned

@@ -11,10 +11,9 @@
 #
 # ## The problem
 #
-# Lesson 17 ended with two programs. One keeps a row of scores in shared memory and asks for every key again for every
-# query. The other computes tiles, so that a key loaded once serves many queries, and writes every score to memory.
-# Softmax seems to force this choice, because it needs the largest score of a row and the sum of its exponentials before
-# the first weight.
+# Lesson 17 ended with two programs. One keeps a row of scores in shared memory and loads every key again for every
+# query. The other computes tiles, so that a key loaded once serves many queries, but it writes every score to memory.
+# Softmax seems to force this choice: it needs a row's maximum and sum of exponentials before the first weight.
 #
 # ## Prediction
 #
@@ -23,7 +22,7 @@
 
 # %%
 from labkit import measure
-from labkit.kernels.attention.three_pass import ATTENTION
+from labkit.kernels.attention.three_pass import ATTENTION, ATTENTION_CAUSAL, attention_reference
 
 limits = measure.recorded("NVIDIA H200")["limits"]
 flops = ATTENTION.work.flops(S=4096, H=12, D=64)
@@ -46,11 +45,14 @@ print(f"scores: {scores_mb:,.0f} MB; to write and read them twice takes "
 #
 # $$u_{\text{both}} = u \, e^{m - M} + u' \, e^{m' - M}$$
 #
-# So the keys can come in tiles. For each tile: its scores, the new maximum, the factor for what was there, the
-# exponentials, and both sums. Then the tile can be forgotten. Here is one query, with 96 keys in tiles of 16.
+# So the keys can come in tiles. For each tile compute its scores, the new maximum, the factor for the sums so far, the
+# exponentials, and the new sums. Then the tile can be forgotten. Here is one query, with 96 keys in tiles of 16.
 
 # %%
 import numpy as np
+
+from labkit.measure.plots import attention as attention_pictures
+from labkit.measure.plots import flash as pictures
 
 rng = np.random.default_rng(2)
 q, (keys, values) = 3 * rng.standard_normal(64), rng.standard_normal((2, 96, 64))
@@ -68,32 +70,25 @@ for j in range(0, 96, 16):
     off = abs(acc / row_sum - row @ values[: j + 16] / row.sum()).max()
     print(f"{j + 16:4} {row_max:10.3f} {factor:8.4f} {row_sum:8.3f}    {off:.0e}")
 
-# %%
-from labkit.measure.plots import flash as pictures
-
 pictures.running_maximum(keys @ q / 8, tile=16)
 
 # %% [markdown]
 # After each tile, `acc / row_sum` is the attention over all keys seen so far, to the last digits of a float64. A factor
-# of 1 means that the tile brought no larger score. A small factor shrinks everything added up before. The first factor
-# is 0, because there was nothing to correct. For each query two numbers and the 64 of `acc` have to be kept, however
-# long the row is.
+# of 1 means that the tile brought no larger score. The first factor is 0, because there was nothing to correct. However
+# long the row is, a query keeps two numbers and the 64 of `acc`.
 #
 # ## Tiles that many queries share
 #
 # Now let a block take many queries. Each tile of keys and values that it loads into shared memory serves all of them.
 
 # %%
-from labkit.measure.plots import attention as attention_pictures
-
 attention_pictures.tiles()
 
 # %% [markdown]
 # A block goes through all keys and values of its head once. Before you run the cell: what happens to the bytes that all
-# blocks together ask for, if a block takes more queries?
+# blocks together load, if a block takes more queries? (There are 1,024 tokens and 12 heads of 64.)
 
 # %%
-print("1,024 tokens, 12 heads of 64")
 for queries in (1, 16, 32, 64, 128):
     blocks = 12 * 1024 // queries
     read = blocks * 2 * 1024 * 64 * 4  # keys and values, 64 float32 each
@@ -101,20 +96,19 @@ for queries in (1, 16, 32, 64, 128):
           f"{ATTENTION.work.flops(S=1024, H=12, D=64) / read:4.1f} flop a byte")
 
 # %% [markdown]
-# The three passes have one query to a block. With 64 queries, blocks ask for 64 times fewer bytes, and still no score
-# is in global memory.
+# The three passes of lesson 17 have one query to a block. With 64 queries, blocks ask for 64 times fewer bytes, and
+# still no score is in global memory.
 #
 # ## Flash attention, plain
 #
-# The plainest kernel of this kind gives each thread one query. The thread keeps the query and its accumulators in
-# registers, 128 numbers for heads of 64. Its scores of a tile lie in a column of shared memory that no other thread
-# reads. The rest is the NumPy loop above.
+# The plainest kernel gives each thread one query. The thread keeps the query and its accumulators in registers, 128
+# numbers for heads of 64, and its scores of a tile in a column of shared memory. The rest is the NumPy loop above.
 
 # %%
 pictures.plain_block()
 
 # %%
-from labkit import show_source
+from labkit import agree, observe, show_source
 from labkit.kernels.attention.flash_plain import make_flash_plain
 
 show_source(make_flash_plain(64))
@@ -122,24 +116,18 @@ show_source(make_flash_plain(64))
 # %% [markdown]
 # A function makes the kernel, because the loops over `query` and `acc` need a constant length: only then can the
 # compiler unroll them and keep both arrays in registers. Compiled for an H200 by `ptxas`, it takes 168 registers a
-# thread and spills none. Find the two barriers, and say what would go wrong without each. Then find where a causal mask
-# ends the loop early.
+# thread and spills none. What would go wrong without each of the two barriers? And where does a causal mask end the
+# loop early? Here is one block, causal, with 48 queries of four numbers.
 
 # %%
-from labkit import observe
-
 S, D = 48, 4
 qkv, out = np.random.default_rng(0).random((S, 3 * D), np.float32), np.zeros((S, D), np.float32)
 observe(make_flash_plain(D)[(1, 1), 64], qkv, out, np.float32(D**-0.5), np.uint32(True)).play()
 
 # %% [markdown]
-# That is one block with 48 queries of four numbers, causal, step by step. In the last tile, which threads skip most of
-# the keys?
+# Step to the last tile. Which threads skip most of its keys?
 
 # %%
-from labkit import agree
-from labkit.kernels.attention.three_pass import ATTENTION_CAUSAL
-
 sizes = ({"S": 1, "H": 1, "D": 64}, {"S": 33, "H": 2, "D": 64}, {"S": 130, "H": 1, "D": 64})
 agree(ATTENTION, ["attention_flash_plain", "attention_flash"], sizes=sizes)
 
@@ -147,29 +135,20 @@ agree(ATTENTION, ["attention_flash_plain", "attention_flash"], sizes=sizes)
 agree(ATTENTION_CAUSAL, ["attention_causal_flash_plain", "attention_causal_flash"], sizes=sizes)
 
 # %% [markdown]
-# What sets its limit? Each number of a key or a value comes from shared memory, four in a load of 16 bytes, and each
-# feeds a single multiply-add. Suppose that shared memory delivers 128 bytes a clock. Then such a load takes four clocks
-# for the 32 lanes of a warp, and in that time an SM could do sixteen multiply-adds of a warp instead of four.
+# What limits it? Each number of a key or a value comes from shared memory, four in a load of 16 bytes, and each feeds a
+# single multiply-add. Suppose that shared memory delivers 128 bytes a clock. Then such a load takes four clocks for the
+# 32 lanes of a warp, and in that time an SM could do sixteen multiply-adds of a warp instead of four.
 #
 # ## A tile of scores in registers
 #
-# Lesson 06 had the cure for the product of matrices: a thread that computes a tile uses each number that it loads
-# several times. Here a thread of `flash` has four queries and eight keys, so 32 scores.
+# Lesson 06 had the cure for matrix products: a thread that computes a tile uses each number that it loads several
+# times. A thread of `flash` takes four queries and eight keys, so 32 scores.
 
 # %%
 pictures.register_tiles()
 
 # %% [markdown]
-# Predict both times at 4,096 tokens from these loads alone, and say for each kernel which limit is the larger: loads or
-# multiply-adds.
-
-# %%
-clock_ghz = 1000 * limits["fp32_tflops"] / (132 * 128 * 2)  # SMs, multiply-adds a clock, flops of one
-for name, loads in (("flash_plain", 32), ("flash", 12)):
-    of_warps = flops / 2 / 32 / 128 * loads  # multiply-adds, of 32 lanes, `loads` for each 128
-    print(f"{name:12} loads {of_warps * 4 / 132 / clock_ghz / 1000:6,.0f} us, multiply-adds "
-          f"{flops / 2 / 132 / 128 / clock_ghz / 1000:4,.0f} us")
-
+# Predict both times at 4,096 tokens. Which limit is larger for each kernel, loads or multiply-adds?
 
 # %%
 def h200(op, S):
@@ -178,27 +157,32 @@ def h200(op, S):
     return {row.name.removeprefix(f"{op}_").split(" (")[0]: 1000 * (row.graph or row.timing).p50 for row in rows}
 
 
-def climb(*rungs, sizes=(128, 1024, 4096)):
+def climb(*rungs):
     """Times on the H200, and how many times as fast each rung is as the last one above it that was recorded."""
+    print(f"{'us on an H200':28}" + "".join(f"{f'{S:,} tokens':>20}" for S in (128, 1024, 4096)))
     before = {}
-    print(f"{'us on an H200':28}" + "".join(f"{f'{S:,} tokens':>20}" for S in sizes))
-    for rung in rungs:
-        cells = []
-        for S in sizes:
-            us = h200(rung.split()[0], S).get(rung.split(maxsplit=1)[1])
-            gain = f"({before[S] / us:.1f}x) " if us and S in before and "PyTorch" not in rung else ""
+    for op, name in (rung.split(maxsplit=1) for rung in rungs):
+        line = f"{op + ' ' + name:28}"
+        for S in (128, 1024, 4096):
+            us = h200(op, S).get(name)
+            gain = f"({before[S] / us:.1f}x) " if us and S in before and "PyTorch" not in name else ""
             before |= {S: us} if us else {}
-            cells.append(f"{gain}{us:,.1f}" if us else "not recorded yet")
-        print(f"{rung:28}" + "".join(f"{cell:>20}" for cell in cells))
+            line += f"{f'{gain}{us:,.1f}' if us else 'not recorded yet':>20}"
+        print(line)
 
 
+clock_ghz = 1000 * limits["fp32_tflops"] / (132 * 128 * 2)  # SMs, multiply-adds a clock, flops of one
+for name, loads in (("flash_plain", 32), ("flash", 12)):
+    of_warps = flops / 2 / 32 / 128 * loads  # multiply-adds, of 32 lanes, `loads` for each 128
+    print(f"{name:12} loads {of_warps * 4 / 132 / clock_ghz / 1000:6,.0f} us, multiply-adds "
+          f"{flops / 2 / 132 / 128 / clock_ghz / 1000:4,.0f} us")
 climb("attention three_pass", "attention flash_plain", "attention flash", "attention PyTorch, fused")
 
 # %% [markdown]
 # "PyTorch, fused" is `scaled_dot_product_attention`, SDPA for short. On the H200 we recorded, `flash` is faster at all
-# three lengths, and at 4,096 tokens it takes 1.2 times what its loads alone predict. Here is how it corrects. Eight
-# threads share a query, so the maximum of its scores goes round by three shuffles, and each thread adds up its own part
-# of `row_sum`. The factor is the same for all eight, so their parts need not be added before the last tile.
+# three lengths, and at 4,096 tokens it takes 1.2 times what its loads alone predict. Eight threads share a query: three
+# shuffles give all of them the maximum of its scores. Each adds up its own part of `row_sum`. The factor is the same
+# for all eight, so their parts are not added together before the last tile.
 
 # %%
 import inspect
@@ -209,13 +193,13 @@ parts = inspect.getclosurevars(make_flash(64, 4).py_func).nonlocals
 show_source(parts["take_exponentials"])
 
 # %% [markdown]
-# `exp2_approx` computes $2^x$, so one factor holds both the scale and $\log_2 e$. The rest of the kernel is familiar:
-# `cp.async` copies the values while the scores are computed, and the next keys after that (lesson 06).
+# `exp2_approx` computes $2^x$, so `scale` includes $\log_2 e$. The rest is familiar: `cp.async` copies the values while
+# the scores are computed, and the next keys after that (lesson 06).
 #
 # ## Above the diagonal
 #
 # Under a causal mask the loop ends with the tile on the diagonal: ten of the 25 tiles in the picture above are white.
-# Before you run the cell: which part of the tiles of 64 × 64 is left at 1,024 tokens, and at 4,096?
+# Before you run the cell: what share of the tiles of 64 × 64 is left at 1,024 tokens, and at 4,096?
 
 # %%
 for S in (1024, 4096):
@@ -224,43 +208,36 @@ for S in (1024, 4096):
           f"{h200('attention_causal', S)['flash'] / h200('attention', S)['flash']:.0%} of the time")
 
 # %% [markdown]
-# At 4,096 tokens the time is what the tiles say, at 1,024 it is not. The blocks of a causal launch differ: the last has
-# a whole row of tiles to do, the first a single one. At 1,024 tokens there are 192 blocks, an H200 holds all of them at
-# once, and the launch takes as long as its longest block. At 4,096 there are 768, and where a short one ends, another
-# begins. For that the long ones must come first, so `flash` numbers its blocks from the end.
+# At 4,096 tokens the time is what the tiles say, at 1,024 it is not. The last block has a whole row of tiles to do, the
+# first a single one. At 1,024 tokens an H200 holds all 192 blocks at once, and the launch takes as long as its longest
+# block. At 4,096 there are 768: where a short one ends, another begins. For that the long ones must come first, so
+# `flash` numbers its blocks from the end.
 #
 # ## Exponentials that stay in their registers
 #
-# Both products can go to the tensor cores, with float16 inputs and float32 accumulators. `mma.sync` leaves the scores
-# spread over the lanes as accumulators; the next product needs the exponentials spread over the lanes as its first
-# factor. Do they have to be exchanged? Write down, with `plots.mma_lanes()` of lesson 07 beside you, what lane 13 holds
-# and needs.
+# Both products can run on the tensor cores, with float16 inputs and float32 accumulators. `mma.sync` leaves the scores
+# spread over the lanes as accumulators. The next product needs the exponentials spread over the lanes as its first
+# factor. Do lanes have to exchange them? Look at the picture of lesson 07 (`plots.mma_lanes()`), and write down what
+# lane 13 holds and what it needs.
 
 # %%
 pictures.factor_in_place(lane=13)
 
 # %% [markdown]
-# They do not. Two neighbouring accumulators, rounded to float16 and packed into a word, are a register of the factor.
-# No shuffle, no shared memory. On the CPU device `observe` runs a single warp of this kernel, and looks for races and
-# bank conflicts.
+# They do not. Two neighbouring accumulators, rounded to float16 and packed into a word, are a register of the factor:
+# no shuffle, no shared memory. `observe` runs a single warp of this kernel, and looks for races and bank conflicts.
 
 # %%
-from labkit import observe
 from labkit.kernels.attention.flash import scale_for_powers_of_two
 from labkit.kernels.attention.half import ATTENTION_HALF, make_flash_half
-from labkit.kernels.attention.three_pass import attention_reference
 
-one_warp = make_flash_half(64, 1, 1)
-qkv, heads = ATTENTION_HALF.inputs(np.random.default_rng(3), S=16, H=1, D=64)
-out = np.zeros((16, 64), np.float16)
-launch = one_warp[(1, 1), 32, 0, one_warp.shared_bytes]
-scale = scale_for_powers_of_two(64)
+qkv, _ = ATTENTION_HALF.inputs(np.random.default_rng(3), S=16, H=1, D=64)
+out, kernel, scale = np.zeros((16, 64), np.float16), make_flash_half(64, 1, 1), scale_for_powers_of_two(64)
+launch = kernel[(1, 1), 32, 0, kernel.shared_bytes]
 report = observe(launch, qkv, qkv, np.zeros(1, np.int32), out, np.uint32(64), scale, np.uint32(0))
 error = abs(out - attention_reference(qkv, 1)) / ATTENTION_HALF.tolerance(qkv.astype(float), 1)
 print(f"largest error {error.max():.2f} of the allowed, {len(report.races)} races, "
-      f"{report.counts['bank_conflicts']} bank conflicts in {report.counts['shared_requests']} requests")
-
-# %%
+      f"{report.counts['bank_conflicts']} bank conflicts in {report.counts['shared_requests']} requests\n")
 climb("attention flash", "attention_half flash")
 
 # %% [markdown]
@@ -274,45 +251,41 @@ climb("attention flash", "attention_half flash")
 pictures.schedules()
 
 # %% [markdown]
-# With `mma.sync` a warp waits for its product, and only other warps can fill the gap. `wgmma` (lesson 07) runs on while
-# the warps that started it do something else. `flash_wgmma` is built on that, in the way of FlashAttention-3: one group
-# of four warps, a *warpgroup*, only copies tiles, by TMA (the hardware's copier of whole tiles, lesson 07); up to three
-# others have 64 queries each, and start the values of one tile before they take the exponentials of the next. This is
-# the order in which they do it:
+# With `mma.sync` a warp waits for its product, and only other warps can fill the gap. `wgmma` (lesson 07) only starts a
+# product, and the warps go on. `flash_wgmma` uses that as FlashAttention-3 does: one *warpgroup*, four warps, only
+# copies tiles, by TMA (lesson 07). Up to three others have 64 queries each. They start the product with the values of a
+# tile, and take the exponentials of the next tile while it runs. These are the steps in their order, and the times:
 
 # %%
 from labkit.kernels.attention.wgmma import make_flash_wgmma
 
 loop = inspect.getsource(make_flash_wgmma).split("while number < my_count:")[1].split("number = uint32(number +")[0]
 wanted = ("start_scores", "start_mixing", "wgmma_wait", "take_exponentials", "multiply_rows", "pack(")
-print(*[line.strip() for line in loop.splitlines() if any(one in line for one in wanted)], sep="\n")
-
-# %%
+print(*[line.strip() for line in loop.splitlines() if any(one in line for one in wanted)], "", sep="\n")
 climb("attention_half flash", "attention_half flash_wgmma", "attention_half PyTorch, fused")
 
 # %% [markdown]
-# `wgmma_wait(1)` waits until at most one product is under way: the scores are there, and the values of the tile before
-# are still being added while the exponentials are taken. On the H200 we recorded, `flash` with `mma.sync` is ahead of
-# PyTorch up to 128 tokens and well behind it from 1,024 on; `flash_wgmma` is ahead at all of these lengths. The overlap
-# within a warpgroup is only part of it. A version that waits for all products before the exponentials was a little
-# slower, and still far ahead of `flash`: while one warpgroup takes exponentials, the tensor cores multiply for another.
+# `wgmma_wait(1)` waits until at most one product is under way: the scores are there, the values of the tile before are
+# still being added. On the H200 we recorded, `flash` with `mma.sync` is ahead of PyTorch up to 128 tokens and well
+# behind it from 1,024 on; `flash_wgmma` is ahead at all of these lengths. Most of the gain comes from overlap between
+# warpgroups: while one takes exponentials, the tensor cores multiply for another. A version without any overlap inside
+# a warpgroup was only a little slower.
 #
 # ## Many blocks for one query
 #
 # A model that writes has one new query at a time, and a *cache* of the keys and values of all earlier tokens (lesson
-# 20). One query and 12 heads are twelve blocks on 132 SMs. But the correction joins any two parts of a row in any
-# order, no matter which block computed them. So `decode` gives a block 128 keys of a head; each block leaves its
-# `row_max`, `row_sum` and `acc`, and a second kernel joins them. Predict: a cache of 1,024 tokens holds 2 × 768 float32
-# for each. How long does an H200 take to read it at 4,200 GB/s?
+# 20). One query and 12 heads are twelve blocks on 132 SMs. But the correction joins any two parts of a row, no matter
+# which block computed them. So in `decode` a block takes 128 keys of a head and stores its `row_max`, `row_sum` and
+# `acc`, and a second kernel joins them. Predict: a cache of 1,024 tokens holds 2 × 768 float32 for each. How long does
+# an H200 take to read it at 4,200 GB/s?
 
 # %%
 attention_pictures.over_caches(measure.recorded_series("attention_keys", gpu="NVIDIA H200"))
 
 # %% [markdown]
 # With the keys split, a cache of two thousand costs little more than one of a hundred. The bytes of 1,024 keys take 1.5
-# us, and `decode` takes some eight: two launches in a row, with loads in each that wait for others. Further on the line
-# bends: at 8,192 keys in float32, and at 16,384 in float16, the cache has grown to 50 MB and no longer stays in the
-# GPU's L2 cache.
+# us, and `decode` takes some eight: two launches in a row, with loads in each that wait for others. The line bends at
+# 8,192 keys in float32 and at 16,384 in float16, where the cache has grown to 50 MB and no longer stays in L2.
 #
 # ## Over the number of tokens
 
@@ -320,31 +293,28 @@ attention_pictures.over_caches(measure.recorded_series("attention_keys", gpu="NV
 attention_pictures.over_lengths(measure.recorded_series("attention_sizes", gpu="NVIDIA H200"))
 
 # %% [markdown]
-# Both axes are logarithmic. Where the GPU is full, the lines are straight and parallel: twice the tokens, four times
-# the work. With few tokens a launch takes as long as one of its blocks, however many there are.
+# Both axes are logarithmic. Where the GPU is full, the lines are straight: twice the tokens, four times the work. With
+# few tokens a launch takes as long as one of its blocks, however many there are.
 #
 # ## What I learned
 #
 # - The correction of a softmax is one multiplication. Tiles, split keys and caches all depend on it.
 # - Two ideas make flash attention: no score leaves the SM, and each tile serves many queries.
 # - Count the loads for each multiply-add. They can be the limit, from shared memory too.
-# - Look at the layout of registers before exchanging anything: the accumulators of one product are the factor of the
-#   next, lane by lane.
+# - Look at the layout of registers first: accumulators of one product are the factor of the next, lane by lane.
 # - Whatever is done one after the other becomes the limit once the rest is fast.
 #
 # ## Resources
 #
-# - [T. Dao et al.: FlashAttention (2022)](https://arxiv.org/abs/2205.14135), and [FlashAttention-2
-#   (2023)](https://arxiv.org/abs/2307.08691)
+# - [T. Dao et al.: FlashAttention (2022)](https://arxiv.org/abs/2205.14135)
+# - [T. Dao: FlashAttention-2 (2023)](https://arxiv.org/abs/2307.08691)
 # - [J. Shah et al.: FlashAttention-3 (2024)](https://arxiv.org/abs/2407.08608)
 # - [M. Milakov, N. Gimelshein: Online normalizer calculation for softmax (2018)](https://arxiv.org/abs/1805.02867)
 #
 # ## Try it
 #
-# - In the NumPy loop, sort the keys by their score first, ascending and then descending. What happens to the factors?
-# - In the same loop, leave the factor out of `acc`. From which tile on is the result wrong?
+# - In the NumPy loop, sort the keys by their score, ascending and then descending. What happens to the factors? Then
+#   leave the factor out of `acc`. From which tile on is the result wrong?
 # - `show_source(make_flash(64, 4))` is the kernel with tiles in registers. Which lines of `flash_plain` do you find?
-#
-# The exercises for this lesson end with attention from a blank page, by a warp, with every key and value loaded once.
 #
 # Next: **the GPT-2 block**, where attention meets the layers around it.
