@@ -215,14 +215,17 @@ print(f"its weights take {weight_bytes / 1e9:.1f} GB, its longest text of {longe
 # The other buffers of a step hold their contents for only a few launches. Two that are never needed at the same time
 # can share memory. Compilers place variables in registers by the same rule: a buffer is *live* from the launch that
 # writes it to the last one that reads what was written. One pass through the launches, from the last to the first,
-# finds where each buffer is live. Here are the embedding, one layer, and the head; all layers are alike. Before you
-# look: how many buffers does one launch need at most?
+# finds where each buffer is live.
 
 # %%
 from labkit.models import buffers
 from labkit.models.llama import Workspace
 
 show_source(buffers.liveness)
+
+# %% [markdown]
+# Here are the embedding, one layer, and the head; all layers are alike. Before you run the next cell: how many buffers
+# are live in one launch at most?
 
 # %%
 launches = buffers.llama_launches(layers=1)
@@ -248,9 +251,9 @@ print(f"live in one launch: at most {buffers.least(sizes, live) / 1e6:.1f} MB; "
 pictures.buffer_plan([launch.name for launch in launches], offsets, sizes, live, "Buffers that share memory")
 
 # %% [markdown]
-# The plan takes more than any one launch needs. No plan can avoid that, because a buffer keeps its address for the
-# whole step. Any two of `gated`, `x`, `normed` and `projected` are live together somewhere, so the four need memory of
-# their own, although no launch needs all of them.
+# The plan saves about half. It still takes more than any one launch needs. No plan can avoid that, because a buffer
+# keeps its address for the whole step. Any two of `gated`, `x`, `normed` and `projected` are live together somewhere,
+# so the four need memory of their own, although no launch needs all of them.
 #
 # ## A plan that is wrong
 #
@@ -297,10 +300,11 @@ for name, offsets in (("first fit", plan), ("wrong", plan | {"gated": plan["x"]}
 #
 # ## Try it
 #
-# - Compute the prompt in two steps, `alone(ids[:6])` and then `alone(ids[6:])`. Is the first token the same?
+# - Compute the prompt in two steps: `alone.reset()`, `alone(question[:5])`, then `alone(question[5:])`. Is the first
+#   token the same?
 # - Overwrite a value of the cache between two steps. After how many tokens does the text change?
 # - Set `again.length` to one less before you continue from the file. Which keys are overwritten, and what comes out?
-# - Place the buffers in another order than by size. How large can the plan become?
+# - Place the buffers in an order other than by size. How large can the plan become?
 #
 # In the exercises for this lesson you predict what a cache saves, write the cache's two kernels, one of them from a
 # blank page, and place buffers.
