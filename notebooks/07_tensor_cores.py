@@ -143,9 +143,8 @@ climb(h200, "pipelined", against="three_stage")
 # ## wgmma: products of four warps
 #
 # `mma.sync` takes everything from registers, so every number of `a` and `b` passes through them. Hopper, the H200's
-# generation, has `wgmma`, which needs no such detour. Four warps, a *warpgroup*, together multiply 64 rows of `a` by up
-# to 256 columns of `b`, for 16 steps of k. The tensor cores read both matrices from shared memory. Only the
-# accumulators are in registers.
+# generation, has `wgmma` instead. Four warps, a *warpgroup*, multiply 64 rows of `a` by up to 256 columns of `b`, for
+# 16 steps of k, and the tensor cores read both from shared memory. Only the accumulators are in registers.
 
 # %%
 tensor_cores.warpgroup(columns=128)
@@ -291,7 +290,7 @@ climb(h200, "f16_accumulators", against="double_buffered")
 # %% [markdown]
 # ## Against an article
 #
-# *No cuBLAS: A Hand-Written CUDA BERT That Matches PyTorch* climbs such a ladder on an RTX 3090 (lesson 25 runs its
+# *No cuBLAS: A Hand-Written CUDA BERT That Matches PyTorch* climbs such a ladder on an RTX 3090 (lesson 22 runs its
 # model). On both GPUs tiles that are filled by hand are slower than none. A third buffer was slower there on every
 # shape, and here it is ahead. At equal precision the article's product stayed about 13% behind cuBLAS. With `wgmma`
 # that gap is closed here, and with `mma.sync`, which is what the RTX 3090 has, it is not.

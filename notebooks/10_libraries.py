@@ -6,62 +6,64 @@
 # You will learn
 #
 # - how to hand row-major matrices to a library that reads columns, without moving an element
-# - what a library says when a call is wrong, and what it does not say
+# - which mistakes a library reports, and which it does not
 # - what a softmax made of library calls costs, and which row of numbers breaks it
 #
 # ## The problem
 #
-# The products of most neural networks are computed by one library. It is called cuBLAS; PyTorch and CuPy call it, and
-# so can you. Its most used function does this:
+# Most neural networks leave their matrix products to one library, cuBLAS. PyTorch and CuPy call it, and so can you. Its
+# most used function does this:
 #
 # $$C = \alpha \, \text{op}(A) \, \text{op}(B) + \beta \, C$$
 #
 # op is nothing, or a transpose. With α = 1 and β = 0 it is a plain product. After the kernels of lesson 05 that sounds
-# like the end of the work. But the interface is that of BLAS, a Fortran library of 1979 and the years after. Fortran
-# stores matrices column by column and counts from 1, and both habits are in cuBLAS to this day. C, NumPy and everything
-# in this course store row by row and count from 0.
-#
-# Two things can go wrong, then, and this lesson makes them go wrong. It needs no GPU. Where there is one, and CuPy, the
-# calls go to cuBLAS. Elsewhere they go to a model of cuBLAS in NumPy, which reads and writes the same memory.
+# like the end of the work. But the interface is that of BLAS, a Fortran library of 1979. Fortran stores matrices column
+# by column and counts from 1, and so does cuBLAS to this day. C, NumPy and everything in this course store row by row
+# and count from 0. So two things can go wrong, and this lesson makes them go wrong. On a GPU with CuPy the calls go to
+# cuBLAS. Elsewhere they go to a model of cuBLAS in NumPy, which reads and writes the same memory.
 
 # %%
-from labkit.kernels.libraries import blas
+import textwrap
+
+import numpy as np
+
+from labkit import agree, cuda, measure, show_source
+from labkit.kernels.libraries import blas, blas_softmax
+from labkit.kernels.libraries.blas import OP_N, BlasError, gemm
+from labkit.kernels.libraries.blas_softmax import softmax_by_isamax, softmax_by_row_max, softmax_on_device
+from labkit.kernels.libraries.column_major import gemm_column_major
+from labkit.kernels.op import uniform
+from labkit.measure.plots import libraries as pictures
+from labkit.measure.series import libraries as series
 
 blas.source()
 
 # %% [markdown]
 # ## Prediction
 #
-# A matrix of 2 × 3 lies in memory as NumPy stores it: `a b c d e f`. Someone reads that memory and takes it for columns
-# of three elements each. Before you run the next cell, write down the matrix that this reader sees.
+# A matrix of 2 × 3 lies in memory as NumPy stores it: `a b c d e f`. A program reads that memory as columns of three
+# elements each. Before you run the next cell, write down the matrix that it sees.
 
 # %%
-from labkit.measure.plots import libraries as pictures
-
 pictures.two_readings(2, 3)
 
 # %% [markdown]
 # It is the transpose. Nothing was computed and nothing was moved; the same six numbers were read in the other order.
-# That one sentence carries the first half of this lesson: **what you store row by row, cuBLAS sees transposed.**
+# The first half of this lesson follows from that one sentence: **what you store row by row, cuBLAS sees transposed.**
 #
-# The reader needs one number beside the memory: how far it is from the beginning of one column to the beginning of the
-# next. It is called the *leading dimension*. Here it is 3. It can be larger than the column, and then the matrix is a
-# part of a larger one.
+# Such a reader needs one more number, the distance from the beginning of one column to that of the next. It is called
+# the *leading dimension*. Here it is 3. Where it is larger than the column, the matrix is part of a larger one.
 #
 # ## What the function does
 #
-# This is the whole of the model. `_matrix` makes the view of the picture: element (row, col) is
-# `memory[row + col * ld]`.
+# This is the model's product. `_matrix` makes the view of the picture: element (row, col) is `memory[row + col * ld]`.
 
 # %%
-from labkit import show_source
-from labkit.kernels.libraries.column_major import gemm_column_major
-
 show_source(gemm_column_major)
 
 # %% [markdown]
-# Thirteen arguments. Three of them say how large the product is: `C` is m × n, and the dot products have length k.
-# Three are leading dimensions. There is no shape and no size: cuBLAS gets an address, and believes you.
+# Thirteen arguments. Three of them are sizes: `C` is m × n, and the dot products have length k. Three are leading
+# dimensions. cuBLAS gets no arrays with shapes, only addresses, and has to trust these numbers.
 #
 # ## The wrong way
 #
@@ -69,29 +71,21 @@ show_source(gemm_column_major)
 # leading dimension. First with square matrices.
 
 # %%
-import textwrap
-
-import numpy as np
-
-from labkit import cuda
-from labkit.kernels.libraries.blas import OP_N, BlasError, gemm
-from labkit.kernels.op import uniform
-
 rng = np.random.default_rng(0)
 a, b = uniform(rng, 4, 4), uniform(rng, 4, 4)
 d_a, d_b, d_out = cuda.to_device(a), cuda.to_device(b), cuda.device_array((4, 4), np.float32)
 
 gemm(OP_N, OP_N, 4, 4, 4, 1.0, d_a, 4, d_b, 4, 0.0, d_out, 4)
 out = d_out.copy_to_host()
-print("out is a @ b:", np.allclose(out, a @ b, atol=1e-5))
-print("out is b @ a:", np.allclose(out, b @ a, atol=1e-5))
+print("out is a @ b:", np.allclose(out, a @ b, atol=1e-5), "  out is b @ a:", np.allclose(out, b @ a, atol=1e-5))
 
 # %% [markdown]
-# The product came out, of the wrong pair. cuBLAS saw $A^T$ and $B^T$ and computed $A^T B^T$, which is $(BA)^T$. It
-# wrote that column by column, and we read it row by row: $BA$. No error, no warning, plausible numbers of plausible
-# size. With matrices that commute, such as a matrix and the identity, or a matrix and itself, a test would even pass.
+# It is the product in the wrong order. cuBLAS saw $A^T$ and $B^T$ and computed $A^T B^T$, which is $(BA)^T$. It wrote
+# that column by column, and we read it row by row: $BA$. No error, no warning, plausible numbers of plausible size. If
+# the two matrices commute, for example if one is the identity, a test even passes.
 #
-# With matrices that are not square the same call has no meaning.
+# With matrices that are not square the same call has no meaning. The tempting repair is to change the leading
+# dimensions until the call is accepted.
 
 # %%
 a, b = uniform(rng, 5, 3), uniform(rng, 3, 4)
@@ -101,24 +95,19 @@ try:
     gemm(OP_N, OP_N, 5, 4, 3, 1.0, d_a, 3, d_b, 4, 0.0, d_out, 4)
 except BlasError as error:
     print(textwrap.fill(str(error), 90))
-
-# %% [markdown]
-# The tempting repair is to change the leading dimensions until the call is accepted.
-
-# %%
 gemm(OP_N, OP_N, 5, 4, 3, 1.0, d_a, 5, d_b, 3, 0.0, d_out, 5)
 right = np.isclose(d_out.copy_to_host(), a @ b, atol=1e-5).sum()
-print(f"accepted; {right} of 20 elements are right")
+print(f"with 5, 3 and 5 accepted; {right} of 20 elements are right")
 
 # %% [markdown]
-# Every argument is valid, and so cuBLAS reads the 15 numbers of `a` as three columns of five that were never stored.
+# Every argument is valid, so cuBLAS reads the 15 numbers of `a` as three columns of five that were never stored.
 #
 # ## The trick
 #
-# The way out takes four steps, and each is short.
+# The way out takes four short steps.
 #
-# 1. cuBLAS writes columns. We shall read what it writes as rows. So let it compute the transpose of what we want:
-#    $\text{out}^T$, of N × M.
+# 1. cuBLAS writes columns, and we read what it writes as rows. So let it compute the transpose of what we want:
+#    $\text{out}^T$, which is N × M.
 # 2. $\text{out}^T = (AB)^T = B^T A^T$. The order of the two is reversed.
 # 3. In the memory of `b`, cuBLAS sees $B^T$ already: N × K, columns of length N. In the memory of `a` it sees $A^T$: K
 #    × M, columns of length K. Nothing has to be transposed.
@@ -126,40 +115,31 @@ print(f"accepted; {right} of 20 elements are right")
 #    the lengths of the rows of `b`, `a` and `out`.
 
 # %%
-show_source(blas.matmul)
-
-# %%
-for M, N, K in ((5, 4, 3), (1, 1, 1), (1, 33, 17), (37, 23, 19), (64, 1, 100)):
+for M, N, K in ((5, 4, 3), (1, 33, 17), (37, 23, 19), (64, 1, 100)):
     a, b = uniform(rng, M, K), uniform(rng, K, N)
     d_out = cuda.to_device(np.full((M, N), np.nan, np.float32))
     blas.matmul(cuda.to_device(a), cuda.to_device(b), d_out)
     error = np.abs(d_out.copy_to_host() - a.astype(np.float64) @ b).max()
     print(f"{M:3} x {K:3} times {K:3} x {N:3}: largest error {error:.1e}")
+show_source(blas.matmul)
 
 # %% [markdown]
 # ## A layer's weights
 #
 # A layer of a language model keeps its weights as (outputs, inputs) and computes `x @ w.T`. Llama 3.2 1B has a
 # projection of (512, 2048), and a prompt of five tokens is a matrix `x` of (5, 2048). The result is (5, 512). Which
-# flags, which numbers? Try it on paper before you read on: what do you want cuBLAS to compute, and what does it see?
+# flags and which numbers does the call need? Try it on paper before you read on.
 #
-# We want $\text{out}^T = (X W^T)^T = W X^T$. In the memory of `w` it sees $W^T$, the wrong way round: that one needs
+# We want $\text{out}^T = (X W^T)^T = W X^T$. In the memory of `w` cuBLAS sees $W^T$, which has to be transposed:
 # `OP_T`. In the memory of `x` it sees $X^T$, as wanted: `OP_N`. Both have rows of length K, and that is their leading
-# dimension, whatever the flag says. A flag says how to use a matrix; the leading dimension says how it lies in memory.
-
-# %%
-show_source(blas.linear)
-
-# %% [markdown]
+# dimension, whatever the flag is. A flag says how to use a matrix; the leading dimension says how it lies in memory.
+#
 # Such models store their weights in *bfloat16*: the upper half of a float32, with 8 bits for the exponent and 7 for the
-# fraction. NumPy does not have it, so we keep the bits in uint16 and tell cuBLAS what they are. That is `cublasGemmEx`,
-# which takes a type for each matrix and one for the accumulators. The accumulators are float32; a sum of 2,048 products
-# that is rounded to 8 bits at each step would be worth little.
+# fraction. NumPy does not have it, so we keep the bits in uint16 and call `cublasGemmEx`, which takes a type for each
+# matrix and one for the accumulators. The accumulators are float32; a sum of 2,048 products that is rounded to 8 bits
+# at each step would be worth little.
 
 # %%
-from labkit import measure
-from labkit.measure.series import libraries as series
-
 here = series.projection()
 print(f"({here['M']}, {here['K']}) x ({here['N']}, {here['K']})^T in bfloat16, {here['source']}")
 print(f"relative error {here['relative_error']:.4f}, and half a step of bfloat16 is {2**-9:.4f}")
@@ -167,88 +147,60 @@ print(f"relative error {here['relative_error']:.4f}, and half a step of bfloat16
 h200 = measure.recorded_series("bf16_projection", gpu="NVIDIA H200")
 print(f"recorded on {h200['where']}, {h200['source']}: relative error {h200['relative_error']:.4f}")
 print(f"{h200['torch_equal']:.1%} of the elements are equal to PyTorch's bit for bit")
+show_source(blas.linear)
 
 # %% [markdown]
-# The relative error is that of rounding the result once, to bfloat16. The 2,048 products under it do not show.
+# The relative error is that of rounding the result once, to bfloat16. The errors of the 2,048 products behind each
+# element are too small to show.
 #
 # ## The status
 #
-# A function of cuBLAS returns a number. 0 is success; 7 is `CUBLAS_STATUS_INVALID_VALUE`. In C that is all that
-# happens: nothing stops, nothing is printed by your program, and `out` still holds what it held. Here is the refused
-# call once more, as C sees it.
+# A function of cuBLAS returns a number. 0 is success; 7 is `CUBLAS_STATUS_INVALID_VALUE`. In C nothing else happens:
+# the program goes on, and `out` still holds what it held. Here is the refused call again, as a C program would see it,
+# and after it a call that asks for more columns than there are.
 
 # %%
-a, b = uniform(rng, 5, 3), uniform(rng, 3, 4)
-d_a, d_b, d_out = cuda.to_device(a), cuda.to_device(b), cuda.to_device(np.full((5, 4), -1.0, np.float32))
-
+d_out = cuda.to_device(np.full((5, 4), -1.0, np.float32))
 status = blas.sgemm_status(OP_N, OP_N, 5, 4, 3, 1.0, d_a, 3, d_b, 4, 0.0, d_out, 4)
 print("status", status, "  out", d_out.copy_to_host()[0])
-
-# %% [markdown]
-# A program that does not look goes on with old numbers. That is why C code wraps each call in a macro that looks at the
-# status, and why CuPy raises `CUBLASError` wherever it is not 0. labkit's wrapper turns that into a `BlasError` and
-# adds which argument was wrong, since the status alone does not say.
-
-# %%
-show_source(blas._checked)
-
-# %% [markdown]
-# The status covers what can be seen from the numbers. It cannot cover the square case above, where every number was
-# right and the order was not. Nor can it cover an address: ask for more columns than there are, and cuBLAS reads
-# whatever lies behind. labkit's arrays know their sizes, so here the call is stopped before it leaves.
-
-# %%
 try:
     gemm(OP_N, OP_N, 4, 6, 3, 1.0, d_b, 4, d_a, 3, 0.0, d_out, 4)
 except IndexError as error:
     print(textwrap.fill(f"IndexError: {error}", 90))
 
 # %% [markdown]
+# A program that ignores the status goes on with old numbers. So C code wraps each call in a macro that checks it, and
+# CuPy raises `CUBLASError`. labkit turns that into a `BlasError` that names the wrong argument, which the status does
+# not.
+#
+# The status covers what can be seen from the numbers. It cannot cover the square case above, where every number was
+# right and the order was not. Nor can it cover the size of the memory: cuBLAS would read whatever lies behind it.
+# labkit's arrays know their sizes, so labkit stops such a call before it reaches cuBLAS.
+
+# %% [markdown]
 # ## Half the bits
 #
 # A float16 has 11 significant bits, so a number is off by at most 1 in 2,048, or 0.00049 of its value; on average by
-# less than half of that. Each product has two rounded factors, and the result is rounded once more. Write down: what
-# relative error of a product of 4,096 × 4,096 do you expect? Does it grow with the length of the dot products? And how
-# much faster will it be on tensor cores?
+# less than half of that. Each product has two rounded factors, and the result is rounded once more. Write down: which
+# relative error do you expect of a product of two matrices of 4,096 × 4,096? Does it grow with the length of the dot
+# products? And how much faster than float32 will it be on tensor cores?
 
 # %%
-from labkit import device
-
-here = series.products()
 h200 = measure.recorded_series("library_products", gpu="NVIDIA H200")
-
-
-def print_products(found):
+for found in (series.products(), h200):
     print(f"{found['where']}, M = N = K = {found['size']:,}")
     for row in found["rows"]:
-        rate = "" if row["tflops"] is None else f"{row['tflops']:8.1f} TFLOP/s"
-        print(f"  {row['name']:30} {row['ms']:9.3f} ms {rate:18} relative error {row['relative_error']:.1e}")
-
-
-print_products(here)
-if not device.on_gpu():
-    print_products(h200)
-
-# %%
-def row_of(name):
-    return next(row for row in h200["rows"] if name in row["name"])
-
-
-single, half, converted = row_of("SGEMM"), row_of("GEMM f16, sums f32"), row_of("conversions")
-print(f"float16 against float32 on {h200['where']}: {single['ms'] / half['ms']:.1f} times as fast")
-print(f"with the conversions there and back: {single['ms'] / converted['ms']:.1f} times")
-worse = row_of("sums f16")["relative_error"] / half["relative_error"]
-gain = half["ms"] / row_of("sums f16")["ms"] - 1
-print(f"sums in float16 cost a factor of {worse:.1f} in accuracy and save {gain:.0%} of the time")
+        speed = row["tflops"] and f"{row['tflops']:.1f} TFLOP/s, {found['rows'][0]['ms'] / row['ms']:4.1f} x SGEMM's"
+        print(f"  {row['name']:30}{row['ms']:8.3f} ms {speed or '':>36}   relative error {row['relative_error']:.1e}")
 
 # %% [markdown]
-# The error of float16 with accumulators in float32 is near 0.0004, here with short dot products as there with long
-# ones. The roundings of the factors are independent, so their sum grows like the result itself, and the relative error
-# stays. bfloat16 has three bits less, so its error is eight times as large. What does grow with the length are the
-# roundings of the accumulators: that is the row with sums in float16.
+# The error of float16 with accumulators in float32 is near 0.0004, for short dot products and for long ones. The
+# roundings of the factors are independent, so their sum grows like the result itself, and the relative error stays.
+# bfloat16 has three bits less, so its error is eight times as large. What does grow with the length is the error of the
+# accumulators: float16 accumulators save next to no time here, and make the result several times less accurate.
 #
-# The conversion is a kernel like that of lesson 01, and it is bound by memory. For a product of this size it pays off.
-# For a product of a few rows it would not: convert weights once, and keep them.
+# The conversion is a kernel like that of lesson 01, bound by memory. It pays off for a product of this size, and would
+# not for a product of a few rows. Convert weights once, and keep them.
 #
 # ## Softmax from library calls
 #
@@ -258,36 +210,24 @@ print(f"sums in float16 cost a factor of {worse:.1f} in accuracy and save {gain:
 #
 # Mathematically m cancels. Numerically it keeps $e^x$ in range: in float32, exp of 89 is infinite. Lesson 12 writes a
 # kernel for this. Here is an idea that looks economical: let the library do the reductions, and write only the two
-# steps between. BLAS has `asum`, the sum of absolute values, and the exponentials are positive. And it has `isamax`,
-# which says where the largest element is.
-
-# %%
-from labkit.kernels.libraries.blas_softmax import softmax_by_isamax
-
-show_source(softmax_by_isamax)
-
-# %% [markdown]
-# Mind the `index - 1`. Fortran counts from 1, and so does isamax.
+# steps between. BLAS has `asum`, the sum of absolute values, which for exponentials is their sum. And it has `isamax`,
+# the index of the largest element. Fortran counts from 1, and so does `isamax`: mind the `index - 1`.
 
 # %%
 x = cuda.to_device(np.array([1, -7, 3], np.float32))
-blas.isamax(3, x), blas.asum(3, x)
+print("of [1, -7, 3]: isamax", blas.isamax(3, x), "  asum", blas.asum(3, x))
+show_source(softmax_by_isamax)
 
 # %% [markdown]
-# Element number 2 is −7. Keep that in mind.
+# Element number 2 is −7, and the sum is 11. Remember both.
 #
-# The test of the notebook that this course follows fills 128 × 128 numbers from −10 to 10, compares each element with a
-# CPU's within 1e-5, and prints the sum of the first row. Its output was: results match, sum of the first row 1.000000.
-# The same test here, for three forms of which the second and third come below:
+# The notebook that this course follows tests its softmax with 128 × 128 numbers from −10 to 10: it compares each
+# element with a CPU's within 1e-5, and prints the sum of the first row. Its output was: results match, sum of the first
+# row 1.000000. Here is the same test for three forms; the second and the third come below.
 
 # %%
-from labkit.kernels.libraries import blas_softmax
-
-check = series.softmax_check()
-for row in check["found"]:
-    print(f"{row['name']:20} largest difference {row['max_difference']:.1e}", end="   ")
-    print(f"sum of the first row {row['first_row_sum']:.6f}")
-print(f"({check['rows']} x {check['cols']}, {check['source']})")
+for row in series.softmax_check()["found"]:
+    print(f"{row['name']:20} difference {row['max_difference']:.1e}   row 0 adds up to {row['first_row_sum']:.6f}")
 
 # %% [markdown]
 # All three match. Now a row that the test does not have: −200 and 100. Before you run it, go through the code above
@@ -301,29 +241,20 @@ with np.errstate(over="ignore", invalid="ignore"):
 print(out.copy_to_host())
 
 # %% [markdown]
-# isamax looks at absolute values, so −200 is its largest. 100 minus −200 is 300, exp of 300 is infinite in float32, and
-# infinity divided by infinity is not a number. The true answer is 0 and 1.
+# `isamax` compares absolute values, so it finds −200. 100 minus −200 is 300, exp of 300 is infinite in float32, and
+# infinity divided by infinity is not a number. The right answer is 0 and 1.
 #
-# The test could not see it. With numbers from −10 to 10 the wrong maximum is wrong by at most 20, and exp of 20 is a
-# number like any other. The m cancels, as it does on paper. A test finds what its inputs contain.
+# The test could not find this. With numbers from −10 to 10 the wrong maximum is wrong by at most 20, exp of 20 is a
+# number like any other, and m cancels, as it does on paper. A test finds what its inputs contain. (Even there it costs
+# accuracy: $x - m$ is rounded, more coarsely the further m is from x. Compare the differences in the table above.)
 #
-# It does cost something even there. $x - m$ is rounded, and the further m is from x, the coarser: an error of the
-# exponent is a relative error of the result. In the table above, compare the differences of the first form and the
-# other two.
-#
-# BLAS has no maximum. So the second form takes a reduction kernel for it, which lesson 12 builds, and one launch finds
-# the maxima of all rows.
+# BLAS has no maximum. So the second form finds the maxima of all rows with one launch of a reduction kernel, which
+# lesson 12 builds.
 
 # %%
-from labkit.kernels.libraries.blas_softmax import softmax_by_row_max, softmax_on_device
-
 for softmax in (softmax_by_row_max, softmax_on_device):
     softmax(row, out)
     print(f"{softmax.__name__:20} {out.copy_to_host()}")
-
-# %%
-from labkit import agree
-
 agree(blas_softmax.BLAS_SOFTMAX, sizes=({"R": 3, "C": 5}, {"R": 9, "C": 32}, {"R": 7, "C": 1000}))
 
 # %% [markdown]
@@ -337,25 +268,16 @@ agree(blas_softmax.BLAS_SOFTMAX, sizes=({"R": 3, "C": 5}, {"R": 9, "C": 32}, {"R
 show_source(softmax_on_device)
 
 # %% [markdown]
-# Predict the curve of time against the number of rows: for the loops, and for one kernel that takes all rows in a
-# launch (`softmax_warp` of lesson 12, a warp for each row). From where on does each grow?
+# Predict the time as the number of rows grows, for the loops and for one kernel that takes all rows in a single launch
+# (`softmax_warp` of lesson 12, a warp for each row). From where on does each grow?
 
 # %%
-found = series.softmax_rows()
-pictures.over_rows(found)
-
-# %%
-def last(recorded, name):
-    return next(line for line in recorded["lines"] if line["name"] == name)["ms"][-1]
-
-
 h200 = measure.recorded_series("softmax_rows", gpu="NVIDIA H200")
-rows = h200["rows"][-1]
+rows, ms = h200["rows"][-1], {line["name"]: line["ms"][-1] for line in h200["lines"]}
 for name in ("softmax_by_isamax", "softmax_by_row_max", "softmax_on_device", "softmax_warp"):
-    ms = last(h200, name)
-    print(f"{name:20} {ms:9.3f} ms for {rows:,} rows of {h200['cols']:,}: {1000 * ms / rows:8.2f} us a row")
-print(f"measured on {h200['where']}; one launch is worth a factor of "
-      f"{last(h200, 'softmax_on_device') / last(h200, 'softmax_warp'):,.0f} over the best loop")
+    print(f"{name:20} {ms[name]:9.3f} ms for {rows:,} rows of {h200['cols']:,}: {1000 * ms[name] / rows:8.2f} us a row")
+print(f"{h200['where']}; the best loop takes {ms['softmax_on_device'] / ms['softmax_warp']:,.0f} times one launch")
+pictures.over_rows(series.softmax_rows())
 
 # %% [markdown]
 # The loops grow from the second row on, in a straight line: twice the rows, twice the time. On the H200 one launch
@@ -363,25 +285,21 @@ print(f"measured on {h200['where']}; one launch is worth a factor of "
 # calls: on Python, the launches, and in two of the three on waiting for a number. Leaving the numbers on the device
 # removes the waiting, but not the launches.
 #
-# The notebook with the idea said that a loop over rows might become a bottleneck for large batches. It is one from the
-# second row on. The library's reductions are good, but they take one vector at a time, and a softmax needs one for each
-# row. A library is fast at the job it was written for; the shape of the call decides whether yours is that job.
+# The library's reductions are good, but they take one vector at a time, and a softmax needs one for each row. A library
+# is fast at the job it was written for; the shape of the call decides whether yours is that job.
 #
 # ## What was implemented
 #
-# - a model of cuBLAS's memory in NumPy, with the refusals of the real one
+# - a model of cuBLAS in NumPy, with its memory and its refusals, and a wrapper that names the wrong argument
 # - row-major products and `x @ w.T` through cuBLAS in float32, float16 and bfloat16, and strided batches
-# - a wrapper that turns a status into an exception and names the argument
 # - softmax from BLAS reductions, in the form that breaks and in two that do not
 #
 # ## What I learned
 #
 # - I no longer remember which operand goes first. I remember that cuBLAS sees transposes, and derive it in four steps.
-# - A flag says how to use a matrix, a leading dimension how it lies in memory. All of my errors came from mixing up the
-#   two.
+# - A flag says how to use a matrix, a leading dimension how it lies in memory. All my errors came from mixing them up.
 # - The worst mistake is a call that the library accepts. Square test matrices hide it; 37 × 23 × 19 does not.
-# - isamax is not a maximum. The name says so, and I read over it.
-# - A test with numbers from −10 to 10 says nothing about −200.
+# - `isamax` is not a maximum, and a test with numbers from −10 to 10 says nothing about −200.
 #
 # ## Resources
 #
@@ -389,7 +307,6 @@ print(f"measured on {h200['where']}; one launch is worth a factor of "
 # - [cuBLAS: cublas<t>gemm](https://docs.nvidia.com/cuda/cublas/index.html#cublas-t-gemm)
 # - [Lawson, Hanson, Kincaid, Krogh: Basic Linear Algebra Subprograms for Fortran Usage
 #   (1979)](https://doi.org/10.1145/355841.355847)
-# - [CuPy: Interoperability](https://docs.cupy.dev/en/stable/user_guide/interoperability.html)
 #
 # ## Try it
 #
@@ -399,5 +316,4 @@ print(f"measured on {h200['where']}; one launch is worth a factor of "
 #   does it compute when all three are equal?
 # - Find by trial the smallest x for which a row [−x, x] breaks `softmax_by_isamax`. Then explain the number.
 #
-# Next: **other ways to write a kernel**. The same jobs in Triton and cuTile, and what each language takes off your
-# hands.
+# Next: **other ways to write a kernel**, Triton and cuTile, and what each of them does for you.

@@ -13,8 +13,8 @@
 #
 # The engine of the last lesson is a Python object. To be useful to others it needs an address, and a protocol that
 # their programs already speak. For language models that is OpenAI's HTTP API: a client sends JSON, and the answer comes
-# as a whole or, token by token, as a stream of events. The server around the engine computes nothing. It decides what
-# is accepted, who waits, and what happens when a client disappears.
+# as a whole or, token by token, as a stream of events. The server around the engine decides what is accepted, who
+# waits, and what happens when a client disappears.
 #
 # ## Prediction
 #
@@ -24,19 +24,26 @@
 #
 # ## A call
 #
-# The next cell starts `labkit serve` as a process of its own and talks to it over HTTP, as any client would. (That
-# needs the packages of the extra `serve`: `pip install -e '.[serve]'`.) A client sends a list of messages, but the
-# model reads tokens. Its chat template turns the messages into one text with marks that say who speaks, and the
-# tokenizer turns the text into ids. The cell first does that without the server.
+# The next cell starts `labkit serve` as a process of its own (that needs `pip install -e '.[serve]'`) and talks to it
+# over HTTP, as any client would. A client sends a list of messages, but the model reads tokens. Its chat template turns
+# the messages into one text with marks that say who speaks, and the tokenizer turns the text into ids: the first line.
 
 # %%
 import contextlib
 import json
 import time
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from importlib.util import find_spec
+from itertools import islice
 
+import numpy as np
+
+from labkit import agree, measure
 from labkit.engine import LLM, SamplingParams
+from labkit.engine.simulation import ChoosingScheduler, StepCost, Work, serve_trace
+from labkit.kernels.sampling import SAMPLE
+from labkit.measure.plots import queues, serve
 from labkit.measure.serving import server
 
 llm = LLM("tiny-llama", num_pages=64, max_num_seqs=8)
@@ -65,33 +72,27 @@ if http:
     began, events = time.perf_counter(), []
     with http.stream("POST", "/v1/chat/completions", json={**question, "stream": True}) as answer:
         for line in filter(None, answer.iter_lines()):
-            shown = line.partition('"choices"')
-            shown = "data: {... " + "".join(shown[1:]) if shown[1] else line
+            shown = line if "choices" not in line else "data: {... " + line[line.index('"choices"'):]
             events.append(f"{1e3 * (time.perf_counter() - began):5.0f} ms  {shown[:105]}")
     print(*events[:3], "...", *events[-2:], f"{len(events)} events", sep="\n")
 
 # %% [markdown]
-# The first event names the speaker, and the last one is not JSON. Each event between them carries the text that is
-# new, which need not be a token: a character of several bytes waits until it is whole, text that might become a stop
-# string is held back, and a client that reads slowly gets several tokens at once. The server waits for no reader, or
-# the slowest connection would set the pace for all.
+# The first event names the speaker, and the last one is not JSON. Each event between them carries the text that is new,
+# which need not be a token: a character of several bytes waits until it is whole, text that might become a stop string
+# is held back, and a client that reads slowly gets several tokens at once. The server never waits for a reader.
 #
 # ## One thread owns the engine
 #
 # A server has hundreds of connections, and the engine is not made for hundreds of callers. So one thread owns it and
-# runs one step after another. HTTP is the business of an *event loop* in another thread, which never computes and
-# never waits for a step: it puts requests into the engine thread's inbox and gets outputs back. Anything else that is
-# wanted of the engine, such as dropping a request whose client has gone, goes through the inbox too and is done
-# between two steps. So the engine needs no locks.
+# runs one step after another. An *event loop* in another thread handles HTTP. It never computes and never waits for a
+# step: it puts requests into the engine thread's inbox and gets outputs back. A request to drop a sequence, because its
+# client has gone, goes through the inbox too. The engine needs no locks.
 #
 # The requests below arrive at the same moment, three of them to be sampled with a seed. On the CPU device their answers
-# must be those of an engine in this process that serves them one by one. (Lesson 35 says why the bits may differ on a
+# must be those of an engine in this process that serves them one by one. (Lesson 36 says why the bits may differ on a
 # GPU.) The kernel that samples is compared with NumPy, as always.
 
 # %%
-from labkit import agree
-from labkit.kernels.sampling import SAMPLE
-
 fields = [{"prompt": prompt, "temperature": temperature, "seed": 7, "max_tokens": 16} for prompt, temperature in (
     ("A hacker is", 0.0), ("kludge:", 0.8), ("The first computer bug", 0.8), ("kludge:", 0.8))]
 if http:
@@ -106,7 +107,8 @@ agree(SAMPLE, ["sample_split"], sizes=({"R": 4, "V": 40},))
 # %% [markdown]
 # ## Refused, or gone
 #
-# Much of a server is about requests that cannot be served. Which of these should a client send again later?
+# Much of a server is about requests that cannot be served. Which of these three should a client send again later? A
+# fourth client goes away in the middle of its answer. Its sequence holds pages: what becomes of them?
 
 # %%
 wrong = [("a temperature below 0", {**question, "temperature": -1}), ("another model", {**question, "model": "gpt-9"}),
@@ -115,48 +117,31 @@ for what, body in wrong if http else ():
     answer = http.post("/v1/chat/completions", json=body)
     print(f"{what:34}{answer.status_code}  {answer.json()['error']['message'][:90]}")
 
-# %% [markdown]
-# None of them: waiting does not help, and that is what 400 and 404 mean. A 429 says that too many are waiting, a 503
-# that the server is about to stop. Both name a time after which to try again, and most clients do so by themselves.
-# Why refuse a request that could just as well wait? The section on queues has the answer.
-#
-# Next, a client that goes away in the middle of its answer. Its sequence has a seat, and pages:
-
-# %%
-def gauges():
-    found = server.metrics(here.url)
-    return {name: server.value(found, name) for name in ("labkit_running", "labkit_kv_pages_held")}
-
-
 if http:
     with http.stream("POST", "/v1/chat/completions", json={**question, "stream": True, "max_tokens": 200}) as answer:
-        next(answer.iter_lines())
-        print("while it streams: ", gauges())
+        list(islice(answer.iter_lines(), 3))  # up to the first token
+        print("pages held while it streams:", server.value(server.metrics(here.url), "labkit_kv_pages_held"))
     time.sleep(0.5)
-    print("after it has gone:", gauges())
+    print("and after it has gone:      ", server.value(server.metrics(here.url), "labkit_kv_pages_held"))
 processes.close()  # the server lets running requests end, and stops
 
 # %% [markdown]
-# When the connection closes, the server cancels the request, and its pages are free before the next step. `/metrics`,
-# which the cell reads, has many such numbers in Prometheus's format, for whoever operates the server.
+# None of the three: waiting does not help, and that is what 400 and 404 mean. A 429 says that too many are waiting, a
+# 503 that the server is about to stop. Both name a time after which to try again. Why refuse a request that could just
+# as well wait? The section on queues has the answer. When a connection closes, the server cancels the request, and its
+# pages are free before the next step. `/metrics`, which the cell reads, has many such numbers for the operator.
 #
 # ## What a step costs
 #
-# The rest of this lesson is about time, and a tiny model on a CPU says nothing about that. But a scheduler runs without
-# a model, as lesson 35 showed, and if we know how long each step takes, the simulator knows when each token comes. A
-# step of Llama 3.2 1B reads all weights once; for many rows arithmetic takes longer than that; and it reads keys and
-# values:
+# The rest of this lesson is about time, and a tiny model on a CPU says nothing about that. But the scheduler runs
+# without a model, as lesson 35 showed. A step of Llama 3.2 1B reads all weights once, or computes, which for many rows
+# takes longer; and it reads keys and values. If we know how long each step takes, we know when each token comes:
 #
 # $$t = \max(t_\text{weights},\; \text{rows} \cdot t_\text{row}) + \text{tokens in the cache} \cdot t_\text{cached}$$
 #
-# Three numbers, fitted to what was recorded on the H200. How well will three numbers do?
+# The three times on the right are fitted to what was recorded on the H200. How well will three numbers do?
 
 # %%
-import numpy as np
-
-from labkit import measure
-from labkit.engine.simulation import ChoosingScheduler, StepCost, Work, serve_trace
-
 decode, prefill, runs = (measure.recorded_series(name, gpu="NVIDIA H200")
                          for name in ("llama_decode", "llama_prefill", "engine"))
 cost = StepCost.fitted(decode, prefill)
@@ -174,23 +159,17 @@ print(f"\n{runs['requests']} requests at once: recorded {larger['steps']:,} step
       f"{larger['tokens_per_second']:,.0f} tokens/s; simulated {again.steps:,}, {again.tokens_per_second:,.0f}")
 
 # %% [markdown]
-# The simulated engine takes as many steps as the real one: it is the same scheduler with the same requests. Its steps
-# are shorter, because the model leaves out the host. That is good enough to compare schedules. From here on all times
-# are computed, not measured.
+# The simulated engine takes as many steps as the real one, as it is the same scheduler. Its steps are shorter, because
+# the model leaves out the host. That is good enough to compare schedules. Up to the load test, all times are computed.
 #
 # ## How large may a step be?
 #
-# Users see the *time to first token* (TTFT) and the *inter-token latency* (ITL), the time between two tokens;
-# operators also look at the *throughput*. The token budget of a step touches all three. In the traffic below most
-# prompts are short, but one in ten has several thousand tokens: a document, say, and a question about it. Which of
-# the curves go up with the budget, which go down, and which stay?
+# Users see the *time to first token* (TTFT) and the *inter-token latency* (ITL), the time between two tokens; operators
+# also look at the *throughput*. The token budget of a step affects all three. In the traffic below most prompts are
+# short, but one in ten has several thousand tokens: a document, say, and a question about it. Which of the curves go up
+# with the budget, which go down, and which stay?
 
 # %%
-from functools import partial
-
-from labkit.measure.plots import queues as pictures
-
-
 def traffic(rate, count=300, seed=0):
     """Requests at random moments, `rate` of them in a second on average."""
     rng = np.random.default_rng(seed)
@@ -202,7 +181,7 @@ def traffic(rate, count=300, seed=0):
 budgets = [128, 256, 512, 1024, 2048, 4096, 8192]
 found = [serve_trace(traffic(100), cost, max_num_seqs=32, max_num_batched_tokens=budget) for budget in budgets]
 print("tokens per second:", *(f"{one.tokens_per_second:,.0f}" for one in found))
-pictures.curves(budgets, {
+queues.curves(budgets, {
     "time to first token, ms": {f"p{p}": [np.percentile(one.first_ms, p) for one in found] for p in (50, 99)},
     "between two tokens, ms": {f"p{p}": [np.percentile(one.gaps_ms, p) for one in found] for p in (50, 99)}},
     "The token budget of a step", "tokens of a step, at most", doubling=True)
@@ -210,16 +189,15 @@ pictures.curves(budgets, {
 # %% [markdown]
 # With the smallest budget each step reads all weights for few rows, and prompts wait for their turn. Beyond a few
 # hundred tokens the time to first token gains nothing more, while the slowest gaps between tokens grow with the budget:
-# every reader waits while a long prompt is computed. (The median gap stays, since most steps have no prompt in them.)
-# The throughput is nearly the same, because the server can only write what it is asked for. So throughput says nothing
-# about a server that is not saturated.
+# every reader waits while a long prompt is computed. The throughput stays: the server can only write what it is asked
+# for, so throughput says nothing about a server that is not saturated.
 #
 # ## Who is next?
 #
-# Our scheduler admits requests in the order of their arrival: FIFO. Below are 300 requests that at times arrive
-# faster than they can be served. *Shortest first* admits the request with the shortest prompt. The third policy looks
-# at the prompt too, but a request moves ahead while it waits: a prompt that is a thousand tokens shorter is worth
-# twenty milliseconds of waiting. Which dots will move up, and which down?
+# Our scheduler admits requests in the order of their arrival: FIFO. Below are 300 requests that at times arrive faster
+# than they can be served. *Shortest first* admits the request with the shortest prompt. In the third policy a request
+# also moves ahead while it waits: a prompt that is a thousand tokens shorter is worth twenty milliseconds of waiting.
+# Which dots will move up, and which down?
 
 # %%
 policies = {"FIFO": lambda prompts, waited: 0, "Shortest first": lambda prompts, waited: prompts.argmin(),
@@ -227,29 +205,24 @@ policies = {"FIFO": lambda prompts, waited: 0, "Shortest first": lambda prompts,
 work = traffic(220)
 served = {name: serve_trace(work, cost, partial(ChoosingScheduler, choose=choose), max_num_seqs=32,
                             max_num_batched_tokens=512) for name, choose in policies.items()}
-pictures.waits({name: ([one.arrival for one in work], each.first_ms, [one.prompt > 1000 for one in work])
+queues.waits({name: ([one.arrival for one in work], each.first_ms, [one.prompt > 1000 for one in work])
                 for name, each in served.items()})
 
 # %% [markdown]
-# Letting short prompts pass lowers the mean a lot, with the same requests served in about the same total time. But a
-# long one waits as long as shorter ones keep coming. That is *starvation*. With *aging* every request comes first in
-# the end; the price is a weight that has to be chosen. In the exercises you write a policy of your own.
+# Letting short prompts pass lowers the mean a lot, in about the same total time. But a long one waits as long as
+# shorter ones keep coming. That is *starvation*. With *aging* every request comes first in the end; the price is a
+# weight that has to be chosen.
 #
 # ## Why latency explodes
 #
 # First a law that needs hardly any assumptions. Let λ be the rate at which requests arrive, W the mean time that one
-# stays, and L the mean number of those inside. Then L = λW. This is *Little's law*. It holds for a whole server and
-# for its queue alone, with every policy. (It also says how many bytes a GPU must have in flight: bandwidth times
-# latency, as in lesson 02.)
+# stays, and L the mean number of those inside. Then L = λW. This is *Little's law*, which lesson 02 used for bytes in
+# flight. It holds for a whole server and for its queue alone, with every policy.
 #
 # How long they stay depends on chance: arrivals come in clusters, and time in which a server is idle is lost. In the
 # simplest case, a single server with exponentially distributed times between arrivals and service times with the mean
-# S, the mean stay is
-#
-# $$W = \frac{S}{1 - \rho}$$
-#
-# where ρ is the load, the part of the time in which the server works. At 50% W is 2 S and at 90% it is 10 S: the 100 ms
-# of the prediction become 500. Here is the formula beside chance itself:
+# S, the mean stay is $W = S / (1 - \rho)$, where ρ is the load, the part of the time in which the server works. At 50%
+# W is 2 S and at 90% it is 10 S: the 100 ms of the prediction become 500. Here is the formula beside chance itself:
 
 # %%
 rng = np.random.default_rng(0)
@@ -261,43 +234,37 @@ for load in (0.5, 0.75, 0.9, 0.95):
     print(f"{load:6.0%}{1 / (1 - load):17.1f}{waiting.mean() + 1:19.1f}")
 
 # %% [markdown]
-# An engine is more than that: it has many seats, and its steps get longer with the load. Does its latency explode as
-# well? Draw the curves before you run the cell. At a load of 1, requests arrive as fast as the engine handles them when
-# all are there at once.
+# An engine has many seats, and its steps get longer with the load. Does its latency explode as well? Draw the curves
+# before you run the cell. At a load of 1, requests arrive as fast as the engine handles them when all are there at
+# once.
 
 # %%
 engine = partial(serve_trace, cost=cost, max_num_seqs=16, max_num_batched_tokens=512)
 capacity, loads = 600e3 / engine(traffic(1e6, 600)).total_ms, [0.3, 0.5, 0.7, 0.8, 0.9, 1.0, 1.1]
 found = [engine(traffic(load * capacity, 600)) for load in loads]
-pictures.curves(loads, {
+queues.curves(loads, {
     "time to first token, ms": {f"p{p}": [np.percentile(one.first_ms, p) for one in found] for p in (50, 99)},
     "between two tokens, ms": {f"p{p}": [np.percentile(one.gaps_ms, p) for one in found] for p in (50, 99)},
     "requests inside": {"λW": [600 / one.total_ms * one.ends_ms.mean() for one in found]}},
     "Latency over load", f"load; 1 is {capacity:.0f} requests a second", mark=1.0)
 
 # %% [markdown]
-# Between two tokens hardly anything changes, since the seats limit what is in a step. The queue bears it all: for a
-# long time nothing happens, and then, in the last fifth of the capacity, everything does. Beyond a load of 1 there is
-# no mean any more. The queue grows as long as the load lasts.
+# Between two tokens hardly anything changes, since the seats limit what is in a step. It is the queue that grows: for a
+# long time not at all, and then, in the last fifth of the capacity, fast. Beyond a load of 1 there is no mean any more.
 #
 # That is why a server refuses. Someone whose request has waited for a minute gives up and asks again, and the server
-# computes answers that no one reads. With a bound on the queue those inside are served in time, and the others learn at
-# once that they should come back.
+# computes answers that no one reads. With a bound on the queue those inside are served in time, and the others know.
 #
 # ## The load test
 #
 # How is a real server measured? In a *closed loop* each client sends its next request when its last one has been
-# answered. If the server gets slow, they send less: that shows the highest throughput, and spares the server where
-# users would not. In an *open loop* requests arrive at a rate, whatever the server does: that shows latency.
-# *Goodput* counts only requests that met their limits. `labkit bench serve` does both, against any server that speaks
-# this API.
-#
-# Here is the server with Llama 3.2 1B's shape and random weights on an H200: first a closed loop with a client for each
-# seat, then open loops. What share of the engine's throughput do you expect to be left with JSON and HTTP around it?
+# answered. If the server gets slow, they send less: that shows the highest throughput, and hides the delays that users
+# would see. In an *open loop* requests arrive at a rate, whatever the server does: that shows latency. *Goodput* counts
+# only requests that met their limits. `labkit bench serve` does both. Here is the server with Llama 3.2 1B's shape and
+# random weights on an H200: first a closed loop with a client for each seat, then open loops. What share of the
+# engine's throughput do you expect to be left with JSON and HTTP around it?
 
 # %%
-from labkit.measure.plots import serve as load_pictures
-
 recorded = measure.recorded_series("serve", gpu="NVIDIA H200")
 alone, closed = recorded["alone"], recorded["closed"]
 for name, speed, seconds, run in (
@@ -308,40 +275,35 @@ print(f"\n{'requests/s':>10}{'first token, ms: p50':>22}{'p99':>6}{'a token, ms:
 for run in recorded["runs"]:
     print(f"{run['request_rate']:10.1f}{run['median_ttft_ms']:22.0f}{run['p99_ttft_ms']:6.0f}"
           f"{run['median_tpot_ms']:18.2f}{run['tokens_per_piece']:17.1f}")
-load_pictures.load(recorded)
+serve.load(recorded)
 
 # %% [markdown]
-# Over HTTP 66% is left. The engine takes about as many steps for the same requests, but each of them lasts half as
-# long again. The likely cause, which this recording does not measure, is that the engine's thread and the event loop
-# share one Python interpreter: while one writes JSON for 128 streams, the other cannot prepare the next step. vLLM
-# runs its engine in a process of its own for this reason.
+# Over HTTP 66% is left. The engine takes about as many steps for the same requests, but each of them lasts half as long
+# again. The likely cause, which this recording does not measure, is that the engine's thread and the event loop share
+# one Python interpreter: while one writes JSON for 128 streams, the other cannot prepare the next step. vLLM runs its
+# engine in a process of its own for this reason.
 #
-# The readers notice it too. With more streams each gets larger pieces less often, presumably because the event loop
-# comes round to it later: fourteen tokens in an event on average at the highest rate. So the ITL in the figure is the
-# time between two *events*. What a token costs its reader is the time per output token, the column `a token`, which
-# stays below 4 ms.
+# The readers notice it too. With more streams each gets larger pieces less often: fourteen tokens in an event on
+# average at the highest rate. So the ITL in the figure is the time between two *events*. What a token costs its reader
+# is the column `a token`, which stays below 4 ms.
 #
-# Did you expect an explosion? Here there is none, even at 125% of what the closed loop had shown. That loop was
-# short: 320 requests for 128 seats, so that for much of the time seats were running empty, and the capacity came out
-# too low. At the highest rate at most 136 requests were inside at once, hardly more than there are seats. And a load
-# that lasts seconds ends before a queue has had time to grow. (The delivered tokens lie below the dashed line even at
-# low rates, because the clock runs on until the last answer has ended.)
+# There is no explosion, even at 125% of what the closed loop had shown. That loop was short: 320 requests for 128
+# seats, so that for much of the time seats were empty, and the capacity came out too low. At the highest rate at most
+# 136 requests were inside at once, and a load that lasts seconds ends before a queue can grow.
 #
 # The p99 of the first token is well above 100 ms even at the lowest rate, where no one waits for a seat. In each of
-# these runs the load generator itself was held up at least once for about 120 ms, and it may well be to blame.
-# Whoever measures latencies has to measure the measuring program too.
-
-# %% [markdown]
+# these runs the load generator itself was held up at least once for about 120 ms, and may well be to blame. Measure the
+# measuring program too.
+#
 # ## The window
 #
-# Start a server yourself with `labkit serve`, and open the address that it prints in a browser. This page shows the
-# engine at work:
+# Start a server yourself with `labkit serve`, and open the address that it prints. This page shows the engine at work.
 
 # %%
-pictures.window()
+queues.window()
 
 # %% [markdown]
-# Things to look for:
+# Things to try:
 #
 # - Ask something. Under *Seats* the prompt is computed in one step; then the sequence decodes, a token in each step,
 #   and takes a new page after every sixteenth (lesson 33).
@@ -368,17 +330,12 @@ pictures.window()
 # ## Resources
 #
 # - [J. Little: A Proof for the Queuing Formula L = λW (1961)](https://doi.org/10.1287/opre.9.3.383)
-# - [M. Harchol-Balter: Performance Modeling and Design of Computer Systems
-#   (2013)](https://www.cambridge.org/9781107027503), queues and policies
+# - [M. Harchol-Balter: Performance Modeling and Design of Computer Systems](https://www.cambridge.org/9781107027503)
 # - [A. Agrawal et al.: Sarathi-Serve (2024)](https://arxiv.org/abs/2403.02310), step budgets against latency
 # - [Y. Zhong et al.: DistServe (2024)](https://arxiv.org/abs/2401.09670), goodput
 #
 # ## Try it
 #
 # - Point the official client at your server: `OpenAI(base_url="http://127.0.0.1:8000/v1", api_key="none")`.
-# - Make `step_ms` much longer with `dataclasses.replace(cost, ...)`, as if the host were slower than its GPU. Which
-#   budget is best then?
+# - Make `step_ms` much longer with `dataclasses.replace(cost, ...)`, for a slower host. Which budget is best then?
 # - Find the rate at which this machine saturates: `labkit bench serve --rate 1,2,4`.
-#
-# In the exercises for this lesson you predict queues, keep every step within a time limit, find a bug that shows users
-# text which is taken back, and write a policy that beats FIFO without starving anyone.
