@@ -113,7 +113,8 @@ print("the sum equals NumPy's, bit for bit:", np.array_equal(c, expected))
 #
 # - The first launch compiles. Numba turns the Python function into machine code for these types of arguments, and keeps
 #   it for as long as the program runs. (The CPU device also keeps it on disk.)
-# - The operating system hands out memory only when it is first touched, which takes time. Here that happens to `c`.
+# - The operating system hands out memory only when it is first touched, which takes time. Here that happens to `c` and
+#   to `expected`.
 # - On a GPU the very first access, the one at the top of this page, sets up a *context*: the driver loads, takes memory
 #   and prepares for your process.
 #
@@ -183,7 +184,7 @@ plots.round_trip(here, recorded)
 # %% [markdown]
 # On the H200 the kernel is far faster than NumPy, and the whole trip is slower: NumPy has its sum before the trip is
 # over. The kernel reads from the GPU's own memory, thousands of GB each second. But the data had to come over the *bus*
-# that joins host and GPU, which is much slower. (The CPU device has no bus, only one part of your memory and another.)
+# that joins host and GPU, which is much slower. (The CPU device has no bus: a copy stays within your memory.)
 #
 # ## The copies, apart
 #
@@ -252,7 +253,8 @@ plots.ladder(found, recorded=h200)
 
 # %% [markdown]
 # The order in the CPU device's table predicts nothing about a GPU. A core runs the threads of a block one after
-# another, so neighbours do not share what is fetched. On a GPU they run at the same moment, and do.
+# another. In the grid-stride loop each of them goes through the whole vector before the next one begins, so neighbours
+# do not share what is fetched. On a GPU they run at the same moment, and do.
 #
 # On the H200 the grid-stride loop gains nothing at ten million and little at 2^28, less than I expected of a loop that
 # so many tutorials recommend. But it is right with any grid, so the grid can be chosen to fit the machine.

@@ -177,7 +177,8 @@ tensor_cores.tma()
 # %% [markdown]
 # How do the other threads know that the tile is complete? They wait at an *mbarrier*, a barrier in shared memory that
 # counts bytes. The thread that requests the tile first says how many to expect. TMA counts what it has written, and
-# once all bytes are there, the waiting threads go on. (A box has rows of 128 bytes, so `b` takes one for 64 columns.)
+# once all bytes are there, the waiting threads go on. (Here `a_tile` and `b_tile` are places in shared memory, not
+# descriptors. A box has rows of 128 bytes, so `b` takes one for every 64 columns.)
 
 # %%
 show_source(make_load, "def load(", "tma_load_2d(tiles, b_tile + uint32")
@@ -213,15 +214,17 @@ tensor_cores.specialised()
 
 # %% [markdown]
 # Producer and consumers wait for each other, so each stage has two mbarriers: `loaded` says that it may be read, and
-# `freed` that it may be overwritten. Before you look: who waits for which of them? This is the producer. It needs few
-# registers, and `setmaxnreg` leaves the rest to the consumers.
+# `freed` that it may be overwritten. (`freed` counts no bytes but the consumers that arrive.) Before you look: who
+# waits for which of them? This is the producer. It needs few registers, and `setmaxnreg` leaves the rest to the
+# consumers.
 
 # %%
 show_source(make_wgmma_specialised, "ptx.setmaxnreg_decrease", "number = uint32(number +")
 
 # %% [markdown]
-# `number` is the part of `out`, and the inner loop goes along k. The consumers have the same two loops. Inside, they
-# wait for `loaded`, multiply as above, and arrive at `freed`. How much was left to gain?
+# `number` is the part of `out`, and the inner loop goes along k. (`split` is for products with fewer parts than SMs;
+# here it is false.) The consumers have the same two loops. Inside, they wait for `loaded`, multiply as above, and
+# arrive at `freed`. How much was left to gain?
 
 # %%
 ours, theirs = h200.row("matmul_half_wgmma_specialised"), h200.row("PyTorch (cuBLAS)")
@@ -290,7 +293,7 @@ climb(h200, "f16_accumulators", against="double_buffered")
 # %% [markdown]
 # ## Against an article
 #
-# *No cuBLAS: A Hand-Written CUDA BERT That Matches PyTorch* climbs such a ladder on an RTX 3090 (lesson 22 runs its
+# *No cuBLAS: A Hand-Written CUDA BERT That Matches PyTorch* climbs such a ladder on an RTX 3090 (lesson 25 runs its
 # model). On both GPUs tiles that are filled by hand are slower than none. A third buffer was slower there on every
 # shape, and here it is ahead. At equal precision the article's product stayed about 13% behind cuBLAS. With `wgmma`
 # that gap is closed here, and with `mma.sync`, which is what the RTX 3090 has, it is not.

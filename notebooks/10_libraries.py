@@ -248,8 +248,8 @@ print(out.copy_to_host())
 # number like any other, and m cancels, as it does on paper. A test finds what its inputs contain. (Even there it costs
 # accuracy: $x - m$ is rounded, more coarsely the further m is from x. Compare the differences in the table above.)
 #
-# BLAS has no maximum. So the second form finds the maxima of all rows with one launch of a reduction kernel, which
-# lesson 12 builds.
+# BLAS has no maximum. So the second form finds the maxima of all rows with one launch of a reduction kernel, of the
+# kind that lesson 12 builds.
 
 # %%
 for softmax in (softmax_by_row_max, softmax_on_device):
@@ -269,7 +269,7 @@ show_source(softmax_on_device)
 
 # %% [markdown]
 # Predict the time as the number of rows grows, for the loops and for one kernel that takes all rows in a single launch
-# (`softmax_warp` of lesson 12, a warp for each row). From where on does each grow?
+# (`softmax_warp`, a warp for each row; lesson 12 explains such reductions). From where on does each grow?
 
 # %%
 h200 = measure.recorded_series("softmax_rows", gpu="NVIDIA H200")

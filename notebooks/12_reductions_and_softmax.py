@@ -41,7 +41,8 @@ plots.reductions(8)
 
 # %% [markdown]
 # On the left, every step halves the number of sums: 8, 4, 2, 1. This is a *tree*. For 256 sums it takes $\log_2 256 =
-# 8$ steps, with 128 threads at work in the first and one in the last. The right half comes later in this lesson.
+# 8$ steps, with 128 threads at work in the first and one in the last: with the 31 before, 39 instead of 8,191. The
+# right half comes later in this lesson.
 
 # %%
 show_source(reduce.block_reduce_sum)

@@ -110,6 +110,7 @@ for name, (launch, *rest) in launches.items():
 # either. And the lanes of a warp can join: `match_any_sync` tells each lane which others hold the same value, the
 # lowest of them adds their number, and 32 equal values cost one atomic. The last rung also loads 16 elements at once.
 # Which of these pays depends on the data. Which rung loses the most when all elements are equal, and which the least?
+# (The cells with times need a GPU: the H200's are not recorded yet.)
 
 # %%
 agree(histogram.HISTOGRAM)
@@ -259,8 +260,9 @@ show_source(scan.make_look_back(int32, False))
 # The sum of float32 numbers depends on the order of the additions, and here on how far a block happened to look back.
 # Two runs may differ in the last digits. With integers they cannot.
 #
-# Additions, bank conflicts, bytes: which of the three should decide for a long array on a GPU? PyTorch calls CUB,
-# NVIDIA's library of such algorithms, whose scan is also a single pass with look-back.
+# Additions, bank conflicts, bytes: which of the three should decide for a long array on a GPU? The bytes, as before,
+# and a GPU shows it in the ladder below. PyTorch calls CUB, NVIDIA's library of such algorithms, whose scan is also a
+# single pass with look-back.
 
 # %%
 agree(scan.SCAN, ["scan_hillis_steele", "scan_blelloch", "scan_padded", "scan_warps", "scan_look_back"],

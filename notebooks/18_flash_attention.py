@@ -135,9 +135,10 @@ agree(ATTENTION, ["attention_flash_plain", "attention_flash"], sizes=sizes)
 agree(ATTENTION_CAUSAL, ["attention_causal_flash_plain", "attention_causal_flash"], sizes=sizes)
 
 # %% [markdown]
-# What limits it? Each number of a key or a value comes from shared memory, four in a load of 16 bytes, and each feeds a
-# single multiply-add. Suppose that shared memory delivers 128 bytes a clock. Then such a load takes four clocks for the
-# 32 lanes of a warp, and in that time an SM could do sixteen multiply-adds of a warp instead of four.
+# (`flash` is the next section's kernel.) What limits `flash_plain`? Each number of a key or a value comes from shared
+# memory, four in a load of 16 bytes, and each feeds a single multiply-add. Suppose that shared memory delivers 128
+# bytes a clock. Then such a load takes four clocks for the 32 lanes of a warp, and in that time an SM could do sixteen
+# multiply-adds of a warp instead of four.
 #
 # ## A tile of scores in registers
 #
@@ -148,7 +149,8 @@ agree(ATTENTION_CAUSAL, ["attention_causal_flash_plain", "attention_causal_flash
 pictures.register_tiles()
 
 # %% [markdown]
-# Predict both times at 4,096 tokens. Which limit is larger for each kernel, loads or multiply-adds?
+# Predict both times at 4,096 tokens. Which limit is larger for each kernel, loads or multiply-adds? (For `flash_plain`
+# the H200's time is not recorded yet. The cell prints what its loads alone predict.)
 
 # %%
 def h200(op, S):
@@ -198,8 +200,8 @@ show_source(parts["take_exponentials"])
 #
 # ## Above the diagonal
 #
-# Under a causal mask the loop ends with the tile on the diagonal: ten of the 25 tiles in the picture above are white.
-# Before you run the cell: what share of the tiles of 64 × 64 is left at 1,024 tokens, and at 4,096?
+# Under a causal mask the loop ends with the tile on the diagonal: ten of the 25 tiles in the first picture of tiles are
+# white. Before you run the cell: what share of the tiles of 64 × 64 is left at 1,024 tokens, and at 4,096?
 
 # %%
 for S in (1024, 4096):
@@ -245,7 +247,8 @@ climb("attention flash", "attention_half flash")
 #
 # What limits this kernel? For a tile of 64 queries and 128 keys, an SM needs 512 clocks for both products at the full
 # rate of its tensor cores, and 512 for the exponentials, of which it computes 16 a clock. I allow 400 for the rest:
-# scaling, maximum, sum, rounding. One after the other, that is 1,424. What would be left if they overlapped perfectly?
+# scaling, maximum, sum, rounding. One after the other, that is 1,424. What would be left of it if the product with the
+# values ran beside the softmax of the next tile?
 
 # %%
 pictures.schedules()
@@ -274,7 +277,7 @@ climb("attention_half flash", "attention_half flash_wgmma", "attention_half PyTo
 # ## Many blocks for one query
 #
 # A model that writes has one new query at a time, and a *cache* of the keys and values of all earlier tokens (lesson
-# 20). One query and 12 heads are twelve blocks on 132 SMs. But the correction joins any two parts of a row, no matter
+# 22). One query and 12 heads are twelve blocks on 132 SMs. But the correction joins any two parts of a row, no matter
 # which block computed them. So in `decode` a block takes 128 keys of a head and stores its `row_max`, `row_sum` and
 # `acc`, and a second kernel joins them. Predict: a cache of 1,024 tokens holds 2 × 768 float32 for each. How long does
 # an H200 take to read it at 4,200 GB/s?
@@ -313,8 +316,8 @@ attention_pictures.over_lengths(measure.recorded_series("attention_sizes", gpu="
 #
 # ## Try it
 #
-# - In the NumPy loop, sort the keys by their score, ascending and then descending. What happens to the factors? Then
-#   leave the factor out of `acc`. From which tile on is the result wrong?
+# - In the NumPy loop, sort the keys by their score, ascending and then descending. What happens to the factors?
+# - With the keys in their old order, leave the factor out of `acc`. From which tile on is the result wrong?
 # - `show_source(make_flash(64, 4))` is the kernel with tiles in registers. Which lines of `flash_plain` do you find?
 #
 # Next: **the GPT-2 block**, where attention meets the layers around it.

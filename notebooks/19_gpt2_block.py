@@ -45,9 +45,9 @@ for tokens in (1, 16, 32, 128, 1024, 4096):
 print(f"limits: {limits.source}")
 
 # %% [markdown]
-# For a single token the time is that of the weights, and arithmetic hardly counts. With the H200's limits both take the
-# same time at some thirty tokens. From there on the time grows with the tokens, and in the end with their square,
-# because of attention.
+# A token costs 14 MFLOP, two flops for each weight. For a single token the time is that of the weights, and arithmetic
+# hardly counts. With the H200's limits both take the same time at some thirty tokens. From there on the time grows with
+# the tokens, and in the end with their square, because of attention.
 #
 # ## One flat buffer
 #
@@ -228,7 +228,7 @@ print("\n".join(lines))
 # A block takes its kernels as arguments, so it can take yours. Several exercises since lesson 01 fit into it: an
 # addition, a row added to every row, a product, a softmax, a LayerNorm. Your copies of the exercises are the notebooks
 # in `work/exercises/`, where `labkit learn` puts them. The next cell reads them there, checks what you have written,
-# and lists what computes each step.
+# and lists every exercise with a place in a model of the course, those of later lessons among them.
 
 # %%
 mine = yours.answers()
@@ -237,8 +237,8 @@ mine
 # %% [markdown]
 # Where an exercise is not done, the course's kernel is used, and the block runs all the same. Do one, save its
 # notebook, and run the cell again. The next cell puts each of your kernels into a block alone, then all of them, and
-# compares every step with float64. Kernels for tokens, logits and the cache belong outside a block, in lesson 22. (If
-# you have no kernel yet, the cell takes three answers of the course, to show what it looks like.)
+# compares every step with float64. Those for tokens, for the model's output and for the cache need a whole model, as in
+# lesson 22. (If you have no kernel yet, the cell takes three answers of the course, to show what it looks like.)
 
 # %%
 three = ("saxpy", "add_row", "layernorm_two_sums")
@@ -258,7 +258,7 @@ yours.block_parity(ready).check()
 # - Four of the ten launches multiply by weights. Both additions and GELU do next to nothing but move rows.
 # - An output below 0.001 hides a wrong GELU. I compare every step, and the allowed error takes the steps before it into
 #   account.
-# - Where the norm stands is one line of code and decides how hard a deep model is to train.
+# - Where the norm stands is a matter of a few lines and decides how hard a deep model is to train.
 #
 # ## Resources
 #
@@ -273,7 +273,7 @@ yours.block_parity(ready).check()
 #   twice 24, as GPT-2 does before its training. What happens to the spread, and why by this number?
 # - In the first table, which number of tokens makes both times equal if the GPU computes in float16, at 900 TFLOP/s and
 #   two bytes a weight?
-# - Write a LayerNorm that forgets the bias, and give it to `yours.kernels({"layernorm": mine})`. Which step is named
+# - Write a LayerNorm that forgets the bias, and give it to `yours.kernels({"layernorm": no_bias})`. Which step is named
 #   first? With the weights of a model whose biases are zero, would it be?
 #
 # The exercises for this lesson end with the first kernel of GPT-2, the embedding, which takes its place in a model that

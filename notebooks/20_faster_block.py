@@ -158,9 +158,9 @@ for way, key in ways.items():
 print(f"recorded on {calls['where']}, {calls['date']}" if calls else "")
 
 # %% [markdown]
-# Seven launches cost Python about as much as ten: the seven launchers have more to decide. Allocating adds a third of
-# it or more. And in a graph all of this is gone. The bytes of such a block take 7 µs, so without the graph the GPU was
-# idle nearly all the time.
+# Seven launches cost Python about as much as ten: the seven launchers have more to decide. Allocating adds some 40%. In
+# a graph all of this is gone, and the same kernels take 48 µs. So without the graph the GPU was idle nearly all the
+# time.
 #
 # What does a block need so that it can be recorded? Before you look at the next cell: which addresses may change from
 # call to call?
@@ -290,8 +290,8 @@ for question, (slow, fast) in pairs.items():
 # *cuBLAS.* One would expect PyTorch to lead at least where products decide, with many tokens. It is not the fastest at
 # any size. With few tokens launches, latencies and weights decide, and a program written for one model can fuse more
 # kernels and split each product as its shape requires. With many tokens the time is that of the products and of
-# attention. No product of ours is ahead of cuBLAS by that much (lesson 07). Attention is ahead by something (lesson
-# 18), and the three kernels that are gone account for the rest.
+# attention. No product of ours is ahead of cuBLAS by that much (lesson 07). Attention is somewhat ahead (lesson 18),
+# and the three kernels that are gone account for the rest.
 #
 # ## What I learned
 #

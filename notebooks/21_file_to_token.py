@@ -11,9 +11,10 @@
 #
 # ## The problem
 #
-# So far the course has written kernels. In this lesson and the next one they write text. A GPT-2 takes the numbers of
-# some *tokens*, pieces of text, and returns a number for each token of its *vocabulary*, the list of all tokens that
-# it knows. These numbers are the *logits*. The larger the logit, the better that token continues the text:
+# So far the course has written kernels. In this lesson and the next one they become a model that writes text. A GPT-2
+# takes the numbers of some *tokens*, pieces of text, and returns a number for each token of its *vocabulary*, the list
+# of all tokens that it knows. These numbers are the *logits*. The larger the logit, the better that token continues the
+# text:
 #
 # $$P(\text{next} = i) = \frac{e^{z_i}}{\sum_j e^{z_j}}, \qquad z = \text{GPT2}(t_1, t_2, \dots, t_n)$$
 #
@@ -173,9 +174,10 @@ from labkit.kernels.embedding import embedding_strided_kernel, embedding_whole_r
 show_source(embedding_whole_row_kernel)
 
 # %% [markdown]
-# It takes a block for each token and a thread for each column. That is simple, and right for GPT-2, whose rows have
-# 768 columns. The author of [tiny-vllm](https://github.com/jmaczan/tiny-vllm), a Llama in CUDA, first launched such a
-# kernel for rows of 2,048. Before you run the next cell: what happens?
+# It takes a block for each token and a thread for each column. That is simple, and right for GPT-2, whose rows have 768
+# columns. The author of [tiny-vllm](https://github.com/jmaczan/tiny-vllm), a Llama in CUDA, first launched such a
+# kernel for rows of 2,048. In lesson 20 labkit's launcher refused that. Before you run the next cell: what happens
+# without the launcher?
 
 # %%
 from labkit import cuda
@@ -230,8 +232,8 @@ print(f"largest difference of {logits.size} logits: {np.abs(logits - expected).m
       f"the two largest are never closer than {known['least_margin']:.3f}")
 
 # %% [markdown]
-# One token may be right by luck. Sixty-four in a row are not. `model.decode` appends a token and returns the next
-# logits; the next lesson shows how it does that.
+# The logits agree to about five decimal places. One token may be right by luck. Sixty-four in a row are not.
+# `model.decode` appends a token and returns the next logits; the next lesson shows how it does that.
 
 # %%
 tokens = [int(np.argmax(logits))]
@@ -286,7 +288,7 @@ agree(ARGMAX, ["argmax_packed"], sizes=({"R": 3, "C": 5}, {"R": 7, "C": 1000}))
 #
 # - A format is good if a lie in it can be found. Lengths that have to add up are worth more than a checksum that is
 #   never computed.
-# - A launch can fail without a word. Ask the limits of the device before it, or check for an error after it.
+# - A launch can fail without a word. Check it against the device's limits before, or check for an error after it.
 # - A port is tested token by token at the end, and launch by launch on the way there. The first activation that differs
 #   saves a day.
 # - The same tokens need a rule for equal logits, and on a GPU the rule has to be part of the comparison.

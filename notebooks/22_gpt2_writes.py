@@ -36,9 +36,9 @@ print(f"{bandwidth:,.0f} GB/s (an H200, by a copy): {1e9 * bandwidth / (4 * smal
 # ## The cache
 #
 # For the second new token one could send the whole text through the model again. But attention needs only the keys and
-# values of the earlier tokens, and those do not change: no token sees a later one. So every layer keeps them, a row
-# for each token, in the *KV cache*. A new token computes one row, appends it to the cache, and attends to all rows.
-# Each such step is called *decode*.
+# values of the earlier tokens, and those do not change: no token sees a later one. So every layer keeps them, a row for
+# each token, in the *KV cache*. For a new token the model computes one row, appends its keys and values to the cache,
+# and attends to all rows there. Each such step is called *decode*.
 
 # %%
 from labkit import show_source
@@ -47,9 +47,9 @@ from labkit.kernels.attention.three_pass import append_to_cache_kernel
 show_source(append_to_cache_kernel)
 
 # %% [markdown]
-# `start` says how many tokens are in the cache. It is in device memory and not among the arguments, so that the
-# launches of a step are the same for every token: they can be captured in a graph once and replayed. Here are one new
-# token and four, which attend to themselves and to those in the cache.
+# `start[0]` says how many tokens are in the cache. The argument is an array in device memory and not a number, so that
+# the launches of a step are the same for every token: they can be captured in a graph once and replayed. Here are one
+# new token and four, which attend to themselves and to those in the cache.
 
 # %%
 from labkit import agree
@@ -155,8 +155,8 @@ for sampler in (GREEDY, Sampler(0.8, top_k=40), Sampler(1.6)):
 #
 # ## Your kernels in it
 #
-# Some of the exercises are kernels of a GPT-2. This table shows which of yours, in `work/exercises/`, it can use by
-# now.
+# Some of the exercises are kernels of a model. This table lists them, those of later lessons and other models among
+# them, and shows which of yours, in `work/exercises/`, can be used by now.
 
 # %%
 from labkit.course import yours
@@ -192,8 +192,8 @@ pictures.step_shares(step)
 pictures.step_shares(step, len(step["steps"]) - 1)  # the latest position that was measured
 
 # %% [markdown]
-# My prediction counted bytes, as the black lines do. The logits reach theirs, and a little more: the line is drawn for
-# a copy, which also has to write. Nothing else comes near. A step is about a hundred launches, one after the other,
+# My prediction counted bytes, as the black lines do. The logits reach theirs, and even beat it a little: it is drawn
+# for a copy, which also has to write. Nothing else comes near. A step is about a hundred launches, one after the other,
 # with a single row to work on. A LayerNorm of 768 numbers hardly reads anything and takes its microseconds all the
 # same: it starts, waits for its loads, exchanges some sums, and ends before the next launch may start. Writing one
 # token after the other is a matter of *latency*, not of bandwidth. (With many texts at once the rows would share the
@@ -283,9 +283,9 @@ gain, own = 1.01, 4.65  # of the whole; of the softmax at 1,024, causal
 print(f"{(1 - 1 / gain) / (1 - 1 / own):.1%}")
 
 # %% [markdown]
-# So small a share is plausible. An L4 reads some 300 GB a second, the weights of distilgpt2 take it about 1.1 ms, and
-# a token took 5.5 in the article. The rest must have been something else: launches, Python and PyTorch around the
-# kernels. Here a step is little more than its launches, so two launches less in each layer show. The more there is
+# So small a share is plausible. An L4 reads some 300 GB a second, the weights of distilgpt2 take it about 1.1 ms, and a
+# token took 5.5 in the article. The rest must have been something else: launches, Python and PyTorch around the
+# kernels. Here a step is little more than its launches, so two launches fewer in each layer show. The more there is
 # around a kernel, the less a faster kernel gains.
 #
 # The green bars above show where more can be gained: not by a faster softmax, but by not storing the scores at all.

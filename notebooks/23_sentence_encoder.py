@@ -202,7 +202,7 @@ pictures.layer_launches(config, launches[0][1][0])
 #
 # - **LayerNorm comes last.** In BERT's order, Post-LN, the residual stream itself passes through each LayerNorm. Hence
 #   the additions move: GPT-2's belong to the epilogue of a product, BERT's to the LayerNorm that needs the sum at once.
-#   The number of launches stays the same.
+#   The number of launches stays the same: seven, as in lesson 20.
 # - **There is no causal mask.** A token may look at the tokens after it, since nothing has to be predicted.
 # - **Attention stays within a sentence.** All sentences of the batch lie in the same array, and a token may not see
 #   those of another sentence.

@@ -11,14 +11,14 @@
 #
 # ## The problem
 #
-# The encoder of the last lesson ends with one row of numbers for each token. A search needs one vector for each
-# sentence, its embedding, of length 1, so that the cosine of two sentences is a dot product. Getting there looks easy:
-# take the mean of the sentence's rows, and scale it to length 1.
+# The layers of the last lesson's encoder end with one row of numbers for each token. A search needs one vector for each
+# sentence, its embedding, of length 1, so that the cosine of two sentences is a dot product. The last launch makes it,
+# and that looks easy: take the mean of the sentence's rows, and scale it to length 1.
 #
 # But the vector must depend on its sentence and on nothing else: not on the padding beside it, not on the other
-# sentences of the batch, not on the layout. If it does, nothing crashes. A wrong embedding has as many numbers as a
-# right one, and length 1. The search that uses it only gets a little worse. So most of this lesson is about tests:
-# which mistakes they find, and which they do not.
+# sentences of the batch, not on the layout. If it does depend on them, nothing crashes. A wrong embedding has as many
+# numbers as a right one, and length 1. The search that uses it only gets a little worse. So most of this lesson is
+# about tests: which mistakes they find, and which they do not.
 #
 # Here is the small model of the last lesson again, a BERT with two narrow layers and random weights, and the ten
 # sentences with their tokens.
@@ -170,7 +170,7 @@ from labkit.measure.plots import sentences as pictures
 pictures.cosines(texts, packed)
 
 # %% [markdown]
-# The random model finds all ten sentences nearly alike, penguins and kernels included. It makes the same launches as
+# With random weights all ten sentences are nearly alike, penguins and kernels included. It makes the same launches as
 # the real one; the meaning of an angle comes from training alone. So these cosines do not show whether a kernel is
 # right. That takes a comparison with the truth. As in lessons 19 and 21, we watch every launch and compare what it
 # wrote with the same step in NumPy and float64.
@@ -295,11 +295,14 @@ for hit in hits[:3]:
 print(remark)
 
 # %% [markdown]
+# Without the weights it does not. The passages that it finds share words with the question, not its meaning.
+#
 # ## What I learned
 #
 # - Two small arrays, where a sentence begins and how long it is, replaced every mask. A row that is never read cannot
 #   do any harm.
-# - Equal bits take equal orders of addition. I should know for which kernels the order is always the same.
+# - Bits are equal only if numbers are added in the same order. I should know for which kernels the order is always the
+#   same.
 # - A single number at the end hides mistakes that a comparison step by step shows at once.
 # - A cosine ranks. It does not judge.
 #

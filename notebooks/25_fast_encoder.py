@@ -83,7 +83,7 @@ layers = {one.name: launches_of_layer(one, real, long) for one in STEPS}
 pictures.layer_of_each_step(layers)
 
 # %% [markdown]
-# The steps fall into three groups.
+# From 18 launches to 7. The steps fall into three groups.
 #
 # - **Some remove launches, and with them traffic.** *one product* no longer copies heads, and reads its input once
 #   instead of three times. *warp LayerNorm* keeps the sum of a residual in registers. *GELU fused* saves the inner
@@ -123,10 +123,10 @@ pictures.step_times(ladder)
 # count changes and the time does, the gain lies inside the kernel. A step that saves nothing you can count needs a
 # different reason, and you should know which.
 #
-# On the H200 *cp.async* gained by far the most, a factor of 5.7. Some of that is due to a poor start: our first form
-# takes as long on an H200 as the article's took on an RTX 3090. (We shall see below what is wrong with its product.)
-# Next come *wgmma* with 1.7 and *tiled attention* with 1.5, which the article does not have. *GELU fused*, *scores in
-# registers* and *float16 accumulators* gained less than 4% each at 128 tokens.
+# With 128 tokens *cp.async* gained by far the most on the H200, a factor of 5.7. Some of that is due to a poor start:
+# our first form takes as long on an H200 as the article's took on an RTX 3090. (We shall see below what is wrong with
+# its product.) *wgmma* with 1.7 and *tiled attention* with 1.5 follow, which the article does not have. *GELU fused*,
+# *scores in registers* and *float16 accumulators* gained less than 4% each.
 #
 # With 16 tokens, *no padding to 128* removes seven eighths of the flops and gains only a factor of 2.3: with an eighth
 # of the rows, a launch takes much more than an eighth of the time. *wgmma* then gains another 2.4 without removing any
@@ -134,9 +134,9 @@ pictures.step_times(ladder)
 #
 # ## What float16 accumulators cost
 #
-# Every form computes in half precision. A tensor core multiplies float16 numbers exactly and adds the products up in
-# float32 accumulators, or in float16 ones. In the second case the sum is rounded to 11 bits at every step along K, and
-# in lesson 07 the error grew with K. The model's dot products have 384 and 1,536 terms. What do you expect of those?
+# Every form computes in float16. A tensor core multiplies float16 numbers exactly and adds the products up in float32
+# accumulators, or in float16 ones. In the second case the sum is rounded to 11 bits at every step along K, and in
+# lesson 07 the error grew with K. The model's dot products have 384 and 1,536 terms. What do you expect of those?
 
 # %%
 def relative_error(x, w, numbers, accumulators):  # root of the mean square
@@ -308,7 +308,7 @@ for name, one in {**{one["kernel"].removesuffix("_kernel"): one for one in three
 #
 # - Build a form of your own with `dataclasses.replace(step("GELU fused").kernels, ...)`: give it the attention in tiles
 #   (with `attention_takes=()`, since it takes no memory for scores), and say how many launches a layer will have. Then
-#   let `launches_of_layer(Step("mine", "", kernels), ...)` count them.
+#   let `launches_of_layer(Step("mine", "", kernels), real, long)` count them. (`Step` is in `minilm_steps`, too.)
 # - Find the longest sentence for which an SM of an H200 still holds two blocks with a whole score matrix.
 # - With a GPU: `labkit bench minilm_ladder` takes the ladder. Which steps gain more than their count, and why?
 #

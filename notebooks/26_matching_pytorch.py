@@ -171,14 +171,14 @@ agree(SKINNY_LINEAR_HALF, ["skinny_linear_half_tensor_core"],
 # last bits of an embedding would depend on its batch (lesson 24).
 #
 # PyTorch meets the same bound. With 64 sentences of 16 tokens and SDPA in a graph it needs 4.7 us a launch, about as
-# much as ours, and it has 75 of them, memsets included.
+# much as ours, and it has 75 of them, among them memsets, which only fill memory with a value.
 #
 # ## Many sentences, no padding
 #
 # A small batch wastes most of the GPU, so put many sentences into each. They differ in length, and lesson 23 packed
 # them to save the rows of padding. In attention, each query of a sentence meets each of its keys. Suppose that padding
-# is computed like everything else and masked afterwards. By what factor does a batch that is padded to 128 have too
-# many scores? Guess, then look at eight sentences of these lengths.
+# is computed like everything else and masked afterwards. How many times as many scores as it needs does a batch have
+# that is padded to 128? Guess, then look at eight sentences of these lengths.
 
 # %%
 pictures.score_matrices([9, 6, 12, 23, 31, 64, 92, 128])
@@ -259,5 +259,7 @@ print("seconds from text to embeddings:"
 #   of a launch. What would it do to 64 × 128?
 # - With a GPU and PyTorch: `labkit bench minilm` takes the comparison. Which lines change places?
 #
-# In the exercises for this lesson you pack a batch yourself, find where each of its sentences begins, and choose the
-# few shapes for its graphs.
+# In the exercises for this lesson you say what a fair comparison changes, pack a batch yourself, find where each of its
+# sentences begins, and choose the few shapes for its graphs.
+#
+# Next: **bfloat16, bit by bit**, the format in which large models are published, and the first step towards a Llama.

@@ -197,9 +197,9 @@ for token in tokenizer.encode(text, marks=False):  # the special tokens are in t
 # ## The model on paper
 #
 # A file lists names and shapes, but not the order in which they are used. That is in the model's code. labkit can
-# record the launches of a forward pass without running them. Here is what those of the small Llama write, for 5 tokens.
-# (Keys and values go to the cache, in pages of 16 tokens, and only the last token gets *logits*, a score for each
-# token that could be next.)
+# record the launches of a forward pass without running them. Here is what those of the small Llama in three shards
+# write, for 5 tokens. (Keys and values go to the cache, in pages of 16 tokens, and only the last token gets *logits*, a
+# score for each token that could be next.)
 
 # %%
 from labkit.device import launches
@@ -270,7 +270,7 @@ for sequences in (1, 32, 256):
 
 # %% [markdown]
 # With 32 sequences the weights are still most of what a step reads. With 256 it is the caches, which each sequence has
-# for itself. That is why the later lessons of this part deal with caches in pages, and with batches whose members come
+# for itself. That is why the next part of the course deals with caches in pages, and with batches whose members come
 # and go. They put the engine's recorded times beside this bound.
 #
 # ## What was implemented
@@ -291,7 +291,7 @@ for sequences in (1, 32, 256):
 #
 # - [Hugging Face: safetensors](https://github.com/huggingface/safetensors), the section "Format"
 # - [A. Dubey et al.: The Llama 3 Herd of Models (2024)](https://arxiv.org/abs/2407.21783)
-# - [J. Maczan: tiny-vllm](https://github.com/jmaczan/tiny-vllm), the course whose ground this part covers
+# - [J. Maczan: tiny-vllm](https://github.com/jmaczan/tiny-vllm), the course whose ground these two parts cover
 #
 # ## Try it
 #

@@ -63,9 +63,9 @@ for name, config in (("tiny-llama", tiny), ("Llama 3.2 1B", LLAMA_3_2_1B)):
 #
 # ## From text to tokens
 #
-# The model was trained on conversations, in which *special tokens* mark who is speaking. Every family of models has its
-# own format, so a model comes with a *chat template*: a small program in the language Jinja, stored with the tokenizer,
-# that turns a list of messages into a text.
+# The model was trained on conversations, in which special tokens (lesson 28) mark who is speaking. Every family of
+# models has its own format, so a model comes with a *chat template*: a small program in the language Jinja, stored with
+# the tokenizer, that turns a list of messages into a text.
 
 # %%
 print(tokenizer.template.render(question), "\n")
@@ -80,8 +80,9 @@ for token in ids:
 #
 # ## A row for each token
 #
-# The first launch gathers: row t of its output is row `ids[t]` of the embedding table. The obvious kernel has a block
-# for each token and a thread for each column. What will happen with 256 columns, and with Llama 3.2 1B's 2,048?
+# The first launch gathers: row t of its output is row `ids[t]` of the embedding table. In lesson 21 the simplest kernel
+# for that, with a block for each token and a thread for each column, failed for rows of 2,048. Here it is once more,
+# with the 256 columns of our model and the 2,048 of Llama 3.2 1B:
 
 # %%
 @cuda.jit
@@ -151,7 +152,7 @@ for size in (1, 1e-2, 1e-4):
 # %% [markdown]
 # Both ignore the scale, up to ε. Only LayerNorm ignores a shift, and the paper on RMSNorm found that models train as
 # well without that. The last lines show ε at work. It prevents a division by 0, and it also decides how large a small
-# row comes out. A model is right only with the ε that it was trained with: 1e-5 here, 1e-6 in Qwen3.
+# row comes out. A model is right only with the ε that it was trained with: 1e-5 here, 1e-6 in Qwen3 (lesson 30).
 #
 # Inputs and outputs are bfloat16, with 8 significant bits, but the arithmetic between them must be float32: lesson 27
 # showed where a sum in bfloat16 gets stuck. The ladder is that of LayerNorm in lesson 15: a thread for each row, a

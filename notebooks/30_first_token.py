@@ -61,7 +61,7 @@ print(f"tiny-llama: {2 * tiny.num_hidden_layers * tiny.num_key_value_heads * tin
 # head h reads head h // (H / K). Llama 3.2 1B has 32 and 8, the tiny model 8 and 4.
 #
 # Here is attention step by step in NumPy, from the queries, keys and values of our last layer. (`gather` collects keys
-# and values from the pages of the cache, the subject of lesson 34.) The root of D keeps the scores of longer heads from
+# and values from the pages of the cache, the subject of lesson 33.) The root of D keeps the scores of longer heads from
 # growing, as in lesson 17. Which token do you expect the last one to attend to, just before the answer begins?
 
 # %%
@@ -257,10 +257,10 @@ print(textwrap.fill(answer(model, 60), 98))
 # ## Sixteen layers, and another architecture
 #
 # For Llama 3.2 1B nothing is missing: only its configuration has other numbers. No kernel has a width written into it.
-# Sizes that matter to the compiler are constants, and the kernels are compiled for each model's.
+# Sizes that matter to the compiler are constants, and each model gets kernels that are compiled for its own sizes.
 #
-# Another architecture costs a file. Qwen3 normalises each head of queries and keys before rotating it, and this is all
-# that differs from Llama in the launches:
+# Another architecture costs a file. Qwen3 normalises each head of queries and keys before rotating it, and its
+# attention may have biases. Nothing else differs from Llama in the launches:
 
 # %%
 from labkit.models import qwen3
@@ -269,7 +269,7 @@ show_source(qwen3.Qwen3)
 
 # %% [markdown]
 # The course's tests compare each of its launches, too. And the configuration of each model refuses what its launches do
-# not compute: an unknown scaling, a bias, a sliding window.
+# not compute: an unknown scaling, a bias in the MLP, a sliding window.
 #
 # ## How fast?
 #

@@ -12,9 +12,9 @@
 # ## The problem
 #
 # The model of the last lesson computes one token. An answer takes many of them: the model reads the whole prompt at
-# once, computes one token, appends it, computes the next. The first part is called *prefill*, the second *decode*. Both
-# go through the same layers in the same order and differ only in the number of rows: as many as the prompt has tokens,
-# and then one at a time.
+# once, computes one token, appends it, computes the next. As in lesson 22, the first part is called *prefill*, the
+# second *decode*. Both go through the same layers in the same order and differ only in the number of rows: as many as
+# the prompt has tokens, and then one at a time.
 #
 # How much does that matter? Take the shape of Llama 3.2 1B in bfloat16, a prompt of 1,024 tokens, and an answer of 256.
 # A linear layer does two flops for each weight and row. Attention pairs each token with every token up to it. For each
@@ -106,7 +106,7 @@ agree(LM_HEAD, ["lm_head_streamed", "lm_head_picked"], sizes=({"M": 1, "N": 70, 
 #
 # Why is one row enough in decode? In a causal model, the keys and values of a token depend only on the tokens up to it,
 # so they never change again. Everything else that was computed for it, from its query to its logits, is used once. So
-# each layer stores keys and values in the *KV cache*, and a step computes them for new tokens only.
+# each layer stores keys and values in the KV cache, as in lesson 22, and a step computes them for new tokens only.
 #
 # Here is the course's own small model, which the CPU device can run. It computes in float32, so that rounding hardly
 # ever decides between two tokens of nearly the same probability. With a cache and without one, it should write the same
@@ -170,9 +170,9 @@ pictures.over_positions(
 # hardly grows: only attention reads more. Without one it grows with the length of the text, so the work for a whole
 # text grows at least with the square of its length.
 #
-# The CPU device's times follow the work. A GPU's need not: it waits for the weights anyway, and by the roofline above,
-# forty rows of a large model in bfloat16 take about as long as one. There the cache pays off once a text is long or
-# many are computed at once.
+# The CPU device's times follow the work. A GPU's need not: each step has to read all weights anyway, and by the
+# roofline above, forty rows of a large model in bfloat16 take about as long as one. There the cache pays off once a
+# text is long or many are computed at once.
 #
 # ## What has to be kept
 #
@@ -224,8 +224,8 @@ from labkit.models.llama import Workspace
 show_source(buffers.liveness)
 
 # %% [markdown]
-# Here are the embedding, one layer, and the head; all layers are alike. Before you run the next cell: how many buffers
-# are live in one launch at most?
+# Here are the embedding, one layer, and the head; the other layers differ only in their first norm, which also adds
+# `projected` to `x`. Before you run the next cell: how many buffers are live in one launch at most?
 
 # %%
 launches = buffers.llama_launches(layers=1)
@@ -276,6 +276,9 @@ for name, offsets in (("first fit", plan), ("wrong", plan | {"gated": plan["x"]}
         print(f"{'':10} in launch {number}, {launches[number].name}: {one} and {other} overlap")
 
 # %% [markdown]
+# In the two launches in which `gated` is live: the one that writes it and the one that reads it. It is larger than `x`,
+# so it also covers the buffers that were placed behind `x`.
+#
 # ## What was implemented
 #
 # - the work of prefill and decode in flops and bytes, and what bounds each on an H200
@@ -300,8 +303,8 @@ for name, offsets in (("first fit", plan), ("wrong", plan | {"gated": plan["x"]}
 #
 # ## Try it
 #
-# - Compute the prompt in two steps: `alone.reset()`, `alone(question[:5])`, then `alone(question[5:])`. Is the first
-#   token the same?
+# - Compute the prompt in two steps: `alone = Alone(model, context=64)`, `alone(question[:5])`, then
+#   `alone(question[5:])`. Is the first token the same?
 # - Overwrite a value of the cache between two steps. After how many tokens does the text change?
 # - Set `again.length` to one less before you continue from the file. Which keys are overwritten, and what comes out?
 # - Place the buffers in an order other than by size. How large can the plan become?

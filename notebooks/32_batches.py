@@ -274,7 +274,7 @@ for row in series["rows"] if series else ():
 #
 # ## What was implemented
 #
-# - the bound of a decode step for any number of sequences, beside what an H200 measured
+# - the bound of a decode step for any number of sequences, beside what was measured on an H200
 # - a step with rows of three sequences, a prompt among them: the same logits as for each alone
 # - static and continuous batching in one loop, each answer the same as alone
 # - both schedulers without a model, on many requests

@@ -77,8 +77,9 @@ assert np.array_equal(keys[slot // PAGE, :, slot % PAGE], rows[j])
 assert np.array_equal(gather(keys, table[0], 41), rows)
 
 # %% [markdown]
-# A *slot* is a page and a place in one number, page × 16 + place. The entries of the table after a sequence's last page
-# may hold anything, and so may the places after its last token: no kernel may read them.
+# A *slot* is here a page and a place in one number, page × 16 + place. (The slots of the last lesson were places in a
+# batch; from lesson 35 on those are called seats.) The entries of the table after a sequence's last page may hold
+# anything, and so may the places after its last token: no kernel may read them.
 #
 # ## How large should a page be?
 #
@@ -97,7 +98,7 @@ for size in (1, 4, 16, 64, 256):
 # tokens of one head are contiguous. Do scattered pages cost bandwidth? In bfloat16 a token's key of 64 numbers has 128
 # bytes. A warp can read 512 bytes at a time, four keys, and in pages of 16 tokens these are four neighbours: all its
 # requests are for whole lines of memory, and one entry of the table serves four of them. A larger page would only save
-# entries of the table. The article on PagedAttention chose 16, too.
+# entries of the table. The authors of PagedAttention chose 16, too.
 #
 # ## A kernel that writes to slots
 #
@@ -177,11 +178,11 @@ for _ in range(4):
 pictures.page_table(engine.blocks, served)
 
 # %% [markdown]
-# Two pages are shared. The third pages of these prompts begin with the same tokens, too, but only a whole page can be
-# shared: all tokens up to its end must be equal. A shared page is read by all its holders and written by none of them.
-# Request 0 has ended. Its third page, page 2, is free again but keeps its contents until it is needed for something
-# else: a later prompt that begins with the same tokens finds them. This is the *prefix cache*; the lesson on the engine
-# shows how pages are found.
+# The prompts need 3, 3 and 1 pages. Two of them are shared, so five are enough. The third pages of these prompts begin
+# with the same tokens, too, but only a whole page can be shared: all tokens up to its end must be equal. A shared page
+# is read by all its holders and written by none of them. Request 0 has ended. Its third page, page 2, is free again but
+# keeps its contents until it is needed for something else: a later prompt that begins with the same tokens finds them.
+# This is the *prefix cache*; the lesson on the scheduler shows how pages are found.
 #
 # ## Who holds a page
 #
@@ -260,7 +261,7 @@ for n in (4, 16, 64, 256, 1024, 4096):
 #
 # - What a contiguous cache wastes is the room for tokens that may never come. Pages waste half a page a sequence.
 # - A page must be small enough to waste little and to be shared, and large enough that a warp reads neighbours.
-# - Sharing needs a count of holders. One too few spoils another sequence; one too many leaks a page.
+# - Sharing needs a count of holders. A count too low spoils another sequence; one too many leaks a page.
 #
 # ## Resources
 #

@@ -13,8 +13,8 @@
 #
 # The cache of the last lesson lies in pages. For the next token of each sequence, attention reads all keys and values
 # of that sequence, and only the page table says where they are. The sequences have different lengths, and one launch
-# has to serve them all. Here is the engine in the middle of three answers. `caught` stands in the place of the model's
-# attention of single tokens, and keeps the arguments of each launch.
+# has to serve them all. Here is the engine in the middle of three answers. `caught` stands in for the model's attention
+# kernel for single tokens, and keeps the arguments of each launch.
 
 # %%
 import numpy as np
@@ -164,8 +164,8 @@ show_source(make_paged_decode, "def add_round", "add_value(acc, scores")
 
 # %% [markdown]
 # After the last page, the groups of a warp are joined by shuffles and the four warps in shared memory, both by the
-# formula above. The results have to agree with NumPy for several lengths at once, also 0. In these inputs the pages are
-# shuffled, and every place without a token is NaN. (`split` comes below.)
+# formula above. The results have to agree with NumPy for several lengths at once, 0 among them. In these inputs the
+# pages are shuffled, and every place without a token is NaN. (`split` comes below.)
 
 # %%
 agree(paged.PAGED_DECODE, ["paged_decode_naive", "paged_decode_one_block", "paged_decode_split"],
@@ -321,7 +321,7 @@ recorded(paged_prefill.PAGED_PREFILL_BF16, paged_prefill.PAGED_PREFILL_BF16.work
 # - Let the engine of the first cell run 12 steps. Which entries of its table do you expect?
 # - With a GPU: measure the kernels with `labkit bench paged_decode_bf16` and `labkit bench paged_prefill_bf16`.
 #
-# In the exercises for this lesson you predict parts, write paged attention with a warp for each head and use it in the
-# engine, join parts, and finally split attention over blocks.
+# In the exercises for this lesson you predict parts, write paged attention with a warp for each head and put it into a
+# small Llama, join parts, and finally split attention over blocks.
 #
 # Next: **the scheduler**, which decides whose tokens are in a launch, and what happens when the pages run out.

@@ -26,7 +26,8 @@
 #
 # The next cell starts `labkit serve` as a process of its own (that needs `pip install -e '.[serve]'`) and talks to it
 # over HTTP, as any client would. A client sends a list of messages, but the model reads tokens. Its chat template turns
-# the messages into one text with marks that say who speaks, and the tokenizer turns the text into ids: the first line.
+# the messages into one text with marks that say who speaks, and the tokenizer turns the text into ids. Both are in the
+# first line of the output.
 
 # %%
 import contextlib
@@ -89,7 +90,7 @@ if http:
 # client has gone, goes through the inbox too. The engine needs no locks.
 #
 # The requests below arrive at the same moment, three of them to be sampled with a seed. On the CPU device their answers
-# must be those of an engine in this process that serves them one by one. (Lesson 36 says why the bits may differ on a
+# must be those of an engine in this process that serves them one by one. (Lesson 35 says why the bits may differ on a
 # GPU.) The kernel that samples is compared with NumPy, as always.
 
 # %%
@@ -128,14 +129,16 @@ processes.close()  # the server lets running requests end, and stops
 # %% [markdown]
 # None of the three: waiting does not help, and that is what 400 and 404 mean. A 429 says that too many are waiting, a
 # 503 that the server is about to stop. Both name a time after which to try again. Why refuse a request that could just
-# as well wait? The section on queues has the answer. When a connection closes, the server cancels the request, and its
-# pages are free before the next step. `/metrics`, which the cell reads, has many such numbers for the operator.
+# as well wait? The section *Why latency explodes* has the answer. When a connection closes, the server cancels the
+# request, and its pages are free before the next step. `/metrics`, which the cell reads, has many such numbers for the
+# operator.
 #
 # ## What a step costs
 #
 # The rest of this lesson is about time, and a tiny model on a CPU says nothing about that. But the scheduler runs
-# without a model, as lesson 35 showed. A step of Llama 3.2 1B reads all weights once, or computes, which for many rows
-# takes longer; and it reads keys and values. If we know how long each step takes, we know when each token comes:
+# without a model, as lesson 35 showed. A step of Llama 3.2 1B takes the time to read all weights once or, with many
+# rows, the time to compute, which is then longer; and it reads keys and values. If we know how long each step takes, we
+# know when each token comes:
 #
 # $$t = \max(t_\text{weights},\; \text{rows} \cdot t_\text{row}) + \text{tokens in the cache} \cdot t_\text{cached}$$
 #
@@ -253,7 +256,8 @@ queues.curves(loads, {
 # long time not at all, and then, in the last fifth of the capacity, fast. Beyond a load of 1 there is no mean any more.
 #
 # That is why a server refuses. Someone whose request has waited for a minute gives up and asks again, and the server
-# computes answers that no one reads. With a bound on the queue those inside are served in time, and the others know.
+# computes answers that no one reads. With a bound on the queue those inside are served in time, and the others learn at
+# once that they should come back later.
 #
 # ## The load test
 #

@@ -15,8 +15,8 @@ from labkit import check, cuda, hint
 # %% [markdown]
 # ## 1 · Predict: shared memory and tiles
 #
-# 500 tokens, 12 heads of 64, float32. The three-pass kernel keeps a row of scores in shared memory. The failed one
-# keeps a head's whole matrix. Flash attention takes 64 queries to a block, and keys in tiles of 64.
+# 500 tokens, 12 heads of 64, float32. The three-pass kernel keeps a row of scores in shared memory. `whole_matrix` of
+# lesson 17 keeps a head's whole matrix. Flash attention takes 64 queries to a block, and keys in tiles of 64.
 
 # %%
 row_bytes = None  # bytes of shared memory that a block of the three-pass kernel takes for its scores

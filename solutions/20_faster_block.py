@@ -90,8 +90,9 @@ check("predict_block", launches=launches, gelu_bytes=gelu_bytes, residual_bytes=
       buffer_bytes=buffer_bytes, weights_percent=weights_percent)
 
 # %% [markdown]
-# The last number shows what a GPT-2 mostly does while it writes text one token at a time: it reads its weights. That is
-# why the weights of language models are stored in fewer and fewer bits.
+# The last number shows which bytes a GPT-2 moves while it writes text one token at a time: nearly all are its weights.
+# No token can be faster than those. That is one reason why the weights of language models are stored in fewer and
+# fewer bits.
 #
 # ## 3 · From a blank page: one graph, many inputs
 #

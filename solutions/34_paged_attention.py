@@ -2,7 +2,7 @@
 # # 34 · Paged attention: exercises
 #
 # Four exercises: a prediction, attention over pages with one warp for each head, parts of a softmax joined, and from a
-# blank page attention split over blocks. Your attention has a place in the engine. `hint("predict_parts")` gives a
+# blank page attention split over blocks. Your attention has a place in a small Llama. `hint("predict_parts")` gives a
 # hint, and a second call a better one.
 
 # %%
