@@ -61,6 +61,7 @@ def test_a_list_that_no_longer_fits_is_named(tool, tmp_path):
         assert part in messages
 
 
+@pytest.mark.sweep
 def test_killed_at_once_killed_by_the_sweep_survived_and_everything_as_it_was(tool, tmp_path):
     pristine = checkout(tmp_path / "pristine")
     before = {file: file.read_bytes() for file in pristine.rglob("*.py")}

@@ -592,6 +592,7 @@ def test_what_was_written_into_the_shipped_notebook_is_checked(exercised):
     assert json.loads(exercised("check", "--json").stdout)[0]["exercise"] == "scale_vector"
 
 
+@pytest.mark.sweep
 def test_build_check_looks_at_the_exercises(exercised):
     def problems():
         done = exercised("build", "--check")

@@ -118,6 +118,7 @@ def write(classroom, exercise, source, above=None):
 # --- Every answer in its place ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.sweep
 def test_each_answer_alone_and_all_together_in_a_block(solutions):
     found = one_by_one(solutions, shape=HEADS_OF_64, tokens=5)
     assert found.passed and len(found.runs) == len(IN_A_BLOCK) + 1
@@ -135,7 +136,8 @@ def test_each_answer_alone_and_all_together_in_a_model(solutions, model):
     assert "attend_warp is left out: it is for heads of 64 numbers, and here a head has 8." in found.table()["notes"]
 
 
-@pytest.mark.parametrize("which", ["encoder_in_numpy", pytest.param("encoder", marks=pytest.mark.sweep)])
+@pytest.mark.sweep
+@pytest.mark.parametrize("which", ["encoder_in_numpy", "encoder"])
 def test_each_answer_alone_and_all_together_in_an_encoder(solutions, which, request):
     encoder = request.getfixturevalue(which)
     found = one_by_one(solutions, encoder, SENTENCES)

@@ -155,6 +155,7 @@ class Array:
     """Something that can be watched: is it still alive?"""
 
 
+@pytest.mark.sweep
 def test_a_gpus_graph_holds_what_was_kept_while_it_was_captured_and_nothing_else(driver):
     own, before = [], Array()
     graphs.keep(before)

@@ -274,6 +274,7 @@ print(json.dumps({name: Fingerprint().of(kernel) for name, kernel in kernels.ite
 """
 
 
+@pytest.mark.sweep
 def test_every_kernel_of_labkit_has_a_key_which_is_the_same_in_another_process():
     seed = "1" if os.environ.get("PYTHONHASHSEED") == "2" else "2"  # not that of this process
     run = subprocess.run([sys.executable, "-c", EVERY], capture_output=True, text=True, timeout=240,

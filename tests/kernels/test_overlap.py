@@ -94,6 +94,7 @@ def random(seed, *shape):
     return bfloat16_of(np.random.default_rng(seed).standard_normal(shape, np.float32))
 
 
+@pytest.mark.sweep
 def test_a_product_is_the_same(monkeypatch):
     x, weight = (cuda.to_device(array) for array in layer(np.random.default_rng(1), 3, 24, 2120))
 
@@ -118,6 +119,7 @@ def test_a_norm_is_the_same(monkeypatch):
     np.testing.assert_array_equal(*both(monkeypatch, rmsnorm, launch))
 
 
+@pytest.mark.sweep
 def test_rotation_is_the_same(monkeypatch):
     T, H, K, D = 3, 2, 1, 32
     qkv, norm = cuda.to_device(random(5, T, (H + 2 * K) * D)), cuda.to_device(random(6, D))

@@ -57,7 +57,7 @@ def run(launch, x, begins, lengths):
     return out.copy_to_host()
 
 
-@pytest.mark.sampled(1, by="launch")
+@pytest.mark.sweep
 @pytest.mark.parametrize("launch", LAUNCHERS, ids=lambda launch: launch.__name__)
 @pytest.mark.parametrize("dtype", [np.float32, np.float16], ids=lambda dtype: dtype.__name__)
 @pytest.mark.parametrize("columns", [24, 37])

@@ -38,6 +38,7 @@ def drawn(logits, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, seed=0, step=0
     return tokens.copy_to_host(), logprobs.copy_to_host(), scratch
 
 
+@pytest.mark.sweep
 def test_the_best_rung_agrees():
     assert agree(SAMPLE, ("sample_split",), sizes=({"R": 24, "V": 33}, {"R": 12, "V": V}), seed=1).passed
     assert op("sample") is SAMPLE and op("sample_top_p") is SAMPLE_TOP_P

@@ -50,6 +50,7 @@ def test_an_exclusive_scan(one, launch):
         np.testing.assert_array_equal(run(launch, x), through)
 
 
+@pytest.mark.sweep
 def test_sums_wrap_around():
     x = np.full(5000, 2**30, np.int32)
     found = run(scan_look_back_warp, x)

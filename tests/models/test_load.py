@@ -108,6 +108,7 @@ LLAMA = {"model_type": "llama", "vocab_size": 320, "hidden_size": 64, "intermedi
          "num_attention_heads": 2, "head_dim": 32, "eos_token_id": 0}
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("kind", ["llama", "qwen3"])
 def test_the_model_is_chosen_by_its_type(path, kind):
     shape, model = ARCHITECTURES[kind]

@@ -271,7 +271,7 @@ def test_the_clients_timeout_frees_the_request():
                 model=MODEL, prompt="abc", max_tokens=50, extra_body={"deadline_s": 0.1, "ignore_eos": True})
         assert found.value.code == "deadline_exceeded"
         server.thread.delay_s = 0.0
-        assert server.service.metrics.requests.labels("/v1/completions", "504")._value.get() == 1
+        until(lambda: server.service.metrics.requests.labels("/v1/completions", "504")._value.get() == 1)
 
 
 def test_an_error_in_the_middle_of_a_stream_is_raised_by_the_client():

@@ -711,6 +711,7 @@ def test_a_tensor_core_product_observed(rng):
     check_product(rng, run, 70, 6, 40)
 
 
+@pytest.mark.sweep
 def test_a_tensor_core_product_in_other_orders(rng):
     with thread_order("scattered"):
         check_product(rng, lambda grid, block, *args: product[grid, block](*args), 70, 38, 72)

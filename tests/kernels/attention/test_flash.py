@@ -69,6 +69,7 @@ def test_flash_at_awkward_sizes(down):
     every_size(launch)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(("warps", "down"), [FORMS[0], *(pytest.param(*form, marks=pytest.mark.sweep)
                                                         for form in (FORMS[1], FORMS[-1]))])
 def test_flash_half_at_awkward_sizes(warps, down):
@@ -78,7 +79,7 @@ def test_flash_half_at_awkward_sizes(warps, down):
     every_size(launch, dtype=np.float16)
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.sweep
 @pytest.mark.parametrize("size", [48, 128])
 @pytest.mark.parametrize("launch", [attention_flash, attention_flash_half, attention_decode, attention_decode_half])
 def test_other_heads(launch, size):
@@ -174,6 +175,7 @@ def test_what_launchers_refuse():
         attention_flash(flat[1:].reshape((2, 48)), 1, cuda.device_array((2, 16), np.float32))
 
 
+@pytest.mark.sweep
 def test_decode_takes_a_workspace():
     qkv = cuda.to_device(uniform(np.random.default_rng(0), 2, 3 * 64))
     out = cuda.device_array((2, 64), np.float32)

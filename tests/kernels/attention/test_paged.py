@@ -197,6 +197,7 @@ def test_how_many_parts_a_sequence_has_depends_on_its_length_alone():
             assert (last > first).sum() == blocks[0]
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(("launcher", "dtype"), [("split", F32), pytest.param("split", BF16, marks=pytest.mark.sweep),
                                                  pytest.param("mma", BF16, marks=pytest.mark.sweep)])
 def test_a_result_has_the_same_bits_however_many_blocks_share_a_sequence(launcher, dtype):

@@ -68,6 +68,7 @@ def test_the_reference_is_torchs():
         np.testing.assert_allclose(ours, theirs.transpose(0, 1).reshape(7, 10).numpy(), atol=1e-14)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("launch", LAUNCHERS, ids=lambda launch: launch.__name__)
 def test_token_by_token_with_a_cache_is_all_at_once(launch):
     S, H, D = 9, 2, 16

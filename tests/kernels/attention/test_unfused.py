@@ -58,8 +58,8 @@ def test_what_it_does_not_take_is_named():
         attention(long, 1, cuda.device_array((LONGEST + 1, 1), np.float32))
 
 
+@pytest.mark.sweep
 @pytest.mark.cpu_device
-@pytest.mark.sampled(1, by="tiled")
 @pytest.mark.parametrize("tiled", [False, True])
 @pytest.mark.parametrize("fused", [False, True])
 def test_no_race(fused, tiled):

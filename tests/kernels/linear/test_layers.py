@@ -24,6 +24,7 @@ def test_float32_layer_of_a_sentence_encoder(rows):
     assert agree(LINEAR_F32, sizes=({"M": rows, "N": 77, "K": 50},), seed=2).passed
 
 
+@pytest.mark.sweep
 def test_without_a_bias_the_weights_alone():
     rng = np.random.default_rng(0)
     x, weights, bias = LINEAR.inputs(rng, M=9, N=16, K=24)

@@ -16,7 +16,7 @@ def random(rng, *shape):
     return bfloat16_of(rng.standard_normal(shape, np.float32))
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.sweep
 @pytest.mark.parametrize(("T", "C", "N", "swiglu"), [(1, 256, 24, False), (3, 512, 16, True), (8, 2048, 40, False),
                                                      (5, 768, 20, True)])
 def test_the_bits_are_those_of_two_kernels(T, C, N, swiglu):

@@ -97,6 +97,7 @@ def test_no_race_in_the_pipelined_kernels():
         assert report.ok, (launch.__name__, [str(finding) for finding in report.races])
 
 
+@pytest.mark.sweep
 def test_what_feeds_a_multiply_add():
     """The counts that docstrings and lesson state: numbers read from shared memory for the products of one step."""
     for thread_tile, numbers in ((4, 8), (8, 16)):

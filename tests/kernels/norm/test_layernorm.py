@@ -29,7 +29,7 @@ def test_every_rung_agrees_at_every_awkward_size(launcher):
     assert agree(LAYERNORM, [launcher], seed=1).passed
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.sweep
 @pytest.mark.parametrize("op", [RESIDUAL_LAYERNORM, ADD_LAYERNORM], ids=lambda op: op.name)
 def test_with_a_residual(op):
     assert agree(op, seed=1, sizes=({"R": 3, "C": 5}, {"R": 6, "C": 768})).passed

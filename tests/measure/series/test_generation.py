@@ -37,6 +37,7 @@ def series(model):
     return {"models": [one], "where": "here", "date": "today"}
 
 
+@pytest.mark.sweep
 def test_the_texts_are_the_same_with_every_attention(series):
     for prompt in series["models"][0]["prompts"]:
         assert (prompt["prompt_tokens"], prompt["new_tokens"]) == (3, 6)
