@@ -6,7 +6,10 @@
 # a second call a better one.
 
 # %%
+import math
+
 import numpy as np
+from numba import float32
 
 from labkit import check, cuda, hint
 from labkit.course import yours

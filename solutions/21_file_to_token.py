@@ -6,6 +6,7 @@
 
 # %%
 import json
+import math
 
 import numpy as np
 from numba import float32, int32

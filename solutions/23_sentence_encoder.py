@@ -5,6 +5,9 @@
 # the encoder. `hint("word_pieces")` gives a hint, and a second call a better one.
 
 # %%
+import math
+
+import numpy as np
 from numba import float32
 
 from labkit import check, cuda, hint

@@ -8,7 +8,8 @@
 # %%
 import math
 
-from numba import float32
+import numpy as np
+from numba import float32, int32
 
 from labkit import check, cuda, hint
 from labkit.course import yours

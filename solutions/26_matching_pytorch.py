@@ -5,8 +5,10 @@
 # and from a blank page the shapes of its graphs. `hint("pack_ids")` gives a hint, and a second call a better one.
 
 # %%
+import math
+
 import numpy as np
-from numba import int32
+from numba import float32, int32
 
 from labkit import check, cuda, hint
 

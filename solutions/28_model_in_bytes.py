@@ -8,6 +8,7 @@
 import json
 
 import numpy as np
+from numba import float32
 
 from labkit import check, cuda, hint
 from labkit._common.paths import find_root

@@ -5,9 +5,12 @@
 # `hint("refill_slots")` gives a hint, and a second call a better one.
 
 # %%
-import numpy as np
+import math
 
-from labkit import check, hint
+import numpy as np
+from numba import float32
+
+from labkit import check, cuda, hint
 
 # %% [markdown]
 # ## 1 · Predict: what a batch is worth

@@ -5,7 +5,10 @@
 # pages counted. `hint("predict_pages")` gives a hint, and a second call a better one.
 
 # %%
+import math
+
 import numpy as np
+from numba import float32
 
 from labkit import check, cuda, hint
 
