@@ -146,7 +146,7 @@ def head_weights(tokens: Sequence[str], weights: np.ndarray, shared: int) -> Cou
             ax.plot([x, x + side, x + side, x, x], [y, y, y + side, y + side, y], color=GREY, linewidth=0.8,
                     zorder=3)
             cell = side / count
-            size = min(9.0, 67 * cell)
+            size = min(9.0, 69 * cell)
             if head % ACROSS == 0:
                 for t, name in enumerate(names):
                     ax.text(x - 0.06, y + (t + 0.5) * cell, name, fontsize=size, ha="right", va="center", color=FAINT)
