@@ -162,7 +162,7 @@ def test_each_answer_alone_and_all_together_in_a_llama(solutions, llama):
     assert [name for name, _, _ in found.runs] == [*(place.exercise for place in IN_A_LLAMA), "all together"]
     notes = found.table()["notes"]
     assert any(note.startswith("saxpy, add_row") and note.endswith("have their places in a GPT-2.") for note in notes)
-    assert any(note.startswith("mean_pool") and note.endswith("in a sentence encoder.") for note in notes)
+    assert any(note.startswith("embed_norm, mean_pool") and note.endswith("in a sentence encoder.") for note in notes)
     computed = {row[0]: row[1] for row in found.runs[-1][2].table()["rows"]}
     assert computed["layers.0.input_norm"] == computed["layers.1.post_norm"] == computed["norm"] == "rmsnorm_block"
     assert computed["layers.0.q"] == computed["layers.1.keys"] == "rope_heads"

@@ -104,6 +104,7 @@ def test_a_slow_reader_finds_the_newest_output_and_no_one_waits_for_it():
         assert seen(rest[0].outputs[0]) == expected("abc", params)
 
     with running() as thread:
+        thread.delay_s = 0.005  # so that the first output is not the last one, too
         asyncio.run(ask())
 
 
