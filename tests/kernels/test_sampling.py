@@ -169,6 +169,7 @@ def kept_on_device(logits, scratch):
     return keys >= thresholds[: len(logits), None], least[: len(logits)]
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("cols", [V, *(pytest.param(n, marks=pytest.mark.sweep) for n in
                                        (1, 2, 31, 32, 33, 4096, 4099, 20_000, 128_256))])
 def test_hard_rows_keep_the_same_tokens(cols):
@@ -190,6 +191,7 @@ def test_hard_rows_keep_the_same_tokens(cols):
         assert tokens[row] == drawn_reference(kept, philox_reference((row, 0, 0, 0), seed_words(cols))), (row, values)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("kind", ["all equal", "few different values", "normal"])
 def test_more_candidates_than_fit_and_two_chunks(kind):
     cols = 8192 + 36

@@ -79,7 +79,7 @@ SENTENCES = random_sentences(SMALL)
 # --- Against NumPy ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.sweep
 @pytest.mark.parametrize("form", ["packed", "padded"])
 def test_every_launch_is_right(either, form):
     table = parity(either, SENTENCES, form).check()

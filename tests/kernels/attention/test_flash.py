@@ -107,7 +107,7 @@ every_operation = pytest.mark.parametrize("operation", [ATTENTION_HALF, ATTENTIO
                                          ids=lambda one: one.name)
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.sweep
 @every_operation
 def test_float16_agree(operation):
     """In heads of 64: another size is another kernel, which compiles for seconds."""
