@@ -32,7 +32,8 @@ def small_suite(folder: Path, tests: str) -> None:
     here = Path(__file__).parent
     (folder / "tests").mkdir()
     shutil.copy(here / "conftest.py", folder)
-    shutil.copy(here / "sampling.py", folder / "tests")
+    for imported in ("browser.py", "sampling.py"):
+        shutil.copy(here / imported, folder / "tests")
     (folder / "test_tiny.py").write_text(tests)
 
 

@@ -15,7 +15,17 @@ import numpy as np
 
 from labkit.simt.faults import describe, grid_barrier_warning, unforeseen
 from labkit.simt.interpreter import Interpreter
-from labkit.simt.runtime.fault_record import ABORT, CODE, DONE, ORDER, RECORD_SIZE, STRICT, WARNED, Stop
+from labkit.simt.runtime.fault_record import (
+    ABORT,
+    ABORTED,
+    CODE,
+    DONE,
+    ORDER,
+    RECORD_SIZE,
+    STRICT,
+    WARNED,
+    Stop,
+)
 from labkit.simt.settings import ORDERS, current_order, is_strict, time_limit_s, worker_count
 
 _LAUNCH_LOCK = threading.RLock()
@@ -64,7 +74,8 @@ def _workers():
 
 
 class RunningLaunch:
-    """One launch under way: hands out ranges of blocks, collects the first fault."""
+    """One launch under way: hands out ranges of blocks, keeps the fault of the first block that has one: the same in
+    every run, however the ranges fall to the threads."""
 
     def __init__(self, compiled, grid, block, dynamic, arguments):
         self.compiled, self.grid, self.block, self.dynamic = compiled, grid, block, dynamic
@@ -81,27 +92,31 @@ class RunningLaunch:
         self.records[:, STRICT], self.records[:, ORDER] = is_strict(), ORDERS.index(current_order())
         self.lock = threading.Lock()
         self.next, self.running, self.fault = 0, self.shares, None
+        self.first = [0] * self.shares  # block of the range that each thread is at
         self.finished = threading.Event()
         scratch = compiled.scratch_bytes(self.threads, self.blocks if self.whole else 1, dynamic)
         for k in range(self.shares):
-            workers.queue.put(lambda k=k: self._share(workers, scratch, self.records[k]))
+            workers.queue.put(lambda k=k: self._share(k, workers, scratch))
 
-    def _share(self, workers, scratch, record):
+    def _share(self, k, workers, scratch):
+        record = self.records[k]
         try:
             memory = workers.memory(scratch)
-            while self.fault is None:
+            while True:
                 with self.lock:
-                    first = self.next
+                    if self.fault is not None or self.next >= self.blocks:
+                        break
+                    self.first[k] = first = self.next
                     self.next = last = min(first + self.chunk, self.blocks)
-                if first >= last:
-                    break
                 self.compiled.entry(first, last, self.grid, self.block, self.dynamic, memory, record, *self.arguments)
         except BaseException as error:  # reported by the thread that waits
             with self.lock:
-                not_a_fault = record[CODE] == 0
-                if self.fault is None or (isinstance(self.fault[0], Stop) and not_a_fault):
-                    self.fault = (error, record.copy())
-            self.stop()
+                # What is no fault of the kernel counts most, a range that was told to stop least; then the first.
+                rank = 0 if record[CODE] == 0 else 2 if record[CODE] == ABORTED else 1, self.first[k]
+                if self.fault is None or rank < self.fault[0]:
+                    self.fault = rank, error, record.copy()
+                later = [other for other, first in enumerate(self.first) if first > self.first[k]]
+                self.records[later, ABORT] = 1  # the ranges before this one may still have a fault
         finally:
             with self.lock:
                 self.running -= 1
@@ -146,7 +161,7 @@ def run_blocks(kernel, compiled, grid, block, dynamic, arguments):
             run.finished.wait()
             raise
     if run.fault is not None:
-        error, record = run.fault
+        _, error, record = run.fault
         if isinstance(error, Stop):
             raise describe(record, kernel.__name__, compiled.sites, grid, block, limit_reached) from None
         if isinstance(error, Exception):

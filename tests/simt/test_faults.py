@@ -230,6 +230,24 @@ def test_block_and_thread_of_a_fault():
     assert error.index == (5, 3, 1, -7) and error.shape == (9, 9, 9, 6)
 
 
+@cuda.jit
+def first_block_is_late(x, out):
+    total = float32(0.0)
+    if cuda.blockIdx.x == 0:
+        for k in range(3_000_000):
+            total += x[k % x.size]
+    if cuda.threadIdx.x == 0:
+        out[out.size + cuda.blockIdx.x] = total
+
+
+@pytest.mark.parametrize("blocks", [2, 64])
+def test_the_fault_of_the_first_block_is_the_one_reported(blocks):
+    """Whichever core comes to its fault first: a verdict must not depend on that."""
+    for _ in range(3):
+        with pytest.raises(OutOfBoundsError, match="block 0, thread 0 "):
+            first_block_is_late[blocks, 2](np.ones(7, np.float32), np.zeros(5, np.float32))
+
+
 def test_arrays_of_size_zero_and_other_layouts():
     @cuda.jit
     def kernel(a, k):

@@ -111,14 +111,15 @@ def _known_mistake(exercise: Exercise, answer, attempt: Attempt, run, passed: li
     best, found = -1, []
     mine_more = None
     for mistake, wrong in exercise.wrong.items():
-        theirs, same = run(wrong), _same_code(answer, wrong)
-        if not same and (_alike(attempt, theirs) < 0
-                         or (depends_on_before(exercise, wrong, case, theirs) is not None) != adds):
+        theirs = run(wrong)
+        score = _alike(attempt, theirs)
+        if score < 0 or not _same_code(answer, wrong) and (
+                depends_on_before(exercise, wrong, case, theirs) is not None) != adds:
             continue
         if mine_more is None:  # a few more cases, run once, only when there is something to compare with
             mine_more = [(next_run, next_run(answer)) for _, next_run in more[:MORE]]
         pairs = [(attempt, theirs), *((mine, next_run(wrong)) for next_run, mine in mine_more)]
-        scores = [1 if same else _alike(*pair) for pair in pairs]
+        scores = [_alike(*pair) for pair in pairs]
         if min(scores) < 0:
             continue
         if sum(scores) > best:
