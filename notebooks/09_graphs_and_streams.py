@@ -53,8 +53,7 @@ print(f"\nin {h200['launcher_us']:.1f} us an H200's memory has time for "
 # half of that. In a graph it costs a fifth. The host does the launching, so the price depends on the host: the same GPU
 # in another machine gives other figures. Compare times of calls only if they come from the same run.
 #
-# Over sizes it looks like this. Each point is one addition among many in a row. The H200's lines are older than the
-# table: when they were recorded, every launch of labkit went through Numba.
+# Over sizes it looks like this. Each point is one addition among many in a row.
 
 # %%
 plots.launch_cost(overheads.launch_sizes())
@@ -141,18 +140,17 @@ agree(BIAS_GELU_ADD)
 # %% [markdown]
 # The next table is for 512 rows of 384 numbers on a GPU, 64 on the CPU device. Put these in order for a GPU before you
 # run the cell: three kernels from Python, one kernel from Python, PyTorch's three calls, three kernels in a graph, one
-# kernel in a graph. The H200's times are as old as the lines above, so read the costs of a launch there.
+# kernel in a graph.
 
 # %%
 overheads.baseline_table(overheads.fair_baseline(times=20))
 
 # %% [markdown]
-# On the H200, PyTorch's three calls from Python cost a quarter of my one. It would be easy to conclude that fusing is
-# no use. But what that compares is Numba's launch, which labkit still used when this was recorded. (It cost even more
-# than that of an addition. The launcher checks four arrays and flattens three of them each time.) `torch.compile`
-# launches one kernel and costs more than the three calls that it replaces: before each launch it has to make sure that
-# what it compiled still fits the arguments. In a graph all of this is gone, and one kernel beats three, in both
-# libraries.
+# On the H200, PyTorch's three calls from Python cost twice as much as my one, and as much as my three: what a call
+# costs is launches. `torch.compile` launches one kernel and still costs three times as much as the calls that it
+# replaces, since before each launch it has to make sure that what it compiled still fits the arguments. In a graph all
+# of this is gone, and one kernel beats three, in both libraries. Whoever compares a fused kernel with three calls from
+# Python measures mostly Python.
 
 # %%
 plots.ladder(ladder(BIAS_GELU_ADD))
@@ -212,21 +210,26 @@ pictures.engines({"title": "One stream: a calculation", "events": streams.schedu
 # start. Where does the gain stop? And what happens with memory that is not pinned? Predict both.
 
 # %%
-recorded = measure.recorded_series("streams", gpu="NVIDIA H200")
-pictures.chunks(recorded) if recorded else print("copies beside kernels on the H200: not recorded yet")
+pictures.chunks(measure.recorded_series("streams", gpu="NVIDIA H200"))
 
 # %% [markdown]
-# A copy from *pageable* memory is made in two steps, since the operating system could move the memory during the copy.
-# The driver first copies to a pinned buffer of its own, and the host has to do that work: for the host, such a copy is
-# not asynchronous. Meanwhile it can launch nothing.
+# With three streams, eight chunks take 45% of the time of one, close to the schedule. Beyond sixteen the gain shrinks.
+# 64 chunks are 192 calls from Python, and the copies have become so short that the host cannot ask for them fast
+# enough.
 #
-# And here are the three engines as a profiler saw them, if that has been recorded:
+# Pageable memory gains nothing, and the whole takes four times as long. A copy from *pageable* memory is made in two
+# steps, since the operating system could move the memory during the copy. The driver first copies to a pinned buffer of
+# its own, and the host has to do that work: for the host, such a copy is not asynchronous. Meanwhile it can launch
+# nothing.
+#
+# And here are the three engines as a profiler saw them, with four chunks of pinned memory. Two copies in opposite
+# directions slow each other down a little: compare the widths of the bars.
 
 # %%
 trace = measure.recorded_series("streams_trace", gpu="NVIDIA H200")
-panels = [{"title": f"{panel['streams']} streams. Measured on {trace['where']}, {trace['date']}",
-           "events": panel["events"]} for panel in (trace["panels"] if trace else ())]
-pictures.engines(*panels) if panels else print("copies and kernels in time on the H200: not recorded yet")
+names = {1: "One stream", 3: "Three streams"}
+pictures.engines(*({"title": f"{names[panel['streams']]}. Measured on {trace['where']}, {trace['date']}",
+                    "events": panel["events"]} for panel in trace["panels"]))
 
 # %% [markdown]
 # ## What stops an overlap

@@ -123,6 +123,18 @@ for b, ids in enumerate(prompts):
 # depends only on its own sequence. (In bfloat16 on a GPU, linear layers change kernels with the number of rows, and the
 # last bits change with them.) So requests may run together in any combination.
 #
+# The same bits twice could still be wrong twice. So here is the same step again, and what each launch wrote is compared
+# with NumPy in float64. The table shows the last layer and the logits:
+
+# %%
+from labkit.models.llama_reference import Parity, parity
+
+texts = [[*prompts[0], tokens[0]], [*prompts[1], tokens[1]], prompts[2]]
+launches = parity(model, texts, before=[len(prompts[0]), len(prompts[1]), 0]).check()
+print(f"{len(launches.rows)} activations agree with NumPy")
+Parity(launches.rows[-14:])
+
+# %% [markdown]
 # ## Static batching
 #
 # Which of them should run together? The simplest way is *static batching*: take as many requests as there are slots,

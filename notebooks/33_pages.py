@@ -104,7 +104,7 @@ for size in (1, 4, 16, 64, 256):
 #
 # New keys and values are written by a kernel that gets a slot for each row, and -1 for a row of padding. The simplest
 # rung of lesson 29 took three launches to split and rotate `qkv`. This is the first of them: it splits each row into
-# queries, keys and values, and a thread moves one number. Where are rows of padding turned away?
+# queries, keys and values, and a thread moves one number. Which line skips the rows of padding?
 
 # %%
 from labkit import agree, cuda, show_source

@@ -202,10 +202,10 @@ runs.decode_steps(decode, None)
 # and back come on top. For one sequence a step takes 0.93 ms, and its bytes need 0.59. It has 106 launches, so the
 # difference is 3 us for each of them. Some of that is in the nature of a launch: the memory is idle until its first
 # loads arrive and after the last ones have. So in a graph most kernels begin before the previous one has ended, and
-# fetch their weights meanwhile. With 256 sequences the step reaches 72% of the bound.
+# fetch their weights meanwhile. With 256 sequences the step reaches 70% of the bound.
 #
 # PyTorch without compiling takes 2.2 times as long for one sequence. The compiled step is the one to beat: ours is
-# faster for one sequence and for 32, and takes 4% longer for 256. Prompts are within 4% of it, at 525 and 534 TFLOP/s.
+# faster for one sequence and for 32, and takes 6% longer for 256. Prompts are within 4% of it, at 525 and 534 TFLOP/s.
 # The last column shows them launched one by one from Python, which makes no difference: the GPU takes longer for each
 # kernel than the host for its launch.
 #
@@ -252,7 +252,7 @@ runs.seats(served)
 #
 # The column *host* is the part of the time in which the host did not wait for the device. In decode steps it stays
 # hidden: with larger steps, half of the steps take less than 2.04 ms, for 70 sequences on average, and the graph alone
-# needs 1.70 ms for 64 and 2.32 for 128. So what comes next are the kernels again: with 64 sequences the bytes would
+# needs 1.71 ms for 64 and 2.34 for 128. So what comes next are the kernels again: with 64 sequences the bytes would
 # take 1.09 ms.
 #
 # An engine in production has more around this: models spread over several GPUs, weights of fewer bits, outputs that

@@ -48,14 +48,16 @@ def versions() -> dict[str, str]:
 def summarise(shown: list[dict], problem: str) -> dict:
     """The part of a LessonResult that the displayed results decide.
 
-    Passed means: every cell ran, at least one agreement was shown, and all of them passed.
+    Passed means: every cell ran, at least one agreement was shown, and all of them passed. A model whose steps all
+    agree is one, too; a lesson may also show one that does not, to say how a mistake looks.
     """
     agreements = [result for result in shown if result.get("kind") == "agreement"]
     kernels = tuple(dict.fromkeys(kernel for result in shown for kernel in result.get("kernels", ())))
     errors = [float(a["max_error"]) for a in agreements if a.get("max_error") is not None]
     # A NaN must not hide behind a comparison: it is the largest error there is.
     largest = math.nan if any(math.isnan(e) for e in errors) else max(errors, default=None)
-    if not problem and not agreements:
+    models = [result for result in shown if result.get("kind") == "parity" and result.get("passed")]
+    if not problem and not agreements and not models:
         problem = "the lesson shows no agreement with NumPy"
     wrong = [str(a.get("op", "?")) for a in agreements if not a.get("passed")]
     if not problem and wrong:

@@ -6,6 +6,9 @@ and a kernel keeps, for the types of its arguments, the function that Numba laun
 
     kernel[grid, block](a, b, np.float32(2))      # the first time by Numba, which compiles; from then on from here
 
+A view by the same shape or the same slice, x.reshape(n) or x[:n], is made once and kept: Numba takes some 20 us for
+one, and a step of a model needs dozens.
+
 A launch is left to Numba where anything is unusual: arguments other than Numba's device arrays and single numbers, a
 kernel that is compiled for a debugger, for one launch configuration, for a cooperative launch or with extensions; and
 where the driver refuses the launch, so that errors are Numba's own.
@@ -197,7 +200,7 @@ def install() -> None:
         from numba.cuda.errors import normalize_kernel_dimensions
 
         driver.cuLaunchKernel, _to_core_stream, _Kernel.argument_types, _LaunchConfiguration.__call__  # noqa: B018
-        reset, reshape = CUDADispatcher._reset_overloads, DeviceNDArray.reshape
+        reset, reshape, getitem = CUDADispatcher._reset_overloads, DeviceNDArray.reshape, DeviceNDArray.__getitem__
     except (ImportError, AttributeError):
         return
     if getattr(CUDADispatcher, "_labkit_quick", False):
@@ -213,23 +216,33 @@ def install() -> None:
         self.__dict__.get("_labkit_functions", {}).clear()
         reset(self)
 
+    def view_of(array, key, make):
+        """The same view for the same key: so it keeps what a launch needs of it."""
+        views = kept(array).setdefault("views", {})
+        try:
+            if key in views:
+                return views[key]
+        except TypeError:  # a list, which a dictionary cannot have as key
+            return make()
+        view = make()
+        if len(views) < MOST_VIEWS:
+            views[key] = view
+        return view
+
     @functools.wraps(reshape)
-    def remembered(self, *newshape, **options):
-        """The same view for the same shape: so it keeps what a launch needs of it."""
+    def reshape_once(self, *newshape, **options):
         if options:
             return reshape(self, *newshape, **options)
-        views = kept(self).setdefault("views", {})
-        try:
-            if newshape in views:
-                return views[newshape]
-        except TypeError:  # a list
-            return reshape(self, *newshape)
-        view = reshape(self, *newshape)
-        if len(views) < MOST_VIEWS:
-            views[newshape] = view
-        return view
+        return view_of(self, newshape, lambda: reshape(self, *newshape))
+
+    @functools.wraps(getitem)
+    def slice_once(self, item):
+        if type(item) is not slice:  # an element is read anew each time
+            return getitem(self, item)
+        return view_of(self, ("slice", item.start, item.stop, item.step), lambda: getitem(self, item))
 
     DeviceNDArray._labkit_kept = functools.cached_property(lambda self: {})
     DeviceNDArray._labkit_kept.__set_name__(DeviceNDArray, "_labkit_kept")
-    CUDADispatcher.configure, CUDADispatcher._reset_overloads, DeviceNDArray.reshape = configure, forget, remembered
+    CUDADispatcher.configure, CUDADispatcher._reset_overloads = configure, forget
+    DeviceNDArray.reshape, DeviceNDArray.__getitem__ = reshape_once, slice_once
     CUDADispatcher._labkit_quick = True

@@ -1,7 +1,7 @@
 """Sampling with every row of logits split over blocks: the kernels of labkit.kernels.sampling, which says what.
 
-Four kernels, three of which read the row. No block waits for another, and none counts who has arrived: what the blocks
-of a row have found lies in memory when the next kernel starts, and each of its blocks puts that together for itself.
+Four kernels, three of which read the row. There is no synchronisation between blocks and no counter of finished ones:
+the results of a row's blocks are in memory when the next kernel starts, and each block of that one combines them anew.
 
     sample_max_kernel     of each chunk: its maximum and where it is, and the sum of exponentials
     sample_weigh_kernel   of each row: a histogram of the tokens' weights; a row whose token is known ends here

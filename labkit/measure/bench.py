@@ -172,13 +172,16 @@ def _sizes(one, quick: bool) -> list[dict | None]:
 
 
 def merge(path: Path, data: dict) -> dict:
-    """Puts `data` into the file at `path`, operation by operation, and replaces the file in one step."""
+    """Puts `data` into the file at `path`, operation by operation, and replaces the file in one step. The limits that
+    the file has stay until all operations are measured anew: most of its ladders stand beside them."""
     path = Path(path)
     known = read_json(path) if path.is_file() else {}
     if known.get("schema", SCHEMA) != SCHEMA:
         known = {}  # another layout: nothing in it can be kept
     merged = {**data, "ops": {**known.get("ops", {}), **data["ops"]},
               "series": {**known.get("series", {}), **data["series"]}}
+    if "limits" in known and not data["ops"].keys() >= set(HOMES):
+        merged["limits"] = known["limits"]
     course = [*HOMES, *merged["ops"]]
     merged["ops"] = dict(sorted(merged["ops"].items(), key=lambda item: course.index(item[0])))
     for note in ("seconds", "problems"):

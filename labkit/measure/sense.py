@@ -22,7 +22,8 @@ ABOVE_LIMIT = 1.05  # the limit is measured, by a copy; an operation that writes
 TOLERANCE = 0.25  # two runs on the same GPU: the host's times vary most
 NOISE = 0.1  # of kernels alone
 UNITS = ("GB/s", "TFLOP/s")
-SIGNED = ("max_difference", "max_error", "relative_error", "torch_max_difference", "start_us", "find_ms")  # 0 is fine
+SIGNED = ("max_difference", "max_error", "relative_error", "torch_max_difference", "start_us", "start_ms",
+          "find_ms")  # 0 is fine
 
 
 def problems(recording: Mapping) -> list[str]:

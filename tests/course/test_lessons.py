@@ -30,6 +30,13 @@ plots.ladder(measured)
 """
 
 
+def test_every_shipped_lesson_has_passed():
+    """As `labkit run` would judge what the notebooks hold."""
+    for chapter in courses.load().chapters:
+        shown = execution.results(notebooks.read_notebook(chapter.built))
+        assert run.summarise(shown, "")["problem"] == "", chapter.name
+
+
 def test_a_lesson_with_real_results(course_dir):
     (course_dir / "notebooks" / "00_first.py").write_text(LESSON)
     course = courses.load(course_dir)

@@ -2,6 +2,7 @@
 unusual. The driver is replaced, so that no GPU is needed."""
 
 import ctypes
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import numpy as np
@@ -16,6 +17,7 @@ cuda = device.numba_cuda()
 
 from cuda.bindings import driver  # noqa: E402
 from numba.cuda import types  # noqa: E402
+from numba.cuda.cudadrv import devices  # noqa: E402
 from numba.cuda.cudadrv.devicearray import DeviceNDArray  # noqa: E402
 from numba.cuda.dispatcher import _Kernel, _LaunchConfiguration  # noqa: E402
 
@@ -182,10 +184,17 @@ def test_threads_do_not_share_a_cell(launch):
     assert [int.from_bytes(content[:8], "little") for _, _, content in launch.asked] == [2, 2, 2, 5]
 
 
-def test_a_view_is_made_once_and_an_array_is_checked_once():
+def test_a_view_is_made_once_and_an_array_is_checked_once(monkeypatch):
+    monkeypatch.setattr(devices._runtime, "ensure_context", nullcontext)
     x = array((4, 6))
     assert x.reshape(24) is x.reshape(24) and x.reshape((2, 12)) is x.reshape((2, 12)) is not x.reshape(2, 12)
     assert x.reshape([3, 8]).shape == (3, 8) and x.reshape(24, order="C").shape == (24,)
+    assert x[:3] is x[:3] is not x[0:3] and x[1:3] is not x[:3]
+    assert x[:3].shape == (3, 6) and x[1:3].shape == (2, 6) and x[::2].strides == (48, 4)
+    assert x[:3].reshape(18) is x[:3].reshape(18)
+    long = array((200,))
+    for n in range(1, 2 * quick_launch.MOST_VIEWS):  # more than are kept
+        assert long[:n].shape == (n,)
     for _ in range(2):
         check_array("x", x, ndim=2)
         check_array("x", x, shape=(4, 6), dtype=np.float32)

@@ -92,6 +92,12 @@ def test_merge_keeps_what_was_not_measured_again(tmp_path):
     assert merged["ops"]["vector_add"] == both["ops"]["vector_add"]
     assert merged["ops"]["matmul"] == newer["ops"]["matmul"]
     assert set(merged["series"]) == set(both["series"])
+
+    anew = {**newer, "limits": {**both["limits"], "bandwidth_gbs": 1.0}}
+    assert bench.merge(path, anew)["limits"] == both["limits"], "of one operation: the file's limits stay"
+    whole = {**anew, "ops": dict.fromkeys(bench.HOMES, [])}
+    assert bench.merge(path, whole)["limits"]["bandwidth_gbs"] == 1.0
+    assert bench.merge(path, both)["limits"]["bandwidth_gbs"] == 1.0
     assert [p.name for p in path.parent.iterdir()] == ["gpu.json"], "no temporary file is left"
 
 
@@ -100,7 +106,8 @@ def test_merge_leaves_the_old_file_when_writing_fails(tmp_path):
     bench.merge(path, made_up.measurements())
     before = path.read_text()
     with pytest.raises(ValueError, match="bandwidth_gbs is nan"):
-        bench.merge(path, {**made_up.measurements(), "limits": {"bandwidth_gbs": float("nan")}})
+        bench.merge(path, {**made_up.measurements(), "limits": {"bandwidth_gbs": float("nan")},
+                           "ops": dict.fromkeys(bench.HOMES, [])})
     assert path.read_text() == before
     assert [p.name for p in tmp_path.iterdir()] == ["gpu.json"]
 

@@ -157,7 +157,7 @@ ROWS_OF_STEP = FunctionExercise(
         "positions go on from one sequence to the next: they are counted from the step's first row": Edit(
             "before[b] + i", "before[b] + len(rows)"),
         "the first row of each sequence is marked": Edit("i == new[b] - 1", "i == 0"),
-        "every row is marked: the head would compute logits that nobody reads": Edit("int(i == new[b] - 1)", "1"),
+        "every row is marked: the head would compute logits that are never used": Edit("int(i == new[b] - 1)", "1"),
         "only sequences that go on are marked: a prompt gives a token as well": Edit("i == new[b] - 1", "new[b] == 1"),
         "only the last row of the whole step is marked": Edit("i == new[b] - 1",
                                                              "i == new[b] - 1 and b == len(new) - 1"),

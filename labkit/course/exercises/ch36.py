@@ -377,13 +377,13 @@ PHILOX_WORDS = KernelExercise(
                                                "uint32(first >> uint64(32)) ^ b ^ key_0",
                                                "uint32(first >> uint64(32)) ^ d ^ key_1",
                                                "uint32(second >> uint64(32)) ^ d ^ key_1"),
-        "the low halves are scrambled with the key, not the high ones": Edit(
+        "the low words are mixed with the key, not the high ones": Edit(
             "uint32(second >> uint64(32)) ^ b ^ key_0", "uint32(second) ^ b ^ key_0"),
         "the second word of the key is not used": Edit("^ d ^ key_1", "^ d ^ key_0"),
         "the words of the counter are taken in the opposite order": Edit(
             "a, b, c, d = counters[i, 0], counters[i, 1], counters[i, 2], counters[i, 3]",
             "d, c, b, a = counters[i, 0], counters[i, 1], counters[i, 2], counters[i, 3]"),
-        "products of 32 bits: their upper halves are lost": Edit(
+        "products of 32 bits: their upper 32 bits are lost": Edit(
             "uint64(0xD2511F53) * uint64(a)", "uint64(uint32(uint32(0xD2511F53) * uint32(a)))",
             "uint64(0xCD9E8D57) * uint64(c)", "uint64(uint32(uint32(0xCD9E8D57) * uint32(c)))"),
         "no guard: the last block has threads without a counter": Edit("if i < counters.shape[0]:", "if True:"),

@@ -20,6 +20,7 @@ from labkit.measure.plots.style import (
     ORANGE,
     PALE,
     PURPLE,
+    SMALLEST,
     STYLE,
     TEXT,
     VERMILLION,
@@ -29,15 +30,16 @@ from labkit.measure.plots.style import (
     draw_box,
     grid_along,
     new_figure,
+    note,
     panel_title,
+    width_of,
 )
 
-CELL = 0.26  # inches
 
-
-def _heading(ax, x: float, y: float, text: str, below: str, ink=INK) -> None:
-    ax.text(x, y, text, fontsize=9.5, fontweight="bold", va="center", color=ink)
-    ax.text(x, y + 0.20, below, fontsize=7.5, va="center", color=FAINT)
+def _heading(ax, x: float, y: float, text: str, *below: str, ink=INK) -> None:
+    ax.text(x, y, text, fontsize=SMALLEST + 0.5, fontweight="bold", va="center", color=ink)
+    for row, line in enumerate(below):
+        ax.text(x, y + 0.20 + 0.17 * row, line, fontsize=SMALLEST, va="center", color=FAINT)
 
 
 def four_steps(tokens: int = 6, size: int = 4, seed: int = 3) -> CourseFigure:
@@ -49,37 +51,42 @@ def four_steps(tokens: int = 6, size: int = 4, seed: int = 3) -> CourseFigure:
     seen = np.tril(np.ones(scores.shape, bool))
     weights = np.where(seen, np.exp(scores), 0)
     weights /= weights.sum(axis=1, keepdims=True)
-    left, top, gap = 0.30, 1.00, 0.22
-    figure, ax = canvas(top + tokens * CELL + 0.46, "Four steps from queries, keys and values to the output",
+    left, top, wide, tall, gap = 0.42, 1.24, 0.44, 0.25, 0.42
+    rise = tokens * tall + 0.96
+    figure, ax = canvas(top + rise + tokens * tall + 0.30, "Four steps from queries, keys and values to the output",
                         f"Causal attention of one head with {tokens} tokens: scores, the mask, the softmax of each "
                         f"row, and the weighted values.")
 
-    def matrix(x0, numbers, colour, hidden=None):
+    def matrix(x0, y0, numbers, colour, hidden=None):
         largest = np.abs(numbers).max()
         for (row, col), number in np.ndenumerate(numbers):
             out = hidden is not None and hidden[row, col]
+            x, y = x0 + col * wide, y0 + row * tall
             shade = float(np.clip(abs(number) / largest, 0, 1))
-            draw_box(ax, x0 + col * CELL, top + row * CELL, CELL, CELL, fill=PALE[GREY] if out else "white")
+            draw_box(ax, x, y, wide, tall, fill=PALE[GREY] if out else "white")
             if not out:
-                draw_box(ax, x0 + col * CELL, top + row * CELL, CELL, CELL, fill=colour, alpha=0.08 + 0.5 * shade)
-            text = "\u2013\u221e" if out else f"{round(number, 1) + 0:.1f}"  # + 0: no -0.0
-            ax.text(x0 + (col + 0.5) * CELL, top + (row + 0.5) * CELL, text, fontsize=6.5, ha="center",
-                    va="center_baseline", color=FAINT if out else INK)
+                draw_box(ax, x, y, wide, tall, fill=colour, alpha=0.08 + 0.5 * shade)
+            text = "\u2212\u221e" if out else f"{round(number, 1) + 0:.1f}".replace("-", "\u2212")  # + 0: no -0.0
+            ax.text(x + wide / 2, y + tall / 2, text, fontsize=SMALLEST, ha="center", va="center_baseline",
+                    color=FAINT if out else INK)
 
     with rc_context(STYLE):
         panels = (("1  scores", "q \u00b7 k / \u221aD", scores, PURPLE, None),
                   ("2  mask", "later keys are hidden", scores, PURPLE, ~seen),
                   ("3  softmax", "each row adds up to 1", weights, BLUE, None),
-                  ("4  values", "rows of v, weighted", weights @ values, GREEN, None))
-        x0 = left
-        for name, below, numbers, colour, hidden in panels:
-            _heading(ax, x0, top - 0.42, name, below, TEXT[colour])
-            matrix(x0, numbers, colour, hidden)
-            x0 += numbers.shape[1] * CELL + gap
-        for row in range(tokens):
-            ax.text(left - 0.08, top + (row + 0.5) * CELL, f"q{row}", fontsize=7, ha="right", va="center", color=FAINT)
-        ax.text(0.14, top + tokens * CELL + 0.24, "A row for each query. Columns of the first three are keys; of the "
-                "last, the numbers of the head.", fontsize=8, color=FAINT, va="center")
+                  ("4  values", "rows of v, weighted and added", weights @ values, GREEN, None))
+        for at, (name, below, numbers, colour, hidden) in enumerate(panels):
+            x0, y0 = left + at % 2 * (6 * wide + gap), top + at // 2 * rise
+            _heading(ax, x0, y0 - 0.60, name, below, ink=TEXT[colour])
+            for col in range(tokens if numbers.shape == scores.shape else 0):
+                ax.text(x0 + (col + 0.5) * wide, y0 - 0.12, f"k{col}", fontsize=SMALLEST, ha="center", va="center",
+                        color=FAINT)
+            for row in range(tokens):
+                ax.text(x0 - 0.08, y0 + (row + 0.5) * tall, f"q{row}", fontsize=SMALLEST, ha="right",
+                        va="center_baseline", color=FAINT)
+            matrix(x0, y0, numbers, colour, hidden)
+        note(ax, top + rise + tokens * tall + 0.20, "A row for each query. Columns of the first three are keys; of the "
+             "last, the numbers of the head.")
     return figure
 
 
@@ -104,16 +111,18 @@ def running_maximum(scores, tile: int) -> CourseFigure:
         above.plot(scores, "o", color=PURPLE, markersize=3, markeredgewidth=0)
         edges = [*begins, len(scores)]
         above.stairs(maxima, [edge - 0.5 for edge in edges], baseline=None, color=BLUE, linewidth=2)
-        above.text(len(scores) - 0.6, maxima[-1], "row_max", color=TEXT[BLUE], fontsize=8.5, ha="right", va="bottom")
+        above.annotate("row_max", (len(scores) - 0.6, maxima[-1]), xytext=(0, 3), textcoords="offset points",
+                       color=TEXT[BLUE], fontsize=SMALLEST, ha="right", va="bottom")
         above.margins(y=0.18)
         grid_along(above, "y")
         panel_title(above, "the scores, and the largest so far")
         middles = [begin + (tile - 1) / 2 for begin in begins]
         below.bar(middles, factors, width=tile * 0.6, color=VERMILLION)
         for middle, factor in zip(middles, factors, strict=True):
-            below.text(middle, factor + 0.05, f"{factor:.2f}", fontsize=8, ha="center", va="bottom")
+            below.text(middle, factor + 0.05, f"{factor:.2f}", fontsize=SMALLEST, ha="center", va="bottom")
         below.set_ylim(0, 1.35)
         below.set_yticks([0, 1])
+        below.tick_params(length=0)
         below.set_xlabel("key")
         panel_title(below, "the factor for row_sum and acc")
     return figure
@@ -123,51 +132,46 @@ def plain_block(queries: int = 8, keys: int = 5, thread: int = 3, key: int = 2) 
     """What the threads of flash_plain hold in registers, and the tile that all of them read."""
     if not (0 <= thread < queries <= 10 and 0 <= key < keys <= 6):
         raise ValueError(f"thread {thread} of {queries} and key {key} of {keys}: up to 10 threads and 6 keys are drawn")
-    left, top, tall = 0.92, 2.02, 0.24
-    own, cell = 0.80, 0.44
-    scores_x = left + own + 0.16
-    acc_x = scores_x + keys * cell + 0.16
-    figure, ax = canvas(top + queries * tall + 1.42, "flash_plain: one thread, one query",
+    left, top, tall, gap = 0.82, 2.02, 0.25, 0.14
+    own, cell, sums = 0.56, 2.40 / max(keys, 5), 0.68
+    scores_x = left + own + gap
+    acc_x = scores_x + keys * cell + gap
+    below = top + queries * tall
+    figure, ax = canvas(below + 1.20, "flash_plain: one thread, one query",
                         f"{queries} threads, each with a query and its accumulators in registers, and a tile of "
                         f"{keys} keys and values in shared memory, of which all threads read key {key} at once.")
     with rc_context(STYLE):
         _heading(ax, 0.14, 0.62, "in shared memory", "loaded once, for all threads of the block")
         for j in range(keys):
             at = j == key
-            draw_box(ax, scores_x + j * cell, 0.96, cell, 0.62, f"key\n{j}", fill=ORANGE if at else PALE[ORANGE],
-                     size=7.5)
-            draw_box(ax, scores_x + j * cell, top + queries * tall + 0.22, cell, 0.62, f"value\n{j}",
-                     fill=GREEN if at else PALE[GREEN], ink="white" if at else INK, size=7.5)
+            draw_box(ax, scores_x + j * cell, 0.98, cell, 0.60, f"key\n{j}", fill=ORANGE if at else PALE[ORANGE])
+            draw_box(ax, scores_x + j * cell, below + 0.26, cell, 0.60, f"value\n{j}",
+                     fill=GREEN if at else PALE[GREEN], ink="white" if at else INK)
         middle = scores_x + (key + 0.5) * cell
-        for begin, end, colour in ((1.62, top - 0.06, ORANGE),
-                                   (top + queries * tall + 0.19, top + queries * tall + 0.03, GREEN)):
+        for begin, end, colour in ((1.62, top - 0.04, ORANGE), (below + 0.24, below + 0.02, GREEN)):
             ax.annotate("", (middle, end), (middle, begin),
                         arrowprops={"arrowstyle": "-|>", "color": TEXT[colour], "lw": 1.4})
-        ax.text(middle + 0.10, 1.78, "every thread reads this key now: one broadcast", fontsize=8, color=TEXT[ORANGE],
-                va="center")
+        words = "every thread reads this key now: one broadcast"
+        fits = middle + 0.12 + width_of(words, SMALLEST) < WIDTH - 0.10
+        ax.text(middle + (0.12 if fits else -0.12), 1.79, words, fontsize=SMALLEST, color=TEXT[ORANGE], va="center",
+                ha="left" if fits else "right")
         for n in range(queries):
             y, mine = top + n * tall, n == thread
-            ax.text(left - 0.08, y + tall / 2, f"thread {n}", fontsize=7.5, ha="right", va="center",
+            ax.text(left - 0.08, y + tall / 2, f"thread {n}", fontsize=SMALLEST, ha="right", va="center_baseline",
                     color=INK if mine else FAINT, fontweight="bold" if mine else "normal")
-            draw_box(ax, left, y, own, tall, "query", fill=BLUE if mine else PALE[BLUE],
-                     ink="white" if mine else INK, size=7)
+            draw_box(ax, left, y, own, tall, "query", fill=BLUE if mine else PALE[BLUE], ink="white" if mine else INK)
             for j in range(keys):
-                done, now = j < key, j == key
-                draw_box(ax, scores_x + j * cell, y, cell, tall, "score" if done or now else "",
-                         fill=PURPLE if mine and (done or now) else PALE[PURPLE] if done or now else "white",
-                         edge=PALE[GREY] if not (done or now) else "white",
-                         ink="white" if mine else INK, size=6.5)
-            draw_box(ax, acc_x, y, own, tall, "acc", fill=BLUE if mine else PALE[BLUE], ink="white" if mine else INK,
-                     size=7)
-            draw_box(ax, acc_x + own + 0.06, y, 0.62, tall, "row_max", fill=PALE[GREY], size=6.5)
-            draw_box(ax, acc_x + own + 0.74, y, 0.62, tall, "row_sum", fill=PALE[GREY], size=6.5)
-        below = top + queries * tall
-        ax.text(left, below + 0.16, "registers", fontsize=7.5, color=TEXT[BLUE], va="center")
-        ax.text(acc_x, below + 0.16, "registers", fontsize=7.5, color=TEXT[BLUE], va="center")
-        ax.text(0.14, below + 1.04, "First all scores of the tile, from left to right; then the correction; then the "
-                "exponentials times the values, in the", fontsize=8, color=FAINT, va="center")
-        ax.text(0.14, below + 1.22, "same order. The kernel has 64 threads and tiles of 32 keys.", fontsize=8,
-                color=FAINT, va="center")
+                there = j <= key
+                draw_box(ax, scores_x + j * cell, y, cell, tall, "score" if there else "",
+                         fill="white" if not there else PURPLE if mine else PALE[PURPLE],
+                         edge="white" if there else PALE[GREY], ink="white" if mine else INK)
+            draw_box(ax, acc_x, y, own, tall, "acc", fill=BLUE if mine else PALE[BLUE], ink="white" if mine else INK)
+            for k, name in enumerate(("row_max", "row_sum")):
+                draw_box(ax, acc_x + own + 0.06 + k * (sums + 0.06), y, sums, tall, name, fill=PALE[GREY])
+        for x in (left, acc_x):
+            ax.text(x, below + 0.16, "registers", fontsize=SMALLEST, color=TEXT[BLUE], va="center")
+        note(ax, below + 1.08, "First all scores, left to right, into shared memory; then the correction; then the "
+             "exponentials times the values, in the same order. The kernel has 64 threads and tiles of 32 keys.")
     return figure
 
 
@@ -175,20 +179,19 @@ def register_tiles(thread: int = 21, across: int = 8, down: int = 4) -> CourseFi
     """The scores of one block: those of one thread in flash_plain, and in flash, with what the thread reads."""
     if not 0 <= thread < 64:
         raise ValueError(f"thread is {thread}; flash_plain has threads 0 to 63")
-    left, top, step = 0.52, 1.42, 0.041
+    left, top, step, apart = 0.56, 1.54, 0.045, 2.70
     x, y = thread % across, thread // across
     groups = 64 // down
-    panels = (("flash_plain", f"thread {thread} has one query and every key", 32, [thread], list(range(32)),
-               "32 loads of 16 bytes for 128 multiply-adds"),
-              ("flash", f"thread {thread} (x = {x}, y = {y}) has {down} queries and 8 keys", 64,
-               list(range(y, 64, groups)), list(range(x, 64, across)), "12 loads of 16 bytes for 128 multiply-adds"))
-    figure, ax = canvas(top + 64 * step + 0.66, "The scores of one block, and those of one thread",
+    panels = (("flash_plain", (f"thread {thread}:", "one query and every key"), 32, [thread], list(range(32)), 32),
+              ("flash", (f"thread {thread}, x = {x}, y = {y}:", f"{down} queries and 8 keys"), 64,
+               list(range(y, 64, groups)), list(range(x, 64, across)), 12))
+    figure, ax = canvas(top + 64 * step + 0.78, "The scores of one block, and those of one thread",
                         f"flash_plain: thread {thread} has the scores of one query and 32 keys. flash: "
                         f"{down} queries and 8 keys, each number of which it uses {down} or 8 times.")
     with rc_context(STYLE):
-        x0 = left
-        for name, below, keys, rows, columns, loads in panels:
-            _heading(ax, x0, top - 0.72, name, below, TEXT[PURPLE])
+        for panel, (name, below, keys, rows, columns, loads) in enumerate(panels):
+            x0 = left + panel * apart
+            _heading(ax, x0, top - 0.88, name, *below, ink=TEXT[PURPLE])
             draw_box(ax, x0, top, keys * step, 64 * step, fill=PALE[PURPLE], edge=FAINT, linewidth=0.6)
             for row in rows:
                 draw_box(ax, x0 - 0.16, top + row * step, 0.11, step, fill=BLUE, linewidth=0)
@@ -196,13 +199,13 @@ def register_tiles(thread: int = 21, across: int = 8, down: int = 4) -> CourseFi
                     draw_box(ax, x0 + col * step, top + row * step, step, step, fill=VERMILLION, linewidth=0)
             for col in columns:
                 draw_box(ax, x0 + col * step, top - 0.16, step * 0.8, 0.11, fill=ORANGE, linewidth=0)
-            ax.text(x0, top - 0.26, "keys \u2192", fontsize=7.5, color=TEXT[ORANGE], va="center")
-            ax.text(x0, top + 64 * step + 0.16, loads, fontsize=8, va="center")
-            x0 += max(keys * step, 2.6) + 0.62
-        ax.text(left - 0.24, top + 32 * step, "queries", fontsize=7.5, color=TEXT[BLUE], rotation=90, ha="center",
-                va="center")
-        ax.text(0.14, top + 64 * step + 0.44, "Red: the scores that the thread computes. Blue and orange: the queries "
-                "and keys that it needs for them.", fontsize=8, color=FAINT, va="center")
+            ax.text(x0, top - 0.27, "keys \u2192", fontsize=SMALLEST, color=TEXT[ORANGE], va="center")
+            ax.text(x0 - 0.26, top + 32 * step, "queries", fontsize=SMALLEST, color=TEXT[BLUE], rotation=90,
+                    ha="center", va="center")
+            for line, text in enumerate((f"{loads} loads of 16 bytes", "for 128 multiply-adds")):
+                ax.text(x0, top + 64 * step + 0.16 + 0.17 * line, text, fontsize=SMALLEST, va="center")
+        note(ax, top + 64 * step + 0.64, "Red: the thread's scores. Blue and orange: the queries and keys that it "
+             "needs for them.")
     return figure
 
 
@@ -211,34 +214,37 @@ def factor_in_place(lane: int = 13) -> CourseFigure:
     if not 0 <= lane < 32:
         raise ValueError(f"lane is {lane}; a warp has lanes 0 to 31")
     g, q = divmod(lane, 4)
-    cell, left, top = 0.178, 0.42, 1.12
-    second = left + 16 * cell + 0.78
+    cell, left, top = 0.174, 0.16, 1.12
+    second = WIDTH - 0.16 - 16 * cell
     colours = (BLUE, ORANGE, GREEN, PURPLE)
     figure, ax = canvas(top + 16 * cell + 0.52, f"Where lane {lane} holds its numbers",
                         f"Lane {lane} holds rows {g} and {g + 8}, columns {2 * q}, {2 * q + 1}, {2 * q + 8} and "
                         f"{2 * q + 9} of two tiles of accumulators, and the same elements of a first factor.")
     with rc_context(STYLE):
-        _heading(ax, left, top - 0.46, "accumulators of two products", "16 \u00d7 8 scores each, float32", TEXT[PURPLE])
-        _heading(ax, second, top - 0.46, "first factor of the next product", "16 \u00d7 16 exponentials, float16",
-                 TEXT[PURPLE])
-        for x0, names in ((left, lambda r, c: f"c{2 * (r // 8) + c % 2}"),
-                          (second, lambda r, c: f"a{r // 8 + 2 * (c // 8)}")):
+        _heading(ax, left, top - 0.46, "accumulators of two products", "16 \u00d7 8 scores each, float32: c0 to c3",
+                 ink=TEXT[PURPLE])
+        _heading(ax, second, top - 0.46, "first factor of the next product",
+                 "16 \u00d7 16 exponentials, float16: a0 to a3", ink=TEXT[PURPLE])
+        for x0 in (left, second):
             for r in range(16):
                 for c in range(16):
-                    mine = r % 8 == g and c % 8 // 2 == q
-                    register = r // 8 + 2 * (c // 8)
-                    draw_box(ax, x0 + c * cell, top + r * cell, cell, cell, names(r, c) if mine else "",
-                             fill=colours[register] if mine else PALE[GREY], size=6.5,
-                             ink="white" if colours[register] != ORANGE else INK)
+                    draw_box(ax, x0 + c * cell, top + r * cell, cell, cell, fill=PALE[GREY])
+        for register, colour in enumerate(colours):
+            x, y = (2 * q + 8 * (register // 2)) * cell, top + (g + 8 * (register % 2)) * cell
+            ink = INK if colour == ORANGE else "white"
+            for k in range(2):
+                draw_box(ax, left + x + k * cell, y, cell, cell, 2 * (register % 2) + k, fill=colour, ink=ink)
+            draw_box(ax, second + x, y, 2 * cell, cell, f"a{register}", fill=colour, ink=ink)
         draw_box(ax, left, top, 8 * cell, 16 * cell, edge=FAINT, linewidth=1.2)
         draw_box(ax, left + 8 * cell, top, 8 * cell, 16 * cell, edge=FAINT, linewidth=1.2)
         draw_box(ax, second, top, 16 * cell, 16 * cell, edge=FAINT, linewidth=1.2)
-        ax.annotate("", (second - 0.10, top + 8 * cell), (left + 16 * cell + 0.10, top + 8 * cell),
+        ax.annotate("", (second - 0.06, top + 8 * cell), (left + 16 * cell + 0.06, top + 8 * cell),
                     arrowprops={"arrowstyle": "-|>", "color": INK, "lw": 1.4})
-        ax.text((left + 16 * cell + second) / 2, top + 8 * cell - 0.13, "exp,\nround", fontsize=7.5, ha="center",
+        ax.text((left + 16 * cell + second) / 2, top + 8 * cell - 0.13, "exp,\nround", fontsize=SMALLEST, ha="center",
                 va="bottom")
-        ax.text(0.14, top + 16 * cell + 0.28, "Two neighbours of one colour, rounded to float16, fill one register of "
-                "the factor. No number changes its lane.", fontsize=8, color=FAINT, va="center")
+        for row, text in enumerate(("Two neighbours of one colour, rounded to float16, fill one register of the "
+                                    "factor.", "No number changes its lane.")):
+            note(ax, top + 16 * cell + 0.26 + 0.17 * row, text)
     return figure
 
 
@@ -255,9 +261,9 @@ def schedules(product: float = 256, exponentials: float = 512, rest: float = 400
         at += product + softmax
     overlapped[-1] = (*overlapped[-1][:2], at)  # no scores come before the last values
     overlapped_end = at + product
-    left, top, tall, apart = 1.30, 0.94, 0.26, 1.22
+    left, top, tall, apart = 1.10, 0.88, 0.27, 1.24
     scale = (WIDTH - left - 0.2) / serial_end
-    figure, ax = canvas(top + 2 * apart + 0.20, "One group of warps in time",
+    figure, ax = canvas(top + 2 * apart, "One group of warps in time",
                         f"{tiles} tiles, one after the other: {serial_end:,.0f} clocks; with the values of one tile "
                         f"beside the exponentials of the next: {overlapped_end:,.0f}.")
     with rc_context(STYLE):
@@ -265,17 +271,19 @@ def schedules(product: float = 256, exponentials: float = 512, rest: float = 400
                                                  ("wgmma: products run beside the softmax", overlapped,
                                                   overlapped_end))):
             y = top + row * apart
-            ax.text(0.14, y - 0.20, name, fontsize=9, fontweight="bold", va="center")
-            ax.text(left - 0.08, y + tall / 2, "tensor cores", fontsize=8, ha="right", va="center", color=TEXT[PURPLE])
-            ax.text(left - 0.08, y + 1.5 * tall, "softmax", fontsize=8, ha="right", va="center", color=TEXT[BLUE])
+            ax.text(0.14, y - 0.20, name, fontsize=SMALLEST + 0.5, fontweight="bold", va="center")
+            for line, label, colour in ((0.5, "tensor cores", PURPLE), (1.5, "softmax", BLUE)):
+                ax.text(left - 0.08, y + line * tall, label, fontsize=SMALLEST, ha="right", va="center_baseline",
+                        color=TEXT[colour])
             for n, (scores, softmax_at, values) in enumerate(plan):
-                draw_box(ax, left + scores * scale, y, product * scale, tall, f"S{n}", fill=PALE[PURPLE], size=7)
+                draw_box(ax, left + scores * scale, y, product * scale, tall, f"S{n}", fill=PALE[PURPLE])
                 draw_box(ax, left + softmax_at * scale, y + tall, softmax * scale, tall, f"softmax {n}",
-                         fill=PALE[BLUE], size=7)
-                draw_box(ax, left + values * scale, y, product * scale, tall, f"V{n}", fill=PALE[GREEN], size=7)
-            ax.text(left + end * scale, y + 2 * tall + 0.14, f"{end:,.0f} clocks", fontsize=8, ha="right", va="center",
-                    color=FAINT)
-        ax.text(0.14, top + 2 * apart - 0.06, f"S: scores of a tile, V: its values, {product:.0f} clocks each. A "
-                f"softmax takes {softmax:.0f}: {exponentials:.0f} for exponentials, {rest:.0f} for the rest.",
-                fontsize=8, color=FAINT, va="center")
+                         fill=PALE[BLUE])
+                draw_box(ax, left + values * scale, y, product * scale, tall, f"V{n}", fill=PALE[GREEN])
+            ax.text(left + end * scale, y + 2 * tall + 0.14, f"{end:,.0f} clocks", fontsize=SMALLEST, ha="right",
+                    va="center", color=FAINT)
+        for row, text in enumerate((
+                f"S: scores of a tile, V: its values, {product:.0f} clocks each.",
+                f"A softmax takes {softmax:.0f}: {exponentials:.0f} for exponentials, {rest:.0f} for the rest.")):
+            note(ax, top + 2 * apart - 0.20 + 0.17 * row, text)
     return figure

@@ -30,22 +30,27 @@ from labkit.measure.plots.style import (
     LINES,
     MARKERS,
     PALE,
+    SMALLEST,
     STYLE,
     TEXT,
     VERMILLION,
     WIDTH,
     CourseFigure,
     canvas,
+    count_of,
     draw_box,
     grid_along,
     label_line_ends,
     new_figure,
+    note,
     panel_title,
     taken,
     widen_left,
+    width_of,
 )
 
 DASHED = (0, (4, 3))
+BARS = {GREY: "#CDD3D8", VERMILLION: "#F0C3A3", BLUE: "#A9CCE4"}  # paler than a bar that stands alone
 
 
 class NotRecorded:
@@ -65,21 +70,22 @@ def split(side: Sequence[int], title: str = "One warp, two branches") -> CourseF
     if len(side) != 32 or not set(side) <= {0, 1}:
         raise ValueError("side must hold 0 or 1 for each of the 32 lanes of a warp")
     rows = sorted(set(side))
-    left, cell, top = 0.95, 0.175, 0.78
+    left, top = 0.60, 0.84
+    cell = (WIDTH - left - 0.20) / len(side)
     figure, ax = canvas(top + 0.36 * len(rows) + 0.30, title, "; ".join(
         f"branch {row}: {side.count(row)} lanes work, {32 - side.count(row)} are masked" for row in rows) + ".")
     with rc_context(STYLE):
         for lane in (0, 8, 16, 24, 31):
-            ax.text(left + (lane + 0.5) * cell, top - 0.12, lane, ha="center", fontsize=7, color=FAINT)
-        ax.text(left - 0.1, top - 0.12, "lane", ha="right", fontsize=7, color=FAINT)
+            ax.text(left + (lane + 0.5) * cell, top - 0.12, lane, ha="center", fontsize=SMALLEST, color=FAINT)
+        ax.text(left - 0.1, top - 0.12, "lane", ha="right", fontsize=SMALLEST, color=FAINT)
         for at, row in enumerate(rows):
             y, colour = top + 0.36 * at, (BLUE, VERMILLION)[row]
-            ax.text(left - 0.1, y + 0.13, ("if", "else")[row], ha="right", va="center", fontsize=8.5,
+            ax.text(left - 0.1, y + 0.13, ("if", "else")[row], ha="right", va="center", fontsize=SMALLEST,
                     color=TEXT[colour])
             for lane, taken_by in enumerate(side):
                 draw_box(ax, left + lane * cell, y, cell, 0.26, fill=colour if taken_by == row else PALE[GREY])
-        ax.text(left, top + 0.36 * len(rows) + 0.10, "time goes down; the pale lanes are masked: "
-                "the instruction does nothing for them", fontsize=7.5, color=FAINT, va="center")
+        note(ax, top + 0.36 * len(rows) + 0.12, "Time goes down. The pale lanes are masked: the instruction does "
+             "nothing for them.")
     return figure
 
 
@@ -100,28 +106,29 @@ def hidden(warps: Sequence[int] = (1, 3, 6), wait: int = 5, clocks: int = 30) ->
     """A panel for each number of warps: in which clocks each of them issues an instruction, and in which the scheduler
     issues none. After each instruction a warp waits `wait` clocks for its result."""
     found = [issued(count, wait, clocks) for count in warps]
-    left, cell, tall, gap = 1.15, 5.55 / clocks, 0.16, 0.42
-    height = 0.62 + sum(tall * (count + 1) + gap for count in warps)
+    left, tall, gap = 0.92, 0.18, 0.46
+    cell = (WIDTH - left - 0.20) / clocks
+    height = 0.56 + sum(tall * (count + 1) + gap for count in warps)
     figure, ax = canvas(height, "A scheduler and its warps", "; ".join(
-        f"{count} warp{'s' if count > 1 else ''}: an instruction in {sum(one is not None for one in row)} of {clocks} "
-        "clocks" for count, row in zip(warps, found, strict=True)) + ".")
+        f"{count_of(count, 'warp')}: an instruction in {sum(one is not None for one in row)} of {clocks} clocks"
+        for count, row in zip(warps, found, strict=True)) + ".")
     with rc_context(STYLE):
         y = 0.70
         for count, row in zip(warps, found, strict=True):
             busy = sum(one is not None for one in row)
-            ax.text(left, y - 0.03, f"{count} warp{'s' if count > 1 else ''}: an instruction in {busy} of {clocks} "
-                    "clocks", fontsize=8.5, color=FAINT)
+            ax.text(left, y - 0.04, f"{count_of(count, 'warp')}: an instruction in {busy} of {clocks} clocks",
+                    fontsize=SMALLEST)
             for warp in range(count):
                 for clock in range(clocks):
                     draw_box(ax, left + clock * cell, y + 0.04 + warp * tall, cell, tall,
                              fill=BLUE if row[clock] == warp else PALE[GREY])
-                ax.text(left - 0.08, y + 0.12 + warp * tall, f"warp {warp}", ha="right", va="center", fontsize=7.5,
-                        color=FAINT)
+                ax.text(left - 0.08, y + 0.04 + (warp + 0.5) * tall, f"warp {warp}", ha="right", va="center",
+                        fontsize=SMALLEST, color=FAINT)
             y += 0.04 + tall * count
             for clock in range(clocks):
                 draw_box(ax, left + clock * cell, y, cell, tall, fill=GREEN if row[clock] is not None else "white",
                          edge="#C9CED3")
-            ax.text(left - 0.08, y + 0.08, "scheduler", ha="right", va="center", fontsize=7.5, color=INK)
+            ax.text(left - 0.08, y + 0.5 * tall, "scheduler", ha="right", va="center", fontsize=SMALLEST)
             y += tall + gap - 0.04
     return figure
 
@@ -129,22 +136,23 @@ def hidden(warps: Sequence[int] = (1, 3, 6), wait: int = 5, clocks: int = 30) ->
 def schedule(blocks: int = 14, places: int = 6) -> CourseFigure:
     """A row for each place that the GPU has for a block, time to the right; all blocks take equally long."""
     waves = -(-blocks // places)
-    left, wide, tall, top = 0.85, min(1.6, 5.6 / waves), 0.24, 0.80
+    left, wide, tall, top = 0.76, min(1.6, 5.4 / waves), 0.25, 0.84
     figure, ax = canvas(top + tall * places + 0.36, f"{blocks} blocks, places for {places}", (
         f"{blocks} blocks in {waves} waves of {places}: {blocks} of {waves * places} places are used, and "
         f"{waves * places - blocks} in the last wave stay empty."))
     with rc_context(STYLE):
         for wave in range(waves):
-            ax.text(left + (wave + 0.5) * wide, top - 0.10, f"wave {wave + 1}", ha="center", fontsize=8, color=FAINT)
+            ax.text(left + (wave + 0.5) * wide, top - 0.10, f"wave {wave + 1}", ha="center", fontsize=SMALLEST,
+                    color=FAINT)
             for place in range(places):
                 block = wave * places + place
                 draw_box(ax, left + wave * wide, top + place * tall, wide, tall,
                          f"block {block}" if block < blocks else "", ink="white",
                          fill=(BLUE if wave < waves - 1 else VERMILLION) if block < blocks else PALE[GREY])
         for place in range(places):
-            ax.text(left - 0.08, top + (place + 0.5) * tall, f"place {place}", ha="right", va="center", fontsize=7.5,
-                    color=FAINT)
-        ax.text(left, top + tall * places + 0.14, "time \u2192", fontsize=8, color=FAINT, va="center")
+            ax.text(left - 0.08, top + (place + 0.5) * tall, f"place {place}", ha="right", va="center_baseline",
+                    fontsize=SMALLEST, color=FAINT)
+        ax.text(left, top + tall * places + 0.16, "time \u2192", fontsize=SMALLEST, color=FAINT, va="center")
     return figure
 
 
@@ -162,26 +170,26 @@ def branches(series: dict | None) -> CourseFigure | NotRecorded:
         bars, lines = axes
         for y, row in enumerate(rows):
             bars.barh(y, row["us"]["p50"], color=(GREY, GREEN, VERMILLION)[y], height=0.62)
-            bars.text(row["us"]["p50"], y, f" {number(row['us']['p50'])} \u00b5s, {row['us']['p50'] / one:.2f} times",
-                      va="center", fontsize=8.5)
+            times = f", {row['us']['p50'] / one:.2f} times" if y else ""
+            bars.text(row["us"]["p50"], y, f" {number(row['us']['p50'])} \u00b5s{times}", va="center",
+                      fontsize=SMALLEST)
         bars.set_yticks(range(len(rows)), [row["name"] for row in rows])
         bars.invert_yaxis()
-        bars.set_xlim(0, 1.35 * max(row["us"]["p50"] for row in rows))
-        bars.tick_params(labelbottom=False)
-        grid_along(bars, "x")
+        bars.set_xlim(0, 1.5 * max(row["us"]["p50"] for row in rows))
+        _only_bars(bars)
         panel_title(bars, taken(series))
         counts = [row["ways"] for row in ways]
         first = ways[0]["lanes"]["p50"]
         lines.plot(counts, [first * n for n in counts], color=INK, linestyle=DASHED, linewidth=1.1)
-        ends = [(counts[-1], first * counts[-1], "ways x time of one", INK)]
+        ends = [(counts[-1], first * counts[-1], "ways \u00d7 time of one", INK)]
         for name, colour, marker in (("lanes", VERMILLION, "o"), ("warps", GREEN, "s")):
             values = [row[name]["p50"] for row in ways]
             lines.plot(counts, values, color=colour, marker=marker, linestyle="none")
             ends.append((counts[-1], values[-1], f"by {name[:-1]}", TEXT[colour]))
         _log(lines, counts, "ways that the lanes of a warp, or whole warps, take")
         lines.set_yscale("log")
-        lines.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-        lines.yaxis.set_minor_formatter(NullFormatter())
+        lines.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
+        lines.yaxis.set_minor_locator(NullLocator())
         _narrow(lines)
         grid_along(lines, "y")
         label_line_ends(lines, ends, gap=0.12)
@@ -195,6 +203,13 @@ def _log(ax, ticks, name: str) -> None:
     ax.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
     ax.xaxis.set_minor_locator(NullLocator())
     ax.set_xlabel(name)
+
+
+def _only_bars(ax) -> None:
+    """No scale: each bar has its number behind it."""
+    ax.set_xticks([])
+    ax.spines["bottom"].set_visible(False)
+    ax.tick_params(length=0)
 
 
 def _narrow(ax, by: float = 0.19) -> None:
@@ -235,15 +250,15 @@ def bytes_in_flight(series: dict | None) -> CourseFigure | NotRecorded:
         ax.plot(xs / 1e3, [predicted_gbs(x, latency, most) for x in xs], color=INK, linestyle=DASHED, linewidth=1.2,
                 label="predicted")
         ax.axvline(need / 1e3, color=GREY, linewidth=0.9)
-        ax.text(need / 1e3, most * 0.012, f" {need / 1e3:,.0f} KB", fontsize=8, color=FAINT)
+        ax.text(need / 1e3, most * 0.012, f" {need / 1e3:,.0f} KB", fontsize=SMALLEST, color=FAINT)
         ax.set_xscale("log")
         ax.set_yscale("log")
         for axis in (ax.xaxis, ax.yaxis):
             axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
             axis.set_minor_formatter(NullFormatter())
-        ax.set_xlabel("KB in flight on the whole GPU: SMs x threads x loads x 4 bytes")
+        ax.set_xlabel("KB in flight on the whole GPU: SMs \u00d7 threads \u00d7 loads \u00d7 4 bytes")
         grid_along(ax, "y")
-        ax.legend(title="loads a thread", frameon=False, fontsize=8.5, title_fontsize=8.5, loc="upper left")
+        ax.legend(title="loads a thread", frameon=False, fontsize=SMALLEST, title_fontsize=SMALLEST, loc="upper left")
         panel_title(ax, f"GB/s. {taken(series)}")
     return figure
 
@@ -266,7 +281,7 @@ def occupancy(series: dict | None) -> CourseFigure | NotRecorded:
                                             strict=False):
                 these = sorted((row for row in of_work if row["each"] == each), key=lambda row: row["occupancy"])
                 xs, ys = [row["occupancy"] for row in these], [row["rate"] for row in these]
-                ax.plot(xs, ys, color=colour, marker=marker)
+                ax.plot(xs, ys, color=colour, marker=marker, clip_on=False)
                 noun = nouns.get(work, "")
                 ends.append((xs[-1], ys[-1], f"{each} {noun}{'s' if each > 1 else ''} a thread", TEXT[colour]))
             ticks = sorted({row["occupancy"] for row in of_work})
@@ -299,13 +314,13 @@ def waves(series: dict | None) -> CourseFigure | NotRecorded:
             ax.plot([wave * k, wave * (k + 1)], [one * (k + 1)] * 2, color=INK, linestyle=DASHED, linewidth=1.1,
                     label="predicted" if k == 0 else None)
             ax.axvline(wave * (k + 1), color=GREY, linewidth=0.7)
-        ax.plot(blocks, us, color=BLUE, marker="o", linestyle="none", label="measured")
+        ax.plot(blocks, us, color=BLUE, marker="o", linestyle="none", label="measured", clip_on=False)
         ax.set_ylim(0, 1.12 * max(us[-1], one * most))
         ax.set_xlim(0, 1.02 * blocks[-1])
         ax.set_xticks([wave * k for k in range(most + 1)], [f"{wave * k:,}" for k in range(most + 1)])
         ax.set_xlabel(f"blocks; an SM holds {found['blocks_per_sm']}, the GPU {wave:,}")
         grid_along(ax, "y")
-        ax.legend(frameon=False, fontsize=8.5, loc="upper left")
+        ax.legend(frameon=False, fontsize=SMALLEST, loc="upper left")
         panel_title(ax, f"\u00b5s. {taken(series)}")
     return figure
 
@@ -316,20 +331,32 @@ def spills(series: dict | None) -> CourseFigure | NotRecorded:
         return NotRecorded("Time over registers")
     rows = series["spills"]
     one = rows[0]["us"]["p50"]
-    names = [f"{row['registers']} registers, {row['local_bytes']} bytes spilled" for row in rows]
-    figure, (ax,) = new_figure([0.36 * len(rows) + 0.1], "64 values in each thread", "; ".join(
-        f"{name}: {number(row['us']['p50'])} us" for name, row in zip(names, rows, strict=True)) + ".", bottom=0.25)
+    figure, (ax,) = new_figure([0.34 * len(rows) + 0.30], "64 values in each thread", "; ".join(
+        f"{row['registers']} registers, {row['local_bytes']} bytes spilled: {number(row['us']['p50'])} us"
+        for row in rows) + ".", bottom=0.25)
+    columns = ((0.86, "registers", "{registers}"), (1.80, "bytes spilled", "{local_bytes:,}"),
+               (2.60, "occupancy", "{occupancy:.0%}"))  # (inches from the left to the end of the text, heading, cell)
+    texts = [f"{number(row['us']['p50'])} \u00b5s" + (f", {number(row['us']['p50'] / one)} times" if at else "")
+             for at, row in enumerate(rows)]
+    left, wide = 2.80, WIDTH - 2.80 - 0.20
     with rc_context(STYLE):
-        for y, row in enumerate(rows):
+        box = ax.get_position()
+        ax.set_position((left / WIDTH, box.y0, wide / WIDTH, box.height))
+        ax.set_ylim(len(rows) - 0.55, -1.2)
+        for x, name, cell in columns:
+            for y, text in ((-0.85, name), *((y, cell.format(**row)) for y, row in enumerate(rows))):
+                ax.annotate(text, (x / WIDTH, y), xycoords=("figure fraction", "data"), ha="right", va="center",
+                            fontsize=SMALLEST, color=FAINT if y < 0 else INK, annotation_clip=False)
+        ax.text(0, -0.85, "time", fontsize=SMALLEST, color=FAINT, va="center")
+        for y, (row, text) in enumerate(zip(rows, texts, strict=True)):
             ax.barh(y, row["us"]["p50"], color=VERMILLION if row["local_bytes"] else GREEN, height=0.62)
-            ax.text(row["us"]["p50"], y, f" {number(row['us']['p50'])} \u00b5s, {row['us']['p50'] / one:.2f} times; "
-                    f"occupancy {row['occupancy']:.0%}", va="center", fontsize=8)
-        ax.set_yticks(range(len(rows)), names)
-        ax.invert_yaxis()
-        ax.set_xlim(0, 1.75 * max(row["us"]["p50"] for row in rows))
-        ax.tick_params(labelbottom=False)
-        grid_along(ax, "x")
-        widen_left(ax, names)
+            ax.annotate(text, (row["us"]["p50"], y), xytext=(5, 0), textcoords="offset points", va="center",
+                        fontsize=SMALLEST)
+        ax.set_xlim(0, max(row["us"]["p50"] * wide / (wide - width_of(text, SMALLEST) - 0.15)
+                           for row, text in zip(rows, texts, strict=True)))
+        ax.set_yticks([])
+        _only_bars(ax)
+        ax.spines["left"].set_bounds(len(rows) - 0.55, -0.45)
         panel_title(ax, taken(series))
     return figure
 
@@ -351,40 +378,39 @@ def memories(series: dict | None) -> CourseFigure | NotRecorded:
         return NotRecorded("The memories of this GPU")
     rows, sms = series["memories"], series["gpu"]["multiprocessors"]
     whole = [row["bytes"] and row["bytes"] * (sms if row["per_sm"] else 1) for row in rows]
-    rise, top = 0.62, 1.06
+    rise, top = 0.58, 1.12
     figure, ax = canvas(top + rise * len(rows) + 0.28, "The memories of this GPU", "; ".join(
         f"{row['name']}: {bytes_text(size)} in all, {number(row['latency_ns'])} ns, {number(row['gbs'])} GB/s"
         for row, size in zip(rows, whole, strict=True)) + ".")
-    columns = (("size", whole, [_size(row, size) for row, size in zip(rows, whole, strict=True)], GREY),
+    columns = (("size", whole, [bytes_text(size) for size in whole], GREY),
                ("latency", [row["latency_ns"] for row in rows],
                 [f"{number(row['latency_ns'])} ns" for row in rows], VERMILLION),
                ("bandwidth", [row["gbs"] for row in rows], [f"{number(row['gbs'])} GB/s" for row in rows], BLUE))
+    left, gap = 1.70, 0.20
+    wide = (WIDTH - left - 0.20 - gap * (len(columns) - 1)) / len(columns)
     with rc_context(STYLE):
-        ax.text(0.14, 0.50, taken(series), fontsize=9, color=FAINT, va="center")
+        ax.text(0.14, 0.50, taken(series), fontsize=SMALLEST, color=FAINT, va="center")
         for at, row in enumerate(rows):
             y = top + rise * at
-            ax.text(0.14, y + 0.20, row["name"], fontsize=9.5, fontweight="bold", va="center")
-            ax.text(0.14, y + 0.40, "in each SM" if row["per_sm"] else "shared by all SMs", fontsize=7.5, color=FAINT,
-                    va="center")
-        left, wide = 1.62, 1.62
+            ax.text(0.14, y + 0.14, row["name"], fontsize=SMALLEST + 0.5, fontweight="bold", va="center")
+            ax.text(0.14, y + 0.36, _whose(row), fontsize=SMALLEST, color=FAINT, va="center")
         for number_of, (name, values, texts, colour) in enumerate(columns):
-            x = left + number_of * (wide + 0.16)
-            ax.text(x, top - 0.16, name, fontsize=9, color=TEXT[colour], fontweight="bold", va="center")
+            x = left + number_of * (wide + gap)
+            ax.text(x, top - 0.18, name, fontsize=SMALLEST, color=TEXT[colour], fontweight="bold", va="center")
             known = [value for value in values if value]
             low, high = np.log(min(known)), np.log(max(known))
             for at, (value, text) in enumerate(zip(values, texts, strict=True)):
                 y = top + rise * at
                 if value:
                     share = 0.12 + 0.88 * (np.log(value) - low) / max(high - low, 1e-9)
-                    draw_box(ax, x, y + 0.04, wide * share, 0.20, fill=PALE.get(colour, "#F6E3D8"))
-                ax.text(x + 0.04, y + 0.39, text, fontsize=8, va="center", color=INK)
-        ax.text(0.14, top + rise * len(rows) + 0.08, "bars: logarithmic; bandwidths are those of all SMs together",
-                fontsize=7.5, color=FAINT, va="center")
-        ax.set_xlim(0, WIDTH)
+                    draw_box(ax, x, y + 0.04, wide * share, 0.20, fill=BARS[colour])
+                ax.text(x, y + 0.36, text, fontsize=SMALLEST, va="center", color=INK)
+        note(ax, top + rise * len(rows) + 0.10, "Sizes and bandwidths are those of the whole GPU. The bars are to a "
+             "logarithmic scale.")
     return figure
 
 
-def _size(row: dict, whole: float | None) -> str:
-    if row["bytes"] is None or not row["per_sm"]:
-        return bytes_text(row["bytes"])
-    return f"{bytes_text(row['bytes'])}, {bytes_text(whole)} in all"
+def _whose(row: dict) -> str:
+    if not row["per_sm"]:
+        return "shared by all SMs"
+    return "in each SM" if row["bytes"] is None else f"{bytes_text(row['bytes'])} in each SM"

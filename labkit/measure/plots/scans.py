@@ -18,12 +18,15 @@ from labkit.measure.plots.style import (
     ORANGE,
     PALE,
     PURPLE,
+    SMALLEST,
     STYLE,
     TEXT,
     WIDTH,
     CourseFigure,
     canvas,
     draw_box,
+    note,
+    width_of,
 )
 
 VALUES = (3, 1, 7, 0, 4, 1, 6, 3)
@@ -113,7 +116,7 @@ def look_back(load=(5, 4, 11, 5, 5, 4, 6, 5), start=(0, 0, 0, 0, 1, 1, 1, 2), lo
             waits.append(tile - seen)
         panels.append((name, through, waits))
     end = max(max(through) for _, through, _ in panels) + store
-    left, tall, gap, top = 0.86, 0.17, 0.06, 0.92
+    left, tall, gap, top = 0.70, 0.18, 0.06, 0.92
     panel_height = blocks * (tall + gap) + 0.62
     figure, ax = canvas(top + 2 * panel_height + 0.10, "Eight blocks, of which one is late",
                         "A schedule of eight blocks made by hand. Above, every block behind the late one waits in a "
@@ -122,22 +125,23 @@ def look_back(load=(5, 4, 11, 5, 5, 4, 6, 5), start=(0, 0, 0, 0, 1, 1, 1, 2), lo
     with rc_context(STYLE):
         for panel, (name, through, waits) in enumerate(panels):
             y0 = top + panel * panel_height
-            ax.text(0.14, y0 - 0.26, name, fontsize=9.5, fontweight="bold", va="center")
+            ax.text(0.14, y0 - 0.20, name, fontsize=SMALLEST + 0.5, fontweight="bold", va="center")
             for tile in range(blocks):
                 y = y0 + tile * (tall + gap)
-                ax.text(left - 0.10, y + tall / 2, f"tile {tile}", fontsize=7.5, color=FAINT, ha="right", va="center")
+                ax.text(left - 0.10, y + tall / 2, f"tile {tile}", fontsize=SMALLEST, color=FAINT, ha="right",
+                        va="center")
                 for begin, stop, colour in ((start[tile], known[tile], BLUE), (known[tile], through[tile], ORANGE),
                                             (through[tile], through[tile] + store, GREEN)):
                     draw_box(ax, left + begin * scale, y, (stop - begin) * scale, tall, fill=colour)
                 if waits[tile] > 1:
                     ax.text(left + (through[tile] + store) * scale + 0.06, y + tall / 2, f"over {waits[tile]} tiles",
-                            fontsize=7, color=TEXT[ORANGE], va="center")
+                            fontsize=SMALLEST, color=TEXT[ORANGE], va="center")
         y = top + 2 * panel_height - 0.20
         x = left
         for colour, words in ((BLUE, "load and scan the tile"), (ORANGE, "wait, look back"), (GREEN, "store")):
             draw_box(ax, x, y - 0.06, 0.16, 0.12, fill=colour)
-            ax.text(x + 0.22, y, words, fontsize=8, color=FAINT, va="center")
-            x += 1.85
+            ax.text(x + 0.22, y, words, fontsize=SMALLEST, color=FAINT, va="center")
+            x += 0.22 + width_of(words, SMALLEST) + 0.35
     return figure
 
 
@@ -152,12 +156,12 @@ def compaction(keep=(0, 1, 1, 0, 1, 0, 0, 1)) -> CourseFigure:
     with rc_context(STYLE):
         for number, (name, row) in enumerate((("x", "abcdefgh"[:n]), ("keep", keep), ("scan", places))):
             y = 0.70 + 0.50 * number
-            ax.text(left - 0.16, y + CELL / 2, name, fontsize=9, ha="right", va="center")
+            ax.text(left - 0.16, y + CELL / 2, name, fontsize=9, ha="right", va="center_baseline")
             for i, value in enumerate(row):
                 draw_box(ax, left + i * pitch + 0.03, y, pitch - 0.06, CELL, value, size=9,
                          fill=PALE[PURPLE] if keep[i] else PALE[GREY], ink=INK if keep[i] else FAINT)
         y = 2.66
-        ax.text(left - 0.16, y + CELL / 2, "out", fontsize=9, ha="right", va="center")
+        ax.text(left - 0.16, y + CELL / 2, "out", fontsize=9, ha="right", va="center_baseline")
         for i in range(n):
             if keep[i]:
                 x = left + places[i] * pitch
@@ -174,7 +178,7 @@ def _checked(values) -> int:
 
 def _columns(n: int, rows: int, title: str, summary: str):
     pitch = (WIDTH - LEFT - RIGHT) / n
-    figure, ax = canvas(0.62 + (rows - 1) * RISE + CELL + 0.52, title, summary)
+    figure, ax = canvas(0.62 + (rows - 1) * RISE + CELL + 0.44, title, summary)
     return figure, ax, [LEFT + (i + 0.5) * pitch for i in range(n)]
 
 
@@ -190,12 +194,13 @@ def _line(ax, middle, number: int, source: int, target: int, colour: str) -> Non
 def _cell(ax, middle, number: int, i: int, value, colour: str | None) -> None:
     width = middle[1] - middle[0] - 0.08
     draw_box(ax, middle[i] - width / 2, _top(number), width, CELL, value, size=9, fill=colour or PALE[GREY],
-             ink="white" if colour else INK)
+             ink="white" if colour and colour != ORANGE else INK)
 
 
 def _name(ax, number: int, text: str) -> None:
-    ax.text(LEFT - 0.10, _top(number) + CELL / 2, text, fontsize=8, color=FAINT, ha="right", va="center")
+    ax.text(LEFT - 0.10, _top(number) + CELL / 2, text, fontsize=SMALLEST, color=FAINT, ha="right",
+            va="center_baseline")
 
 
 def _note(ax, rows: int, text: str) -> None:
-    ax.text(0.14, _top(rows - 1) + CELL + 0.30, text, fontsize=8, color=FAINT, va="center")
+    note(ax, _top(rows - 1) + CELL + 0.26, text)

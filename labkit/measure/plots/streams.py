@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 from matplotlib import rc_context
-from matplotlib.ticker import FuncFormatter
+from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from labkit._common.tables import number
 from labkit.measure.plots.style import (
@@ -54,10 +54,11 @@ def engines(*panels: dict) -> CourseFigure:
                     ax.annotate(str(seen[event["engine"]]), (event["start_ms"] + event["ms"] / 2, y), ha="center",
                                 va="center", fontsize=9, color="white")
             ax.annotate(f"{number(end)} ms", (end, 2), xytext=(6, 0), textcoords="offset points", va="center",
-                        fontsize=9, color=FAINT)
+                        fontsize=9, color=FAINT, bbox={"facecolor": "white", "edgecolor": "none", "pad": 1})
             ax.set_ylim(2.6, -0.6)
             ax.set_yticks(range(3), ENGINES, fontsize=9)
-            ax.set_xlim(0, 1.12 * max(ends))
+            ax.set_xlim(0, 1.17 * max(ends))
+            ax.xaxis.set_major_locator(MaxNLocator(10, steps=[1, 2, 5, 10]))
             ax.set_xlabel("milliseconds")
             grid_along(ax, "x")
             panel_title(ax, panel["title"])

@@ -235,6 +235,8 @@ def test_a_lesson_passes_only_when_it_ran_and_showed_agreement():
     assert summarise([agreement()], "")["passed"]
     assert not summarise([agreement()], "cell 3 failed")["passed"]
     assert summarise([], "")["problem"] == "the lesson shows no agreement with NumPy"
+    wrong, right = ({"kind": "parity", "passed": passed} for passed in (False, True))  # of a model's steps
+    assert summarise([wrong, right], "")["passed"] and not summarise([wrong], "")["passed"]
     assert summarise([{"kind": "ladder", "kernels": ["k"]}], "")["passed"] is False
     assert summarise([agreement(), agreement(op="mul", passed=False)], "")["problem"] == "disagrees with NumPy: mul"
     assert summarise([agreement(kernels=["b", "a"]), agreement(kernels=["a"])], "")["kernels"] == ("b", "a")

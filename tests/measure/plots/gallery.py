@@ -12,20 +12,26 @@ from labkit.measure.plots import (
     batches,
     drawings,
     engine,
+    flash,
     generation,
     gpt2_block,
     libraries,
     llama_by_hand,
+    machine,
     matching,
     minilm,
     model_bytes,
     numbers,
     pages,
     queues,
+    scans,
     schedules,
     sentences,
     serve,
+    streams,
+    tensor_cores,
 )
+from labkit.measure.series.streams import ENGINES, schedule
 
 ROOT = Path(__file__).parents[3]
 LANES = np.arange(32)
@@ -207,6 +213,39 @@ def _waits():
                          for name, mean in (("FIFO", 45.0), ("Shortest first", 20.0))})
 
 
+def _running_maximum():
+    rng = np.random.default_rng(2)
+    query, (keys, _) = 3 * rng.standard_normal(64), rng.standard_normal((2, 96, 64))
+    return flash.running_maximum(keys @ query / 8, tile=16)
+
+
+def _engines():
+    parts = dict.fromkeys(ENGINES, 6.0)
+    return streams.engines({"title": "One stream: a calculation", "events": schedule(parts, 6, 1)},
+                           {"title": "Three streams: a calculation", "events": schedule(parts, 6, 3)})
+
+
+def _engines_seen():
+    trace, names = recorded("streams_trace"), {1: "One stream", 3: "Three streams"}
+    return streams.engines(*({"title": f"{names[panel['streams']]}. Measured on {trace['where']}, {trace['date']}",
+                              "events": panel["events"]} for panel in trace["panels"]))
+
+
+def _both_speedups():
+    drawn, name = generation.labelled("distilgpt2's shape"), generation.labelled("gpt2")
+    cases = [("NVIDIA L4, called from PyTorch:\nthe article's", 3.18, 1.064, None),
+             (f"H200, in a graph: {drawn}", 1.67, 1.012, 1.01), (f"H200, from Python: {name}", 0.82, 0.993, None)]
+    return generation.both_speedups(cases, "The softmax alone (grey) and the text written with it (blue)",
+                                    "Theirs, and ours launched in both ways", "times as fast by fusing")
+
+
+def _forms():
+    times = {"1 \u00d7 12": 4100, "8 \u00d7 28": 2900}
+    rows = [{"work": work, "form": form, "us": us / divided} for work, us in times.items()
+            for form, divided in (("padded to 128", 1.0), ("padded", 3.5), ("packed", 4.0))]
+    return minilm.forms(rows, "NVIDIA H200, 2026-11-21, forward passes, in a graph")
+
+
 def _agreement():
     random = np.random.default_rng(0)
     scores = random.random(400) * 5
@@ -327,11 +366,46 @@ FIGURES = {
         "between two tokens, ms": {"p50": [2, 2.2, 2.5, 3, 3.5, 4], "p99": [4, 5, 8, 13, 20, 28]}},
         "What a budget costs", "tokens of a step, at most", doubling=True),
     "waits": _waits,
-    "serve": lambda: serve.load(_served()),
+    "serve": lambda: serve.load(recorded("serve")),
+    "serve_distributions": lambda: serve.distributions(recorded("serve")),
+    "serve_against_rate": lambda: serve.against_rate(recorded("serve")),
     "minilm_agreement": _agreement,
+    "minilm_forms": _forms,
+    "minilm_lengths": lambda: minilm.lengths(here(recorded("minilm_lengths"))),
+    "minilm_lengths_two_gpus": lambda: minilm.lengths(theirs(recorded("minilm_lengths"))),
+    "minilm_shares": lambda: minilm.shares(recorded("minilm_profile")),
+    "minilm_ladder": lambda: minilm.ladder(recorded("minilm_ladder"), "64 x 128"),
+    "both_speedups": _both_speedups,
+    "split": lambda: machine.split([lane % 2 for lane in range(32)]),
+    "split_in_a_part": lambda: machine.split([lane < 20 for lane in range(32)]),
+    "hidden": lambda: machine.hidden(warps=(1, 3, 6), wait=5),
+    "schedule": lambda: machine.schedule(blocks=14, places=6),
+    "branches": lambda: machine.branches(recorded("machine")),
+    "bytes_in_flight": lambda: machine.bytes_in_flight(recorded("machine")),
+    "occupancy": lambda: machine.occupancy(recorded("machine")),
+    "waves": lambda: machine.waves(recorded("machine")),
+    "spills": lambda: machine.spills(recorded("machine")),
+    "memories": lambda: machine.memories(recorded("machine")),
+    "four_steps": flash.four_steps,
+    "running_maximum": _running_maximum,
+    "plain_block": flash.plain_block,
+    "register_tiles": flash.register_tiles,
+    "factor_in_place": lambda: flash.factor_in_place(lane=13),
+    "warpgroup_in_time": flash.schedules,
+    "scan_steps": scans.steps,
+    "scan_tree": scans.tree,
+    "scan_tree_of_sixteen": lambda: scans.tree((1,) * 16),
+    "look_back": scans.look_back,
+    "compaction": scans.compaction,
+    "engines": _engines,
+    "engines_seen": _engines_seen,
+    "chunks": lambda: streams.chunks(recorded("streams")),
+    "climb": lambda: tensor_cores.climb(ladder_of("matmul"), "pipelined"),
+    "climb_half": lambda: tensor_cores.climb(ladder_of("matmul_half"), "f16_accumulators", against="double_buffered"),
+    "ldmatrix": lambda: tensor_cores.ldmatrix(lane=13),
+    "swizzle": tensor_cores.swizzle,
+    "warpgroup": lambda: tensor_cores.warpgroup(columns=128),
+    "tma": tensor_cores.tma,
+    "specialised": tensor_cores.specialised,
+    "specialised_slow_loads": lambda: tensor_cores.specialised(load=3.0),
 }
-
-
-def _served() -> dict:
-    found = recorded("serve")
-    return {**found, "runs": found["runs"]} if "runs" in found else found

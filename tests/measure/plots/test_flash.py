@@ -5,6 +5,7 @@ import pytest
 
 from labkit.kernels.attention.flash import make_flash
 from labkit.measure.plots import flash as pictures
+from tests.measure.plots import layout
 
 PNG = b"\x89PNG"
 
@@ -18,6 +19,15 @@ def test_pictures_without_arguments(draw, says):
     figure = draw()
     assert says in figure.summary
     assert figure.png(dpi=50).startswith(PNG)
+
+
+@pytest.mark.parametrize(("draw", "given"), [
+    (pictures.four_steps, {"tokens": 2, "size": 2}), (pictures.four_steps, {"seed": 7}),
+    (pictures.plain_block, {"queries": 10, "keys": 6, "thread": 9, "key": 5}), (pictures.schedules, {"tiles": 2}),
+    (pictures.register_tiles, {"thread": 63}), (pictures.factor_in_place, {"lane": 31}),
+], ids=lambda one: getattr(one, "__name__", ""))
+def test_other_arguments_are_readable_too(draw, given):
+    assert layout.faults(draw(**given)) == []
 
 
 def test_the_maximum_and_its_factors():

@@ -1,14 +1,55 @@
 """Every figure of the course: its text is large enough for a phone, stays on the figure and covers no other text."""
 
+import ast
+import importlib
+import inspect
+import pkgutil
+from collections.abc import Callable
+
 import pytest
 
+from labkit.measure import plots
 from tests.measure.plots import gallery, layout
+
+PARTS = {  # public functions that no notebook and no report calls, since they are parts of other figures
+    ("style", "unrecorded"): "what ladders.ladder and others return where nothing is recorded",
+    ("where_time_goes", "lines_over"): "draws launch_cost, copy_cost, generation.cache_curve and minilm.lengths",
+    ("minilm", "bars"): "draws forms, shares and ladder, and engine.rates",
+}
 
 
 @pytest.mark.sampled(12)
 @pytest.mark.parametrize("name", gallery.FIGURES)
 def test_every_figure_is_readable(name):
     assert layout.faults(gallery.FIGURES[name]()) == []
+
+
+def figures_of_the_course() -> dict[tuple[str, str], Callable]:
+    """The public functions that are annotated to return a CourseFigure, by module and name."""
+    found = {}
+    for entry in pkgutil.iter_modules(plots.__path__):
+        module = importlib.import_module(f"{plots.__name__}.{entry.name}")
+        for name, one in vars(module).items():
+            if (inspect.isfunction(one) and one.__module__ == module.__name__ and not name.startswith("_")
+                    and "CourseFigure" in str(one.__annotations__.get("return"))):
+                found[entry.name, name] = one
+    return found
+
+
+def named_in_the_gallery() -> set[Callable]:
+    """What the gallery's source names as module.name, for any module that it imports."""
+    found = set()
+    for node in ast.walk(ast.parse(inspect.getsource(gallery))):
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+            one = getattr(vars(gallery).get(node.value.id), node.attr, None)
+            found |= {one} if inspect.isfunction(one) else set()
+    return found
+
+
+def test_the_gallery_holds_every_figure():
+    figures, drawn = figures_of_the_course(), named_in_the_gallery()
+    assert len(figures) > 80
+    assert {key for key, one in figures.items() if one not in drawn} == set(PARTS)
 
 
 def test_faults_are_found():

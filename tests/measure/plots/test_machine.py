@@ -58,6 +58,10 @@ def test_the_figures_in_words():
     summary = pictures.memories(MADE_UP).summary
     assert "registers: 2 MiB in all, 2.5 ns" in summary and "L1 cache: size unknown in all" in summary
     assert "1.98 times" in drawn(pictures.branches(MADE_UP))
+    shown = drawn(pictures.spills(MADE_UP))
+    assert "410 \u00b5s, 4.1 times" in shown and "264" in shown and "100%" in shown
+    shown = drawn(pictures.memories(MADE_UP))
+    assert "256 KiB in each SM" in shown and "2 MiB" in shown and "size unknown" in shown
 
 
 def test_littles_law_until_the_memory_gives_no_more():
