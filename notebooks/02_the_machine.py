@@ -1,7 +1,7 @@
 # %% [markdown]
 # # 02 · The machine
 #
-# *Lab notebook, 22 November 2026*
+# *Lab notebook, 23 November 2026*
 #
 # You will learn
 #
@@ -42,9 +42,9 @@ print(f"{gpu.registers:,} registers, {gpu.shared_bytes // 1024} KB of shared mem
 # warp, 32 to 63 the second. A warp never holds threads of two blocks, so a block of 48 threads has a warp of 32 and a
 # warp of 16. A thread's place in its warp is its *lane*.
 #
-# An SM has four *schedulers*, each of which owns a quarter of the SM's warps. In every clock, the shortest step of the
-# machine, it picks one that is ready, because what it computes with has arrived, and issues one instruction, which all
-# 32 lanes execute together. In the next clock it may pick another warp. The change costs nothing: the registers of all
+# An SM has four *schedulers*, each of which owns a quarter of the SM's warps. In every clock cycle, *clock* for short,
+# a scheduler picks a warp that is ready, because its operands have arrived, and issues one instruction, which all 32
+# lanes execute together. In the next clock it may pick another warp. The change costs nothing: the registers of all
 # warps stay where they are, so there is nothing to save and nothing to load.
 #
 # Before you run the next cell: a scheduler of an H200 issues one multiply-add for 32 lanes in each clock, at 1.98 GHz.
@@ -91,9 +91,9 @@ for name, side in {"one branch": 0 * i, "by warp": i // 32 % 2, "by lane": i % 2
 pictures.branches(recorded)
 
 # %% [markdown]
-# In the lower part of the figure there are up to 32 ways, and the dashed line is the prediction. By lane, a warp must
-# go through every way that one of its lanes takes: on the H200, 32 ways take 29 times as long as one. By warp, each
-# warp has one way, and the time stays the same.
+# The lower part of the figure is a kernel with up to 32 branches; the dashed line is the prediction. By lane, a warp
+# must execute every branch that one of its lanes takes: on the H200, 32 branches take 29 times as long as one. By warp,
+# each warp takes one branch, and the time stays the same.
 #
 # By this rule a guard is nearly free: only the one warp that hangs over the end can split. Divergence costs where
 # neighbouring threads have different work, as in a reduction whose threads drop out one after the other (lesson 12), or
@@ -177,9 +177,10 @@ show_source(kernels.make_read_kernel(4))
 pictures.bytes_in_flight(recorded)
 
 # %% [markdown]
-# The dashed line is the prediction: bytes over latency, and flat where the memory delivers no more. Threads and loads
-# enter it only as a product, and the measured points nearly agree: 512 threads with one load reach 680 GB/s, 64 threads
-# with eight 567. A thread's loads are issued one after the other, and the next round begins when the last has arrived.
+# The dashed line is bytes over latency, flat where the memory delivers no more. It bends at 1.5 MB, not at 1.7, because
+# it uses the latency and the bandwidth that were measured with the points. On the H200 the points follow it at first.
+# Near the bend they fall behind, since a busy memory answers later, and they reach the top only at 4.3 MB. Threads and
+# loads are nearly interchangeable: 512 threads with one load reach 680 GB/s, 64 threads with eight 567.
 #
 # You will meet the law again in loads of 16 bytes and in copies that run ahead of the arithmetic (lessons 06 and 07),
 # and wherever a kernel has too few blocks to keep the memory busy (26).
@@ -215,9 +216,10 @@ pictures.occupancy(recorded)
 
 # %% [markdown]
 # Occupancy helps where each thread has little in flight: with one load a thread, half the occupancy means little more
-# than half the rate. Once the memory or the schedulers are busy, more of it gains nothing. Four chains reach 88% of
-# their best rate at an occupancy of 6%, where one chain is at 30%. Independent instructions in one thread do the same
-# job as more threads; that is *instruction-level parallelism*. Here is a look ahead, at the products of lesson 06.
+# than half the rate. Once the memory or the schedulers are busy, more of it gains nothing. Four chains stay level for
+# longest: on the H200 they reach 88% of their best rate at an occupancy of 6%, where one chain is at 30%. That is one
+# warp for each scheduler, and a result takes four clocks. Independent instructions in one thread do the same job as
+# more threads; that is *instruction-level parallelism*. Here is a look ahead, at the matrix products of lesson 06.
 # Before you run it: does the fastest have the highest occupancy?
 
 # %%
@@ -227,8 +229,8 @@ for row in measure.recorded_ladder("matmul", gpu="NVIDIA H200").rungs:
           f"spilled, occupancy {taken['occupancy']:4.0%}: {row.timing.p50:6.1f} ms")
 
 # %% [markdown]
-# The slowest is full, and the fastest is not. One row has the lowest occupancy of all and is slow for another reason:
-# the bytes in the middle column, which come below.
+# The slowest has full occupancy, and the fastest has not. One row has the lowest occupancy of all and is slow for
+# another reason: the bytes in the middle column, which come below.
 #
 # ## Waves and the tail
 #
@@ -253,7 +255,7 @@ pictures.waves(recorded)
 # %% [markdown]
 # The 529th block nearly doubles the time. (Not quite: the launch itself takes some microseconds, once.) What is left
 # for the last wave is called the *tail*. It hurts when there are few waves: after ten of them, one block too many
-# hardly matters. Blocks of uneven length blur the stairs. There are two remedies: smaller blocks, which end sooner, and
+# costs a tenth. Blocks of uneven length blur the stairs. There are two remedies: smaller blocks, which end sooner, and
 # a launch of exactly as many blocks as fit, each of which takes one piece of work after another (lesson 07).
 #
 # ## Values that do not fit
@@ -276,14 +278,15 @@ show_source(kernels.make_many_values_kernel(32))
 pictures.spills(recorded)
 
 # %% [markdown]
-# With 32 registers it takes 23 times as long. The 64 values are independent, so a few warps are enough to keep the
-# schedulers busy, and there is nothing for a higher occupancy to hide. What it costs is a store and a load for each
-# spilled value in each round. The kernel with 255 registers in the table above spills because its threads need more
-# than there can be.
+# On the H200, with 32 registers, the kernel takes 23 times as long. Its 64 values are independent, so a few warps are
+# enough to keep the schedulers busy, and there is nothing for a higher occupancy to hide. Each spilled value costs a
+# store and a load in each round. 2,048 threads spill 528 KB in an SM, twice its L1 cache. In all some 37 GB move, at 10
+# TB/s, about what L2 delivers in the last figure. The kernel with 255 registers in the table above spills because its
+# threads need more than there can be.
 #
 # ## The memories in one picture
 #
-# Registers belong to a thread, shared memory to a block. Each SM has an *L1 cache*, made of the same memory as its
+# Registers belong to a thread, shared memory to a block. Each SM has an *L1 cache*, which divides 256 KB with the
 # shared memory. All SMs share the *L2 cache*, and behind it lies the GPU's own memory, which CUDA calls *global*.
 #
 # Predict the order of the five by size, by latency and by bandwidth. Is the largest also the fastest?
@@ -300,8 +303,8 @@ print(f"L2 cache {'':23}{l2:3} MB, as its driver reports it")
 # %% [markdown]
 # From step to step outwards, a memory is slower, and mostly larger. The registers are the exception: the fastest of
 # all, and larger than the shared memory. All registers of an H200 together are more than half as large as its L2 cache,
-# so much can stay there. And since every step outward costs bandwidth, a number that was loaded once should be used
-# often. Lesson 05 turns that into a kernel.
+# so a lot of data can stay in them. And since every step outward costs bandwidth, a number that was loaded once should
+# be used often. Lesson 05 turns that into a kernel.
 #
 # ## What I learned
 #

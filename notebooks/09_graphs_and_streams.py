@@ -1,7 +1,7 @@
 # %% [markdown]
 # # 09 · Graphs and streams
 #
-# *Lab notebook, 22 November 2026*
+# *Lab notebook, 23 November 2026*
 #
 # You will learn
 #
@@ -53,7 +53,7 @@ print(f"\nin {h200['launcher_us']:.1f} us an H200's memory has time for "
 # half of that. In a graph it costs a fifth. The host does the launching, so the price depends on the host: the same GPU
 # in another machine gives other figures. Compare times of calls only if they come from the same run.
 #
-# Over sizes it looks like this. Each point is one addition among many in a row.
+# Here is the cost over the size of the addition. Each point is one addition among many in a row.
 
 # %%
 plots.launch_cost(overheads.launch_sizes())
@@ -146,11 +146,11 @@ agree(BIAS_GELU_ADD)
 overheads.baseline_table(overheads.fair_baseline(times=20))
 
 # %% [markdown]
-# On the H200, PyTorch's three calls from Python cost twice as much as my one, and as much as my three: what a call
-# costs is launches. `torch.compile` launches one kernel and still costs three times as much as the calls that it
-# replaces, since before each launch it has to make sure that what it compiled still fits the arguments. In a graph all
-# of this is gone, and one kernel beats three, in both libraries. Whoever compares a fused kernel with three calls from
-# Python measures mostly Python.
+# On the H200, PyTorch's three calls from Python cost twice as much as my one, and as much as my three: what you pay for
+# is the launches. `torch.compile` launches one kernel and still costs three times as much as the calls that it
+# replaces, since each call runs Python of its own, such as *guards*, which check that the compiled code still fits the
+# arguments. In a graph all of this is gone, and one kernel beats three, in labkit and in PyTorch. Comparing a fused
+# kernel with three calls from Python measures mostly Python.
 
 # %%
 plots.ladder(ladder(BIAS_GELU_ADD))
@@ -177,19 +177,19 @@ from labkit.measure.series import streams
 show_source(streams.in_chunks)
 
 # %% [markdown]
-# (The kernel behind it repeats a multiplication and an addition, so that its time can be made as long as a copy's.)
-# Any number of chunks and streams must give the same result:
+# (The kernel that it launches repeats a multiplication and an addition, so that its time can be made as long as a
+# copy's.) Any number of chunks and streams must give the same result:
 
 # %%
 x, out = (cuda.pinned_array(10_007, np.float32) for _ in range(2))
 x[:] = np.linspace(-1, 1, x.size)
 on_device = [cuda.device_array(x.size, np.float32) for _ in range(2)]
-for chunks, lanes in ((1, 1), (4, 3), (7, 2)):
+for chunks, count in ((1, 1), (4, 3), (7, 2)):
     out[:] = np.nan
-    streams.in_chunks(x, out, on_device, chunks, 20, [cuda.stream() for _ in range(lanes)])
+    streams.in_chunks(x, out, on_device, chunks, 20, [cuda.stream() for _ in range(count)])
     cuda.synchronize()
     error = np.abs(out - streams.settled(x, 20)).max()
-    print(f"{chunks} chunks on {lanes} streams: largest error {error:.1e}")
+    print(f"{chunks} chunks on {count} streams: largest error {error:.1e}")
 
 # %% [markdown]
 # How much can it gain? Suppose that the copy to the device, the kernel and the copy back take 6 ms each, and cut the
@@ -213,14 +213,13 @@ pictures.engines({"title": "One stream: a calculation", "events": streams.schedu
 pictures.chunks(measure.recorded_series("streams", gpu="NVIDIA H200"))
 
 # %% [markdown]
-# With three streams, eight chunks take 45% of the time of one, close to the schedule. Beyond sixteen the gain shrinks.
-# 64 chunks are 192 calls from Python, and the copies have become so short that the host cannot ask for them fast
-# enough.
+# With three streams, 32 chunks take 40% of the time of one, and up to there the measured times stay close to the
+# schedule. With 64 most of the gain is lost: the host needs longer for its 192 calls than the GPU for the work.
 #
-# Pageable memory gains nothing, and the whole takes four times as long. A copy from *pageable* memory is made in two
-# steps, since the operating system could move the memory during the copy. The driver first copies to a pinned buffer of
-# its own, and the host has to do that work: for the host, such a copy is not asynchronous. Meanwhile it can launch
-# nothing.
+# With pageable memory streams gain nothing, and everything takes three times as long. A copy from or to *pageable*
+# memory is made in two steps, through a pinned buffer of the driver, since the operating system could move the memory
+# during the copy. The host has to do part of the work. For it, such a copy is not asynchronous, and meanwhile it can
+# launch nothing.
 #
 # And here are the three engines as a profiler saw them, with four chunks of pinned memory. Two copies in opposite
 # directions slow each other down a little: compare the widths of the bars.

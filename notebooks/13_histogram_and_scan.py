@@ -1,7 +1,7 @@
 # %% [markdown]
 # # 13 · Histogram and scan
 #
-# *Lab notebook, 22 November 2026*
+# *Lab notebook, 23 November 2026*
 #
 # You will learn
 #
@@ -42,8 +42,8 @@ print(*report.races, sep="\n")
 
 # %% [markdown]
 # `out[x[i]] += 1` is three steps: read, add, write. If two threads both read 5, both write 6, and one of the two
-# elements is not counted. On a GPU the 32 lanes of a warp read together and write together, so most of the counts are
-# lost. (The CPU device runs one thread after the other, and its result would happen to be right.)
+# elements is not counted. On a GPU the 32 lanes of a warp read together and write together: expect 1 to 4, at most one
+# for each of the four warps. (The CPU device runs one thread after the other, and its result would happen to be right.)
 #
 # ## Atomics
 #
@@ -59,7 +59,7 @@ show_source(histogram.histogram_global_kernel)
 #
 # Take 2,048 elements and 256 bins. In the first input all values are equally likely, in the second many elements have
 # the same value, and in the third all of them. How many atomics does the kernel make for each? And how long is the
-# queue within a warp: how many of its 32 lanes want the same bin?
+# queue within a warp: how many of its 32 lanes address the same bin?
 
 # %%
 rng = np.random.default_rng(0)
@@ -108,17 +108,18 @@ for name, (launch, *rest) in launches.items():
 #
 # Two more ideas are in the table. With *a histogram for each warp*, two warps of a block do not queue for the same bin
 # either. And the lanes of a warp can join: `match_any_sync` tells each lane which others hold the same value, the
-# lowest of them adds their number, and 32 equal values cost one atomic. The last rung also loads 16 elements at once.
-# Which of these pays depends on the data. Which rung loses the most when all elements are equal, and which the least?
+# lowest of them adds their number, and 32 equal values cost one atomic. Does either of them pay? The last rung has one
+# histogram for each block again, and loads 16 elements at once. Which rung loses the most when all elements are equal,
+# and which the least?
 
 # %%
 agree(histogram.HISTOGRAM)
 
 # %%
 def times(op, **size):
-    """The ladder of this GPU, or without one the ladder that was recorded on the H200."""
-    return plots.ladder(ladder(op, size) if device.on_gpu() else
-                        measure.recorded_ladder(op.name, size, gpu="NVIDIA H200"))
+    """The ladder of this GPU beside the one that was recorded on the H200, or that one alone."""
+    recorded = measure.recorded_ladder(op.name, size, gpu="NVIDIA H200")
+    return plots.ladder(ladder(op, size) if device.on_gpu() else recorded, recorded)
 
 
 times(histogram.HISTOGRAM, N=2**28, B=256, S=0)
@@ -127,12 +128,14 @@ times(histogram.HISTOGRAM, N=2**28, B=256, S=0)
 times(histogram.HISTOGRAM, N=2**28, B=256, S=100)
 
 # %% [markdown]
-# With equal elements the atomics on global memory take nearly three times as long on the H200. The private histograms
-# take as long as before, although all 32 lanes of a warp want the same bin. The reason is in the machine code. An
-# atomic on shared memory that adds the constant 1 is compiled to `ATOMS.POPC.INC`, which counts the lanes that want the
-# same bin and adds their number at once. So the hardware joins equal lanes by itself, and my own search for them comes
-# on top: with random values the kernel that makes it is ten times slower. A histogram for each warp gains nothing
-# either. Wide loads do, and this kernel takes less than a tenth of the time of PyTorch's `bincount`.
+# With equal elements the atomics on global memory take nearly three times as long on the H200. Only the joined lanes
+# gain, 468 us instead of 3,990. The other private histograms take as long as before, although all 32 lanes of a warp
+# address the same bin. The reason is in the machine code. An atomic on shared memory that adds the constant 1, and
+# whose return value is not used, is compiled to `ATOMS.POPC.INC`, which counts the lanes with the same bin and adds
+# their number at once. So the hardware joins equal lanes by itself. `match_any_sync` only costs time: it takes the
+# different values of a warp one after another, and with random values its kernel is ten times slower. A histogram for
+# each warp gains nothing either. Wide loads do: the last rung takes less than a tenth of the time of PyTorch's
+# `bincount`.
 #
 # ## Scan
 #
@@ -194,6 +197,8 @@ x, out, totals = np.arange(1, 65, dtype=np.int32), np.zeros(64, np.int32), np.ze
 observe(scan_blocks.make_scan_blelloch(int32, False)[1, 32, 0, 4 * 64], x, out, totals, np.bool_(True)).play()
 
 # %% [markdown]
+# In the middle steps, at the top of the tree, a single thread works.
+#
 # Within a warp, *shuffles* need none of this. `shfl_up_sync` gives each lane the value of a lane below it, so five
 # steps of Hillis and Steele need neither shared memory nor barriers. The additions that a tree would save cost nothing
 # here: the lanes that make them would wait anyway. A block has two levels, as in lesson 12: each warp scans, then every
@@ -228,8 +233,7 @@ print(f"scan, write, add: {bytes_moved(scan.scan_warps):6.2f} bytes an element")
 print(f"reduce, scan:     {bytes_moved(scan.scan_reduce_first):6.2f} bytes an element")
 
 # %% [markdown]
-# Sixteen against twelve, and a little for the totals. A scan computes almost nothing, so its bytes decide. The least
-# possible is eight: read once, write once.
+# Sixteen against twelve, and a little for the totals. The least possible is eight: read once, write once.
 #
 # ## A single pass
 #
@@ -244,6 +248,10 @@ print(f"reduce, scan:     {bytes_moved(scan.scan_reduce_first):6.2f} bytes an el
 
 # %%
 scans.look_back()
+
+# %% [markdown]
+# In the chain, tile 7 is five links behind tile 2. With the look-back, tiles 3 to 7 have their sums as soon as tile 2
+# does.
 
 # %%
 show_source(scan.look_back_functions(int32)[0])
@@ -277,13 +285,14 @@ agree(scan.SCAN, ["scan_hillis_steele", "scan_blelloch", "scan_padded", "scan_wa
 times(scan.SCAN, N=2**27)
 
 # %% [markdown]
-# All three. The first four rungs move the same sixteen bytes, and on the H200 Blelloch's tree is the slowest of them:
-# its bank conflicts cost more than the additions that it saves. With gaps it overtakes Hillis and Steele, and shuffles
-# are faster than both. The largest step is the next one, fewer bytes, with 16 elements a thread in wide loads.
+# All three. The first four rungs move the same sixteen bytes an element, and on the H200 Blelloch's tree is the slowest
+# of them: its bank conflicts cost more than the additions that it saves. With gaps it overtakes Hillis and Steele, and
+# shuffles are faster than both. The largest step is the next one, 2.7 times. Fewer bytes explain 1.3 of it; the rest is
+# 16 elements a thread, in wide loads.
 #
-# The first look-back moves fewer bytes still, and is slower again: one thread goes back tile by tile, and its block
-# waits. In the last rung a warp looks at 32 tiles at a time. That one reaches 83% of the bound, and CUB takes 1.4 times
-# as long.
+# The first look-back moves fewer bytes still, and yet is slower than that rung: one thread goes back tile by tile, and
+# its block waits. In the last rung a warp looks at 32 tiles at a time. That one reaches 83% of the bound, and CUB takes
+# 1.4 times as long.
 #
 # ## What a scan is for
 #
@@ -319,7 +328,7 @@ print("sorted:", np.array_equal(out.copy_to_host(), np.sort(values)))
 #
 # ## What I learned
 #
-# - An atomic is cheap where threads want different things. I ask how long the queue is, not how many atomics there are.
+# - Atomics on one address of global memory queue. In shared memory the hardware joins the lanes that add 1.
 # - Private copies, joined at the end, turn many atomics that meet into few.
 # - Fewer steps, fewer additions and fewer bytes are three different aims, and each has its own algorithm.
 # - A block may wait for another one if it is certain that the other has started.

@@ -1,7 +1,7 @@
 # %% [markdown]
 # # 18 · Flash attention
 #
-# *Lab notebook, 22 November 2026*
+# *Lab notebook, 23 November 2026*
 #
 # You will learn
 #
@@ -181,11 +181,11 @@ climb("attention three_pass", "attention flash_plain", "attention flash", "atten
 
 # %% [markdown]
 # "PyTorch, fused" is `scaled_dot_product_attention`, SDPA for short. On the H200 we recorded, `flash` is faster at all
-# three lengths, and at 4,096 tokens it takes 1.2 times what its loads alone predict. `flash_plain` takes less than
-# predicted, 0.8 times: all lanes of a warp want the same 16 bytes there, and such a load must take fewer than the four
-# clocks that I assumed. It is still much the slower of the two. In `flash` eight threads share a query: three
-# shuffles give all of them the maximum of its scores. Each adds up its own part of `row_sum`. The factor is the same
-# for all eight, so their parts are not added together before the last tile.
+# three lengths, and at 4,096 tokens it takes 1.2 times what its loads alone predict. `flash_plain` takes only
+# 0.8 times its prediction: all lanes of a warp load the same 16 bytes, a *broadcast*, which must take fewer than the
+# four clocks that I assumed. It is still much slower than `flash`, in which eight threads share a query. Three shuffles
+# give all eight the maximum of its scores. Each adds up its own part of `row_sum`. The factor is the same for all, so
+# their parts are not added together before the last tile.
 
 # %%
 import inspect

@@ -36,9 +36,9 @@ for how, key in (("from Python", "launcher_us"), ("in a graph", "graph_us")):
 print(f"launches recorded on {cost['where']}, {cost['date']}")
 
 # %% [markdown]
-# With launches from Python the GPU waits for the host most of the time, however fast its kernels are. And this is the
-# least that a launch costs: it was measured with a kernel of three arguments. A launcher of the block also checks its
-# arrays and chooses a kernel for their shape.
+# With launches from Python the GPU waits for the host most of the time, if its kernels are as fast as their bytes
+# allow. And this is the least that a launch costs: it was measured with a kernel of three arguments. A launcher of the
+# block also checks its arrays and chooses a kernel for their shape.
 #
 # ## Seven launches
 #
@@ -156,9 +156,10 @@ for way, key in ways.items():
 print(f"recorded on {calls['where']}, {calls['date']}")
 
 # %% [markdown]
-# Seven launches take Python 72% of the time of ten: what is saved is launches. Allocating in each call makes it three
-# to four times as long. In a graph all of this is gone, and the same kernels take 47 µs. So without the graph the GPU
-# was idle most of the time, although Python only checked arrays and launched.
+# Ten launches take 334 us, not the 99 predicted: the block's launchers have more to check and to decide than that of an
+# addition. Seven take 72% of the time. Allocating makes a call three to four times as long. In a graph all of this is
+# gone: a call takes 47 us, of which the kernels need 39. So without the graph the GPU was idle most of the time,
+# waiting for Python.
 #
 # What does a block need so that it can be recorded? Before you look at the next cell: which addresses may change from
 # call to call?

@@ -56,7 +56,7 @@ for sequences in (1, 8, 32, 128, 256, 512):
 # The first sequences to join are nearly free. Later the keys and values outweigh the weights, and each sequence has its
 # own: from there on every further one lengthens the step, and the rate gains little.
 #
-# ## What an H200 measured
+# ## Measured on an H200
 #
 # Such steps were recorded on an H200, each as one CUDA graph. They take longer than the bound. Do you expect the
 # factors to be smaller than those above?
@@ -123,7 +123,7 @@ for b, ids in enumerate(prompts):
 # depends only on its own sequence. (In bfloat16 on a GPU, linear layers change kernels with the number of rows, and the
 # last bits change with them.) So requests may run together in any combination.
 #
-# The same bits twice could still be wrong twice. So here is the same step again, and what each launch wrote is compared
+# Two equal results can both be wrong. So here is the same step again, and what each launch wrote is compared
 # with NumPy in float64. The table shows the last layer and the logits:
 
 # %%
@@ -137,7 +137,7 @@ Parity(launches.rows[-14:])
 # %% [markdown]
 # ## Static batching
 #
-# Which of them should run together? The simplest way is *static batching*: take as many requests as there are slots,
+# Which requests should run together? The simplest way is *static batching*: take as many requests as there are slots,
 # run them until all have ended, take the next ones. Prompts of different lengths are no problem, as we just saw.
 # Answers of different lengths are. Which slots are empty in the last steps of a batch?
 #

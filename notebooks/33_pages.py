@@ -113,8 +113,8 @@ from labkit.kernels import rope
 show_source(rope.split_kernel)
 
 # %% [markdown]
-# In the condition that compares `slot` with the number of slots: -1 as an unsigned number is 4,294,967,295, and no slot
-# is as large. Here are five rows, one of them padding. Which places of which pages will be written?
+# The condition that compares `slot` with the number of slots: -1 as an unsigned number is 4,294,967,295, and no slot is
+# as large. Here are five rows, one of them padding. Which places of which pages will be written?
 
 # %%
 slots = np.array([118, 119, -1, 0, 63], np.int32)

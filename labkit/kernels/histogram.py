@@ -353,8 +353,8 @@ HISTOGRAM_INT32 = Op(
     awkward=_sizes((1, 1, 0), (31, 2, 0), (257, 255, 0), (1000, 33, 100), (5003, 1024, 0), (3001, 2500, 60),
                    (2999, 12_289, 0)),
     work=_work(4, 1024),
-    # bincount of CuPy and PyTorch refuses negative values. CuPy's histogram calls cuB; its last bin would hold B, too.
+    # bincount of CuPy and PyTorch refuses negative values. CuPy's histogram calls CUB; its last bin would hold B, too.
     baselines=(Baseline("NumPy, on the host", "numpy", lambda np, x, bins, out: histogram_reference(x, bins)),
-               Baseline("CuPy", "cupy", _histogram_of_edges, "histogram, by cuB")),
+               Baseline("CuPy", "cupy", _histogram_of_edges, "histogram, by CUB")),
     **SHARED,
 )

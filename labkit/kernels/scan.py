@@ -350,7 +350,7 @@ SHARED = {
         timed_cpu={"N": 2**16},
     ),
     "baselines": (Baseline("NumPy, on the host", "numpy", _cumsum),
-                  Baseline("CuPy", "cupy", _cumsum, "a copy, then cuB"), Baseline("PyTorch", "torch", _cumsum, "cuB")),
+                  Baseline("CuPy", "cupy", _cumsum, "a copy, then CUB"), Baseline("PyTorch", "torch", _cumsum, "CUB")),
 }
 
 SCAN = Op(

@@ -19,6 +19,10 @@ from labkit.measure.ops import all_ops
 pytest.importorskip("numba.cuda", reason="numba-cuda is not installed")
 
 
+# Kernels that are there to be read first, with indices as Python has them.
+SIGNED = ("attention_flash_plain_kernel",)
+
+
 @functools.cache
 def launched(launcher, op):
     """[(kernel, argument types)] of what this rung launches, seen while it runs at awkward sizes, until each kernel
@@ -63,6 +67,8 @@ def test_float32_kernels_compute_in_float32(launcher, op):
         ptx = ptx_of(kernel, signature, capability(launcher))
         assert not re.search(r"\.f64\b", ptx), kernel.__name__
         assert not re.search(r"\b(div|rem)\.[su]64", ptx), f"{kernel.__name__}: a 64-bit division"
+        if kernel.__name__ in SIGNED:
+            continue
         # Numba's wraparound test of a signed index is a shift by 63 and a mask.
         assert not re.search(r"shr\.s64\s+%rd\d+, %rd\d+, 63", ptx), f"{kernel.__name__}: a signed index"
 

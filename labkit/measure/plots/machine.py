@@ -157,14 +157,14 @@ def schedule(blocks: int = 14, places: int = 6) -> CourseFigure:
 
 
 def branches(series: dict | None) -> CourseFigure | NotRecorded:
-    """Bars for one branch and two; below them the time over the number of ways, by lanes and by warps."""
+    """Bars for one branch and two; below them the time over the number of branches, by lanes and by warps."""
     if series is None:
         return NotRecorded("What a split warp costs")
     rows, ways = series["branches"], series["ways"]
     one = rows[0]["us"]["p50"]
     figure, axes = new_figure([1.0, 1.9], "What a split warp costs", "; ".join(
         f"{row['name']}: {number(row['us']['p50'])} us" for row in rows) + "; " + ", ".join(
-        f"{row['ways']} ways: {number(row['lanes']['p50'])} us by lane, {number(row['warps']['p50'])} by warp"
+        f"{row['ways']} branches: {number(row['lanes']['p50'])} us by lane, {number(row['warps']['p50'])} by warp"
         for row in ways) + ".", gap=0.62)
     with rc_context(STYLE):
         bars, lines = axes
@@ -181,19 +181,19 @@ def branches(series: dict | None) -> CourseFigure | NotRecorded:
         counts = [row["ways"] for row in ways]
         first = ways[0]["lanes"]["p50"]
         lines.plot(counts, [first * n for n in counts], color=INK, linestyle=DASHED, linewidth=1.1)
-        ends = [(counts[-1], first * counts[-1], "ways \u00d7 time of one", INK)]
+        ends = [(counts[-1], first * counts[-1], "branches \u00d7 one", INK)]
         for name, colour, marker in (("lanes", VERMILLION, "o"), ("warps", GREEN, "s")):
             values = [row[name]["p50"] for row in ways]
             lines.plot(counts, values, color=colour, marker=marker, linestyle="none")
             ends.append((counts[-1], values[-1], f"by {name[:-1]}", TEXT[colour]))
-        _log(lines, counts, "ways that the lanes of a warp, or whole warps, take")
+        _log(lines, counts, "branches that the lanes of a warp, or whole warps, take")
         lines.set_yscale("log")
         lines.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
         lines.yaxis.set_minor_locator(NullLocator())
         _narrow(lines)
         grid_along(lines, "y")
         label_line_ends(lines, ends, gap=0.12)
-        panel_title(lines, "\u00b5s over the number of ways")
+        panel_title(lines, "\u00b5s over the number of branches")
         widen_left(bars, [row["name"] for row in rows])
     return figure
 
