@@ -15,11 +15,10 @@ import pytest
 from tests import browser
 from tests.sampling import mark_sweeps
 
+os.environ.setdefault("NUMBA_OPT", "1")  # kernels of tests run for milliseconds: a tenth less time in the compiler
 
 
-def pytest_configure(config):
-    # Kernels of the suite run for milliseconds, and their compilation is most of its time. The sweep has longer ones.
-    os.environ.setdefault("NUMBA_OPT", "1" if "sweep" in config.option.markexpr.replace("not sweep", "") else "0")
+def pytest_configure():
     gc.set_threshold(100_000, 20, 100)  # a compile makes millions of objects that live until it ends
 
 

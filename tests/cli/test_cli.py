@@ -334,6 +334,7 @@ while True:
 """
 
 
+@pytest.mark.sweep
 @pytest.mark.skipif(sys.platform == "win32", reason="POSIX signals")
 def test_learn_on_a_server_says_the_address_and_ctrl_c_ends_jupyterlab(course_dir, tmp_path):
     (tmp_path / "jupyterlab.py").write_text(SERVER)
@@ -613,6 +614,7 @@ def test_build_check_looks_at_the_exercises(exercised):
     assert done.exit_code == 2 and "exercise 'count_blocks': 'hints' must be a list of three texts" in done.output
 
 
+@pytest.mark.sweep
 @pytest.mark.skipif(sys.platform == "win32", reason="POSIX signals")
 def test_watch_checks_again_on_save_and_ends_on_ctrl_c(exercised):
     process = subprocess.Popen(

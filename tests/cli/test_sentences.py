@@ -165,6 +165,7 @@ cli.main()
 """
 
 
+@pytest.mark.sweep
 @pytest.mark.skipif(os.name == "nt", reason="Windows has no SIGINT for one process")
 @pytest.mark.parametrize("before", [None, b"old"])
 def test_ctrl_c_leaves_nothing_half_written(tmp_path, before):

@@ -152,6 +152,7 @@ def test_answers_pass_and_skeletons_fail(small):
     assert workbook.verify_chapter(small, small.chapters[0]) == []
 
 
+@pytest.mark.sweep
 def test_verify_names_a_solution_that_fails_and_an_exercise_that_passes(small):
     change(small, "    return -(-n // threads)", "    return n // threads")
     change(small, "blocks = None", "idle, blocks = 24, 8")

@@ -107,6 +107,7 @@ def test_padding_changes_no_bit(model, monkeypatch):
         assert one.tobytes() == other.tobytes()
 
 
+@pytest.mark.sweep
 def test_as_many_places_for_sequences_that_decode_as_rows(model):
     """Of 20 seats 16 in a step of 16 rows: the prompts' sequences stand behind them."""
     plain, wide = (served(model, PROMPTS, PARAMS, seats=20, budget=14, pad_prompts=pads, enforce_eager=True)[0]
@@ -114,6 +115,7 @@ def test_as_many_places_for_sequences_that_decode_as_rows(model):
     assert plain == wide
 
 
+@pytest.mark.sweep
 def test_a_step_with_a_prompt_that_comes_again_is_a_graph_and_gives_the_same(model, monkeypatch):
     from labkit.device import graphs
     from labkit.engine import model_runner

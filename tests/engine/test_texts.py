@@ -41,6 +41,7 @@ def greedy_tokens(loaded, ids, count: int) -> list[int]:
     return tokens
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("raw", [True, False])
 def test_the_pieces_are_what_the_model_says_after_the_prompt_or_the_question(loaded, raw):
     texts = Texts(loaded, ["a kernel"], GREEDY, raw=raw)

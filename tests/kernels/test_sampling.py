@@ -209,6 +209,7 @@ def test_more_candidates_than_fit_and_two_chunks(kind):
         assert tokens[row] == drawn_reference(kept, philox_reference((row, 0, 0, 0), seed_words(3))), one
 
 
+@pytest.mark.sweep
 def test_few_tokens_are_left_to_choose_from():
     """Of logits as a language model has them: otherwise the row is read again and again, by one block."""
     logits = (2.5 * np.random.default_rng(14).standard_normal((5, 8192 + 36))).astype(np.float32)
@@ -217,6 +218,7 @@ def test_few_tokens_are_left_to_choose_from():
     assert (gathered >= 1).all() and (gathered <= [100, 20, 100, 100, 100]).all(), gathered
 
 
+@pytest.mark.sweep
 def test_a_histogram_that_is_wrong_costs_only_time(monkeypatch):
     """It names the bins, in float32; the sums that decide are exact, and show where it was wrong."""
 

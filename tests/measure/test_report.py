@@ -24,6 +24,7 @@ def here():
     return {"generation": {"models": [one], "where": measure.where(), "date": "2026-11-21"}}
 
 
+@pytest.mark.sweep
 def test_every_figure_and_table_of_the_source_is_answered(here):
     found = report.sections(here)
     summary = " ".join(section.eyebrow for section in found)

@@ -33,6 +33,7 @@ def test_there_is_a_target_for_each_length_and_type():
         assert targets.sizes(name) == list(block_op.SIZES)
 
 
+@pytest.mark.sweep
 def test_calls_from_python_are_timed():
     taken = block_series.block_calls(1)
     assert taken["tokens"] == 1 and all(taken[key] > 0 for key in taken if key.endswith("_us"))

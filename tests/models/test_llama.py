@@ -113,6 +113,7 @@ def test_8000_tokens_are_transformers():
         np.testing.assert_allclose(found, expected, rtol=0, atol=2e-2)  # their angles are float32
 
 
+@pytest.mark.sweep
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", SHAPES)
 def test_layers_in_bfloat16_are_transformers(name):

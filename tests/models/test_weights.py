@@ -344,6 +344,7 @@ except KeyboardInterrupt:
 """
 
 
+@pytest.mark.sweep
 @pytest.mark.skipif(os.name == "nt", reason="Windows has no SIGINT for one process")
 def test_ctrl_c_while_pip_downloads_ends_pip_and_leaves_nothing(tmp_path, cache, pip):
     pip("""\

@@ -89,6 +89,7 @@ DAMAGES = {
 }
 
 
+@pytest.mark.sweep
 def test_damaged_files(program):
     """A process killed while it wrote, a cleaner, a bad disk: each kernel has another damage, in both of its files."""
     program(1, len(DAMAGES))
@@ -115,6 +116,7 @@ def test_whole_files_that_hold_something_else(program):
     program(1, len(contents))
 
 
+@pytest.mark.sweep
 @pytest.mark.skipif(os.name == "nt", reason="Windows has no such limit")
 @pytest.mark.parametrize("room", [0, 10_000])  # bytes: none, and enough for the source but not for what is compiled
 def test_a_disk_that_fills(program, room):

@@ -128,6 +128,7 @@ def test_the_float16_tolerance_tells_a_key_left_out():
     assert (missed > allowed[:64]).mean() > 0.2
 
 
+@pytest.mark.sweep
 def test_large_float16_do_not_overflow():
     qkv = cuda.to_device(np.full((70, 3 * 64), 100, np.float16))  # scores of 80,000: no half is so large
     out = cuda.device_array((70, 64), np.float16)

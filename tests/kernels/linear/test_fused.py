@@ -40,6 +40,7 @@ def test_parts_fill_the_multiprocessors():
     assert fused.parts_of(4096, 3072, 768)[0] == 1  # there are tiles enough
 
 
+@pytest.mark.sweep
 def test_memory_for_parts_is_used_and_checked():
     inputs = FUSED_LINEAR.inputs(np.random.default_rng(0), M=3, N=128, K=128)
     x, weights, bias = to_device(inputs)

@@ -86,6 +86,7 @@ def test_amdahl():
     assert found["predicted"] == pytest.approx(1 / 0.9) and found["most"] == pytest.approx(1.25)
 
 
+@pytest.mark.sweep
 def test_the_tables_hold_the_sources_numbers(series):
     for how in ("called", "graph"):
         spec = generation_experiment.generation_table(series, "small", how).table()
@@ -124,6 +125,7 @@ def test_prompts_from_a_file(tmp_path):
         prompts_from(tmp_path / "missing")
 
 
+@pytest.mark.sweep
 def test_steps_and_cache_have_a_row_for_each():
     curve = generation_experiment.cache_curve("tiny", (1, 5))
     assert curve["position"] == [1, 5] and len(curve["with_us"]) == len(curve["without_us"]) == 2

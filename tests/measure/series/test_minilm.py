@@ -58,6 +58,7 @@ def test_lengths_of_a_corpus_are_sorted_and_short():
     assert lengths[0] >= 3 and 35 < lengths[-1] <= 128
 
 
+@pytest.mark.sweep
 def test_every_launch_of_a_pass_is_recorded_and_none_runs():
     model = MiniLM(SMALL, random_tensors(SMALL), np.float16)  # with the kernels that test_minilm.py has compiled
     forward, shape = series.ready(model, series.sentences_of((70, 3), 61), "packed")
