@@ -141,7 +141,9 @@ times(histogram.HISTOGRAM, N=2**28, B=256, S=100)
 #
 # A *scan* is the running sum of an array. It comes in two kinds:
 #
-# $$\text{inclusive: } \text{out}_i = x_0 + \dots + x_i \qquad \text{exclusive: } \text{out}_i = x_0 + \dots + x_{i-1}$$
+# $$\text{inclusive: } \text{out}_i = x_0 + \dots + x_i$$
+#
+# $$\text{exclusive: } \text{out}_i = x_0 + \dots + x_{i-1}$$
 #
 # It looks like a chain: each result is the one before it plus one more element. A reduction could add in any order, so
 # a tree was possible. Here *every* partial sum is wanted. Try it on paper with eight elements and eight threads: in how
