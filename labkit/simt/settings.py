@@ -44,6 +44,7 @@ MAX_COOPERATIVE_THREADS = 1 << 18  # a large GPU holds about as many at once
 ORDERS = ("forward", "reverse", "scattered")
 _ORDER = contextvars.ContextVar("labkit_simt_order", default="forward")
 _STRICT = contextvars.ContextVar("labkit_simt_strict", default=False)
+_IN_TURN = contextvars.ContextVar("labkit_simt_in_turn", default=False)
 _TIME_LIMIT = contextvars.ContextVar("labkit_simt_time_limit", default=None)
 
 
@@ -92,6 +93,21 @@ def thread_order(order):
 def current_order():
     """The order in which launches run their threads now: one of ORDERS."""
     return _ORDER.get()
+
+
+@contextlib.contextmanager
+def blocks_in_turn():
+    """Launches below this run one block after another, on one core: what a race between blocks leaves in an array is
+    then the same in every run."""
+    token = _IN_TURN.set(True)
+    try:
+        yield
+    finally:
+        _IN_TURN.reset(token)
+
+
+def is_in_turn():
+    return _IN_TURN.get()
 
 
 @contextlib.contextmanager

@@ -26,7 +26,7 @@ from labkit.simt.runtime.fault_record import (
     WARNED,
     Stop,
 )
-from labkit.simt.settings import ORDERS, current_order, is_strict, time_limit_s, worker_count
+from labkit.simt.settings import ORDERS, current_order, is_in_turn, is_strict, time_limit_s, worker_count
 
 _LAUNCH_LOCK = threading.RLock()
 _WORKERS = None
@@ -84,7 +84,8 @@ class RunningLaunch:
         self.threads = block[0] * block[1] * block[2]
         self.whole = compiled.program.cooperative
         workers = _workers()
-        serial = self.whole or compiled.ordered or compiled.program.has_atomics or compiled.program.prints
+        in_order = compiled.ordered or compiled.program.has_atomics or compiled.program.prints or is_in_turn()
+        serial = self.whole or in_order
         self.shares = 1 if serial else min(workers.count, self.blocks)
         in_parts = max(1, min(self.blocks // (self.shares * 8), 1 << 14))
         self.chunk = self.blocks if self.whole or compiled.ordered else in_parts

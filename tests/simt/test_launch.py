@@ -7,7 +7,7 @@ from numba import float32
 
 from labkit import cuda
 from labkit.measure.series import simt as bench
-from labkit.simt import show, thread_order, time_limit
+from labkit.simt import blocks_in_turn, show, thread_order, time_limit
 from labkit.simt.errors import KernelTimeout, LaunchError
 from labkit.simt.kernel import _quick_typeof
 
@@ -80,6 +80,24 @@ def test_a_block_has_48_kilobytes_of_shared_memory_unless_it_was_allowed_more():
     as_much_as_asked_for[1, 1, 0, 48 * 1024](out)
     with pytest.raises(LaunchError, match="uses too much shared memory"):
         as_much_as_asked_for[1, 1, 0, 48 * 1024 + 4](out)
+
+
+@cuda.jit
+def last_block_stays(out):
+    seen = 0
+    if cuda.blockIdx.x == 0:
+        for k in range(3_000_000):
+            seen += out[k % 2]
+    out[0] = cuda.blockIdx.x + min(seen, 0)  # which is 0, and the loop has to run
+
+
+def test_blocks_in_turn():
+    """Blocks that write the same element race; in turn, the last one's number stays, however slow the first one is."""
+    for _ in range(3):
+        out = np.zeros(2, np.int64)
+        with blocks_in_turn():
+            last_block_stays[64, 1](out)
+        assert out[0] == 63
 
 
 def test_an_unknown_order_is_refused():
