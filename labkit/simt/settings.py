@@ -76,6 +76,15 @@ def user_cache():
 
 
 @contextlib.contextmanager
+def _within(variable, value):
+    """The variable has this value in the block."""
+    token = variable.set(value)
+    try:
+        yield
+    finally:
+        variable.reset(token)
+
+
 def thread_order(order):
     """Launches below this run the threads of a block, and the blocks, in another order: one of ORDERS.
 
@@ -83,11 +92,7 @@ def thread_order(order):
     """
     if order not in ORDERS:
         raise ValueError(f"order is {order!r}; it must be one of {', '.join(ORDERS)}")
-    token = _ORDER.set(order)
-    try:
-        yield
-    finally:
-        _ORDER.reset(token)
+    return _within(_ORDER, order)
 
 
 def current_order():
@@ -95,46 +100,31 @@ def current_order():
     return _ORDER.get()
 
 
-@contextlib.contextmanager
 def blocks_in_turn():
     """Launches below this run one block after another, on one core: what a race between blocks leaves in an array is
     then the same in every run."""
-    token = _IN_TURN.set(True)
-    try:
-        yield
-    finally:
-        _IN_TURN.reset(token)
+    return _within(_IN_TURN, True)
 
 
 def is_in_turn():
     return _IN_TURN.get()
 
 
-@contextlib.contextmanager
 def strict_barriers():
     """Launches below this refuse a grid's barrier that some threads never reach, also where a GPU lets it pass.
 
     CUDA leaves undefined what happens there. Otherwise a BarrierWarning names the line.
     """
-    token = _STRICT.set(True)
-    try:
-        yield
-    finally:
-        _STRICT.reset(token)
+    return _within(_STRICT, True)
 
 
 def is_strict():
     return _STRICT.get()
 
 
-@contextlib.contextmanager
 def time_limit(seconds):
     """Launches below this are stopped after this many seconds in which no block ended; 0 is no limit."""
-    token = _TIME_LIMIT.set(float(seconds))
-    try:
-        yield
-    finally:
-        _TIME_LIMIT.reset(token)
+    return _within(_TIME_LIMIT, float(seconds))
 
 
 def time_limit_s():

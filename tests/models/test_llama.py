@@ -114,7 +114,6 @@ def test_8000_tokens_are_transformers():
 
 
 @pytest.mark.sweep
-@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", SHAPES)
 def test_layers_in_bfloat16_are_transformers(name):
     """Layer by layer as far from theirs as theirs is from float64, at most twice."""

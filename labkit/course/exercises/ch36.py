@@ -377,7 +377,7 @@ PHILOX_WORDS = KernelExercise(
                                                "uint32(first >> uint64(32)) ^ b ^ key_0",
                                                "uint32(first >> uint64(32)) ^ d ^ key_1",
                                                "uint32(second >> uint64(32)) ^ d ^ key_1"),
-        "the low words are mixed with the key, not the high ones": Edit(
+        "the lower 32 bits are mixed with the key, not the upper ones": Edit(
             "uint32(second >> uint64(32)) ^ b ^ key_0", "uint32(second) ^ b ^ key_0"),
         "the second word of the key is not used": Edit("^ d ^ key_1", "^ d ^ key_0"),
         "the words of the counter are taken in the opposite order": Edit(
