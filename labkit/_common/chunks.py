@@ -1,16 +1,17 @@
 """Work on a large array in pieces, one thread for each core: NumPy lets other threads run while it computes."""
 
 import functools
-import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+
+from labkit._common.cores import cores
 
 CHUNK = 2**22  # elements: large beside what a call costs, small beside a cache of the last level
 
 
 @functools.cache
 def _threads() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(os.cpu_count(), thread_name_prefix="labkit-chunk")
+    return ThreadPoolExecutor(cores(), thread_name_prefix="labkit-chunk")
 
 
 def in_chunks(count: int, work: Callable[[int, int], object], chunk: int = CHUNK) -> list:

@@ -34,6 +34,7 @@ def grade(
     import os
     import time
 
+    from labkit._common.cores import cores
     from labkit._common.errors import UserError
     from labkit.course import registry as courses
     from labkit.course.grade import batch, feedback, sandbox
@@ -56,7 +57,7 @@ def grade(
         feedback.gradebook_class()
     if scheduler and importlib.util.find_spec("distributed") is None:
         raise UserError("--scheduler needs dask; install it with: pip install -e '.[grade]'")
-    workers = workers or len(os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count()))
+    workers = workers or cores()
     secret = secret or course.state_dir / "grading-secret"
     out.mkdir(parents=True, exist_ok=True)
     secret.parent.mkdir(parents=True, exist_ok=True)

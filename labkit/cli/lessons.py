@@ -26,43 +26,49 @@ def run(
 ):
     """Execute the lessons on this machine and write the site build/site.
 
-    The lessons are those of notebooks/*.py; what you changed in a notebook is yours and is not run. A failing lesson
-    does not stop the others. The table at the end says what passed.
+    The lessons are those of notebooks/*.py; what you changed in a notebook is yours and is not run. Without a GPU
+    several run at a time. A failing lesson does not stop the others. The table at the end says what passed.
     """
     from rich.markup import escape
 
     from labkit.course import registry as courses
-    from labkit.course.execution import Kernels
-    from labkit.course.lessons import run_lesson
+    from labkit.course.execution import at_once
+    from labkit.course.lessons import run_lessons
 
     console, _ = consoles()
     course = courses.load()
     chosen = course.pick(lessons or [])
     used = choose_device(device)
     console.print(f"Device: [bold]{escape(used.name())}[/]. {escape(used.choice().reason)}")
+    several = at_once(len(chosen), used.kind())
+    if several > 1:
+        console.print(f"{several} lessons at a time.")
 
-    results = []
+    ended, tasks = [], {}
     try:
         if used.kind() == "gpu" and len(chosen) > 1:
             compile_kernels(console)
-        with progress_bar(console) as bar, Kernels(device, lessons=len(chosen)) as kernels:
-            for chapter in chosen:
-                task = bar.add_task(f"{chapter.number} {chapter.title}", total=None)
-                result = run_lesson(
-                    course,
-                    chapter,
-                    kernels=kernels,
-                    on_cell=lambda done, total, task=task: bar.update(task, completed=done, total=total),
-                )
-                bar.remove_task(task)
-                results.append((chapter, result))
+        with progress_bar(console) as bar:
+
+            def on_cell(chapter, done: int, total: int) -> None:
+                if chapter.name not in tasks:
+                    tasks[chapter.name] = bar.add_task(f"{chapter.number} {chapter.title}")
+                bar.update(tasks[chapter.name], completed=done, total=total)
+
+            def on_end(chapter, result) -> None:
+                if chapter.name in tasks:
+                    bar.remove_task(tasks[chapter.name])
+                ended.append(chapter)
                 console.print(line_of(chapter, result))
+
+            results = run_lessons(course, chosen, device, at_once=several, on_cell=on_cell, on_end=on_end)
         from labkit.course import site
 
         index = site.write(course)
     except KeyboardInterrupt:
-        kept = f"{len(results)} finished {'lesson is' if len(results) == 1 else 'lessons are'} kept in build/lessons"
-        fail(f"Stopped. The kernel was shut down; {kept}; the site was left as it was.", code=130)
+        kept = f"{len(ended)} finished {'lesson is' if len(ended) == 1 else 'lessons are'} kept in build/lessons"
+        fail(f"Stopped. What ran was shut down; {kept}; the site was left as it was.", code=130)
+    results = list(zip(chosen, results, strict=True))
 
     console.print()
     console.print(results_table(results))

@@ -1,7 +1,7 @@
 """Executes a lesson, cell by cell, in a kernel of its own, and reports in plain words what went wrong.
 
-The kernel is this very interpreter: no kernelspec has to be installed. It ends with the lesson. Where lessons run one
-after the other, `Kernels` starts the next one while a lesson runs: see labkit.course.lesson_kernel.
+The kernel is this very interpreter: no kernelspec has to be installed. It ends with the lesson. `Kernels` runs several
+lessons, at the same time or with the next kernel started early: see labkit.course.lesson_kernel.
 """
 
 import asyncio
@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from labkit._common import paths
+from labkit._common.cores import cores
 from labkit._common.errors import UserError
 from labkit.course.notebooks import cell_lines
 from labkit.course.registry import Chapter
@@ -23,6 +24,7 @@ RESULT = "application/vnd.labkit.result+json"
 CELL_TIMEOUT_S = 600
 DEVICES = ("auto", "gpu", "cpu")
 CORES_FOR_TWO = 4  # a lesson that times something and the imports of the next one beside it
+MOST_AT_ONCE = 4  # lessons: each takes up to 1 GB of memory
 
 
 @dataclass(frozen=True)
@@ -45,15 +47,22 @@ class Outcome:
     problem: Problem | None
 
 
-class Kernels:
-    """The kernels of `lessons` lessons that run one after the other, all with the same device and environment.
+def at_once(lessons: int, kind: str) -> int:
+    """How many of so many lessons run at the same time. kind: "gpu" or "cpu". On a GPU it is one: lessons time kernels
+    there."""
+    return 1 if kind == "gpu" else max(1, min(lessons, cores(), MOST_AT_ONCE))
 
-        with Kernels("cpu", lessons=2) as kernels:
-            kernels.run(first, chapter)
-            kernels.run(second, another)        its kernel was started while the first one ran
+
+class Kernels:
+    """The kernels of lessons that run one after the other, `lessons` in all, with the same device and environment.
+
+        async with Kernels("cpu", lessons=2) as kernels:
+            await kernels.run(first, chapter)
+            await kernels.run(second, another)        its kernel was started while the first one ran
 
     device: auto, gpu or cpu, or None for what LABKIT_DEVICE says. env: variables of the kernels, beside those of this
-    process. On a machine with few cores no kernel is started early: its imports would disturb what a lesson times.
+    process. lessons: left out, no kernel is started early; nor is one on a machine with few cores, where its imports
+    would disturb what a lesson times.
     """
 
     def __init__(self, device: str | None = None, *, lessons: int = 1, env: dict[str, str] | None = None):
@@ -61,28 +70,26 @@ class Kernels:
             raise UserError(f"device {device!r} is not known; allowed are {', '.join(DEVICES)}")
         self._env = {**(env or {}), **({} if device is None else {"LABKIT_DEVICE": device})}
         self._left = lessons
-        self._early = (os.cpu_count() or 1) >= CORES_FOR_TWO
-        self._loop = asyncio.Runner()  # one for all: what waits in a kernel's channels belongs to a loop
+        self._early = cores() >= CORES_FOR_TWO
         self._waiting: _Kernel | None = None  # of the next lesson
         self._ended: _Kernel | None = None  # of the lesson before: it ends while the next one begins
 
-    def __enter__(self) -> "Kernels":
+    async def __aenter__(self) -> "Kernels":
         return self
 
-    def __exit__(self, *_) -> None:
-        with self._loop:
-            for kernel in (self._waiting, self._ended):
-                if kernel is not None:
-                    self._loop.run(kernel.stop())
+    async def __aexit__(self, *_) -> None:
+        for kernel in (self._waiting, self._ended):
+            if kernel is not None:
+                await kernel.stop()
 
-    def run(self, notebook, chapter: Chapter, *, on_cell: Callable | None = None) -> Outcome:
+    async def run(self, notebook, chapter: Chapter, *, on_cell: Callable | None = None) -> Outcome:
         """Execute every cell of `notebook` in place. `on_cell(done, total)` is called after each cell.
 
-        Stops at the first failing cell. Ctrl-C shuts the lesson's kernel down and raises KeyboardInterrupt.
+        Stops at the first failing cell.
         """
         start = time.perf_counter()
         self._left -= 1
-        problem = self._loop.run(self._run(notebook, chapter, on_cell))
+        problem = await self._run(notebook, chapter, on_cell)
         return Outcome(time.perf_counter() - start, problem)
 
     async def _run(self, notebook, chapter: Chapter, on_cell: Callable | None) -> Problem | None:
@@ -94,9 +101,9 @@ class Kernels:
             kernel = await _Kernel.start(folder, self._env)
         ended, self._ended = self._ended, kernel
         ending = asyncio.create_task(ended.stop()) if ended else None
-        if self._left > 0 and self._early:
-            self._waiting = await _Kernel.start(folder, self._env, imported=True)
         try:
+            if self._left > 0 and self._early:
+                self._waiting = await _Kernel.start(folder, self._env, imported=True)
             return await _execute(notebook, chapter, kernel.manager, on_cell)
         finally:
             if ending is not None:
@@ -105,9 +112,12 @@ class Kernels:
 
 def run(notebook, chapter: Chapter, *, device: str | None = None, on_cell: Callable | None = None,
         env: dict[str, str] | None = None) -> Outcome:
-    """Execute one lesson in a kernel of its own: see Kernels and Kernels.run."""
-    with Kernels(device, env=env) as kernels:
-        return kernels.run(notebook, chapter, on_cell=on_cell)
+    """Execute one lesson in a kernel of its own: see Kernels. Ctrl-C ends the kernel and raises KeyboardInterrupt."""
+    async def alone() -> Outcome:
+        async with Kernels(device, env=env) as kernels:
+            return await kernels.run(notebook, chapter, on_cell=on_cell)
+
+    return asyncio.run(alone())
 
 
 def results(notebook) -> list[dict]:

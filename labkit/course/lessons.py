@@ -4,10 +4,12 @@ Each lesson that ran is kept as build/lessons/NN_topic.ipynb, with its result in
 lesson kept for the present source, so a run of one lesson does not lose the others.
 """
 
+import asyncio
+import collections
+import functools
 import math
 import platform
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from importlib.metadata import PackageNotFoundError, version
@@ -70,14 +72,36 @@ def in_words(problem: Problem, chapter: Chapter) -> str:
     return f"{problem.where(chapter)}:{code} gave {problem.error}"
 
 
-def run_lesson(
-    course: Course, chapter: Chapter, device: str | None = None, on_cell: Callable | None = None,
-    kernels: execution.Kernels | None = None,
-) -> LessonResult:
-    """Execute one lesson from its source and keep it. A failing lesson is kept too: its page shows the error.
+def run_lessons(
+    course: Course, chapters: Sequence[Chapter], device: str | None = None, *, at_once: int = 1,
+    on_cell: Callable | None = None, on_end: Callable | None = None,
+) -> list[LessonResult]:
+    """Execute lessons from their sources and keep each. A failing lesson is kept too: its page shows the error.
 
-    kernels: where lessons run one after the other, theirs; one of this lesson's own if left out.
+    chapters: in the order in which they begin. at_once: how many run at the same time. on_cell(chapter, done, total) is
+    called when a lesson begins and after each cell, on_end(chapter, result) when it has ended. Returns the results in
+    the order of `chapters`. Ctrl-C ends what runs, keeps what has ended, and raises KeyboardInterrupt.
     """
+    waiting = collections.deque(chapters)
+    results = {}
+
+    async def one_after_the_other() -> None:
+        async with execution.Kernels(device, lessons=len(chapters) if at_once == 1 else 1) as kernels:
+            while waiting:
+                chapter = waiting.popleft()
+                tell = functools.partial(on_cell, chapter) if on_cell else None
+                results[chapter.name] = await _run_lesson(course, chapter, kernels, tell)
+                if on_end:
+                    on_end(chapter, results[chapter.name])
+
+    async def all_of_them() -> None:
+        await asyncio.gather(*(one_after_the_other() for _ in range(at_once)))
+
+    asyncio.run(all_of_them())
+    return [results[chapter.name] for chapter in chapters]
+
+
+async def _run_lesson(course: Course, chapter: Chapter, kernels: execution.Kernels, on_cell) -> LessonResult:
     from labkit import device as chosen
 
     about = {
@@ -91,8 +115,9 @@ def run_lesson(
         notebook = to_notebook(chapter)
     except CourseError as error:  # one lesson that cannot be read does not stop the others
         return LessonResult(**about, **summarise([], str(error)), seconds=0.0, source_sha256="")
-    with nullcontext(kernels) if kernels else execution.Kernels(device) as kernels:
-        outcome = kernels.run(notebook, chapter, on_cell=on_cell)
+    if on_cell:
+        on_cell(0, len(notebook.cells))
+    outcome = await kernels.run(notebook, chapter, on_cell=on_cell)
     problem = in_words(outcome.problem, chapter) if outcome.problem else ""
     result = LessonResult(
         **about,

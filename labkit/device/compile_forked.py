@@ -14,15 +14,12 @@ import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 
+from labkit._common.cores import cores
+
 FEW = 3  # kernels for which no worker is started: to start one takes as long as to compile two
 MOST_WORKERS = 16
 FORKS = hasattr(os, "fork") and sys.platform != "darwin"  # macOS's own libraries do not survive a fork
 TICKET = 2  # bytes that name a kernel by its number
-
-
-def cores() -> int:
-    """Those that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def enough_workers(jobs: int) -> int:

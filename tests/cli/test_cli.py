@@ -415,6 +415,8 @@ def test_ctrl_c_stops_cleanly(course_dir):
         textwrap.dedent(f"""\
         # %%
         import os, pathlib, time
+        while not pathlib.Path({str(course_dir / "build" / "lessons" / "00_first.ipynb")!r}).exists():
+            time.sleep(0.02)
         pathlib.Path({str(waiting)!r}).write_text(str(os.getpid()))
         time.sleep(60)
         """)
@@ -431,7 +433,7 @@ def test_ctrl_c_stops_cleanly(course_dir):
     finally:
         process.kill()
     assert process.returncode == 130
-    assert "labkit: Stopped. The kernel was shut down; 1 finished lesson is kept" in " ".join(output.split())
+    assert "labkit: Stopped. What ran was shut down; 1 finished lesson is kept" in " ".join(output.split())
     assert "Traceback" not in output
     kernel = int(waiting.read_text())
     with pytest.raises(ProcessLookupError):

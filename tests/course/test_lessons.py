@@ -1,7 +1,11 @@
 """A lesson that uses labkit as the real ones do, executed on this machine's device, down to its result and its page."""
 
+import asyncio
 import os
+import textwrap
 from pathlib import Path
+
+import pytest
 
 from labkit.course import execution, notebooks, site
 from labkit.course import lessons as run
@@ -40,7 +44,7 @@ def test_every_shipped_lesson_has_passed():
 def test_a_lesson_with_real_results(course_dir):
     (course_dir / "notebooks" / "00_first.py").write_text(LESSON)
     course = courses.load(course_dir)
-    result = run.run_lesson(course, course.chapters[0])
+    (result,) = run.run_lessons(course, course.chapters[:1])
     assert result.passed, result.problem
     assert 0 < result.max_error < 1e-5
     assert "vector_add_per_thread_kernel" in result.kernels
@@ -63,12 +67,16 @@ def test_lessons_in_a_row_have_a_process_each_and_the_next_one_is_started_early(
         'print(os.getpid(), "labkit.measure.ops" in sys.modules, os.environ["LABKIT_DEVICE"])\n')
     chapter = courses.load(course_dir).chapters[0]
     printed = []
-    with execution.Kernels("cpu", lessons=3) as kernels:
-        for _ in range(3):
-            notebook = notebooks.to_notebook(chapter)
-            assert kernels.run(notebook, chapter).problem is None
-            printed.append(notebook.cells[-1].outputs[0].text.split())
-        assert kernels._waiting is None  # three were announced: no fourth
+
+    async def three():
+        async with execution.Kernels("cpu", lessons=3) as kernels:
+            for _ in range(3):
+                notebook = notebooks.to_notebook(chapter)
+                assert (await kernels.run(notebook, chapter)).problem is None
+                printed.append(notebook.cells[-1].outputs[0].text.split())
+            assert kernels._waiting is None  # three were announced: no fourth
+
+    asyncio.run(three())
     processes = [int(pid) for pid, *_ in printed]
     assert len(set(processes)) == 3
     assert [rest for _, *rest in printed] == [["False", "cpu"], ["True", "cpu"], ["True", "cpu"]]
@@ -79,12 +87,60 @@ def test_a_kernel_that_was_started_early_and_is_not_needed_ends(course_dir, monk
     monkeypatch.setattr(execution, "CORES_FOR_TWO", 1)
     (course_dir / "notebooks" / "00_first.py").write_text("# %% [markdown]\n# # First\n\n# %%\n1 / 0\n")
     chapter = courses.load(course_dir).chapters[0]
-    with execution.Kernels("cpu", lessons=2) as kernels:
-        assert "ZeroDivisionError" in kernels.run(notebooks.to_notebook(chapter), chapter).problem.error
-        waiting = kernels._waiting
-        assert waiting.manager.has_kernel
+
+    async def one_of_two():
+        async with execution.Kernels("cpu", lessons=2) as kernels:
+            outcome = await kernels.run(notebooks.to_notebook(chapter), chapter)
+            assert "ZeroDivisionError" in outcome.problem.error
+            assert kernels._waiting.manager.has_kernel
+            return kernels._waiting
+
+    waiting = asyncio.run(one_of_two())
     assert not waiting.manager.has_kernel
     assert not Path(waiting.own.name).exists()
+
+
+WAITS_FOR_THE_OTHER = """\
+    # %% [markdown]
+    # # {mine}
+
+    # %%
+    import time
+    from pathlib import Path
+    Path("{mine}").touch()
+    begin = time.monotonic()
+    while not Path("{other}").exists():
+        assert time.monotonic() - begin < 30, "alone"
+        time.sleep(0.02)
+    1 / {divisor}
+    """
+
+
+def test_lessons_that_run_at_the_same_time(course_dir, monkeypatch):
+    """Each ends only once the other has begun; one of them fails."""
+    for name, mine, other, divisor in (("00_first", "one", "two", 0), ("01_second", "two", "one", 1)):
+        lesson = WAITS_FOR_THE_OTHER.format(mine=mine, other=other, divisor=divisor)
+        (course_dir / "notebooks" / f"{name}.py").write_text(textwrap.dedent(lesson))
+    course = courses.load(course_dir)
+    seen, ended = [], []
+    results = run.run_lessons(course, course.chapters, at_once=2, on_cell=lambda *step: seen.append(step),
+                              on_end=lambda chapter, result: ended.append((chapter, result)))
+    assert [result.name for result in results] == ["00_first", "01_second"]
+    assert [result.problem for result in results] == [
+        "cell 2, line 12 of notebooks/00_first.py: `1 / 0` gave ZeroDivisionError: division by zero",
+        "the lesson shows no agreement with NumPy"]
+    first, second = course.chapters
+    assert [step for step in seen if step[0] == first] == [(first, 0, 2), (first, 1, 2)]
+    assert [step for step in seen if step[0] == second] == [(second, done, 2) for done in range(3)]
+    assert sorted(ended, key=lambda pair: pair[0].name) == list(zip(course.chapters, results, strict=True))
+
+
+@pytest.mark.parametrize(("lessons", "kind", "on", "expected"), [
+    (38, "cpu", 2, 2), (38, "cpu", 64, execution.MOST_AT_ONCE), (1, "cpu", 8, 1), (38, "cpu", 1, 1), (38, "gpu", 16, 1),
+])
+def test_how_many_lessons_run_at_once(monkeypatch, lessons, kind, on, expected):
+    monkeypatch.setattr(execution, "cores", lambda: on)
+    assert execution.at_once(lessons, kind) == expected
 
 
 def alive(pid: int) -> bool:

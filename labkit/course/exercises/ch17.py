@@ -246,7 +246,9 @@ def _window_inputs(rng, N, W):
 
 def _window_tolerance(queries, keys, values, window):
     sizes = np.abs(queries) @ np.abs(keys).T / 8
-    each = 16 + 4 * np.sqrt(window) + 4 * sizes.max(axis=1, keepdims=True)
+    # One EPS32 of a size is the standard deviation of a score that is summed in order; a weight has in it the errors of
+    # two scores, its own and the largest one.
+    each = 16 + 4 * np.sqrt(window) + 10 * sizes.max(axis=1, keepdims=True)
     return EPS32 * (_window_weights(queries, keys, window) * each) @ np.abs(values)
 
 
