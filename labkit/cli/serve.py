@@ -26,12 +26,21 @@ def serve(
         int | None, typer.Option("--max-num-seqs", help="Texts that are written at a time; 256 on a GPU, else 16.",
                                  min=1)
     ] = None,
+    max_num_batched_tokens: Annotated[
+        int | None,
+        typer.Option("--max-num-batched-tokens", help="Tokens of a step, prompts among them; 2,048 on a GPU, else 128. "
+                                                      "More write more tokens a second, and a text pauses longer while "
+                                                      "a prompt is read.", min=1)
+    ] = None,
     max_model_len: Annotated[
         int | None, typer.Option("--max-model-len", help="Tokens of a prompt and its answer together, at most.", min=2)
     ] = None,
     max_waiting: Annotated[
         int, typer.Option("--max-waiting", help="Requests that may wait; more are answered with 429.", min=1)
     ] = 256,
+    max_connections: Annotated[
+        int, typer.Option("--max-connections", help="Connections that may be open; more are answered with 503.", min=1)
+    ] = 1_000,
     deadline: Annotated[
         float, typer.Option("--deadline", metavar="SECONDS", help="A request that takes longer is ended.", min=0.001)
     ] = 600.0,
@@ -66,7 +75,8 @@ def serve(
 
     try:
         settings = Settings(model=model, host=host, port=port, api_key=api_key, max_num_seqs=max_num_seqs,
-                            max_model_len=max_model_len, max_waiting=max_waiting, deadline_s=deadline,
+                            max_num_batched_tokens=max_num_batched_tokens, max_model_len=max_model_len,
+                            max_waiting=max_waiting, max_connections=max_connections, deadline_s=deadline,
                             allow_origins=tuple(allow_origin or ()), window_control=window_control)
     except ValueError as error:
         raise UserError(str(error)) from None

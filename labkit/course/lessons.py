@@ -78,24 +78,27 @@ def run_lessons(
 ) -> list[LessonResult]:
     """Execute lessons from their sources and keep each. A failing lesson is kept too: its page shows the error.
 
-    chapters: in the order in which they begin. at_once: how many run at the same time. on_cell(chapter, done, total) is
-    called when a lesson begins and after each cell, on_end(chapter, result) when it has ended. Returns the results in
-    the order of `chapters`. Ctrl-C ends what runs, keeps what has ended, and raises KeyboardInterrupt.
+    at_once: how many run at the same time. on_cell(chapter, done, total) is called when a lesson begins and after each
+    cell, on_end(chapter, result) when it has ended. Returns the results in the order of `chapters`. Ctrl-C ends what
+    runs, keeps what has ended, and raises KeyboardInterrupt.
     """
-    waiting = collections.deque(chapters)
+    # Lessons that follow one another launch the same kernels: run at the same time, each would compile them. So each
+    # row has a stretch of the course, and whoever is done takes the last lesson of the longest one that is left.
+    length = -(-len(chapters) // at_once)
+    stretches = [collections.deque(chapters[k * length : (k + 1) * length]) for k in range(at_once)]
     results = {}
 
-    async def one_after_the_other() -> None:
+    async def one_after_the_other(own: collections.deque[Chapter]) -> None:
         async with execution.Kernels(device, lessons=len(chapters) if at_once == 1 else 1) as kernels:
-            while waiting:
-                chapter = waiting.popleft()
+            while any(stretches):
+                chapter = own.popleft() if own else max(stretches, key=len).pop()
                 tell = functools.partial(on_cell, chapter) if on_cell else None
                 results[chapter.name] = await _run_lesson(course, chapter, kernels, tell)
                 if on_end:
                     on_end(chapter, results[chapter.name])
 
     async def all_of_them() -> None:
-        await asyncio.gather(*(one_after_the_other() for _ in range(at_once)))
+        await asyncio.gather(*map(one_after_the_other, stretches))
 
     asyncio.run(all_of_them())
     return [results[chapter.name] for chapter in chapters]

@@ -16,6 +16,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from http import HTTPStatus
 
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
@@ -23,7 +24,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from labkit._common.errors import UserError
 from labkit.serve.app import create_app
 from labkit.serve.engine_thread import EngineThread
-from labkit.serve.errors import ApiError
+from labkit.serve.errors import SERVER, ApiError
 from labkit.serve.gate import is_loopback
 from labkit.serve.service import Service
 from labkit.serve.settings import Settings
@@ -40,16 +41,40 @@ Loading = Callable[[Settings, Callable[[str], None]], tuple[EngineThread, object
 
 
 class Protocol(H11Protocol):
-    """What is no HTTP, or has too large a header to be read, is answered in OpenAI's shape too."""
+    """What is refused before it is a request is answered in OpenAI's shape too: no HTTP, headers that are too large to
+    be read, a connection too many. One on which no request comes is closed."""
+
+    settings: Settings
+
+    def connection_made(self, transport) -> None:
+        super().connection_made(transport)
+        self._too_many = len(self.connections) > self.settings.max_connections
+        self.loop.call_later(self.settings.body_s, self._close_if_silent)
+
+    def _close_if_silent(self) -> None:
+        if self.cycle is None and not self.transport.is_closing():
+            self.transport.close()
+
+    def data_received(self, data: bytes) -> None:
+        if not self._too_many:
+            super().data_received(data)
+        elif not self.transport.is_closing():
+            self._refuse(ApiError(503, f"{len(self.connections):,} connections are open, more than may; try again "
+                                       "later", type=SERVER, code="too_many_connections",
+                                  headers={"retry-after": str(self.settings.retry_after_s)}))
 
     def send_400_response(self, msg: str) -> None:
         status = getattr(sys.exc_info()[1], "error_status_hint", 400)
-        error = ApiError(431, "the request's headers are too large", code="headers_too_large") if status == 431 else \
-            ApiError(400, "this is no HTTP request", code="invalid_http")
+        self._refuse(ApiError(431, "the request's headers are too large", code="headers_too_large") if status == 431
+                     else ApiError(400, "this is no HTTP request", code="invalid_http"))
+
+    def _refuse(self, error: ApiError) -> None:
         body = json.dumps(error.body).encode()
-        reason = {431: "Request Header Fields Too Large"}.get(error.status, "Bad Request")
-        self.transport.write(f"HTTP/1.1 {error.status} {reason}\r\ncontent-type: application/json\r\n"
-                             f"content-length: {len(body)}\r\nconnection: close\r\n\r\n".encode() + body)
+        headers = error.headers | {"content-type": "application/json", "content-length": len(body),
+                                   "connection": "close"}
+        lines = [f"HTTP/1.1 {error.status} {HTTPStatus(error.status).phrase}",
+                 *(f"{name}: {value}" for name, value in headers.items()), "", ""]
+        self.transport.write("\r\n".join(lines).encode() + body)
         self.transport.close()
 
 
@@ -58,7 +83,7 @@ class Server(uvicorn.Server):
 
     def __init__(self, app, settings: Settings):
         super().__init__(uvicorn.Config(
-            app, http=Protocol, ws="none", lifespan="on", log_config=LOG, access_log=False, server_header=False,
+            app, http=type("Limited", (Protocol,), {"settings": settings}), ws="none", lifespan="on", log_config=LOG, access_log=False, server_header=False,
             proxy_headers=False, h11_max_incomplete_event_size=settings.max_headers, timeout_graceful_shutdown=5))
         self.service: Service = app.state.service
         self.stopping = threading.Event()

@@ -19,10 +19,12 @@ class Settings:
 
     Limits. What exceeds one is refused, and the limit named.
     max_waiting: requests that wait for their first step, and as many whose texts are being read.
+    max_connections: open at a time, those of clients that keep them for later as well.
     max_body, max_headers: bytes of a request. max_prompt_characters: of a text, before it is made into tokens; None:
         16 for each token of the context. max_n: outputs of a prompt. max_prompts: of a request. max_stop: stop strings
         of a request. max_inputs: texts of a request for embeddings.
-    deadline_s: from a request's arrival to its last token; a request may ask for less. body_s: for its body to arrive.
+    deadline_s: from a request's arrival to its last token; a request may ask for less. body_s: for its body to arrive,
+        and for the first request of a connection.
     write_s: a reader that takes nothing for so long is given up. drain_s: for what runs, after SIGTERM.
     retry_after_s: what a client is asked to wait for where too many wait.
     """
@@ -39,6 +41,7 @@ class Settings:
     max_model_len: int | None = None
 
     max_waiting: int = 256
+    max_connections: int = 1_000
     max_body: int = 4 << 20
     max_headers: int = 16 << 10
     max_prompt_characters: int | None = None

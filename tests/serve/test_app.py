@@ -1,6 +1,7 @@
 """The server on the fake model: what is answered, refused, cut off and counted."""
 
 import asyncio
+import functools
 import json
 import logging
 import socket
@@ -215,6 +216,20 @@ def test_what_is_too_large_is_refused_however_it_is_sent(server, client):
     with socket.create_connection((host, int(port)), timeout=10) as raw:
         raw.sendall(b"this is not HTTP\r\n\r\n")
         assert raw.recv(4096).startswith(b"HTTP/1.1 400 ")
+
+
+def test_a_connection_too_many_is_refused_and_a_silent_one_closed():
+    with served(fake_engine(), Settings(max_connections=3, body_s=1.0)) as server:
+        host, port = server.url.removeprefix("http://").split(":")
+        connect = functools.partial(socket.create_connection, (host, int(port)), timeout=10)
+        with httpx.Client(base_url=server.url, timeout=20) as client, connect() as silent, connect():
+            assert client.get("/health").status_code == 200
+            late = httpx.get(f"{server.url}/health", timeout=20)
+            assert late.status_code == 503 and error_of(late)["code"] == "too_many_connections"
+            assert late.headers["retry-after"] == "1" and "4 connections are open" in error_of(late)["message"]
+            assert silent.recv(1) == b""  # closed
+            until(lambda: httpx.get(f"{server.url}/health", timeout=20).status_code == 200)
+            assert client.post(TEXT, json=text()).status_code == 200
 
 
 def test_pages_of_other_sites_and_other_names_of_this_machine_are_refused(server, client):
