@@ -8,12 +8,14 @@ import asyncio
 import collections
 import functools
 import math
+import os
 import platform
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from importlib.metadata import PackageNotFoundError, version
 
+from labkit._common.cores import cores
 from labkit._common.version import __version__
 from labkit.course import execution
 from labkit.course.execution import Problem
@@ -87,9 +89,11 @@ def run_lessons(
     length = -(-len(chapters) // at_once)
     stretches = [collections.deque(chapters[k * length : (k + 1) * length]) for k in range(at_once)]
     results = {}
+    env = {"LABKIT_WORKERS": str(max(1, cores() // at_once))} if at_once > 1 and "LABKIT_WORKERS" not in os.environ \
+        else None
 
     async def one_after_the_other(own: collections.deque[Chapter]) -> None:
-        async with execution.Kernels(device, lessons=len(chapters) if at_once == 1 else 1) as kernels:
+        async with execution.Kernels(device, lessons=len(chapters) if at_once == 1 else 1, env=env) as kernels:
             while any(stretches):
                 chapter = own.popleft() if own else max(stretches, key=len).pop()
                 tell = functools.partial(on_cell, chapter) if on_cell else None

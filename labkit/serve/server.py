@@ -83,8 +83,9 @@ class Server(uvicorn.Server):
 
     def __init__(self, app, settings: Settings):
         super().__init__(uvicorn.Config(
-            app, http=type("Limited", (Protocol,), {"settings": settings}), ws="none", lifespan="on", log_config=LOG, access_log=False, server_header=False,
-            proxy_headers=False, h11_max_incomplete_event_size=settings.max_headers, timeout_graceful_shutdown=5))
+            app, http=type("Limited", (Protocol,), {"settings": settings}), ws="none", lifespan="on", log_config=LOG,
+            access_log=False, server_header=False, proxy_headers=False,
+            h11_max_incomplete_event_size=settings.max_headers, timeout_graceful_shutdown=5))
         self.service: Service = app.state.service
         self.stopping = threading.Event()
 

@@ -37,8 +37,9 @@ def test_options_become_settings(labkit, monkeypatch):
 
     monkeypatch.setattr(server, "run", run)
     done = labkit("--model", "folder", "--host", "0.0.0.0", "--port", "0", "--max-num-seqs", "3", "--max-model-len",
-                  "99", "--max-waiting", "5", "--max-num-batched-tokens", "64", "--max-connections", "6", "--deadline", "7", "--allow-origin", "http://a", "--allow-origin",
-                  "http://b", env={"LABKIT_API_KEY": "from the environment".replace(" ", "-")})
+                  "99", "--max-waiting", "5", "--max-num-batched-tokens", "64", "--max-connections", "6", "--deadline",
+                  "7", "--allow-origin", "http://a", "--allow-origin", "http://b",
+                  env={"LABKIT_API_KEY": "from the environment".replace(" ", "-")})
     assert done.exit_code == 0, done.output
     (settings,) = asked
     assert (settings.model, settings.host, settings.port, settings.max_num_seqs, settings.max_model_len,

@@ -12,10 +12,11 @@ import io
 from pathlib import Path
 
 from matplotlib import rc_context
+from matplotlib.cbook import is_math_text
 from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties
 from matplotlib.patches import Rectangle
-from matplotlib.textpath import TextPath
+from matplotlib.textpath import text_to_path
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, NullLocator
 
 from labkit import measure
@@ -148,8 +149,9 @@ def wrapped(text: str, inches: float, size: float, weight: str = "normal") -> li
 @functools.lru_cache(4096)
 def width_of(text: str, size: float, weight: str = "normal") -> float:
     """Inches that a line of text takes."""
-    outline = TextPath((0, 0), text or " ", size=size, prop=FontProperties(family="DejaVu Sans", weight=weight))
-    return 1.03 * outline.get_extents().width / 72  # drawn text is a little wider than its outline
+    font = FontProperties(family="DejaVu Sans", weight=weight, size=size)
+    points, _, _ = text_to_path.get_text_width_height_descent(text or " ", font, is_math_text(text))
+    return 1.02 * points / 72  # drawn text may be a little wider
 
 
 def make_room(figure, below: float, inches: float) -> None:
