@@ -85,9 +85,10 @@ def run_lessons(
     runs, keeps what has ended, and raises KeyboardInterrupt.
     """
     # Lessons that follow one another launch the same kernels: run at the same time, each would compile them. So each
-    # row has a stretch of the course, and whoever is done takes the last lesson of the longest one that is left.
+    # lane has a stretch of the course, every second one from its end, and takes another's last lessons in the end.
     length = -(-len(chapters) // at_once)
-    stretches = [collections.deque(chapters[k * length : (k + 1) * length]) for k in range(at_once)]
+    stretches = [collections.deque(chapters[k * length : (k + 1) * length][:: -1 if k % 2 else 1])
+                 for k in range(at_once)]
     results = {}
     env = {"LABKIT_WORKERS": str(max(1, cores() // at_once))} if at_once > 1 and "LABKIT_WORKERS" not in os.environ \
         else None
