@@ -19,7 +19,6 @@ from pathlib import Path
 
 import numba
 
-from labkit._common.cores import cores
 from labkit.simt.errors import SettingError
 
 
@@ -138,8 +137,9 @@ def time_limit_s():
 
 def worker_count():
     """How many threads run blocks: $LABKIT_WORKERS, or one for each core that this process may use."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     allowed = f"a number of threads, or 0 for one on each core; at most {MOST_WORKERS:,} are allowed"
-    return _number("LABKIT_WORKERS", int, 0, allowed, MOST_WORKERS) or cores()
+    return _number("LABKIT_WORKERS", int, 0, allowed, MOST_WORKERS) or cores
 
 
 def _number(variable, convert, default, allowed, most=math.inf):

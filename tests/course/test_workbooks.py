@@ -213,6 +213,7 @@ def test_a_learners_notebook_is_run_whatever_fails_in_it(small):
     assert only.passed
 
 
+@pytest.mark.sweep
 def test_a_cell_that_never_ends_and_a_deleted_test_cell_are_named(small, monkeypatch):
     monkeypatch.setattr(workbook, "CELL_LIMIT_S", 4)
     write(small, idle_threads="while True: pass")

@@ -156,6 +156,7 @@ def test_each_answer_alone_and_all_together_in_an_encoder(solutions, which, requ
     assert computed["layer.1.gelu"] == "the model's own"
 
 
+@pytest.mark.sweep
 def test_each_answer_alone_and_all_together_in_a_llama(solutions, llama):
     found = one_by_one(solutions, llama, PROMPTS)
     assert found.passed
@@ -206,6 +207,7 @@ def test_a_llamas_part_without_an_exercise_and_another_number_format(solutions, 
         with_kernels(half, solutions)
 
 
+@pytest.mark.sweep
 def test_the_rotation_of_a_qwen3_stays_its_own(solutions):
     config = qwen3.Config(vocab_size=23, hidden_size=32, intermediate_size=40, num_hidden_layers=1,
                           num_attention_heads=2, num_key_value_heads=1, head_dim=32, tie_word_embeddings=True)
@@ -232,6 +234,7 @@ def test_an_encoders_kernels_have_no_place_in_a_block(solutions):
     assert "mean_pool has its place in a sentence encoder." in found.table()["notes"]
 
 
+@pytest.mark.sweep
 def test_text_is_the_same(solutions, model):
     other = with_kernels(model, solutions)
     assert other is not model and model.kernels.layernorm is not other.kernels.layernorm

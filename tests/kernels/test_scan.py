@@ -58,6 +58,7 @@ def test_sums_wrap_around():
     np.testing.assert_array_equal(found, scan_reference(x))
 
 
+@pytest.mark.sweep
 def test_in_place_from_a_misaligned_view_and_twice():
     x = np.random.default_rng(0).integers(-9, 9, 2 * TILE + 3).astype(np.int32)
     memory = cuda.to_device(np.concatenate([[77], x]).astype(np.int32))

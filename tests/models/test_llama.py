@@ -154,7 +154,7 @@ LAUNCHES = ("input_norm", "qkv", "q", "keys", "values", "attended", "projected",
             "out")
 
 
-@pytest.mark.sampled(1, by="dtype")
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", SHAPES)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_every_launch_is_right(name, dtype):

@@ -15,7 +15,7 @@ every_rung = pytest.mark.parametrize(("op", "launcher"), [
     for op in (SKINNY_LINEAR, SKINNY_LINEAR_HALF) for launcher in op.rungs])
 
 
-@pytest.mark.sampled(1, by="op")
+@pytest.mark.sampled(1)
 @every_rung
 def test_rung_agrees(op, launcher):
     """As many tiles of rows are another kernel: the usual run has one and two."""
@@ -28,7 +28,7 @@ def test_rung_agrees_at_every_awkward_size(op, launcher):
     assert agree(op, [launcher], seed=1).passed
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("launch", "dtype", "atol"), [(skinny.skinny, np.float32, 1e-5),
                                                        (skinny.skinny_half, np.float16, 4e-3)])
 @pytest.mark.parametrize("in_parts", [False, True])

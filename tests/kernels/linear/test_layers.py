@@ -12,7 +12,7 @@ from labkit.kernels.linear.layers import LINEAR, LINEAR_F32, LINEAR_GELU, LINEAR
 OPS = (LINEAR_F32, LINEAR, LINEAR_GELU, LINEAR_GELU_TANH, LINEAR_RESIDUAL)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("op", "launcher"), [pytest.param(op, launcher, id=launcher.__name__)
                                               for op in OPS for launcher in op.rungs])
 def test_rung_agrees(op, launcher):
@@ -34,6 +34,7 @@ def test_without_a_bias_the_weights_alone():
                                rtol=1e-3, atol=1e-5)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("op", "fused"), [(LINEAR_GELU, linear.linear_gelu_fused),
                                            (LINEAR_RESIDUAL, linear.linear_residual_fused)])
 def test_fused_is_one_launch_fewer(op, fused):

@@ -26,6 +26,7 @@ def test_the_whole_matrix_has_no_time_where_it_does_not_fit():
         assert (line["us"] == [None]) == (line["name"] == "whole matrix")
 
 
+@pytest.mark.sweep
 def test_caches_have_a_time_for_each_line():
     series = attention_series.attention_keys((3, 140), heads=2)
     for line in series["lines"]:

@@ -63,11 +63,13 @@ def test_all_tokens_of_requests_that_end_are_counted_once(served):
     assert found["tokens_per_second"] == pytest.approx(6 / found["seconds"])
 
 
+@pytest.mark.sweep
 def test_the_time_is_over_before_a_request_ends(served):
     found = served(Manager(silent=("1",)), 0.05)
     assert (found["tokens"], found["ended"]) == (2, 1) and 0.05 <= found["seconds"] < 5
 
 
+@pytest.mark.sweep
 def test_a_baseline_that_fails_says_why(served):
     assert "no memory" in served(Manager(error="no memory"), 1.0)["why not"]
 
