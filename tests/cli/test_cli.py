@@ -585,6 +585,7 @@ def test_a_copy_that_cannot_be_read_is_a_sentence_and_stays(exercised):
     assert backup.read_text() == "{ mine" and exercised("check", "count_blocks").exit_code == 1
 
 
+@pytest.mark.sweep
 def test_what_was_written_into_the_shipped_notebook_is_checked(exercised):
     exercised.write("exercises", count_blocks=RIGHT["count_blocks"])
     done = exercised("check", "count_blocks")

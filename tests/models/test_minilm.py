@@ -132,6 +132,7 @@ def test_queries_keys_and_values_are_in_this_order_in_one_product(tensors):
 # --- The same bits everywhere ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("kernels", [None, pytest.param(HALF, marks=pytest.mark.sweep)], ids=["default", "of a GPU"])
 def test_the_same_bits_at_any_padding_and_in_any_batch(either, kernels):
     model = either

@@ -34,7 +34,7 @@ def test_without_a_bias_the_weights_alone():
                                rtol=1e-3, atol=1e-5)
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.sweep
 @pytest.mark.parametrize(("op", "fused"), [(LINEAR_GELU, linear.linear_gelu_fused),
                                            (LINEAR_RESIDUAL, linear.linear_residual_fused)])
 def test_fused_is_one_launch_fewer(op, fused):
