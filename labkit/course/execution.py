@@ -1,7 +1,7 @@
 """Executes a lesson, cell by cell, in a kernel of its own, and reports in plain words what went wrong.
 
-The kernel is this very interpreter: no kernelspec has to be installed. It ends with the lesson. `Kernels` runs several
-lessons, at the same time or with the next kernel started early: see labkit.course.lesson_kernel.
+The kernel is this very interpreter: no kernelspec has to be installed. It ends with the lesson. Where lessons run one
+after the other, `Kernels` starts the next one while a lesson runs: see labkit.course.lesson_kernel.
 """
 
 import asyncio

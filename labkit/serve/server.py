@@ -44,10 +44,9 @@ class Protocol(H11Protocol):
     """What is refused before it is a request is answered in OpenAI's shape too: no HTTP, headers that are too large to
     be read, a connection too many. One on which no request comes is closed."""
 
-    settings: Settings
-
     def connection_made(self, transport) -> None:
         super().connection_made(transport)
+        self.settings: Settings = self.config.app.state.service.settings
         self._too_many = len(self.connections) > self.settings.max_connections
         self.loop.call_later(self.settings.body_s, self._close_if_silent)
 
@@ -83,9 +82,8 @@ class Server(uvicorn.Server):
 
     def __init__(self, app, settings: Settings):
         super().__init__(uvicorn.Config(
-            app, http=type("Limited", (Protocol,), {"settings": settings}), ws="none", lifespan="on", log_config=LOG,
-            access_log=False, server_header=False, proxy_headers=False,
-            h11_max_incomplete_event_size=settings.max_headers, timeout_graceful_shutdown=5))
+            app, http=Protocol, ws="none", lifespan="on", log_config=LOG, access_log=False, server_header=False,
+            proxy_headers=False, h11_max_incomplete_event_size=settings.max_headers, timeout_graceful_shutdown=5))
         self.service: Service = app.state.service
         self.stopping = threading.Event()
 

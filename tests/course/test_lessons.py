@@ -116,7 +116,7 @@ WAITS_FOR_THE_OTHER = """\
     """
 
 
-def test_lessons_that_run_at_the_same_time(course_dir, monkeypatch):
+def test_lessons_that_run_at_the_same_time(course_dir):
     """Each ends only once the other has begun; one of them fails."""
     for name, mine, other, divisor in (("00_first", "one", "two", 0), ("01_second", "two", "one", 1)):
         lesson = WAITS_FOR_THE_OTHER.format(mine=mine, other=other, divisor=divisor)

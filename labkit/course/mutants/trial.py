@@ -20,6 +20,7 @@ import warnings
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 
+from labkit._common.cores import cores
 from labkit.course import answer_cells, exercises
 from labkit.course.exercises import Exercise
 from labkit.course.mutants.operators import Mutant, chosen, mutants
@@ -164,7 +165,7 @@ def try_all(wanted: dict[str, list[Mutant]], workers: int | None = None) -> Iter
                 done.put(error)
         done.put(None)
 
-    threads = [threading.Thread(target=work, daemon=True) for _ in range(workers or os.cpu_count() or 1)]
+    threads = [threading.Thread(target=work, daemon=True) for _ in range(workers or cores())]
     for thread in threads:
         thread.start()
     try:
