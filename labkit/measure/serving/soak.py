@@ -37,8 +37,9 @@ TOKENS = (2, 12)  # of an output, the fewest and the most
 PATIENCE_S = 300.0  # for one answer, of all the others at once
 SETTLE_S = 60.0  # for the server to be idle afterwards
 SAMPLE_S = 1.0  # between two looks at the server's memory
-GROWTH = 0.05  # the part of its memory by which it may have grown in five minutes, by the slope over the run
+GROWTH = 0.05  # the part of its memory by which it may grow in JUDGED_S, by the slope over the run
 GROWTH_MB = 24.0  # or so much, whichever is more
+JUDGED_S = 300.0  # a shorter run may grow by as much: the heap grows in steps of some MB, and few of them are no slope
 FILES = 8  # open files more than before that are no leak: the log's, and connections that close
 LAG = "labkit_event_loop_lag_seconds"
 HELD = {"pages_held": "labkit_kv_pages_held", "waiting": "labkit_waiting", "running": "labkit_running",
@@ -338,7 +339,8 @@ async def _after(started: server.Server, asked: Sequence[Question], right: Seque
 def judge(tally: Tally, samples: Sequence[tuple[float, float]], facts: dict) -> dict:
     """The findings as they are written, and a sentence for each that is not as it must be."""
     rise, memory = slope(samples), [each for _, each in samples]
-    allowed = max(GROWTH_MB, GROWTH * memory[0]) / 5 if memory else None
+    minutes = min(JUDGED_S, facts["seconds"]) / 60
+    allowed = max(GROWTH_MB, GROWTH * memory[0]) / minutes if memory else None
     problems = [f"lost: {each}" for each in tally.lost[:10]] + [f"wrong: {each}" for each in tally.wrong[:10]]
     problems += [f"{name} is {value:g} at the end" if value is not None else f"/metrics does not say {name}"
                  for name, value in facts["idle"].items() if value != 0]

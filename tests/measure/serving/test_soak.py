@@ -60,11 +60,11 @@ def test_answers_are_judged():
     assert "the answer to question 1" in tally.wrong[0] and "question" not in tally.wrong[1].split("alone")[1]
 
 
-FACTS = {"seconds": 60.0, "idle": {"pages_held": 0.0, "waiting": 0.0}, "files": [20, 22], "same_afterwards": True}
+FACTS = {"seconds": 300.0, "idle": {"pages_held": 0.0, "waiting": 0.0}, "files": [20, 22], "same_afterwards": True}
 
 
 def test_a_good_run_has_no_problems():
-    found = soak.judge(Tally(answered=10, tokens=60, seconds=[1.0] * 10), [(float(at), 500.0) for at in range(60)],
+    found = soak.judge(Tally(answered=10, tokens=300, seconds=[1.0] * 10), [(float(at), 500.0) for at in range(60)],
                        FACTS)
     assert found["problems"] == [] and found["tokens_per_second"] == 1.0 and found["answer_seconds"]["p99"] == 1.0
     assert found["memory_mb"]["slope_per_minute"] == 0 and found["memory_mb"]["allowed_per_minute"] == 5.0
@@ -92,6 +92,16 @@ def test_memory_that_grows_is_a_problem_and_peaks_are_not():
     assert soak.slope(leak) == pytest.approx(8, abs=1)
     assert "memory grows by" in soak.judge(Tally(answered=1), leak, FACTS)["problems"][0]
     assert soak.slope(flat[:6]) is None  # too short to say
+
+
+@pytest.mark.parametrize("growth, fine", [(4, True), (12, True), (40, False)])
+def test_a_short_run_may_grow_by_as_much_as_a_long_one(growth, fine):
+    """Within half a minute one step of the heap is a slope of many MB a minute."""
+    steps = [(float(at), 574.0 + growth * (at >= 20)) for at in range(31)]
+    ramp = [(float(at), 574.0 + growth * at / 30) for at in range(31)]
+    for samples in (steps, ramp)[0 if fine else 1:]:
+        found = soak.judge(Tally(answered=1), samples, FACTS | {"seconds": 30.0})
+        assert (found["problems"] == []) == fine, found["problems"]
 
 
 def test_of_this_process_memory_and_files_are_known():
