@@ -36,6 +36,7 @@ from labkit.measure.serving.results import CURVE, NAMES
 
 HEIGHT = 2.1  # inches of a panel
 RIGHT = 0.20  # of the figure's width, for the names at the lines' ends
+GLYPHS = dict(zip(MARKERS, "\u25cf\u25a0\u25c6\u25b2\u25bc", strict=True))  # the markers, as characters of a name
 
 
 def load(found: Mapping) -> CourseFigure:
@@ -112,11 +113,12 @@ def _distribution(ax, runs: Sequence[Mapping], name: str) -> None:
     curves = [(run["name"], run[f"{name}_curve"]) for run in runs if run[f"{name}_curve"]]
     most = max((curve[CURVE.index(99)] for _, curve in curves), default=1.0)
     for at, (label, curve) in enumerate(curves):
-        colour = LINES[at % len(LINES)]
-        ax.plot(curve, [each / 100 for each in CURVE], color=colour)
+        colour, marker = LINES[at % len(LINES)], MARKERS[at % len(MARKERS)]
+        ax.plot(curve, [each / 100 for each in CURVE], color=colour, marker=marker, markersize=6, markeredgewidth=0,
+                markevery=[CURVE.index(each) for each in (25, 50, 75)])
         # All lines end at 100 %: their names stand beside the panel from the top, in the lines' order.
-        ax.annotate(label, (1.0, 0.95 - 0.11 * at), xycoords="axes fraction", xytext=(8, 0), va="center",
-                    textcoords="offset points", fontsize=9, color=TEXT[colour], annotation_clip=False)
+        ax.annotate(f"{GLYPHS[marker]} {label}", (1.0, 0.95 - 0.11 * at), xycoords="axes fraction", xytext=(8, 0),
+                    va="center", textcoords="offset points", fontsize=9, color=TEXT[colour], annotation_clip=False)
     low = min((curve[CURVE.index(5)] for _, curve in curves), default=0.1)
     ax.set_xlim(max(0.01, 0.8 * low), max(1.6 * most, 3 * max(0.01, low)))  # the slowest hundredth may leave the panel
     ax.set_ylim(0, 1.03)

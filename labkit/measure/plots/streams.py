@@ -91,7 +91,7 @@ def chunks(series: dict) -> CourseFigure:
             points = sorted(set(points) | {(1, alone[key[0]])})
             colour, name = style.get(key, (GREY, f"{key[0]}, {key[1]} streams"))
             ax.plot(*zip(*points, strict=True), color=colour, marker="o", markeredgewidth=0)
-            ends.append((points[-1][0], points[-1][1], name, TEXT[colour]))
+            ends.append((*points[-1], name, TEXT[colour]))
         ax.set_xscale("log", base=2)
         ax.set_xticks(counts)
         ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
@@ -100,7 +100,11 @@ def chunks(series: dict) -> CourseFigure:
         ax.set_xlabel("chunks")
         ax.set_ylabel("ms")
         grid_along(ax, "both")
-        label_line_ends(ax, ends)
+        label_line_ends(ax, [end for end in ends if end[0] == counts[-1]])
+        for count, ms, name, colour in ends:
+            if count < counts[-1]:
+                ax.annotate(name, (count, ms), xytext=(7, 0), textcoords="offset points", va="center", fontsize=9.5,
+                            color=colour)
         panel_title(ax, taken(series))
     figure.summary = (f"{4 * series['n'] / 1e6:,.0f} MB there and back, {taken(series)}: " + "; ".join(
         f"{name} {number(ms)} ms in {count} chunks" for count, ms, name, _ in ends) + ".")
