@@ -35,6 +35,10 @@ def serve(
     max_model_len: Annotated[
         int | None, typer.Option("--max-model-len", help="Tokens of a prompt and its answer together, at most.", min=2)
     ] = None,
+    engine_process: Annotated[
+        bool, typer.Option("--engine-process", help="Give the engine a process of its own, so that its steps wait for "
+                                                    "no answer that is being written. Takes 180 MB more.")
+    ] = False,
     max_waiting: Annotated[
         int, typer.Option("--max-waiting", help="Requests that may wait; more are answered with 429.", min=1)
     ] = 256,
@@ -76,7 +80,8 @@ def serve(
     try:
         settings = Settings(model=model, host=host, port=port, api_key=api_key, max_num_seqs=max_num_seqs,
                             max_num_batched_tokens=max_num_batched_tokens, max_model_len=max_model_len,
-                            max_waiting=max_waiting, max_connections=max_connections, deadline_s=deadline,
+                            engine_process=engine_process, max_waiting=max_waiting,
+                            max_connections=max_connections, deadline_s=deadline,
                             allow_origins=tuple(allow_origin or ()), window_control=window_control)
     except ValueError as error:
         raise UserError(str(error)) from None

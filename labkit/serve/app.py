@@ -1,8 +1,8 @@
 """The web application: OpenAI's paths, whether it serves, and what it counts.
 
-    app = create_app(thread, Settings(model="tiny-llama"))       # for uvicorn, or a test client
+    app = create_app(engine, Settings(model="tiny-llama"))       # for uvicorn, or a test client
     app = create_app(None, settings)                             # not ready yet
-    app.state.service.serve(thread, encoder)                     # now it is
+    app.state.service.serve(engine)                              # now it is
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 
 from labkit._common.version import __version__
 from labkit.serve import completions, embeddings, window
-from labkit.serve.engine_thread import EngineThread
+from labkit.serve.engine_thread import Controls
 from labkit.serve.errors import SERVER, ApiError
 from labkit.serve.gate import Gate, handlers
 from labkit.serve.service import Service, unknown_model
@@ -28,7 +28,7 @@ router = APIRouter()
 
 @router.get("/health")
 async def health(request: Request) -> Response:
-    """Whether the process should go on: 503 where the engine's thread has ended, or none of its steps succeeds."""
+    """Whether the process should go on: 503 where the engine has ended, or none of its steps succeeds."""
     service: Service = request.app.state.service
     if service.status == "failed":
         raise ApiError(503, f"the engine does not work: {service.failure or 'its last steps all failed'}", type=SERVER,
@@ -65,15 +65,15 @@ async def model(request: Request, name: str) -> Response:
 
 
 def described(name: str, service: Service) -> dict:
-    extra = {"max_model_len": service.ready().engine.runner.max_model_len} if name == service.model_name else {}
+    extra = {"max_model_len": service.ready().max_model_len} if name == service.model_name else {}
     return {"id": name, "object": "model", "created": service.began, "owned_by": "labkit", **extra}
 
 
-def create_app(thread: EngineThread | None, settings: Settings | None = None, encoder=None) -> FastAPI:
-    """thread: started; None: `app.state.service.serve` gives it one later. Neither is ended with the app. encoder: as
-    labkit.models.sentences has it."""
+def create_app(engine: Controls | None, settings: Settings | None = None) -> FastAPI:
+    """engine: an EngineThread that was started, or an EngineProcess; None: `app.state.service.serve` gives it one
+    later. It is not ended with the app."""
     settings = settings or Settings()
-    service = Service(thread, settings, encoder)
+    service = Service(engine, settings)
 
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI):

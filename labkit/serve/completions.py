@@ -18,7 +18,7 @@ from labkit.serve.engine_thread import Stream
 from labkit.serve.errors import ApiError
 from labkit.serve.metrics import Clock
 from labkit.serve.protocol import ChatBody, ChatShape, CompletionBody, Generation, Shape, usage
-from labkit.serve.service import Service, vocabulary
+from labkit.serve.service import Service
 from labkit.serve.streaming import Choice, EventStream, event, merged, unless_gone
 
 router = APIRouter()
@@ -84,14 +84,14 @@ def read_chat(service: Service, raw: bytes) -> Job:
 def job_of(service: Service, body: Generation, prompts: list[dict], params: SamplingParams, param: str, shape: Shape,
            asked: int | None) -> Job:
     """asked: the tokens that the client wants, if it says so. Raises ApiError or ValueError for what cannot run."""
-    thread = service.ready()
-    size = vocabulary(thread.engine)
+    engine = service.ready()
+    size = engine.vocab_size
     if any(token >= size for token in params.stop_token_ids):
         raise ApiError(400, f"stop_token_ids is {list(params.stop_token_ids)[:8]}; tokens of this model are from 0 to "
                             f"{size - 1:,}", param="stop_token_ids")
     for prompt in prompts:
         service.check_length(prompt["prompt_token_ids"], asked, param)
-    return Job(body, [thread.request_of(prompt, params) for prompt in prompts], params.n, shape)
+    return Job(body, [engine.request_of(prompt, params) for prompt in prompts], params.n, shape)
 
 
 @router.post("/v1/completions")

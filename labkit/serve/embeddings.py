@@ -10,6 +10,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
 from labkit._common.errors import short
+from labkit.serve.engine_thread import EngineThread
 from labkit.serve.errors import ApiError
 from labkit.serve.protocol import EmbeddingBody
 from labkit.serve.service import Service, unknown_model
@@ -22,7 +23,8 @@ BATCH = 8  # texts that are embedded between two steps of the engine: a stream w
 
 def read(service: Service, raw: bytes) -> tuple[EmbeddingBody, list[str]]:
     body = EmbeddingBody.model_validate_json(raw)
-    if service.encoder is None:
+    size = service.embedding_size
+    if size is None:
         raise ApiError(404, "there are no embeddings here: `labkit weights minilm` fetches their model's weights",
                        param="model", code="model_not_found")
     if body.model not in service.encoder_names:
@@ -33,7 +35,6 @@ def read(service: Service, raw: bytes) -> tuple[EmbeddingBody, list[str]]:
                        param="input")
     if not all(texts):
         raise ApiError(400, f"input[{texts.index('')}] is an empty text", param=f"input[{texts.index('')}]")
-    size = service.encoder.get_sentence_embedding_dimension()
     if body.dimensions not in (None, size):
         raise ApiError(400, f"dimensions is {short(body.dimensions)}; this model's embeddings have {size}",
                        param="dimensions")
@@ -53,17 +54,18 @@ async def embeddings(request: Request) -> Response:
         "usage": {"prompt_tokens": tokens, "total_tokens": tokens}})
 
 
+def embed(thread: EngineThread, batch: list[str]) -> tuple[np.ndarray, int]:
+    """In the engine's thread: the rows, and the tokens of all texts."""
+    return thread.encoder.encode(batch), sum(map(len, thread.encoder.tokenizer.encode(batch)))
+
+
 async def embedded(service: Service, texts: list[str]) -> tuple[list[np.ndarray], int]:
     """The rows, and the tokens of all texts. In the order of their lengths a batch takes the shortest time."""
-    encoder, tokens = service.encoder, 0
+    tokens = 0
     order, rows = sorted(range(len(texts)), key=lambda number: -len(texts[number])), [None] * len(texts)
-
-    def run(batch: list[str]):
-        return encoder.encode(batch), sum(map(len, encoder.tokenizer.encode(batch)))
-
     for first in range(0, len(order), BATCH):
         numbers = order[first : first + BATCH]
-        future = service.ready_or_draining().call(lambda _, numbers=numbers: run([texts[each] for each in numbers]))
+        future = service.ready_or_draining().ask(embed, [texts[number] for number in numbers])
         found, count = await asyncio.wrap_future(future)
         tokens += count
         for number, row in zip(numbers, found, strict=True):

@@ -13,6 +13,7 @@ between two steps. No reader is waited for: a stream keeps the newest output alo
 
 from __future__ import annotations
 
+import abc
 import asyncio
 import heapq
 import itertools
@@ -93,14 +94,15 @@ class Stream:
     where that ended the request; after `cancel` it just ends.
     """
 
-    def __init__(self, thread: EngineThread, request: Request, loop: asyncio.AbstractEventLoop, deadline: float | None,
+    def __init__(self, engine: Controls, request: Request, loop: asyncio.AbstractEventLoop, deadline_s: float | None,
                  final_only: bool):
-        self.request, self.deadline, self.final_only = request, deadline, final_only
+        self.request, self.final_only = request, final_only
         self.arrived = time.perf_counter()
+        self.deadline = None if deadline_s is None else time.monotonic() + deadline_s
         self.due = 0.0  # when an output that goes on is returned again
         self.entered = False  # the engine has it
         self.spared = False  # by a fault: it had not begun
-        self._thread, self.loop = thread, loop
+        self._engine, self.loop = engine, loop
         self._newest: RequestOutput | None = None
         self._error: Exception | None = None
         self._ended = False
@@ -112,7 +114,7 @@ class Stream:
 
     def cancel(self) -> None:
         """From any thread, at any time: the request's pages are free before the next step. Its outputs end."""
-        self._thread.cancel(self)
+        self._engine.cancel(self)
 
     def __aiter__(self) -> Stream:
         return self
@@ -140,56 +142,62 @@ class Stream:
             self._reader.set_result(None)
 
 
-class EngineThread:
-    """engine: nothing else may touch it while the thread runs. max_waiting: requests that wait for their first step.
+def hand_over(news: list[tuple[Stream, RequestOutput | None, Exception | None, bool]],
+              unread: Callable[[Stream], object]) -> None:
+    """(stream, output, error, whether it ends) to the event loops: one call for each loop. unread: is called with each
+    stream that goes on and whose loop is closed."""
+    loops: dict[asyncio.AbstractEventLoop, list[tuple]] = {}
+    for one in news:
+        loops.setdefault(one[0].loop, []).append(one)
+    for loop, those in loops.items():
+        try:
+            loop.call_soon_threadsafe(_deliver, those)
+        except RuntimeError:  # the loop is closed: no one reads
+            for stream, _, _, ended in those:
+                if not ended:
+                    unread(stream)
 
-    observers: each is called with a StepReport after each step, in this thread, and must be quick.
-    delay_s: seconds from the end of a step to the next one, for who wants to watch.
-    faults: steps that raised an error. The requests of their batch ended with it; the engine went on with the others.
-    stats: the engine's statistics, after the last step or change.
+
+def _deliver(news: list[tuple]) -> None:
+    for stream, *what in news:
+        stream.deliver(*what)
+
+
+class Controls(abc.ABC):
+    """What a server does with an engine, from any thread, wherever the engine is.
+
+    engine: checks requests. stats, steps, faults: what it counts, after its last step or change. healthy: its last
+    steps did not all fail. running: it makes steps. vocab_size: tokens that the model knows. embedding_size: numbers of
+    an embedding; None where there is no encoder. max_waiting: requests that wait for their first step.
     """
 
-    def __init__(self, engine: LLMEngine, max_waiting: int = 256):
+    engine: LLMEngine
+    stats: Stats
+    steps: int
+    faults: int
+    healthy: bool
+    running: bool
+    vocab_size: int
+    embedding_size: int | None
+
+    def __init__(self, max_waiting: int):
         if max_waiting < 1:
             raise ValueError(f"max_waiting is {max_waiting}; it must be 1 or more")
-        self.engine, self.max_waiting = engine, max_waiting
-        self.observers: list[Callable[[StepReport], None]] = []
-        self.steps = self.faults = 0
-        self.last_fault: Exception | None = None
-        self.stats: Stats = engine.stats()
-        self._faults_in_a_row = 0
-        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+        self.max_waiting = max_waiting
         self._numbers = itertools.count(1)
-        self._changed = threading.Condition()  # of what follows
-        self._inbox: deque[Callable[[], None]] = deque()  # to run between two steps
+        self._lock = threading.RLock()  # of what follows
         self._streams: dict[str, Stream] = {}  # of requests that have not ended, by their ids
         self._waiting: dict[str, Stream] = {}  # of these, without a step yet
-        self._draining, self._paused, self._single_steps = False, False, 0
-        self._delay_s, self._next_step = 0.0, 0.0
-        self._end_at: float | None = None  # the time after which it waits for no request; None: it goes on
-        # The thread's own.
-        self._deadlines: list[tuple[float, str]] = []  # a heap; those of requests that have ended are in it
-        self._chunks: tuple[SeatWork, ...] = ()
-        engine.watch = self._launched
+        self._draining, self._paused, self._delay_s = False, False, 0.0
 
-    # --- From any thread ---------------------------------------------------------------------------------------------
+    @property
+    def tokenizer(self):
+        return self.engine.tokenizer
 
-    def start(self) -> None:
-        self._thread.start()
-
-    def drain(self) -> None:
-        """Takes no more requests; those that are there go on, even if it was paused."""
-        with self._changed:
-            self._draining = True
-            self._changed.notify()
-
-    def stop(self, drain_s: float = 30.0) -> None:
-        """Takes no more requests, gives those that are there so many seconds to end, and ends."""
-        with self._changed:
-            self._draining, self._end_at = True, time.monotonic() + drain_s
-            self._changed.notify()
-        if self._thread.is_alive():
-            self._thread.join(drain_s + 5)  # a step that hangs must not keep the process
+    @property
+    def max_model_len(self) -> int:
+        """Tokens of a prompt and its output."""
+        return self.engine.runner.max_model_len
 
     @property
     def draining(self) -> bool:
@@ -205,15 +213,10 @@ class EngineThread:
         """Requests that wait for their first step."""
         return len(self._waiting)
 
-    def arrived(self, request_id: str) -> float | None:
-        """When a request was submitted, by time.perf_counter(); None once it has ended."""
-        stream = self._streams.get(request_id)
-        return stream and stream.arrived
-
     @property
     def alive(self) -> bool:
-        """Whether it serves: it runs, and its last steps did not all fail."""
-        return self._thread.is_alive() and self._faults_in_a_row < HOPELESS
+        """Whether it serves."""
+        return self.running and self.healthy
 
     def request_of(self, prompt, params: SamplingParams) -> Request:
         """For `submit`, which has then nothing left to do that takes time: an event loop has another thread call this.
@@ -229,48 +232,38 @@ class EngineThread:
         Raises ValueError for what cannot run, Busy, Draining.
         """
         loop = loop or asyncio.get_running_loop()
-        deadline = None if deadline_s is None else time.monotonic() + deadline_s
         request = prompt if isinstance(prompt, Request) else self.request_of(prompt, params or SamplingParams())
-        stream = Stream(self, request, loop, deadline, final_only)
-        with self._changed:
+        stream = Stream(self, request, loop, deadline_s, final_only)
+        with self._lock:
             if self._draining:
                 raise Draining("the server is about to end and takes no more requests")
             if len(self._waiting) >= self.max_waiting:
                 raise Busy(f"{len(self._waiting):,} requests wait, as many as may; try again later")
             self._streams[request.request_id] = self._waiting[request.request_id] = stream
-            self._post(partial(self._enter, stream))
+            self._enter_soon(stream, deadline_s)
         return stream
 
-    def cancel(self, stream: Stream) -> None:
-        with self._changed:
-            if stream.request_id in self._streams:
-                self._post(partial(self._end, stream))
-
-    def call(self, function: Callable[[LLMEngine], object]) -> Future:
-        """function(engine) runs in the engine's thread, between two steps; its result, or what it raises, is the
-        future's."""
-        future: Future = Future()
-        with self._changed:
-            if self._end_at is not None or not self._thread.is_alive():
-                raise Draining("the engine's thread has ended")
-            self._post(partial(_answer, future, function, self.engine))
-        return future
+    def drain(self) -> None:
+        """Takes no more requests; those that are there go on, even if it was paused."""
+        with self._lock:
+            self._draining = True
+            self._controlled("drain")
 
     def pause(self) -> None:
         """No step after the one that runs. Requests may come, and be cancelled."""
-        with self._changed:
-            self._paused, self._single_steps = True, 0
+        with self._lock:
+            self._paused = True
+            self._controlled("pause")
 
     def resume(self) -> None:
-        with self._changed:
+        with self._lock:
             self._paused = False
-            self._changed.notify()
+            self._controlled("resume")
 
     def step_once(self) -> None:
         """One step more, while it is paused; without requests, the one that follows the next request."""
-        with self._changed:
-            self._single_steps += 1
-            self._changed.notify()
+        with self._lock:
+            self._controlled("step_once")
 
     @property
     def paused(self) -> bool:
@@ -278,15 +271,139 @@ class EngineThread:
 
     @property
     def delay_s(self) -> float:
+        """Seconds from the end of a step to the next one, for who wants to watch."""
         return self._delay_s
 
     @delay_s.setter
     def delay_s(self, seconds: float) -> None:
         if not 0 <= seconds <= 60:
             raise ValueError(f"delay_s is {seconds}; it must be from 0 to 60")
+        with self._lock:
+            self._delay_s = seconds
+            self._controlled("delay_s", seconds)
+
+    def _forget(self, request_id: str) -> Stream | None:
+        with self._lock:
+            self._waiting.pop(request_id, None)
+            return self._streams.pop(request_id, None)
+
+    @abc.abstractmethod
+    def cancel(self, stream: Stream) -> None:
+        """A stream's `cancel`."""
+
+    @abc.abstractmethod
+    def ask(self, function: Callable, *arguments) -> Future:
+        """function(thread, *arguments) runs in the thread of the EngineThread, between two steps; its result, or what
+        it raises, is the future's. The function may have to be imported by another process. Raises Draining."""
+
+    @abc.abstractmethod
+    def stop(self, drain_s: float = 30.0) -> None:
+        """Takes no more requests, gives those that are there so many seconds to end, and ends."""
+
+    @abc.abstractmethod
+    def _enter_soon(self, stream: Stream, deadline_s: float | None) -> None:
+        """Has the engine take the request."""
+
+    @abc.abstractmethod
+    def _controlled(self, name: str, *arguments) -> None:
+        """One of the methods above was called, or an attribute set."""
+
+
+class EngineThread(Controls):
+    """engine: nothing else may touch it while the thread runs. encoder: of embeddings, as labkit.models.sentences has
+    it; what is asked for may use it.
+
+    observers: each is called with a StepReport after each step, in this thread, and must be quick. changed: is called
+    in this thread when stats may be others.
+    faults: steps that raised an error. The requests of their batch ended with it; the engine went on with the others.
+    """
+
+    def __init__(self, engine: LLMEngine, max_waiting: int = 256, encoder=None):
+        super().__init__(max_waiting)
+        self.engine, self.encoder = engine, encoder
+        self.observers: list[Callable[[StepReport], None]] = []
+        self.changed: Callable[[], None] = lambda: None
+        self.steps = self.faults = 0
+        self.last_fault: Exception | None = None
+        self.stats: Stats = engine.stats()
+        self._faults_in_a_row = 0
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+        self._changed = threading.Condition(self._lock)
+        self._inbox: deque[Callable[[], None]] = deque()  # to run between two steps
+        self._single_steps, self._next_step = 0, 0.0
+        self._end_at: float | None = None  # the time after which it waits for no request; None: it goes on
+        # The thread's own.
+        self._deadlines: list[tuple[float, str]] = []  # a heap; those of requests that have ended are in it
+        self._chunks: tuple[SeatWork, ...] = ()
+        engine.watch = self._launched
+
+    # --- From any thread ---------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self, drain_s: float = 30.0) -> None:
         with self._changed:
-            self._delay_s, self._next_step = seconds, 0.0
+            self._draining, self._end_at = True, time.monotonic() + drain_s
             self._changed.notify()
+        if self._thread.is_alive():
+            self._thread.join(drain_s + 5)  # a step that hangs must not keep the process
+
+    def arrived(self, request_id: str) -> float | None:
+        """When a request was submitted, by time.perf_counter(); None once it has ended."""
+        stream = self._streams.get(request_id)
+        return stream and stream.arrived
+
+    def waiting_ids(self) -> set[str]:
+        """Of the requests that wait for their first step."""
+        with self._lock:
+            return set(self._waiting)
+
+    @property
+    def running(self) -> bool:
+        return self._thread.is_alive()
+
+    @property
+    def healthy(self) -> bool:
+        return self._faults_in_a_row < HOPELESS
+
+    @property
+    def vocab_size(self) -> int:
+        model = getattr(self.engine.runner, "model", None)
+        return len(self.engine.tokenizer) if model is None else model.config.vocab_size
+
+    @property
+    def embedding_size(self) -> int | None:
+        return self.encoder and self.encoder.get_sentence_embedding_dimension()
+
+    def cancel(self, stream: Stream) -> None:
+        with self._changed:
+            if stream.request_id in self._streams:
+                self._post(partial(self._end, stream))
+
+    def call(self, function: Callable[[LLMEngine], object]) -> Future:
+        """`ask` for a function of the engine."""
+        future: Future = Future()
+        with self._changed:
+            if self._end_at is not None or not self._thread.is_alive():
+                raise Draining("the engine's thread has ended")
+            self._post(partial(_answer, future, function, self.engine))
+        return future
+
+    def ask(self, function: Callable, *arguments) -> Future:
+        return self.call(lambda engine: function(self, *arguments))
+
+    def _enter_soon(self, stream: Stream, deadline_s: float | None) -> None:
+        self._post(partial(self._enter, stream))
+
+    def _controlled(self, name: str, *arguments) -> None:
+        if name == "pause":
+            self._single_steps = 0
+        elif name == "step_once":
+            self._single_steps += 1
+        elif name == "delay_s":
+            self._next_step = 0.0
+        self._changed.notify()
 
     def _post(self, function: Callable[[], None]) -> None:
         self._inbox.append(function)
@@ -309,6 +426,7 @@ class EngineThread:
             self._end(stream, Draining("the server ended before the answer was complete"))
         self._tend()
         self.stats = self.engine.stats()
+        self.changed()
 
     def _is_over(self) -> bool:
         with self._changed:
@@ -346,6 +464,7 @@ class EngineThread:
                 changed = True
         if changed:
             self.stats = self.engine.stats()
+            self.changed()
 
     def _enter(self, stream: Stream) -> None:
         if stream.request_id not in self._streams:
@@ -363,12 +482,7 @@ class EngineThread:
         """Ends a request that has not ended; its pages are free."""
         if self._forget(stream.request_id):
             self.engine.abort_request(stream.request_id)
-            self._hand_over([(stream, None, error, True)])
-
-    def _forget(self, request_id: str) -> Stream | None:
-        with self._changed:
-            self._waiting.pop(request_id, None)
-            return self._streams.pop(request_id, None)
+            hand_over([(stream, None, error, True)], self.cancel)
 
     def _step(self) -> None:
         began, before = time.perf_counter(), self.stats
@@ -391,6 +505,7 @@ class EngineThread:
         if self._chunks or self.stats.generated > before.generated:  # not for a call that returned aborted outputs
             self.steps += 1
             self._report(began, seconds, before, sum(output.finished for output in outputs))
+        self.changed()
 
     def _launched(self, step) -> None:
         """While its sequences have their seats."""
@@ -414,20 +529,7 @@ class EngineThread:
             stream = self._forget(output.request_id) if output.finished else self._streams.get(output.request_id)
             if stream:  # not of one that was cancelled
                 news.append((stream, output, None, output.finished))
-        self._hand_over(news)
-
-    def _hand_over(self, news: list[tuple]) -> None:
-        """To the event loops: one call for each loop."""
-        loops: dict[asyncio.AbstractEventLoop, list[tuple]] = {}
-        for one in news:
-            loops.setdefault(one[0].loop, []).append(one)
-        for loop, those in loops.items():
-            try:
-                loop.call_soon_threadsafe(_deliver, those)
-            except RuntimeError:  # the loop is closed: no one reads
-                for stream, _, _, ended in those:
-                    if not ended:
-                        self.cancel(stream)
+        hand_over(news, self.cancel)
 
     def _failed(self, error: BaseException) -> None:
         """The engine is empty. Requests that had not begun are no part of the step that failed: they are added again,
@@ -447,6 +549,7 @@ class EngineThread:
             fault.__cause__ = error
             self._end(stream, fault)
         self.stats = self.engine.stats()
+        self.changed()
 
     def _report(self, began: float, seconds: float, before: Stats, finished: int) -> None:
         if not self.observers:
@@ -466,11 +569,6 @@ class EngineThread:
 
 def _has_begun(request: Request) -> bool:
     return request.num_cached_tokens is not None
-
-
-def _deliver(news: list[tuple]) -> None:
-    for stream, *what in news:
-        stream.deliver(*what)
 
 
 def _answer(future: Future, function: Callable, engine: LLMEngine) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
-from labkit.serve.engine_thread import EngineThread
+from labkit.serve.engine_thread import Controls
 
 LATENCY = (0.005, 0.01, 0.02, 0.05, 0.1, 0.15, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
 INTER_TOKEN = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.25, 0.5, 1, 2.5)
@@ -20,9 +20,9 @@ LAG_EVERY_S, LAG_SAMPLES = 0.02, 3000  # a minute
 
 
 class Metrics:
-    """engine: returns the engine's thread, or None before there is one."""
+    """engine: returns the engine, or None before there is one."""
 
-    def __init__(self, engine: Callable[[], EngineThread | None]):
+    def __init__(self, engine: Callable[[], Controls | None]):
         self._registry = registry = CollectorRegistry()
         self._lags: deque[float] = deque(maxlen=LAG_SAMPLES)
         self._engine = engine
@@ -48,13 +48,13 @@ class Metrics:
         for name, at in (("p50", 50), ("p99", 99), ("max", 100)):
             yield GaugeMetricFamily(f"labkit_event_loop_lag_{name}_seconds", "Over the last minute",
                                     float(np.percentile(lags, at)) if lags else 0.0)
-        thread = self._engine()
-        if thread is None:
+        engine = self._engine()
+        if engine is None:
             return
-        stats = thread.stats
+        stats = engine.stats
         for name, text, value in (
-                ("running", "Requests that have begun", thread.unfinished - thread.waiting),
-                ("waiting", "Requests that wait for their first step", thread.waiting),
+                ("running", "Requests that have begun", engine.unfinished - engine.waiting),
+                ("waiting", "Requests that wait for their first step", engine.waiting),
                 ("kv_pages", "Pages of the KV cache", stats.pages),
                 ("kv_pages_held", "Pages that sequences hold", stats.pages - stats.free_pages),
                 ("kv_pages_cached", "Pages that a prompt may find in the prefix cache", stats.cached_pages)):
@@ -65,7 +65,7 @@ class Metrics:
                 ("prefix_cached_tokens", "Tokens of prompts that were found in the prefix cache", stats.cached_tokens),
                 ("preemptions", "Sequences that gave their pages back and were computed again", stats.preemptions),
                 ("steps", "Steps of the engine", stats.steps),
-                ("step_faults", "Steps that raised an error", thread.faults)):
+                ("step_faults", "Steps that raised an error", engine.faults)):
             yield CounterMetricFamily(f"labkit_{name}", text, value)
 
     def text(self) -> bytes:

@@ -16,6 +16,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from http import HTTPStatus
 
 import uvicorn
@@ -23,21 +24,19 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from labkit._common.errors import UserError
 from labkit.serve.app import create_app
+from labkit.serve.embeddings import embed
+from labkit.serve.engine_process import SWITCH_S, EngineProcess, Loading
 from labkit.serve.engine_thread import EngineThread
 from labkit.serve.errors import SERVER, ApiError
 from labkit.serve.gate import is_loopback
 from labkit.serve.service import Service
 from labkit.serve.settings import Settings
 
-SWITCH_S = 0.001  # how long a thread may keep the interpreter from another one: Python's 5 ms are a whole step
 LOG = {"version": 1, "disable_existing_loggers": False,
        "formatters": {"plain": {"format": "%(asctime)s %(levelname)s %(message)s"}},
        "handlers": {"stderr": {"class": "logging.StreamHandler", "formatter": "plain"}},
        "loggers": {"uvicorn": {"handlers": ["stderr"], "level": "WARNING", "propagate": False},
                    "labkit.serve": {"handlers": ["stderr"], "level": "INFO", "propagate": False}}}
-
-# (the engine's thread, the encoder or None); `doing` is called with what it does.
-Loading = Callable[[Settings, Callable[[str], None]], tuple[EngineThread, object]]
 
 
 class Protocol(H11Protocol):
@@ -103,8 +102,8 @@ class Server(uvicorn.Server):
         end = time.monotonic() + self.service.settings.drain_s
         while self.service.active and time.monotonic() < end:
             await asyncio.sleep(0.02)
-        if self.service.thread:
-            await asyncio.to_thread(self.service.thread.stop, 0)  # what is left ends with an error
+        if self.service.engine:
+            await asyncio.to_thread(self.service.engine.stop, 0)  # what is left ends with an error
         self.should_exit = True
 
 
@@ -131,7 +130,8 @@ def address(sock: socket.socket) -> str:
 def run(settings: Settings, *, say: Callable[[str], None], ready: Callable[[str], None],
         doing: Callable[[str], None], load: Loading | None = None) -> None:
     """Serves until a signal ends it. say: a line for who started it. doing: what is being loaded or compiled. ready:
-    the lines for the moment when it can serve. Raises what `load` raises."""
+    the lines for the moment when it can serve. load: called where the engine is to be; None: load_model. Raises what it
+    raises."""
     sock = bound(settings)
     server = Server(create_app(None, settings), settings)
     service, failed, where = server.service, [], address(sock)
@@ -142,13 +142,14 @@ def run(settings: Settings, *, say: Callable[[str], None], ready: Callable[[str]
 
     def loading() -> None:
         try:
-            thread, encoder = (load or load_model)(settings, report)
+            how = partial(EngineProcess, load=load or load_model) if settings.engine_process else load or load_model
+            engine = how(settings, doing=report)
         except BaseException as error:
             service.failure = "its model could not be loaded"
             failed.append(error)
             server.should_exit = True
             return
-        service.serve(thread, encoder)
+        service.serve(engine)
         if server.stopping.is_set():
             service.drain()
             return
@@ -165,11 +166,11 @@ def run(settings: Settings, *, say: Callable[[str], None], ready: Callable[[str]
         server.run([sock])
     finally:
         sys.setswitchinterval(before)
-    if service.thread:
-        service.thread.stop(drain_s=0)
+    if service.engine:
+        service.engine.stop(drain_s=0)
     if failed:
         raise failed[0]
-    if loader.is_alive() or service.thread and service.thread.alive:  # who compiles cannot be asked to stop
+    if loader.is_alive() or service.engine and service.engine.running:  # who compiles cannot be asked to stop
         sys.stdout.flush()
         os._exit(0)
     logging.shutdown()
@@ -186,8 +187,8 @@ def ready_message(service: Service, where: str) -> str:
             f"  curl {where}/v1/{path}{key} -H 'Content-Type: application/json' \\\n    -d '{body}'")
 
 
-def load_model(settings: Settings, doing: Callable[[str], None]) -> tuple[EngineThread, object]:
-    """The model in an engine whose kernels are compiled, and MiniLM if its weights are on this machine."""
+def load_model(settings: Settings, doing: Callable[[str], None]) -> EngineThread:
+    """The model in an engine whose kernels are compiled, with MiniLM if its weights are on this machine."""
     from labkit import device
     from labkit.engine.llm_engine import LLMEngine
     from labkit.engine.load_runner import load_runner
@@ -207,14 +208,13 @@ def load_model(settings: Settings, doing: Callable[[str], None]) -> tuple[Engine
     thread.call(lambda engine: warm_up(engine, seats)).result()
     if getattr(tokenizer, "template", None):
         tokenizer.chat([{"role": "user", "content": "a"}])  # imports what runs templates
-    encoder = None
     if weights.is_there(weights.MINILM):
         from labkit.models.sentences import Encoder
 
         doing("MiniLM is being loaded and its kernels compiled")
-        encoder = Encoder.from_pretrained()
-        thread.call(lambda engine: encoder.encode(["a"])).result()
-    return thread, encoder
+        thread.encoder = Encoder.from_pretrained()
+        thread.ask(embed, ["a"]).result()
+    return thread
 
 
 def warm_up(engine, seats: int) -> None:

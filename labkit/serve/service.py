@@ -1,4 +1,4 @@
-"""What all answers of a server share: the engine's thread once there is one, the encoder, limits, and who waits."""
+"""What all answers of a server share: the engine once there is one, limits, and who waits."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 from labkit._common.errors import short
 from labkit.models.weights import MINILM
-from labkit.serve.engine_thread import Busy, Draining, EngineThread
+from labkit.serve.engine_thread import Busy, Controls, Draining
 from labkit.serve.errors import SERVER, ApiError
 from labkit.serve.metrics import Metrics
 from labkit.serve.settings import Settings
@@ -20,36 +20,35 @@ CHARACTERS_A_TOKEN = 16  # a prompt with more for each token of the context is r
 
 
 class Service:
-    """thread: None until `serve` gives it one. encoder: for embeddings; None where there is none.
+    """engine: None until `serve` gives it one.
 
     doing: what it does while it cannot serve yet. failure: why it never will.
     """
 
-    def __init__(self, thread: EngineThread | None, settings: Settings, encoder=None):
-        self.settings, self.encoder = settings, encoder
-        self.thread: EngineThread | None = None
+    def __init__(self, engine: Controls | None, settings: Settings):
+        self.settings = settings
+        self.engine: Controls | None = None
         self.model_name = Path(settings.model).name if Path(settings.model).is_dir() else settings.model
         self.doing, self.failure, self.draining = "the model is being loaded", "", False
         self.active = 0  # requests under /v1
         self.began = int(time.time())
-        self.metrics = Metrics(lambda: self.thread)
+        self.metrics = Metrics(lambda: self.engine)
         # Reading a body is pure Python, and a template or a long text takes milliseconds: not in the event loop, which
-        # all streams share, and not in the engine's thread, for which the device would wait.
+        # all streams share, and not where the engine makes its steps, for which the device would wait.
         self._readers = ThreadPoolExecutor(READERS, "reader")
         self._being_read = 0
-        if thread is not None:
-            self.serve(thread, encoder)
+        if engine is not None:
+            self.serve(engine)
 
-    def serve(self, thread: EngineThread, encoder=None) -> None:
+    def serve(self, engine: Controls) -> None:
         """From now on it is ready."""
-        self.encoder = encoder
-        self.thread = thread
+        self.engine = engine
 
     def drain(self) -> None:
         """Takes no more requests."""
         self.draining = True
-        if self.thread:
-            self.thread.drain()
+        if self.engine:
+            self.engine.drain()
 
     def close(self) -> None:
         self._readers.shutdown(wait=False, cancel_futures=True)
@@ -58,28 +57,28 @@ class Service:
 
     @property
     def tokenizer(self):
-        return self.ready().engine.tokenizer
+        return self.ready().tokenizer
 
     @property
     def status(self) -> str:
         """ready, draining, loading or failed."""
-        if self.failure or self.thread is not None and not self.draining and not self.thread.alive:
+        if self.failure or self.engine is not None and not self.draining and not self.engine.alive:
             return "failed"
-        return "draining" if self.draining else "loading" if self.thread is None else "ready"
+        return "draining" if self.draining else "loading" if self.engine is None else "ready"
 
-    def ready(self) -> EngineThread:
+    def ready(self) -> Controls:
         """Raises ApiError or Draining where it takes no request."""
         status = self.status
         if status == "draining":
             raise Draining("the server is about to end and takes no more requests")
-        if self.thread is None or status == "failed":
+        if self.engine is None or status == "failed":
             raise ApiError(503, f"the server is not ready: {self.failure or self.doing}", type=SERVER, code=status,
                            headers={"retry-after": "5"})
-        return self.thread
+        return self.engine
 
-    def ready_or_draining(self) -> EngineThread:
+    def ready_or_draining(self) -> Controls:
         """For what is left of a request that was taken."""
-        return self.thread or self.ready()
+        return self.engine or self.ready()
 
     def check_model(self, name: str) -> None:
         if name not in (self.model_name, self.settings.model):
@@ -87,7 +86,12 @@ class Service:
 
     @property
     def models(self) -> list[str]:
-        return [self.model_name, *([self.encoder_name] if self.encoder else [])]
+        return [self.model_name, *([self.encoder_name] if self.embedding_size else [])]
+
+    @property
+    def embedding_size(self) -> int | None:
+        """None where there is no encoder."""
+        return self.engine and self.engine.embedding_size
 
     @property
     def encoder_name(self) -> str:
@@ -110,12 +114,12 @@ class Service:
             self._being_read -= 1
 
     def tokens_of(self, prompt: str | list[int], param: str, marks: bool = True) -> dict:
-        """A prompt as EngineThread.submit takes it. marks: with those that the tokenizer sets around a text. Raises
+        """A prompt as Controls.submit takes it. marks: with those that the tokenizer sets around a text. Raises
         ApiError for one that is too long, or for what is no token."""
-        engine = self.ready().engine
-        context = engine.runner.max_model_len
+        engine = self.ready()
+        context = engine.max_model_len
         if isinstance(prompt, list):
-            size = vocabulary(engine)
+            size = engine.vocab_size
             wrong = next((token for token in prompt if not 0 <= token < size), None)
             if wrong is not None:
                 raise ApiError(400, f"{param} has the token {short(wrong)}; tokens of this model are from 0 to "
@@ -128,7 +132,7 @@ class Service:
 
     def check_length(self, ids: list[int], max_tokens: int | None, param: str) -> None:
         """Raises ApiError where the prompt does not fit into the context, or not with what may follow."""
-        context = self.ready().engine.runner.max_model_len
+        context = self.ready().max_model_len
         if not ids:
             raise ApiError(400, f"{param} has no token; give it a word to begin with", param=param)
         if len(ids) + (max_tokens or 1) > context:
@@ -144,9 +148,3 @@ def too_long(message: str, param: str) -> ApiError:
 def unknown_model(name: str, models: list[str]) -> ApiError:
     return ApiError(404, f"there is no model {short(name)} here; there is {' and '.join(models)}", param="model",
                     code="model_not_found")
-
-
-def vocabulary(engine) -> int:
-    """Tokens that the model knows."""
-    model = getattr(engine.runner, "model", None)
-    return model.config.vocab_size if model is not None else len(engine.tokenizer)

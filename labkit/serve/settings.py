@@ -15,7 +15,8 @@ class Settings:
     Of the engine; None: by the device.
     max_num_seqs: sequences that run at a time. max_num_batched_tokens: of a step; a request that is cancelled frees its
         pages before the next one. max_model_len: tokens of a prompt and its output; None: as many as the model has
-        positions.
+        positions. engine_process: it has a process of its own, so its steps and HTTP do not take turns in one
+        interpreter.
 
     Limits. What exceeds one is refused, and the limit named.
     max_waiting: requests that wait for their first step, and as many whose texts are being read.
@@ -39,6 +40,7 @@ class Settings:
     max_num_seqs: int | None = None
     max_num_batched_tokens: int | None = None
     max_model_len: int | None = None
+    engine_process: bool = False
 
     max_waiting: int = 256
     max_connections: int = 1_000

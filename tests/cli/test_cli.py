@@ -93,8 +93,8 @@ OPTIONS = {
              "--seed --slo --timeout",
     "generate": "--model --prompts --raw --tokens --temperature --top-k --top-p --min-p --stop --seed --greedy --yours "
                 "--device",
-    "serve": "--model --host --port --api-key --max-num-seqs --max-num-batched-tokens --max-model-len --max-waiting "
-             "--max-connections --deadline --allow-origin --window-control --device",
+    "serve": "--model --host --port --api-key --max-num-seqs --max-num-batched-tokens --max-model-len --engine-process "
+             "--max-waiting --max-connections --deadline --allow-origin --window-control --device",
     "report": "--measure --prompts --model --sts --out --device --open",
     "embed": "--out --model --batch-size --device",
     "weights": "--from --cache",

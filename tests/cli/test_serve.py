@@ -37,15 +37,15 @@ def test_options_become_settings(labkit, monkeypatch):
 
     monkeypatch.setattr(server, "run", run)
     done = labkit("--model", "folder", "--host", "0.0.0.0", "--port", "0", "--max-num-seqs", "3", "--max-model-len",
-                  "99", "--max-waiting", "5", "--max-num-batched-tokens", "64", "--max-connections", "6", "--deadline",
-                  "7", "--allow-origin", "http://a", "--allow-origin", "http://b",
+                  "99", "--max-waiting", "5", "--max-num-batched-tokens", "64", "--max-connections", "6",
+                  "--engine-process", "--deadline", "7", "--allow-origin", "http://a", "--allow-origin", "http://b",
                   env={"LABKIT_API_KEY": "from the environment".replace(" ", "-")})
     assert done.exit_code == 0, done.output
     (settings,) = asked
     assert (settings.model, settings.host, settings.port, settings.max_num_seqs, settings.max_model_len,
-            settings.max_waiting, settings.max_num_batched_tokens, settings.max_connections, settings.deadline_s,
-            settings.allow_origins, settings.api_key) == (
-        "folder", "0.0.0.0", 0, 3, 99, 5, 64, 6, 7.0, ("http://a", "http://b"), "from-the-environment")
+            settings.max_waiting, settings.max_num_batched_tokens, settings.max_connections, settings.engine_process,
+            settings.deadline_s, settings.allow_origins, settings.api_key) == (
+        "folder", "0.0.0.0", 0, 3, 99, 5, 64, 6, True, 7.0, ("http://a", "http://b"), "from-the-environment")
     assert done.output.splitlines() == ["kernels are being compiled", "listens", "serves"]
     assert labkit(env={"LABKIT_API_KEY": ""}).exit_code == 0 and asked[-1].host == "127.0.0.1"
 

@@ -1,6 +1,7 @@
-"""`labkit serve` with the fake model, as a process of its own: python -m tests.serve.fake_server. It loads for as many
-seconds as its argument says."""
+"""`labkit serve` with the fake model, as a process of its own: python -m tests.serve.fake_server SECONDS ENGINE.
+It loads for so many seconds, in a `process` or in a `thread` of this one."""
 
+import os
 import sys
 import time
 
@@ -12,15 +13,17 @@ from tests.serve.serving import fake_engine
 
 def load(settings, doing):
     doing("kernels are being compiled, 1 of 2")
-    time.sleep(float(sys.argv[1]))
+    time.sleep(float(os.environ["LOADS_S"]))
     thread = EngineThread(fake_engine(), settings.max_waiting)
     thread.delay_s = 0.05
     thread.start()
-    return thread, None
+    return thread
 
 
 def say(line):
     print(line, flush=True)
 
 
-server.run(Settings(port=0), say=say, ready=say, doing=say, load=load)
+if __name__ == "__main__":  # the engine's process imports it as well
+    os.environ["LOADS_S"] = sys.argv[1]
+    server.run(Settings(port=0, engine_process=sys.argv[2] == "process"), say=say, ready=say, doing=say, load=load)

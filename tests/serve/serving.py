@@ -66,10 +66,10 @@ def fake_engine(runner=None, tokenizer=None, **options):
 def served(engine, settings=None, encoder=None):
     """url, thread, service. At the end no request is left, and no page is held."""
     settings = replace(settings or Settings(), port=0)
-    thread = EngineThread(engine, settings.max_waiting)
+    thread = EngineThread(engine, settings.max_waiting, encoder)
     thread.start()
     sock = bound(settings)
-    app = create_app(thread, settings, encoder)
+    app = create_app(thread, settings)
     server = Server(app, settings)
     running = threading.Thread(target=server.run, args=([sock],))
     running.start()

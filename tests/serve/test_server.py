@@ -23,9 +23,9 @@ LONG = {"model": "tiny-llama", "prompt": "abc", "ignore_eos": True, "temperature
 
 
 @contextlib.contextmanager
-def process(loads_s=0.0):
+def process(loads_s=0.0, engine="thread"):
     """(the process, its address, its lines so far)."""
-    child = subprocess.Popen([sys.executable, "-m", "tests.serve.fake_server", str(loads_s)], cwd=REPOSITORY,
+    child = subprocess.Popen([sys.executable, "-m", "tests.serve.fake_server", str(loads_s), engine], cwd=REPOSITORY,
                              stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
                              env={**os.environ, "PYTHONPATH": str(REPOSITORY)})
     lines = []
@@ -49,12 +49,13 @@ def answers(client, path):
 
 
 @posix
-def test_it_answers_while_it_loads_and_drains_at_the_first_signal():
-    with process(loads_s=1.0) as (child, url, lines), httpx.Client(base_url=url, timeout=20) as client:
+@pytest.mark.parametrize("engine", ["thread", pytest.param("process", marks=pytest.mark.sweep)])
+def test_it_answers_while_it_loads_and_drains_at_the_first_signal(engine):
+    with process(loads_s=1.0, engine=engine) as (child, url, lines), httpx.Client(base_url=url, timeout=20) as client:
         until(lambda: answers(client, "/health") == 200)
+        until(lambda: "kernels are being compiled, 1 of 2" in client.get("/ready").text)
         loading = client.get("/ready")
         assert loading.status_code == 503 and loading.json()["error"]["code"] == "loading"
-        assert "kernels are being compiled, 1 of 2" in loading.json()["error"]["message"]
         early = client.post("/v1/completions", json=LONG)
         assert early.status_code == 503 and early.headers["retry-after"]
         until(lambda: client.get("/ready").status_code == 200)
@@ -74,8 +75,9 @@ def test_it_answers_while_it_loads_and_drains_at_the_first_signal():
 
 @pytest.mark.sweep
 @posix
-def test_a_second_signal_ends_it_at_once():
-    with process() as (child, url, _), httpx.Client(base_url=url, timeout=20) as client:
+@pytest.mark.parametrize("engine", ["thread", "process"])
+def test_a_second_signal_ends_it_at_once(engine):
+    with process(engine=engine) as (child, url, _), httpx.Client(base_url=url, timeout=20) as client:
         until(lambda: answers(client, "/ready") == 200)
         with client.stream("POST", "/v1/completions", json=LONG | {"max_tokens": 60}) as stream:
             next(stream.iter_lines())
@@ -86,19 +88,21 @@ def test_a_second_signal_ends_it_at_once():
 
 
 @posix
-def test_a_signal_while_it_loads_ends_it():
-    with process(loads_s=60) as (child, url, _), httpx.Client(base_url=url) as client:
+@pytest.mark.parametrize("engine", ["thread", pytest.param("process", marks=pytest.mark.sweep)])
+def test_a_signal_while_it_loads_ends_it(engine):
+    with process(loads_s=60, engine=engine) as (child, url, _), httpx.Client(base_url=url) as client:
         until(lambda: answers(client, "/health") == 200)
         child.send_signal(signal.SIGTERM)
         assert child.wait(20) == 0
 
 
-def test_a_model_that_cannot_be_loaded_ends_it():
-    def load(settings, doing):
-        raise UserError("there is no such model")
+def load_nothing(settings, doing):
+    raise UserError("there is no such model")
 
+
+def test_a_model_that_cannot_be_loaded_ends_it():
     with pytest.raises(UserError, match="there is no such model"):
-        server.run(Settings(port=0), say=str, ready=str, doing=str, load=load)
+        server.run(Settings(port=0), say=str, ready=str, doing=str, load=load_nothing)
 
 
 def test_a_port_that_is_taken_is_named():

@@ -1,7 +1,8 @@
 """The engine behind its API: what the API costs, and how quick the answers are at each load.
 
     serve()     the same requests by the engine alone, and over HTTP with as many clients as it has seats; then at
-                rates from a quarter of what it can serve to a quarter more than that
+                rates from a quarter of what it can serve to a quarter more than that; and with as many clients once
+                more, the engine in a process of its own
 
 In the shape of Llama 3.2 1B with random weights on a GPU; without one a tiny model and a few requests, which show that
 it works. The server is `labkit serve` in a process of its own, and so are the clients.
@@ -9,10 +10,11 @@ it works. The server is `labkit serve` in a process of its own, and so are the c
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -58,16 +60,10 @@ def serve(requests: int | None = None, shortest: int | None = None, longest: int
         say("serve: a checkpoint written")
         options = ["--model", name, "--max-num-seqs", str(seats), "--max-model-len", str(2 * longest)]
         began = time.perf_counter()
-        with server.running(options, ready_s=device.pick(gpu=120.0, cpu=600.0),
-                            environment={"LABKIT_DEVICE": device.kind()}) as started:
-            target = Target(started.url, server.first_model(started.url), None, IGNORE_END)
+        with started_server(options) as (started, target):
             ready_s = time.perf_counter() - began
             say(f"serve: the server is ready after {ready_s:.1f} s")
-            warm_up(target, seats, longest, config.vocab_size)
-            before = server.metrics(started.url)
-            closed = taken(Load(work, concurrency=seats), target)
-            loaded = server.metrics(started.url)
-            closed["steps"] = steps_between(before, loaded)
+            closed, before, loaded = closed_loop(work, seats, longest, config.vocab_size, started, target)
             share = closed["output_throughput"] / offline["tokens_per_second"]
             say(f"serve: {share:.1%} of the engine alone, {offline['tokens_per_second']:,.0f} tokens/s; "
                 f"{in_words(closed)}; event loop late by {lag_ms(before, loaded)} ms")
@@ -79,11 +75,15 @@ def serve(requests: int | None = None, shortest: int | None = None, longest: int
                 runs.append(taken(load, target) | {"share_of_capacity": part})
                 say(f"serve: at {part:.0%} of that, {in_words(runs[-1])}")
             after = server.metrics(started.url)
+        with started_server([*options, "--engine-process"]) as (started, target):
+            apart, *_ = closed_loop(work, seats, longest, config.vocab_size, started, target)
+            say(f"serve: with the engine in a process of its own, {in_words(apart)}")
     nearest = min(runs, key=lambda run: abs(run["share_of_capacity"] - 0.5))
     return measure.stamped({
         "weights": "random", "shape": config.size, "model_id": f"Llama of {config.size}, random weights",
         "requests": requests, "shortest": shortest, "longest": longest, "seats": seats, "budget": budget,
         "ready_s": ready_s, "alone": offline, "closed": closed, "share_of_alone": share,
+        "engine_process": apart,
         "half_load": {"request_rate": nearest["request_rate"], "median_ttft_ms": nearest["median_ttft_ms"]},
         "slo_ms": SLO.limits_ms, "runs": runs,
         "loop_lag": {"closed": lag_ms(before, loaded), "rates": lag_ms(loaded, after)}})
@@ -102,6 +102,23 @@ def engine_alone(work: Sequence[Work], seats: int, budget: int, longest: int) ->
                       budget=budget)
     return {key: row[key] for key in ("seconds", "tokens_per_second", "steps", "mean_sequences", "preemptions",
                                       "first_token_ms", "between_tokens_ms")}
+
+
+@contextlib.contextmanager
+def started_server(options: Sequence[str]) -> Iterator[tuple[server.Server, Target]]:
+    with server.running(options, ready_s=device.pick(gpu=120.0, cpu=600.0),
+                        environment={"LABKIT_DEVICE": device.kind()}) as started:
+        yield started, Target(started.url, server.first_model(started.url), None, IGNORE_END)
+
+
+def closed_loop(work: Sequence[Work], seats: int, longest: int, vocabulary: int, started: server.Server,
+                target: Target) -> tuple[dict, server.Metrics, server.Metrics]:
+    """The run of a server that is warm, with the engine's steps in it, and the server's metrics before and after."""
+    warm_up(target, seats, longest, vocabulary)
+    before = server.metrics(started.url)
+    found = taken(Load(work, concurrency=seats), target)
+    after = server.metrics(started.url)
+    return found | {"steps": steps_between(before, after)}, before, after
 
 
 def warm_up(target: Target, seats: int, longest: int, vocabulary: int) -> None:

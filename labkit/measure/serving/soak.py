@@ -228,18 +228,33 @@ async def disturb(peer: Peer, number: int, asked: Sequence[Question], right: Seq
 # --- The server's memory ---------------------------------------------------------------------------------------------
 
 
+def family(pid: int) -> list[int]:
+    """A process and those that it, or one of them, started. Empty where the system does not say, or it has ended."""
+    found = [pid]
+    for each in found:  # which grows meanwhile
+        for file in Path(f"/proc/{each}/task").glob("*/children"):
+            with contextlib.suppress(OSError):  # a thread that has ended
+                found += map(int, file.read_text(encoding="ascii").split())
+    return [each for each in found if Path(f"/proc/{each}").is_dir()]
+
+
 def memory_mb(pid: int) -> float | None:
-    """Resident memory of a process; None where the system does not say."""
-    with contextlib.suppress(OSError, StopIteration, ValueError):
-        lines = Path(f"/proc/{pid}/status").read_text(encoding="ascii").splitlines()
-        return int(next(line for line in lines if line.startswith("VmRSS:")).split()[1]) / 1024
-    return None
+    """Resident memory of a process and of those that it started; None where the system does not say."""
+    found = []
+    for each in family(pid):
+        with contextlib.suppress(OSError, StopIteration, ValueError):  # it has just ended
+            lines = Path(f"/proc/{each}/status").read_text(encoding="ascii").splitlines()
+            found.append(int(next(line for line in lines if line.startswith("VmRSS:")).split()[1]) / 1024)
+    return sum(found) or None
 
 
 def open_files(pid: int) -> int | None:
-    with contextlib.suppress(OSError):
-        return len(os.listdir(f"/proc/{pid}/fd"))
-    return None
+    """Of a process and of those that it started."""
+    found = []
+    for each in family(pid):
+        with contextlib.suppress(OSError):
+            found.append(len(os.listdir(f"/proc/{each}/fd")))
+    return sum(found) or None
 
 
 async def watch_memory(pid: int, began: float, samples: list[tuple[float, float]]) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
 import functools
 import hashlib
 import json
@@ -24,14 +25,13 @@ from fastapi.responses import HTMLResponse, StreamingResponse
 from pydantic import BaseModel, ConfigDict, Field
 
 from labkit._common.files import read_text
-from labkit.engine.llm_engine import LLMEngine
-from labkit.serve.engine_thread import Draining, EngineThread
+from labkit.serve.engine_thread import Controls, Draining
 from labkit.serve.errors import ApiError
 from labkit.serve.gate import is_loopback
 from labkit.serve.service import Service
-from labkit.serve.window.kernels import NOTE, Kernels
-from labkit.serve.window.state import Change, Changes, Picture
-from labkit.serve.window.steps import Steps
+from labkit.serve.window.kernels import NOTE
+from labkit.serve.window.look import Looked, look, look_no_more
+from labkit.serve.window.state import Picture
 
 log = logging.getLogger(__name__)
 
@@ -59,7 +59,7 @@ def page() -> tuple[str, str]:
     return text.replace("/* page.js */", script), policy
 
 
-class Control(BaseModel):
+class Wanted(BaseModel):
     """delay_s: seconds between two steps, with the action "delay"."""
 
     model_config = ConfigDict(extra="forbid")
@@ -80,8 +80,8 @@ class Window:
     """model: its name. chat: whether it has a chat template; None: unknown. control: whether the page may pause and
     step the engine, which then all requests wait for."""
 
-    def __init__(self, thread: EngineThread, *, model: str = "", chat: bool | None = None, control: bool = False):
-        self.thread, self.control = thread, control
+    def __init__(self, engine: Controls, *, model: str = "", chat: bool | None = None, control: bool = False):
+        self.engine, self.control = engine, control
         self._facts = {"model": model, "chat": chat, "control": control}
         self._watchers: set[Watcher] = set()
         self._pump: asyncio.Task | None = None
@@ -116,17 +116,15 @@ class Window:
 
     async def _look_again_and_again(self) -> None:
         """While there are watchers."""
-        changes, picture, kernels, steps = Changes(), Picture(), Kernels(), Steps(self.thread.arrived)
-        shown = shares = None
-        self.thread.observers.append(steps)
+        picture, shown, shares, anew = Picture(), None, None, True
         try:
-            while self._watchers and not self.thread.draining:
+            while self._watchers and not self.engine.draining:
                 began = time.monotonic()
-                change, launched = await self._looked_at(changes, kernels)
-                event = picture.apply(change) | steps.take() | self._facts | self._controls()
+                looked, anew = await self._looked(anew), False
+                event = picture.apply(looked.change) | looked.steps | self._facts | self._controls()
                 keys = keys_of(event)
-                if launched and keys:  # without keys no step runs, and the last one stays in sight
-                    shares = {"note": NOTE, "rows": launched.shares(keys)}
+                if looked.launched and keys:  # without keys no step runs, and the last one stays in sight
+                    shares = {"note": NOTE, "rows": looked.launched.shares(keys)}
                 event["kernels"] = shares
                 state = {name: value for name, value in event.items() if name not in ("steps", "sums")}
                 if state != shown or event["steps"] or any(each.knows_nothing for each in self._watchers):
@@ -139,27 +137,21 @@ class Window:
         except Exception:
             log.exception("the window cannot look at the engine any more")
         finally:
-            if steps in self.thread.observers:
-                self.thread.observers.remove(steps)
             self._pump = None
+            with contextlib.suppress(Draining):
+                self.engine.ask(look_no_more)
             for watcher in self._watchers:
                 watcher.wake.set()
 
-    async def _looked_at(self, changes: Changes, kernels: Kernels):
-        """What `_look` returns; as long as a step keeps the engine, those who watch hear of it."""
+    async def _looked(self, anew: bool) -> Looked:
+        """As long as a step keeps the engine, those who watch hear of it."""
         began = time.monotonic()
-        found = asyncio.wrap_future(self.thread.call(functools.partial(self._look, changes, kernels)))
+        found = asyncio.wrap_future(self.engine.ask(look, anew))
         while not (await asyncio.wait({found}, timeout=LONG_S))[0]:
             self._send(_event("long", self._facts | self._controls() | {"seconds": round(time.monotonic() - began, 1)}))
-        return found.result()
-
-    def _look(self, changes: Changes, kernels: Kernels, engine: LLMEngine) -> tuple[Change, object]:
-        """In the engine's thread."""
-        began = time.perf_counter()
-        change = changes.since(engine)
-        self.look_s = time.perf_counter() - began
+        self.look_s = found.result().seconds
         self.looked += 1
-        return change, kernels.of(engine.runner)
+        return found.result()
 
     def _send(self, line: bytes) -> None:
         """What does not build on anything before."""
@@ -183,31 +175,31 @@ class Window:
             watcher.wake.set()
 
     def _controls(self) -> dict:
-        return {"paused": self.thread.paused, "delay_s": self.thread.delay_s}
+        return {"paused": self.engine.paused, "delay_s": self.engine.delay_s}
 
     # --- What the page asks for --------------------------------------------------------------------------------------
 
-    async def do(self, wanted: Control) -> dict:
+    async def do(self, wanted: Wanted) -> dict:
         """Raises ApiError for what is not possible now."""
-        thread = self.thread
+        engine = self.engine
         if wanted.action == "pause":
-            thread.pause()
+            engine.pause()
         elif wanted.action == "resume":
-            thread.resume()
+            engine.resume()
         elif wanted.action == "delay":
             if wanted.delay_s is None:
                 raise ApiError(400, "delay_s is missing; the action delay needs it, in seconds", param="delay_s")
-            thread.delay_s = wanted.delay_s
+            engine.delay_s = wanted.delay_s
         else:
-            if not thread.paused:
+            if not engine.paused:
                 raise ApiError(409, "the engine is not paused; pause it before it steps once", code="not_paused")
-            if not thread.unfinished:
+            if not engine.unfinished:
                 raise ApiError(409, "no request has anything left to compute", code="idle")
-            before, end = thread.steps, time.monotonic() + STEP_S
-            thread.step_once()
-            while thread.steps == before and thread.unfinished and thread.alive and time.monotonic() < end:
+            before, end = engine.steps, time.monotonic() + STEP_S
+            engine.step_once()
+            while engine.steps == before and engine.unfinished and engine.alive and time.monotonic() < end:
                 await asyncio.sleep(0.005)
-        return self._controls() | {"steps": thread.steps}
+        return self._controls() | {"steps": engine.steps}
 
 
 # --- Routes ----------------------------------------------------------------------------------------------------------
@@ -218,13 +210,13 @@ router = APIRouter(include_in_schema=False)
 def window_of(request: Request) -> Window:
     """The app's, made when it is first asked for. Raises ApiError or Draining where there is no engine to look at."""
     service: Service = request.app.state.service
-    thread, settings = service.ready(), service.settings
-    if thread.draining:
+    engine, settings = service.ready(), service.settings
+    if engine.draining:
         raise Draining("the server is about to end")
     found = getattr(request.app.state, "window", None)
-    if found is None or found.thread is not thread:
+    if found is None or found.engine is not engine:
         found = request.app.state.window = Window(
-            thread, model=service.model_name, chat=getattr(service.tokenizer, "template", None) is not None,
+            engine, model=service.model_name, chat=getattr(service.tokenizer, "template", None) is not None,
             control=settings.window_control or is_loopback(settings.host))
     return found
 
@@ -248,7 +240,7 @@ async def events(request: Request) -> StreamingResponse:
 
 
 @router.post("/window/control")
-async def control(request: Request, wanted: Control) -> dict:
+async def control(request: Request, wanted: Wanted) -> dict:
     window = window_of(request)
     if not window.control:
         raise ApiError(403, "this server's window shows the engine and does not control it; --window-control allows it",

@@ -26,7 +26,7 @@ def made_up(monkeypatch):
     monkeypatch.setattr(drive, "_Process", ClientHere)
     monkeypatch.setattr(series, "engine_alone", lambda work, *given: ALONE)
     monkeypatch.setattr(series.importlib.util, "find_spec", lambda name: True)
-    looks = iter(((0, 0, 0, 7), (50, 100, 100, 30), (50, 200, 200, 90)))
+    looks = iter(((0, 0, 0, 7), (50, 100, 100, 30), (50, 200, 200, 90), (50, 200, 200, 100), (60, 200, 200, 140)))
     monkeypatch.setattr(series.server, "metrics", lambda url: series.server.parse(METRICS % next(looks)))
     started = []
 
@@ -44,7 +44,8 @@ def made_up(monkeypatch):
 @pytest.mark.cpu_device
 def test_the_rates_follow_from_the_closed_loop(made_up):
     taken = json.loads(json.dumps(series.serve(shares=(0.2, 0.4), arrivals_s=0.2), allow_nan=False))
-    options, fake = made_up
+    options, fake, other, _ = made_up
+    assert other == [*options, "--engine-process"] and taken["engine_process"]["steps"] == 40
     assert options[0] == "--model" and options[2:] == ["--max-num-seqs", "4", "--max-model-len", "24"]
     closed = taken["closed"]
     assert closed["completed"] == 6 and closed["max_concurrency"] == 4 and closed["request_rate"] is None

@@ -6,6 +6,9 @@ LABKIT_SOAK_S=300 pytest -m sweep tests/measure/serving/test_soak.py        the 
 import asyncio
 import json
 import os
+import signal
+import subprocess
+import sys
 from collections import Counter
 
 import numpy as np
@@ -110,7 +113,20 @@ def test_of_this_process_memory_and_files_are_known():
         with open(os.devnull):
             assert soak.open_files(os.getpid()) == files + 1
         assert 10 < memory < 100_000
-    assert soak.memory_mb(2**22 + 1) is None
+    assert soak.memory_mb(2**22 + 1) is None and soak.open_files(2**22 + 1) is None
+
+
+@pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="the system does not say which processes there are")
+def test_a_server_is_all_of_its_processes():
+    hold = "import time; held = bytearray(50 << 20); held[:] = b'x' * len(held); print(flush=True); time.sleep(60)"
+    code = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {hold!r}])"
+    before = soak.memory_mb(os.getpid()), soak.open_files(os.getpid())
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as child:
+        child.stdout.readline()
+        assert len(soak.family(child.pid)) == 2 and soak.memory_mb(child.pid) > 60
+        assert soak.memory_mb(os.getpid()) > before[0] + 50 and soak.open_files(os.getpid()) > before[1]
+        for each in reversed(soak.family(child.pid)):
+            os.kill(each, signal.SIGKILL)
 
 
 # --- Garbage ---------------------------------------------------------------------------------------------------------

@@ -163,11 +163,11 @@ def test_text_stands_out_in_both_colour_schemes():
 def test_the_first_event_is_all_and_the_others_what_changed_until_nothing_is_left():
     async def watch(window):
         browser = Browser()
-        window.thread.pause()
-        streams = [window.thread.submit("ghijkghijkg" + "abcd"[at], LONG) for at in range(4)]
+        window.engine.pause()
+        streams = [window.engine.submit("ghijkghijkg" + "abcd"[at], LONG) for at in range(4)]
 
         def ends(name, data):
-            window.thread.resume()  # with the first event
+            window.engine.resume()  # with the first event
             return data["step"] is not None and not data["seats"]
 
         found = await read(window, ends)
@@ -180,7 +180,7 @@ def test_the_first_event_is_all_and_the_others_what_changed_until_nothing_is_lef
         assert sum(data["sums"]["prompt"] for _, data in found) == 4 * 12 - sum(
             stream.request.num_cached_tokens for stream in streams)
         assert found[0][1]["model"] == "letters" and found[0][1]["control"] is True
-        window.thread.call(lambda engine: check(browser, engine)).result(5)
+        window.engine.call(lambda engine: check(browser, engine)).result(5)
         for stream in streams:
             assert [output async for output in stream][-1].finished
 
@@ -190,16 +190,16 @@ def test_the_first_event_is_all_and_the_others_what_changed_until_nothing_is_lef
 
 def test_at_most_ten_times_a_second_and_only_while_someone_watches():
     async def watch(window):
-        assert not window.thread.observers and window.looked == 0
+        assert not window.engine.observers and window.looked == 0
         for _ in range(4):
-            window.thread.submit("ghijk", SamplingParams(max_tokens=58, ignore_eos=True))
+            window.engine.submit("ghijk", SamplingParams(max_tokens=58, ignore_eos=True))
         end = time.monotonic() + 0.55
         found = await read(window, lambda name, data: time.monotonic() > end)
         assert 3 <= len(found) <= 9 and window.looked <= 9
         assert sum(len(data["steps"]) for _, data in found) > 2 * len(found)
-        assert len(window.thread.observers) == 1
+        assert len(window.engine.observers) == 1
         await asyncio.sleep(0.25)
-        assert not window.thread.observers and window.watchers == 0
+        assert not window.engine.observers and window.watchers == 0
         before = window.looked
         await asyncio.sleep(0.25)
         assert window.looked == before
@@ -218,7 +218,7 @@ def test_a_slow_reader_is_sent_the_whole_anew_and_little_is_kept_for_it(monkeypa
         name, data = parsed(await anext(slow))
         browser.receive(data, whole=name == "whole")
         for at in range(8):
-            window.thread.submit("ghijkghijkg" + "abcd"[at % 4], LONG)
+            window.engine.submit("ghijkghijkg" + "abcd"[at % 4], LONG)
         keeps_up = asyncio.create_task(read(window, lambda name, data: not data["seats"] and data["free"] == 60 and
                                             data["step"] is not None))
         most = 0
@@ -232,7 +232,7 @@ def test_a_slow_reader_is_sent_the_whole_anew_and_little_is_kept_for_it(monkeypa
             names.append(name)
             browser.receive(data, whole=name == "whole")
         assert "whole" in names
-        window.thread.call(lambda engine: check(browser, engine)).result(5)
+        window.engine.call(lambda engine: check(browser, engine)).result(5)
         await slow.aclose()
 
     with watched(seconds=0.005) as window:
@@ -243,7 +243,7 @@ def test_a_step_that_keeps_the_engine_long_is_shown(monkeypatch):
     monkeypatch.setattr(windows, "LONG_S", 0.05)
 
     async def watch(window):
-        window.thread.submit("ghijk", SamplingParams(max_tokens=2, ignore_eos=True))
+        window.engine.submit("ghijk", SamplingParams(max_tokens=2, ignore_eos=True))
         await asyncio.sleep(0.02)
         (name, data), *_ = await read(window, lambda name, data: name == "long")
         assert name == "long" and data["seconds"] > 0.03 and data["paused"] is False
@@ -256,9 +256,10 @@ def test_when_the_engine_takes_no_more_requests_the_events_end():
     async def watch(window):
         reading = asyncio.create_task(read(window, lambda name, data: False))
         await asyncio.sleep(0.15)
-        window.thread.drain()
+        window.engine.drain()
         found = await asyncio.wait_for(reading, 2)
-        assert found and not window.thread.observers and window.watchers == 0
+        assert found and window.watchers == 0
+        await asyncio.to_thread(until, lambda: not window.engine.observers)
 
     with watched() as window:
         asyncio.run(watch(window))
@@ -272,7 +273,7 @@ KEY = {"Authorization": "Bearer key"}
 
 def app_of(window, **settings):
     """The server's app, with this window."""
-    app = create_app(window.thread, Settings(**{"api_key": "key"} | settings))
+    app = create_app(window.engine, Settings(**{"api_key": "key"} | settings))
     app.state.window = window
     return app
 
@@ -306,11 +307,11 @@ def test_a_client_that_goes_leaves_nothing_behind():
             assert response.headers["content-type"].startswith("text/event-stream")
             lines = response.iter_lines()
             assert next(line for line in lines if line.startswith("event")) == "event: whole"
-            assert window.watchers == 1 and len(window.thread.observers) == 1
-        until(lambda: window.watchers == 0 and not window.thread.observers)
+            assert window.watchers == 1 and len(window.engine.observers) == 1
+        until(lambda: window.watchers == 0 and not window.engine.observers)
         with client.stream("GET", f"{address}/window/events", headers=KEY) as response:
             until(lambda: window.watchers == 1)
-            window.thread.drain()
+            window.engine.drain()
             for _ in response.iter_lines():
                 pass  # it ends
         assert client.get(f"{address}/window/events", headers=KEY).status_code == 503
@@ -326,7 +327,7 @@ def test_the_page_is_open_and_what_it_asks_for_needs_the_key():
         others = KEY | {"Origin": "http://elsewhere.example"}
         assert client.post("/window/control", json={"action": "pause"}, headers=others).status_code == 403
         assert client.get("/window/events", headers=others).status_code == 403
-        assert not window.thread.paused
+        assert not window.engine.paused
         own = KEY | {"Origin": "http://testserver"}
         assert client.post("/window/control", json={"action": "pause"}, headers=own).json()["paused"] is True
 
@@ -334,10 +335,10 @@ def test_the_page_is_open_and_what_it_asks_for_needs_the_key():
 @pytest.mark.parametrize("settings, allowed", [({"host": "127.0.0.1"}, True), ({"host": "0.0.0.0"}, False),
                                                ({"host": "0.0.0.0", "window_control": True}, True)])
 def test_the_engine_is_controlled_from_this_machine_or_where_that_is_allowed(settings, allowed):
-    with watched() as window, TestClient(create_app(window.thread, Settings(api_key="key", **settings)),
+    with watched() as window, TestClient(create_app(window.engine, Settings(api_key="key", **settings)),
                                          headers=KEY) as client:
         answer = client.post("/window/control", json={"action": "pause"})
-        assert answer.status_code == (200 if allowed else 403) and window.thread.paused is allowed
+        assert answer.status_code == (200 if allowed else 403) and window.engine.paused is allowed
         if not allowed:
             assert "--window-control" in answer.json()["error"]["message"]
         assert client.app.state.window.control is allowed
@@ -359,7 +360,7 @@ def test_pause_one_step_slow_motion_resume():
         def do(**body):
             return client.post("/window/control", json=body)
 
-        thread = window.thread
+        thread = window.engine
         assert do(action="step").status_code == 409
         assert do(action="pause").json() == {"paused": True, "delay_s": 0.0, "steps": 0}
         refused = do(action="step")
@@ -387,4 +388,4 @@ def test_pause_one_step_slow_motion_resume():
 def test_what_is_no_control_is_refused(body):
     with watched() as window, TestClient(app_of(window), headers=KEY) as client:
         assert client.post("/window/control", json=body).status_code == 400
-        assert not window.thread.paused and window.thread.delay_s == 0
+        assert not window.engine.paused and window.engine.delay_s == 0

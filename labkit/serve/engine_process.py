@@ -1,0 +1,432 @@
+"""An engine in a process of its own, which is used as an EngineThread is.
+
+    engine = EngineProcess(settings, load_model, doing=print)      # returns when the other process has loaded its model
+    stream = engine.submit("A hacker is", SamplingParams(max_tokens=32))
+    ...
+    engine.stop()
+
+HTTP and steps have an interpreter each. In one they take turns: while a text is written to its socket no step is
+prepared, and the device waits. Here requests and commands go to the other process, outputs come from it, and so does
+what it counts after each step; what several steps brought a stream goes as one output where this side was busy.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import logging
+import multiprocessing
+import os
+import pickle
+import signal
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from multiprocessing import resource_tracker
+from typing import NamedTuple
+
+from labkit.engine.llm_engine import LLMEngine, Stats
+from labkit.engine.outputs import RequestOutput
+from labkit.engine.sequence import Request
+from labkit.serve.engine_thread import Controls, Draining, EngineThread, StepFault, Stream, hand_over
+from labkit.serve.settings import Settings
+
+log = logging.getLogger(__name__)
+
+SWITCH_S = 0.001  # how long a thread may keep the interpreter from another one: Python's 5 ms are a whole step
+
+SIGNALS = {signal.SIGINT, signal.SIGTERM}  # which end a server; a terminal sends them to all of its processes
+ENDED = "the engine's process has ended"
+
+# A started thread with its model; the function is called with what it does.
+Loading = Callable[[Settings, Callable[[str], None]], EngineThread]
+
+
+class RunnerFacts(NamedTuple):
+    """What checks of requests need of a runner."""
+
+    num_pages: int
+    page_size: int
+    max_model_len: int
+    vocab_size: int
+
+
+class Facts(NamedTuple):
+    """What the process that has no engine knows of it from the beginning."""
+
+    runner: RunnerFacts
+    tokenizer: object
+    embedding_size: int | None
+    status: Status
+
+
+class Status(NamedTuple):
+    """What an EngineThread counts, after its last step or change."""
+
+    stats: Stats
+    steps: int
+    faults: int
+    healthy: bool
+
+
+class Channel:
+    """Messages in their order. A thread sends them, so who puts one waits for nothing. take: returns those that are to
+    be sent next beside what was put; it is called again after each `wake`."""
+
+    def __init__(self, connection, take: Callable[[], list[tuple]] = list):
+        self._connection, self._take = connection, take
+        self._changed, self._messages = threading.Condition(), deque()
+        self._awake = self._closing = False
+        self._thread = threading.Thread(target=self._send, name="sender", daemon=True)
+        self._thread.start()
+
+    def put(self, *message) -> None:
+        with self._changed:
+            self._messages.append(message)
+            self._changed.notify()
+
+    def wake(self) -> None:
+        with self._changed:
+            self._awake = True
+            self._changed.notify()
+
+    def close(self, seconds: float = 5.0) -> None:
+        """After what was put is sent."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify()
+        self._thread.join(seconds)
+
+    def _send(self) -> None:
+        while True:
+            with self._changed:
+                while not (self._messages or self._awake or self._closing):
+                    self._changed.wait()
+                messages, closing, self._awake = list(self._messages), self._closing, False
+                self._messages.clear()
+            messages += self._take()
+            try:
+                if messages:
+                    self._connection.send_bytes(pickle.dumps(messages, pickle.HIGHEST_PROTOCOL))
+            except OSError:  # the other side has gone; who receives finds out
+                return
+            if closing:
+                return
+
+    def received(self) -> Iterator[tuple]:
+        """Until the other side has gone."""
+        while True:
+            try:
+                messages = pickle.loads(self._connection.recv_bytes())
+            except (EOFError, OSError):
+                return
+            yield from messages
+
+
+# --- In the engine's process -----------------------------------------------------------------------------------------
+
+
+class Host:
+    """Does what the other process asks for, and tells it what comes of it. It is the event loop of all streams."""
+
+    def __init__(self, connection, settings: Settings, load: Loading):
+        self._settings, self._load = settings, load
+        self._lock = threading.Lock()  # of what follows
+        self._news: dict[str, tuple] = {}  # of each request: its newest output, an error, whether it has ended
+        self._waiting: set[str] = set()  # submitted, and without a step as far as the other process knows
+        self._status: Status | None = None
+        self._sent: Status | None = None
+        self._streams: dict[str, Stream] = {}
+        self.thread: EngineThread | None = None
+        self.channel = Channel(connection, self._take)
+
+    def run(self) -> None:
+        """Until the other process asks it to stop, or has gone."""
+        threading.Thread(target=self._loaded, name="loader", daemon=True).start()
+        for name, *arguments in self.channel.received():
+            if name == "stop":
+                if self.thread:
+                    self.thread.stop(*arguments)
+                break
+            getattr(self, f"_{name}")(*arguments)
+        else:  # no one is left to read anything
+            if self.thread:
+                self.thread.stop(0)
+        self.channel.close()
+
+    def _loaded(self) -> None:
+        try:
+            self.thread = thread = self._load(self._settings, lambda what: self.channel.put("doing", what))
+            thread.changed = self._changed
+            self._sent = status_of(thread)
+            runner = thread.engine.runner
+            facts = Facts(RunnerFacts(runner.num_pages, runner.page_size, runner.max_model_len, thread.vocab_size),
+                          thread.tokenizer, thread.embedding_size, self._sent)
+            self.channel.put("loaded", pickle.dumps(facts))
+        except BaseException as error:
+            self.channel.put("failed", portable(error))
+
+    # What is asked for.
+
+    def _submit(self, request: Request, deadline_s: float | None, final_only: bool) -> None:
+        try:
+            stream = self.thread.submit(request, deadline_s=deadline_s, loop=self, final_only=final_only)
+        except Exception as error:
+            with self._lock:
+                self._news[request.request_id] = None, portable(error), True
+            self.channel.wake()
+            return
+        with self._lock:
+            self._waiting.add(request.request_id)
+            self._streams[request.request_id] = stream
+
+    def _cancel(self, request_id: str) -> None:
+        stream = self._streams.get(request_id)
+        if stream:
+            stream.cancel()
+
+    def _ask(self, number: int, function: Callable, arguments: tuple) -> None:
+        def answer(future: Future) -> None:
+            error = future.exception()
+            self.channel.put("answer", number, None if error else future.result(), error and portable(error))
+
+        try:
+            self.thread.ask(function, *arguments).add_done_callback(answer)
+        except Exception as error:
+            self.channel.put("answer", number, None, portable(error))
+
+    def _control(self, name: str, *arguments) -> None:
+        if arguments:
+            setattr(self.thread, name, *arguments)
+        else:
+            getattr(self.thread, name)()
+
+    # What the engine's thread tells.
+
+    def call_soon_threadsafe(self, deliver: Callable, news: list[tuple]) -> None:
+        """As an event loop has it, for EngineThread's streams."""
+        with self._lock:
+            for stream, output, error, ended in news:
+                name = stream.request_id
+                if output:
+                    output.prompt, output.prompt_token_ids = None, []  # the other process has them
+                before, *_ = self._news.get(name, (None,))
+                self._news[name] = output or before, error and portable(error), ended
+                if ended:
+                    self._streams.pop(name, None)
+        self.channel.wake()
+
+    def _changed(self) -> None:
+        with self._lock:
+            self._status = status_of(self.thread)
+        self.channel.wake()
+
+    def _take(self) -> list[tuple]:
+        with self._lock:
+            news, self._news, status = self._news, {}, self._status
+            begun = []
+            if self._waiting:
+                begun = list(self._waiting - self.thread.waiting_ids())
+                self._waiting.difference_update(begun)
+        messages = [("began", begun)] if begun else []
+        if news:
+            messages.append(("news", [(name, *each) for name, each in news.items()]))
+        if status != self._sent:
+            self._sent = status
+            messages.append(("status", status))
+        return messages
+
+
+def status_of(thread: EngineThread) -> Status:
+    return Status(thread.stats, thread.steps, thread.faults, thread.healthy)
+
+
+def portable(error: BaseException) -> BaseException:
+    """The error, or one with its words where it cannot be sent."""
+    try:
+        return pickle.loads(pickle.dumps(error))
+    except Exception:
+        return RuntimeError(f"{type(error).__name__}: {error}")
+
+
+def serve(connection, settings: Settings, load: Loading) -> None:
+    """What the process does. Signals are for the other one, which asks this one to stop."""
+    for each in SIGNALS:
+        signal.signal(each, signal.SIG_IGN)
+    sys.setswitchinterval(SWITCH_S)
+    Host(connection, settings, load).run()
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)  # who compiles or hangs cannot be asked to stop
+
+
+# --- In the process that answers -------------------------------------------------------------------------------------
+
+
+class EngineProcess(Controls):
+    """As EngineThread, but that functions go to `ask`, and nothing observes the steps here.
+
+    engine: no step is ever made with it; it has the tokenizer, and knows which requests can run.
+    """
+
+    def __init__(self, settings: Settings, load: Loading, doing: Callable[[str], None] = lambda what: None):
+        """Raises what `load` raises in the other process, and RuntimeError where that process ends."""
+        super().__init__(settings.max_waiting)
+        self._doing, self._answers = doing, {}
+        self._asked = itertools.count()
+        self._loaded: Future[Facts] = Future()
+        self._stopping = self._gone = False
+        context = multiprocessing.get_context("spawn")
+        ours, theirs = context.Pipe()
+        self._process = context.Process(target=serve, args=(theirs, settings, load), name="engine")
+        with signals_held_back():
+            self._process.start()
+        theirs.close()
+        self._channel = Channel(ours)
+        self._receiver = threading.Thread(target=self._receive, name="engine", daemon=True)
+        self._receiver.start()
+        try:
+            facts = self._loaded.result()
+        except BaseException:
+            self.stop(0)
+            raise
+        self.engine = LLMEngine(facts.runner, facts.tokenizer)
+        self.embedding_size, self._status = facts.embedding_size, facts.status
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def vocab_size(self) -> int:
+        return self.engine.runner.vocab_size
+
+    @property
+    def stats(self) -> Stats:
+        return self._status.stats
+
+    @property
+    def steps(self) -> int:
+        return self._status.steps
+
+    @property
+    def faults(self) -> int:
+        return self._status.faults
+
+    @property
+    def healthy(self) -> bool:
+        return self._status.healthy
+
+    @property
+    def running(self) -> bool:
+        return not self._gone
+
+    # --- What goes there ---------------------------------------------------------------------------------------------
+
+    def _enter_soon(self, stream: Stream, deadline_s: float | None) -> None:
+        self._channel.put("submit", stream.request, deadline_s, stream.final_only)
+
+    def cancel(self, stream: Stream) -> None:
+        if stream.request_id in self._streams:
+            self._channel.put("cancel", stream.request_id)
+
+    def ask(self, function: Callable, *arguments) -> Future:
+        """function(thread, *arguments), which the other process can import, between two steps there."""
+        future: Future = Future()
+        with self._lock:
+            if self._stopping or self._gone:
+                raise Draining(ENDED)
+            number = next(self._asked)
+            self._answers[number] = future
+        self._channel.put("ask", number, function, arguments)
+        return future
+
+    def _controlled(self, name: str, *arguments) -> None:
+        self._channel.put("control", name, *arguments)
+
+    def stop(self, drain_s: float = 30.0) -> None:
+        """As EngineThread.stop; the process is gone afterwards."""
+        with self._lock:
+            self._draining = True
+            first, self._stopping = not self._stopping, True
+        if first:
+            self._channel.put("stop", drain_s)
+        self._process.join(drain_s + 5)
+        if self._process.is_alive():  # a step that hangs must not keep it
+            self._process.kill()
+            self._process.join(5)
+        self._receiver.join(5)
+        self._channel.close()
+
+    # --- What comes from there ---------------------------------------------------------------------------------------
+
+    def _receive(self) -> None:
+        for name, *arguments in self._channel.received():
+            getattr(self, f"_{name}_came")(*arguments)
+        self._process.join(5)
+        with self._lock:
+            self._draining = self._gone = True
+            answers, self._answers = self._answers, {}
+        error: Exception = Draining(ENDED)
+        if not self._stopping:
+            error = StepFault(f"the engine's process ended (exit code {self._process.exitcode})")
+            log.error("%s; its requests end", error)
+        for future in answers.values():
+            future.set_exception(error)
+        if not self._loaded.done():
+            self._loaded.set_exception(RuntimeError(f"the engine's process ended while it loaded its model (exit code "
+                                                    f"{self._process.exitcode})"))
+        hand_over([(self._forget(name), None, error, True) for name in list(self._streams)], self.cancel)
+
+    def _doing_came(self, what: str) -> None:
+        self._doing(what)
+
+    def _failed_came(self, error: BaseException) -> None:
+        self._loaded.set_exception(error)
+
+    def _loaded_came(self, facts: bytes) -> None:
+        self._loaded.set_result(pickle.loads(facts))
+
+    def _status_came(self, status: Status) -> None:
+        self._status = status
+
+    def _began_came(self, request_ids: list[str]) -> None:
+        with self._lock:
+            for request_id in request_ids:
+                self._waiting.pop(request_id, None)
+
+    def _answer_came(self, number: int, result, error: BaseException | None) -> None:
+        future = self._answers.pop(number, None)
+        if future is None or not future.set_running_or_notify_cancel():
+            return
+        if error is None:
+            future.set_result(result)
+        else:
+            future.set_exception(error)
+
+    def _news_came(self, news: list[tuple[str, RequestOutput | None, Exception | None, bool]]) -> None:
+        found = []
+        for request_id, output, error, ended in news:
+            stream = self._forget(request_id) if ended else self._streams.get(request_id)
+            if stream:
+                if output:
+                    output.prompt, output.prompt_token_ids = stream.request.text, list(stream.request.prompt)
+                found.append((stream, output, error, ended))
+        hand_over(found, self.cancel)
+
+
+@contextlib.contextmanager
+def signals_held_back() -> Iterator[None]:
+    """From this thread, and for good from a process that it starts meanwhile; not on Windows."""
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    resource_tracker.ensure_running()  # which would let them through again when it starts
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

@@ -1,0 +1,54 @@
+"""What the window wants of an engine, taken where the engine is: functions for `ask` of an EngineThread or another
+process's.
+
+    looked = engine.ask(look, True).result()     # the first time: what is new since nothing was known
+    looked = engine.ask(look).result()           # what is new since then
+    engine.ask(look_no_more)
+"""
+
+from __future__ import annotations
+
+import time
+from typing import NamedTuple
+
+from labkit.serve.engine_thread import EngineThread, StepReport
+from labkit.serve.window.kernels import Kernels, Launched
+from labkit.serve.window.state import Change, Changes
+from labkit.serve.window.steps import Steps
+
+
+class Looked(NamedTuple):
+    """steps: as Steps.take returns them. launched: None where the runner has no kernels. seconds: what it took."""
+
+    change: Change
+    steps: dict
+    launched: Launched | None
+    seconds: float
+
+
+class Look:
+    """An observer of the steps that knows what was seen the last time."""
+
+    def __init__(self, thread: EngineThread):
+        self.changes, self.kernels, self.steps = Changes(), Kernels(), Steps(thread.arrived)
+
+    def __call__(self, report: StepReport) -> None:
+        self.steps(report)
+
+
+def look(thread: EngineThread, anew: bool = False) -> Looked:
+    """In the engine's thread. anew: nothing was seen before."""
+    began = time.perf_counter()
+    if anew:
+        look_no_more(thread)
+    found = next((each for each in thread.observers if isinstance(each, Look)), None)
+    if found is None:
+        found = Look(thread)
+        thread.observers.append(found)
+    change = found.changes.since(thread.engine)
+    seconds = time.perf_counter() - began
+    return Looked(change, found.steps.take(), found.kernels.of(thread.engine.runner), seconds)
+
+
+def look_no_more(thread: EngineThread) -> None:
+    thread.observers[:] = [each for each in thread.observers if not isinstance(each, Look)]
