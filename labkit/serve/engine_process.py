@@ -138,7 +138,6 @@ class Host:
         self._waiting: set[str] = set()  # submitted, and without a step as far as the other process knows
         self._status: Status | None = None
         self._sent: Status | None = None
-        self._streams: dict[str, Stream] = {}
         self.thread: EngineThread | None = None
         self.channel = Channel(connection, self._take)
 
@@ -172,7 +171,7 @@ class Host:
 
     def _submit(self, request: Request, deadline_s: float | None, final_only: bool) -> None:
         try:
-            stream = self.thread.submit(request, deadline_s=deadline_s, loop=self, final_only=final_only)
+            self.thread.submit(request, deadline_s=deadline_s, loop=self, final_only=final_only)
         except Exception as error:
             with self._lock:
                 self._news[request.request_id] = None, portable(error), True
@@ -180,12 +179,9 @@ class Host:
             return
         with self._lock:
             self._waiting.add(request.request_id)
-            self._streams[request.request_id] = stream
 
     def _cancel(self, request_id: str) -> None:
-        stream = self._streams.get(request_id)
-        if stream:
-            stream.cancel()
+        self.thread.cancel(request_id)
 
     def _ask(self, number: int, function: Callable, arguments: tuple) -> None:
         def answer(future: Future) -> None:
@@ -214,8 +210,6 @@ class Host:
                     output.prompt, output.prompt_token_ids = None, []  # the other process has them
                 before, *_ = self._news.get(name, (None,))
                 self._news[name] = output or before, error and portable(error), ended
-                if ended:
-                    self._streams.pop(name, None)
         self.channel.wake()
 
     def _changed(self) -> None:
@@ -329,9 +323,9 @@ class EngineProcess(Controls):
     def _enter_soon(self, stream: Stream, deadline_s: float | None) -> None:
         self._channel.put("submit", stream.request, deadline_s, stream.final_only)
 
-    def cancel(self, stream: Stream) -> None:
-        if stream.request_id in self._streams:
-            self._channel.put("cancel", stream.request_id)
+    def cancel(self, request_id: str) -> None:
+        if request_id in self._streams:
+            self._channel.put("cancel", request_id)
 
     def ask(self, function: Callable, *arguments) -> Future:
         """function(thread, *arguments), which the other process can import, between two steps there."""
@@ -364,8 +358,12 @@ class EngineProcess(Controls):
     # --- What comes from there ---------------------------------------------------------------------------------------
 
     def _receive(self) -> None:
-        for name, *arguments in self._channel.received():
-            getattr(self, f"_{name}_came")(*arguments)
+        try:
+            for name, *arguments in self._channel.received():
+                getattr(self, f"_{name}_came")(*arguments)
+        except Exception:
+            log.exception("the engine's process sent what cannot be read")
+            self._process.kill()
         self._process.join(5)
         with self._lock:
             self._draining = self._gone = True

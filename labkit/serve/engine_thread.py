@@ -114,7 +114,7 @@ class Stream:
 
     def cancel(self) -> None:
         """From any thread, at any time: the request's pages are free before the next step. Its outputs end."""
-        self._engine.cancel(self)
+        self._engine.cancel(self.request_id)
 
     def __aiter__(self) -> Stream:
         return self
@@ -143,9 +143,9 @@ class Stream:
 
 
 def hand_over(news: list[tuple[Stream, RequestOutput | None, Exception | None, bool]],
-              unread: Callable[[Stream], object]) -> None:
-    """(stream, output, error, whether it ends) to the event loops: one call for each loop. unread: is called with each
-    stream that goes on and whose loop is closed."""
+              cancel: Callable[[str], object]) -> None:
+    """(stream, output, error, whether it ends) to the event loops: one call for each loop. cancel: is called for each
+    request that goes on and whose loop is closed."""
     loops: dict[asyncio.AbstractEventLoop, list[tuple]] = {}
     for one in news:
         loops.setdefault(one[0].loop, []).append(one)
@@ -155,7 +155,7 @@ def hand_over(news: list[tuple[Stream, RequestOutput | None, Exception | None, b
         except RuntimeError:  # the loop is closed: no one reads
             for stream, _, _, ended in those:
                 if not ended:
-                    unread(stream)
+                    cancel(stream.request_id)
 
 
 def _deliver(news: list[tuple]) -> None:
@@ -288,7 +288,7 @@ class Controls(abc.ABC):
             return self._streams.pop(request_id, None)
 
     @abc.abstractmethod
-    def cancel(self, stream: Stream) -> None:
+    def cancel(self, request_id: str) -> None:
         """A stream's `cancel`."""
 
     @abc.abstractmethod
@@ -376,9 +376,10 @@ class EngineThread(Controls):
     def embedding_size(self) -> int | None:
         return self.encoder and self.encoder.get_sentence_embedding_dimension()
 
-    def cancel(self, stream: Stream) -> None:
+    def cancel(self, request_id: str) -> None:
         with self._changed:
-            if stream.request_id in self._streams:
+            stream = self._streams.get(request_id)
+            if stream:
                 self._post(partial(self._end, stream))
 
     def call(self, function: Callable[[LLMEngine], object]) -> Future:

@@ -55,8 +55,8 @@ def running(**settings):
 @pytest.fixture(scope="module", autouse=True)
 def importable():
     """The other process imports `load` from here."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(REPOSITORY)
+    with pytest.MonkeyPatch.context() as changed:
+        changed.syspath_prepend(REPOSITORY)
         yield
 
 

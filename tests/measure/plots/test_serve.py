@@ -32,8 +32,8 @@ def test_several_rates_have_four_panels():
     figure = pictures.load(found(a_run(4.0, slow=2.0), a_run(1.0), a_run(math.inf)))
     assert len(figure.axes) == 4
     names = written(figure)
-    assert {"4 a second", "1 a second", "all at once", "TTFT p50", "ITL p99", "asked for", "delivered",
-            "within the SLO", "tiny under load"} <= set(names)
+    assert {"\u25cf 4 a second", "\u25a0 1 a second", "\u25c6 all at once", "TTFT p50", "ITL p99", "asked for",
+            "delivered", "within the SLO", "tiny under load"} <= set(names)
     throughput = figure.axes[2]
     assert [list(line.get_xdata()) for line in throughput.lines] == [[1.0, 4.0]] * 3  # sorted, and only finite rates
     assert [list(line.get_ydata()) for line in throughput.lines[:2]] == [[5.0, 20.0], [20.0, 20.0]]
@@ -42,9 +42,9 @@ def test_several_rates_have_four_panels():
 
 def test_a_closed_loop_has_the_distributions_alone():
     figure = pictures.load(found(a_run(None, 8)))
-    assert len(figure.axes) == 2 and "8 at a time" in written(figure)
+    assert len(figure.axes) == 2 and "\u25cf 8 at a time" in written(figure)
     curve = figure.axes[0].lines[0]
-    assert list(curve.get_ydata()) == [each / 100 for each in results.CURVE]
+    assert list(curve.get_ydata()) == [each / 100 for each in results.CURVE] and curve.get_marker() == "o"
     assert curve.get_xdata()[0] == pytest.approx(50) and curve.get_xdata()[-1] == pytest.approx(120)
 
 
