@@ -16,10 +16,10 @@ from labkit.engine import LLM, SamplingParams  # noqa: E402
 from labkit.engine.model_runner import ModelRunner  # noqa: E402
 from labkit.measure.series.llama import decoding  # noqa: E402
 
-CONFIG = llama.Config(vocab_size=100, hidden_size=128, intermediate_size=192, num_hidden_layers=2,
+CONFIG = llama.Config(vocab_size=97, hidden_size=128, intermediate_size=192, num_hidden_layers=2,
                       num_attention_heads=4, num_key_value_heads=1, head_dim=32, max_position_embeddings=128,
                       tie_word_embeddings=True)
-PROMPTS = [np.random.default_rng(length).integers(0, 100, length).tolist() for length in (3, 20, 40, 1, 17)]
+PROMPTS = [np.random.default_rng(length).integers(0, 97, length).tolist() for length in (3, 20, 40, 1, 17)]
 GREEDY = SamplingParams(temperature=0, max_tokens=12)
 PARAMS = [
     SamplingParams(temperature=0.8, top_p=0.9, seed=5, max_tokens=20, n=3),
@@ -53,7 +53,7 @@ def test_greedy_tokens_are_the_models(model, penalty):
         alone, expected = llama.Alone(model, 96), []
         logits = alone(prompt)
         for _ in range(12):
-            drawn = np.bincount(np.array(expected, int), minlength=100)
+            drawn = np.bincount(np.array(expected, int), minlength=97)
             expected.append(int(np.argmax(logits.copy_to_host()[0] - np.float32(penalty) * drawn)))
             logits = alone(expected[-1:])
         assert tokens == expected
@@ -147,7 +147,7 @@ def test_page_tables_that_grow_change_no_token(model, monkeypatch):
     widths = [{kind.layout.max_pages for kind in one.engine.runner._graphs} for one in (llm, growing)]
     assert widths == [{6}, {1, 4}]
     graph, logits = growing.engine.runner.captured(2)
-    assert logits.shape == (2, 100) and graph.nodes > 10
+    assert logits.shape == (2, 97) and graph.nodes > 10
     with pytest.raises(KeyError):
         growing.engine.runner.captured(8)
 
@@ -205,7 +205,7 @@ def test_a_model_is_loaded_by_the_name_of_its_folder(model, tmp_path):
                                                  "num_attention_heads", "num_key_value_heads", "head_dim",
                                                  "max_position_embeddings", "tie_word_embeddings")}))
     save_file({f"model.{name}": tensor for name, tensor in model.tensors.items()}, tmp_path / "model.safetensors")
-    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel({f"w{number}": number for number in range(100)}, "w0"))
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel({f"w{number}": number for number in range(97)}, "w0"))
     tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
     tokenizer.save(str(tmp_path / "tokenizer.json"))
     llm = LLM(tmp_path, dtype="float32", max_num_seqs=8, max_num_batched_tokens=32, max_model_len=96)

@@ -63,9 +63,7 @@ def tensors():
     return random_tensors(SMALL)
 
 
-# Compiling the kernels of float16 takes 20 s, and each has tests of its own in the suite.
-@pytest.fixture(scope="module", params=[np.float32, pytest.param(np.float16, marks=pytest.mark.sweep)],
-                ids=["float32", "float16"])
+@pytest.fixture(scope="module", params=[np.float32, np.float16], ids=["float32", "float16"])
 def either(request, tensors):
     return MiniLM(SMALL, tensors, request.param)
 
@@ -96,6 +94,7 @@ def test_every_launch_of_the_kernels_for_a_gpu_is_right(tensors):
     parity(MiniLM(SMALL, tensors, np.float16, HALF), SENTENCES).check()
 
 
+@pytest.mark.sampled(1)
 def test_embeddings_and_means(either, tensors):
     model, w = either, weights_of(tensors, SMALL)
     for normalize in (True, False):
