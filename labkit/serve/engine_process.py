@@ -50,7 +50,6 @@ class RunnerFacts(NamedTuple):
     num_pages: int
     page_size: int
     max_model_len: int
-    vocab_size: int
 
 
 class Facts(NamedTuple):
@@ -58,6 +57,7 @@ class Facts(NamedTuple):
 
     runner: RunnerFacts
     tokenizer: object
+    vocab_size: int
     embedding_size: int | None
     status: Status
 
@@ -136,7 +136,7 @@ class Host:
         self._lock = threading.Lock()  # of what follows
         self._news: dict[str, tuple] = {}  # of each request: its newest output, an error, whether it has ended
         self._waiting: set[str] = set()  # submitted, and without a step as far as the other process knows
-        self._status: Status | None = None
+        self._status: Status | None = None  # the newest, and what the other process has
         self._sent: Status | None = None
         self.thread: EngineThread | None = None
         self.channel = Channel(connection, self._take)
@@ -158,11 +158,11 @@ class Host:
     def _loaded(self) -> None:
         try:
             self.thread = thread = self._load(self._settings, lambda what: self.channel.put("doing", what))
+            self._status = self._sent = status_of(thread)
             thread.changed = self._changed
-            self._sent = status_of(thread)
             runner = thread.engine.runner
-            facts = Facts(RunnerFacts(runner.num_pages, runner.page_size, runner.max_model_len, thread.vocab_size),
-                          thread.tokenizer, thread.embedding_size, self._sent)
+            facts = Facts(RunnerFacts(runner.num_pages, runner.page_size, runner.max_model_len), thread.tokenizer,
+                          thread.vocab_size, thread.embedding_size, self._sent)
             self.channel.put("loaded", pickle.dumps(facts))
         except BaseException as error:
             self.channel.put("failed", portable(error))
@@ -271,8 +271,8 @@ class EngineProcess(Controls):
         super().__init__(settings.max_waiting)
         self._doing, self._answers = doing, {}
         self._asked = itertools.count()
-        self._loaded: Future[Facts] = Future()
-        self._stopping = self._gone = False
+        self._loaded: Future[None] = Future()
+        self._stopping, self.running = False, True
         context = multiprocessing.get_context("spawn")
         ours, theirs = context.Pipe()
         self._process = context.Process(target=serve, args=(theirs, settings, load), name="engine")
@@ -283,40 +283,14 @@ class EngineProcess(Controls):
         self._receiver = threading.Thread(target=self._receive, name="engine", daemon=True)
         self._receiver.start()
         try:
-            facts = self._loaded.result()
+            self._loaded.result()
         except BaseException:
             self.stop(0)
             raise
-        self.engine = LLMEngine(facts.runner, facts.tokenizer)
-        self.embedding_size, self._status = facts.embedding_size, facts.status
 
     @property
     def pid(self) -> int:
         return self._process.pid
-
-    @property
-    def vocab_size(self) -> int:
-        return self.engine.runner.vocab_size
-
-    @property
-    def stats(self) -> Stats:
-        return self._status.stats
-
-    @property
-    def steps(self) -> int:
-        return self._status.steps
-
-    @property
-    def faults(self) -> int:
-        return self._status.faults
-
-    @property
-    def healthy(self) -> bool:
-        return self._status.healthy
-
-    @property
-    def running(self) -> bool:
-        return not self._gone
 
     # --- What goes there ---------------------------------------------------------------------------------------------
 
@@ -331,7 +305,7 @@ class EngineProcess(Controls):
         """function(thread, *arguments), which the other process can import, between two steps there."""
         future: Future = Future()
         with self._lock:
-            if self._stopping or self._gone:
+            if self._stopping or not self.running:
                 raise Draining(ENDED)
             number = next(self._asked)
             self._answers[number] = future
@@ -366,7 +340,7 @@ class EngineProcess(Controls):
             self._process.kill()
         self._process.join(5)
         with self._lock:
-            self._draining = self._gone = True
+            self._draining, self.running = True, False
             answers, self._answers = self._answers, {}
         error: Exception = Draining(ENDED)
         if not self._stopping:
@@ -385,11 +359,15 @@ class EngineProcess(Controls):
     def _failed_came(self, error: BaseException) -> None:
         self._loaded.set_exception(error)
 
-    def _loaded_came(self, facts: bytes) -> None:
-        self._loaded.set_result(pickle.loads(facts))
+    def _loaded_came(self, pickled: bytes) -> None:
+        facts: Facts = pickle.loads(pickled)
+        self.engine = LLMEngine(facts.runner, facts.tokenizer)
+        self.vocab_size, self.embedding_size = facts.vocab_size, facts.embedding_size
+        self._status_came(facts.status)  # here, not by who waits: the next one may have come by then
+        self._loaded.set_result(None)
 
     def _status_came(self, status: Status) -> None:
-        self._status = status
+        self.stats, self.steps, self.faults, self.healthy = status
 
     def _began_came(self, request_ids: list[str]) -> None:
         with self._lock:

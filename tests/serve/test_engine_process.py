@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 
 import pytest
 
@@ -21,7 +20,7 @@ from labkit.serve.window.look import look, look_no_more
 from labkit.serve.window.state import Picture
 from tests.engine.test_llm import LONG, Letters, expected, requests, seen
 from tests.serve.serving import Chatting, Encoder, until
-from tests.serve.test_engine_thread import PAGES, Faulty, read
+from tests.serve.test_engine_thread import PAGES, Faulty, in_threads, read
 
 proc = pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="the system does not say what a process does")
 posix = pytest.mark.skipif(os.name != "posix", reason="no such signals on this system")
@@ -106,11 +105,7 @@ def test_each_of_many_streams_in_several_loops_gets_what_it_gets_alone(engine):
                     wrong.append((prompt, params, found))
         asyncio.run(ask())
 
-    threads = [threading.Thread(target=client, args=(seed,)) for seed in range(4)]
-    for each in threads:
-        each.start()
-    for each in threads:
-        each.join(30)
+    in_threads(client)
     assert wrong == []
     until(lambda: engine.waiting == 0 and engine.stats.free_pages == PAGES)
     assert engine.steps > 10 and engine.stats.generated > 100

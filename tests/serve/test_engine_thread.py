@@ -59,6 +59,15 @@ def until(holds, seconds=5.0):
         time.sleep(0.002)
 
 
+def in_threads(client):
+    """client(seed) four times at once, each in a thread of its own."""
+    threads = [threading.Thread(target=client, args=(seed,)) for seed in range(4)]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join(30)
+
+
 def settled(thread):
     """After everything that was asked of it."""
     thread.call(lambda engine: None).result(5)
@@ -83,11 +92,7 @@ def test_each_of_many_streams_in_several_loops_gets_what_it_gets_alone():
         asyncio.run(ask())
 
     with running() as thread:
-        threads = [threading.Thread(target=client, args=(seed,)) for seed in range(4)]
-        for each in threads:
-            each.start()
-        for each in threads:
-            each.join(30)
+        in_threads(client)
         assert thread.waiting == 0
     assert wrong == []
 
