@@ -1,7 +1,20 @@
-"""Baselines: libraries that do the same job as an operation's rungs, to compare their times with."""
+"""Baselines: libraries that do the same job as an operation's rungs, to compare their times with.
 
+    Baseline("PyTorch", "torch", call)      as PyTorch runs it, and as torch.compile makes it: forms() has both
+    numpy_cupy_torch(call)                  the same call with NumPy, CuPy and PyTorch
+    sdpa(call)                              attention by each kernel that scaled_dot_product_attention can choose
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+COMPILED = ", compiled"
+AUTOTUNED = ", compiled and autotuned"
+AUTOTUNING = "max-autotune-no-cudagraphs"  # tries Triton in place of cuBLAS, and fuses what follows a product into it
 
 
 @dataclass(frozen=True)
@@ -10,6 +23,12 @@ class Baseline:
 
     library: "torch", "cupy", "numpy", "triton" (which takes PyTorch's tensors). The result is what call returns, or, if
     it returns None, what it wrote into out. tolerance: the baseline's own, when it computes less exactly than rungs do.
+    prepare(module, *inputs, out) makes call's arguments, once and untimed: a mask, an array laid out anew.
+    within(module): a context manager to call it in.
+
+    forms() adds what torch.compile makes of a call to PyTorch. compile: what it is given, called as `call` is; True is
+    `call` with an out of its own, which costs no copy; False leaves it out. eager: whether `call` is timed as it is.
+    autotune: whether to compile it with autotuned products, too.
     """
 
     name: str
@@ -17,16 +36,91 @@ class Baseline:
     call: Callable
     note: str = ""
     tolerance: Callable | None = None
+    prepare: Callable | None = None
+    within: Callable = lambda module: contextlib.nullcontext()
+    compile: Callable | bool = True
+    eager: bool = True
+    autotune: bool = False
 
     @property
     def title(self) -> str:
         return f"{self.name} ({self.note})" if self.note else self.name
 
+    @property
+    def is_eager(self) -> bool:
+        """Whether it is PyTorch without torch.compile."""
+        return is_eager(self.title)
 
-def numpy_cupy_torch(call: Callable, note: str = "") -> tuple[Baseline, ...]:
+
+def is_eager(title: str) -> bool:
+    """Whether a baseline of this title is PyTorch without torch.compile."""
+    return title.startswith("PyTorch") and COMPILED not in title
+
+
+def forms(baseline: Baseline) -> tuple[Baseline, ...]:
+    """The baseline itself and, for PyTorch, what torch.compile makes of it."""
+    found = (baseline,) if baseline.eager else ()
+    if baseline.library != "torch" or baseline.compile is False:
+        return found
+    found += (_compiled(baseline, COMPILED, None),)
+    if baseline.autotune:
+        found += (_compiled(baseline, AUTOTUNED, AUTOTUNING),)
+    return found
+
+
+def _compiled(baseline: Baseline, suffix: str, mode: str | None) -> Baseline:
+    """The baseline as torch.compile makes it: one graph for these shapes, compiled when it is first called."""
+    given = _with_its_own_out(baseline.call) if baseline.compile is True else baseline.compile
+    functions = []
+
+    def call(torch, *inputs_and_out):
+        if not functions:
+            torch._dynamo.reset()  # it counts recompilations for each line of source, and all baselines share this one
+            functions.append(torch.compile(functools.partial(given, torch), fullgraph=True, dynamic=False, mode=mode))
+        return functions[0](*inputs_and_out)
+
+    return replace(baseline, name=baseline.name + suffix, note="", call=call, compile=False, eager=True)
+
+
+def _with_its_own_out(call: Callable) -> Callable:
+    """`call` into an array that it allocates: where that is part of the graph, the compiler need not copy into it."""
+    def allocating(torch, *inputs_and_out):
+        *inputs, out = inputs_and_out
+        own = torch.empty_like(out)
+        returned = call(torch, *inputs, own)
+        return own if returned is None else returned
+
+    return allocating
+
+
+def numpy_cupy_torch(call: Callable, note: str = "", **more) -> tuple[Baseline, ...]:
     """The same call(xp, *inputs, out) with NumPy on the host, with CuPy and with PyTorch in place of xp.
 
-    `note` is about the two on the GPU: what they call, or how often.
+    `note` is about the two on the GPU: what they call, or how often. more: what else a Baseline has.
     """
-    return (Baseline("NumPy, on the host", "numpy", call), Baseline("CuPy", "cupy", call, note),
-            Baseline("PyTorch", "torch", call, note))
+    return (Baseline("NumPy, on the host", "numpy", call, **more), Baseline("CuPy", "cupy", call, note, **more),
+            Baseline("PyTorch", "torch", call, note, **more))
+
+
+def gelu_by_cublas(as_columns: Callable) -> Baseline:
+    """x @ weights + bias and GELU, of which the epilogue of cuBLAS has the tanh form alone; as_columns(weights) (K, N).
+    """
+    return Baseline("PyTorch", "torch", lambda torch, x, weights, bias, out: torch._addmm_activation(
+        bias, x, as_columns(weights), use_gelu=True), "cuBLAS, bias and GELU fused", compile=False)
+
+
+def sdpa(call: Callable, backends: tuple[str, ...], **more) -> tuple[Baseline, ...]:
+    """call(torch, *inputs, out), which calls scaled_dot_product_attention: with the kernel that PyTorch chooses, eager
+    and compiled, and with each of `backends`, members of torch.nn.attention.SDPBackend."""
+    def only(backend: str):
+        def within(torch):
+            from torch.nn.attention import SDPBackend, sdpa_kernel
+
+            return sdpa_kernel(getattr(SDPBackend, backend))
+
+        return within
+
+    names = {"FLASH_ATTENTION": "flash", "CUDNN_ATTENTION": "cuDNN", "EFFICIENT_ATTENTION": "memory-efficient"}
+    return (Baseline("PyTorch, fused", "torch", call, "SDPA", **more),
+            *(Baseline("PyTorch, fused", "torch", call, f"SDPA, {names[one]}", within=only(one), compile=False, **more)
+              for one in backends))

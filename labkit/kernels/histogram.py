@@ -9,6 +9,9 @@ atomics on one address run one after another. So sizes have a third number, S: t
 one value. With S=100 all are equal.
 """
 
+import ctypes
+from pathlib import Path
+
 import numpy as np
 from numba import int32, uint32
 
@@ -17,6 +20,7 @@ from labkit.device import ptx
 from labkit.device.lazy import kernel_factory
 from labkit.kernels.arguments import aligned, check_array
 from labkit.kernels.baselines import Baseline
+from labkit.kernels.libraries import nvcc
 from labkit.kernels.op import Op, Work, rung
 
 BLOCK = 256
@@ -305,6 +309,27 @@ def _bincount(xp, x, bins, out):
     return xp.bincount(x, minlength=bins)
 
 
+CUB = Path(__file__).parent / "libraries" / "cub_histogram.cu"
+
+
+def _by_cub(torch, x, bins, scratch, out):
+    size = ctypes.c_size_t(0 if scratch is None else scratch.numel())
+    histogram = getattr(nvcc.library(CUB), f"histogram_{str(x.dtype).removeprefix('torch.')}")
+    error = histogram(None if scratch is None else nvcc.pointer(scratch), ctypes.byref(size), nvcc.pointer(x),
+                      nvcc.pointer(out), bins, x.numel(), nvcc.current_stream(torch))
+    if error:
+        raise RuntimeError(f"CUB's histogram failed with CUDA error {error}")
+    return size.value if scratch is None else None
+
+
+def _cub_scratch(torch, x, bins, out):
+    """With the memory that CUB asks for."""
+    return x, bins, torch.empty(_by_cub(torch, x, bins, None, out), dtype=torch.uint8, device=x.device), out
+
+
+BY_CUB = Baseline("CUB", "torch", _by_cub, "DeviceHistogram, by nvcc", prepare=_cub_scratch, compile=False)
+
+
 def _histogram_of_edges(cupy, x, bins, out):
     return cupy.histogram(x, cupy.arange(bins + 1))[0]
 
@@ -342,7 +367,7 @@ HISTOGRAM = Op(
                    (9001, 200, 100)),
     work=_work(1, 256),
     baselines=(Baseline("NumPy, on the host", "numpy", _bincount), Baseline("CuPy", "cupy", _bincount, "bincount"),
-               Baseline("PyTorch", "torch", _bincount, "bincount")),
+               Baseline("PyTorch", "torch", _bincount, "bincount"), BY_CUB),
     **SHARED,
 )
 
@@ -355,6 +380,8 @@ HISTOGRAM_INT32 = Op(
     work=_work(4, 1024),
     # bincount of CuPy and PyTorch refuses negative values. CuPy's histogram calls CUB; its last bin would hold B, too.
     baselines=(Baseline("NumPy, on the host", "numpy", lambda np, x, bins, out: histogram_reference(x, bins)),
-               Baseline("CuPy", "cupy", _histogram_of_edges, "histogram, by CUB")),
+               Baseline("CuPy", "cupy", _histogram_of_edges, "histogram, by CUB"),
+               Baseline("PyTorch", "torch", lambda torch, x, bins, out: torch.histc(x, bins, 0, bins - 1), "histc"),
+               BY_CUB),
     **SHARED,
 )

@@ -21,6 +21,7 @@ from numba import float32, int32, uint32
 
 from labkit import cuda
 from labkit.kernels.arguments import MAX_GRID_YZ, check_array
+from labkit.kernels.baselines import Baseline
 from labkit.kernels.op import Op, Work, rung
 from labkit.kernels.tolerance import EPS32
 
@@ -126,6 +127,19 @@ def _tolerance(logits, table, slots, repetition, frequency, presence):
     return 3 * EPS32 * seen
 
 
+def _signed(torch, logits, table, slots, *more):
+    """PyTorch has few operations on uint32."""
+    return logits, table.view(torch.int32), slots, *more
+
+
+def _torch(torch, logits, table, slots, repetition, frequency, presence, out):
+    words = table[slots.long().clamp(min=0)]
+    seen, count = (words != 0) & (slots >= 0)[:, None], words & 0x7FFFFFFF
+    x = torch.where(logits > 0, logits / repetition[:, None], logits * repetition[:, None])
+    x = x - frequency[:, None] * count - presence[:, None] * (count > 0)
+    return torch.where(seen, x, logits)
+
+
 PENALISE = Op(
     "penalise",
     title="Penalties for tokens already seen",
@@ -143,4 +157,5 @@ PENALISE = Op(
         timed_gpu={"R": 32, "V": 128_256},
         timed_cpu={"R": 4, "V": 4096},
     ),
+    baselines=(Baseline("PyTorch", "torch", _torch, prepare=_signed),),
 )

@@ -424,8 +424,13 @@ def _tolerance_of(element: Element):
     return tolerance
 
 
-def _torch(torch, qkv, table, positions, slots, heads, q_norm, k_norm, out):
-    q, keys, values = _parts(qkv, table, heads, out)
+def _separate(torch, qkv, table, positions, slots, heads, q_norm, k_norm, out):
+    """Queries, keys and values in memory of their own: as views of one array torch.compile would copy all of it."""
+    apart = (torch.full_like(part, torch.nan) for part in _parts(qkv, table, heads, out))
+    return qkv, table, positions, slots, heads, q_norm, k_norm, *apart
+
+
+def _torch(torch, qkv, table, positions, slots, heads, q_norm, k_norm, q, keys, values):
     shared, rows = keys.shape[1], qkv.view(len(slots), -1, table.shape[1])
     pages, places = slots.long() // PAGE, slots.long() % PAGE
     cos, sin = table[positions.long()][:, None].chunk(2, dim=-1)
@@ -439,6 +444,7 @@ def _torch(torch, qkv, table, positions, slots, heads, q_norm, k_norm, out):
     q.copy_(rotated(rows[:, :heads], q_norm))
     keys[pages, :, places] = rotated(rows[:, heads : heads + shared], k_norm)
     values[pages, :, places] = rows[:, heads + shared :]
+    return q, keys, values
 
 
 def _op(name: str, element: Element, with_norms: bool = False):
@@ -471,7 +477,8 @@ def _op(name: str, element: Element, with_norms: bool = False):
             timed_cpu={"T": 64, "H": 8, "KV": 4, "D": 32},
             also_gpu=tuple({"T": T, **shape} for T in (16, 32, 256)),
         ),
-        baselines=(Baseline("PyTorch", "torch", _torch, note="unfused: rotate, cat, index_put"),),
+        baselines=(Baseline("PyTorch", "torch", _torch, note="unfused: rotate, cat, index_put", prepare=_separate,
+                            compile=_torch),),
         dtype=element.dtype,
     )
 

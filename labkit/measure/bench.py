@@ -6,7 +6,7 @@
 On a GPU the measurements are merged into data/measurements/<gpu>.json, which README, lessons and plots quote. Without
 one they go to build/bench/<device>.json and never into data/measurements: a CPU device's time is not a GPU's. The plots
 go to build/bench/. With --out everything goes there: a directory, or a file that ends in .json (then no plots).
-A run of all ends with the table of labkit.measure.targets: what the kernels must reach compared with the libraries.
+A run ends with its measurements beside the libraries (labkit.measure.comparisons) and the goals (.targets).
 data/measurements/README.md describes the JSON.
 """
 
@@ -26,7 +26,7 @@ from labkit import device, measure
 from labkit._common import paths
 from labkit._common.files import read_json, write_text
 from labkit._common.tables import number, size_text, to_markdown
-from labkit.measure import Ladder, roofline, sense, targets
+from labkit.measure import Ladder, comparisons, roofline, sense, targets
 from labkit.measure.ops import HOMES, op
 from labkit.measure.series.matmul import matmul_sizes
 from labkit.measure.series.overheads import copies, launch_overhead
@@ -119,7 +119,7 @@ def collect(*asked: str, quick: bool = False, show: Callable[[object], None] = p
     limits = roofline.limits(anew=not quick)
     data = {"schema": SCHEMA, "machine": measure.machine(), "limits": asdict(limits), "ops": {}, "series": {},
             "seconds": {}, "problems": {}}
-    for each in sorted(names, key=lambda name: not targets.sizes(name)):  # targets first: a run may be cut short
+    for each in names:
         begin = time.perf_counter()
         found = []
         for size in _sizes(op(each), quick):
@@ -158,17 +158,13 @@ def _problem(error: Exception) -> str:
 
 
 def _sizes(one, quick: bool) -> list[dict | None]:
-    """The op's own size, on a GPU those it asks for besides, and those at which it has a target; each once. Of a quick
-    run a small one, on a GPU the op's own, which has a recording beside it."""
+    """The op's own size and, on a GPU, those it asks for besides. Of a quick run a small one, on a GPU the op's own,
+    which has a recording beside it."""
     if not device.on_gpu():
         return [one.awkward[-1]] if quick else [None]
     if quick:
         return [one.work.timed_gpu]
-    found = [one.work.timed_gpu]
-    for size in (*one.work.also_gpu, *targets.sizes(one.name)):
-        if size not in found:
-            found.append(size)
-    return found
+    return [one.work.timed_gpu, *one.work.also_gpu]
 
 
 def merge(path: Path, data: dict) -> dict:
@@ -186,7 +182,6 @@ def merge(path: Path, data: dict) -> dict:
     merged["ops"] = dict(sorted(merged["ops"].items(), key=lambda item: course.index(item[0])))
     for note in ("seconds", "problems"):
         merged.pop(note, None)  # of this run, not of the file
-    merged["targets"] = targets.to_json(targets.evaluate(merged))
     sense.check(merged, known)
     write_text(path, json.dumps(merged, indent=1, allow_nan=False) + "\n")
     return merged
@@ -241,9 +236,11 @@ def main(console=None, ops: Sequence[str] = (), out: str | None = None, quick: b
         return 1 if data["problems"] else 0
     merged = merge(path, data)
     written = [path, *(draw(data, folder) if folder else [])]
-    rows = [row for row in targets.evaluate(merged) if row.op in data["ops"] or row.op in data["series"]]
-    if device.on_gpu() and rows:
-        console.print(targets.table(rows, measure.where()))
+    taken = {*data["ops"], *data["series"]}
+    if device.on_gpu():
+        console.print(comparisons.table([one for one in comparisons.compare(merged) if one.source in taken],
+                                        where=measure.where()))
+        console.print(targets.table([one for one in targets.evaluate(merged) if one.goal.source in taken]))
     longest = sorted(data["seconds"].items(), key=lambda item: -item[1])[:6]
     console.print("Took longest: " + ", ".join(f"{name} {seconds:.0f} s" for name, seconds in longest), highlight=False)
     for at, problem in data["problems"].items():
@@ -265,22 +262,44 @@ def beside_the_recording(console, data: dict) -> None:
         console.print(f"Recorded, and now: {each}", highlight=False, markup=False, soft_wrap=True)
 
 
-# --- The README's table ----------------------------------------------------------------------------------------------
+# --- The README's tables ---------------------------------------------------------------------------------------------
 
 
 def targets_table(measurements: dict) -> str:
-    """Markdown: what the kernels have to reach beside the libraries, and what was measured. Empty without any."""
-    rows = targets.evaluate(measurements)
-    if all(row.met is None for row in rows):
+    """Markdown: our kernels beside the fastest baseline of each workload, those that lose first, and the goals. Empty
+    without any comparison."""
+    found = comparisons.compare(measurements)
+    if not found:
         return ""
-    measured = [row for row in rows if row.met is not None]
-    dates = {entry["machine"]["date"] for row in measured for entry in measurements["ops"].get(row.op, ())
-             if entry["size"] == row.size}
-    dates |= {measurements["series"][row.op]["date"] for row in measured if row.op in measurements["series"]}
-    spec = targets.table(rows, f"{measurements['machine']['device']}, {' and '.join(sorted(dates))}").table()
+    slower = [one for one in found if one.ratio is not None and round(one.ratio, 2) < 1]
+    parts = [f"{comparisons.summary(found)} Measured on {measurements['machine']['device']}, {_days(measurements)}. "
+             + " ".join(comparisons.table(found).notes)]
+    parts += [f"**Where a library is faster**\n\n{_markdown(comparisons.table(slower))}"] if slower else []
+    for title, some in (("Where none is", [one for one in found if one.ratio is not None and one not in slower]),
+                        ("Without a ratio", [one for one in found if one.ratio is None])):
+        if some:
+            parts.append(_folded(f"{title}: {len(some)}", _markdown(comparisons.table(some))))
+    goals = targets.table(targets.evaluate(measurements))
+    return "\n\n".join([*parts, _folded("Goals", f"{_markdown(goals)}\n\n{' '.join(goals.notes)}")])
+
+
+def _markdown(table) -> str:
+    """A table in Markdown, with kernels as code."""
+    spec = table.table()
     for row in spec["rows"]:
-        row[3] = f"`{row[3]}`" if row[3] != "-" else row[3]
-    return to_markdown(spec) + "\n\n" + "\n".join(f"- {note}" for note in spec["notes"])
+        row[:] = [f"`{cell}`" if "_" in cell else cell for cell in row]
+    return to_markdown(spec)
+
+
+def _folded(title: str, text: str) -> str:
+    return f"<details>\n<summary>{title}</summary>\n\n{text}\n\n</details>"
+
+
+def _days(measurements: dict) -> str:
+    """The days of all ladders and of the series that comparisons read."""
+    days = {entry["machine"]["date"] for entries in measurements["ops"].values() for entry in entries}
+    days |= {one["date"] for name, one in measurements["series"].items() if name in comparisons.SERIES}
+    return " and ".join(sorted(days))
 
 
 def readme_table(measurements: dict) -> str:
@@ -290,12 +309,12 @@ def readme_table(measurements: dict) -> str:
     for found in ladders:
         for row in found.rows:
             first = row is found.rows[0]
-            rate = found.rate(row)
+            cached = found.fits_the_cache and found.binds == "bytes"
+            share = "-" if row.fraction is None else "in L2" if cached else f"{found.bound_ms / row.ms:.0%}"
             rows.append([f"**{found.title}**, {size_text(found.size)}" if first else "",
-                         f"`{row.name}`" if row.kind == "rung" else row.name,
-                         number(row.timing.p50), "-" if rate is None else f"{number(rate)} {found.unit}",
-                         "-" if row.fraction is None else f"{row.fraction:.0%}"])
-    table = to_markdown({"columns": ["Operation", "Kernel", "ms", "rate", "of the limit"], "rows": rows})
+                         f"`{row.name}`" if row.kind == "rung" else row.name, comparisons.time_text(row.ms),
+                         f"{number(found.rate_in(row.ms))} {found.unit}", share])
+    table = to_markdown({"columns": ["Operation", "Kernel", "time", "rate", "of the limit"], "rows": rows})
     m, limits = measurements["machine"], measurements["limits"]
     versions = ", ".join(f"{label} {m[key]}" for label, key in (("driver", "driver"), ("CUDA", "cuda_runtime"),
                          ("numba-cuda", "numba-cuda"), ("NumPy", "numpy"), ("PyTorch", "torch"), ("CuPy", "cupy"))
@@ -304,8 +323,8 @@ def readme_table(measurements: dict) -> str:
     if limits.get("f16_tflops"):
         tensor = (f", {limits['f16_tflops']:,.0f} TFLOP/s (f16 tensor cores, on tiles that stay in shared memory); for "
                   f"TF32 half of that is taken")
-    return (f"Measured on {m['device']}, {measure.days(ladders)} ({versions}). CUDA events, cold caches "
-            f"(a block of GPT-2: in a graph), p50. Limits: "
+    return (f"Measured on {m['device']}, {measure.days(ladders)} ({versions}). p50; below 1 ms in a CUDA graph, where "
+            f"what fits into the L2 cache stays there, otherwise by CUDA events with cold caches. Limits: "
             f"{limits['bandwidth_gbs']:,.0f} GB/s (a copy, read and write), {limits['fp32_tflops']:.1f} TFLOP/s "
             f"(float32 multiply-adds in registers){tensor}.\n\n{table}")
 

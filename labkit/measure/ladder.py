@@ -2,6 +2,9 @@
 
     ladder(MATMUL)                     measured here
     recorded_ladder("matmul")          as recorded on a GPU
+
+A row below 1 ms has two times on a GPU: `timing`, of single launches from Python with cold caches, and `graph`, of a
+launch among many in a CUDA graph. Tables compare `ms`, which is the second where there is one.
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ from labkit import cuda, device
 from labkit._common.tables import PlainTable, ResultTable, number, size_text
 from labkit.device import CPU_DEVICE, launches, where
 from labkit.kernels.agree import Sample, Verdict, poison, poison_of, to_device
-from labkit.kernels.baselines import Baseline
+from labkit.kernels.baselines import Baseline, forms
 from labkit.kernels.op import Op, Rung
 from labkit.measure import roofline
 from labkit.measure.machine import import_library, machine
@@ -30,6 +33,7 @@ from labkit.measure.timing import (
     SMALL_MS,
     Timing,
     graph_launches,
+    on_torchs_stream,
     steps,
     time_graph,
     time_host,
@@ -61,6 +65,11 @@ class LadderRow:
     failed: str = ""
     kernels: tuple[str, ...] = ()
     resources: tuple[dict, ...] = ()  # one for each kernel, as launches.resources gives them; empty without a GPU
+
+    @property
+    def ms(self) -> float:
+        """Milliseconds as tables compare them: in a CUDA graph where it was timed in one, p50."""
+        return (self.graph or self.timing).p50
 
 
 @dataclass(frozen=True, repr=False)
@@ -107,6 +116,15 @@ class Ladder(ResultTable):
         for name in rungs:
             self.row(name)
         return replace(self, rows=tuple(row for row in self.rows if row.kind != "rung" or row.name in rungs))
+
+    def rate_in(self, ms: float) -> float:
+        """GB/s or TFLOP/s of so many milliseconds."""
+        return self.bytes / ms / 1e6 if self.unit == "GB/s" else self.flops / ms / 1e9
+
+    @property
+    def fits_the_cache(self) -> bool:
+        """Whether all that it reads and writes fits into the GPU's L2 cache, where a graph's launches find it."""
+        return self.bytes <= self.machine.get("l2_mb", 0) * 2**20
 
     def rate(self, row: LadderRow) -> float | None:
         """GB/s or TFLOP/s, whichever this operation is measured in."""
@@ -269,8 +287,11 @@ class _Contest:
 
     def time_on_host(self, baseline: Baseline) -> LadderRow:
         """NumPy, which runs once before it is timed, to be checked."""
-        out = poison(self.host.shape, self.op.dtype)
-        call = functools.partial(baseline.call, import_library(baseline.library), *self.inputs, out)
+        out, library = poison(self.host.shape, self.op.dtype), import_library(baseline.library)
+        arguments = (*self.inputs, out)
+        if baseline.prepare is not None:
+            arguments = baseline.prepare(library, *arguments)
+        call = functools.partial(baseline.call, library, *arguments)
         begin = time.perf_counter()
         returned = call()
         first_s = time.perf_counter() - begin
@@ -285,16 +306,20 @@ class _Contest:
 
     def time_library(self, baseline: Baseline) -> LadderRow:
         """A library on the GPU, on the same memory."""
-        call = functools.partial(baseline.call, import_library(baseline.library),
-                                 *hand_over(baseline.library, *self.on_device, self.out))
+        library, arguments = import_library(baseline.library), hand_over(baseline.library, *self.on_device, self.out)
         self.out.copy_to_device(self.poison)
-        result = call()
-        cuda.synchronize()
-        verdict = self._judged(baseline.title, _fetch(result, self.out, self.host), baseline)
-        timing = time_kernel(call, budget_s=self.budget_s)
-        graph = None
-        if self._is_small(timing) and baseline.library in TORCH_TENSORS:
-            graph = time_torch_graph(call, launches=self._launches_in_graph(timing))
+        if baseline.prepare is not None:
+            arguments = baseline.prepare(library, *arguments)
+        call = functools.partial(baseline.call, library, *arguments)
+        with baseline.within(library):
+            result = call()
+            cuda.synchronize()
+            verdict = self._judged(baseline.title, _fetch(result, self.out, self.host), baseline)
+            timing = time_kernel(call, budget_s=self.budget_s)
+            graph = None
+            if self._is_small(timing):
+                call = on_torchs_stream(call) if baseline.library == "cupy" else call
+                graph = time_torch_graph(call, launches=self._launches_in_graph(timing))
         return self._row(baseline.title, "", "baseline", timing, verdict, graph)
 
     def _judged(self, name: str, result: np.ndarray, one: Rung | Baseline) -> Verdict:
@@ -326,8 +351,9 @@ class _Contest:
 
 
 def baselines_of(op: Op) -> list[Baseline]:
-    """The op's baselines whose libraries are installed; without a GPU NumPy's alone."""
-    return [one for one in op.baselines if (one.library == "numpy" or device.on_gpu()) and import_library(one.library)]
+    """The op's baselines in all their forms, where the libraries are installed; without a GPU NumPy's alone."""
+    return [form for one in op.baselines if (one.library == "numpy" or device.on_gpu()) and import_library(one.library)
+            for form in forms(one)]
 
 
 def hand_over(library: str, *values) -> list:
@@ -348,9 +374,12 @@ def _on_same_memory(library: str, value):
 
 
 def _fetch(result, out, host: np.ndarray) -> np.ndarray:
-    """What a baseline computed, on the host: what it returned, or what it wrote into out, which goes to `host`."""
+    """What a baseline computed, on the host: what it returned, parts one after the other, or what it wrote into out,
+    which goes to `host`."""
     if result is None or result is out:
         return out.copy_to_host(host)
+    if isinstance(result, tuple):
+        result = import_library("torch").cat([part.reshape(-1) for part in result])
     if hasattr(result, "cpu"):  # a tensor
         torch = import_library("torch")
         if result.dtype == torch.bfloat16:

@@ -17,8 +17,8 @@ import numpy as np
 from labkit import device, measure
 from labkit._common.paths import REPOSITORY
 from labkit._common.tables import PlainTable, number
+from labkit.measure import comparisons, sts, targets
 from labkit.measure import ncu as counters
-from labkit.measure import sts, targets
 from labkit.measure.page import Badge, Folded, Page, Section, written_badge
 from labkit.measure.plots import minilm as pictures
 from labkit.measure.series import minilm as experiment
@@ -393,13 +393,10 @@ def similarity(result: sts.Judged, loaded: Loaded) -> Section:
 def on_a_gpu(recorded: Mapping[str, dict | None]) -> list[Section]:
     """The goals, and the recorded series; a line where there is none."""
     known = {name: series for name, series in recorded.items() if series}
-    goals = targets.evaluate({"series": known}, [one for one in targets.SERIES_TARGETS if one.series in SERIES])
+    measured = {"series": known}
     where = next((f"{one['where']}, {one['date']}" for one in known.values()), "")
-    parts: list = [PlainTable("Goals, on an H200", ("work", "goal", "ours", "theirs", "ratio", "met"), tuple(
-        (row.work.removeprefix("MiniLM, f16, "), short(row.asked), number(row.value),
-         number(row.baseline_value), number(row.ratio), {True: "yes", False: "no", None: "not yet"}[row.met])
-        for row in goals), (where or "Nothing is measured yet.", "Float16; us: of a sentence, in a CUDA graph. Ratio: "
-                            "our speed over that of the fastest way to run it in PyTorch."))]
+    parts: list = [comparisons.table(comparisons.compare(measured), "Beside PyTorch", where)] if known else []
+    parts.append(targets.table(targets.evaluate(measured, [one for one in targets.GOALS if one.source in SERIES])))
     missing = [name for name in SERIES if name not in known]
     if missing:
         parts.append(f"Not recorded on a GPU yet: {', '.join(missing)}. `labkit bench NAME` takes each.")
@@ -420,19 +417,16 @@ def on_a_gpu(recorded: Mapping[str, dict | None]) -> list[Section]:
     return found
 
 
-def short(goal: str) -> str:
-    """ "at most 2 us a sentence" -> "≤ 2 us"."""
-    for words, sign in (("at most ", "≤ "), ("at least ", "≥ "), (" a sentence", ""), (" sentences/s", "/s")):
-        goal = goal.replace(words, sign)
-    return goal
-
-
 def corpus(series: dict) -> Section:
     rows = [(row["form"].replace("_", " "), f"{row['batch']:,}", f"{row['rows']:,}",
              f"{row['sentences_per_second']:,.0f}", f"{row['embed_sentences_per_second']:,.0f}")
             for row in series["ours"]]
-    rows += [("PyTorch, SDPA", f"{row['batch']:,}", "-", number(row["graph_sentences_per_second"]),
-              number(row["called_sentences_per_second"])) for row in series["torch"]]
+    for row in series["torch"]:
+        form, batch = row.get("form", "padded"), f"{row['batch']:,}"
+        rows.append((f"PyTorch, {form}", batch, "-", number(row["graph_sentences_per_second"]),
+                     number(row["called_sentences_per_second"])))
+        rows += [(f"PyTorch, {form}, {way}", batch, "-", number(rate), "-")
+                 for way, rate in row.get("compiled_ways", {}).items() if not isinstance(rate, str)]
     texts = series["text"]
     tail = (f"From texts, not measured: {texts['why_not']}." if "why_not" in texts else "From texts, in seconds: "
             + "; ".join(f"{name.replace('_', ' ')} {number(value)}" for name, value in texts.items()

@@ -137,7 +137,7 @@ def time_graph(launch: Callable, *, launches: int = GRAPH_LAUNCHES, runs: int = 
 
 
 def time_torch_graph(call: Callable[[], object], *, launches: int = GRAPH_LAUNCHES, runs: int = 20) -> Timing | None:
-    """As time_graph, for a call into PyTorch (or Triton): captured by torch.cuda.CUDAGraph."""
+    """As time_graph, for a call into PyTorch or Triton, or on_torchs_stream: captured by torch.cuda.CUDAGraph."""
     torch = import_library("torch") if device.on_gpu() else None
     if torch is None:
         return None
@@ -162,6 +162,17 @@ def time_torch_graph(call: Callable[[], object], *, launches: int = GRAPH_LAUNCH
         if not frozen:
             gc.unfreeze()
     return time_replay(graph.replay, launches, runs)
+
+
+def on_torchs_stream(call: Callable[[], object]) -> Callable[[], object]:
+    """A call into CuPy on PyTorch's current stream, so that time_torch_graph can capture it."""
+    torch, cupy = import_library("torch"), import_library("cupy")
+
+    def moved():
+        with cupy.cuda.ExternalStream(torch.cuda.current_stream().cuda_stream):
+            return call()
+
+    return moved
 
 
 def time_replay(replay: Callable[[], object], launches: int, runs: int) -> Timing:

@@ -13,16 +13,13 @@ from __future__ import annotations
 import ctypes
 import functools
 import math
-import shutil
-import subprocess
-import tempfile
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
-from labkit import cuda
 from labkit.kernels.baselines import Baseline
+from labkit.kernels.libraries import nvcc
 from labkit.kernels.op import Op, Work, rung, uniform
 from labkit.models.gpt2_block import (
     FUSED,
@@ -86,51 +83,33 @@ def _tolerance(x, weights, dtype=np.float32):
 # --- Beside it -------------------------------------------------------------------------------------------------------
 
 
-@functools.lru_cache(maxsize=1)
-def _torch_modules(torch, weights) -> dict:
-    """torch.nn's layers with these weights, which are copied: a Linear holds them (out, in)."""
-    nn = torch.nn
-    C, inner = GPT2_SMALL.width, GPT2_SMALL.inner
-    layers = {"ln_1": nn.LayerNorm(C), "ln_2": nn.LayerNorm(C), "attn.c_attn": nn.Linear(C, 3 * C),
-              "attn.c_proj": nn.Linear(C, C), "mlp.c_fc": nn.Linear(C, inner), "mlp.c_proj": nn.Linear(inner, C)}
-    layers = {name: layer.to("cuda", weights.dtype).requires_grad_(False) for name, layer in layers.items()}
+def _torch_weights(torch, x, weights, out):
+    """The weights by name, those of a linear layer (out, in) as torch.nn holds them."""
+    named = {}
     for name, shape in GPT2_SMALL.parameters.items():
-        layer, kind = name.rsplit(".", 1)
         values = weights[GPT2_SMALL.offsets[name] :][: math.prod(shape)].reshape(shape)
-        getattr(layers[layer], kind).copy_(values.t() if len(shape) == 2 else values)
-    return layers
+        named[name] = (values.t() if len(shape) == 2 else values).contiguous()
+    return x, named, out
 
 
 def torch_block(torch, x, weights, out):
-    """torch.nn with the same weights: LayerNorm, Linear, scaled_dot_product_attention, GELU's tanh form."""
-    m = _torch_modules(torch, weights)
-    rows, heads = x.shape[0], GPT2_SMALL.heads
-    parts = m["attn.c_attn"](m["ln_1"](x)).view(1, rows, 3, heads, -1).permute(2, 0, 3, 1, 4)
-    attended = torch.nn.functional.scaled_dot_product_attention(*parts)[0].transpose(0, 1).reshape(rows, -1)
-    y = x + m["attn.c_proj"](attended)
-    hidden = torch.nn.functional.gelu(m["mlp.c_fc"](m["ln_2"](y)), approximate="tanh")
-    return y + m["mlp.c_proj"](hidden)
+    """PyTorch's functions with the same weights: LayerNorm, linear layers, SDPA, GELU's tanh form."""
+    F, (rows, C), heads = torch.nn.functional, x.shape, GPT2_SMALL.heads
+
+    def norm(x, name):
+        return F.layer_norm(x, (C,), weights[f"{name}.weight"], weights[f"{name}.bias"])
+
+    def linear(x, name):
+        return F.linear(x, weights[f"{name}.weight"], weights[f"{name}.bias"])
+
+    parts = linear(norm(x, "ln_1"), "attn.c_attn").view(1, rows, 3, heads, -1).permute(2, 0, 3, 1, 4)
+    attended = F.scaled_dot_product_attention(*parts)[0].transpose(0, 1).reshape(rows, -1)
+    y = x + linear(attended, "attn.c_proj")
+    return y + linear(F.gelu(linear(norm(y, "ln_2"), "mlp.c_fc"), approximate="tanh"), "mlp.c_proj")
 
 
-@functools.cache
-def _cuda_cpp():
-    """ten_kernels.cu, compiled by nvcc for this GPU. Raises RuntimeError where there is no nvcc."""
-    if shutil.which("nvcc") is None:
-        raise RuntimeError("nvcc is not installed: the CUDA C++ block cannot be built")
-    major, minor = cuda.get_current_device().compute_capability
-    source = Path(__file__).with_name("ten_kernels.cu")
-    with tempfile.TemporaryDirectory(prefix="labkit-") as folder:
-        library = Path(folder, "ten_kernels.so")
-        options = ["-O3", f"-arch=sm_{major}{minor}", "-shared", "-Xcompiler", "-fPIC"]
-        subprocess.run(["nvcc", *options, source, "-o", library], check=True, capture_output=True)
-        return ctypes.CDLL(str(library))
-
-
+TEN_KERNELS = Path(__file__).with_name("ten_kernels.cu")
 BUFFERS = (768, 2304, 768, 768, 768, 768, 3072, 768)  # numbers a token, of the eight arrays between the ten kernels
-
-
-def _pointer(tensor) -> ctypes.c_void_p:
-    return ctypes.c_void_p(tensor.data_ptr())
 
 
 @functools.cache
@@ -141,14 +120,14 @@ def _cuda_cpp_memory(torch, rows: int):
 def cuda_cpp_block(torch, x, weights, out) -> None:
     """Ten launches of CUDA C++, on PyTorch's current stream."""
     memory = (ctypes.c_void_p * 8)(*(tensor.data_ptr() for tensor in _cuda_cpp_memory(torch, x.shape[0])))
-    stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
-    _cuda_cpp().block(_pointer(x), _pointer(out), _pointer(weights), x.shape[0], memory, stream)
+    nvcc.library(TEN_KERNELS).block(nvcc.pointer(x), nvcc.pointer(out), nvcc.pointer(weights), x.shape[0], memory,
+                                    nvcc.current_stream(torch))
 
 
 def cuda_cpp_allocating(torch, x, weights, out) -> None:
     """The same, and its eight arrays are allocated and freed in each call: it cannot be captured in a graph."""
-    stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
-    error = _cuda_cpp().solve(_pointer(x), _pointer(out), _pointer(weights), x.shape[0], stream)
+    error = nvcc.library(TEN_KERNELS).solve(nvcc.pointer(x), nvcc.pointer(out), nvcc.pointer(weights), x.shape[0],
+                                            nvcc.current_stream(torch))
     if error:
         raise RuntimeError(f"the CUDA C++ block could not allocate its eight arrays: CUDA error {error}")
 
@@ -179,9 +158,10 @@ GPT2_BLOCK = Op(
     inputs=_inputs,
     tolerance=_tolerance,
     work=WORK,
-    baselines=(Baseline("PyTorch", "torch", torch_block, note="torch.nn"),
-               Baseline("CUDA C++", "torch", cuda_cpp_block, note="ten kernels"),
-               Baseline("CUDA C++", "torch", cuda_cpp_allocating, note="ten kernels, eight allocations")),
+    baselines=(Baseline("PyTorch", "torch", torch_block, note="torch.nn", prepare=_torch_weights),
+               Baseline("CUDA C++", "torch", cuda_cpp_block, note="ten kernels", compile=False),
+               Baseline("CUDA C++", "torch", cuda_cpp_allocating, note="ten kernels, eight allocations",
+                        compile=False)),
     **SHARED,
 )
 
@@ -193,6 +173,6 @@ GPT2_BLOCK_HALF = Op(
     tolerance=functools.partial(_tolerance, dtype=np.float16),
     dtype=np.float16,
     work=replace(WORK, bytes=lambda S: 2 * (GPT2_SMALL.size + 2 * S * GPT2_SMALL.width), peak="f16"),
-    baselines=(Baseline("PyTorch", "torch", torch_block, note="torch.nn"),),
+    baselines=(Baseline("PyTorch", "torch", torch_block, note="torch.nn", prepare=_torch_weights, autotune=True),),
     **SHARED,
 )

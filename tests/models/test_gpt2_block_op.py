@@ -28,9 +28,9 @@ def test_work_is_that_of_its_products_and_its_attention():
     assert op("gpt2_block").work.flops(S=S) == 2 * S * weights + 2 * 2 * S * S * C
 
 
-def test_there_is_a_target_for_each_length_and_type():
+def test_there_is_a_goal_for_each_length_and_type():
     for name in ("gpt2_block", "gpt2_block_half"):
-        assert targets.sizes(name) == list(block_op.SIZES)
+        assert [goal.size for goal in targets.GOALS if goal.source == name] == list(block_op.SIZES)
 
 
 @pytest.mark.sweep

@@ -28,6 +28,7 @@ from labkit.kernels.attention.three_pass import (
     ATTENTION_CACHED,
     FEW,
     attention_weights,
+    cached_by_torch,
     fused_by_torch,
     make_op,
     split_heads,
@@ -35,6 +36,7 @@ from labkit.kernels.attention.three_pass import (
     work_of,
 )
 from labkit.kernels.attention.wgmma import attention_flash_wgmma, takes_flash_wgmma
+from labkit.kernels.baselines import sdpa
 from labkit.kernels.matmul.mma import CHUNK, MMA, add_product, add_product_bf16
 from labkit.kernels.op import rung, uniform
 from labkit.kernels.reduce import ALL_LANES, NOTHING, ZERO
@@ -326,13 +328,16 @@ def _inputs_with_cache(rng, S, H, D, before):
                  for value in ATTENTION_CACHED.inputs(rng, S, H, D, before))
 
 
+HALF_KERNELS = ("FLASH_ATTENTION", "CUDNN_ATTENTION")
+
+
 def _half(causal: bool) -> dict:
     return {
         "launchers": (attention_flash_half, attention_flash_wgmma),
         "inputs": _inputs,
         "tolerance": functools.partial(tolerance_half, causal=causal),
         "work": replace(work_of(causal), bytes=lambda S, H, D: 8 * S * H * D, peak="f16"),
-        "baselines": (fused_by_torch(causal),),
+        "baselines": sdpa(fused_by_torch(causal), HALF_KERNELS),
         "dtype": np.float16,
         "awkward": tuple({"S": S, "H": H, "D": D} for S, H, D in
                          ((1, 1, 64), (17, 3, 64), (65, 1, 64), (130, 1, 64), (33, 2, 48))),
@@ -349,5 +354,5 @@ ATTENTION_HALF_CACHED = make_op(
         "awkward": tuple({"S": S, "H": H, "D": D, "before": before} for S, H, D, before in
                          ((1, 1, 64, 0), (1, 3, 64, 5), (4, 2, 64, 254), (5, 1, 48, 130))),
         "work": replace(ATTENTION_CACHED.work, bytes=lambda S, H, D, before: 4 * (before + S) * H * D, peak="f16"),
-        "baselines": (),
+        "baselines": sdpa(cached_by_torch, HALF_KERNELS),
     })

@@ -278,7 +278,8 @@ def _torch(torch, q, cache, start, heads, weights, bias, residual, out):
     width, seen = q.shape[1], len(cache) - NOT_SEEN  # to read start would be to wait for it
     queries, keys, values = (part.view(1, -1, heads, width // heads).transpose(1, 2)
                              for part in (q, cache[:seen, :width], cache[:seen, width:]))
-    attended = torch.nn.functional.scaled_dot_product_attention(queries, keys, values)
+    shares = torch.softmax(queries @ keys.transpose(2, 3) / math.sqrt(width // heads), dim=-1)
+    attended = shares @ values  # SDPA is slower for one query of float32: it has a block for a head
     torch.add(torch.addmm(bias, attended.transpose(1, 2).reshape(1, width), weights), residual, out=out)
 
 

@@ -47,12 +47,13 @@ from labkit.kernels.attention.pages import (
     find_context,
     gather,
     make_attend,
+    on_contiguous,
     paged_inputs,
+    repeated,
     rounding_errors,
 )
 from labkit.kernels.attention.sentences import begins_of
 from labkit.kernels.attention.sentences_flash import multiprocessors
-from labkit.kernels.baselines import Baseline
 from labkit.kernels.dtypes import bfloat16_of
 from labkit.kernels.matmul.mma import MMA
 from labkit.kernels.op import Op, Work, rung, uniform
@@ -223,13 +224,16 @@ def tolerance_prefill(q, keys, values, page_table, begins, lengths, contexts, sc
     return _of_each_sequence(attend, q, keys, values, page_table, begins, lengths, contexts, scale)
 
 
-def sdpa_on_contiguous(torch, q, keys, values, page_table, begins, lengths, contexts, scale, longest, out):
-    """SDPA, for prompts of one length and nothing before, whose keys and values lie end to end. Not timed: it pays for
-    no gathering."""
-    keys, values = contiguous_by_torch(keys, values, page_table, contexts)
+def contiguous(torch, q, keys, values, page_table, begins, lengths, contexts, scale, longest, out):
+    """What SDPA takes, for prompts of one length and nothing before: keys and values lie end to end."""
+    tokens = contiguous_by_torch(keys, values, page_table, contexts)
+    return q, *(repeated(torch, one, q.shape[1]) for one in tokens), scale, out
+
+
+def sdpa_on_contiguous(torch, q, keys, values, scale, out):
     queries = q.view(len(keys), -1, *q.shape[1:]).transpose(1, 2)
     attended = torch.nn.functional.scaled_dot_product_attention(queries, keys, values, scale=scale, is_causal=True,
-                                                                enable_gqa=True)
+                                                                enable_gqa=keys.shape[1] != q.shape[1])
     return attended.transpose(1, 2).reshape(q.shape)
 
 
@@ -272,7 +276,7 @@ def _op(name: str, title: str, launchers, awkward, dtype) -> Op:
             timed_gpu=gpu[0], also_gpu=gpu[1:], timed_cpu=_sizes((2, 17, 17, 0, 4, 2, 32))[0], unit="TFLOP/s",
             peak="f16" if bf16 else "fp32",
         ),
-        baselines=(Baseline("PyTorch", "torch", sdpa_on_contiguous, "SDPA on contiguous keys and values"),),
+        baselines=on_contiguous(sdpa_on_contiguous, contiguous, bf16),
     )
 
 

@@ -13,6 +13,7 @@ and memory is still read in whole lines.
 """
 
 import math
+from dataclasses import replace
 
 import numpy as np
 from numba import float32, uint16, uint32
@@ -21,6 +22,7 @@ from labkit import cuda
 from labkit.device import ptx
 from labkit.kernels.arguments import aligned, check_array
 from labkit.kernels.attention.heads import NOT_A_NUMBER
+from labkit.kernels.baselines import sdpa
 from labkit.kernels.dtypes import bfloat16_of, float64_of
 from labkit.kernels.op import uniform
 from labkit.kernels.tolerance import EPS32
@@ -140,14 +142,24 @@ def rounding_errors(bf16: bool, size: int):
 
 
 def contiguous_by_torch(keys, values, page_table, contexts) -> tuple:
-    """(B, K, tokens, D) keys and values of sequences of one length, PyTorch's tensors, gathered once for each cache."""
-    tokens = getattr(keys, "rows_of_sequences", None)
-    if tokens is None:
-        count = int(contexts[0])
-        chosen = page_table[:, : pages_for(count)].long()
-        keys.rows_of_sequences = tokens = tuple(  # (B, pages, K, PAGE, D) -> (B, K, pages * PAGE, D)
-            cache[chosen].transpose(1, 2).flatten(2, 3)[:, :, :count].contiguous() for cache in (keys, values))
-    return tokens
+    """(B, K, tokens, D) keys and values of sequences of one length, gathered from the pages of PyTorch's tensors."""
+    count = int(contexts[0])
+    chosen = page_table[:, : pages_for(count)].long()
+    return tuple(  # (B, pages, K, PAGE, D) -> (B, K, pages * PAGE, D)
+        cache[chosen].transpose(1, 2).flatten(2, 3)[:, :, :count].contiguous() for cache in (keys, values))
+
+
+def repeated(torch, tokens, heads: int):
+    """(B, K, tokens, D) for float32, whose kernel of SDPA wants a head of keys for each head of queries; bfloat16 as it
+    is."""
+    return tokens if tokens.dtype == torch.bfloat16 else tokens.repeat_interleave(heads // tokens.shape[1], dim=1)
+
+
+def on_contiguous(call, prepare, bf16: bool) -> tuple:
+    """SDPA on contiguous keys and values as baselines: by each of its kernels, gathered before and untimed."""
+    backends = ("FLASH_ATTENTION", "CUDNN_ATTENTION") if bf16 else ("EFFICIENT_ATTENTION",)
+    return tuple(replace(one, name=one.name.replace("fused", "contiguous"))
+                 for one in sdpa(call, backends, prepare=prepare))
 
 
 # --- What the launchers share -----------------------------------------------------------------------------------------

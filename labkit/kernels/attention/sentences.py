@@ -47,7 +47,7 @@ from labkit.kernels.attention.sentences_unfused import (
     scores_shape,
 )
 from labkit.kernels.attention.three_pass import attention_reference, attention_weights, split_heads, tolerance_of
-from labkit.kernels.baselines import Baseline, numpy_cupy_torch
+from labkit.kernels.baselines import numpy_cupy_torch, sdpa
 from labkit.kernels.op import Op, Work, uniform
 from labkit.kernels.tolerance import EPS16
 
@@ -180,15 +180,14 @@ def _op(name: str, title: str, rungs, awkward, **more) -> Op:
     )
 
 
-FUSED = Baseline("PyTorch, fused", "torch", fused_by_torch, "SDPA")
-
 ATTENTION_SENTENCES = _op(
     "attention_sentences", "Attention over sentences",
     tuple(_bound(one, "attention_sentences") for one in
           (attention_sentences_three_launches, attention_sentences_flash)),
     ((1, 5, 5, 2, 3), (3, 17, 15, 1, 32), (5, 128, 0, 2, 32)),
     tolerance=tolerance_sentences,
-    baselines=(*numpy_cupy_torch(unfused_by_library, note="two products and a softmax"), FUSED),
+    baselines=(*numpy_cupy_torch(unfused_by_library, note="two products and a softmax"),
+               *sdpa(fused_by_torch, ("EFFICIENT_ATTENTION",))),
 )
 ATTENTION_SENTENCES_HALF = _op(
     "attention_sentences_half", "Attention over sentences in float16",
@@ -196,5 +195,6 @@ ATTENTION_SENTENCES_HALF = _op(
      _bound(attention_sentences_whole_matrix, "attention_sentences_half", tolerance=tolerance_stored_scores),
      _bound(attention_sentences_flash_half, "attention_sentences_half")),
     ((3, 16, 0, 4, 32), (5, 128, 0, 2, 32)),
-    tolerance=tolerance_sentences_half, dtype=np.float16, baselines=(FUSED,),
+    tolerance=tolerance_sentences_half, dtype=np.float16,
+    baselines=sdpa(fused_by_torch, ("FLASH_ATTENTION", "CUDNN_ATTENTION")),
 )

@@ -26,7 +26,7 @@ from labkit.kernels.arguments import MAX_SHARED, check_array, dynamic_shared
 from labkit.kernels.attention.flash import attention_decode, attention_flash, attention_whole_matrix, takes_flash
 from labkit.kernels.attention.flash_plain import attention_flash_plain
 from labkit.kernels.attention.heads import check_heads, keys_and_values
-from labkit.kernels.baselines import Baseline, numpy_cupy_torch
+from labkit.kernels.baselines import Baseline, numpy_cupy_torch, sdpa
 from labkit.kernels.op import Op, Work, rung, uniform
 from labkit.kernels.reduce import NOTHING, ZERO, block_max, block_sum
 from labkit.kernels.tolerance import EPS32
@@ -262,7 +262,7 @@ def _inputs(rng, S, H, D):
 
 def _inputs_with_cache(rng, S, H, D, before):
     qkv, _ = _inputs(rng, S, H, D)
-    cache = 2 * uniform(rng, before + S + 3, 2 * H * D)  # three rows more than are in use
+    cache = 2 * uniform(rng, before + S + UNUSED, 2 * H * D)
     cache[before : before + S] = qkv[:, H * D :]
     return qkv, H, cache, np.array([before], np.int32)
 
@@ -288,14 +288,35 @@ def unfused_by_library(causal: bool):
 
 
 def fused_by_torch(causal: bool):
-    """SDPA: PyTorch's scaled_dot_product_attention."""
+    """A call(torch, qkv, heads, out) of PyTorch's scaled_dot_product_attention, SDPA."""
     def call(torch, qkv, heads, out):
         rows, width = out.shape
         q, k, v = qkv.view(1, rows, 3, heads, width // heads).permute(2, 0, 3, 1, 4)  # (1, H, S, D) each
         attended = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=causal)
         return attended.transpose(1, 2).reshape(rows, width)
 
-    return Baseline("PyTorch, fused", "torch", call, "SDPA")
+    return call
+
+
+def cached_by_torch(torch, qkv, heads, cache, start, out):
+    """SDPA of one query on the rows of the cache that are in use; to read start would be to wait for it."""
+    width, visible = out.shape[1], len(cache) - UNUSED
+    q, k, v = (part.view(1, -1, heads, width // heads).transpose(1, 2) for part in
+               (qkv[:, :width], cache[:visible, :width], cache[:visible, width:]))
+    return torch.nn.functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(out.shape)
+
+
+def cached_unfused(torch, qkv, heads, cache, start, out):
+    """The same by two products and a softmax."""
+    width, visible = out.shape[1], len(cache) - UNUSED
+    q, k, v = (part.view(-1, heads, width // heads).transpose(0, 1) for part in
+               (qkv[:, :width], cache[:visible, :width], cache[:visible, width:]))
+    weights = torch.softmax(q @ k.transpose(1, 2) / math.sqrt(width // heads), dim=-1)
+    return (weights @ v).transpose(0, 1).reshape(out.shape)
+
+
+CACHED_UNFUSED = Baseline("PyTorch", "torch", cached_unfused, "two products and a softmax")
+UNUSED = 3  # rows of the cache beyond those in use
 
 
 SIZES = ((1, 1, 1), (5, 2, 3), (16, 3, 16), (33, 2, 64), (70, 1, 80), (40, 1, 255), (3, 1, 300), (300, 1, 64),
@@ -320,7 +341,7 @@ def make_op(name: str, title: str, causal: bool, **more):
         "awkward": tuple({"S": S, "H": H, "D": D} for S, H, D in SIZES),
         "work": work_of(causal),
         "baselines": (*numpy_cupy_torch(unfused_by_library(causal), note="two products and a softmax"),
-                      fused_by_torch(causal)),
+                      *sdpa(fused_by_torch(causal), ("EFFICIENT_ATTENTION",))),
         "launchers": WITHOUT_A_CACHE,
         "tolerance": functools.partial(tolerance_of, causal=causal),
     }
@@ -348,6 +369,6 @@ ATTENTION_CACHED = make_op(
         timed_cpu={"S": 1, "H": 2, "D": 64, "before": 127},
         unit="TFLOP/s",
     ),
-    baselines=(),
+    baselines=(CACHED_UNFUSED, *sdpa(cached_by_torch, ("EFFICIENT_ATTENTION",))),
     launchers=(*LAUNCHERS, attention_decode),
 )

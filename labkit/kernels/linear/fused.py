@@ -25,7 +25,7 @@ from labkit import cuda, device
 from labkit.device import graphs, ptx
 from labkit.device.lazy import kernel_factory
 from labkit.kernels.arguments import aligned, blocks_for, check_array, dynamic_shared
-from labkit.kernels.baselines import Baseline
+from labkit.kernels.baselines import Baseline, gelu_by_cublas
 from labkit.kernels.gelu import gelu_erf, gelu_erf_reference, gelu_sigmoid, gelu_tanh_reference
 from labkit.kernels.matmul.float32_tiles import (
     A_LINE,
@@ -469,7 +469,8 @@ def _op(name: str, title: str, formula: str, call, *, gelu=False, residual=False
               reference=functools.partial(fused_reference, gelu=gelu), shape=lambda M, N, K: (M, N), awkward=AWKWARD,
               inputs=(lambda rng, M, N, K: (*layer(rng, M, N, K), uniform(rng, M, N))) if residual else layer,
               tolerance=tolerance, by_row=(0, 3) if residual else (0,), work=work,
-              baselines=(Baseline("PyTorch", "torch", call, note="cuBLAS, then what follows"),))
+              baselines=(Baseline("PyTorch", "torch", call, note="cuBLAS, then what follows"),
+                         *([gelu_by_cublas(lambda weights: weights)] if gelu is True else [])))
 
 
 def torch_addmm(torch, x, weights, bias, out):

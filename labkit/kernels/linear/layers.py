@@ -16,7 +16,7 @@ from numba import float32, uint32
 from labkit import cuda, device
 from labkit.device import ptx
 from labkit.kernels.arguments import blocks_for
-from labkit.kernels.baselines import Baseline, numpy_cupy_torch
+from labkit.kernels.baselines import Baseline, gelu_by_cublas, numpy_cupy_torch
 from labkit.kernels.gelu import gelu_erf, gelu_erf_reference, gelu_sigmoid, gelu_tanh, gelu_tanh_reference
 from labkit.kernels.matmul.half import SIZES, pair_in_row, random_float16, tolerance_f16_accumulators
 from labkit.kernels.matmul.mma import MMA, Tile, add_product, check_product, launch, make_pipelined, make_staged
@@ -380,20 +380,20 @@ def layer(rng, M, N, K):
     return random_float16(rng, M, K), weights, random_float16(rng, N)
 
 
-def _op(name, title, formula, reference, rungs, tolerance, call, timed_gpu, note, also_gpu=()):
+def _op(name, title, formula, reference, rungs, tolerance, baselines, timed_gpu, also_gpu=()):
     work = Work(flops=lambda M, N, K: 2 * M * N * K, bytes=lambda M, N, K: 2 * (M * K + N * K + N + M * N),
                 timed_gpu=timed_gpu, timed_cpu={"M": 128, "N": 96, "K": 64}, also_gpu=also_gpu, unit="TFLOP/s",
                 peak="f16")
     return Op(name, title=title, formula=formula, reference=reference, rungs=rungs, inputs=layer,
               shape=lambda M, N, K: (M, N), awkward=AWKWARD, tolerance=tolerance, dtype=np.float16, by_row=(0,),
-              work=work, baselines=(Baseline("PyTorch", "torch", call, note=note),))
+              work=work, baselines=baselines)
 
 
-def torch_gelu(approximate: str):
+def torch_gelu(approximate: str) -> Baseline:
     def call(torch, x, weights, bias, out):
         return torch.nn.functional.gelu(torch.nn.functional.linear(x, weights, bias), approximate=approximate)
 
-    return call
+    return Baseline("PyTorch", "torch", call, "unfused: cuBLAS with the bias, then GELU", autotune=True)
 
 
 def gelu_tolerance(x, weights, bias):
@@ -407,23 +407,25 @@ LINEAR = _op(
     (linear_naive, linear_tiled, linear_tensor_core, linear_double_buffered, linear_f16_accumulators, linear_pipelined,
      linear_wgmma, linear_wgmma_specialised),
     lambda x, weights, bias: sum_error(x, weights, bias) + EPS16 * np.abs(x @ weights.T + bias) + SMALLEST16,
-    lambda torch, x, weights, bias, out: torch.addmm(bias, x, weights.T, out=out), WIDE[0], "cuBLAS, bias fused",
-    also_gpu=WIDE[1:])
+    (Baseline("PyTorch", "torch", lambda torch, x, weights, bias, out: torch.addmm(bias, x, weights.T, out=out),
+              "cuBLAS, bias fused", autotune=True),), WIDE[0], also_gpu=WIDE[1:])
 
 LINEAR_GELU = _op(
-    "linear_gelu", "A linear layer and exact GELU", "out = gelu(x @ weights.T + bias), with erf", linear_gelu_reference,
-    (linear_gelu_unfused, linear_gelu_fused, linear_gelu_wgmma), gelu_tolerance, torch_gelu("none"), WIDE[2],
-    "unfused: cuBLAS with the bias, then GELU")
+    "linear_gelu", "A float16 linear layer and exact GELU", "out = gelu(x @ weights.T + bias), with erf",
+    linear_gelu_reference,
+    (linear_gelu_unfused, linear_gelu_fused, linear_gelu_wgmma), gelu_tolerance,
+    (torch_gelu("none"),), WIDE[2])
 
 LINEAR_GELU_TANH = _op(
-    "linear_gelu_tanh", "A linear layer and GELU in its tanh form", "out = gelu(x @ weights.T + bias), with tanh",
+    "linear_gelu_tanh", "A float16 linear layer and GELU in its tanh form",
+    "out = gelu(x @ weights.T + bias), with tanh",
     linear_gelu_tanh_reference, (linear_gelu_tanh_unfused, linear_gelu_tanh_fused,
-                                 linear_gelu_tanh_wgmma), gelu_tolerance, torch_gelu("tanh"),
-    WIDE[2], "unfused: cuBLAS with the bias, then GELU")
+                                 linear_gelu_tanh_wgmma), gelu_tolerance,
+    (torch_gelu("tanh"), gelu_by_cublas(lambda weights: weights.T)), WIDE[2])
 
 LINEAR_RESIDUAL = Op(
     "linear_residual",
-    title="A linear layer and a residual",
+    title="A float16 linear layer and a residual",
     formula="out = x @ weights.T + bias + residual",
     reference=linear_residual_reference,
     rungs=(linear_residual_unfused, linear_residual_fused),
@@ -444,7 +446,7 @@ LINEAR_RESIDUAL = Op(
     ),
     baselines=(Baseline("PyTorch", "torch", lambda torch, x, weights, bias, residual, out: torch.add(
         torch.nn.functional.linear(x, weights, bias), residual, out=out),
-                        note="unfused: cuBLAS with the bias, then add"),),
+                        note="unfused: cuBLAS with the bias, then add", autotune=True),),
 )
 
 LINEAR_F32 = Op(

@@ -10,6 +10,7 @@ mma.sync multiplies 16 x 8 by 8 x 8 numbers. Lane L holds a at rows L // 4 and 8
 at rows L % 4 and 4 below, column L // 4; accumulators as with float16.
 """
 
+import contextlib
 
 import numpy as np
 from numba import float32, uint32
@@ -215,11 +216,12 @@ def matmul_tf32_pipelined(a, b, out, stream=0):
     launch(PIPELINED, a, b, None, None, out, stream)
 
 
-def tf32_matmul(torch, a, b, out):
-    """PyTorch's product with its permission to round float32 to TF32, which it does not use by itself."""
+@contextlib.contextmanager
+def tf32_allowed(torch):
+    """PyTorch may round float32 to TF32 here, which it does not do by itself."""
     torch.backends.cuda.matmul.allow_tf32 = True
     try:
-        torch.matmul(a, b, out=out)
+        yield
     finally:
         torch.backends.cuda.matmul.allow_tf32 = False
 
@@ -245,5 +247,6 @@ MATMUL_TF32 = Op(
         unit="TFLOP/s",
         peak="tf32",
     ),
-    baselines=(Baseline("PyTorch", "torch", tf32_matmul, note="cuBLAS, TF32 allowed"),),
+    baselines=(Baseline("PyTorch", "torch", lambda torch, a, b, out: torch.matmul(a, b, out=out),
+                        note="cuBLAS, TF32 allowed", within=tf32_allowed, autotune=True),),
 )

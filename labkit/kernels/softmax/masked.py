@@ -453,10 +453,8 @@ def _tolerance(causal: bool):
 
 
 def unfused_by_library(causal: bool):
-    """Scale, mask, softmax as a library does them, each with a result of its own; the mask is made before."""
-    def call(xp, scores, *rest):
-        *lengths, out = rest
-        mask = _mask(xp, scores.shape, causal, lengths[0] if lengths else None)
+    """Scale, mask, softmax as a library does them, each with a result of its own; masks(causal) makes the mask."""
+    def call(xp, scores, mask, out):
         x = scores * SCALE
         if mask is not None:
             x = x + mask
@@ -469,39 +467,37 @@ def unfused_by_library(causal: bool):
     return call
 
 
-def _compiled_by_torch(causal: bool):
-    def call(torch, scores, *rest):
-        *lengths, _ = rest
-        mask = _mask(torch, scores.shape, causal, lengths[0] if lengths else None)
-        return _compiled(torch, mask is not None)(scores, mask)
+def masks(causal: bool):
+    """(scores, mask, out) for the libraries' own addition: 0 where a score counts and -inf where it does not; the mask
+    is None if all count."""
+    def prepare(xp, scores, *rest):
+        *lengths, out = rest
+        if not causal and not lengths:
+            return scores, None, out
+        hidden = _hidden(xp, scores, causal, *lengths)
+        mask = xp.zeros_like(hidden, dtype=xp.float32)
+        mask[hidden] = -math.inf
+        return scores, mask, out
+
+    return prepare
+
+
+def _hidden(xp, scores, causal: bool, lengths=None):
+    """Which scores do not count, as far as they differ: (S, S) for a causal mask, (B, 1, S) for padding."""
+    keys = xp.arange(scores.shape[-1], **({"device": scores.device} if xp.__name__ == "torch" else {}))
+    return keys > keys[:, None] if causal else keys >= lengths[:, None, None]
+
+
+def _without_a_mask(causal: bool):
+    """The same for torch.compile, which compares indices in its kernel and so reads no mask."""
+    def call(torch, scores, *lengths_and_out):
+        *lengths, _ = lengths_and_out
+        x = scores * SCALE
+        if causal or lengths:
+            x = torch.where(_hidden(torch, scores, causal, *lengths), -math.inf, x)
+        return torch.softmax(x, dim=-1)
 
     return call
-
-
-@functools.cache
-def _compiled(torch, masked: bool):
-    if masked:
-        return torch.compile(lambda scores, mask: torch.softmax(scores * SCALE + mask, dim=-1), dynamic=False)
-    return torch.compile(lambda scores, _: torch.softmax(scores * SCALE, dim=-1), dynamic=False)
-
-
-_masks = {}  # (library, causal) -> the shape, the lengths and the mask of the last call
-
-
-def _mask(xp, shape, causal, lengths):
-    """0 where a score counts and -inf where it does not, for the library's own addition; None if all count."""
-    if not causal and lengths is None:
-        return None
-    key = (xp.__name__, causal)
-    known = _masks.get(key)
-    if known is None or known[0] != tuple(shape) or known[1] is not lengths:
-        where = {"device": "cuda"} if xp.__name__ == "torch" else {}
-        keys = xp.arange(shape[-1], **where)
-        hidden = keys > keys[:, None] if causal else keys >= lengths[:, None, None]
-        mask = xp.zeros(hidden.shape, dtype=xp.float32, **where)
-        mask[hidden] = -math.inf
-        known = _masks[key] = (tuple(shape), lengths, mask)
-    return known[2]
 
 
 def _lengths(rng, count, size):
@@ -539,8 +535,9 @@ def _op(name: str, title: str, formula: str, causal: bool, padded: bool):
             also_gpu=({"B": 1, "S": 512}, {"B": 1, "S": 1024}),
         ),
         baselines=(*numpy_cupy_torch(unfused_by_library(causal),
-                                     note="scale, mask, softmax" if half else "scale, softmax"),
-                   Baseline("torch.compile", "torch", _compiled_by_torch(causal))),
+                                     note="scale, mask, softmax" if half else "scale, softmax", prepare=masks(causal),
+                                     compile=False),
+                   Baseline("PyTorch", "torch", _without_a_mask(causal), eager=False)),
     )
 
 

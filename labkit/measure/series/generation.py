@@ -4,7 +4,8 @@
                         single kernel: tokens a second; and the softmax's share of a step, for Amdahl's law
     cache_curve()       the time of a token with the KV cache, and without it, over the length of the text
     step_launches()     what each launch of a step takes of its time
-    token_times()       a greedy step with a launch for each operation, and as gpt2_step.py has it, in two types
+    token_times()       a greedy step with a launch for each operation, and as gpt2_step.py has it, in two types; the
+                        same step in PyTorch
 
 `labkit bench` records these on a GPU, in the shapes of distilgpt2 and GPT-2 small with random weights. Without one
 they run with the tiny model that is in the repository, and show work, not speed.
@@ -26,6 +27,7 @@ from labkit._common.tables import PlainTable, number
 from labkit.kernels.attention.three_pass import attention
 from labkit.kernels.attention.unfused import attention_fused_softmax, attention_unfused
 from labkit.measure import Timing, time_graph, time_host, time_launch
+from labkit.measure.series.torch_gpt2 import WAYS, TorchGPT2
 from labkit.models import gpt2_step
 from labkit.models.gpt2 import GPT2, Config, Decoder, Kernels, Workspace, advance_kernel, shapes
 from labkit.models.gpt2_block import traffic
@@ -384,18 +386,22 @@ def _bytes(config: Config, keys: int) -> dict[str, int]:
 
 FORMS = {"a launch for each operation, float32": {"one_row": False}, "five a layer, float32": {"one_row": True},
          "five a layer, float16": {"dtype": np.float16}}
+COMPILING_S = 180.0  # for torch.compile, in the whole series; what it cannot begin in that time is left out
+TOKEN = 1  # that PyTorch and we decode, to compare the logits
 
 
 def token_times(model: GPT2 | None = None, positions=None) -> dict:
     """A greedy step in a graph (the CPU device: called) after so many tokens, in each of FORMS. rows: its time, its
     launches, and the bytes that it has to read; steps: what each launch takes at the last position, as step_launches
-    has it. same_tokens: whether both forms in float32 write the same text."""
+    has it. same_tokens: whether both forms in float32 write the same text. torch, torch_check: as beside_torch has
+    them."""
     model, name = _model(None) if model is None else (model, "given")
     positions = tuple(positions or device.pick(gpu=(16, 128, 512, 1023), cpu=(52,)))
     tensors = {one: model.weights[one].copy_to_host() for one in model.weights}
-    rows, steps, texts = [], [], {}
+    rows, steps, texts, ours = [], [], {}, {}
     for form, options in measure.steps("forms of a step", list(FORMS.items())):
         one = GPT2(model.config, tensors, **options)
+        ours[one.dtype.name] = one
         for position in positions:
             launches = _fused_step(one, position) if one.one_row else _greedy_step(one, position)
             whole = _together(launches).p50
@@ -409,7 +415,47 @@ def token_times(model: GPT2 | None = None, positions=None) -> dict:
         ws = Workspace(one.config, dtype=one.dtype)
         texts[form] = write_graphed(one, ws, [1, 2, 3], min(48, one.config.n_positions - 4), Decoder(one, ws))
     each, few = list(texts.values())[:2]
-    return measure.stamped({"model": name, "rows": rows, "steps": steps, "same_tokens": each == few})
+    return measure.stamped({"model": name, "rows": rows, "steps": steps, "same_tokens": each == few,
+                            **beside_torch(ours, torch_models(model.config, tensors), positions)})
+
+
+def torch_models(config: Config, tensors: Mapping[str, np.ndarray]) -> dict[str, TorchGPT2]:
+    """Make PyTorch's models, by the name of their type: none without a GPU or PyTorch."""
+    torch = measure.import_library("torch") if device.on_gpu() else None
+    if torch is None:
+        return {}
+    return {dtype: TorchGPT2(torch, config, tensors, dtype) for dtype in ("float32", "float16")}
+
+
+def beside_torch(ours: Mapping[str, GPT2], theirs: Mapping[str, TorchGPT2], positions: Sequence[int]) -> dict:
+    """Time PyTorch's greedy step, in each of its WAYS. torch: a row for each type, position and way; torch_check: for
+    each type the smallest cosine of its logits and ours. The highest position comes first, as compiling may take longer
+    than COMPILING_S."""
+    if not theirs:
+        return {"torch": None, "torch_check": None}
+    rows, compile_until = [], time.monotonic() + COMPILING_S
+    for position in measure.steps("PyTorch at position", sorted(positions, reverse=True)):
+        shape = (position + 1, 2 * ours["float32"].config.n_embd)
+        cached = np.random.default_rng(position).standard_normal(shape, np.float32)
+        logits = {dtype: _logits_after(TOKEN, one, cached) for dtype, one in ours.items()}
+        caches = {dtype: one.cache(cached) for dtype, one in theirs.items()}
+        for way in WAYS:
+            rows += [{"dtype": dtype, "position": position,
+                      **one.row(way, caches[dtype], TOKEN, logits[dtype], compile_until)}
+                     for dtype, one in theirs.items()]
+    check = {dtype: min((row["cosine"] for row in rows if row["dtype"] == dtype and row["cosine"] is not None),
+                        default=None) for dtype in theirs}
+    return {"torch": rows, "torch_check": check}
+
+
+def _logits_after(token: int, model: GPT2, cached: np.ndarray) -> np.ndarray:
+    """Decode one token with these keys and values in the cache of each layer; the last row is the token's own."""
+    ws = _at(model, len(cached) - 1)
+    for cache in ws.caches:
+        cache[: len(cached)].copy_to_device(cached.astype(model.dtype))
+    ws.ids.copy_to_device(np.array([token], np.int32))
+    model.forward(ws, 1)
+    return ws.logits.copy_to_host()
 
 
 def _fused_step(model: GPT2, position: int) -> list[tuple[str, Callable]]:

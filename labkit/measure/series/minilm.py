@@ -1,7 +1,7 @@
 """MiniLM beside PyTorch: forward passes of batches, a corpus, the ladder of its steps, and where the time goes.
 
     minilm()            the work of the table, in every form of a batch, and PyTorch on the same weights and inputs
-    minilm_corpus()     2,000 sentences sorted by length: sentences a second, padded, packed, padded to 128
+    minilm_corpus()     2,000 sentences sorted by length: sentences a second, padded, packed, padded to 128; from texts
     minilm_ladder()     the steps of labkit.models.minilm_steps, attention in each form, what did not work
     minilm_profile()    what each launch takes, ours and PyTorch's; launches, and what one costs
     minilm_lengths()    time over the length that sentences are padded to
@@ -26,6 +26,17 @@ from labkit.device import compile_ahead, graphs, launches
 from labkit.kernels.linear import layers
 from labkit.kernels.matmul import half
 from labkit.measure import time_graph, time_host
+from labkit.measure.series.torch_bert import (
+    TorchBert,
+    called_us,
+    corpus_rows,
+    median_seconds,
+    rust_tokenizer,
+    smallest_cosine,
+    torch_bert,
+    torch_rows,
+    torch_texts,
+)
 from labkit.measure.timing import graph_launches, time_torch_graph
 from labkit.models.minilm import (
     FEW_ROWS,
@@ -37,10 +48,8 @@ from labkit.models.minilm import (
     Shape,
     Workspace,
     lay_out,
-    names_in,
     shapes,
 )
-from labkit.models.minilm_reference import cosines
 from labkit.models.minilm_steps import ATTENTIONS, CONTROL, STEPS
 
 TINY = Config(vocab_size=61, max_position_embeddings=32, hidden_size=32, num_hidden_layers=1, num_attention_heads=2,
@@ -120,148 +129,6 @@ def in_graph_us(forward: Callable) -> float:
     return 1000 * timing.p50
 
 
-def called_us(call: Callable, after: Callable = cuda.synchronize) -> float:
-    """Microseconds of one call from Python until the device is done."""
-    limits = device.pick(gpu={"budget_s": 0.4, "min_runs": 10, "max_runs": 200},
-                         cpu={"budget_s": 0.02, "min_runs": 1, "max_runs": 2})
-    return 1000 * time_host(call, after=after, **limits).p50
-
-
-# --- PyTorch on the same weights and inputs --------------------------------------------------------------------------
-
-
-class TorchBert:
-    """The same model of PyTorch's functions: weights and inputs are ours, padded, with a mask."""
-
-    def __init__(self, torch, model: MiniLM, place: str = "cuda"):
-        self.torch, self.config, self.place = torch, model.config, place
-        self.w = {ours: torch.as_tensor(np.array(model.tensors[theirs], np.float32)).to(place, torch.float16)
-                  for ours, theirs in names_in(model.tensors, model.config).items()}
-        for layer in range(model.config.num_hidden_layers):
-            at = f"encoder.layer.{layer}.attention.self."
-            for kind in ("weight", "bias"):
-                self.w[f"{at}qkv.{kind}"] = torch.cat([self.w[f"{at}{part}.{kind}"] for part in
-                                                       ("query", "key", "value")])
-
-    def inputs(self, sentences, seq: int) -> tuple:
-        """(ids, mask), each (B, seq); the mask is None where it would hide nothing, which PyTorch is faster with."""
-        ids, mask = (np.zeros((len(sentences), seq), np.int64) for _ in range(2))
-        for row, one in enumerate(sentences):
-            ids[row, : len(one)], mask[row, : len(one)] = one, 1
-        given = None if mask.all() else self.torch.as_tensor(mask, device=self.place).bool()
-        return self.torch.as_tensor(ids, device=self.place), given
-
-    def forward(self, ids, mask, sdpa: bool = True):
-        torch, w, c = self.torch, self.w, self.config
-        F = torch.nn.functional
-        C, (B, S) = c.hidden_size, ids.shape
-
-        def linear(x, name):
-            return F.linear(x, w[f"{name}.weight"], w[f"{name}.bias"])
-
-        def norm(x, name):
-            return F.layer_norm(x, (C,), w[f"{name}.weight"], w[f"{name}.bias"], c.layer_norm_eps)
-
-        x = F.embedding(ids, w["embeddings.word_embeddings.weight"])
-        x = norm(x + w["embeddings.position_embeddings.weight"][:S] + w["embeddings.token_type_embeddings.weight"][0],
-                 "embeddings.LayerNorm")
-        seen = None if mask is None else mask[:, None, None, :]
-        for layer in range(c.num_hidden_layers):
-            at = f"encoder.layer.{layer}."
-            parts = linear(x, f"{at}attention.self.qkv").view(B, S, 3, c.num_attention_heads, -1)
-            q, k, v = parts.permute(2, 0, 3, 1, 4)
-            if sdpa:
-                context = F.scaled_dot_product_attention(q, k, v, attn_mask=seen)
-            else:
-                scores = q @ k.transpose(-1, -2) * (C // c.num_attention_heads) ** -0.5
-                if seen is not None:
-                    scores = scores.masked_fill(~seen, -65504.0)
-                context = scores.softmax(-1) @ v
-            x = norm(linear(context.transpose(1, 2).reshape(B, S, C), f"{at}attention.output.dense") + x,
-                     f"{at}attention.output.LayerNorm")
-            x = norm(linear(F.gelu(linear(x, f"{at}intermediate.dense")), f"{at}output.dense") + x,
-                     f"{at}output.LayerNorm")
-        return F.normalize(mean_over(x, mask).float(), dim=1)
-
-
-def mean_over(hidden, mask):
-    """The mean of each sentence's rows. hidden: (B, S, C)."""
-    if mask is None:
-        return hidden.mean(1)
-    weights = mask[..., None].to(hidden.dtype)
-    return (hidden * weights).sum(1) / weights.sum(1).clamp(min=1)
-
-
-def torch_bert(model: MiniLM) -> TorchBert | None:
-    """PyTorch's model with the same weights; None without a GPU or PyTorch."""
-    torch = measure.import_library("torch") if device.on_gpu() else None
-    if torch is None:
-        return None
-    torch.set_grad_enabled(False)
-    return TorchBert(torch, model)
-
-
-def torch_rows(bert: TorchBert, sentences, seq: int, compile_until: float = np.inf) -> dict[str, float | None | str]:
-    """Microseconds of a pass in each way to run it, called from Python and in a CUDA graph: "eager" and "SDPA" are
-    PyTorch's functions, "transformers" is that library's model, and two of the three are compiled, too. For what has
-    no time, "...: why not" says why. compile_until: on time.monotonic's clock, when not to begin to compile any more.
-    """
-    torch = bert.torch
-    ids, mask = bert.inputs(sentences, seq)
-    found: dict[str, float | None] = {}
-
-    def both(name, call):
-        try:
-            call()
-            found[name] = called_us(call, torch.cuda.synchronize)
-            timing = time_torch_graph(call, launches=4)
-            found[f"{name}, in a graph"] = None if timing is None else 1000 * timing.p50
-        except Exception as error:  # what cannot be compiled here must not cost the other rows
-            found[name] = None
-            found[f"{name}: why not"] = f"{type(error).__name__}: {error}"[:200]
-
-    @functools.cache
-    def compiled():
-        torch._dynamo.reset()
-        return torch.compile(bert.forward, dynamic=False)
-
-    both("eager", lambda: bert.forward(ids, mask, sdpa=False))
-    both("SDPA", lambda: bert.forward(ids, mask))
-    both("transformers", transformers_call(bert, ids, mask, compiled=False))
-    for name, call in (("compiled", lambda: compiled()(ids, mask)),
-                       ("three lines", transformers_call(bert, ids, mask))):
-        if time.monotonic() < compile_until:
-            both(name, call)
-        else:
-            found[name], found[f"{name}: why not"] = None, "the time for compiling was used up"
-    return found
-
-
-def transformers_call(bert: TorchBert, ids, mask, compiled: bool = True) -> Callable:
-    """What a user writes: the library's model in half precision on the GPU, compiled, and a mean."""
-    torch = bert.torch
-
-    @functools.cache
-    def model():
-        import transformers
-
-        fields = {name: getattr(bert.config, name) for name in Config.__dataclass_fields__}
-        with torch.device(bert.place):
-            made = transformers.BertModel(transformers.BertConfig(**fields), add_pooling_layer=False).half().eval()
-        made.load_state_dict({name: bert.w[name] for name in shapes(bert.config)}, strict=False)
-        return torch.compile(made) if compiled else made
-
-    def call():
-        hidden = model()(input_ids=ids, attention_mask=None if mask is None else mask.long()).last_hidden_state
-        return torch.nn.functional.normalize(mean_over(hidden, mask), dim=1)
-
-    return call
-
-
-def smallest_cosine(ours: np.ndarray, theirs) -> float:
-    return float(cosines(ours, theirs.double().cpu().numpy()).min())
-
-
 # --- The table -------------------------------------------------------------------------------------------------------
 
 
@@ -293,7 +160,8 @@ def minilm(work=None, using: Using | None = None) -> dict:
 
 def minilm_corpus(count: int | None = None, batches=None, using: Using | None = None) -> dict:
     """Sentences a second over a corpus sorted by length, for each form and size of a batch: forward passes in graphs
-    (forward), and with laying out, copies there and back from Python (embed); PyTorch called and in graphs."""
+    (forward), and with laying out, copies there and back from Python (embed); PyTorch padded and packed, called, in
+    graphs and compiled."""
     model, weights = using or _model()
     model = model.with_kernels(HALF)
     count = count or device.pick(gpu=CORPUS, cpu=6)
@@ -320,27 +188,16 @@ def minilm_corpus(count: int | None = None, batches=None, using: Using | None = 
             rows.append({"form": form, "batch": size, "rows": sum(shape.rows for _, shape in passes),
                          "sentences_per_second": count / seconds,
                          "embed_sentences_per_second": count / (called_us(embed) / 1e6)})
-    bert, theirs = torch_bert(model), []
-    for size in batches if bert is not None else ():
-        parts = [bert.inputs(part, -(-max(map(len, part)) // 8) * 8)
-                 for part in (sentences[first : first + size] for first in range(0, count, size))]
-
-        def run(parts=parts):
-            for ids, mask in parts:
-                bert.forward(ids, mask)
-
-        timing = time_torch_graph(run, launches=1)
-        called = called_us(run, bert.torch.cuda.synchronize)
-        theirs.append({"batch": size, "called_sentences_per_second": 1e6 * count / called,
-                       "graph_sentences_per_second": None if timing is None else 1000 * count / timing.p50})
+    bert, compile_until = torch_bert(model), time.monotonic() + COMPILING_S
+    theirs = [] if bert is None else corpus_rows(bert, sentences, batches, model.embed(sentences), compile_until)
     mean = float(np.mean([len(one) for one in sentences]))
     return measure.stamped({"weights": weights, "sentences": count, "mean_tokens": mean, "ours": rows, "torch": theirs,
                             "text": text_in(count)})
 
 
 def text_in(count: int) -> dict:
-    """Texts to embeddings, tokenization and all, ours and sentence-transformers', and tokenization alone, the same for
-    both; or why it was not measured."""
+    """Texts to embeddings, tokenization and all: ours, PyTorch's packed passes behind the same kind of tokenizer, and
+    sentence-transformers'; and our tokenization alone. Or why it was not measured."""
     try:
         from labkit.models import weights
         from labkit.models.sentences import Encoder
@@ -352,30 +209,22 @@ def text_in(count: int) -> dict:
     words = ("kernel", "reads", "each", "row", "of", "the", "matrix", "and", "writes", "one", "number", "a", "warp")
     rng = np.random.default_rng(3)
     texts = [" ".join(rng.choice(words, count)) for count in corpus_lengths(count, 100)]
-    found = {f"ours_seconds_{size}": _median_seconds(lambda size=size: encoder.encode(texts, batch_size=size))
+    found = {f"ours_seconds_{size}": median_seconds(lambda size=size: encoder.encode(texts, batch_size=size))
              for size in (256, 2000)}
-    found["tokenizing_seconds"] = _median_seconds(lambda: encoder.tokenizer.encode(texts))
+    found["tokenizing_seconds"] = median_seconds(lambda: encoder.tokenizer.encode(texts))
+    found |= torch_texts(encoder.model, rust_tokenizer(folder, encoder.max_seq_length), texts,
+                         encoder.encode(texts, batch_size=256))
     try:
         from sentence_transformers import SentenceTransformer
 
         library = SentenceTransformer(str(folder), device=device.pick(gpu="cuda", cpu="cpu")).half()
         for size in (32, 256):
-            found[f"library_seconds_{size}"] = _median_seconds(
+            found[f"library_seconds_{size}"] = median_seconds(
                 lambda size=size: library.encode(texts, batch_size=size, normalize_embeddings=True,
                                                  show_progress_bar=False))
     except Exception as error:
         found["why_no_library"] = f"{type(error).__name__}: {error}"[:200]
     return found
-
-
-def _median_seconds(call: Callable, runs: int = 3) -> float:
-    call()
-    seconds = []
-    for _ in range(runs):
-        began = time.perf_counter()
-        call()
-        seconds.append(time.perf_counter() - began)
-    return float(np.median(seconds))
 
 
 # --- The ladder ------------------------------------------------------------------------------------------------------

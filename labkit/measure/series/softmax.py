@@ -13,7 +13,7 @@ from numba import njit
 
 from labkit import cuda, device, measure
 from labkit.kernels.pointer_chase import SHARED, chase, random_cycle
-from labkit.kernels.softmax.masked import masked_softmax_single_read, unfused_by_library
+from labkit.kernels.softmax.masked import masked_softmax_single_read, masks, unfused_by_library
 from labkit.measure import Timing
 
 # (B, S): first the two sizes of the article, then longer rows, then more of them
@@ -87,7 +87,7 @@ def masked_softmax_sizes(sizes=None, runs: int = 100, warm_up: int = 5) -> dict:
         if device.on_gpu():
             arrays = [library.as_tensor(array, device="cuda") for array in (scores, out)]
         for causal in (False, True):
-            unfused = functools.partial(unfused_by_library(causal), library, *arrays)
+            unfused = functools.partial(unfused_by_library(causal), library, *masks(causal)(library, *arrays))
 
             def fused(stream=0, scores=scores, out=out, causal=causal):
                 masked_softmax_single_read(scores, out, causal=causal, stream=stream)

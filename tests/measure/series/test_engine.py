@@ -9,7 +9,7 @@ import pytest
 from labkit import device
 from labkit.engine.runner import buckets
 from labkit.engine.scheduler import StaticScheduler
-from labkit.measure import sense, targets
+from labkit.measure import comparisons, sense
 from labkit.measure.series import engine as series
 from labkit.measure.series.llama import TINY
 from labkit.models.load import load
@@ -54,8 +54,8 @@ def test_a_recording_of_it_is_accepted(taken):
     recording = {"machine": {"device": "x", "date": "2026-01-02"}, "limits": {}, "ops": {},
                  "series": {"engine": taken}}
     assert sense.problems(recording) == []
-    rows = [row for row in targets.evaluate(recording, targets.SERIES_TARGETS) if row.op == "engine"]
-    assert len(rows) == 3 and all(row.value > 0 for row in rows)
+    (one,) = comparisons.compare(recording)
+    assert one.ours[1] > 0 and (one.baseline, one.why_not) == (None, "vLLM was not measured")
 
 
 def test_what_is_noted_of_a_run_written_out():

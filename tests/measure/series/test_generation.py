@@ -147,6 +147,8 @@ def test_a_token_in_three_forms():
     wide, _, half = (row["bytes"] for row in series["rows"])
     assert wide == 2 * half == 4 * (2 * (config.block.size + 2 * 48 * 6) + 97 * 48)
     assert series["same_tokens"] and json.dumps(series)
+    if not device.on_gpu():
+        assert series["torch"] is series["torch_check"] is None
 
 
 def test_how_far_the_law_misses():

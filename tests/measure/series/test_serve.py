@@ -62,8 +62,8 @@ def test_the_rates_follow_from_the_closed_loop(made_up):
     assert [written.body["max_tokens"] for written in fake.written[:8]] == [2, 3, 4, 5, 2, 2, 2, 2]
     recording = {"machine": {"device": "x", "date": "2026-01-02"}, "limits": {}, "ops": {}, "series": {"serve": taken}}
     assert sense.problems(recording) == []
-    rows = [row for row in targets.evaluate(recording, targets.SERIES_TARGETS) if row.op == "serve"]
-    assert len(rows) == 3 and all(row.value > 0 for row in rows)
+    found = [one.value for one in targets.evaluate(recording) if one.goal.source == "serve"]
+    assert len(found) == 3 and all(value > 0 for value in found)
 
 
 def test_a_run_with_a_failure_is_no_measurement(monkeypatch):

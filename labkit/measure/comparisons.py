@@ -1,0 +1,253 @@
+"""Our kernels beside the fastest that anything else was in the same run.
+
+    compare(measurements)        a Comparison for each workload that was measured on a GPU
+    table(comparisons)           those in which a library is faster first
+
+A ladder is one Comparison: the fastest rung that computes as exactly as the operation asks, and the fastest baseline,
+whichever it is. Series of whole models have theirs. Where PyTorch was not measured compiled, there is no ratio: what it
+makes of the same calls is the least that a kernel has to be compared with.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+from labkit._common.tables import PlainTable, number, size_text
+from labkit.kernels.baselines import COMPILED, is_eager
+from labkit.measure import Ladder
+from labkit.measure.ops import op
+
+Found = tuple[str, float] | None  # a name, and its value in the comparison's unit
+EQUAL = 0.05  # ratios this near to 1 are called as fast
+NOT_COMPILED = "PyTorch was not measured compiled"
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One workload. source: the operation or the series. unit: "ms", "us a sentence", "sentences/s", ...; `ours`,
+    `baseline` and `eager` are a name and a value in it. eager: PyTorch as it is called, without torch.compile.
+    why_not: why there is no baseline. rate: of ours, in GB/s or TFLOP/s, for a ladder."""
+
+    work: str
+    source: str
+    size: dict
+    unit: str
+    ours: tuple[str, float]
+    baseline: Found
+    eager: Found = None
+    why_not: str = ""
+    rate: float | None = None
+
+    @property
+    def ratio(self) -> float | None:
+        """Our speed over the baseline's."""
+        return self._over(self.baseline)
+
+    @property
+    def eager_ratio(self) -> float | None:
+        """Our speed over eager PyTorch's."""
+        return self._over(self.eager)
+
+    def _over(self, other: Found) -> float | None:
+        if other is None:
+            return None
+        return self.ours[1] / other[1] if self.unit.endswith("/s") else other[1] / self.ours[1]
+
+    def text(self, found: Found) -> str:
+        """A value with its unit."""
+        if found is None:
+            return "-"
+        return time_text(found[1]) if self.unit == "ms" else f"{number(found[1])} {self.unit}"
+
+
+def time_text(ms: float) -> str:
+    """Milliseconds, or microseconds below one."""
+    return f"{number(1000 * ms)} us" if ms < 1 else f"{number(ms)} ms"
+
+
+def compare(measurements: Mapping) -> list[Comparison]:
+    """A Comparison for each workload of the ladders and series in `measurements`, as `labkit bench` writes them.
+
+    Operations that do the same work at the same size are one workload: its Comparison is that of the fastest.
+    """
+    found: dict[tuple, Comparison] = {}
+    for entries in measurements.get("ops", {}).values():
+        for entry in entries:
+            ladder = Ladder.from_json(entry)
+            one = of_ladder(ladder)
+            if one is not None:
+                key = _workload(ladder)
+                if key not in found or one.ours[1] < found[key].ours[1]:
+                    found[key] = one
+    series = measurements.get("series", {})
+    return [*found.values(), *(one for name, read in SERIES.items() if name in series for one in read(series[name]))]
+
+
+def _workload(ladder: Ladder) -> tuple:
+    """Equal for ladders that compute the same from arrays of the same size and type."""
+    return op(ladder.op).formula, tuple(sorted(ladder.size.items())), ladder.bytes
+
+
+def of_ladder(ladder: Ladder) -> Comparison | None:
+    """A ladder's fastest rung beside its fastest baseline; None without a rung."""
+    rough = {rung.__name__ for rung in op(ladder.op).rungs if rung.tolerance is not None}
+    rungs = [row for row in ladder.rungs if not row.failed and row.name not in rough]
+    if not rungs:
+        return None
+    ours = min(rungs, key=lambda row: row.ms)
+    others = [row for row in ladder.rows if row.kind == "baseline"]
+    compiled = any(COMPILED in row.name for row in others)
+    return Comparison(f"{ladder.title}, {size_text(ladder.size)}", ladder.op, ladder.size, "ms", (ours.name, ours.ms),
+                      _least((row.name, row.ms) for row in others) if compiled else None,
+                      _least((row.name, row.ms) for row in others if is_eager(row.name)),
+                      "" if compiled else NOT_COMPILED if others else "no library does this", ladder.rate_in(ours.ms))
+
+
+def _least(found: Iterable) -> Found:
+    """The smallest of (name, value); what is no number was not measured."""
+    return min((one for one in found if isinstance(one[1], int | float)), key=lambda one: one[1], default=None)
+
+
+def _most(found: Iterable) -> Found:
+    return max((one for one in found if isinstance(one[1], int | float)), key=lambda one: one[1], default=None)
+
+
+# --- What series say --------------------------------------------------------------------------------------------------
+
+
+def _plural(count: int, one: str) -> str:
+    return f"{count:,} {one}{'' if count == 1 else 's'}"
+
+
+def _in_torch(ways: Mapping | None, eager: bool | None = None) -> Found:
+    """The fastest of PyTorch's ways, of which those with "compiled" in their name, and transformers' three lines, are
+    compiled."""
+    def fits(way: str) -> bool:
+        return eager is None or eager == ("compiled" not in way and "three lines" not in way)
+
+    return _least((f"PyTorch, {way}", value) for way, value in (ways or {}).items() if fits(way))
+
+
+def of_minilm(series: Mapping) -> Iterator[Comparison]:
+    """Microseconds a sentence, in graphs."""
+    for row in series["rows"]:
+        ours = _least((form, one["us_a_sentence"]) for form, one in row["ours"].items())
+        work = f"MiniLM in float16, {_plural(row['sentences'], 'sentence')} of {row['tokens']} tokens"
+        compiled = _in_torch(row["torch"], eager=False) is not None
+        yield Comparison(work, "minilm", {"sentences": row["sentences"], "tokens": row["tokens"]}, "us a sentence",
+                         ours, _in_torch(row["torch"]) if compiled else None, _in_torch(row["torch"], eager=True),
+                         "" if compiled else NOT_COMPILED)
+
+
+def of_corpus(series: Mapping) -> Iterator[Comparison]:
+    """Sentences a second over a corpus, in the fastest form and batch of each side; and from texts to embeddings."""
+    ours = _most((f"{row['form']}, {row['batch']:,} a batch", row["sentences_per_second"]) for row in series["ours"])
+    eager, compiled = [], []
+    for row in series["torch"]:
+        name = f"{row.get('form', 'padded')}, {row['batch']:,} a batch"
+        eager += [(f"PyTorch, {name}", row[f"{how}_sentences_per_second"]) for how in ("called", "graph")]
+        compiled += [(f"PyTorch{COMPILED}, {way}, {name}".replace(", compiled, compiled", COMPILED), rate)
+                     for way, rate in row.get("compiled_ways", {}).items()]
+    known = _most(compiled) is not None
+    yield Comparison(f"MiniLM in float16, {series['sentences']:,} sentences by length", "minilm_corpus", {},
+                     "sentences/s", ours, _most([*eager, *compiled]) if known else None, _most(eager),
+                     "" if known else NOT_COMPILED)
+    seconds = _seconds(series["text"], "ours", "Encoder.encode")
+    if seconds is not None:
+        theirs = _seconds(series["text"], "torch", "PyTorch, fast tokenizer")
+        library = _seconds(series["text"], "library", "sentence-transformers")
+        yield Comparison(f"MiniLM in float16, {series['sentences']:,} texts to embeddings", "minilm_corpus",
+                         {"texts": series["sentences"]}, "s", seconds,
+                         theirs and _least(one for one in (theirs, library) if one), library,
+                         "" if theirs else NOT_COMPILED)
+
+
+def _seconds(text: Mapping, key: str, name: str) -> Found:
+    return _least((f"{name}, {at.rsplit('_')[-1]} a batch", value) for at, value in text.items()
+                  if at.startswith(f"{key}_seconds_"))
+
+
+def of_tokens(series: Mapping) -> Iterator[Comparison]:
+    """Milliseconds of a token of GPT-2 small, in graphs, in each type."""
+    for dtype in ("float32", "float16"):
+        rows = [row for row in series["rows"] if row["form"].endswith(dtype)]
+        position = max(row["position"] for row in rows)
+        ours = _least((row["form"], row["us"] / 1000) for row in rows if row["position"] == position)
+        ways = {row["way"]: row["us"] and row["us"] / 1000 for row in series.get("torch") or ()
+                if (row["dtype"], row["position"]) == (dtype, position)}
+        compiled = _in_torch(ways, eager=False) is not None
+        yield Comparison(f"GPT-2 small, a token with {position:,} before it, {dtype}", "token_times",
+                         {"position": position, "dtype": dtype}, "ms", ours, _in_torch(ways) if compiled else None,
+                         _in_torch(ways, eager=True), "" if compiled else NOT_COMPILED)
+
+
+def _of_steps(key: str, work: Callable[[int], str]) -> Callable[[Mapping], Iterator[Comparison]]:
+    """Milliseconds of a step of a Llama, in graphs."""
+    def read(series: Mapping) -> Iterator[Comparison]:
+        compared = [row for row in series["rows"] if row["torch"]]  # PyTorch runs at some sizes alone
+        for row in compared or series["rows"]:
+            compiled = _in_torch(row["torch"], eager=False) is not None
+            yield Comparison(f"Llama 3.2 1B in bfloat16, {work(row[key])}", f"llama_{names[key]}", {key: row[key]},
+                             "ms", ("in a graph", row["ms"]["p50"]), _in_torch(row["torch"]) if compiled else None,
+                             _in_torch(row["torch"], eager=True), "" if compiled else NOT_COMPILED)
+
+    names = {"sequences": "decode", "tokens": "prefill"}
+    return read
+
+
+def of_engine(series: Mapping) -> Iterator[Comparison]:
+    """Tokens out a second of many requests, beside the one engine that could be measured."""
+    ours = _most((row["name"], row["tokens_per_second"]) for row in series["rows"]
+                 if row["name"].startswith("all at once"))
+    theirs = series.get("transformers")
+    if ours is not None:
+        yield Comparison(f"Llama 3.2 1B, {series.get('requests', 128)} requests of 100 to 1,024 tokens, tokens out",
+                         "engine", {}, "tokens/s", ours,
+                         theirs and ("transformers, continuous batching; vLLM was not measured",
+                                     theirs["tokens_per_second"]),
+                         why_not="" if theirs else "vLLM was not measured")
+
+
+SERIES: dict[str, Callable[[Mapping], Iterator[Comparison]]] = {
+    "minilm": of_minilm,
+    "minilm_corpus": of_corpus,
+    "token_times": of_tokens,
+    "llama_decode": _of_steps("sequences", lambda count: f"a token of {_plural(count, 'sequence')} with 1,024"),
+    "llama_prefill": _of_steps("tokens", lambda count: f"a prompt of {count:,} tokens"),
+    "engine": of_engine,
+}
+
+# --- Tables ----------------------------------------------------------------------------------------------------------
+
+
+def summary(comparisons: list[Comparison]) -> str:
+    """How many are faster, as fast and slower, in a sentence."""
+    ratios = [one.ratio for one in comparisons if one.ratio is not None]
+    if not ratios:
+        return "Nothing was measured beside a library yet."
+    faster, slower = sum(ratio > 1 + EQUAL for ratio in ratios), sum(ratio < 1 - EQUAL for ratio in ratios)
+    mean = math.exp(sum(map(math.log, ratios)) / len(ratios))
+    without = len(comparisons) - len(ratios)
+    left = f" {_plural(without, 'more workload')} {'has' if without == 1 else 'have'} no ratio." if without else ""
+    return (f"Of {len(ratios)} workloads a library is faster in {slower}, within {EQUAL:.0%} of us in "
+            f"{len(ratios) - faster - slower}, and slower in {faster}; the geometric mean of the ratios is {mean:.2f}."
+            + left)
+
+
+def table(comparisons: list[Comparison], title: str = "Beside the libraries", where: str = "") -> PlainTable:
+    """A row for each, smallest ratio first; those without a ratio last, with the reason."""
+    ordered = sorted(comparisons, key=lambda one: math.inf if one.ratio is None else one.ratio)
+    lines = tuple((one.work, one.ours[0], one.text(one.ours), one.baseline[0] if one.baseline else one.why_not or "-",
+                   one.text(one.baseline), _ratio(one.ratio), one.text(one.eager), _ratio(one.eager_ratio))
+                  for one in ordered)
+    notes = (([f"Measured on {where}."] if where else [])
+             + ["Ratio: our speed over the baseline's, p50 of one run. Below 1 ms: in a CUDA graph.",
+                "Baseline: the fastest of everything that was measured for the same work in the same run."])
+    return PlainTable(title, ("work", "ours", "time", "baseline", "time", "ratio", "eager PyTorch", "ratio to it"),
+                      lines, tuple(notes), kind="comparisons")
+
+
+def _ratio(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}"

@@ -1,0 +1,72 @@
+"""Baselines: each call to PyTorch computes the operation, as it is and as one graph of torch.compile's."""
+
+import functools
+
+import numpy as np
+import pytest
+
+from labkit.kernels import baselines
+from labkit.kernels.agree import Sample
+from labkit.kernels.baselines import Baseline, forms, is_eager
+from labkit.measure.ops import HOMES, op
+
+WITH_PYTORCH = [name for name in HOMES if any(one.library == "torch" for one in op(name).baselines)]
+# By kernels that PyTorch has for GPUs alone.
+ON_A_GPU = ("CUDA C++", "CUB (Dev", "cuDNN", "flash", "memory-efficient", "bias and GELU fused")
+OPS_ON_A_GPU = ("matmul_bf16", "lm_head", "histogram_int32")
+
+
+def test_forms_add_what_is_compiled():
+    plain = Baseline("PyTorch", "torch", None, "two calls")
+    assert [one.title for one in forms(plain)] == ["PyTorch (two calls)", "PyTorch, compiled"]
+    assert [one.title for one in forms(Baseline("PyTorch", "torch", None, autotune=True, eager=False))] == [
+        "PyTorch, compiled", "PyTorch, compiled and autotuned"]
+    for alone in (Baseline("CuPy", "cupy", None), Baseline("PyTorch", "torch", None, compile=False)):
+        assert forms(alone) == (alone,)
+    assert [is_eager(one) for one in ("PyTorch (SDPA)", "PyTorch, fused, compiled", "Triton")] == [True, False, False]
+
+
+@pytest.mark.parametrize("name", HOMES)
+def test_every_operation_has_a_compiled_baseline(name):
+    found = [form.title for one in op(name).baselines for form in forms(one)]
+    assert any(baselines.COMPILED in title for title in found), "no PyTorch to compile"
+    assert len(found) == len(set(found)), "two rows of one name"
+
+
+@pytest.mark.parametrize("name", [name for name in WITH_PYTORCH if name not in OPS_ON_A_GPU])
+def test_pytorch_computes_the_operation(name, monkeypatch):
+    torch = pytest.importorskip("torch", reason="needs PyTorch")
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="aot_eager"))
+    torch.set_grad_enabled(False)
+    one = op(name)
+    size = one.work.timed_cpu
+    inputs = one.inputs(np.random.default_rng(0), **size)
+    sample = Sample(one, inputs, seed=0, shape=tuple(one.shape(**size)))
+    for baseline in (form for each in one.baselines if each.library == "torch" for form in forms(each)):
+        if any(part in baseline.title for part in ON_A_GPU):
+            continue
+        out = np.full(one.shape(**size), 99, one.dtype)
+        arguments = [_tensor(torch, value) for value in (*inputs, out)]
+        if baseline.prepare is not None:
+            arguments = baseline.prepare(torch, *arguments)
+        with baseline.within(torch):
+            result = baseline.call(torch, *arguments)
+        result = _array(torch, arguments[-1] if result is None else result).reshape(out.shape).astype(one.dtype)
+        verdict = sample.check(result, baseline)
+        assert not verdict.problem, f"{baseline.title}: {verdict.problem}"
+
+
+def _tensor(torch, value):
+    if not isinstance(value, np.ndarray):
+        return value
+    if value.dtype == np.uint16:
+        return torch.from_numpy(value.view(np.int16).copy()).view(torch.bfloat16)
+    return torch.from_numpy(value.copy())
+
+
+def _array(torch, result) -> np.ndarray:
+    if isinstance(result, tuple):
+        result = torch.cat([part.reshape(-1) for part in result])
+    if result.dtype == torch.bfloat16:
+        return result.contiguous().view(torch.int16).numpy().view(np.uint16)
+    return result.numpy()

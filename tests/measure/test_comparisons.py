@@ -1,0 +1,208 @@
+"""Comparisons: the baseline is the fastest of all that was measured, no workload stands twice, and README's two tables
+give one time for one thing."""
+
+import re
+from dataclasses import replace
+
+import pytest
+
+from labkit import measure
+from labkit._common import paths
+from labkit._common.files import read_json
+from labkit.kernels.baselines import is_eager
+from labkit.measure import Ladder, LadderRow, bench, comparisons
+from labkit.measure.comparisons import compare, of_ladder
+from labkit.measure.ops import HOMES, op
+from tests import made_up
+
+RECORDED = read_json(paths.MEASUREMENTS / "nvidia-h200.json")
+
+
+def ladder_with(*baselines: tuple[str, float], graph: float | None = None) -> Ladder:
+    """The made-up ladder of 30 and 15 ms with these baselines: names and milliseconds."""
+    ladder = made_up.ladder()
+    rows = [replace(row, graph=graph and made_up.timing(graph)) for row in ladder.rungs]
+    rows += [LadderRow(name, "", "baseline", made_up.timing(ms)) for name, ms in baselines]
+    return replace(ladder, rows=(*rows, ladder.row("NumPy, on the host")))
+
+
+def test_the_baseline_is_the_fastest_whichever_it_is():
+    times = {"PyTorch": 9.0, "PyTorch, compiled": 8.0, "Triton": 7.5, "CuPy (cuBLAS)": 8.5, "CUB": 12.0}
+    for fastest in times:
+        one = of_ladder(ladder_with(*{**times, fastest: 5.0}.items()))
+        assert one.baseline == (fastest, 5.0) and one.ratio == pytest.approx(5 / 15)
+        assert one.eager == ("PyTorch", 5.0 if fastest == "PyTorch" else 9.0)
+    assert one.ours == ("vector_add_fast", 15.0)
+
+
+def test_no_ratio_without_a_compiled_pytorch():
+    one = of_ladder(ladder_with(("PyTorch (two calls)", 30.0)))
+    assert (one.baseline, one.ratio, one.why_not) == (None, None, comparisons.NOT_COMPILED)
+    assert one.eager_ratio == pytest.approx(2.0)
+    assert of_ladder(ladder_with()).why_not == "no library does this"
+
+
+def test_times_in_a_graph_are_the_ones_compared():
+    one = of_ladder(ladder_with(("PyTorch", 0.5), ("PyTorch, compiled", 0.4), graph=0.2))
+    assert one.ours[1] == 0.2 and one.ratio == pytest.approx(2.0) and one.text(one.ours) == "200 us"
+
+
+def test_rungs_that_failed_or_compute_less_exactly_are_left_out(monkeypatch):
+    ladder = ladder_with(("PyTorch, compiled", 10.0))
+    slow, fast, *rest = ladder.rows
+    assert of_ladder(replace(ladder, rows=(slow, replace(fast, failed="no"), *rest))).ours[0] == "vector_add_slow"
+    rough = replace(op("vector_add").rungs[0], tolerance=lambda *inputs: 1.0)
+    object.__setattr__(rough, "__name__", "vector_add_fast")
+    monkeypatch.setattr(comparisons, "op", lambda name: op(name).with_rungs(rough))
+    assert of_ladder(ladder).ours[0] == "vector_add_slow"
+
+
+def test_one_workload_has_one_row():
+    slower, faster = ladder_with(("PyTorch, compiled", 9.0)), ladder_with(("PyTorch, compiled", 9.0), graph=0.1)
+    (one,) = compare({"ops": {"vector_add": [slower.to_json(), faster.to_json()]}})
+    assert one.ours[1] == 0.1
+    found = [(one.work, tuple(one.size.items())) for one in compare(RECORDED)]
+    assert len(found) == len(set(found))
+
+
+# --- The recording ---------------------------------------------------------------------------------------------------
+
+
+def test_every_baseline_that_was_recorded_is_in_the_comparison():
+    """No row of a ladder is faster than what its comparison names, and no ladder with a baseline is left out."""
+    found = compare(RECORDED)
+    by_workload = {(one.source, str(one.size)): one for one in found}
+    for name, entries in RECORDED["ops"].items():
+        for ladder in map(Ladder.from_json, entries):
+            others = [row for row in ladder.rows if row.kind == "baseline"]
+            one = by_workload.get((name, str(ladder.size)))
+            if one is None:  # the same work as another operation's
+                assert any(each.size == ladder.size and op(each.source).formula == op(name).formula for each in found)
+            elif one.baseline is not None:
+                assert one.baseline[1] == min(row.ms for row in others)
+                assert one.baseline[0] in {row.name for row in others}
+
+
+# Operations that were never recorded on a GPU, and those whose recording is older than their compiled baseline.
+UNRECORDED = ("sample", "paged_decode", "paged_prefill", "one_row_qkv_half", "one_row_gelu", "one_row_gelu_half",
+              "one_row_residual", "one_row_residual_half", "one_row_logits", "one_row_logits_half")
+OLDER = ("one_row_qkv", "one_row_attended", "one_row_attended_half", "gpt2_block", "gpt2_block_half")
+
+
+def test_every_other_operation_was_recorded_beside_a_compiled_pytorch():
+    assert {name for name in HOMES if not RECORDED["ops"].get(name)} == set(UNRECORDED)
+    without = {one.source for one in compare(RECORDED) if one.ratio is None and one.source in HOMES}
+    assert without == set(OLDER)
+
+
+def test_a_baseline_of_pytorch_says_so():
+    """Whether a row is eager is told by its name."""
+    for name in HOMES:
+        for one in op(name).baselines:
+            if one.library == "torch" and one.compile is not False:
+                assert is_eager(one.title)
+
+
+def _rows(markdown: str) -> list[list[str]]:
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in markdown.splitlines()
+            if line.startswith("|") and not line.startswith("| :--")]
+
+
+def test_the_two_tables_agree():
+    """README has one time for one thing: what the comparison names stands so in the table of all rungs."""
+    every, title = {}, ""
+    for first, kernel, time, *_ in _rows(bench.readme_table(RECORDED)):
+        title = first.replace("**", "") or title
+        every[title, kernel.strip("`")] = time
+    shared = 0
+    for work, ours, time, baseline, theirs, *_ in _rows(bench.targets_table(RECORDED)):
+        if (work, ours.strip("`")) in every:
+            shared += 1
+            assert every[work, ours.strip("`")] == time, work
+            assert theirs == "-" or every[work, baseline.strip("`")] == theirs, work
+    assert shared > 50
+
+
+def test_readme_has_these_tables():
+    readme = (paths.REPOSITORY / "README.md").read_text(encoding="utf-8")
+    assert comparisons.summary(compare(RECORDED)) in readme and "vLLM was not measured" in readme
+
+
+def test_what_is_lost_comes_first():
+    rows = [row for row in _rows(bench.targets_table(RECORDED)) if len(row) == 8]
+    ratios = [float(row[5]) for row in rows if re.fullmatch(r"\d+\.\d\d", row[5])]
+    assert ratios == sorted(ratios) and ratios[0] < 1
+
+
+# --- What series answer ----------------------------------------------------------------------------------------------
+
+MINILM = {"rows": [
+    {"sentences": 64, "tokens": 16, "ours": {"packed": {"us_a_sentence": 1.8}, "padded": {"us_a_sentence": 2.5}},
+     "torch": {"eager": 9.0, "SDPA, in a graph": 5.4, "compiled, in a graph": 4.5, "compiled: why not": "no"}},
+    {"sentences": 1, "tokens": 128, "ours": {"few rows": {"us_a_sentence": 76.0}}, "torch": None}]}
+CORPUS = {"sentences": 2000, "ours": [
+    {"form": "packed", "batch": 256, "sentences_per_second": 390_000.0},
+    {"form": "packed", "batch": 1024, "sentences_per_second": 410_000.0},
+    {"form": "padded", "batch": 64, "sentences_per_second": 200_000.0}],
+    "torch": [{"batch": 64, "called_sentences_per_second": 30_000.0, "graph_sentences_per_second": None,
+               "compiled_ways": {"FlexAttention": 205_000.0, "varlen": None, "varlen: why not": "no"}}],
+    "text": {"ours_seconds_256": 0.03, "ours_seconds_2000": 0.02, "library_seconds_32": 0.5,
+             "torch_seconds_256": 0.03, "torch_seconds_2000": None}}
+
+
+def of_series(**series) -> list:
+    return compare({"ops": {}, "series": series})
+
+
+def test_series_of_minilm():
+    batch, alone = of_series(minilm=MINILM)
+    assert batch.ours == ("packed", 1.8) and batch.baseline == ("PyTorch, compiled, in a graph", 4.5)
+    assert batch.ratio == pytest.approx(2.5) and batch.eager_ratio == pytest.approx(3.0)
+    assert alone.ratio is None and alone.why_not == comparisons.NOT_COMPILED
+    corpus, texts = of_series(minilm_corpus=CORPUS)
+    assert corpus.ours == ("packed, 1,024 a batch", 410_000) and corpus.ratio == pytest.approx(2.0)
+    assert "FlexAttention" in corpus.baseline[0] and corpus.eager[1] == 30_000
+    assert texts.ratio == pytest.approx(1.5) and "fast tokenizer" in texts.baseline[0]
+    text = {key: value for key, value in CORPUS["text"].items() if "torch" not in key}
+    _, texts = of_series(minilm_corpus={**CORPUS, "text": text})
+    assert texts.ratio is None and texts.eager_ratio == pytest.approx(25)
+    assert len(of_series(minilm_corpus={**CORPUS, "text": {"why_not": "no weights"}})) == 1
+
+
+def test_a_token_is_compared_within_its_type():
+    rows = [{"form": f"{form}, {dtype}", "position": position, "us": us} for form, dtype, position, us in (
+        ("a launch for each operation", "float32", 1023, 600.0), ("five a layer", "float32", 1023, 290.0),
+        ("five a layer", "float32", 16, 200.0), ("five a layer", "float16", 1023, 210.0))]
+    theirs = [{"dtype": dtype, "position": 1023, "way": way, "us": us} for dtype, way, us in (
+        ("float32", "eager, in a graph", 900.0), ("float32", "compiled, in a graph", 580.0),
+        ("float16", "eager, in a graph", 400.0), ("float16", "compiled, in a graph", None))]
+    wide, half = of_series(token_times={"rows": rows, "torch": theirs})
+    assert wide.ours == ("five a layer, float32", 0.29) and wide.ratio == pytest.approx(2.0)
+    assert half.ratio is None and half.eager_ratio == pytest.approx(400 / 210)
+    assert [one.ratio for one in of_series(token_times={"rows": rows})] == [None, None]
+
+
+def test_series_of_the_engine():
+    decode = {"rows": [
+        {"sequences": 1, "ms": {"p50": 0.75}, "torch": {"eager, in a graph": 2.1, "compiled, in a graph": 1.15}},
+        {"sequences": 2, "ms": {"p50": 0.8}, "torch": None},
+        {"sequences": 32, "ms": {"p50": 1.3}, "torch": {"eager, in a graph": 2.6, "compiled: why not": "no memory"}}]}
+    one, many = of_series(llama_decode=decode)
+    assert one.ratio == pytest.approx(1.15 / 0.75) and one.eager_ratio == pytest.approx(2.8)
+    assert many.ratio is None and many.eager_ratio == pytest.approx(2.0)
+    load = {"rows": [{"name": "all at once", "tokens_per_second": 14_000.0},
+                     {"name": "all at once, larger steps", "tokens_per_second": 16_000.0},
+                     {"name": "contiguous, static", "tokens_per_second": 5_000.0}]}
+    (engine,) = of_series(engine=load)
+    assert engine.ours[1] == 16_000 and engine.baseline is None, "no ratio to a slower form of our own"
+    (engine,) = of_series(engine={**load, "transformers": {"tokens_per_second": 1000.0}})
+    assert engine.ratio == pytest.approx(16) and "vLLM was not measured" in engine.baseline[0]
+
+
+def test_the_summary_counts():
+    three = [of_ladder(ladder_with(("PyTorch, compiled", ms))) for ms in (7.5, 15.0, 60.0)]
+    assert comparisons.summary([*three, of_ladder(ladder_with())]) == (
+        "Of 3 workloads a library is faster in 1, within 5% of us in 1, and slower in 1; the geometric mean of the "
+        "ratios is 1.26. 1 more workload has no ratio.")
+    assert "yet" in comparisons.summary([])
+    assert measure.recorded_ladder("softmax") is not None
