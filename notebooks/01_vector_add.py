@@ -182,9 +182,9 @@ here = {"steps": dict(list(median.items())[:4]), "numpy_ms": median["NumPy"],
 plots.round_trip(here, recorded)
 
 # %% [markdown]
-# On the H200 the kernel is far faster than NumPy, and the whole trip is slower: NumPy has its sum before the trip is
-# over. The kernel reads from the GPU's own memory, thousands of GB each second. But the data had to come over the *bus*
-# that joins host and GPU, which is much slower. (The CPU device has no bus: a copy stays within your memory.)
+# On the H200 the kernel is far faster than NumPy, and the whole trip takes about as long as NumPy does. The kernel
+# reads from the GPU's own memory, thousands of GB each second. But the data had to come over the *bus* that joins host
+# and GPU, which is much slower. (The CPU device has no bus: a copy stays within your memory.)
 #
 # ## The copies, apart
 #

@@ -85,7 +85,8 @@ plots.ladder(ladder(TRANSPOSE))
 # %% [markdown]
 # On the H200 the naive kernel writes a sector of 32 bytes for every four that it needs. The tile avoids that, the pitch
 # of 33 doubles the speed once more, and loads and stores of 128 bits bring it to nine tenths of a copy. PyTorch's is
-# slower. It uses its general copy, which works for any strides.
+# slower. It uses its general copy, which works for any strides. `torch.compile` writes a kernel with tiles for it,
+# which is as fast as the last rung.
 #
 # The exclusive or has no conflicts either, and yet it is slower than the padding. One difference is in the addresses:
 # with the padding the four places of a thread lie a fixed distance apart; with the exclusive or each has to be computed
@@ -137,6 +138,9 @@ for name, least in (("add_layernorm", 12), ("residual_layernorm", 16)):
 # %% [markdown]
 # The bytes predict it. What remains between the two numbers has two causes: some of the sum is still in the cache when
 # the second kernel reads it, and at the beginning and the end of a launch memory is not busy.
+#
+# This fusion needs no programmer. PyTorch's two calls take twice as long as the fused kernel, in the figure, and
+# compiled they are a kernel that takes 3% less than mine.
 #
 # ## The cheapest kernel is none
 #
@@ -196,14 +200,16 @@ for name, row in rows.items():
     print(f"{name:52} {1000 * row.graph.p50:5.1f} us in a graph")
 
 # %% [markdown]
-# The names say what is fused and what is not. PyTorch's line is a product by cuBLAS, with the bias in its epilogue, and
-# a GELU after it. An epilogue is not free: the product's accumulators fill most of the registers, and the error
+# The names say what is fused and what is not. PyTorch's first line is a product by cuBLAS, with the bias in its
+# epilogue, and a GELU after it. Compiling gains nothing here, because the GELU stays a kernel of its own; nor does
+# tuning the product. An epilogue is not free: the product's accumulators fill most of the registers, and the error
 # function needs some, too. The first version of `fused` was slower than the two kernels that it replaced.
 #
 # The rung on wgmma is the fastest. It computes GELU while its next tile is being copied. That hides the copy and not
 # the arithmetic, as the line without GELU shows: twelve million error functions cost about what the 50 MB would have
 # cost. As a kernel of its own, GELU waits for bytes. In the epilogue it waits for arithmetic, and there the form counts
-# after all: the last line has GPT-2's, without a tanh, and costs less than half as much.
+# after all: the last line has GPT-2's, without a tanh, and costs less than half as much. (cuBLAS knows this form, and
+# can have it in its epilogue as well. Then it takes 24.6 us, and ours 24.1.)
 #
 # ## Beside an article
 #

@@ -274,7 +274,7 @@ print("labkit's own launches, 1,024 tokens:", ", ".join(f"{row['step']} {row['us
 
 # %% [markdown]
 # Writing all scores to global memory is affordable at this length: at the speed of a copy, the 200 MB of the prediction
-# take 48 us, of PyTorch's 183. (labkit's three launches take 273. Its two products alone take longer than all of
+# take 48 us, of PyTorch's 185. (labkit's three launches take 273. Its two products alone take longer than all of
 # PyTorch's, which are cuBLAS's.) What costs is asking for every key again for every query.
 #
 # ## The whole matrix in one block

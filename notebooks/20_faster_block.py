@@ -287,10 +287,11 @@ for question, (slow, fast) in pairs.items():
 # lesson 12.
 #
 # *cuBLAS.* One would expect PyTorch to lead at least where products decide, with many tokens. It is not the fastest at
-# any size. With few tokens launches, latencies and weights decide, and a program written for one model can fuse more
-# kernels and split each product as its shape requires. With many tokens the time is that of the products and of
-# attention. No product of ours is ahead of cuBLAS by that much (lesson 07). Attention is somewhat ahead (lesson 18),
-# and the three kernels that are gone account for the rest.
+# any size. (It runs operation by operation here. `torch.compile` fuses what lies between its products, and was not
+# measured when this was recorded; expect it to be closer.) With few tokens launches, latencies and weights decide, and
+# a program written for one model can fuse more kernels and split each product as its shape requires. With many tokens
+# the time is that of the products and of attention. No product of ours is ahead of cuBLAS by that much (lesson 07).
+# Attention is somewhat ahead (lesson 18), and the three kernels that are gone account for the rest.
 #
 # ## What I learned
 #

@@ -178,9 +178,9 @@ for one in ladder["failures"]:
               f"{one['us']:.1f} us, with float32 accumulators {one['beside_us']:.1f} us")
 
 # %% [markdown]
-# They gain about 1% in either product, and 2% in the whole model. The registers that are saved do not make room for a
-# third block on an SM. So here float16 accumulators give digits away for next to nothing, and from *wgmma* on the forms
-# accumulate in float32 again.
+# They gain nothing in the large product, 1% in the layer, and 2% in the whole model. The registers that are saved do
+# not make room for a third block on an SM. So here float16 accumulators give digits away for next to nothing, and from
+# *wgmma* on the forms accumulate in float32 again.
 #
 # ## Tiles that did not help
 #

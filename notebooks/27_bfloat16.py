@@ -260,7 +260,7 @@ swiglu
 # %% [markdown]
 # `swiglu_per_thread` loads a number at a time and stays far below the bandwidth of a copy. With eight numbers per load
 # the same arithmetic is 2.5 times as fast and gets close to a copy. PyTorch, which launches two kernels for it, has
-# to write the intermediate result and read it again.
+# to write the intermediate result and read it again. Compiled, it is one kernel, and as fast as ours.
 #
 # ## What was implemented
 #

@@ -47,7 +47,7 @@ from labkit.kernels.attention.sentences_unfused import (
     scores_shape,
 )
 from labkit.kernels.attention.three_pass import attention_reference, attention_weights, split_heads, tolerance_of
-from labkit.kernels.baselines import numpy_cupy_torch, sdpa
+from labkit.kernels.baselines import Baseline, numpy_cupy_torch, sdpa
 from labkit.kernels.op import Op, Work, uniform
 from labkit.kernels.tolerance import EPS16
 
@@ -196,5 +196,7 @@ ATTENTION_SENTENCES_HALF = _op(
      _bound(attention_sentences_flash_half, "attention_sentences_half")),
     ((3, 16, 0, 4, 32), (5, 128, 0, 2, 32)),
     tolerance=tolerance_sentences_half, dtype=np.float16,
-    baselines=sdpa(fused_by_torch, ("FLASH_ATTENTION", "CUDNN_ATTENTION")),
+    baselines=(Baseline("PyTorch", "torch", unfused_by_library, "two products and a softmax",
+                        tolerance_stored_scores),
+               *sdpa(fused_by_torch, ("FLASH_ATTENTION", "CUDNN_ATTENTION"))),
 )
