@@ -1,6 +1,7 @@
 """Baselines: each call to PyTorch computes the operation, as it is and as one graph of torch.compile's."""
 
 import functools
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -24,6 +25,21 @@ def test_forms_add_what_is_compiled():
     for alone in (Baseline("CuPy", "cupy", None), Baseline("PyTorch", "torch", None, compile=False)):
         assert forms(alone) == (alone,)
     assert [is_eager(one) for one in ("PyTorch (SDPA)", "PyTorch, fused, compiled", "Triton")] == [True, False, False]
+
+
+def test_a_compiled_baseline_is_compiled_once_and_writes_into_an_array_of_its_own():
+    compiled = []
+    torch = SimpleNamespace(empty_like=np.empty_like, _dynamo=SimpleNamespace(reset=lambda: None),
+                            compile=lambda function, **options: compiled.append(options) or function)
+    (form,) = forms(Baseline("PyTorch", "torch", lambda torch, x, out: np.add(x, 1, out=out), eager=False))
+    given = np.full(3, np.nan)
+    for _ in range(2):
+        np.testing.assert_array_equal(form.call(torch, np.arange(3.0), given), [1, 2, 3])
+    assert np.isnan(given).all() and len(compiled) == 1
+    assert compiled[0] == {"fullgraph": True, "dynamic": False, "mode": None}
+    in_place = Baseline("PyTorch", "torch", None, compile=lambda torch, x, out: np.add(x, 2, out=out), eager=False)
+    np.testing.assert_array_equal(forms(in_place)[0].call(torch, np.arange(3.0), given), [2, 3, 4])
+    np.testing.assert_array_equal(given, [2, 3, 4])
 
 
 @pytest.mark.parametrize("name", HOMES)

@@ -101,6 +101,23 @@ def test_a_wrong_rung_is_not_timed():
         ladder(VECTOR_ADD, {"n": 5_000}, rungs=[wrong], budget_s=0.01)
 
 
+def test_what_a_baseline_prepares_is_not_timed():
+    calls = []
+
+    def prepare(np, a, b, out):
+        calls.append("prepare")
+        return a + b, out
+
+    def call(np, both, out):
+        calls.append("call")
+        out[:] = both
+
+    host = Baseline("NumPy, on the host", "numpy", call, prepare=prepare)
+    found = ladder(replace(VECTOR_ADD, baselines=(host,)), {"n": 100}, rungs=(), budget_s=0.001)
+    assert calls[0] == "prepare" and calls.count("prepare") == 1 and calls.count("call") > 3
+    assert [row.name for row in found.rows] == ["NumPy, on the host"]
+
+
 def test_a_failed_rung_is_marked():
     @rung(kernel=vector_add_per_thread.kernel, idea="twice", failed="twice the work, twice the time")
     def twice(a, b, out, stream=0):
