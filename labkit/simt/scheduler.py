@@ -6,6 +6,12 @@ from labkit.simt.ir import full_name, sync_kind
 from labkit.simt.ptx_interpreted.matrices import ldmatrix as load_matrices
 from labkit.simt.ptx_interpreted.matrices import mma
 from labkit.simt.stubs import SHUFFLES
+from labkit.simt.typed_numbers import Int32
+
+
+def _mask(bits):
+    """A bit for each lane as a kernel has it: int32, as Numba types the votes."""
+    return Int32(bits - (1 << 32) if bits >> 31 else bits)
 
 
 class Scheduler:
@@ -191,16 +197,15 @@ class Scheduler:
         bits = sum(1 << k for k, v in values.items() if v)
         everyone = sum(1 << k for k in values)
         if op == "match_any_sync":
-            return sum(1 << k for k, v in values.items() if v == args[1])
+            return _mask(sum(1 << k for k, v in values.items() if v == args[1]))
         if op == "match_all_sync":
             same = all(v == args[1] for v in values.values())
-            return (everyone, True) if same else (0, False)
-        ballot = bits - (1 << 32) if bits >> 31 else bits
+            return (_mask(everyone), True) if same else (_mask(0), False)
         return {
             "all_sync": bits == everyone,
             "any_sync": bits != 0,
             "eq_sync": bits in (0, everyone),
-            "ballot_sync": ballot,
+            "ballot_sync": _mask(bits),
         }[op]
 
     def _diverged(self, waiting, threads, who):

@@ -120,3 +120,22 @@ def test_no_update_is_lost(way):
     x, total = np.arange(500, dtype=np.float32), np.zeros(1, np.float32)
     run(way, sum_of_all[8, 64], x, total)
     assert total[0] == x.sum()
+
+
+@cuda.jit
+def bits_of_votes(out):
+    i = cuda.threadIdx.x
+    every, few = cuda.ballot_sync(ALL_LANES, True), cuda.ballot_sync(ALL_LANES, i < 5)
+    same = cuda.match_any_sync(ALL_LANES, 7)
+    found, alike = cuda.match_all_sync(ALL_LANES, 7)
+    out[i, 0], out[i, 1], out[i, 2] = cuda.popc(every), cuda.clz(few), cuda.brev(few)
+    out[i, 3], out[i, 4], out[i, 5] = cuda.popc(same), cuda.clz(same), cuda.popc(found)
+    out[i, 6], out[i, 7] = every >> 28, every
+
+
+@WAYS
+def test_votes_are_of_32_bits(way):
+    """As int32, which Numba types them: counting the bits of a ballot is how compaction finds its places."""
+    out = np.zeros((32, 8), np.int64)
+    run(way, bits_of_votes[1, 32], out)
+    np.testing.assert_array_equal(out, np.tile([32, 27, 0xF8000000, 32, 0, 32, -1, -1], (32, 1)))

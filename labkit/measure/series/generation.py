@@ -386,7 +386,7 @@ def _bytes(config: Config, keys: int) -> dict[str, int]:
 
 FORMS = {"a launch for each operation, float32": {"one_row": False}, "five a layer, float32": {"one_row": True},
          "five a layer, float16": {"dtype": np.float16}}
-COMPILING_S = 180.0  # for torch.compile, in the whole series; what it cannot begin in that time is left out
+COMPILING_S = 120.0  # for torch.compile, in the whole series; what it cannot begin in that time is left out
 TOKEN = 1  # that PyTorch and we decode, to compare the logits
 
 
@@ -416,7 +416,7 @@ def token_times(model: GPT2 | None = None, positions=None) -> dict:
         texts[form] = write_graphed(one, ws, [1, 2, 3], min(48, one.config.n_positions - 4), Decoder(one, ws))
     each, few = list(texts.values())[:2]
     return measure.stamped({"model": name, "rows": rows, "steps": steps, "same_tokens": each == few,
-                            **beside_torch(ours, torch_models(model.config, tensors), positions)})
+                            **beside_torch(ours, torch_models(model.config, tensors), (max(positions),))})
 
 
 def torch_models(config: Config, tensors: Mapping[str, np.ndarray]) -> dict[str, TorchGPT2]:
