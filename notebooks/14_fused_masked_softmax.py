@@ -214,14 +214,15 @@ for mask in ("none", "causal", "padding"):
         rows.append((mask, f"{B} x {S} x {S}", *(number(us.get(name)) for name in names),
                      f"{us['PyTorch, compiled'] / us['single_read']:.2f}"))
 PlainTable("In a graph, us", ("mask", "", *names, "ratio"), tuple(rows),
-           (f"Measured on {one.where}. PyTorch: three calls, scale, mask, softmax. Ratio: compiled to single_read.",))
+           (f"Measured on {one.where}. PyTorch: a call each for scale, mask (if any) and softmax. "
+            "Ratio: compiled to single_read.",))
 
 # %% [markdown]
-# Beside PyTorch's three calls `single_read` is twice as fast without a mask and more than four times as fast with one.
-# But those calls are not the ones to beat. `torch.compile` fuses the three by itself and writes one Triton kernel for
+# Beside PyTorch's separate calls `single_read` is twice as fast without a mask and more than four times as fast with
+# one. But those calls are not the ones to beat. `torch.compile` fuses them by itself and writes one Triton kernel for
 # them, which compares indices and so reads no mask either. Without a mask it is as fast as ours: both read each score
-# once and write each result once. Under a mask it does not know that half of the scores need not be read. At 64
-# matrices that is worth a quarter of the time to us. A single matrix of 512 stays in the cache, and there it is worth
+# once and write each result once. Under a mask it does not know that half of the scores need not be read. With 64
+# matrices it therefore takes a quarter longer than ours. A single matrix of 512 stays in the cache, and there we gain
 # nothing.
 #
 # ## The report's figures, and ours

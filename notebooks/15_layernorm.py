@@ -232,9 +232,9 @@ for row in wide.rows:
 #
 # *PyTorch.* As it is called, it takes a third longer than the best rung on the wide rows, and nearly twice as long on
 # the small ones. Compiled, it is a little faster than any rung at both: 499 us and 13.4, beside 517 and 13.7. I read
-# the Triton kernel that it generates. It keeps no row in registers: it goes over the row twice, and its loads carry
-# hints. Those of the first pass ask the cache to keep the line, those of the second to drop it. So the second pass
-# comes from the cache, and no thread needs the registers for a whole row.
+# the Triton kernel that it generates for the wide rows. It keeps no row in registers: it goes over the row twice, and
+# its loads carry hints. Those of the first pass ask the cache to keep the line, those of the second to drop it. So the
+# second pass comes from the cache, and no thread needs the registers for a whole row.
 #
 # ## The rung that failed
 #

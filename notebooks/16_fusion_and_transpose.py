@@ -139,8 +139,8 @@ for name, least in (("add_layernorm", 12), ("residual_layernorm", 16)):
 # The bytes predict it. What remains between the two numbers has two causes: some of the sum is still in the cache when
 # the second kernel reads it, and at the beginning and the end of a launch memory is not busy.
 #
-# This fusion needs no programmer. PyTorch's two calls take twice as long as the fused kernel, in the figure, and
-# compiled they are a kernel that takes 3% less than mine.
+# Nobody has to write this fusion by hand. PyTorch's two calls take twice as long as the fused kernel, in the figure;
+# compiled, they become one kernel, which takes 3% less time than mine.
 #
 # ## The cheapest kernel is none
 #
@@ -208,8 +208,8 @@ for name, row in rows.items():
 # The rung on wgmma is the fastest. It computes GELU while its next tile is being copied. That hides the copy and not
 # the arithmetic, as the line without GELU shows: twelve million error functions cost about what the 50 MB would have
 # cost. As a kernel of its own, GELU waits for bytes. In the epilogue it waits for arithmetic, and there the form counts
-# after all: the last line has GPT-2's, without a tanh, and costs less than half as much. (cuBLAS knows this form, and
-# can have it in its epilogue as well. Then it takes 24.6 us, and ours 24.1.)
+# after all: the last line has GPT-2's, without a tanh, and costs less than half as much. (cuBLAS has an
+# epilogue for this form, too. With it PyTorch takes 24.6 us, and ours 24.1.)
 #
 # ## Beside an article
 #

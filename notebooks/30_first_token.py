@@ -275,8 +275,9 @@ show_source(qwen3.Qwen3)
 #
 # These times were recorded on an H200 for the shapes of Llama 3.2 1B, each kernel in a CUDA graph, without Python's
 # share of a launch. The bound is the time for the bytes at the rate of a copy, or for the flops, whichever is longer; a
-# kernel that only reads can be a little faster than a copy. Where ours is fused, PyTorch launches several kernels,
-# unless it is compiled. Which of ours will be furthest from its bound, and which is furthest ahead?
+# kernel that only reads can be a little faster than a copy. Where ours is fused, PyTorch launches several kernels;
+# compiled, fewer. (`nan`: not measured compiled.) Which of ours will be furthest from its bound, and which is furthest
+# ahead?
 
 # %%
 print(f"{'fastest rung, in us':28}{'size':26}{'bound':>8}{'ours':>8}{'PyTorch':>9}{'compiled':>10}")

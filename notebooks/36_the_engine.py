@@ -248,7 +248,7 @@ runs.seats(served)
 # 0.3 s instead of 0.4.
 #
 # For comparison, the continuous batching of transformers 5.17.0 was given the same requests for 25 s, and wrote 977
-# tokens a second. That is no measure for an engine. vLLM, which would be one, was not measured.
+# tokens a second. That is not a fair comparison for an engine. vLLM would be, and was not measured.
 #
 # The column *host* is the part of the time in which the host did not wait for the device. In decode steps it stays
 # hidden: with larger steps, half of the steps take less than 2.04 ms, for 70 sequences on average, and the graph alone

@@ -277,6 +277,7 @@ SAMPLE = Op(
 
 SAMPLE_TOP_P = replace(
     SAMPLE, name="sample_top_p", title="Draw a token from each row of logits, top-p alone", inputs=top_p_requests,
+    formula="temperature, top_p, then a draw by the row's own seed and step",
     awkward=SIZES[-3:],
     baselines=_by_torch(_top_p_alone),
 )

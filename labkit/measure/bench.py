@@ -24,9 +24,10 @@ from pathlib import Path
 
 from labkit import device, measure
 from labkit._common import paths
+from labkit._common.errors import did_you_mean, names_like
 from labkit._common.files import read_json, write_text
 from labkit._common.tables import number, size_text, to_markdown
-from labkit.measure import Ladder, comparisons, roofline, sense, targets
+from labkit.measure import Ladder, LadderRow, comparisons, roofline, sense, targets
 from labkit.measure.ops import HOMES, op
 from labkit.measure.series.matmul import matmul_sizes
 from labkit.measure.series.overheads import copies, launch_overhead
@@ -272,11 +273,12 @@ def targets_table(measurements: dict) -> str:
     found = comparisons.compare(measurements)
     if not found:
         return ""
-    slower = [one for one in found if one.ratio is not None and round(one.ratio, 2) < 1]
+    slower, equal, faster = comparisons.parted(found)
     parts = [f"{comparisons.summary(found)} Measured on {measurements['machine']['device']}, {_days(measurements)}. "
              + " ".join(comparisons.table(found).notes)]
-    parts += [f"**Where a library is faster**\n\n{_markdown(comparisons.table(slower))}"] if slower else []
-    for title, some in (("Where none is", [one for one in found if one.ratio is not None and one not in slower]),
+    if slower:
+        parts.append(f"**Where a library is faster: {len(slower)}**\n\n{_markdown(comparisons.table(slower))}")
+    for title, some in ((f"Within {comparisons.EQUAL:.0%} of each other", equal), ("Where ours is faster", faster),
                         ("Without a ratio", [one for one in found if one.ratio is None])):
         if some:
             parts.append(_folded(f"{title}: {len(some)}", _markdown(comparisons.table(some))))
@@ -288,7 +290,7 @@ def _markdown(table) -> str:
     """A table in Markdown, with kernels as code."""
     spec = table.table()
     for row in spec["rows"]:
-        row[:] = [f"`{cell}`" if "_" in cell else cell for cell in row]
+        row[1] = f"`{row[1]}`" if row[1].isidentifier() else row[1]
     return to_markdown(spec)
 
 
@@ -296,11 +298,16 @@ def _folded(title: str, text: str) -> str:
     return f"<details>\n<summary>{title}</summary>\n\n{text}\n\n</details>"
 
 
+def _is_called(row: LadderRow) -> bool:
+    """Whether the time of a library is one from Python, because it could not be captured in a graph."""
+    return row.kind == "baseline" and row.graph is None and row.ms < measure.SMALL_MS
+
+
 def _days(measurements: dict) -> str:
     """The days of all ladders and of the series that comparisons read."""
     days = {entry["machine"]["date"] for entries in measurements["ops"].values() for entry in entries}
     days |= {one["date"] for name, one in measurements["series"].items() if name in comparisons.SERIES}
-    return " and ".join(sorted(days))
+    return ", ".join(sorted(days))
 
 
 def readme_table(measurements: dict) -> str:
@@ -313,7 +320,8 @@ def readme_table(measurements: dict) -> str:
             cached = found.fits_the_cache and found.binds == "bytes"
             share = "-" if row.fraction is None else "in L2" if cached else f"{found.bound_ms / row.ms:.0%}"
             rows.append([f"**{found.title}**, {size_text(found.size)}" if first else "",
-                         f"`{row.name}`" if row.kind == "rung" else row.name, comparisons.time_text(row.ms),
+                         f"`{row.name}`" if row.kind == "rung" else row.name,
+                         comparisons.time_text(row.ms) + (" (called)" if _is_called(row) else ""),
                          f"{number(found.rate_in(row.ms))} {found.unit}", share])
     table = to_markdown({"columns": ["Operation", "Kernel", "time", "rate", "of the limit"], "rows": rows})
     m, limits = measurements["machine"], measurements["limits"]
@@ -324,8 +332,8 @@ def readme_table(measurements: dict) -> str:
     if limits.get("f16_tflops"):
         tensor = (f", {limits['f16_tflops']:,.0f} TFLOP/s (f16 tensor cores, on tiles that stay in shared memory); for "
                   f"TF32 half of that is taken")
-    return (f"Measured on {m['device']}, {measure.days(ladders)} ({versions}). p50; below 1 ms in a CUDA graph, where "
-            f"what fits into the L2 cache stays there, otherwise by CUDA events with cold caches. Limits: "
+    return (f"Measured on {m['device']}, {_days(measurements)} ({versions}). p50: in a CUDA graph below "
+            f"1 ms, where what fits into the L2 cache stays there, otherwise single launches with cold caches. Limits: "
             f"{limits['bandwidth_gbs']:,.0f} GB/s (a copy, read and write), {limits['fp32_tflops']:.1f} TFLOP/s "
             f"(float32 multiply-adds in registers){tensor}.\n\n{table}")
 

@@ -10,13 +10,16 @@ makes of the same calls is the least that a kernel has to be compared with.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+import numpy as np
 
 from labkit._common.tables import PlainTable, number, size_text
-from labkit.kernels.baselines import COMPILED, is_eager
-from labkit.measure import Ladder
+from labkit.kernels.baselines import COMPILED, forms, is_eager
+from labkit.measure import Ladder, LadderRow
 from labkit.measure.ops import op
 
 Found = tuple[str, float] | None  # a name, and its value in the comparison's unit
@@ -70,24 +73,33 @@ def time_text(ms: float) -> str:
 def compare(measurements: Mapping) -> list[Comparison]:
     """A Comparison for each workload of the ladders and series in `measurements`, as `labkit bench` writes them.
 
-    Operations that do the same work at the same size are one workload: its Comparison is that of the fastest.
+    Operations that do the same work at the same size are one workload, in which each side has the fastest of all.
     """
     found: dict[tuple, Comparison] = {}
     for entries in measurements.get("ops", {}).values():
-        for entry in entries:
-            ladder = Ladder.from_json(entry)
+        for ladder in map(Ladder.from_json, entries):
             one = of_ladder(ladder)
             if one is not None:
-                key = _workload(ladder)
-                if key not in found or one.ours[1] < found[key].ours[1]:
-                    found[key] = one
+                key = (*workload(ladder.op), tuple(sorted(ladder.size.items())), ladder.bytes)
+                found[key] = _merged(found[key], one) if key in found else one
     series = measurements.get("series", {})
     return [*found.values(), *(one for name, read in SERIES.items() if name in series for one in read(series[name]))]
 
 
-def _workload(ladder: Ladder) -> tuple:
-    """Equal for ladders that compute the same from arrays of the same size and type."""
-    return op(ladder.op).formula, tuple(sorted(ladder.size.items())), ladder.bytes
+@functools.cache
+def workload(name: str) -> tuple:
+    """Equal for operations that compute the same from inputs of the same types."""
+    one = op(name)
+    inputs = one.inputs(np.random.default_rng(0), **one.awkward[0])
+    return one.formula, tuple(str(np.asarray(value).dtype) for value in inputs), str(one.dtype)
+
+
+def _merged(one: Comparison, other: Comparison) -> Comparison:
+    faster = min(one, other, key=lambda each: each.ours[1])
+    if one.baseline is None or other.baseline is None:
+        return faster
+    return replace(faster, baseline=min(one.baseline, other.baseline, key=lambda each: each[1]),
+                   eager=_least(each for each in (one.eager, other.eager) if each))
 
 
 def of_ladder(ladder: Ladder) -> Comparison | None:
@@ -98,11 +110,23 @@ def of_ladder(ladder: Ladder) -> Comparison | None:
         return None
     ours = min(rungs, key=lambda row: row.ms)
     others = [row for row in ladder.rows if row.kind == "baseline"]
-    compiled = any(COMPILED in row.name for row in others)
+    why_not = _why_not(ladder, others)
     return Comparison(f"{ladder.title}, {size_text(ladder.size)}", ladder.op, ladder.size, "ms", (ours.name, ours.ms),
-                      _least((row.name, row.ms) for row in others) if compiled else None,
+                      None if why_not else _least((row.name, row.ms) for row in others),
                       _least((row.name, row.ms) for row in others if is_eager(row.name)),
-                      "" if compiled else NOT_COMPILED if others else "no library does this", ladder.rate_in(ours.ms))
+                      why_not, ladder.rate_in(ours.ms))
+
+
+def _why_not(ladder: Ladder, others: list[LadderRow]) -> str:
+    """Why the fastest of these is not the baseline; empty if it is. What was tried and failed is not missing."""
+    if not others:
+        return "no library was measured"
+    tried = {row.name for row in others} | ladder.skipped.keys()
+    wanted = {form.title for each in op(ladder.op).baselines if each.library == "torch" for form in forms(each)}
+    missing = sorted(wanted - tried)
+    if any(COMPILED in name for name in missing) and not any(COMPILED in row.name for row in others):
+        return NOT_COMPILED
+    return f"not measured yet: {', '.join(missing)}" if missing else ""
 
 
 def _least(found: Iterable) -> Found:
@@ -223,18 +247,24 @@ SERIES: dict[str, Callable[[Mapping], Iterator[Comparison]]] = {
 # --- Tables ----------------------------------------------------------------------------------------------------------
 
 
+def parted(comparisons: list[Comparison]) -> tuple[list[Comparison], ...]:
+    """Those with a ratio in which a library is faster, neither is, and ours is."""
+    found = [one for one in comparisons if one.ratio is not None]
+    return ([one for one in found if one.ratio < 1 - EQUAL], [one for one in found if abs(one.ratio - 1) <= EQUAL],
+            [one for one in found if one.ratio > 1 + EQUAL])
+
+
 def summary(comparisons: list[Comparison]) -> str:
     """How many are faster, as fast and slower, in a sentence."""
-    ratios = [one.ratio for one in comparisons if one.ratio is not None]
+    slower, equal, faster = parted(comparisons)
+    ratios = [one.ratio for one in (*slower, *equal, *faster)]
     if not ratios:
         return "Nothing was measured beside a library yet."
-    faster, slower = sum(ratio > 1 + EQUAL for ratio in ratios), sum(ratio < 1 - EQUAL for ratio in ratios)
     mean = math.exp(sum(map(math.log, ratios)) / len(ratios))
     without = len(comparisons) - len(ratios)
     left = f" {_plural(without, 'more workload')} {'has' if without == 1 else 'have'} no ratio." if without else ""
-    return (f"Of {len(ratios)} workloads a library is faster in {slower}, within {EQUAL:.0%} of us in "
-            f"{len(ratios) - faster - slower}, and slower in {faster}; the geometric mean of the ratios is {mean:.2f}."
-            + left)
+    return (f"Of {len(ratios)} workloads a library is faster in {len(slower)}, within {EQUAL:.0%} of us in "
+            f"{len(equal)}, and slower in {len(faster)}; the geometric mean of the ratios is {mean:.2f}." + left)
 
 
 def table(comparisons: list[Comparison], title: str = "Beside the libraries", where: str = "") -> PlainTable:
@@ -244,7 +274,8 @@ def table(comparisons: list[Comparison], title: str = "Beside the libraries", wh
                    one.text(one.baseline), _ratio(one.ratio), one.text(one.eager), _ratio(one.eager_ratio))
                   for one in ordered)
     notes = (([f"Measured on {where}."] if where else [])
-             + ["Ratio: our speed over the baseline's, p50 of one run. Below 1 ms: in a CUDA graph.",
+             + ["Ratio: our speed over the baseline's, p50 of one run: in a CUDA graph below 1 ms, and for whole "
+                "blocks and models; otherwise single launches with cold caches.",
                 "Baseline: the fastest of everything that was measured for the same work in the same run."])
     return PlainTable(title, ("work", "ours", "time", "baseline", "time", "ratio", "eager PyTorch", "ratio to it"),
                       lines, tuple(notes), kind="comparisons")

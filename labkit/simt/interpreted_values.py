@@ -83,6 +83,11 @@ def _remainder(x, y):
     return kind(math.remainder(float(x), float(y)))
 
 
+def _fmod(x, y):
+    """math.fmod. A GPU computes with float64 where both are integers."""
+    return np.fmod(_as_float(x), _as_float(y))
+
+
 def _modf(x):
     kind = np.float32 if isinstance(x, np.float32) else np.float64
     return tuple(map(kind, math.modf(x)))
@@ -134,7 +139,7 @@ FUNCTIONS = {
     "_rsqrt": _rsqrt,
     "_cbrt": np.cbrt,
     "_selp": lambda test, a, b: a if test else b,
-    "_remainder": _remainder,
+    "_remainder": _remainder, "_fmod": _fmod,
     "_modf": _modf,
     "_floor": lambda x: np.floor(_as_float(x)),
     "_ceil": lambda x: np.ceil(_as_float(x)),

@@ -42,7 +42,7 @@ MATH = {
     "ldexp", "lgamma", "log", "log10", "log1p", "log2", "modf", "nextafter", "pow", "radians", "remainder", "sin",
     "sinh", "sqrt", "tan", "tanh", "trunc",
 }  # fmt: skip
-_MATH_ELSEWHERE = {"fmod": "_np.fmod", "exp2": "_np.exp2", "remainder": "_remainder", "modf": "_modf",
+_MATH_ELSEWHERE = {"fmod": "_fmod", "exp2": "_np.exp2", "remainder": "_remainder", "modf": "_modf",
                    "pow": "_math_pow", "floor": "_floor", "ceil": "_ceil", "trunc": "_trunc"}  # fmt: skip
 CMATH = {
     "acos", "acosh", "asin", "asinh", "atan", "atanh", "cos", "cosh", "exp", "isfinite", "isinf", "isnan", "log",

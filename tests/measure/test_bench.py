@@ -45,6 +45,8 @@ def test_quick_run_of_each_operation(name):
 def test_an_unknown_operation_is_named():
     with pytest.raises(ValueError, match="no operation is called 'fft'; there are all, vector_add"):
         bench.collect("fft")
+    with pytest.raises(ValueError, match=r"no operation is called 'sofmax'; did you mean softmax, .* or softmax_\w+\?"):
+        bench.collect("sofmax")
 
 
 def test_main_writes_json_and_plots_into_out(folders, console):
@@ -183,6 +185,7 @@ def test_targets_table():
     table = bench.targets_table(data)
     assert "Nothing was measured beside a library yet." in table and "Without a ratio: 2" in table
     data["ops"]["vector_add"][0]["rows"][3]["name"] = "PyTorch, compiled"
+    data["ops"]["vector_add"][0]["skipped"] = {"PyTorch": "no memory"}
     table = bench.targets_table(data)
     assert ("| Vector addition, n=1,000,000,000 | `vector_add_fast` | 15 ms | PyTorch, compiled | 13.3 ms | 0.89 | - | "
             "- |" in table)

@@ -53,7 +53,7 @@ def test_each_goal_names_a_workload_that_is_timed(goal):
 
 
 def test_no_goal_is_set_twice():
-    found = [(goal.source, tuple(goal.size.items()), goal.rung, goal.work) for goal in GOALS]
+    found = [(goal.source, tuple(goal.size.items()), goal.rung, goal.read) for goal in GOALS]
     assert len(found) == len(set(found))
 
 

@@ -522,6 +522,20 @@ def test_remainder(dtype):
     np.testing.assert_array_equal(y, [np.nan, np.nan, *(math.remainder(a, b) for a, b in pairs[2:])])
 
 
+@cuda.jit
+def fmod(x, y):
+    for i in range(len(x)):
+        y[i] = math.fmod(x[i, 0], x[i, 1])
+
+
+@pytest.mark.parametrize("dtype", [np.int32, np.uint8, np.int64, np.float32, np.float64])
+def test_fmod_has_the_sign_of_its_first_argument(dtype):
+    signs = (1,) if np.dtype(dtype).kind == "u" else (1, -1)
+    pairs = [(s * a, t * b) for a, b in ((7, 3), (1, 2), (9, 4), (0, 5)) for s in signs for t in signs]
+    y = result(fmod[1, 1], np.array(pairs, dtype), np.zeros(len(pairs)))
+    np.testing.assert_array_equal(y, [math.fmod(a, b) for a, b in pairs])
+
+
 # ---------------------------------------------------------------- what has no result
 
 T = (1.0, 2.0)

@@ -36,6 +36,7 @@ from labkit.simt.errors import (
 )
 from labkit.simt.faults import ERRORS
 from labkit.simt.runtime.fault_record import CODES
+from tests import interrupts
 
 pytestmark = pytest.mark.cpu_device
 
@@ -814,13 +815,14 @@ def test_endless_loops_are_stopped(which, monkeypatch):
     assert text.strip().startswith(("while", "for", "def endless"))
 
 
-def run_python(code, *args, env=None, cache, timeout=120, check=True):
+def run_python(code, *args, env=None, cache, timeout=120, check=True, **options):
     """Run code in a new process, with its own cache directory. It is a file, so that kernels have source."""
     path = cache.parent / f"program_{abs(hash(code))}.py"
     path.write_text(textwrap.dedent(code))
     settings = {**os.environ, "LABKIT_CACHE_DIR": str(cache), "LABKIT_DEVICE": "cpu", **(env or {})}
     done = subprocess.run(
-        [sys.executable, path, *args], env=settings, capture_output=True, text=True, timeout=timeout, check=False
+        [sys.executable, path, *args], env=settings, capture_output=True, text=True, timeout=timeout, check=False,
+        **options,
     )
     if check:
         assert done.returncode == 0, done.stdout + done.stderr
@@ -857,7 +859,8 @@ ENDLESS = """
 
 
 def test_ctrl_c(tmp_path):
-    done = run_python(ENDLESS, "x", cache=tmp_path / "cache", env={"LABKIT_TIME_LIMIT": "0"}, timeout=60)
+    done = run_python(ENDLESS, "x", cache=tmp_path / "cache", env={"LABKIT_TIME_LIMIT": "0"}, timeout=60,
+                      preexec_fn=interrupts.heed)
     assert done.stdout.split() == ["interrupted"] * 3 + ["done"]
 
 

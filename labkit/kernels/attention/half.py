@@ -26,6 +26,7 @@ from labkit.kernels.attention.flash import SIZES, check_flash, launch_decode, la
 from labkit.kernels.attention.heads import check_heads
 from labkit.kernels.attention.three_pass import (
     ATTENTION_CACHED,
+    CACHED_UNFUSED,
     FEW,
     attention_weights,
     cached_by_torch,
@@ -354,5 +355,6 @@ ATTENTION_HALF_CACHED = make_op(
         "awkward": tuple({"S": S, "H": H, "D": D, "before": before} for S, H, D, before in
                          ((1, 1, 64, 0), (1, 3, 64, 5), (4, 2, 64, 254), (5, 1, 48, 130))),
         "work": replace(ATTENTION_CACHED.work, bytes=lambda S, H, D, before: 4 * (before + S) * H * D, peak="f16"),
-        "baselines": sdpa(cached_by_torch, HALF_KERNELS),
+        "baselines": (replace(CACHED_UNFUSED, tolerance=lambda *inputs: 4 * tolerance_half(*inputs, causal=True)),
+                      *sdpa(cached_by_torch, HALF_KERNELS)),
     })

@@ -268,6 +268,17 @@ def _remainder(x, y):
     return -rest if x < 0 else rest
 
 
+def fmod(x, y):
+    """math.fmod: x - n*y, with the sign of x. Numba's CPU target takes integers for something else."""
+
+
+@overload(fmod)
+def _fmod_overload(x, y):
+    if isinstance(x, types.Integer) and isinstance(y, types.Integer):  # a GPU computes with float64
+        return lambda x, y: np.fmod(np.float64(x), np.float64(y))
+    return lambda x, y: np.fmod(x, y)
+
+
 @register_jitable
 def modf(x):
     """(fraction, whole part) of x, both with its sign."""
