@@ -7,6 +7,7 @@
     llm.chat([{"role": "user", "content": "What is a hacker?"}])
 
 llm, llm_engine     requests in, text out, step by step; detokenizer, outputs and sampling_params are what they speak in
+checks              refuses bad requests before they are added
 scheduler           which tokens run in the next step; sequence and block_manager: whose they are, and the pages of a
                     KV cache with their owners
 runner              what the engine asks of a model; model_runner and batch: a step on the device, as a CUDA graph where

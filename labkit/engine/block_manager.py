@@ -19,7 +19,7 @@ import hashlib
 from array import array
 from collections import OrderedDict
 
-from labkit.engine.sequence import Sequence
+from labkit.engine.sequence import Request, Sequence
 from labkit.kernels.attention.pages import PAGE
 
 
@@ -60,6 +60,13 @@ class BlockManager:
 
     def pages_for(self, tokens: int) -> int:
         return -(-tokens // self.page_size)
+
+    def check(self, request: Request) -> None:
+        """Raise ValueError for a request that could not run even alone."""
+        pages = self.pages_for(request.max_length - 1)  # the last token's K and V are never needed
+        if pages > self.num_pages:
+            raise ValueError(f"request {request.request_id} may become {request.max_length:,} tokens long; its K and V "
+                             f"need {pages:,} pages, and there are {self.num_pages:,}")
 
     # --- A sequence's pages ------------------------------------------------------------------------------------------
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 import heapq
 
 from labkit.engine.block_manager import BlockManager
-from labkit.engine.sequence import Sequence
+from labkit.engine.sequence import Request, Sequence
 from labkit.kernels.attention.pages import PAGE
 
 
@@ -37,10 +37,15 @@ class ContiguousBlocks(BlockManager):
     def needed(self, sequence: Sequence, tokens: int, prefix: list[int]) -> int:
         return self.piece
 
+    def check(self, request: Request) -> None:
+        if request.max_length > self.longest:
+            raise ValueError(f"request {request.request_id} may become {request.max_length:,} tokens long; longest is "
+                             f"{self.longest:,}")
+        if len(request.sequences) > 1:
+            raise ValueError(f"request {request.request_id} has n > 1; without pages outputs cannot share a prompt")
+
     def take(self, sequence: Sequence, prefix: list[int]) -> None:
-        if sequence.request.max_length > self.longest:
-            raise ValueError(f"request {sequence.request.request_id} may become {sequence.request.max_length:,} tokens "
-                             f"long; longest is {self.longest:,}")
+        self.check(sequence.request)
         first = heapq.heappop(self._pieces) * self.piece
         sequence.pages = list(range(first, first + self.piece))
         for page in sequence.pages:
@@ -51,9 +56,6 @@ class ContiguousBlocks(BlockManager):
 
     def grow(self, sequence: Sequence, tokens: int) -> None:
         """There are places for all of its tokens already."""
-
-    def fork(self, parent: Sequence, child: Sequence) -> None:
-        raise ValueError(f"request {parent.request.request_id} has n > 1; without pages outputs cannot share a prompt")
 
     def release(self, sequence: Sequence) -> None:
         heapq.heappush(self._pieces, sequence.pages[0] // self.piece)

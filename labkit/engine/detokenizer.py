@@ -54,7 +54,7 @@ class Detokenizer:
     def safe(self) -> str:
         """The text without what may become part of a stop string."""
         held = 0 if self.stopped or self._include_stop else self._longest - 1
-        return self.text[: len(self.text) - held]
+        return self.text[: max(0, len(self.text) - held)]
 
     def _advance(self, text: str) -> None:
         new = text[len(self._before) :]

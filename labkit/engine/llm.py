@@ -15,7 +15,12 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Items
+from numbers import Integral
 
+import numpy as np
+
+from labkit._common.errors import short
+from labkit.engine.checks import is_list
 from labkit.engine.llm_engine import LLMEngine, Stats
 from labkit.engine.outputs import RequestOutput
 from labkit.engine.runner import Runner
@@ -107,20 +112,24 @@ class LLM:
         return self.engine.stats()
 
     def _add(self, prompts, sampling_params) -> list[str]:
-        """The names of new requests, one for each prompt."""
-        if isinstance(prompts, str | dict) or (len(prompts) and isinstance(prompts[0], int)):
-            prompts = [prompts]
+        """Add a request for each prompt and return their names. All are checked before the first is added."""
+        prompts = _listed(prompts)
         one = sampling_params is None or isinstance(sampling_params, SamplingParams)
-        params = [sampling_params or SamplingParams()] * len(prompts) if one else list(sampling_params)
+        if not one and not is_list(sampling_params):
+            raise TypeError(f"sampling_params is {short(sampling_params)}; it must be a SamplingParams, or a list of "
+                            f"them, one for each prompt")
+        params = [sampling_params or SamplingParams()] * len(prompts) if one else sampling_params
         if len(params) != len(prompts):
             raise ValueError(f"sampling_params has {len(params)} entries for {len(prompts)} prompts; it must be one "
                              f"for all, or one for each")
+        requests = [self.engine.request_of(str(number), prompt, each)
+                    for number, (prompt, each) in enumerate(zip(prompts, params, strict=True), self._numbers)]
+        self._numbers += len(requests)
         ids: list[str] = []
         try:
-            for prompt, each in zip(prompts, params, strict=True):
-                self.engine.add_request(str(self._numbers), prompt, each)
-                ids.append(str(self._numbers))
-                self._numbers += 1
+            for request in requests:
+                self.engine.add(request)
+                ids.append(request.request_id)
         except BaseException:
             self.engine.abort_request(ids)
             raise
@@ -153,6 +162,18 @@ class LLM:
             self.engine.abort_request(ids)  # those that have ended are passed over
             for request_id in ids:
                 del self._news[request_id]
+
+
+def _listed(prompts) -> Items[Prompt]:
+    """Return what `generate` was given as a list of prompts: a text, a dictionary or a list of numbers is one alone."""
+    if isinstance(prompts, np.ndarray):
+        prompts = prompts.tolist()
+    if isinstance(prompts, str | dict):
+        return [prompts]
+    if not is_list(prompts):
+        raise TypeError(f"prompts is {short(prompts)}; it must be a prompt or a list of prompts: texts, lists of token "
+                        f"ids, or dictionaries")
+    return [prompts] if len(prompts) and isinstance(prompts[0], Integral) else prompts
 
 
 @contextlib.contextmanager

@@ -16,7 +16,9 @@ from collections.abc import Sequence as Items
 from dataclasses import dataclass, replace
 from functools import partial
 
+from labkit._common.errors import short
 from labkit.engine.block_manager import BlockManager
+from labkit.engine.checks import parts_of_prompt, token_ids
 from labkit.engine.detokenizer import Detokenizer
 from labkit.engine.outputs import CompletionOutput, Logprob, RequestOutput, Sampled
 from labkit.engine.runner import Handle, Runner
@@ -102,6 +104,7 @@ class LLMEngine:
                  enable_prefix_caching: bool = True, seed: int = 0, overlap: bool = True,
                  scheduler: type[Scheduler] = Scheduler, blocks: Callable[..., BlockManager] = BlockManager):
         self.runner, self.tokenizer, self.seed, self.overlap = runner, tokenizer, seed, overlap
+        self.vocab_size = getattr(runner, "vocab_size", 2**31)  # without one: what an int32 holds
         self._new_blocks = partial(blocks, runner.num_pages, runner.page_size, enable_prefix_caching)
         self._new_scheduler = partial(scheduler, max_num_seqs=max_num_seqs,
                                       max_num_batched_tokens=max_num_batched_tokens)
@@ -123,18 +126,29 @@ class LLMEngine:
 
     def add_request(self, request_id: str, prompt: str | Items[int] | dict, params: SamplingParams) -> Request:
         """prompt: a text, token ids, or {"prompt": text} or {"prompt_token_ids": ids}; with both, the ids of that text.
-        Raises ValueError for what could not run."""
+        Token ids may be a NumPy array. Raises TypeError and ValueError for what could not run."""
         request = self.request_of(request_id, prompt, params)
         self.add(request)
         return request
 
     def request_of(self, request_id: str, prompt: str | Items[int] | dict, params: SamplingParams) -> Request:
-        """The request that add_request adds, without adding it. Any thread may ask: nothing of the engine changes."""
-        text, ids = self._ids(prompt)
+        """Check a request and return it without adding it. Any thread may call this: nothing of the engine changes.
+
+        All checks of requests are made here, so what `add` takes can run: a step that fails ends every request of its
+        batch. Raises TypeError and ValueError.
+        """
+        if not isinstance(params, SamplingParams):
+            raise TypeError(f"sampling_params is {short(params)}; it must be a SamplingParams")
+        text, ids = parts_of_prompt(prompt, None if self.tokenizer is None else self.tokenizer.encode)
+        ids = token_ids("prompt", ids, self.vocab_size)
+        token_ids("stop_token_ids", params.stop_token_ids, self.vocab_size)
         if self.tokenizer is None and params.stop:
             raise ValueError(f"stop is {params.stop}; without a tokenizer there is no text to find it in")
         request = Request(request_id, ids, params, seed=params.seed or 0, stop_ids=getattr(self.tokenizer, "stop", ()),
                           max_length=self.runner.max_model_len, text=text)
+        if params.min_tokens and sum(token < self.vocab_size for token in set(request.ending)) == self.vocab_size:
+            raise ValueError(f"min_tokens is {params.min_tokens}, and all tokens of the model end the output: none may "
+                             f"come first")
         self.scheduler.check(request)
         return request
 
@@ -142,23 +156,13 @@ class LLMEngine:
         """A request of request_of, that has not run."""
         if request.request_id in self._requests:
             raise ValueError(f"request_id is {request.request_id!r}, and the request of this name has not ended yet")
+        outputs = {sequence: _Output(self.tokenizer, sequence) for sequence in request.sequences}
         if request.params.seed is None:
             request.seed = self._seed()
-        self.scheduler.add(request)
+        self.scheduler.add(request)  # what may raise comes before this
         self._added += 1
         self._requests[request.request_id] = request
-        self._outputs |= {sequence: _Output(self.tokenizer, sequence) for sequence in request.sequences}
-
-    def _ids(self, prompt) -> tuple[str | None, Items[int]]:
-        if isinstance(prompt, dict):
-            if "prompt_token_ids" in prompt:
-                return prompt.get("prompt"), prompt["prompt_token_ids"]
-            prompt = prompt["prompt"]
-        if not isinstance(prompt, str):
-            return None, prompt
-        if self.tokenizer is None:
-            raise ValueError("the prompt is a text; without a tokenizer it must be token ids")
-        return prompt, self.tokenizer.encode(prompt)
+        self._outputs |= outputs
 
     def _seed(self) -> int:
         """Of a request without one: another for each, the same ones in each run."""

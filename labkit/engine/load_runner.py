@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from labkit import cuda, device
 from labkit._common.errors import UserError
-from labkit.engine.model_runner import ModelRunner
+from labkit.engine.model_runner import ModelRunner, longest
 from labkit.kernels.attention.pages import PAGE, pages_for
 from labkit.models.llama import DTYPES, LARGEST, Llama
 from labkit.models.load import ARCHITECTURES, folder, load, model_type, reading
@@ -34,7 +34,7 @@ def runner_of(model: Llama, *, max_num_seqs: int = 256, max_num_batched_tokens: 
               **options) -> ModelRunner:
     """num_pages: None: what gpu_memory_utilization of the device's memory leaves beside the weights, and no more than
     max_num_seqs sequences of max_model_len tokens can use. options: of ModelRunner."""
-    length = min(max_model_len or model.positions, model.positions)
+    length = longest(model, max_model_len)
     if num_pages is None:
         # One more for each: the scheduler leaves a page free for every sequence that runs when it admits another.
         num_pages = min(_pages_that_fit(model, gpu_memory_utilization), max_num_seqs * (pages_for(length) + 1))

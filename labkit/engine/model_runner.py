@@ -22,6 +22,7 @@ import numpy as np
 from labkit import cuda, device
 from labkit.device import compile_ahead, graphs, launches
 from labkit.engine.batch import BatchBuilder, Layout, shape_needed
+from labkit.engine.checks import whole
 from labkit.engine.outputs import Sampled
 from labkit.engine.runner import bucket, buckets, padded
 from labkit.engine.scheduler import Step
@@ -59,11 +60,14 @@ class ModelRunner:
     def __init__(self, model: Llama, *, num_pages: int, max_num_seqs: int = 256, max_num_batched_tokens: int = 2048,
                  max_model_len: int | None = None, enforce_eager: bool = False,
                  compiling: Callable[[int, int], None] | None = None, pad_prompts: bool | None = None):
+        for name, value in (("num_pages", num_pages), ("max_num_seqs", max_num_seqs),
+                            ("max_num_batched_tokens", max_num_batched_tokens)):
+            whole(name, value, 1)
         self._pads = device.on_gpu() if pad_prompts is None else pad_prompts
         self._sequences = max_num_seqs + (EMPTY if self._pads else 0)  # of a step, at most
         config, rows = model.config, max(max_num_batched_tokens, self._sequences)
         self.model, self.num_pages, self.max_num_seqs = model, num_pages, max_num_seqs
-        self.max_model_len = min(max_model_len or model.positions, model.positions)
+        self.max_model_len, self.vocab_size = longest(model, max_model_len), config.vocab_size
         layout = Layout(rows, self._sequences, pages_for(self.max_model_len))
         self._rows, self._eager = rows, enforce_eager
         self._graphs: OrderedDict[Kind, object] = OrderedDict()  # None: a kind that came once and is not captured yet
@@ -220,8 +224,10 @@ class ModelRunner:
             stream.synchronize()
         self._penalise(logits, kind, stream)
         if banned:
-            pairs = np.array([(row, token) for row, tokens in banned for token in tokens], np.int32)
-            ban_tokens(logits, cuda.to_device(pairs, stream=stream), stream=stream)
+            # The tokenizer may have ends of text that the model does not have: the kernel would write past the row.
+            pairs = [(row, token) for row, tokens in banned for token in tokens if 0 <= token < self.vocab_size]
+            if pairs:
+                ban_tokens(logits, cuda.to_device(np.array(pairs, np.int32), stream=stream), stream=stream)
         self._sample(logits, kind, stream)
         return host
 
@@ -234,6 +240,12 @@ class ModelRunner:
             row = prompt_row(sequence.request.prompt, vocabulary)
             np.add.at(row, sequence.output, 1)
             self._counts[sequence.seat].copy_to_device(row, stream=self._stream)
+
+
+def longest(model: Llama, max_model_len: int | None) -> int:
+    """Return how long a sequence may be, in tokens: a prompt of one and one that follows at least, and no more than the
+    model has positions."""
+    return model.positions if max_model_len is None else min(whole("max_model_len", max_model_len, 2), model.positions)
 
 
 class Handle:

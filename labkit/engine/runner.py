@@ -33,11 +33,13 @@ class Handle(Protocol):
 
 
 class Runner(Protocol):
-    """num_pages, page_size: the memory for K and V. max_model_len: the longest sequence, in tokens."""
+    """num_pages, page_size: the memory for K and V. max_model_len: the longest sequence, in tokens. vocab_size: the
+    model's token ids are below it."""
 
     num_pages: int
     page_size: int
     max_model_len: int
+    vocab_size: int
 
     def launch(self, step: Step) -> Handle:
         """Reads the step's sequences before it returns: the host changes them afterwards."""

@@ -5,19 +5,28 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from numbers import Integral, Real
+from numbers import Real
+
+import numpy as np
+
+from labkit._common.errors import short
+from labkit.engine.checks import is_list, token_ids, whole
 
 GREEDY_BELOW = 1e-5  # a lower temperature means the most likely token
 MAX_LOGPROBS = 20  # the most likely tokens that a step hands back for each sampled one, at most
-# What each may be, and in words.
+MAX_N = 1024  # outputs of a request: each holds its prompt's tokens on the host
+# From the least to the most. Kernels read top_k as an int32.
+WHOLE = {"n": (1, MAX_N), "top_k": (-1, 2**31 - 1), "min_tokens": (0, None)}
+OPTIONAL = {"seed": (None, None), "max_tokens": (1, None), "logprobs": (0, MAX_LOGPROBS)}
+SWITCHES = ("ignore_eos", "include_stop_str_in_output", "skip_special_tokens")
+# What each may be, and in words. Logits that are divided or multiplied by these stay numbers in float32.
 NUMBERS = {
     "presence_penalty": (lambda value: -2 <= value <= 2, "from -2 to 2"),
     "frequency_penalty": (lambda value: -2 <= value <= 2, "from -2 to 2"),
-    "repetition_penalty": (lambda value: 0 < value < math.inf, "more than 0"),
-    "temperature": (lambda value: 0 <= value < math.inf, "0 or more"),
+    "repetition_penalty": (lambda value: 0.01 <= value <= 100, "from 0.01 to 100"),
+    "temperature": (lambda value: 0 <= value <= 100, "from 0 to 100"),
     "top_p": (lambda value: 0 < value <= 1, "more than 0 and at most 1"),
     "min_p": (lambda value: 0 <= value <= 1, "from 0 to 1"),
 }
@@ -25,9 +34,10 @@ NUMBERS = {
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """Raises ValueError for a value that is not allowed, TypeError for a fraction where a whole number belongs.
+    """Raises TypeError for a value of the wrong type, ValueError for one that is out of range. NumPy's numbers become
+    Python's.
 
-    n: how many outputs, each drawn for itself. The prompt is computed once for all of them.
+    n: how many outputs, each drawn for itself; at most MAX_N. The prompt is computed once for all of them.
     presence_penalty, frequency_penalty: subtracted from the logit of a token that was generated before; once, and once
         for each time. repetition_penalty: a positive logit of a token of prompt or output is divided by it, a negative
         one multiplied.
@@ -64,38 +74,34 @@ class SamplingParams:
     skip_special_tokens: bool = True
 
     def __post_init__(self):
-        self._whole("n", 1)
+        for name, (least, most) in WHOLE.items():
+            self._set(name, whole(name, getattr(self, name), least, most))
+        for name, (least, most) in OPTIONAL.items():
+            if getattr(self, name) is not None:
+                self._set(name, whole(name, getattr(self, name), least, most))
         for name, (right, allowed) in NUMBERS.items():
             value = getattr(self, name)
-            if not isinstance(value, Real) or not right(value):
-                raise ValueError(f"{name} is {value!r}; it must be {allowed}")
-        self._whole("top_k", -1, "-1 or 0, for all tokens, or 1 or more")
-        self._whole("min_tokens", 0)
-        for name, least in (("seed", None), ("max_tokens", 1), ("logprobs", 0)):
-            if getattr(self, name) is not None:
-                self._whole(name, least)
-        if self.logprobs is not None and self.logprobs > MAX_LOGPROBS:
-            raise ValueError(f"logprobs is {self.logprobs}; at most {MAX_LOGPROBS} are returned")
+            if not isinstance(value, Real) or isinstance(value, bool):
+                raise TypeError(f"{name} is {short(value)}; it must be a number, {allowed}")
+            if not right(value):
+                raise ValueError(f"{name} is {short(value)}; it must be {allowed}")
+            self._set(name, float(value))
+        for name in SWITCHES:
+            if not isinstance(getattr(self, name), bool | np.bool_):
+                raise TypeError(f"{name} is {short(getattr(self, name))}; it must be True or False")
+            self._set(name, bool(getattr(self, name)))
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
-            raise ValueError(f"min_tokens is {self.min_tokens}, more than max_tokens, which is {self.max_tokens}")
+            raise ValueError(f"min_tokens is {short(self.min_tokens)}, more than max_tokens, which is "
+                             f"{self.max_tokens}")
         if self.greedy and self.n > 1:
-            raise ValueError(f"n is {self.n}; with temperature {self.temperature} all outputs would be the same: it "
+            raise ValueError(f"n is {self.n}; with temperature {self.temperature:g} all outputs would be the same: it "
                              f"must be 1")
-        stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
-        if not all(isinstance(text, str) and text for text in stop):
-            raise ValueError(f"stop is {self.stop!r}; it must be a text or a list of texts, none of them empty")
-        ids = tuple(self.stop_token_ids or ())
-        if not all(isinstance(token, Integral) and token >= 0 for token in ids):
-            raise ValueError(f"stop_token_ids is {self.stop_token_ids!r}; it must be a list of token ids")
-        object.__setattr__(self, "stop", stop)
-        object.__setattr__(self, "stop_token_ids", tuple(map(int, ids)))
+        self._set("stop", stop_strings(self.stop))
+        self._set("stop_token_ids", tuple(token_ids(
+            "stop_token_ids", () if self.stop_token_ids is None else self.stop_token_ids)))
 
-    def _whole(self, name: str, least: int | None, allowed: str = "") -> None:
-        value = getattr(self, name)
-        if not isinstance(value, Integral) or isinstance(value, bool):
-            raise TypeError(f"{name} is {value!r}; it must be a whole number")
-        if least is not None and value < least:
-            raise ValueError(f"{name} is {value}; it must be {allowed or f'{least} or more'}")
+    def _set(self, name: str, value) -> None:
+        object.__setattr__(self, name, value)
 
     @property
     def greedy(self) -> bool:
@@ -105,3 +111,14 @@ class SamplingParams:
     def penalized(self) -> bool:
         """Whether the tokens before have a say in which token comes next, beside the model."""
         return bool(self.presence_penalty or self.frequency_penalty or self.repetition_penalty != 1)
+
+
+def stop_strings(stop) -> tuple[str, ...]:
+    """Return the strings of SamplingParams' stop, which may be one of them, a list or None."""
+    strings = (stop,) if isinstance(stop, str) else () if stop is None else stop
+    allowed = "it must be a text or a list of texts, none of them empty"
+    if not is_list(strings) or not all(isinstance(each, str) for each in strings):
+        raise TypeError(f"stop is {short(stop)}; {allowed}")
+    if "" in strings:
+        raise ValueError(f"stop is {short(stop)}; {allowed}")
+    return tuple(strings)

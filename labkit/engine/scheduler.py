@@ -81,10 +81,7 @@ class Scheduler:
 
     def check(self, request: Request) -> None:
         """Raises ValueError for a request that could not run even alone."""
-        pages = self.blocks.pages_for(request.max_length - 1)  # the last token's K and V are never needed
-        if pages > self.blocks.num_pages:
-            raise ValueError(f"request {request.request_id} may become {request.max_length:,} tokens long; its K and V "
-                             f"need {pages:,} pages, and there are {self.blocks.num_pages:,}")
+        self.blocks.check(request)
 
     def add(self, request: Request) -> None:
         """Raises ValueError for a request that could not run even alone."""

@@ -10,6 +10,7 @@ import enum
 from collections.abc import Collection
 from collections.abc import Sequence as Items
 
+from labkit._common.errors import short
 from labkit.engine.sampling_params import SamplingParams
 
 
@@ -117,6 +118,10 @@ class Request:
         if self.max_length <= len(self.prompt):
             raise ValueError(f"request {request_id}: the prompt has {len(self.prompt):,} tokens; at most "
                              f"{max_length - 1:,} fit, so that one may follow")
+        most = max_length - len(self.prompt)
+        if params.min_tokens > most:
+            raise ValueError(f"min_tokens is {short(params.min_tokens)}; after a prompt of {len(self.prompt):,} tokens "
+                             f"at most {most:,} fit")
         self.ending = (*params.stop_token_ids, *(() if params.ignore_eos else stop_ids))
         self.num_cached_tokens: int | None = None
         self.sequences = [Sequence(self, index) for index in range(params.n)]

@@ -19,7 +19,7 @@ from labkit._common.version import __version__
 from labkit.serve import completions, embeddings, window
 from labkit.serve.engine_thread import Controls
 from labkit.serve.errors import SERVER, ApiError
-from labkit.serve.gate import Gate, handlers
+from labkit.serve.gate import Gate, Head, handlers
 from labkit.serve.service import Service, unknown_model
 from labkit.serve.settings import Settings
 
@@ -87,6 +87,7 @@ def create_app(engine: Controls | None, settings: Settings | None = None) -> Fas
     app.state.service = service
     for each in (router, completions.router, embeddings.router, window.router):
         app.include_router(each)
+    app.add_middleware(Head)
     app.add_middleware(Gate, service=service)
     if settings.allow_origins:
         app.add_middleware(CORSMiddleware, allow_origins=settings.allow_origins, allow_methods=["*"],

@@ -85,10 +85,6 @@ def job_of(service: Service, body: Generation, prompts: list[dict], params: Samp
            asked: int | None) -> Job:
     """asked: the tokens that the client wants, if it says so. Raises ApiError or ValueError for what cannot run."""
     engine = service.ready()
-    size = engine.vocab_size
-    if any(token >= size for token in params.stop_token_ids):
-        raise ApiError(400, f"stop_token_ids is {list(params.stop_token_ids)[:8]}; tokens of this model are from 0 to "
-                            f"{size - 1:,}", param="stop_token_ids")
     for prompt in prompts:
         service.check_length(prompt["prompt_token_ids"], asked, param)
     return Job(body, [engine.request_of(prompt, params) for prompt in prompts], params.n, shape)

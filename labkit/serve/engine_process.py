@@ -50,6 +50,7 @@ class RunnerFacts(NamedTuple):
     num_pages: int
     page_size: int
     max_model_len: int
+    vocab_size: int
 
 
 class Facts(NamedTuple):
@@ -57,7 +58,6 @@ class Facts(NamedTuple):
 
     runner: RunnerFacts
     tokenizer: object
-    vocab_size: int
     embedding_size: int | None
     status: Status
 
@@ -161,8 +161,8 @@ class Host:
             self._status = self._sent = status_of(thread)
             thread.changed = self._changed
             runner = thread.engine.runner
-            facts = Facts(RunnerFacts(runner.num_pages, runner.page_size, runner.max_model_len), thread.tokenizer,
-                          thread.vocab_size, thread.embedding_size, self._sent)
+            facts = Facts(RunnerFacts(runner.num_pages, runner.page_size, runner.max_model_len, runner.vocab_size),
+                          thread.tokenizer, thread.embedding_size, self._sent)
             self.channel.put("loaded", pickle.dumps(facts))
         except BaseException as error:
             self.channel.put("failed", portable(error))
@@ -362,7 +362,7 @@ class EngineProcess(Controls):
     def _loaded_came(self, pickled: bytes) -> None:
         facts: Facts = pickle.loads(pickled)
         self.engine = LLMEngine(facts.runner, facts.tokenizer)
-        self.vocab_size, self.embedding_size = facts.vocab_size, facts.embedding_size
+        self.embedding_size = facts.embedding_size
         self._status_came(facts.status)  # here, not by who waits: the next one may have come by then
         self._loaded.set_result(None)
 

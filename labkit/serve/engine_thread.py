@@ -167,8 +167,8 @@ class Controls(abc.ABC):
     """What a server does with an engine, from any thread, wherever the engine is.
 
     engine: checks requests. stats, steps, faults: what it counts, after its last step or change. healthy: its last
-    steps did not all fail. running: it makes steps. vocab_size: tokens that the model knows. embedding_size: numbers of
-    an embedding; None where there is no encoder. max_waiting: requests that wait for their first step.
+    steps did not all fail. running: it makes steps. embedding_size: numbers of an embedding; None where there is no
+    encoder. max_waiting: requests that wait for their first step.
     """
 
     engine: LLMEngine
@@ -177,7 +177,6 @@ class Controls(abc.ABC):
     faults: int
     healthy: bool
     running: bool
-    vocab_size: int
     embedding_size: int | None
 
     def __init__(self, max_waiting: int):
@@ -366,11 +365,6 @@ class EngineThread(Controls):
     @property
     def healthy(self) -> bool:
         return self._faults_in_a_row < HOPELESS
-
-    @property
-    def vocab_size(self) -> int:
-        model = getattr(self.engine.runner, "model", None)
-        return len(self.engine.tokenizer) if model is None else model.config.vocab_size
 
     @property
     def embedding_size(self) -> int | None:

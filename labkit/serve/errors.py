@@ -69,8 +69,8 @@ def of_exception(error: Exception, retry_after_s: int = 1) -> ApiError:
 
 
 def named(message: str) -> str | None:
-    """The field that a message of SamplingParams begins with: "top_p is 2; it must be ..."."""
-    found = re.match(r"([a-z_]+) is ", message)
+    """The field that a message of the engine's checks begins with: "top_p is 2; it must be ..."."""
+    found = re.match(r"([a-z_]+) (is|has) ", message)
     return found[1] if found else None
 
 

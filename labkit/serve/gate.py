@@ -93,6 +93,29 @@ class Gate:
                            code="wrong_origin")
 
 
+class Head:
+    """An ASGI middleware that answers HEAD as GET, without the body."""
+
+    def __init__(self, app):
+        self._app = app
+
+    async def __call__(self, scope, receive, send) -> None:
+        if scope.get("method") != "HEAD":
+            await self._app(scope, receive, send)
+            return
+
+        async def headers_alone(message) -> None:
+            if message["type"] == "http.response.start":
+                await send(message)
+                await send({"type": "http.response.body"})  # a stream of events now sees that its reader has gone
+
+        asked = scope | {"method": "GET"}
+        try:
+            await self._app(asked, receive, headers_alone)
+        finally:
+            scope |= asked | {"method": "HEAD"}  # with the route, which the Gate logs
+
+
 class Limited:
     """A request's `receive`, of no more bytes and no more seconds than allowed."""
 

@@ -1,7 +1,7 @@
 """OpenAI's requests as pydantic models, and its answers as dictionaries.
 
 A field that is null counts as left out. The ranges of sampling parameters are those of SamplingParams, which names what
-is out of range; here stand the limits that keep a number within what kernels compute with.
+is out of range; here are those that OpenAI sets lower.
 """
 
 from __future__ import annotations
@@ -20,8 +20,7 @@ from labkit.serve.errors import ApiError
 from labkit.serve.settings import Settings
 
 LEAST_LOGPROB = -9999.0  # JSON has no infinity; OpenAI writes this
-PENALTY = 100.0  # a repetition penalty, or one over it, at most: float32 must hold what becomes of a logit
-TEMPERATURE = 100.0
+TEMPERATURE = 2  # at most, as OpenAI has it; the engine takes more
 SEEDS = 1 << 63
 SAMPLING = ("presence_penalty", "frequency_penalty", "repetition_penalty", "temperature", "top_p", "min_p", "top_k",
             "seed", "stop", "stop_token_ids", "min_tokens", "ignore_eos", "include_stop_str_in_output")
@@ -95,11 +94,9 @@ class Generation(Body):
         if isinstance(self.stop, list) and len(self.stop) > settings.max_stop:
             raise ApiError(400, f"stop has {len(self.stop):,} strings; at most {settings.max_stop} are allowed",
                            param="stop")
-        for name, least, most in (("repetition_penalty", 1 / PENALTY, PENALTY), ("temperature", 0, TEMPERATURE),
-                                  ("top_k", -1, 2**31 - 1)):
-            value = getattr(self, name)
-            if value is not None and not least <= value <= most:
-                raise ApiError(400, f"{name} is {short(value)}; it must be from {least} to {most:,}", param=name)
+        if self.temperature is not None and not 0 <= self.temperature <= TEMPERATURE:
+            raise ApiError(400, f"temperature is {short(self.temperature)}; it must be from 0 to {TEMPERATURE}",
+                           param="temperature")
 
     def sampling(self, max_tokens: int | None, logprobs: int | None) -> SamplingParams:
         """Raises ValueError or TypeError that begins with the field's name."""

@@ -221,10 +221,10 @@ def warm_up(engine, seats: int) -> None:
     """Compiles what requests will launch, and on a GPU captures the graphs, before the first of them waits for it."""
     from labkit import device
     from labkit.engine.runner import buckets
-    from labkit.engine.sampling_params import SamplingParams
+    from labkit.engine.sampling_params import MAX_N, SamplingParams
 
     plain = {"max_tokens": 3, "ignore_eos": True}
-    for count in buckets(seats) if device.on_gpu() else (1, seats):
+    for count in buckets(min(seats, MAX_N)) if device.on_gpu() else (1, min(seats, MAX_N)):
         run_alone(engine, SamplingParams(n=count, **plain))
     for special in ({"repetition_penalty": 1.1}, {"logprobs": 1}, {"min_tokens": 2}):
         run_alone(engine, SamplingParams(**plain | special))

@@ -114,18 +114,12 @@ class Service:
             self._being_read -= 1
 
     def tokens_of(self, prompt: str | list[int], param: str, marks: bool = True) -> dict:
-        """A prompt as Controls.submit takes it. marks: with those that the tokenizer sets around a text. Raises
-        ApiError for one that is too long, or for what is no token."""
-        engine = self.ready()
-        context = engine.max_model_len
+        """A prompt as Controls.submit takes it, which checks its tokens. marks: with those that the tokenizer sets
+        around a text. Raises ApiError for a text that is too long."""
         if isinstance(prompt, list):
-            size = engine.vocab_size
-            wrong = next((token for token in prompt if not 0 <= token < size), None)
-            if wrong is not None:
-                raise ApiError(400, f"{param} has the token {short(wrong)}; tokens of this model are from 0 to "
-                                    f"{size - 1:,}", param=param)
             return {"prompt_token_ids": prompt}
-        most = self.settings.max_prompt_characters or CHARACTERS_A_TOKEN * context
+        engine = self.ready()
+        most = self.settings.max_prompt_characters or CHARACTERS_A_TOKEN * engine.max_model_len
         if len(prompt) > most:
             raise too_long(f"{param} has {len(prompt):,} characters; at most {most:,} are read", param)
         return {"prompt": prompt, "prompt_token_ids": engine.tokenizer.encode(prompt, marks)}

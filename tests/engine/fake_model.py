@@ -60,7 +60,8 @@ class FakeRunner:
     """padded: steps are padded as captured graphs want them."""
 
     def __init__(self, num_pages: int, page_size: int = 4, max_num_seqs: int = 4, max_model_len: int = 64,
-                 padded: bool = False):
+                 padded: bool = False, vocab_size: int = VOCABULARY):
+        self.vocab_size = vocab_size
         self.num_pages, self.page_size, self.max_model_len = num_pages, page_size, max_model_len
         self.max_num_seqs, self.padded = max_num_seqs, padded
         self.builder = BatchBuilder(max_num_seqs, -(-max_model_len // page_size), page_size)

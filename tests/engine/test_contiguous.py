@@ -45,5 +45,11 @@ def test_what_it_cannot_hold_is_refused():
         blocks.take(long, [])
     llm = LLM(FakeRunner(7, 4, 4, 10), max_num_seqs=4, max_num_batched_tokens=16,
               blocks=partial(ContiguousBlocks, longest=10))
-    with pytest.raises(ValueError, match="request 0 has n > 1; without pages"):
+    running = llm.stream([[1, 2]], SamplingParams(max_tokens=6, ignore_eos=True))
+    next(running)
+    with pytest.raises(ValueError, match="request 1 has n > 1; without pages"):
         llm.generate([[1, 2]], SamplingParams(n=2, max_tokens=2))
+    llm.engine.runner.max_model_len = 20
+    with pytest.raises(ValueError, match="request 1 may become 17 tokens long; longest is 10"):
+        llm.generate([[1, 2]], SamplingParams(max_tokens=15))
+    assert len(list(running)) == 5  # it ran on

@@ -126,6 +126,41 @@ def test_stop_strings_are_found_as_if_characters_came_one_by_one(pieces, stops, 
             break
 
 
+def test_a_short_text_shows_nothing_of_a_long_stop_string():
+    stop = "<|im_end|>"
+    shown = Detokenizer(lambda ids: "".join(stop[number] for number in ids), stop=[stop])
+    assert [(shown.push(number), shown.safe)[1] for number in range(len(stop))] == [""] * len(stop)
+    assert shown.stopped == stop
+
+
+def test_a_streams_text_only_grows():
+    """Texts are made of pieces of the stop strings, so that most of them begin one, and are cut into tokens anywhere.
+    At the end nothing is missing that no stop string took."""
+    rng, ended = random.Random(3), 0
+    for _ in range(1500):
+        stops = ["".join(rng.choices("ab🙂", k=rng.choice([1, 2, 5, 12]))) for _ in range(rng.randint(1, 3))]
+        parts = [stop[begin : begin + rng.randint(1, 12)] for stop in rng.choices(stops, k=rng.randint(1, 6))
+                 for begin in [rng.randint(0, len(stop) - 1)]]
+        text = "".join([rng.choice(stops)[:-1] if rng.random() < 0.5 else "", *parts])
+        cuts = sorted(rng.choices(range(len(text) + 1), k=rng.randint(0, len(text))))
+        tokens = [text[begin:end] for begin, end in zip([0, *cuts], [*cuts, len(text)], strict=True)]
+        include = rng.random() < 0.3
+        shown = Detokenizer(lambda ids, tokens=tokens: "".join(tokens[number] for number in ids), stop=stops,
+                            include_stop=include)
+        seen = [""]
+        for number in range(len(tokens)):
+            stopped = shown.push(number)
+            seen.append(shown.safe)
+            if stopped is not None:
+                break
+        shown.flush()
+        assert (shown.text, shown.stopped) == plain(text, stops, include)
+        for before, after in zip(seen, [*seen[1:], shown.text], strict=True):
+            assert after.startswith(before), (stops, tokens, seen, shown.text)
+        ended += shown.stopped is not None
+    assert 300 < ended < 1400
+
+
 @pytest.mark.parametrize("stop", ["b", "bb", "aba"])
 def test_before_min_tokens_no_stop_string_counts(stop):
     """Nor one that begins before and ends after."""

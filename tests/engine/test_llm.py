@@ -2,6 +2,7 @@
 
 import random
 
+import numpy as np
 import pytest
 
 from labkit._common.errors import UserError
@@ -173,6 +174,117 @@ def test_a_prompt_that_is_refused_leaves_none_of_the_others_behind():
     llm.abort("0")  # there is none of this name
     assert not llm.engine._requests and not llm._news
     assert len(llm.generate(["abc"], SamplingParams(max_tokens=3, **LONG))[0].outputs[0].token_ids) == 3
+
+
+NO_PROMPT = [
+    ([[-3]], ValueError, "prompt has the token -3; tokens of this model are from 0 to 10"),
+    ([[10**12]], ValueError, "prompt has the token 1000000000000; tokens of this model are from 0 to 10"),
+    ([[VOCABULARY]], ValueError, "prompt has the token 11; tokens of this model are from 0 to 10"),
+    ([0, VOCABULARY], ValueError, "prompt has the token 11"),
+    ([{"prompt_token_ids": [2, -1]}], ValueError, "prompt has the token -1"),
+    (np.array([[1, 2], [3, 11]]), ValueError, "prompt has the token 11"),
+    ([[1.5, 2]], TypeError, "prompt has 1.5; a token id must be a whole number"),
+    ([[2, True]], TypeError, "prompt has True; a token id must be a whole number"),
+    ([[2, None]], TypeError, "prompt has None"), ([[[1, 2]]], TypeError, r"prompt has \[1, 2\]"),
+    ([["abc"]], TypeError, "prompt has 'abc'"), ([np.array([1.0, 2.0])], TypeError, "prompt has 1.0"),
+    ([np.array([[1, 2]])], TypeError, "it must be a list of token ids"),
+    ([None], TypeError, "prompt is None; it must be a text, a list of token ids, "),
+    ([1.5, 2], TypeError, "prompt is 1.5; it must be a text"),
+    ([b"abc"], TypeError, "prompt is b'abc'"), ([True], TypeError, "prompt has True"),
+    ({"text": "x"}, ValueError, "its keys must be prompt, prompt_token_ids or both"),
+    ({"prompt": "a", "text": "x"}, ValueError, "its keys must be"), ([{}], ValueError, "its keys must be"),
+    ({"prompt": [1]}, TypeError, "the value of its key prompt must be a text"),
+    ({"prompt": None}, TypeError, "prompt is None"),
+    ({"prompt_token_ids": None}, TypeError, "prompt is None; it must be a list of token ids"),
+    ({"prompt_token_ids": "abc"}, TypeError, "prompt is 'abc'; it must be a list of token ids"),
+    (None, TypeError, "prompts is None; it must be a prompt or a list of prompts"), (5, TypeError, "prompts is 5"),
+    (b"abc", TypeError, "prompts is b'abc'"), ([""], ValueError, "the prompt has no token"),
+    ([[]], ValueError, "the prompt has no token"), (["a" * 64], ValueError, "at most 63 fit"),
+]  # fmt: skip
+NO_PARAMS = [
+    (SamplingParams(stop_token_ids=[VOCABULARY], min_tokens=2), ValueError,
+     "stop_token_ids has the token 11; tokens of this model are from 0 to 10"),
+    (SamplingParams(stop_token_ids=range(VOCABULARY), min_tokens=2), ValueError, "all tokens of the model end the"),
+    (SamplingParams(stop_token_ids=[token for token in range(VOCABULARY) if token != END], min_tokens=2), ValueError,
+     "all tokens of the model end the output"),
+    (SamplingParams(max_tokens=None, min_tokens=62), ValueError, "min_tokens is 62; after a prompt of 3 tokens at "
+                                                                 "most 61 fit"),
+    ({"temperature": 1}, TypeError, r"sampling_params is \{'temperature': 1\}; it must be"),
+    ([{"temperature": 1}], TypeError, r"sampling_params is \{'temperature': 1\}; it must be a SamplingParams"),
+    ([None], TypeError, "sampling_params is None"), (5, TypeError, "sampling_params is 5"),
+]  # fmt: skip
+REFUSED = [*((prompt, None, *error) for prompt, *error in NO_PROMPT), *(("abc", *rest) for rest in NO_PARAMS)]
+
+
+@pytest.mark.parametrize("alone", [True, False])
+def test_a_bad_request_ends_alone(alone):
+    """The others run on as if it had never been there; alone: none of the others comes with it."""
+    llm, params = engine(), SamplingParams(max_tokens=50, **LONG)
+    running = llm.stream(["kab", "cab"], params)
+    last = {output.request_id: output for output in [next(running) for _ in range(4)]}
+    before, pages, requests = llm.stats(), llm.engine.blocks.num_free, list(llm.engine._requests)
+    for prompts, each, kind, message in REFUSED:
+        if not alone:
+            if not isinstance(prompts, list | str) or isinstance(each, list | dict | int):
+                continue
+            many = prompts if isinstance(prompts, list) and not isinstance(prompts[0], int) else [prompts]
+            prompts = ["abc", *many, "abc"]
+        with pytest.raises(kind, match=message):
+            llm.generate(prompts, each)
+        assert list(llm.engine._requests) == requests == list(llm._news) and not llm.engine._aborted
+        assert llm.stats() == before and llm.engine.blocks.num_free == pages
+    last |= {output.request_id: output for output in running}
+    assert [seen(last[number].outputs[0]) for number in "01"] == [expected(each, params) for each in ("kab", "cab")]
+    assert llm.stats().steps == 50  # as many as without the others' errors
+    assert seen(llm.generate("abc", params)[0].outputs[0]) == expected("abc", params)
+
+
+def test_an_id_that_no_tokenizer_guards_is_refused_too():
+    llm, params = LLM(FakeRunner(30), max_num_seqs=4), SamplingParams(max_tokens=5, **LONG)
+    for prompts, kind, message in NO_PROMPT:
+        if message != "the prompt has no token" and not (isinstance(prompts, list) and isinstance(prompts[0], str)):
+            with pytest.raises(kind, match=message):
+                llm.generate(prompts, params)
+    assert not llm.engine._requests and len(llm.generate([[3]], params)[0].outputs[0].token_ids) == 5
+
+
+def test_integers_of_numpy_are_token_ids():
+    llm, params = engine(), SamplingParams(max_tokens=4, **LONG)
+    arrays = [np.array([0, 1, 2]), np.array([0, 1, 2], np.uint8), [np.int64(0), 1, np.int32(2)], (0, 1, 2), range(3),
+              {"prompt_token_ids": np.array([0, 1, 2])}]
+    outputs = [llm.generate(each, params) for each in arrays]
+    outputs += [llm.generate([each], params) for each in arrays] + [llm.generate(np.array([[0, 1, 2]]), params)]
+    for (output,) in outputs:
+        assert output.prompt_token_ids == [0, 1, 2] and set(map(type, output.prompt_token_ids)) == {int}
+        assert seen(output.outputs[0]) == expected("abc", params)
+    assert len(llm.generate(np.array([[0, 1], [2, 3]]), params)) == 2
+
+
+def test_a_request_that_cannot_be_entered_is_not_registered(monkeypatch):
+    llm, params = engine(), SamplingParams(max_tokens=4, **LONG)
+    with monkeypatch.context() as broken, pytest.raises(OverflowError):
+        broken.setattr(llm.engine.tokenizer, "decode", lambda ids, marks: (300).to_bytes(1))
+        llm.generate("abc", params)
+    assert not llm.engine._requests and not llm.engine.scheduler.has_unfinished()
+    assert seen(llm.generate("abc", params)[0].outputs[0]) == expected("abc", params)
+
+
+def test_a_name_that_is_taken_already_harms_no_one():
+    llm, params = engine(), SamplingParams(max_tokens=20, **LONG)
+    mine = llm.engine.add_request("1", "cab", params)
+    with pytest.raises(ValueError, match="request_id is '1', and the request of this name has not ended yet"):
+        llm.generate(["abc", "kab"], params)
+    assert llm.engine._requests == {"1": mine}
+    assert seen(llm.generate("kab", params)[0].outputs[0]) == expected("kab", params) and mine.finished
+    assert mine.sequences[0].output == expected("cab", params)[0]
+
+
+def test_top_k_of_minus_one_is_all_tokens():
+    for top_k in (-1, 0, 5):
+        params = SamplingParams(max_tokens=20, top_k=top_k, seed=4, ignore_eos=True)
+        assert seen(engine().generate("abc", params)[0].outputs[0]) == expected("abc", params)
+    everything, all_ = (SamplingParams(max_tokens=20, top_k=top_k, seed=4) for top_k in (-1, 0))
+    assert expected("abc", everything) == expected("abc", all_)
 
 
 def test_the_context_ends_what_max_tokens_does_not():

@@ -1,6 +1,7 @@
 """A real model behind the engine: each output is that of the request run alone, in any company."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from labkit import device  # noqa: E402
 from labkit._common.errors import UserError  # noqa: E402
 from labkit.device import launches  # noqa: E402
 from labkit.engine import LLM, SamplingParams  # noqa: E402
+from labkit.engine.load_runner import runner_of  # noqa: E402
 from labkit.engine.model_runner import ModelRunner  # noqa: E402
 from labkit.measure.series.llama import decoding  # noqa: E402
 
@@ -192,6 +194,86 @@ def test_logits_that_are_no_numbers_are_named(model):
     broken = model.with_kernels(replace(model.kernels, linear=linear))
     with pytest.raises(ValueError, match="request 0: the model's logits are NaN"):
         served(broken, PROMPTS[:1], GREEDY, enforce_eager=True)
+
+
+def test_ids_that_the_model_does_not_have_reach_no_kernel(model, monkeypatch):
+    """Of a tokenizer with more ends of text than the model has tokens: none is written into the row behind."""
+    from labkit.engine import model_runner
+
+    banned, ban = [], model_runner.ban_tokens
+    monkeypatch.setattr(model_runner, "ban_tokens",
+                        lambda logits, pairs, **how: banned.append(pairs.copy_to_host()) or ban(logits, pairs, **how))
+    runner = ModelRunner(model, num_pages=64, max_num_seqs=8, max_num_batched_tokens=32, max_model_len=96)
+    words = SimpleNamespace(stop=(5, 97, 4096), encode=None, decode=lambda ids, marks: f" {len(ids)}")
+    llm = LLM(runner, words, max_num_seqs=8, max_num_batched_tokens=32)
+    others = [replace(GREEDY, ignore_eos=True)] * 4
+    outputs = llm.generate(PROMPTS, [replace(GREEDY, min_tokens=4), *others])
+    assert banned and all(0 <= token < 97 for pairs in banned for token in pairs[:, 1])
+    expected = served(model, PROMPTS[1:], GREEDY)[0]
+    assert [[one.token_ids for one in output.outputs] for output in outputs[1:]] == expected
+    words.stop = (97,)
+    assert len(llm.generate(PROMPTS[:1], replace(GREEDY, min_tokens=4))[0].outputs[0].token_ids) == 12
+    with pytest.raises(ValueError, match="stop_token_ids has the token 4096; tokens of this model are from 0 to 96"):
+        llm.generate(PROMPTS[:1], replace(GREEDY, min_tokens=2, stop_token_ids=[4096]))
+
+
+@pytest.mark.parametrize("wrong", [[[-3]], [[10**12]], [[97]], [[1.5, 2]], [None], {"text": "x"}])
+def test_a_bad_request_ends_alone(model, wrong):
+    runner = ModelRunner(model, num_pages=64, max_num_seqs=8, max_num_batched_tokens=32, max_model_len=96)
+    llm = LLM(runner, max_num_seqs=8, max_num_batched_tokens=32)
+    running = llm.stream(PROMPTS[1], GREEDY)
+    next(running)
+    with pytest.raises((ValueError, TypeError), match="prompt "):
+        llm.generate(wrong, GREEDY)
+    assert list(running)[-1].outputs[0].token_ids == served(model, PROMPTS[1:2], GREEDY)[0][0][0]
+    assert [output.outputs[0].token_ids for output in llm.generate(PROMPTS[0], GREEDY)] == served(
+        model, PROMPTS[:1], GREEDY)[0][0]
+
+
+@pytest.mark.parametrize(("wrong", "kind"), [(0, ValueError), (1, ValueError), (-5, ValueError), (1.5, TypeError),
+                                             (True, TypeError)])
+@pytest.mark.parametrize("build", [ModelRunner, runner_of])
+def test_a_longest_sequence_that_cannot_be_is_refused(model, build, wrong, kind):
+    with pytest.raises(kind, match=f"max_model_len is {wrong}; it must be "):
+        build(model, num_pages=8, max_num_seqs=2, max_num_batched_tokens=8, max_model_len=wrong)
+
+
+@pytest.mark.parametrize("name", ["num_pages", "max_num_seqs", "max_num_batched_tokens"])
+def test_sizes_are_one_or_more(model, name):
+    sizes = {"num_pages": 8, "max_num_seqs": 2, "max_num_batched_tokens": 8}
+    for wrong, kind in ((0, ValueError), (2.0, TypeError)):
+        with pytest.raises(kind, match=f"{name} is {wrong}; it must be "):
+            ModelRunner(model, **sizes | {name: wrong})
+
+
+def log_softmax(logits) -> np.ndarray:
+    x = logits.copy_to_host()[0].astype(np.float64)
+    x -= x.max()
+    return x - np.log(np.exp(x).sum())
+
+
+@pytest.mark.parametrize("params", [
+    SamplingParams(temperature=0, max_tokens=12, logprobs=4),
+    SamplingParams(temperature=0, max_tokens=12, logprobs=4, frequency_penalty=2.0, repetition_penalty=1.5),
+    SamplingParams(temperature=3.0, seed=2, max_tokens=12, logprobs=4, min_tokens=12, stop_token_ids=[1, 2, 3]),
+], ids=["greedy", "penalties", "drawn"])  # fmt: skip
+def test_logprobs_are_the_models_whatever_is_drawn_from(model, params):
+    """Before penalties, the temperature and what is banned; ranks begin with 1."""
+    _, llm = served(model, [], GREEDY)
+    (one,) = llm.generate(PROMPTS[1], params)[0].outputs
+    alone, ranks = llama.Alone(model, 96), []
+    logits = alone(PROMPTS[1])
+    for token, found in zip(one.token_ids, one.logprobs, strict=True):
+        expected = log_softmax(logits)
+        order = np.argsort(-expected, kind="stable")
+        ranks.append(found[token].rank)
+        assert found[token].rank == order.tolist().index(token) + 1
+        assert {each for each in found if found[each].rank <= 4} == set(order[:4].tolist())
+        for each, listed in found.items():
+            assert listed.logprob == pytest.approx(expected[each], abs=1e-4)
+            assert listed.rank == order.tolist().index(each) + 1
+        logits = alone([token])
+    assert ranks == [1] * 12 if params.greedy and not params.penalized else max(ranks) > 1
 
 
 def test_a_model_is_loaded_by_the_name_of_its_folder(model, tmp_path):

@@ -1,8 +1,11 @@
 """Names, defaults and checks of vLLM's SamplingParams."""
 
+import re
+
+import numpy as np
 import pytest
 
-from labkit.engine.sampling_params import SamplingParams
+from labkit.engine.sampling_params import NUMBERS, OPTIONAL, SWITCHES, WHOLE, SamplingParams
 
 
 def test_defaults_and_spellings():
@@ -19,22 +22,27 @@ def test_defaults_and_spellings():
 
 
 @pytest.mark.parametrize(("wrong", "message"), [
-    ({"n": 0}, "n is 0; it must be 1 or more"), ({"n": 2, "temperature": 0}, "n is 2; with temperature 0"),
+    ({"n": 0}, "n is 0; it must be from 1 to 1,024"), ({"n": 2, "temperature": 0}, "n is 2; with temperature 0"),
     ({"presence_penalty": 2.5}, "presence_penalty is 2.5; it must be from -2 to 2"),
     ({"frequency_penalty": -3}, "frequency_penalty is -3"), ({"repetition_penalty": 0}, "repetition_penalty is 0"),
-    ({"temperature": -0.1}, "temperature is -0.1; it must be 0 or more"),
+    ({"temperature": -0.1}, "temperature is -0.1; it must be from 0 to 100"),
     ({"temperature": float("nan")}, "temperature is nan"), ({"temperature": float("inf")}, "temperature is inf"),
-    ({"temperature": "hot"}, "temperature is 'hot'"),
     ({"top_p": 0}, "top_p is 0; it must be more than 0 and at most 1"), ({"top_p": 1.1}, "top_p is 1.1"),
-    ({"top_k": -2}, "top_k is -2; it must be -1 or 0, for all tokens, or 1 or more"),
+    ({"top_k": -2}, "top_k is -2; it must be from -1 to 2,147,483,647"),
     ({"min_p": -0.1}, "min_p is -0.1; it must be from 0 to 1"), ({"min_p": 1.5}, "min_p is 1.5"),
     ({"max_tokens": 0}, "max_tokens is 0; it must be 1 or more"),
     ({"min_tokens": -1}, "min_tokens is -1; it must be 0 or more"),
     ({"min_tokens": 17}, "min_tokens is 17, more than max_tokens, which is 16"),
-    ({"logprobs": -1}, "logprobs is -1; it must be 0 or more"), ({"logprobs": 21}, "logprobs is 21; at most 20"),
+    ({"logprobs": -1}, "logprobs is -1; it must be from 0 to 20"),
+    ({"logprobs": 21}, "logprobs is 21; it must be from 0 to 20"),
     ({"stop": ""}, "stop is ''; .* none of them empty"), ({"stop": ["a", ""]}, "none of them empty"),
-    ({"stop": [1]}, "stop is "), ({"stop_token_ids": [-1]}, "stop_token_ids is "),
-    ({"stop_token_ids": ["a"]}, "stop_token_ids is "),
+    ({"stop_token_ids": [3, -1]}, "stop_token_ids has the token -1; token ids are 0 or more"),
+    ({"n": 1025}, "n is 1025; it must be from 1 to 1,024"), ({"n": 10**12}, "n is 1000000000000; it must be from 1"),
+    ({"top_k": 2**31}, "top_k is 2147483648; it must be from -1 to 2,147,483,647"),
+    ({"temperature": 101}, "temperature is 101; it must be from 0 to 100"),
+    ({"repetition_penalty": 1e-30}, "repetition_penalty is 1e-30; it must be from 0.01 to 100"),
+    ({"repetition_penalty": 1e30}, "repetition_penalty is 1e.30"),
+    ({"min_tokens": 10**5000}, "min_tokens is a int too large to show, more than max_tokens"),
 ])  # fmt: skip
 def test_what_cannot_be_is_refused(wrong, message):
     with pytest.raises(ValueError, match=message):
@@ -45,3 +53,29 @@ def test_what_cannot_be_is_refused(wrong, message):
 def test_a_fraction_is_refused_where_a_whole_number_belongs(name):
     with pytest.raises(TypeError, match=f"{name} is 1.5; it must be a whole number"):
         SamplingParams(**{name: 1.5})
+
+
+@pytest.mark.parametrize(("wrong", "message"), [
+    *(({name: value}, f"{name} is {value!r}; it must be a number, ") for value in ("hot", None, True, [1.0])
+      for name in NUMBERS),
+    *(({name: value}, f"{name} is {value!r}; it must be a whole number") for value in ("1", True, [1], 1.0)
+      for name in (*WHOLE, *OPTIONAL)),
+    *(({name: value}, f"{name} is {value!r}; it must be True or False") for value in (1, None, "no")
+      for name in SWITCHES),
+    *(({"stop": value}, f"stop is {value!r}; it must be a text or a list of texts") for value in (5, [1], ["a", None],
+                                                                                                b"a", True, {"a": 1})),
+    *(({"stop_token_ids": value}, f"stop_token_ids is {value!r}; it must be a list of token ids") for value in (
+        5, "a", b"a", {"a": 1}, 0)),
+    *(({"stop_token_ids": [3, value]}, f"stop_token_ids has {value!r}; a token id must be a whole number")
+      for value in ("a", None, 1.5, True, [1])),
+])  # fmt: skip
+def test_a_value_of_the_wrong_type_is_refused(wrong, message):
+    with pytest.raises(TypeError, match=re.escape(message)):
+        SamplingParams(**wrong)
+
+
+def test_numbers_of_numpy_are_those_of_python():
+    params = SamplingParams(n=np.int64(2), temperature=np.float32(0.5), top_k=np.uint8(7), ignore_eos=np.True_,
+                            stop_token_ids=np.array([3, 4]), seed=np.int32(5))
+    same = SamplingParams(n=2, temperature=0.5, top_k=7, stop_token_ids=[3, 4], ignore_eos=True, seed=5)
+    assert params == same and repr(params) == repr(same)

@@ -123,7 +123,7 @@ def test_every_other_operation_was_recorded_beside_a_compiled_pytorch():
 
 
 def test_a_baseline_of_pytorch_says_so():
-    """Whether a row is eager is told by its name."""
+    """A row is eager by its name."""
     for name in HOMES:
         for one in op(name).baselines:
             if one.library == "torch" and one.compile is not False:

@@ -64,7 +64,7 @@ def fake_engine(runner=None, tokenizer=None, **options):
 
 @contextlib.contextmanager
 def served(engine, settings=None, encoder=None):
-    """url, thread, service. At the end no request is left, and no page is held."""
+    """url, thread, service, app. At the end no request is left, and no page is held."""
     settings = replace(settings or Settings(), port=0)
     thread = EngineThread(engine, settings.max_waiting, encoder)
     thread.start()
@@ -75,7 +75,7 @@ def served(engine, settings=None, encoder=None):
     running.start()
     try:
         until(lambda: server.started)
-        yield SimpleNamespace(url=address(sock), thread=thread, service=app.state.service)
+        yield SimpleNamespace(url=address(sock), thread=thread, service=app.state.service, app=app)
         thread.resume()
         until(lambda: thread.unfinished == 0 and app.state.service.active == 0)
     finally:

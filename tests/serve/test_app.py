@@ -120,6 +120,35 @@ def test_health_models_and_paths_that_are_not_there(client):
         assert response.status_code == status and error_of(response)["code"] == code
 
 
+@pytest.mark.parametrize("path", ["/", "/health", "/ready", "/metrics", "/v1/models", "/v1/models/tiny-llama",
+                                  "/v1/models/gpt-5", "/nothing", TEXT])
+def test_head_is_answered_as_get_without_a_body(client, path):
+    head, get = client.head(path), client.get(path)
+    assert head.status_code == get.status_code and head.content == b""
+    assert head.headers["content-type"] == get.headers["content-type"]
+    if path != "/metrics":  # its numbers grow
+        assert head.headers["content-length"] == get.headers["content-length"]
+    assert client.get("/health").status_code == 200  # on the same connection
+
+
+def test_head_of_a_stream_of_events_ends(server, client):
+    response = client.head("/window/events")
+    assert response.status_code == 200 and response.headers["content-type"].startswith("text/event-stream")
+    assert response.content == b"" and client.get("/health").status_code == 200
+    until(lambda: server.app.state.window.watchers == 0)
+
+
+@pytest.mark.parametrize("length", [3, 8, 20])
+def test_what_a_stream_has_shown_stays(client, length):
+    """The text becomes a stop string while it is shorter than the stop string."""
+    whole = expected("abc", SamplingParams(max_tokens=40, **LONG))[1]
+    for begin in (0, 2):
+        stop = whole[begin : begin + length]
+        body = text(max_tokens=40, stop=[stop, "never seen"], stream=True, **LONG)
+        shown = "".join(each["choices"][0]["text"] for each in events(client.post(TEXT, json=body)))
+        assert shown == whole[: whole.find(stop)]
+
+
 # --- What is refused -------------------------------------------------------------------------------------------------
 
 WRONG = [
@@ -129,16 +158,18 @@ WRONG = [
     (TEXT, text(colour=1), 400, "colour", "colour is not a field that this server knows"),
     (TEXT, text(temperature="hot"), 400, "temperature", "temperature is 'hot'"),
     (TEXT, text(temperature=-1), 400, "temperature", "temperature is -1"),
-    (TEXT, text(temperature=1e30), 400, "temperature", "temperature is 1e+30; it must be from 0 to 100.0"),
+    (TEXT, text(temperature=1e30), 400, "temperature", "temperature is 1e+30; it must be from 0 to 2"),
+    (TEXT, text(temperature=2.01), 400, "temperature", "temperature is 2.01; it must be from 0 to 2"),
+    (CHAT, chat(temperature=2.01), 400, "temperature", "temperature is 2.01; it must be from 0 to 2"),
     (TEXT, text(top_p=2), 400, "top_p", "top_p is 2.0; it must be more than 0 and at most 1"),
     (TEXT, text(min_p=-1), 400, "min_p", "min_p is -1.0; it must be from 0 to 1"),
-    (TEXT, text(top_k=-2), 400, "top_k", "top_k is -2"),
+    (TEXT, text(top_k=-2), 400, "top_k", "top_k is -2; it must be from -1 to"),
     (TEXT, text(top_k=2**31), 400, "top_k", "it must be from -1 to 2,147,483,647"),
     (TEXT, text(frequency_penalty=3), 400, "frequency_penalty", "it must be from -2 to 2"),
     (TEXT, text(presence_penalty=-3), 400, "presence_penalty", "it must be from -2 to 2"),
-    (TEXT, text(repetition_penalty=1e-30), 400, "repetition_penalty", "it must be from 0.01 to 100.0"),
+    (TEXT, text(repetition_penalty=1e-30), 400, "repetition_penalty", "it must be from 0.01 to 100"),
     (TEXT, text(seed=2**64), 400, "seed", "seed is 18446744073709551616"),
-    (TEXT, text(n=0), 400, "n", "n is 0; it must be 1 or more"),
+    (TEXT, text(n=0), 400, "n", "n is 0; it must be from 1 to 1,024"),
     (TEXT, text(n=5), 400, "n", "n is 5; at most 4 are allowed"),
     (TEXT, text(n=2, temperature=0), 400, "n", "n is 2; with temperature 0"),
     (TEXT, text(n=True), 400, "n", "n is True"),
@@ -158,7 +189,10 @@ WRONG = [
     (TEXT, text(stop=["a"] * 17), 400, "stop", "stop has 17 strings; at most 16 are allowed"),
     (TEXT, text(stop=[""]), 400, "stop", "stop is ['']"),
     (TEXT, text(stop_token_ids=[11]), 400, "stop_token_ids", "tokens of this model are from 0 to 10"),
-    (TEXT, text(logprobs=21), 400, "logprobs", "logprobs is 21; at most 20"),
+    (TEXT, text(min_tokens=60, max_tokens=None), 400, "min_tokens", "min_tokens is 60, more than max_tokens"),
+    (CHAT, chat(min_tokens=61, max_tokens=None), 400, "min_tokens", "min_tokens is 61; after a prompt of 4 tokens at "
+                                                                    "most 60 fit"),
+    (TEXT, text(logprobs=21), 400, "logprobs", "logprobs is 21; it must be from 0 to 20"),
     (TEXT, text(echo=True), 400, "echo", "echo is True; this server cannot do that"),
     (TEXT, text(best_of=2), 400, "best_of", "this server cannot do that"),
     (TEXT, text(suffix="x"), 400, "suffix", "this server cannot do that"),

@@ -589,7 +589,7 @@ def torch_add_layernorm(torch, x, residual, weight, bias, out):
 
 
 def torch_residual_layernorm(torch, x, residual, weight, bias, out):
-    """(normed, sum), each in memory of its own: into halves of one array torch.compile would copy them."""
+    """(normed, sum), each in memory of its own: into one array torch.compile would copy them."""
     total = x + residual
     return torch.nn.functional.layer_norm(total, weight.shape, weight, bias, EPSILON), total
 

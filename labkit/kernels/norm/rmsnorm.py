@@ -336,7 +336,7 @@ def _torch(torch, x, weight, out):
 
 
 def _torch_add(torch, x, residual, weight, out):
-    """(normed, sum), each in memory of its own: into halves of one array torch.compile would copy them."""
+    """(normed, sum), each in memory of its own: into one array torch.compile would copy them."""
     total = x + residual
     return torch.nn.functional.rms_norm(total, weight.shape, weight, EPS), total
 

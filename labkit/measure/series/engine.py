@@ -69,6 +69,7 @@ class Watched:
     def __init__(self, runner: Runner, num_pages: int | None = None):
         self.runner, self.num_pages = runner, num_pages or runner.num_pages
         self.page_size, self.max_model_len = runner.page_size, runner.max_model_len
+        self.vocab_size = runner.vocab_size
         self.waited = 0.0
         self.steps: list[tuple[float, int, int, int, int]] = []  # time, sequences, rows, tokens in the cache, pages
         self.spans: dict[int, list] = {}  # admission -> seat, number of the request, begin, end

@@ -25,7 +25,7 @@ pytestmark = browser.needed_to("open the window")
 class Paced:
     """Samples tokens that mean nothing, a step every `seconds`."""
 
-    page_size, max_model_len = 16, 1024
+    page_size, max_model_len, vocab_size = 16, 1024, 4096
 
     def __init__(self, num_pages: int):
         self.num_pages, self.seconds, self._random = num_pages, 0.015, random.Random(1)

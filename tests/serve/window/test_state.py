@@ -84,7 +84,7 @@ def test_a_browser_that_heard_every_change_and_one_that_comes_late_see_what_the_
 
 def test_of_many_pages_only_what_is_new_is_looked_at():
     pages, each, count = 30_000, 400, 64
-    engine = LLMEngine(FakeRunner(pages, 16, count, 16 * each + 64), None, max_num_seqs=count,
+    engine = LLMEngine(FakeRunner(pages, 16, count, 16 * each + 64, vocab_size=count), None, max_num_seqs=count,
                        max_num_batched_tokens=10**6)
     blocks = engine.blocks
     for number in range(count):
