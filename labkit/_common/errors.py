@@ -1,9 +1,44 @@
-"""The one exception that the `labkit` command shows as a sentence instead of a traceback, and values in its messages.
+"""What the `labkit` command shows as a sentence instead of a traceback, and what such sentences hold.
 """
+
+import errno
+from collections.abc import Iterable
 
 
 class UserError(Exception):
     """Something that the user can fix. The message says what was wrong and what to do."""
+
+
+# What a machine refuses, whatever the command: errno -> what to say.
+REFUSED = {
+    errno.ENOSPC: "no space is left on the device",
+    errno.EDQUOT: "your disk quota is used up",
+    errno.EFBIG: "the file would be larger than is allowed",
+    errno.EROFS: "the file system is read-only",
+    errno.EACCES: "permission denied",
+    errno.EPERM: "permission denied",
+    errno.EIO: "the device reports an error",
+    errno.EMFILE: "too many files are open",
+    errno.ENFILE: "too many files are open",
+}
+
+
+def refusal(error: OSError) -> str | None:
+    """The sentence for an error that is the machine's; None for one that may be a bug."""
+    why = REFUSED.get(error.errno)
+    return why and f"{error.filename or 'the output'} cannot be written or read: {why}"
+
+
+def names_like(name: str, names: Iterable[str]) -> list[str]:
+    """Up to three of the names, the likest first."""
+    import difflib
+
+    return difflib.get_close_matches(name, list(names), n=3, cutoff=0.5)
+
+
+def did_you_mean(names: list[str]) -> str:
+    """ "did you mean softmax, scan or argmax?"; "" of none."""
+    return f"did you mean {', '.join([*names[:-2], ' or '.join(names[-2:])])}?" if names else ""
 
 
 def short(value, most: int = 80) -> str:

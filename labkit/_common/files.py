@@ -15,6 +15,10 @@ from typing import BinaryIO
 from labkit._common.errors import UserError
 
 PATIENCE_S = 10.0  # a lock is held for milliseconds: who has one for longer has stopped
+OLD_S = 3600.0  # no file takes as long to write
+# .NAME.labkit-xxxxxxxx, and .NAME.ipynb.xxxxxxxx of earlier versions.
+MARK = "labkit-"
+LEFT_OVER = re.compile(rf"\..+\.({MARK}|(?<=\.ipynb\.))[a-z0-9_]{{8}}")
 JSON_NAMES = {dict: "an object, {...}", list: "a list, [...]", str: "a text", bool: "true or false", int: "a number",
               float: "a number", type(None): "null"}
 
@@ -69,32 +73,98 @@ def write_text(path: Path, text: str) -> None:
 @contextlib.contextmanager
 def whole_file(path: Path) -> Iterator[BinaryIO]:
     """A file to write bytes to, beside `path`. It takes the place of `path` when the block ends; when an error or
-    Ctrl-C ends it, what was there stays."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    Ctrl-C ends it, what was there stays. What writers that were killed left in the folder is deleted."""
+    with _errors_name(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _delete_left_over(path.parent)
+        file, temporary = _temporary(path)
+        try:
+            with file:
+                yield file
+                file.flush()
+                if os.name != "nt":  # in the lock; Windows moves no file that is open
+                    _put(temporary, path)
+            if os.name == "nt":
+                _put(temporary, path)
+        except BaseException:
+            Path(temporary).unlink(missing_ok=True)
+            raise
+
+
+@contextlib.contextmanager
+def _errors_name(path: Path) -> Iterator[None]:
+    """Name `path` in errors of the system that name no file, as a write's, or the temporary one."""
     try:
-        with os.fdopen(handle, "wb") as file:
-            yield file
-        os.chmod(temporary, 0o644)  # mkstemp makes it private
-        os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
+        yield
+    except OSError as error:
+        if error.errno and (not error.filename or MARK in str(error.filename)):
+            error.filename = str(path)
         raise
+
+
+def _put(temporary: str, path: Path) -> None:
+    os.chmod(temporary, 0o644)  # mkstemp makes it private
+    os.replace(temporary, path)
+
+
+def _temporary(path: Path) -> tuple[BinaryIO, str]:
+    """A file beside `path`, locked while it is open."""
+    while True:
+        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.{MARK}")
+        _try_lock(handle)
+        if os.name == "nt" or os.fstat(handle).st_nlink:  # else another deleted it before it was locked
+            return os.fdopen(handle, "wb"), temporary
+
+
+def _delete_left_over(folder: Path) -> None:
+    """Delete the files of _temporary whose writers are gone: their locks are free, and where there are no locks,
+    they are old."""
+    names: list[str] = []
+    with contextlib.suppress(OSError):  # it can be written and not be listed
+        names = os.listdir(folder)
+    for name in filter(LEFT_OVER.fullmatch, names):
+        path = folder / name
+        with contextlib.suppress(OSError):  # another process deletes it, too
+            handle = os.open(path, os.O_RDWR | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0))
+            try:
+                is_free = _try_lock(handle)
+                if is_free is None:
+                    is_free = time.time() - os.fstat(handle).st_mtime > OLD_S
+                if is_free and os.name != "nt":
+                    path.unlink()
+            finally:
+                os.close(handle)
+            if is_free and os.name == "nt":
+                path.unlink()
+
+
+def _try_lock(handle: int) -> bool | None:
+    """Whether the lock was free, and is now held until the file is closed; None where there are no locks."""
+    try:
+        import fcntl
+
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return True
+    except BlockingIOError:
+        return False
+    except (ImportError, OSError):
+        return None
 
 
 @contextlib.contextmanager
 def whole_folder(path: Path) -> Iterator[Path]:
     """A folder to fill, beside `path`. It takes the place of `path` when the block ends; when an error or Ctrl-C ends
     it, what was there stays."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    fresh = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}-"))
-    try:
-        yield fresh
-        os.chmod(fresh, 0o755)  # mkdtemp makes it private
-        _swap(fresh, path)
-    except BaseException:
-        shutil.rmtree(fresh, ignore_errors=True)
-        raise
+    with _errors_name(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        fresh = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}-{MARK}"))
+        try:
+            yield fresh
+            os.chmod(fresh, 0o755)  # mkdtemp makes it private
+            _swap(fresh, path)
+        except BaseException:
+            shutil.rmtree(fresh, ignore_errors=True)
+            raise
 
 
 def _swap(fresh: Path, folder: Path) -> None:

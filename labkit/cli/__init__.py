@@ -11,7 +11,7 @@ import typer
 
 from labkit._common.version import __version__
 from labkit.cli import authors, doctor, exercises, grade, lessons, measure, models, sentences, serve
-from labkit.cli.shared import friendly
+from labkit.cli.shared import friendly, guarded
 
 app = typer.Typer(
     help="Write GPU kernels in Python. A course and a library that run on an NVIDIA GPU, and without one too.",
@@ -50,4 +50,4 @@ app.add_typer(authors_app, name="exercises")
 
 
 def main() -> None:
-    app()
+    guarded(app)

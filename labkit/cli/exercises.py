@@ -22,7 +22,7 @@ def find_exercises(course, asked: str | None):
     if asked is None:
         return tuple(c for c in course.chapters if course.exercises_of(c)), None
     stem = os.path.splitext(os.path.basename(asked))[0]
-    if stem.isdigit() or course.called(stem):  # of an earlier name there may be several
+    if stem[:1].isdigit() or course.called(stem):  # of an earlier name there may be several
         chapters = course.pick([asked])
         with_some = tuple(chapter for chapter in chapters if course.exercises_of(chapter))
         if not with_some:

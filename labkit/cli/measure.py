@@ -83,7 +83,7 @@ def bench(
         from labkit.measure.series import simt as measure_simt
 
         raise typer.Exit(measure_simt.main(consoles()[0]) or 0)
-    from labkit._common.errors import UserError
+    from labkit._common.errors import UserError, did_you_mean, names_like
     from labkit.measure import bench as measure
     from labkit.measure.ops import HOMES
 
@@ -100,8 +100,9 @@ def bench(
         if op == "simt":
             raise UserError("simt is timed alone: labkit bench simt")
         if op not in ("all", *HOMES, *measure.SERIES):
-            raise UserError(f"there is no operation {op!r}; there are {', '.join(HOMES)}, all and simt; and the series "
-                            f"{', '.join(measure.SERIES)}")
+            near = did_you_mean(names_like(op, ("all", "simt", *HOMES, *measure.SERIES)))
+            listed = f"there are {', '.join(HOMES)}, all and simt; and the series {', '.join(measure.SERIES)}"
+            raise UserError(f"there is no operation {op!r}; {near or listed}")
     try:
         measure.places(out)
     except ValueError as error:

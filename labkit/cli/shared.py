@@ -1,5 +1,6 @@
 """What the commands share: the consoles, errors as sentences, a bar for running cells, and the option --device."""
 
+import contextlib
 import functools
 import os
 import sys
@@ -16,6 +17,40 @@ Device = Annotated[
     typer.Option("--device", metavar="DEVICE",
                  help="auto, gpu or cpu. The environment variable LABKIT_DEVICE does the same."),
 ]
+
+
+def guarded(app) -> None:
+    """Run the whole command. What the machine refuses, to any command, is a sentence and exit code 2: a full or
+    read-only disk, an output that takes no more, a directory that is gone. What its encoding lacks is replaced."""
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):  # a stand-in of a test may not have it
+            stream.reconfigure(errors="replace")
+    try:
+        os.getcwd()
+    except OSError:
+        _end("the current directory is gone, or is closed to you; change to another, such as: cd ~")
+    try:
+        try:
+            app()
+        finally:
+            if sys.stdout:  # None where it was closed
+                sys.stdout.flush()
+    except OSError as error:
+        from labkit._common.errors import refusal
+
+        sentence = refusal(error)
+        if sentence is None:
+            raise
+        _end(sentence)
+
+
+def _end(sentence: str) -> None:
+    """Leave with a sentence. What the output still holds is dropped: it may be what has failed."""
+    with contextlib.suppress(OSError):  # the same disk
+        print(f"labkit: {sentence}", file=sys.stderr, flush=True)
+    with contextlib.suppress(OSError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    raise SystemExit(2)
 
 
 def friendly(command):

@@ -10,7 +10,7 @@ from functools import cached_property
 from pathlib import Path
 
 from labkit._common import paths
-from labkit._common.errors import UserError, short
+from labkit._common.errors import UserError, did_you_mean, names_like, short
 from labkit._common.files import read_text
 
 NAME = re.compile(r"\d\d_[a-z0-9]+(_[a-z0-9]+)*")
@@ -121,14 +121,11 @@ class Course:
         for entry in self.exercises:
             if entry.name == name:
                 return entry
-        import difflib
-
         names = [entry.name for entry in self.exercises]
-        near = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
         listed = ", ".join(names[:5]) or "none yet"
         if len(names) > 5:
             listed += f" and {len(names) - 5} more; labkit check NN shows those of a chapter"
-        hint = f"did you mean {' or '.join(near)}?" if near else f"the exercises are {listed}"
+        hint = did_you_mean(names_like(name, names)) or f"the exercises are {listed}"
         raise CourseError(f"there is no exercise {name!r}; {hint}")
 
     def exercises_of(self, chapter: Chapter) -> tuple[Entry, ...]:
@@ -150,10 +147,19 @@ class Course:
             stem = Path(asked).stem
             found = self.called(stem) or [c for c in self.chapters if stem.isdigit() and int(stem) == int(c.number)]
             if not found:
-                known = ", ".join(c.number for c in self.chapters)
-                raise CourseError(f"there is no chapter {asked!r}; the chapters are {known}")
+                raise CourseError(f"there is no chapter {asked!r}; {self._chapters_like(stem)}")
             wanted += found
         return tuple(c for c in self.chapters if not wanted or c in wanted)
+
+    def _chapters_like(self, name: str) -> str:
+        numbers = [chapter.number for chapter in self.chapters]
+        listed = ", ".join(numbers) if len(numbers) < 4 else f"{numbers[0]} to {numbers[-1]}"
+        if name.isdigit():
+            return f"the chapters are {listed}"
+        by_topic = {chapter.topic: chapter.name for chapter in self.chapters}  # the number may be another's
+        topic = name.lstrip("0123456789_") or name
+        near = [by_topic[each] for each in names_like(topic.lower(), by_topic)]
+        return did_you_mean(near) or f"the chapters are {listed}"
 
     @cached_property
     def state_dir(self) -> Path:

@@ -1,7 +1,10 @@
 """A file is written whole or not at all, and one that cannot be read is named."""
 
+import errno
 import os
 import stat
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -9,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from labkit._common import files
-from labkit._common.errors import UserError, short
+from labkit._common.errors import UserError, refusal, short
 from labkit._common.files import FileError, locked, read_json, whole_file, whole_folder, write_text
 
 
@@ -139,3 +142,63 @@ def test_long_values_are_cut_off_in_messages():
         deep = [deep]
     assert short("x" * 100) == repr("x" * 100)[:77] + "..."
     assert short(3) == "3" and short(10**5000) == "a int too large to show" and "list" in short(deep)
+
+
+# --- What writers that were killed left ------------------------------------------------------------------------------
+
+WRITER = """
+import pathlib, sys, time
+from labkit._common.files import whole_file
+with whole_file(pathlib.Path(sys.argv[1])) as file:
+    print("open", flush=True)
+    time.sleep(60)
+"""
+
+
+def writer(path: Path) -> subprocess.Popen:
+    process = subprocess.Popen([sys.executable, "-c", WRITER, str(path)], stdout=subprocess.PIPE, text=True)
+    assert process.stdout.readline() == "open\n"
+    return process
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no such locks")
+def test_the_next_write_deletes_what_a_killed_one_left_and_nothing_else(tmp_path):
+    others = {".bashrc.original", ".x.npy.abcdefgh", "x.ipynb.abcdefgh", ".x.ipynb", ".x.labkit-notes"}
+    for name in (*others, ".00_first.ipynb.ab_d1234"):  # the last as earlier versions named it
+        (tmp_path / name).write_text("x")
+    killed, alive = writer(tmp_path / "00_first.ipynb"), writer(tmp_path / "01_second.ipynb")
+    try:
+        killed.kill()
+        killed.wait()
+        before = {path.name for path in tmp_path.iterdir()}
+        write_text(tmp_path / "out.txt", "text")
+        after = {path.name for path in tmp_path.iterdir()}
+    finally:
+        alive.kill()
+        alive.wait()
+        killed.stdout.close()
+        alive.stdout.close()
+    assert any(name.startswith(".00_first.ipynb.labkit-") for name in before)
+    (held,) = [name for name in after if name.startswith(".01_second.ipynb.labkit-")]
+    assert after == {*others, held, "out.txt"}
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no such locks")
+def test_without_locks_what_is_old_is_left_over(tmp_path, monkeypatch):
+    monkeypatch.setattr(files, "_try_lock", lambda handle: None)
+    new, old = tmp_path / ".a.txt.labkit-abcdefgh", tmp_path / ".a.txt.labkit-12345678"
+    new.touch()
+    old.touch()
+    os.utime(old, (1e9, 1e9))
+    write_text(tmp_path / "b.txt", "text")
+    assert new.exists() and not old.exists()
+
+
+@pytest.mark.parametrize("errno_", [errno.ENOSPC, errno.EROFS])
+@pytest.mark.parametrize("make", [whole_file, whole_folder])
+def test_errors_of_the_disk_name_the_file(tmp_path, make, errno_):
+    with pytest.raises(OSError, match="out") as raised, make(tmp_path / "out"):
+        raise OSError(errno_, os.strerror(errno_))
+    assert raised.value.filename == str(tmp_path / "out")
+    assert str(tmp_path / "out") in refusal(raised.value)
+    assert refusal(FileNotFoundError(errno.ENOENT, "a bug", "x")) is None

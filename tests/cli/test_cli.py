@@ -22,6 +22,7 @@ from labkit._common.errors import UserError
 from labkit._common.paths import REPOSITORY
 from labkit.course import copies, exercises
 from labkit.course import registry as course
+from tests import interrupts
 
 ROOT = REPOSITORY
 
@@ -197,6 +198,9 @@ def test_a_missing_lesson_does_not_stop_the_others(labkit, course_dir):
         (["site", "--repository", "x.org"], "--repository must look like https://github.com/owner/name, not 'x.org'"),
         (["run", "--device", "tpu"], "--device tpu is not known; allowed are auto, gpu, cpu"),
         (["learn", "9"], "there is no chapter '9'; the chapters are 00, 01"),
+        (["run", "first"], "there is no chapter 'first'; did you mean 00_first?"),
+        (["run", "07_Secnod"], "there is no chapter '07_Secnod'; did you mean 01_second?"),
+        (["bench", "sofmax"], "there is no operation 'sofmax'; did you mean softmax"),
     ],
 )
 def test_wrong_use_is_a_sentence_and_code_2(labkit, arguments, words):
@@ -342,7 +346,7 @@ def test_learn_on_a_server_says_the_address_and_ctrl_c_ends_jupyterlab(course_di
     environment = {**os.environ, "PYTHONPATH": places, "LABKIT_COURSE": str(course_dir), "PYTHONUNBUFFERED": "1",
                    "JUPYTER_RUNTIME_DIR": str(tmp_path), "COLUMNS": "40"}
     command = [sys.executable, "-m", "labkit", "learn", "--no-browser"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
+    process = interrupts.popen(command, stdout=subprocess.PIPE, text=True, env=environment)
     try:
         lines = [process.stdout.readline()]
         while lines[-1] and not lines[-1].startswith("Ctrl-C here ends it"):
@@ -422,7 +426,7 @@ def test_ctrl_c_stops_cleanly(course_dir):
         """)
     )
     command = [sys.executable, "-c", DRIVER, str(course_dir), "run"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    process = interrupts.popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     try:
         deadline = time.monotonic() + 30
         while not (waiting.exists() and waiting.read_text()):
@@ -559,6 +563,7 @@ def test_a_solution_is_shown_after_passing_or_giving_up(exercised):
         (["check", "scale_vektor"], "there is no exercise 'scale_vektor'; did you mean scale_vector or scale_again?"),
         (["check", "01"], "chapter 01 has no exercises"),
         (["check", "7"], "there is no chapter '7'; the chapters are 00, 01"),
+        (["check", "00_frist"], "there is no chapter '00_frist'; did you mean 00_first?"),
         (["hint", "scale_vector", "--tier", "4"], "tier is 4; the hints of scale_vector are 1 to 3"),
         (["learn", "scale_vector", "--clean"], "--clean is for a lesson; to put the exercise back as it was given"),
         (["reset"], "say which exercise or chapter, or --all"),
@@ -620,7 +625,7 @@ def test_build_check_looks_at_the_exercises(exercised):
 @pytest.mark.sweep
 @pytest.mark.skipif(sys.platform == "win32", reason="POSIX signals")
 def test_watch_checks_again_on_save_and_ends_on_ctrl_c(exercised):
-    process = subprocess.Popen(
+    process = interrupts.popen(
         [sys.executable, "-u", "-m", "labkit", "watch", "count_blocks"], stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT, text=True, cwd=exercised.root,
     )

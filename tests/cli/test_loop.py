@@ -17,6 +17,7 @@ import pytest
 from labkit._common.paths import REPOSITORY
 from labkit.course import registry as courses
 from labkit.course import workbooks
+from tests import interrupts
 
 pytestmark = [pytest.mark.sweep, pytest.mark.skipif(sys.platform == "win32", reason="POSIX signals")]
 
@@ -51,7 +52,7 @@ class Learner:
     def learn(self, command: str, edit) -> str:
         """Runs the command, calls edit(address) once it says the address of JupyterLab, and types Ctrl-C."""
         as_root = ["--allow-root"] if hasattr(os, "geteuid") and os.geteuid() == 0 else []
-        process = subprocess.Popen([sys.executable, "-m", *command.split(), "--no-browser", *as_root],
+        process = interrupts.popen([sys.executable, "-m", *command.split(), "--no-browser", *as_root],
                                    cwd=self.folder, env=self.environment, stdout=subprocess.PIPE,
                                    stderr=subprocess.STDOUT, text=True, start_new_session=True)
         output = ""

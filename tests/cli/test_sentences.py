@@ -20,6 +20,7 @@ from labkit.course import passages, search
 from labkit.course import registry as courses
 from labkit.models import weights
 from labkit.models.weights import File, Published
+from tests import interrupts
 
 TINY = Published("minilm", "someone/tiny", "tiny==1", 10, "tiny",
                  {"config.json": File(2, hashlib.sha256(b"{}").hexdigest())})
@@ -172,7 +173,7 @@ def test_ctrl_c_leaves_nothing_half_written(tmp_path, before):
     (tmp_path / "text").write_text("one\n")
     if before:
         (tmp_path / "out.npy").write_bytes(before)
-    process = subprocess.Popen([sys.executable, "-c", SLOW], cwd=tmp_path, stdout=subprocess.PIPE,
+    process = interrupts.popen([sys.executable, "-c", SLOW], cwd=tmp_path, stdout=subprocess.PIPE,
                                stderr=subprocess.PIPE, text=True,
                                env={**os.environ, "PYTHONPATH": str(REPOSITORY), "LABKIT_DEVICE": "cpu"})
     assert process.stdout.readline() == "begun\n"

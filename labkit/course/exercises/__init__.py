@@ -17,7 +17,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from labkit._common.errors import UserError
+from labkit._common.errors import UserError, did_you_mean, names_like
 from labkit.course.exercises.domains import Reach
 from labkit.course.exercises.edits import Edit
 from labkit.course.exercises.kinds import Exercise, FunctionExercise, KernelExercise, PredictionExercise
@@ -42,10 +42,8 @@ def find(name: str) -> Exercise:
         if exercise.name == name:
             return exercise
         names.append(exercise.name)
-    import difflib
-
-    near = difflib.get_close_matches(str(name), names, n=3, cutoff=0.5)
-    hint = f"did you mean {' or '.join(map(repr, near))}?" if near else f"there are {', '.join(names) or 'none'}"
+    near = names_like(str(name), names)
+    hint = did_you_mean([*map(repr, near)]) or f"there are {', '.join(names) or 'none'}"
     raise KeyError(f"there is no exercise {name!r}; {hint}")
 
 

@@ -8,6 +8,7 @@ child.py     the isolated side: starts once, then forks a process of its own for
 sandbox.py   the trusted side of child.py: starts it, asks it, stops it
 remote.py    an answer in another process, which labkit.course.check takes for a kernel or a function
 judge.py     one answer: secret inputs, the isolated run, the verdict
+notes.py     what a teacher should know, one line a kind and student
 tasks.py     all answers of a class, as they wait to be judged; which of them are equal
 journal.py   the verdicts that have been reached, and one grader at a time
 workers.py   processes of this machine that judge

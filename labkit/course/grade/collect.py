@@ -7,6 +7,9 @@ GitHub Classroom    ASSIGNMENT-USERNAME/.../exercises/x.ipynb, or .../work/exerc
 anything else       STUDENT/.../x.ipynb, or STUDENT.ipynb
 
 Each may lie in a .zip, and a student's folder may hold one.
+
+Students choose the names of what is in their folders, and the times of their files. So a name at the top level alone
+says whose a file is, and the names there together, which the platform chose, say once which layout all of them have.
 """
 
 from __future__ import annotations
@@ -17,13 +20,15 @@ import os
 import re
 import stat
 import zipfile
+from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path, PurePosixPath
 
 from labkit._common.errors import UserError
 from labkit.course.grade.answers import MAX_FILE
+from labkit.course.grade.notes import Note
 
 SUFFIXES = (".ipynb", ".py")
 SKIPPED = {"solutions", "notebooks", "tests", "labkit", "scripts", "__MACOSX", "__pycache__", "node_modules", "build"}
@@ -32,8 +37,9 @@ MAX_ZIP = 64 << 20  # of a zip within a zip, which is read into memory
 MAX_UNPACKED = 2 << 30  # of all files of a zip together
 MAX_RATIO = 200  # unpacked over packed: text reaches 20
 
-MOODLE = re.compile(r"(?P<name>.+?)_(?P<id>\d+)_assignsubmission_file_?(?P<file>.*)")
-CANVAS = re.compile(r"(?P<name>[^_\d][^_]*)(?:_LATE)?_(?P<id>\d+)_(?P<number>\d+)_(?P<file>.+)")
+# The first match counts: what follows it is the student's choice.
+MOODLE = re.compile(r"(?P<name>.+?)_(?P<id>[0-9]+)_assignsubmission_file_?(?P<file>.*)", re.DOTALL)
+CANVAS = re.compile(r"(?P<name>[^_0-9][^_]*)(?:_LATE)?_(?P<id>[0-9]+)_(?P<number>[0-9]+)_(?P<file>.*)", re.DOTALL)
 CHAPTER = re.compile(r"\d\d_[a-z0-9_]+")
 
 
@@ -41,7 +47,7 @@ CHAPTER = re.compile(r"\d\d_[a-z0-9_]+")
 class Found:
     """A file that was handed in. path: below the folder, with a zip as a folder. changed: seconds since 1970."""
 
-    path: PurePosixPath
+    path: PurePosixPath  # as it is on disk until collect() returns, then as it can be shown
     changed: float
     size: int
     read: Callable[[], bytes]
@@ -60,72 +66,98 @@ class Student:
 
 @dataclass
 class Collected:
-    """files: student -> what that student handed in, oldest first. notes: what was left out, and why."""
+    """files: student -> what that student handed in, oldest first. notes: what is in doubt, and what was left out."""
 
     students: dict[str, Student] = field(default_factory=dict)
     files: dict[str, list[Found]] = field(default_factory=dict)
     missing: list[Student] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
+    notes: list[Note] = field(default_factory=list)
 
 
 def collect(folder: Path, roster: Path | None = None) -> Collected:
     """Every submission below `folder`, a directory or a .zip. UserError where there is none, or the roster is wrong."""
     if not folder.exists():
         raise UserError(f"{folder} is not there; give the folder or the .zip with the submissions")
-    collected = Collected()
+    left_out: list[LeftOut] = []
     if folder.is_dir():
-        found = list(_of_directory(folder, collected.notes))
+        found = list(_of_directory(folder, left_out))
     elif zipfile.is_zipfile(folder):
-        found = list(_of_zip(folder, PurePosixPath(), collected.notes))
+        found = list(_of_zip(folder, PurePosixPath(), left_out))
     else:
         raise UserError(f"{folder} is neither a folder nor a .zip")
-    found = _without_shared_root([each for each in found if each.path.suffix.lower() in SUFFIXES])
+    found = [each for each in found if each.path.suffix.lower() in SUFFIXES]
     if not found:
         raise UserError(f"{folder} holds no submissions: no file ends in .ipynb or .py")
-    prefix = _shared_prefix(found)
+    collected = Collected()
+    root = _shared_root(found)
+    if root and root[-1] != "submitted":
+        collected.notes.append(Note("root", f"{_clean(root[-1])} was taken for the folder of all submissions; if it is "
+                                            "one student's, what it holds is not that of others"))
+    layout = _layout_of(found, root, _clean(folder.resolve().stem))
     for each in sorted(found, key=_order):
-        student = _student_of(each.path, folder, prefix)
+        parts = each.path.parts[len(root):]
+        student = layout.student(parts)
         collected.students.setdefault(student.id, student)
-        collected.files.setdefault(student.id, []).append(each)
+        shown = PurePosixPath(layout.shown[parts[0]], *map(_clean, parts[1:]))
+        collected.files.setdefault(student.id, []).append(replace(each, path=shown))
+    owners = {name: name for name in collected.students}  # what a file's place says -> student
     if roster is not None:
-        _match(collected, read_roster(roster))
+        owners = _match(collected, read_roster(roster))
+    _note_claims(collected, layout)
+    for one in left_out:
+        parts = one.path.parts
+        owner = layout.student(parts[len(root):]).id if len(parts) > len(root) and parts[: len(root)] == root else ""
+        owner = owners.get(owner, owner)
+        student = collected.students.get(owner, Student(owner)).shown
+        collected.notes.append(Note(one.kind, f"{_shown(one.path) if parts else folder.stem}{one.why}", student))
     return collected
 
 
 # --- Files ---------------------------------------------------------------------------------------------------------
 
 
-def _of_directory(folder: Path, notes: list[str]) -> Iterator[Found]:
+@dataclass(frozen=True)
+class LeftOut:
+    """A file that is not read. kind: of its note. why: follows the path."""
+
+    kind: str
+    path: PurePosixPath
+    why: str
+
+
+def _of_directory(folder: Path, left_out: list[LeftOut]) -> Iterator[Found]:
     count = 0
     for where, folders, names in os.walk(folder):
         for name in list(folders):
             path = Path(where, name)
             if path.is_symlink():
-                notes.append(f"{_shown(path.relative_to(folder))}: a link, not followed")
+                relative = PurePosixPath(*path.relative_to(folder).parts)
+                left_out.append(LeftOut("link", relative, ": a link, not followed"))
                 folders.remove(name)
             elif name in SKIPPED or name.startswith("."):
                 folders.remove(name)
         folders.sort()
         for name in sorted(names):
             path = Path(where, name)
-            relative = PurePosixPath(*(_clean(part) for part in path.relative_to(folder).parts))
+            relative = PurePosixPath(*path.relative_to(folder).parts)
             if name.startswith(".") or path.suffix.lower() not in (*SUFFIXES, ".zip"):
                 continue
             try:
                 about = path.lstat()
             except OSError as error:
-                notes.append(f"{_shown(relative)}: {error.strerror}")
+                left_out.append(LeftOut("unreadable", relative, f": {error.strerror}"))
                 continue
             if not stat.S_ISREG(about.st_mode):
-                notes.append(f"{_shown(relative)}: a link or a device, not a file; left out")
+                left_out.append(LeftOut("link", relative, ": a link or a device, not a file; left out"))
                 continue
             count += 1
             if count > MAX_FILES:
                 raise UserError(f"{folder} holds more than {MAX_FILES:,} files; is it the right folder?")
             if path.suffix.lower() == ".zip":
-                yield from _of_zip(path, relative.with_suffix(""), notes)
+                yield from _of_zip(path, relative.with_suffix(""), left_out)
             elif about.st_size > MAX_FILE:
-                notes.append(f"{_shown(relative)}: {about.st_size >> 20} MiB, at most {MAX_FILE >> 20} are read")
+                why = f": {about.st_size >> 20} MiB, at most {MAX_FILE >> 20} are read"
+                left_out.append(LeftOut("too large", relative, why))
             else:
                 yield Found(relative, about.st_mtime, about.st_size, _reader(path))
 
@@ -139,48 +171,49 @@ def _reader(path: Path) -> Callable[[], bytes]:
     return read
 
 
-def _of_zip(file, below: PurePosixPath, notes: list[str], depth: int = 0) -> Iterator[Found]:
+def _of_zip(file, below: PurePosixPath, left_out: list[LeftOut], depth: int = 0) -> Iterator[Found]:
     """The files of a zip, each read when it is asked for. What leads out of it, links and bombs are left out."""
     try:
         archive = zipfile.ZipFile(file)
         entries = archive.infolist()
     except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError, RuntimeError) as error:
-        notes.append(f"{_shown(below)}.zip: cannot be read: {error}")
+        left_out.append(LeftOut("archive", below, f".zip: cannot be read: {error}"))
         return
     if len(entries) > MAX_FILES:
-        notes.append(f"{_shown(below)}.zip: {len(entries):,} files; at most {MAX_FILES:,} are read")
+        left_out.append(LeftOut("archive", below, f".zip: {len(entries):,} files; at most {MAX_FILES:,} are read"))
         return
     total = 0
     for entry in entries:
         path = PurePosixPath(entry.filename.replace("\\", "/"))
-        where = below / PurePosixPath(*(_clean(part) for part in path.parts if part != "/"))
+        where = below / PurePosixPath(*(part for part in path.parts if part != "/"))
         suffix = path.suffix.lower()
         if entry.is_dir() or (suffix not in SUFFIXES and suffix != ".zip"):
             continue
         if any(part in SKIPPED or part.startswith(".") and part != ".." for part in path.parts):
             continue
         if path.is_absolute() or ".." in path.parts or ":" in path.parts[0]:
-            notes.append(f"{_shown(where)}: its name leads out of the zip; left out")
+            left_out.append(LeftOut("archive", below, f".zip: {_shown(path)}: its name leads out of it; left out"))
             continue
         if stat.S_ISLNK(entry.external_attr >> 16):
-            notes.append(f"{_shown(where)}: a link; left out")
+            left_out.append(LeftOut("link", where, ": a link; left out"))
             continue
         limit = MAX_ZIP if suffix == ".zip" else MAX_FILE
         total += entry.file_size
         if entry.file_size > limit or total > MAX_UNPACKED or entry.file_size > 1 << 20 and (
                 entry.file_size > MAX_RATIO * max(entry.compress_size, 1)):
-            notes.append(f"{_shown(where)}: too large once unpacked ({entry.file_size:,} bytes); left out")
+            why = f": too large once unpacked ({entry.file_size:,} bytes); left out"
+            left_out.append(LeftOut("too large", where, why))
             continue
         read = _zip_reader(archive, entry, limit)
         if suffix != ".zip":
             yield Found(where, _zip_time(entry), entry.file_size, read)
         elif depth:
-            notes.append(f"{_shown(where)}: a zip in a zip in a zip; left out")
+            left_out.append(LeftOut("archive", where, ": a zip in a zip in a zip; left out"))
         else:
             try:
-                yield from _of_zip(io.BytesIO(read()), where.with_suffix(""), notes, depth + 1)
+                yield from _of_zip(io.BytesIO(read()), where.with_suffix(""), left_out, depth + 1)
             except UserError as error:
-                notes.append(f"{_shown(where)}: {error}")
+                left_out.append(LeftOut("archive", where, f": {error}"))
 
 
 def _zip_reader(archive, entry, limit: int) -> Callable[[], bytes]:
@@ -218,29 +251,118 @@ def _shown(path) -> str:
 # --- Students ------------------------------------------------------------------------------------------------------
 
 
-def _without_shared_root(found: list[Found]) -> list[Found]:
-    """A zip often holds one folder with everything in it: "submitted", or that of the assignment. A folder is taken for
-    such a one if it holds exports by name, or several folders, none of which a student's own would be called."""
-    while found and all(len(each.path.parts) > 1 for each in found):
-        first = {each.path.parts[0] for each in found}
-        inner = {each.path.parts[1] for each in found}
-        if len(first) > 1 or MOODLE.fullmatch(*first):
-            return found
-        exports = all(MOODLE.fullmatch(name) or CANVAS.fullmatch(name) for name in inner)
+@dataclass(frozen=True)
+class Layout:
+    """Whose a file is, by its name at the top level. pattern: of an export's names, or None."""
+
+    pattern: re.Pattern | None
+    prefix: str  # "vectors-" of GitHub Classroom's vectors-USERNAME
+    folder: str  # whose a chapter's notebook is that lies there alone
+    shown: dict[str, str]  # name at the top level -> the same, as it can be shown; no two are equal
+
+    def student(self, parts: tuple[str, ...]) -> Student:
+        top = self.shown.get(parts[0], _clean(parts[0]))
+        if self.pattern and (match := self.pattern.fullmatch(top)):
+            return Student(match["id"], match["name"].replace("_", " ").strip())
+        if len(parts) == 1:
+            stem = PurePosixPath(top).stem
+            return Student(self.folder if CHAPTER.fullmatch(stem) else stem)
+        return Student(top.removeprefix(self.prefix) or top)
+
+
+def _shared_root(found: list[Found]) -> tuple[str, ...]:
+    """The folders around all submissions: "submitted", that of an assignment, or both. One that is alone at the top
+    level is taken for such a folder, not for a student's, if it holds exports of several students by name, or several
+    folders none of which a student's own would be called. Below "submitted", every folder is a student's."""
+    root: tuple[str, ...] = ()
+    inner = _names(found, 0)
+    for depth in range(2):
+        if len(inner) != 1 or not all(len(each.path.parts) > depth + 1 for each in found):
+            break
+        (first,) = inner
+        inner = _names(found, depth + 1)
+        if first == "submitted":
+            return (*root, first)
+        if root or MOODLE.fullmatch(first) or CANVAS.fullmatch(first):
+            break
+        exports = len(inner) > 1 and any(all(map(pattern.fullmatch, inner)) for pattern in (MOODLE, CANVAS))
         folders = len(inner) > 1 and all(len(each.path.parts) > 2 for each in found) and not any(
             name == "exercises" or CHAPTER.fullmatch(name) for name in inner)
-        if not (first == {"submitted"} or "submitted" in inner or exports or folders):
-            return found
-        found = [Found(PurePosixPath(*each.path.parts[1:]), each.changed, each.size, each.read) for each in found]
-    return found
+        if not (inner == {"submitted"} or exports or folders):
+            break
+        root = (first,)
+    return root
 
 
-def _shared_prefix(found: list[Found]) -> str:
-    """ "vectors-" where every folder is named vectors-USERNAME, as GitHub Classroom does."""
-    folders = {each.path.parts[0] for each in found if len(each.path.parts) > 1}
-    classroom = any("exercises" in each.path.parts[1:] for each in found)
+def _names(found: list[Found], depth: int) -> set[str]:
+    return {each.path.parts[depth] for each in found if len(each.path.parts) > depth}
+
+
+def _layout_of(found: list[Found], root: tuple[str, ...], folder: str) -> Layout:
+    """The layout of all submissions: an export's if most names at the top level are such as that platform gives."""
+    below = [each.path.parts[len(root):] for each in found]
+    names = sorted({parts[0] for parts in below})
+    shown: dict[str, str] = {}
+    taken: set[str] = set()
+    for name in names:
+        clean, number = _clean(name), 2
+        while clean in taken:  # two names that differ only in what cannot be shown
+            clean, number = f"{_clean(name)} [{number}]", number + 1
+        taken.add(clean)
+        shown[name] = clean
+    matches = {pattern: sum(bool(pattern.fullmatch(name)) for name in names) for pattern in (CANVAS, MOODLE)}
+    pattern = max(matches, key=matches.__getitem__)  # of as many Canvas: its files can be named as Moodle's are
+    if 2 * matches[pattern] > len(names):
+        return Layout(pattern, "", folder, shown)
+    prefix = "" if "submitted" in root else _classroom_prefix(below)
+    return Layout(None, prefix, folder, shown)
+
+
+def _classroom_prefix(below: list[tuple[str, ...]]) -> str:
+    """ "vectors-" where every folder is named vectors-USERNAME, and most hold exercises, as with GitHub Classroom."""
+    folders = {parts[0] for parts in below if len(parts) > 1}
+    checkouts = {parts[0] for parts in below if "exercises" in parts[1:-1]}
     shared = os.path.commonprefix(sorted(folders))
-    return shared[: shared.rfind("-") + 1] if classroom and len(folders) > 1 else ""
+    return shared[: shared.rfind("-") + 1] if len(folders) > 1 and 2 * len(checkouts) > len(folders) else ""
+
+
+def _note_claims(collected: Collected, layout: Layout) -> None:
+    """Note each file whose name below the top level is that of another student."""
+    owners: dict[str, set[str]] = {}
+    for name, student in collected.students.items():
+        for key in _keys(student):
+            owners.setdefault(key, set()).add(name)
+    for name, files in collected.files.items():
+        student = collected.students[name]
+        for each in files:
+            parts = each.path.parts
+            if layout.pattern and not layout.pattern.fullmatch(parts[0]):
+                collected.notes.append(Note("layout", f"{_shown(each.path)} is not named as the platform names the "
+                                                      "others", student.shown))
+            if any(_claims_another(part, name, student, owners) for part in _chosen(parts, layout)):
+                collected.notes.append(Note("another student", f"{_shown(each.path)} is named as another student's "
+                                                               "file; only its place counts", student.shown))
+
+
+def _chosen(parts: tuple[str, ...], layout: Layout) -> tuple[str, ...]:
+    """The names that the student chose: all below the top level, and there what an export's name ends with."""
+    match = layout.pattern.fullmatch(parts[0]) if layout.pattern else None
+    return (match["file"], *parts[1:]) if match else parts[1:]
+
+
+def _claims_another(part: str, name: str, student: Student, owners: dict[str, set[str]]) -> bool:
+    """Whether a name within a student's folder is one that a platform, or the class, gives to another student."""
+    match = MOODLE.fullmatch(part) or CANVAS.fullmatch(part)
+    if match:
+        keys = _keys(Student(match["id"], match["name"].replace("_", " ")))
+        if owners.get(match["id"], set()) - {name}:  # whatever its name
+            return True
+    else:
+        words = PurePosixPath(part).stem.casefold().split("-")  # vectors-USERNAME, and a name may hold a - itself
+        keys = {key for k in range(len(words)) if not (key := "-".join(words[k:])).isdigit()}
+    if keys & _keys(student):
+        return False
+    return bool(match and match.re is MOODLE) or any(owners.get(key, set()) - {name} for key in keys)
 
 
 def _order(found: Found) -> tuple:
@@ -293,27 +415,34 @@ def _keys(student: Student) -> set[str]:
     return keys - {""}
 
 
-def _match(collected: Collected, roster: list[Student]) -> None:
-    """Give submissions the ids of the roster; find who is missing."""
+def _match(collected: Collected, roster: list[Student]) -> dict[str, str]:
+    """Give submissions the ids of the roster; find who is missing. Returns submission's student -> id."""
     by_key: dict[str, set[str]] = {}
     listed = {student.id: student for student in roster}
     for student in roster:
         for key in _keys(student):
             by_key.setdefault(key, set()).add(student.id)
-    students, files = {}, {}
+    wanted: dict[str, str] = {}
     for name, student in collected.students.items():
-        wanted = _keys(student) | {"".join(sorted(re.findall(r"\w+", student.name.casefold())))}
-        ids = {one for key in wanted for one in by_key.get(key, ()) if len(by_key[key]) == 1}
+        keys = _keys(student) | {"".join(sorted(re.findall(r"\w+", student.name.casefold())))}
+        ids = {one for key in keys for one in by_key.get(key, ()) if len(by_key[key]) == 1}
         if student.id in listed:
             ids = {student.id}
         if len(ids) == 1:
-            (known,) = ids
-        else:
+            (wanted[name],) = ids
+    claims = Counter(wanted.values())
+    students, files, owners = {}, {}, {}
+    for name, student in collected.students.items():
+        known = wanted.get(name, name)
+        if known not in listed:
+            collected.notes.append(Note("roster", "not in the roster", student.shown))
+        elif known != name and claims[known] > 1:  # a name can be chosen; an id is the platform's
+            collected.notes.append(Note("same name", f"has the name of {listed[known].shown} in the roster, and is not "
+                                                     "the only one; graded apart", student.shown))
             known = name
-            collected.notes.append(f"{student.shown}: not in the roster")
+        owners[name] = known
         students[known] = listed.get(known, student)
-        files.setdefault(known, []).extend(collected.files[name])
-    for each in files.values():
-        each.sort(key=_order)
+        files[known] = collected.files[name]
     collected.students, collected.files = students, files
     collected.missing = [student for student in roster if student.id not in files]
+    return owners

@@ -16,6 +16,7 @@ from labkit._common.paths import REPOSITORY
 from labkit.course.grade import cluster, sandbox
 from labkit.course.grade.judge import Settings
 from labkit.course.grade.tasks import Task, labkit_digest
+from tests import interrupts
 from tests.course.grade.made_up import RIGHT_FUNCTION, function_cells, hand_in, stand_in
 
 pytestmark = pytest.mark.sweep  # README's command installs no dask; .ci/run does, before the sweep
@@ -230,7 +231,7 @@ def test_ctrl_c_ends_a_run_on_a_local_cluster_quietly_and_the_next_goes_on(tmp_p
         hand_in(tmp_path / "class" / f"student{number}" / "x.ipynb", *function_cells(f"K = {number}\n{RIGHT_FUNCTION}"))
     command = [sys.executable, "-m", "labkit", "grade", str(tmp_path / "class"), "--out", str(tmp_path / "out"),
                "--secret", str(tmp_path / "secret"), "--workers", "2"]
-    process = subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    process = interrupts.popen(command, cwd=REPOSITORY, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
                                start_new_session=True)
     journal, limit = tmp_path / "out" / ".work" / "journal", time.monotonic() + LIMIT_S
     while len(list(journal.glob("*.json"))) < 3 and time.monotonic() < limit:

@@ -7,7 +7,10 @@ import zipfile
 import pytest
 
 from labkit._common.errors import UserError
+from labkit.course import registry
 from labkit.course.grade.collect import collect
+from labkit.course.grade.notes import KINDS, Note, lines
+from labkit.course.grade.tasks import plan
 from tests.course.grade.made_up import function_cells, hand_in, notebook
 
 CELLS = function_cells()
@@ -47,6 +50,137 @@ def test_each_layout_gives_its_students(layout, tmp_path):
         found = collect(tmp_path / given)
         assert found.students.keys() == students, given
         assert not any("solutions" in str(each.path) for files in found.files.values() for each in files)
+
+
+# --- Whose a file is -----------------------------------------------------------------------------------------------
+
+# Of each layout: where the files of Mallory, who is first in each, and of Bob are, and their ids.
+PLACES = {
+    "nbgrader": ("submitted/mallory/00_start_here/{}", "submitted/bob/00_start_here/{}", "mallory", "bob"),
+    "Moodle, folders": ("Mallory M._123_assignsubmission_file_/{}", "Bob_124_assignsubmission_file_/{}", "123", "124"),
+    "Moodle, files": ("Mallory M._123_assignsubmission_file_{}", "Bob_124_assignsubmission_file_{}", "123", "124"),
+    "Canvas": ("mallory_123_900_{}", "bob_124_901_{}", "123", "124"),
+    "GitHub Classroom": ("vectors-mallory/exercises/{}", "vectors-bob/exercises/{}", "mallory", "bob"),
+    "folders": ("mallory/{}", "bob/{}", "mallory", "bob"),
+}
+# What names a file of Bob's, in any of them.
+FORGED = ["Bob_124_assignsubmission_file_/x.ipynb", "Mallory M._124_assignsubmission_file_/x.ipynb",
+          "Bob_124_assignsubmission_file_x.ipynb", "bob_124_901_x.ipynb", "bob/x.ipynb", "bob.ipynb",
+          "vectors-bob/exercises/x.ipynb", "submitted/bob/00_start_here/x.ipynb",
+          "work/exercises/Bob_124_assignsubmission_file_x.ipynb", "e\u0301\U0001f600_1_2_/bob_124_901_x.ipynb",
+          "a\x1bb\u202e/Bob_124_assignsubmission_file_\n.ipynb"]
+FUTURE = (2100, 1, 1, 0, 0, 0)
+
+
+def forged_archive(names) -> bytes:
+    data = io.BytesIO()
+    with zipfile.ZipFile(data, "w") as archive:
+        for name in names:
+            archive.writestr(zipfile.ZipInfo(name, FUTURE), notebook(*CELLS))
+    return data.getvalue()
+
+
+@pytest.mark.parametrize("wrapped", ["", "week 1/"])
+@pytest.mark.parametrize("forged", [*FORGED, "all of them in a zip"])
+@pytest.mark.parametrize("layout", PLACES)
+def test_a_files_name_and_time_give_it_to_no_other_student(layout, forged, wrapped, tmp_path):
+    """In a directory, in a zip, and in a zip within either; a file that is newer than all others."""
+    mallorys, bobs, mallory, bob = PLACES[layout]
+    inside = forged_archive(FORGED) if forged not in FORGED else notebook(*CELLS).encode()
+    name = wrapped + mallorys.format(forged if forged in FORGED else "Bob_124_assignsubmission_file_.zip")
+    names = {wrapped + mallorys.format("x.ipynb"): notebook(*CELLS).encode(), name: inside,
+             wrapped + bobs.format("x.ipynb"): notebook(*CELLS).encode()}
+    with zipfile.ZipFile(tmp_path / "class.zip", "w") as archive:
+        for each, data in names.items():
+            archive.writestr(zipfile.ZipInfo(each, FUTURE if each == name else (2026, 1, 1, 0, 0, 0)), data)
+            path = tmp_path / "class" / each
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(data)
+    future = 4e9
+    os.utime(tmp_path / "class" / name, (future, future))
+    for given in ("class", "class.zip"):
+        found = collect(tmp_path / given)
+        assert found.students.keys() == {mallory, bob}
+        assert len(found.files[bob]) == 1 and found.files[bob][0].changed < 3e9
+        assert len(found.files[mallory]) == 1 + (1 if forged in FORGED else len(FORGED))
+        notes = [note for note in found.notes if note.kind == "another student"]
+        assert notes and {note.student for note in notes} == {found.students[mallory].shown}
+
+
+# An only folder of the other layouts may be that of the class: see the test below.
+@pytest.mark.parametrize("layout", ["nbgrader", "Moodle, folders", "Moodle, files", "Canvas"])
+def test_a_single_student_forges_no_other(layout, tmp_path):
+    """One hand-in, all of whose files are named as another's."""
+    mallorys, _, mallory, _ = PLACES[layout]
+    names = [mallorys.format(f"{who}_assignsubmission_file_/x.ipynb") for who in ("Bob_124", "Carol_125")]
+    zipped(tmp_path / "class.zip", names)
+    assert collect(tmp_path / "class.zip").students.keys() == {mallory}
+
+
+def test_an_only_folder_that_is_taken_for_the_class_is_noted(tmp_path):
+    zipped(tmp_path / "class.zip", ["alice/bob/x.ipynb", "alice/carol/x.ipynb"])
+    found = collect(tmp_path / "class.zip")
+    assert found.students.keys() == {"bob", "carol"} and [note.kind for note in found.notes] == ["root"]
+    zipped(tmp_path / "one.zip", ["alice/Bob_124_assignsubmission_file_x.ipynb"])
+    assert collect(tmp_path / "one.zip").students.keys() == {"alice"}
+
+
+def test_one_students_folders_do_not_make_a_classroom_of_all(tmp_path):
+    zipped(tmp_path / "class.zip", ["cs-alice/x.ipynb", "cs-bob/x.ipynb", "cs-mallory/exercises/x.ipynb"])
+    assert collect(tmp_path / "class.zip").students.keys() == {"cs-alice", "cs-bob", "cs-mallory"}
+
+
+def test_a_stray_file_changes_no_layout(tmp_path):
+    for name in ("Alice_123_assignsubmission_file_/x.ipynb", "Bob_124_assignsubmission_file_/x.ipynb", "stray.ipynb"):
+        hand_in(tmp_path / name, *CELLS)
+    found = collect(tmp_path)
+    assert found.students.keys() == {"123", "124", "stray"}
+    assert [(note.kind, note.student) for note in found.notes] == [("layout", "stray")]
+
+
+def test_folders_that_are_shown_alike_stay_apart(tmp_path):
+    for name in ("bob", "ev\x1bil", "ev\x02il", os.fsdecode(b"Andr\xe9"), os.fsdecode(b"Andr\xe8")):
+        hand_in(tmp_path / name / "x.ipynb", *CELLS)
+    found = collect(tmp_path)
+    assert found.students.keys() == {"bob", "ev?il", "ev?il [2]", "Andr?", "Andr? [2]"}
+    assert all(files[0].path.parts[0] == name and files[0].read() for name, files in found.files.items())
+
+
+def test_a_name_that_was_chosen_takes_no_place_in_the_roster(tmp_path):
+    roster = tmp_path / "roster.csv"
+    roster.write_text("id,name\nm1,Alice\nm2,Bob\n13,Carol\n")
+    for name in ("Bob_124_assignsubmission_file_", "Bob_666_assignsubmission_file_", "Alice_1_assignsubmission_file_",
+                 "Carol_13_assignsubmission_file_", "Carol_667_assignsubmission_file_"):
+        hand_in(tmp_path / "class" / name / "x.ipynb", *CELLS)
+    found = collect(tmp_path / "class", roster)
+    assert found.students.keys() == {"m1", "13", "124", "666", "667"}
+    assert all(len(files) == 1 for files in found.files.values())
+    assert sorted(note.student for note in found.notes if note.kind == "same name") == [
+        "Bob (124)", "Bob (666)", "Carol (667)"]
+
+
+# --- Notes ---------------------------------------------------------------------------------------------------------
+
+
+def test_notes_are_one_line_a_kind_and_student_and_identity_comes_first(tmp_path):
+    """An archive with 400 notebooks made 2,400 notes."""
+    with zipfile.ZipFile(tmp_path / "class.zip", "w") as archive:
+        for number in range(100):
+            archive.writestr(f"alice/{number}.ipynb", notebook(*CELLS))
+            archive.writestr(f"bob/{number}.ipynb", "{")
+            archive.writestr(f"bob/{number}/Alice_{number}_assignsubmission_file_x.ipynb", notebook(*CELLS))
+        archive.writestr("carol/x.ipynb", notebook(*CELLS))
+    notes = plan(registry.load(), collect(tmp_path / "class.zip"), b"a secret of the tests").notes
+    assert [note.partition(":")[0] for note in notes] == ["bob", "bob", "alice", "bob"]
+    assert "named as another student's file;" in notes[0] and notes[0].endswith("(and 99 more like this)")
+    assert "counts, not" in notes[2] and notes[2].endswith("(and 98 more like this)")
+
+
+def test_lines_say_each_kind_once_for_each_student():
+    notes = [Note(kind, f"{number}", student) for number in range(3) for student in ("a", "b") for kind in KINDS[::-1]]
+    found = lines(notes)
+    assert len(found) == 2 * len(KINDS) and lines(notes[:1]) == ["a: 0"]
+    assert found[0] == "a: 0 (and 2 more like this)"
 
 
 def test_a_chapters_notebook_alone_is_that_of_the_folder(tmp_path):
@@ -126,7 +260,7 @@ def test_the_roster_gives_ids_and_finds_who_is_missing(tmp_path):
     found = collect(tmp_path / "class", roster)
     assert found.students.keys() == {"m1", "m2", "13"}
     assert [student.id for student in found.missing] == ["m3"]
-    assert any("mallory" in note and "not in the roster" in note for note in found.notes)
+    assert any("mallory" in note and "not in the roster" in note for note in lines(found.notes))
 
 
 @pytest.mark.parametrize(("text", "message"), [
