@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from labkit.kernels import baselines
+from labkit.kernels import baselines, sampling
 from labkit.kernels.agree import Sample
 from labkit.kernels.baselines import Baseline, forms, is_eager
 from labkit.measure.ops import HOMES, op
@@ -86,3 +86,21 @@ def _array(torch, result) -> np.ndarray:
     if result.dtype == torch.bfloat16:
         return result.contiguous().view(torch.int16).numpy().view(np.uint16)
     return result.numpy()
+
+
+@pytest.mark.parametrize("draw", [sampling.sorted_by_torch, sampling.searched_by_torch])
+@pytest.mark.parametrize(("top_k", "top_p", "min_p", "kept"), [
+    (0, 1.0, 0.0, 8), (0, 0.92, 0.0, 6), (3, 1.0, 0.0, 3), (0, 1.0, 0.3, 5), (5, 0.6, 0.05, 3), (0, 0.01, 0.0, 1)])
+def test_libraries_draw_from_the_same_tokens(draw, top_k, top_p, min_p, kept):
+    """Their draws are other draws than ours: the tokens that may come, and how often each does, are the same."""
+    torch = pytest.importorskip("torch", reason="needs PyTorch")
+    torch.manual_seed(0)
+    count, logits = 20_000, np.log(np.array([5, 24, 2, 16, 11, 3, 20, 19], np.float32))
+    of_all = [torch.from_numpy(np.full(count, value, dtype)) for value, dtype in
+              ((1, np.float32), (top_k, np.int32), (top_p, np.float32), (min_p, np.float32))]
+    drawn = draw(torch, torch.from_numpy(np.tile(logits, (count, 1))), *of_all).numpy()
+    weights = np.exp(logits.astype(np.float64))
+    weights[np.argsort(-weights)[kept:]] = 0
+    rates = np.bincount(drawn, minlength=8) / count
+    np.testing.assert_allclose(rates, weights / weights.sum(), atol=5 * 0.5 / np.sqrt(count))
+    assert (rates[weights == 0] == 0).all()
