@@ -45,7 +45,7 @@ def guarded(app) -> None:
 
 
 def _end(sentence: str) -> None:
-    """Leave with a sentence. What the output still holds is dropped: it may be what has failed."""
+    """Exit with a one-sentence message. Discard what is still buffered for stdout: writing it may be what failed."""
     with contextlib.suppress(OSError):  # the same disk
         print(f"labkit: {sentence}", file=sys.stderr, flush=True)
     with contextlib.suppress(OSError):

@@ -160,8 +160,8 @@ def _problem(error: Exception) -> str:
 
 
 def _sizes(one, quick: bool) -> list[dict | None]:
-    """The op's own size and, on a GPU, those it asks for besides. Of a quick run a small one, on a GPU the op's own,
-    which has a recording beside it."""
+    """Return the sizes to time: on a GPU all of the op's, elsewhere its own. A quick run takes one: on a GPU the op's
+    own, to compare with the recording, elsewhere a small one."""
     if not device.on_gpu():
         return [one.awkward[-1]] if quick else [None]
     if quick:

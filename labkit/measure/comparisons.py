@@ -154,15 +154,21 @@ def _in_torch(ways: Mapping | None, eager: bool | None = None) -> Found:
     return _least((f"PyTorch, {way}", value) for way, value in (ways or {}).items() if fits(way))
 
 
+def _beside_torch(work: str, source: str, size: dict, unit: str, ours: tuple[str, float], ways: Mapping | None
+                  ) -> Comparison:
+    """A time of ours beside PyTorch's fastest way; without a compiled one there is no baseline."""
+    compiled = _in_torch(ways, eager=False) is not None
+    return Comparison(work, source, size, unit, ours, _in_torch(ways) if compiled else None,
+                      _in_torch(ways, eager=True), "" if compiled else NOT_COMPILED)
+
+
 def of_minilm(series: Mapping) -> Iterator[Comparison]:
     """Microseconds a sentence, in graphs."""
     for row in series["rows"]:
-        ours = _least((form, one["us_a_sentence"]) for form, one in row["ours"].items())
-        work = f"MiniLM in float16, {_plural(row['sentences'], 'sentence')} of {row['tokens']} tokens"
-        compiled = _in_torch(row["torch"], eager=False) is not None
-        yield Comparison(work, "minilm", {"sentences": row["sentences"], "tokens": row["tokens"]}, "us a sentence",
-                         ours, _in_torch(row["torch"]) if compiled else None, _in_torch(row["torch"], eager=True),
-                         "" if compiled else NOT_COMPILED)
+        size = {"sentences": row["sentences"], "tokens": row["tokens"]}
+        yield _beside_torch(f"MiniLM in float16, {_plural(row['sentences'], 'sentence')} of {row['tokens']} tokens",
+                            "minilm", size, "us a sentence",
+                            _least((form, one["us_a_sentence"]) for form, one in row["ours"].items()), row["torch"])
 
 
 def of_corpus(series: Mapping) -> Iterator[Comparison]:
@@ -201,23 +207,18 @@ def of_tokens(series: Mapping) -> Iterator[Comparison]:
         ours = _least((row["form"], row["us"] / 1000) for row in rows if row["position"] == position)
         ways = {row["way"]: row["us"] and row["us"] / 1000 for row in series.get("torch") or ()
                 if (row["dtype"], row["position"]) == (dtype, position)}
-        compiled = _in_torch(ways, eager=False) is not None
-        yield Comparison(f"GPT-2 small, a token with {position:,} before it, {dtype}", "token_times",
-                         {"position": position, "dtype": dtype}, "ms", ours, _in_torch(ways) if compiled else None,
-                         _in_torch(ways, eager=True), "" if compiled else NOT_COMPILED)
+        yield _beside_torch(f"GPT-2 small, a token with {position:,} before it, {dtype}", "token_times",
+                            {"position": position, "dtype": dtype}, "ms", ours, ways)
 
 
-def _of_steps(key: str, work: Callable[[int], str]) -> Callable[[Mapping], Iterator[Comparison]]:
+def _of_steps(source: str, key: str, work: Callable[[int], str]) -> Callable[[Mapping], Iterator[Comparison]]:
     """Milliseconds of a step of a Llama, in graphs."""
     def read(series: Mapping) -> Iterator[Comparison]:
         compared = [row for row in series["rows"] if row["torch"]]  # PyTorch runs at some sizes alone
         for row in compared or series["rows"]:
-            compiled = _in_torch(row["torch"], eager=False) is not None
-            yield Comparison(f"Llama 3.2 1B in bfloat16, {work(row[key])}", f"llama_{names[key]}", {key: row[key]},
-                             "ms", ("in a graph", row["ms"]["p50"]), _in_torch(row["torch"]) if compiled else None,
-                             _in_torch(row["torch"], eager=True), "" if compiled else NOT_COMPILED)
+            yield _beside_torch(f"Llama 3.2 1B in bfloat16, {work(row[key])}", source, {key: row[key]}, "ms",
+                                ("in a graph", row["ms"]["p50"]), row["torch"])
 
-    names = {"sequences": "decode", "tokens": "prefill"}
     return read
 
 
@@ -239,8 +240,9 @@ SERIES: dict[str, Callable[[Mapping], Iterator[Comparison]]] = {
     "minilm": of_minilm,
     "minilm_corpus": of_corpus,
     "token_times": of_tokens,
-    "llama_decode": _of_steps("sequences", lambda count: f"a token of {_plural(count, 'sequence')} with 1,024"),
-    "llama_prefill": _of_steps("tokens", lambda count: f"a prompt of {count:,} tokens"),
+    "llama_decode": _of_steps("llama_decode", "sequences",
+                              lambda count: f"a token of {_plural(count, 'sequence')} with 1,024"),
+    "llama_prefill": _of_steps("llama_prefill", "tokens", lambda count: f"a prompt of {count:,} tokens"),
     "engine": of_engine,
 }
 

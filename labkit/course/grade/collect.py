@@ -8,8 +8,8 @@ anything else       STUDENT/.../x.ipynb, or STUDENT.ipynb
 
 Each may lie in a .zip, and a student's folder may hold one.
 
-Students choose the names of what is in their folders, and the times of their files. So a name at the top level alone
-says whose a file is, and the names there together, which the platform chose, say once which layout all of them have.
+Students choose the file names inside their folders, and can set file times. So only the top-level name, which the
+platform chose, decides whose a file is, and all top-level names together decide the layout, once for the archive.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Student:
 
 @dataclass
 class Collected:
-    """files: student -> what that student handed in, oldest first. notes: what is in doubt, and what was left out."""
+    """files: each student's submitted files, oldest first. notes: for the teacher, doubts and files left out."""
 
     students: dict[str, Student] = field(default_factory=dict)
     files: dict[str, list[Found]] = field(default_factory=dict)
@@ -271,9 +271,9 @@ class Layout:
 
 
 def _shared_root(found: list[Found]) -> tuple[str, ...]:
-    """The folders around all submissions: "submitted", that of an assignment, or both. One that is alone at the top
-    level is taken for such a folder, not for a student's, if it holds exports of several students by name, or several
-    folders none of which a student's own would be called. Below "submitted", every folder is a student's."""
+    """Find the folders that wrap all submissions: "submitted", an assignment's, or both. A single top-level folder
+    counts as a wrapper, not as a student's, if it holds several students' exports, or several folders whose names do
+    not occur in a student's own. Below "submitted", every folder is a student's."""
     root: tuple[str, ...] = ()
     inner = _names(found, 0)
     for depth in range(2):
@@ -416,7 +416,7 @@ def _keys(student: Student) -> set[str]:
 
 
 def _match(collected: Collected, roster: list[Student]) -> dict[str, str]:
-    """Give submissions the ids of the roster; find who is missing. Returns submission's student -> id."""
+    """Map submissions to the ids of the roster, and find who is missing. Return that mapping."""
     by_key: dict[str, set[str]] = {}
     listed = {student.id: student for student in roster}
     for student in roster:
