@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 COMPILED = ", compiled"
 AUTOTUNED = ", compiled and autotuned"
-AUTOTUNING = "max-autotune-no-cudagraphs"  # tries Triton in place of cuBLAS, and fuses what follows a product into it
+AUTOTUNING = "max-autotune-no-cudagraphs"  # also tries Triton's matrix products, with their epilogue fused
 
 
 @dataclass(frozen=True)
@@ -46,10 +46,10 @@ class Baseline:
     def title(self) -> str:
         return f"{self.name} ({self.note})" if self.note else self.name
 
-    @property
-    def is_eager(self) -> bool:
-        """Whether it is PyTorch without torch.compile."""
-        return is_eager(self.title)
+    def bound(self, module, *inputs_and_out) -> Callable[[], object]:
+        """Prepare the arguments once, and return the call without arguments that is to be timed."""
+        arguments = inputs_and_out if self.prepare is None else self.prepare(module, *inputs_and_out)
+        return functools.partial(self.call, module, *arguments)
 
 
 def is_eager(title: str) -> bool:
@@ -103,8 +103,8 @@ def numpy_cupy_torch(call: Callable, note: str = "", **more) -> tuple[Baseline, 
 
 
 def gelu_by_cublas(as_columns: Callable) -> Baseline:
-    """x @ weights + bias and GELU, of which the epilogue of cuBLAS has the tanh form alone; as_columns(weights) (K, N).
-    """
+    """gelu(x @ weights + bias) in one call of cuBLAS, whose epilogue has only the tanh form.
+    as_columns(weights) is (K, N)."""
     return Baseline("PyTorch", "torch", lambda torch, x, weights, bias, out: torch._addmm_activation(
         bias, x, as_columns(weights), use_gelu=True), "cuBLAS, bias and GELU fused", compile=False)
 

@@ -323,7 +323,7 @@ def _by_cub(torch, x, bins, scratch, out):
 
 
 def _cub_scratch(torch, x, bins, out):
-    """With the memory that CUB asks for."""
+    """Add the scratch memory that CUB needs to the arguments."""
     return x, bins, torch.empty(_by_cub(torch, x, bins, None, out), dtype=torch.uint8, device=x.device), out
 
 

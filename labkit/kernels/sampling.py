@@ -212,8 +212,9 @@ SEARCHES, BRANCHES = 7, 15  # 16**7 intervals of 32: as fine as float32
 
 
 def _least_kept(torch, scaled, weights, wanted):
-    """The largest number that the `scaled` of weights which sum up to what is `wanted` reach: sixteen intervals a pass,
-    and a pass over the row makes all fifteen sums."""
+    """Find each row's threshold: the largest t for which the weights with scaled >= t add up to `wanted`.
+
+    Each pass divides the interval by sixteen, and reads the row once for all fifteen sums."""
     least = torch.full_like(wanted, -32.0)
     width = -least
     for _ in range(SEARCHES):

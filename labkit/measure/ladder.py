@@ -9,7 +9,6 @@ launch among many in a CUDA graph. Tables compare `ms`, which is the second wher
 
 from __future__ import annotations
 
-import functools
 import json
 import sys
 import time
@@ -288,10 +287,7 @@ class _Contest:
     def time_on_host(self, baseline: Baseline) -> LadderRow:
         """NumPy, which runs once before it is timed, to be checked."""
         out, library = poison(self.host.shape, self.op.dtype), import_library(baseline.library)
-        arguments = (*self.inputs, out)
-        if baseline.prepare is not None:
-            arguments = baseline.prepare(library, *arguments)
-        call = functools.partial(baseline.call, library, *arguments)
+        call = baseline.bound(library, *self.inputs, out)
         begin = time.perf_counter()
         returned = call()
         first_s = time.perf_counter() - begin
@@ -308,9 +304,7 @@ class _Contest:
         """A library on the GPU, on the same memory."""
         library, arguments = import_library(baseline.library), hand_over(baseline.library, *self.on_device, self.out)
         self.out.copy_to_device(self.poison)
-        if baseline.prepare is not None:
-            arguments = baseline.prepare(library, *arguments)
-        call = functools.partial(baseline.call, library, *arguments)
+        call = baseline.bound(library, *arguments)
         with baseline.within(library):
             result = call()
             cuda.synchronize()

@@ -201,7 +201,7 @@ def workload(name: str, rungs: tuple[str, ...], sequence: Path, with_baseline: b
     # Which kernels a baseline launches is not known: they are the last ones, whatever their number.
     for baseline in baselines[:1] if with_baseline else ():
         tensors = measure.hand_over("torch", *on_device, out)
-        run = functools.partial(baseline.call, measure.import_library("torch"), *tensors)
+        run = baseline.bound(measure.import_library("torch"), *tensors)
         once(baseline.title, "baseline", lambda: (run(), None)[1])  # noqa: B023
     sequence.write_text(json.dumps({"size": size, "bytes": one.work.bytes(**size), "done": done}), encoding="utf-8")
 

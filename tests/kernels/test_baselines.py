@@ -63,10 +63,9 @@ def test_pytorch_computes_the_operation(name, monkeypatch):
             continue
         out = np.full(one.shape(**size), 99, one.dtype)
         arguments = [_tensor(torch, value) for value in (*inputs, out)]
-        if baseline.prepare is not None:
-            arguments = baseline.prepare(torch, *arguments)
+        call = baseline.bound(torch, *arguments)
         with baseline.within(torch):
-            result = baseline.call(torch, *arguments)
+            result = call()
         result = _array(torch, arguments[-1] if result is None else result).reshape(out.shape).astype(one.dtype)
         verdict = sample.check(result, baseline)
         assert not verdict.problem, f"{baseline.title}: {verdict.problem}"

@@ -3,27 +3,12 @@
     blas          cuBLAS's calls: gemm, isamax, asum. Without CuPy and a GPU, a NumPy model that reads memory as it does
     column_major  that model
     blas_softmax  softmax from BLAS reductions and two small kernels
-    triton_kernels, tile_kernels    vector addition (and softmax) in Triton and in cuTile
-    tile_model    a NumPy model of the few names of cuda.tile that the course uses
-    series, pictures    what `labkit bench` measures with them, and the lessons' figures
+    triton, cutile    vector addition (and softmax) in Triton and in cuTile
+    cutile_model  a NumPy model of the few names of cuda.tile that the course uses
+    nvcc          CUDA C++ of ours, compiled by nvcc: CUB's histogram
 
 The rest of labkit needs none of the libraries.
 """
-
-import importlib
-
-_MODULES = ("blas", "blas_softmax", "column_major", "pictures", "series", "tile_kernels", "tile_model",
-            "triton_kernels")
-
-
-def __getattr__(name: str):
-    if name in _MODULES:
-        return importlib.import_module(f"{__name__}.{name}")
-    raise AttributeError(f"labkit.kernels.libraries has no {name!r}; it has {', '.join(_MODULES)}")
-
-
-def __dir__():
-    return sorted([*globals(), *_MODULES])
 
 
 def triton_vector_add(triton, a, b, out) -> None:
