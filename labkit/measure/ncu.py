@@ -12,7 +12,6 @@ PROFILED, and PyTorch's kernels, once each at full size; before each pass ncu em
 
 import argparse
 import csv
-import functools
 import io
 import json
 import re
