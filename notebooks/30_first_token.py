@@ -276,8 +276,7 @@ show_source(qwen3.Qwen3)
 # These times were recorded on an H200 for the shapes of Llama 3.2 1B, each kernel in a CUDA graph, without Python's
 # share of a launch. The bound is the time for the bytes at the rate of a copy, or for the flops, whichever is longer; a
 # kernel that only reads can be a little faster than a copy. Where ours is fused, PyTorch launches several kernels;
-# compiled, fewer. (`nan`: not measured compiled.) Which of ours will be furthest from its bound, and which is furthest
-# ahead?
+# compiled, fewer. Which of ours will be furthest from its bound, and which is furthest ahead?
 
 # %%
 print(f"{'fastest rung, in us':28}{'size':26}{'bound':>8}{'ours':>8}{'PyTorch':>9}{'compiled':>10}")
@@ -286,7 +285,7 @@ for name in ("rmsnorm_bf16", "add_rmsnorm_bf16", "rope_split_cache_bf16", "linea
     us = {row.name.split(" (")[0]: 1e3 * (row.graph or row.timing).p50
           for row in ladder.rows if row.timing}
     best = min((row.name for row in ladder.rows if row.kind == "rung" and row.timing), key=us.get)
-    compiled = min((us[name] for name in us if ", compiled" in name), default=math.nan)
+    compiled = min(us[name] for name in us if ", compiled" in name)
     size = " ".join(f"{axis}={length}" for axis, length in ladder.size.items())
     print(f"{best:28}{size:26}{1e3 * ladder.bound_ms:8.1f}{us[best]:8.1f}"
           f"{us['PyTorch']:9.1f}{compiled:10.1f}")

@@ -146,8 +146,10 @@ LESSON_ROWS = {  # as it is called in the lesson -> (operation, row of its ladde
     "CUDA C++, ten kernels": ("gpt2_block", "CUDA C++ (ten kernels)"),
     "ten kernels": ("gpt2_block", "block_ten_kernels"),
     "PyTorch, float32": ("gpt2_block", "PyTorch (torch.nn)"),
+    "PyTorch compiled, float32": ("gpt2_block", "PyTorch, compiled"),
     "seven, float32": ("gpt2_block", "block_fused"),
     "PyTorch, float16": ("gpt2_block_half", "PyTorch (torch.nn)"),
+    "PyTorch compiled, float16": ("gpt2_block_half", "PyTorch, compiled"),
     "seven, float16": ("gpt2_block_half", "block_half"),
 }
 
