@@ -43,5 +43,6 @@ def test_rows_that_are_recorded_are_those_of_the_operations():
     from labkit.models.gpt2_block_op import GPT2_BLOCK, GPT2_BLOCK_HALF
 
     known = {(op.name, name) for op in (GPT2_BLOCK, GPT2_BLOCK_HALF)
-             for name in (*(rung.__name__ for rung in op.rungs), *(form.title for one in op.baselines for form in forms(one)))}
+             for name in (*(rung.__name__ for rung in op.rungs),
+                          *(form.title for one in op.baselines for form in forms(one)))}
     assert set(pictures.LESSON_ROWS.values()) <= known
