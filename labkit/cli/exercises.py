@@ -33,7 +33,11 @@ def find_exercises(course, asked: str | None):
 
 
 def check(
-    which: Which = None,
+    which: Annotated[
+        str | None, typer.Argument(metavar="[NN|NAME]", help="A chapter, or one exercise. What you have written to so "
+                                                             "far when left out.")
+    ] = None,
+    everything: Annotated[bool, typer.Option("--all", help="Every exercise, begun or not.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the verdicts as JSON.")] = False,
     play: Annotated[
         bool, typer.Option("--play", help="Also write a page that plays what fails, step by step, and open it.")
@@ -42,17 +46,25 @@ def check(
 ):
     """Run your exercises (work/exercises/NN_topic.ipynb, as saved) and say what is right and what is wrong.
 
-    Leaves with code 0 if every exercise asked for is passed, with 1 if not.
+    Exits with 0 if every exercise that it ran is passed, and with 1 if one is not or there was nothing to run.
     """
+    from labkit._common.errors import UserError
     from labkit.course import next_step
 
+    if everything and which is not None:
+        raise UserError(f"--all and {which!r} exclude each other")
     console, errors = consoles()
     course = learners_course(errors if as_json else console)
     chapters, entry = find_exercises(course, which)
     if device is not None:
         choose_device(device)
-    results = [result for chapter in chapters
-               for result in check_chapter(console, course, chapter, entry, as_json, play)]
+    results = []
+    for chapter in chapters:
+        only = begun(course, chapter) if which is None and not everything else entry and (entry.name,)
+        if only != ():
+            results += check_chapter(console, course, chapter, only, as_json, play)
+        elif not as_json:
+            console.print(f"{chapter.number}  {chapter.title}: not begun", style="dim", markup=False, soft_wrap=True)
     if as_json:
         import json
 
@@ -68,8 +80,19 @@ def check(
         if play:
             show_players(console, [result.verdict["player"] for result in results if result.verdict])
         say_next(console, next_step.after_check(course, results))
-    if not all(result.passed for result in results):
+    if not results or not all(result.passed for result in results):
         raise typer.Exit(1)
+
+
+def begun(course, chapter) -> tuple[str, ...]:
+    """The exercises of a chapter for which the learner has written something."""
+    from labkit.course import copies
+    from labkit.course.notebooks import edited
+
+    if not chapter.own_workbook.is_file() and not edited(chapter.workbook):
+        return ()
+    answered = copies.written(copies.learners(course, chapter))
+    return tuple(entry.name for entry in course.exercises_of(chapter) if entry.name in answered)
 
 
 def show_players(console, players):
@@ -84,9 +107,9 @@ def show_players(console, players):
         webbrowser.open(Path(written[0]).resolve().as_uri())
 
 
-def check_chapter(console, course, chapter, entry, quiet: bool, play: bool = False):
-    """Run the learner's copy of one notebook; each verdict is shown as it comes. play: the pages of what fails go to
-    .labkit/play."""
+def check_chapter(console, course, chapter, only, quiet: bool, play: bool = False):
+    """Run the learner's copy of one notebook; each verdict is shown as it comes. only: the names of the exercises to
+    check, None for all. play: the pages of what fails go to .labkit/play."""
     from labkit.course import copies, progress, registry
     from labkit.course import workbooks as workbook
 
@@ -103,7 +126,7 @@ def check_chapter(console, course, chapter, entry, quiet: bool, play: bool = Fal
         console.print(f"[bold]{chapter.number}  {chapter.title}[/]  [dim]"
                       f"{registry.shown(chapter, chapter.own_workbook)}[/]")
     notebook = copies.learners(course, chapter)
-    return workbook.run_cells(course, chapter, notebook, only=entry.name if entry else None, on_check=show,
+    return workbook.run_cells(course, chapter, notebook, only=only, on_check=show,
                               env={"LABKIT_PLAY": str(course.state_dir / "play")} if play else None)
 
 
@@ -159,7 +182,7 @@ def watch(which: Which = None, device: Device = None):
             try:
                 say(console, [*copies.arrange(course), *copies.workbook(course, chapter)])
                 seen[chapter] = saved(chapter)  # before the check: a save while it runs is seen
-                results = check_chapter(console, course, chapter, entry, quiet=False)
+                results = check_chapter(console, course, chapter, entry and (entry.name,), quiet=False)
                 say_next(console, next_step.after_check(course, results))
             except courses.CourseError as error:
                 console.print(f"[red]{error}[/]")

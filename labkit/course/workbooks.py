@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -313,23 +313,23 @@ def run_cells(
     course: Course,
     chapter: Chapter,
     notebook,
-    only: str | None = None,
+    only: Collection[str] | None = None,
     env: dict | None = None,
     on_check: Callable | None = None,
 ) -> list[Result]:
     """Run a notebook's cells in a process of its own, whatever fails, and collect what check returned, for each
     exercise.
 
-    only: leave the other exercises' test cells out. on_check(result) is called after each.
+    only: the names of the exercises whose test cells are run; None for all. on_check(result) is called after each.
     A cell that takes longer than CELL_LIMIT_S ends the run.
     """
     cells, owners = [], []
     for cell in notebook.cells:
         name = checked_name(cell.source) if cell.cell_type == "code" else None
-        if cell.cell_type == "code" and (name is None or only in (None, name)):
+        if cell.cell_type == "code" and (name is None or only is None or name in only):
             cells.append(cell.source)
             owners.append(name)
-    wanted = [entry.name for entry in course.exercises_of(chapter) if only in (None, entry.name)]
+    wanted = [entry.name for entry in course.exercises_of(chapter) if only is None or entry.name in only]
     with tempfile.TemporaryDirectory(prefix="labkit-", ignore_cleanup_errors=True) as folder:
         job = Path(folder) / "cells.json"
         job.write_text(json.dumps(cells), encoding="utf-8")

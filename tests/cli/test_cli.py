@@ -82,7 +82,7 @@ OPTIONS = {
     "build": "--check --readme --exercises --search --device",
     "learn": "--list --clean --browser",
     "search": "--count --words --json --device",
-    "check": "--json --play --device",
+    "check": "--all --json --play --device",
     "watch": "--device",
     "hint": "--tier",
     "reset": "--all",
@@ -499,7 +499,7 @@ def exercised(tmp_path, monkeypatch):
 
 @pytest.mark.cpu_device  # a GPU cannot tell two of the known mistakes apart: it does not see the stray thread
 def test_a_learner_checks_makes_progress_and_resets(exercised):
-    done = exercised("check")
+    done = exercised("check", "--all")
     assert done.exit_code == 1 and "0 of 4 passed." in done.output
     assert "`scale_vector` is still as it was given" in done.output
     assert done.output.endswith("Next: answer scale_vector in work/exercises/00_first.ipynb (labkit learn scale_vector "
@@ -532,6 +532,20 @@ def test_a_learner_checks_makes_progress_and_resets(exercised):
     assert done.exit_code == 0 and "what was there is kept as .labkit/backups/exercises/00_first-" in done.output
     assert "3 of 4" in exercised("progress").output  # what was passed stays passed
     assert exercised("check", "count_blocks").exit_code == 1
+
+
+def test_check_without_arguments_checks_what_was_begun(exercised, monkeypatch):
+    with monkeypatch.context() as patched:
+        patched.setattr("labkit.course.workbooks.run_cells", None)  # an untouched course runs nothing
+        done = exercised("check")
+        assert done.exit_code == 1 and "00  First: not begun\nNext: labkit learn 00" in done.output
+        assert not (exercised.root / "work").exists(), "looking makes no copy"
+        assert exercised("check", "--json").output == "[]\n"
+    exercised.write(count_blocks=RIGHT["count_blocks"])
+    done = exercised("check")
+    assert done.exit_code == 0 and "Passed  Count the blocks" in done.output and "Scale" not in done.output
+    done = exercised("check", "--all", "00")
+    assert done.exit_code == 2 and "--all and '00' exclude each other" in done.output
 
 
 def test_hints_tell_more_each_time(exercised):
@@ -598,7 +612,7 @@ def test_what_was_written_into_the_shipped_notebook_is_checked(exercised):
     assert ("What you wrote in exercises/00_first.ipynb (count_blocks) is now in work/exercises/00_first.ipynb, which "
             "is the copy that is checked.") in done.output
     assert "is now in" not in exercised("check", "count_blocks").output
-    assert json.loads(exercised("check", "--json").stdout)[0]["exercise"] == "scale_vector"
+    assert [one["exercise"] for one in json.loads(exercised("check", "--json").stdout)] == ["count_blocks"]
 
 
 @pytest.mark.sweep
