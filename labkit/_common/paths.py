@@ -12,6 +12,19 @@ SOLUTIONS_IN_WHEEL = PACKAGE / "course" / "solutions"  # where there is no check
 MEASUREMENTS = REPOSITORY / "data" / "measurements"
 
 
+def shown(path: Path, root: Path | None = None) -> str:
+    """A file as a message names it: relative to `root` where the current directory is in it, or to the current
+    directory where the file is below that (root=None); absolute otherwise."""
+    path = Path(os.path.abspath(path))
+    try:
+        here = Path.cwd()
+    except FileNotFoundError:  # the current directory was deleted
+        return str(path)
+    if root is None:
+        root = here
+    return path.relative_to(root).as_posix() if here.is_relative_to(root) and path.is_relative_to(root) else str(path)
+
+
 def find_root() -> Path:
     """The checkout: what LABKIT_COURSE names, else where the package lies, or a directory above the current one."""
     if given := os.environ.get("LABKIT_COURSE"):

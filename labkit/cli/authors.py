@@ -1,10 +1,10 @@
 """The commands for authors of exercises: mutate."""
 
-import os
 from typing import Annotated
 
 import typer
 
+from labkit._common import paths
 from labkit.cli.exercises import Which, find_exercises
 from labkit.cli.shared import consoles, fail, progress_bar
 
@@ -51,7 +51,7 @@ def mutate(
                 if len(of) == len(wanted[outcome.exercise]) and not all_:
                     ledger.update(path, of)
     except KeyboardInterrupt:
-        fail(f"Stopped. The exercises that were finished are in {os.path.relpath(path)}.", code=130)
+        fail(f"Stopped. The exercises that were finished are in {paths.shown(path)}.", code=130)
     console.print(f"{tried} mutants of {len(names)} answers: {tried - survived} rejected, {survived} survived, "
                   f"{new} of them not known.", soft_wrap=True)
     if new:

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from labkit._common import paths
 from labkit.cli.shared import Device, choose_device, consoles, fail, learners_course, say, say_next
 
 Which = Annotated[
@@ -138,7 +139,7 @@ def result_text(course, result):
 
     if result.verdict:
         verdict = Verdict.from_result(result.verdict)
-        return replace(verdict, player=verdict.player and os.path.relpath(verdict.player, course.root))
+        return replace(verdict, player=verdict.player and paths.shown(verdict.player, course.root))
     title = course.exercise(result.exercise).title
     return Text.assemble(("Not yet", "bold red"), f"  {title}\n  ", (result.problem, "bold"))
 
@@ -227,7 +228,7 @@ def reset(
             what = f"{entry.name} in {what}"
         console.print(f"reset   {what}")
         if backup:
-            console.print(f"        what was there is kept as {backup.relative_to(course.root)}")
+            console.print(f"        what was there is kept as {paths.shown(backup, course.root)}")
     console.print("If the notebook is open in JupyterLab, reload it from disk (File menu) before you go on.")
     say_next(console, next_step.to_do(entry or course.exercises_of(chapters[0])[0]))
 

@@ -12,6 +12,7 @@ from typing import Annotated
 
 import typer
 
+from labkit._common import paths
 from labkit.cli.shared import Device, choose_device, consoles, fail, learners_course, progress_bar, say, say_next
 
 Lessons = Annotated[
@@ -72,7 +73,7 @@ def run(
 
     console.print()
     console.print(results_table(results))
-    console.print(f"Site: {escape(os.path.relpath(index))}")
+    console.print(f"Site: {escape(paths.shown(index))}")
     if open_:
         import webbrowser
 
@@ -171,7 +172,7 @@ def site(
     broken = pages.broken_links(index.parent)
     for problem in broken:
         errors.print(f"[red]-[/] {escape(problem)}", soft_wrap=True)
-    console.print(f"Site: {escape(os.path.relpath(index))}")
+    console.print(f"Site: {escape(paths.shown(index))}")
     if broken:
         raise typer.Exit(1)
 
@@ -280,7 +281,7 @@ def build_workbooks(console, course, chapters) -> None:
     for chapter in workbook.with_exercises(course, chapters):
         backup = workbook.build(course, chapter)
         if backup:
-            console.print(f"        your edited {chapter.workbook.name} is kept as {backup.relative_to(course.root)}")
+            console.print(f"        your edited {chapter.workbook.name} is kept as {paths.shown(backup, course.root)}")
         console.print(f"wrote   exercises/{chapter.workbook.name}")
 
 
@@ -309,7 +310,7 @@ def build_notebooks(console, course, chapters, device: str | None) -> bool:
                 console.print(f"[bold red]FAILED[/]  {chapter.name}: {escape(in_words(outcome.problem, chapter))}")
                 continue
             if backup:
-                console.print(f"        your edited {chapter.built.name} is kept as {backup.relative_to(course.root)}")
+                console.print(f"        your edited {chapter.built.name} is kept as {paths.shown(backup, course.root)}")
             console.print(f"wrote   notebooks/{chapter.built.name}, {show_time(outcome.seconds)}")
     return failed
 

@@ -1,11 +1,11 @@
 """The commands for models: generate and report."""
 
-import os
 import sys
 from typing import Annotated
 
 import typer
 
+from labkit._common import paths
 from labkit.cli.shared import Device, choose_device, consoles, progress_bar
 
 
@@ -16,8 +16,8 @@ def generate(
                                                 "new text.")
     ] = None,
     model: Annotated[
-        str, typer.Option("--model", help="tiny or tiny-llama, which are in the repository; a folder; or the name of a "
-                                          "GPT-2, Llama or Qwen3 on the hub.")
+        str, typer.Option("--model", help="tiny, also called tiny-gpt2, or tiny-llama, which are in the repository; a "
+                                          "folder; or the name of a GPT-2, Llama or Qwen3 on the hub.")
     ] = "tiny",
     prompts: Annotated[
         str | None,
@@ -262,7 +262,7 @@ def report(
     choose_device(device)
     path = Path(out or subjects[subject])
     path = minilm_page(path, model, sts) if subject == "minilm" else gpt2_page(path, measure, model, prompts)
-    consoles()[0].print(f"Wrote {os.path.relpath(path)}", markup=False, soft_wrap=True)
+    consoles()[0].print(f"Wrote {paths.shown(path)}", markup=False, soft_wrap=True)
     if open_:
         import webbrowser
 

@@ -1,12 +1,12 @@
 """The commands for a sentence encoder: weights, embed and search."""
 
-import os
 import sys
 import time
 from typing import Annotated
 
 import typer
 
+from labkit._common import paths
 from labkit.cli.shared import Device, choose_device, consoles, progress_bar
 
 
@@ -180,7 +180,7 @@ def search(
         passage = hit.passage
         console.print(f"[bold]{hit.score:5.2f}  {escape(passage.title)}[/]", soft_wrap=True)
         page = course.root / "build" / "site" / passage.page.partition("#")[0]
-        link = f"  {os.path.relpath(page)}{passage.page[len(page.name):]}" if passage.page and page.is_file() else ""
+        link = f"  {paths.shown(page)}{passage.page[len(page.name):]}" if passage.page and page.is_file() else ""
         console.print(f"       {passage.file}:{passage.line}{link}", style="cyan", markup=False, soft_wrap=True)
         console.print(f"       {shortened(passage.text)}", style="dim", markup=False, soft_wrap=True)
     if not hits:

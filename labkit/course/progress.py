@@ -17,6 +17,7 @@ import warnings
 from collections.abc import Iterable
 from datetime import date
 
+from labkit._common import paths
 from labkit._common.errors import short
 from labkit._common.files import FileError, locked, parse_json, read_json, read_text, write_text
 from labkit.course.notebooks import backup_path, read_notebook
@@ -97,7 +98,7 @@ def _mended(course: Course) -> dict[str, dict]:
         _write(course, tables)
         kept = "What can be read of it is kept" if any(tables.values()) else "Progress begins anew"
         warnings.warn(f"{problem.replace(str(path), '.labkit/progress.json')}. {kept}; the damaged one is now "
-                      f"{aside.relative_to(course.root)}", stacklevel=2)
+                      f"{paths.shown(aside, course.root)}", stacklevel=2)
     return tables
 
 

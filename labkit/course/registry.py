@@ -168,8 +168,9 @@ class Course:
 
 
 def shown(of: Course | Chapter, path: Path) -> str:
-    """A path of the course as its learner reads it, from the course's folder on: "work/exercises/05_matmul.ipynb"."""
-    return path.relative_to(of.root).as_posix()
+    """A path of the course as its learner reads it: from the course's folder on, "work/exercises/05_matmul.ipynb", and
+    absolute outside of that."""
+    return paths.shown(path, of.root)
 
 
 def load(root: Path | None = None) -> Course:

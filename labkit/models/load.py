@@ -1,6 +1,6 @@
 """A model that writes, with its tokenizer: from a folder, from the Hugging Face hub, or a tiny one trained here.
 
-    loaded = load("tiny")                    # data/tiny-gpt2, made by scripts/train_tiny_gpt2.py
+    loaded = load("tiny")                    # or "tiny-gpt2": data/tiny-gpt2, made by scripts/train_tiny_gpt2.py
     loaded = load("tiny-llama")              # data/tiny-llama, made by scripts/train_tiny_llama.py
     loaded = load("path/to/folder")          # with config.json, *.safetensors and a tokenizer
     loaded = load("openai-community/gpt2")   # downloaded once
@@ -29,7 +29,7 @@ from labkit.models.tokenizer import CONFIG, GENERATION, Tokenizer
 ARCHITECTURES = {"gpt2": (gpt2.Config, gpt2.GPT2), "llama": (llama.Config, llama.Llama),
                  "qwen3": (qwen3.Config, qwen3.Qwen3)}
 TINY, TINY_LLAMA = "tiny", "tiny-llama"
-TRAINED_HERE = {TINY: "tiny-gpt2", TINY_LLAMA: "tiny-llama"}  # name -> its folder in data/
+TRAINED_HERE = {TINY: "tiny-gpt2", "tiny-gpt2": "tiny-gpt2", TINY_LLAMA: "tiny-llama"}  # name -> its folder in data/
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 PATTERNS = [CONFIG, GENERATION, "*.safetensors", INDEX, "tokenizer.json", "vocab.json", "merges.txt", TOKENIZER_CONFIG,
             TEMPLATE]

@@ -422,18 +422,17 @@ def test_ctrl_c_stops_cleanly(course_dir):
         while not pathlib.Path({str(course_dir / "build" / "lessons" / "00_first.ipynb")!r}).exists():
             time.sleep(0.02)
         pathlib.Path({str(waiting)!r}).write_text(str(os.getpid()))
-        time.sleep(60)
+        time.sleep(600)
         """)
     )
     command = [sys.executable, "-c", DRIVER, str(course_dir), "run"]
     process = interrupts.popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     try:
-        deadline = time.monotonic() + 30
         while not (waiting.exists() and waiting.read_text()):
-            assert process.poll() is None and time.monotonic() < deadline
+            assert process.poll() is None
             time.sleep(0.05)
         process.send_signal(signal.SIGINT)
-        output, _ = process.communicate(timeout=15)
+        output, _ = process.communicate(timeout=300)
     finally:
         process.kill()
     assert process.returncode == 130
@@ -476,6 +475,7 @@ def exercised(tmp_path, monkeypatch):
     monkeypatch.setenv("LABKIT_EXERCISES", str(MADE_UP))
     monkeypatch.setenv("LABKIT_COURSE", str(root))
     monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.chdir(root)
     runner = CliRunner()
 
     def command(*arguments):
@@ -535,6 +535,7 @@ def test_a_learner_checks_makes_progress_and_resets(exercised):
 
 
 def test_check_without_arguments_checks_what_was_begun(exercised, monkeypatch):
+    assert str(exercised.root) not in exercised("check").output
     with monkeypatch.context() as patched:
         patched.setattr("labkit.course.workbooks.run_cells", None)  # an untouched course runs nothing
         done = exercised("check")
@@ -544,6 +545,8 @@ def test_check_without_arguments_checks_what_was_begun(exercised, monkeypatch):
     exercised.write(count_blocks=RIGHT["count_blocks"])
     done = exercised("check")
     assert done.exit_code == 0 and "Passed  Count the blocks" in done.output and "Scale" not in done.output
+    monkeypatch.chdir(exercised.root.parent)  # from outside of the course, its paths are absolute
+    assert f"in {exercised.root}/work/exercises/00_first.ipynb (labkit learn" in exercised("check").output
     done = exercised("check", "--all", "00")
     assert done.exit_code == 2 and "--all and '00' exclude each other" in done.output
 

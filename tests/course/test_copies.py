@@ -13,6 +13,11 @@ from labkit.course.registry import CourseError
 ANSWERS = {"one": "one = 'mine'  # \t é \\n  \n\n\n", "two": "def two():\n\treturn 2", "three": "three = 3 "}
 
 
+@pytest.fixture(autouse=True)
+def in_the_course(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # from elsewhere, paths are shown absolute
+
+
 def exercise_source(name: str, text: str = "") -> str:
     return (f"# %% [markdown]\n# ## {name}{text}\n\n# %%\n{name} = None  # write it\n### BEGIN SOLUTION\n{name} = 1\n"
             f"### END SOLUTION\n\n# %%\ncheck(\"{name}\", {name})\n\n")

@@ -17,6 +17,11 @@ from labkit.course.registry import CourseError
 MADE_UP = REPOSITORY / "tests" / "made_up_exercises"
 
 
+@pytest.fixture(autouse=True)
+def in_the_course(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # from elsewhere, paths are shown absolute
+
+
 @pytest.fixture
 def course(tmp_path):
     shutil.copy(MADE_UP / "course.toml", tmp_path)

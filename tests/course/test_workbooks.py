@@ -219,7 +219,8 @@ def test_a_learners_notebook_is_run_whatever_fails_in_it(small):
     assert got["scale_vector"].problem.startswith("in the cell above: SyntaxError: invalid syntax, line 2")
     assert got["count_blocks"].passed
     assert "the Python process ended" in got["idle_threads"].problem
-    (only,) = workbook.run_cells(small, small.chapters[0], notebook, only=("count_blocks",), env={"LABKIT_PROGRESS": "0"})
+    (only,) = workbook.run_cells(small, small.chapters[0], notebook, only=("count_blocks",),
+                                 env={"LABKIT_PROGRESS": "0"})
     assert only.passed
 
 

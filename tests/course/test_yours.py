@@ -97,6 +97,7 @@ def classroom(tmp_path, monkeypatch):
     shutil.copytree(root / "solutions", tmp_path / "solutions")
     shutil.copy(root / "course.toml", tmp_path)
     monkeypatch.setenv("LABKIT_COURSE", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
     copy = course.load()
     for chapter in workbook.with_exercises(copy, copy.chapters):
         workbook.build(copy, chapter)

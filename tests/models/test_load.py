@@ -419,6 +419,7 @@ def test_half_a_character_waits_for_its_other_half(path):
 def test_the_tiny_one():
     try:
         path = folder(TINY)
+        assert folder("tiny-gpt2") == path
     except UserError:
         pytest.skip("data/tiny-gpt2 is not there")
     loaded = load()

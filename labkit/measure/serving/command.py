@@ -79,7 +79,7 @@ def main(plan: Plan, out: str | None, *, show: Callable[[str], None], note: Call
         from labkit.measure.plots import serve as plots
 
         written.append(plots.load(found).save(figure))
-    note("Wrote " + ", ".join(os.path.relpath(each) for each in written))
+    note("Wrote " + ", ".join(paths.shown(each) for each in written))
     if found["runs"][-1]["stopped"]:
         return 130
     return 0 if all(run["completed"] for run in found["runs"]) else 1
