@@ -36,7 +36,7 @@ def run(
     from labkit.course.execution import at_once
     from labkit.course.lessons import run_lessons
 
-    console, _ = consoles()
+    console, _ = consoles(progress=True)
     course = courses.load()
     chosen = course.pick(lessons or [])
     used = choose_device(device)

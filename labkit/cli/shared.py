@@ -22,6 +22,7 @@ Device = Annotated[
 def guarded(app) -> None:
     """Run the whole command. What the machine refuses, to any command, is a sentence and exit code 2: a full or
     read-only disk, an output that takes no more, a directory that is gone. What its encoding lacks is replaced."""
+    reopen_closed()
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):  # a stand-in of a test may not have it
             stream.reconfigure(errors="replace")
@@ -33,8 +34,7 @@ def guarded(app) -> None:
         try:
             app()
         finally:
-            if sys.stdout:  # None where it was closed
-                sys.stdout.flush()
+            sys.stdout.flush()
     except OSError as error:
         from labkit._common.errors import refusal
 
@@ -42,6 +42,43 @@ def guarded(app) -> None:
         if sentence is None:
             raise
         _end(sentence)
+
+
+def reopen_closed() -> None:
+    """Open the null device in place of a standard stream that was closed, as by `>&-`: the next file that is opened
+    would get its number, and what is printed would go there."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest number that is free: this one
+            setattr(sys, name, open(number, "w" if number else "r", encoding="utf-8", closefd=False))  # noqa: SIM115
+
+
+class Progress:
+    """A stream for what a command does not depend on: once it takes no more, as on a full disk, it is discarded."""
+
+    def __init__(self, stream):
+        self.stream = stream
+
+    def __getattr__(self, name: str):
+        return getattr(self.stream, name)
+
+    def write(self, text: str) -> int:
+        with self.discarding():
+            self.stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with self.discarding():
+            self.stream.flush()
+
+    @contextlib.contextmanager
+    def discarding(self):
+        try:
+            yield
+        except OSError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), self.stream.fileno())
 
 
 def _end(sentence: str) -> None:
@@ -85,10 +122,13 @@ def show_warning(otherwise, message, category, filename, *where, **options):
         otherwise(message, category, filename, *where, **options)
 
 
-def consoles():
+def consoles(*, progress: bool = False):
+    """Return consoles for standard output and standard error. progress: the output is no result of the command, which
+    goes on where it cannot be written."""
     from rich.console import Console
 
-    return Console(highlight=False), Console(stderr=True, highlight=False)
+    return Console(file=Progress(sys.stdout) if progress else None, highlight=False), Console(stderr=True,
+                                                                                              highlight=False)
 
 
 def fail(message: str, code: int):
