@@ -83,6 +83,7 @@ SERIES: dict[str, tuple[str, Callable[[], dict | None]]] = {
     "attention_keys": ("attention", _later("attention_keys", "attention")),
     "attention_passes": ("attention", _later("attention_passes", "attention")),
     "attention_steps": ("attention", _later("attention_steps", "attention")),
+    "linear_attention_lengths": ("linear_attention", _later("linear_attention_lengths", "attention")),
     "generation": ("attention_cached", _later("generation", "generation")),
     "cache_curve": ("attention_cached", _later("cache_curve", "generation")),
     "step_launches": ("attention_cached", _later("step_launches", "generation")),

@@ -106,8 +106,8 @@ def test_every_baseline_that_was_recorded_is_in_the_comparison():
 
 
 # Operations that were never recorded on a GPU, and those whose recording is older than their compiled baseline.
-UNRECORDED = ("sample", "paged_decode", "paged_prefill", "one_row_qkv_half", "one_row_gelu", "one_row_gelu_half",
-              "one_row_residual", "one_row_residual_half", "one_row_logits", "one_row_logits_half")
+UNRECORDED = ("linear_attention", "sample", "paged_decode", "paged_prefill", "one_row_qkv_half", "one_row_gelu",
+              "one_row_gelu_half", "one_row_residual", "one_row_residual_half", "one_row_logits", "one_row_logits_half")
 OLDER = ("one_row_qkv", "one_row_attended", "one_row_attended_half", "gpt2_block", "gpt2_block_half", "add_rmsnorm",
          "add_rmsnorm_bf16", "residual_layernorm", "skinny_linear", "skinny_linear_half", "attention_sentences_half")
 
