@@ -77,16 +77,16 @@ def make_quadratic(D: int):
             weight = ZERO
             if j <= i:
                 for n in range(D):
-                    weight += query[n] * phi(k[head, j, n])
+                    weight += query[n] * phi(k[head, j, uint32(n)])
             weights[thread] = weight
             cuda.syncthreads()
             count = min(uint32(THREADS), uint32(i + uint32(1) - first))
             if thread < uint32(D):
-                n = uint32(0)
-                while n < count:
-                    above += weights[n] * v[head, uint32(first + n), thread]
-                    below += weights[n]
-                    n += uint32(1)
+                t = uint32(0)
+                while t < count:
+                    above += weights[t] * v[head, uint32(first + t), thread]
+                    below += weights[t]
+                    t += uint32(1)
             cuda.syncthreads()  # before the weights are overwritten
             first = uint32(first + uint32(THREADS))
         if thread < uint32(D):
