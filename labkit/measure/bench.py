@@ -89,7 +89,7 @@ SERIES: dict[str, tuple[str, Callable[[], dict | None]]] = {
     "step_launches": ("attention_cached", _later("step_launches", "generation")),
     "token_times": ("one_row_attended", _later("token_times", "generation")),
     **{name: ("attention_sentences_half", _later(name, "minilm")) for name in
-       ("minilm", "minilm_corpus", "minilm_ladder", "minilm_profile", "minilm_lengths")},
+       ("minilm", "minilm_corpus", "minilm_single", "minilm_ladder", "minilm_profile", "minilm_lengths")},
     "encoder_sizes": ("attention_sentences_half", _later("encoder_sizes", "encoder_sizes")),
     **{name: ("paged_decode_bf16", _later(name, "llama")) for name in ("llama_decode", "llama_prefill")},
     **{name: ("paged_decode_bf16", _later(name, "engine")) for name in ("engine", "engine_start")},

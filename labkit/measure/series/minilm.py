@@ -1,7 +1,8 @@
 """MiniLM beside PyTorch: forward passes of batches, a corpus, the ladder of its steps, and where the time goes.
 
     minilm()            the work of the table, in every form of a batch, and PyTorch on the same weights and inputs
-    minilm_corpus()     2,000 sentences of the lessons by length: sentences a second, padded, packed, padded to 128; texts
+    minilm_corpus()     2,000 sentences of the lessons: how many a second, padded, packed, padded to 128; texts
+    minilm_single()     one sentence by the naive, the tiled and the tensor-core product, and by what is used today
     minilm_ladder()     the steps of labkit.models.minilm_steps, attention in each form, what did not work
     minilm_profile()    what each launch takes, ours and PyTorch's; launches, and what one costs
     minilm_lengths()    time over the length that sentences are padded to
@@ -52,7 +53,7 @@ from labkit.models.minilm import (
     shapes,
 )
 from labkit.models.minilm_reference import cosines
-from labkit.models.minilm_steps import ATTENTIONS, CONTROL, STEPS
+from labkit.models.minilm_steps import ATTENTIONS, CONTROL, PRODUCTS, STEPS
 
 TINY = Config(vocab_size=61, max_position_embeddings=32, hidden_size=32, num_hidden_layers=1, num_attention_heads=2,
               intermediate_size=64)
@@ -249,6 +250,28 @@ def text_in(texts: list[str]) -> dict:
     except Exception as error:
         found["why_no_library"] = f"{type(error).__name__}: {error}"[:200]
     return found
+
+
+# --- One sentence ----------------------------------------------------------------------------------------------------
+
+
+def minilm_single(tokens=None, using: Using | None = None) -> dict:
+    """Microseconds of one sentence, in a graph and called: the whole model with its linear layers by each of PRODUCTS,
+    padded to 128 tokens as in the write-up, then as it is used today; and the cosine with float64."""
+    model, weights = using or _model()
+    forms = {name: (device.pick(gpu="padded_to_128", cpu="padded"), kernels) for name, kernels in PRODUCTS.items()}
+    forms |= device.pick(gpu={"packed": ("packed", HALF), "few rows": ("packed", FEW_ROWS)}, cpu={})
+    rows = []
+    for count in tokens or device.pick(gpu=(16, 128), cpu=(16,)):
+        sentences = sentences_of([count], model.config.vocab_size)
+        truth = truth_of(model, sentences)
+        for name, (form, kernels) in measure.steps(f"one sentence of {count} tokens", list(forms.items())):
+            forward, shape = ready(model.with_kernels(kernels), sentences, form)
+            row = {"name": name, "tokens": count, "rows": shape.rows, "us": in_graph_us(forward),
+                   "called_us": called_us(forward)}
+            found = forward.batch.pooled.copy_to_host()[:1]
+            rows.append(row | {"cosine": float(cosines(found, truth).min())})
+    return measure.stamped({"weights": weights, "rows": rows})
 
 
 # --- The ladder ------------------------------------------------------------------------------------------------------
