@@ -40,8 +40,8 @@ from labkit.measure.plots import attention as pictures
 d = 64
 for n in (16, 127, 1024, 16_384):
     softmax, linear = 2 * d * n * (n + 1), 4 * d * d * n  # scores and values of the pairs; S added to, S read
-    print(f"{n:6,} tokens: {softmax / 1e6:10,.1f} MFLOP with a softmax, {linear / 1e6:6,.1f} without; "
-          f"kept: {2 * n * d:9,} numbers, {d * (d + 1):,}")
+    print(f"{n:6,} tokens: {softmax / 1e6:8,.1f} MFLOP with a softmax, {linear / 1e6:5,.1f} without; "
+          f"{16 * n * d / 1e6:5.2f} MB in and out; kept: {2 * n * d:9,} numbers, {d * (d + 1):,}")
 pictures.linear_costs(d)
 
 # %% [markdown]
@@ -97,7 +97,7 @@ show_source(combine)
 # %% [markdown]
 # Only the scan is, with one addition for each chunk in place of one step for each token, and it has
 # $d (d + 1)$ threads a head. The price is memory: the states of all chunks, $d (d + 1) / 32$ numbers for each token,
-# which are written once and read twice.
+# which are written twice and read twice. That is twice the bytes of the inputs and outputs.
 #
 # All three have to agree with NumPy, also where the last chunk is not full:
 

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -19,9 +19,30 @@ from labkit.models.gpt2 import GPT2, HEAD, Config, Workspace
 from labkit.models.gpt2_block import block_steps
 
 
+class Converted(Mapping):
+    """Parameters by name, each converted when it is read: in float64 a large model does not fit into memory."""
+
+    def __init__(self, names: Iterable[str], convert: Callable[[str], np.ndarray]):
+        self._names, self._convert = dict.fromkeys(names), convert
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        if name not in self._names:
+            raise KeyError(name)
+        return self._convert(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def __contains__(self, name) -> bool:  # without converting it
+        return name in self._names
+
+
 def activations(config: Config, weights: Mapping[str, np.ndarray], ids: Sequence[int]) -> dict[str, np.ndarray]:
     """What each launch of gpt2.py writes, by the name under which it is watched; "logits" are those of all tokens."""
-    w = {name: float64_of(array) for name, array in weights.items()}
+    w = Converted(weights, lambda name: float64_of(weights[name]))
 
     seen = {}
     x = seen["embedding"] = w["wte.weight"][np.asarray(ids)] + w["wpe.weight"][: len(ids)]

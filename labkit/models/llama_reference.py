@@ -16,15 +16,20 @@ from labkit.kernels.dtypes import bfloat16_of, float32_of, float64_of
 from labkit.kernels.rope import frequencies
 from labkit.kernels.tolerance import EPS32, EPS_BF16
 from labkit.models.blob import converted, is_bfloat16
-from labkit.models.gpt2_reference import Compared, Difference, Parity
+from labkit.models.gpt2_reference import Compared, Converted, Difference, Parity
 from labkit.models.llama import DTYPES, EMBEDDING, HEAD, Cache, Config, Llama, Workspace, names_in
 from labkit.models.step import Inputs, Piece
 
 
-def weights_of(tensors: Mapping[str, np.ndarray], config: Config, dtype: str = "float32") -> dict[str, np.ndarray]:
+def weights_of(tensors: Mapping[str, np.ndarray], config: Config, dtype: str = "float32") -> Converted:
     """The parameters as a file holds them, rounded to `dtype` as the model's are, in float64."""
-    return {ours: float64_of(converted(tensors[theirs], DTYPES[dtype], is_bfloat16(tensors, theirs)))
-            for ours, theirs in names_in(tensors, config).items()}
+    names = names_in(tensors, config)
+
+    def read(ours: str) -> np.ndarray:
+        theirs = names[ours]
+        return float64_of(converted(tensors[theirs], DTYPES[dtype], is_bfloat16(tensors, theirs)))
+
+    return Converted(names, read)
 
 
 def bfloat16(values) -> np.ndarray:
