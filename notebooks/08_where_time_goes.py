@@ -169,6 +169,16 @@ source = [{"path": [outer] if part == outer else [outer, part], "ms": us / 1000,
 ranges.RecordedRanges(source, "The same ranges", "CUDA C++, as that notebook printed it")
 
 # %% [markdown]
+# Nsight Compute, of which more below, knows the ranges, too: with `--nvtx` it writes beside each kernel in which ranges
+# it was launched, from the outermost to the innermost. Here is its trace of a program with the trip above and two
+# softmaxes, each in a range of its own.
+
+# %%
+from labkit.measure import ncu_ranges
+
+ncu_ranges.table()
+
+# %% [markdown]
 # The GPU's rows in the picture above come from PyTorch's profiler, `torch.profiler.profile`, which needs no other
 # program. It reads the same records from the driver (through a library called CUPTI), with `record_function` for the
 # ranges, and sees Numba's kernels as well as PyTorch's own:

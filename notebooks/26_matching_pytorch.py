@@ -173,6 +173,36 @@ agree(SKINNY_LINEAR_HALF, ["skinny_linear_half_tensor_core"],
 # PyTorch meets the same bound. With 64 sentences of 16 tokens and SDPA in a graph it needs 4.7 us a launch, about as
 # much as ours, and it has 75 of them, among them memsets, which only fill memory with a value.
 #
+# ## Sizes as constants
+#
+# A launch can also be made shorter by what the compiler knows. In the article's source the sizes are compile-time
+# constants: rows of 384, 6 layers, 12 heads of 32, an inner width of 1,536, 128 tokens. Most of our kernels read them
+# from the arrays' shapes or get them as arguments, so that one compiled kernel serves every model. What is that worth?
+# Three kernels of an encoder were compiled for an H200 twice, from the same source: the sizes as arguments, and as
+# constants. Which of the three can gain most: a tiled product with GELU, a residual with LayerNorm (a warp a row), or
+# the copy that splits queries, keys and values into heads?
+
+# %%
+from labkit.measure.series import encoder_sizes
+
+made, times = encoder_sizes.recorded_compiled(), measure.recorded_series("encoder_sizes")
+us = {(row["name"], row["form"]): f"{row['us']:.1f}" for row in times["rows"]} if times else {}
+print(f"{'PTX for sm_90':24}{'sizes as':12}{'instructions':>13}{'branches':>10}{'divisions':>11}"
+      f"{'registers':>11}{'us':>20}")
+for row in sorted(made["rows"], key=lambda row: row["name"]):
+    print(f"{row['name']:24}{row['form']:12}{row['instructions']:13}{row['branches']:10}{row['divisions']:11}"
+          f"{row['registers']:11}{us.get((row['name'], row['form']), 'not measured yet'):>20}")
+
+# %% [markdown]
+# In instructions, the copy can. A number's place in the output follows from divisions by the sizes, and a division by a
+# number that the compiler does not know takes dozens of machine instructions. By a constant it is a multiplication and
+# a shift, and no division is left. (Whether that shows in its time is another question: a copy is bound by memory.) In
+# LayerNorm the loops are gone, since the compiler knows that a lane has twelve numbers. The product has hardly changed:
+# its inner loop is over a tile, whose size was a constant all along.
+#
+# That is the rule that our kernels follow. What sets the size of an array in registers or in shared memory, or the
+# length of an inner loop, is a constant, and a factory makes a kernel for each value; the rest is an argument.
+#
 # ## Many sentences, no padding
 #
 # A small batch wastes most of the GPU, so put many sentences into each. They differ in length, and lesson 23 packed
@@ -203,21 +233,30 @@ print(f"{len(tokens):,} numbers of tokens, {len(shapes)} numbers of rows; "
 #
 # In the article, 2,000 sentences of the STS benchmark, about 15 tokens each, ran at 54,000 a second and in PyTorch at
 # 39,000, both sorted by length and padded to the longest of each batch. Padded to 128, the article's own model ran at
-# 11,000 a second. How many will it be on an H200, with sentences of such lengths? And which size of batch will be best
-# for each layout?
+# 11,000 a second. Our corpus is as large. How many will it be on an H200? And which size of batch will be best for each
+# layout? Beside each rate stands the smallest cosine of the embeddings with those in float64, over all sentences.
 
 # %%
 series = measure.recorded_series("minilm_corpus", gpu="NVIDIA H200")
-print(f"{'sentences a second':28}{'forward':>12}{'with copies':>14}")
+
+
+def smallest(row):
+    return f"{row['cosine']:12.6f}" if "cosine" in row else f"{'not measured':>14}"
+
+
+print(f"{series['sentences']:,} sentences of {series['mean_tokens']:.1f} tokens on average: "
+      f"{series.get('corpus') or 'random tokens'}")
+print(f"{'sentences a second':28}{'forward':>12}{'with copies':>14}{'cosine':>14}")
 for one in series["ours"]:
     name = f"{one['form'].replace('_', ' ')}, by {one['batch']:,}"
-    print(f"{name:28}{one['sentences_per_second']:12,.0f}{one['embed_sentences_per_second']:14,.0f}")
+    print(f"{name:28}{one['sentences_per_second']:12,.0f}{one['embed_sentences_per_second']:14,.0f}"
+          f"{smallest(one):>14}")
 for one in series["torch"]:
     ways = {"as it is": one["graph_sentences_per_second"], **one["compiled_ways"]}
     for way, rate in ways.items():
         if isinstance(rate, float):
             name = f"PyTorch, {way}, {one['form']}, by {one['batch']:,}"
-            print(f"{name:54}{rate:12,.0f}")
+            print(f"{name:54}{rate:12,.0f}" + (smallest(one) if way == "as it is" else ""))
 
 # %% [markdown]
 # Batches padded to their longest sentence are fastest with 256 sentences; beyond that, the padding costs more than

@@ -213,44 +213,11 @@ print(f"after {len(served)} requests {stats.free_pages} of {stats.pages} pages a
 assert stats.free_pages == stats.pages and held == 0
 
 # %% [markdown]
-# ## Aside: a cache that does not grow
+# ## A cache that does not grow
 #
-# The cache grows because attention needs every key before a token: with the scores $s_j = q \cdot k_j / \sqrt{d}$ it
-# sums up $e^{s_j} v_j$ over all of them. For n tokens that costs $O(n^2 d)$ flops and a cache of $O(n d)$. *Linear
-# attention* replaces the exponential by a product $\varphi(q) \cdot \varphi(k)$, where $\varphi$ is applied to each
-# number; here it is the square of the number if that is positive, else 0. Then the sums can be regrouped:
-#
-# $$\text{out} = \frac{\sum_j (\varphi(q) \cdot \varphi(k_j))\, v_j}{\sum_j \varphi(q) \cdot \varphi(k_j)}
-# = \frac{\varphi(q)\, S}{\varphi(q) \cdot z} \qquad S = \sum_j \varphi(k_j)^T v_j \qquad z = \sum_j \varphi(k_j)$$
-#
-# $S$ has d × d numbers and $z$ has d, and a new token is added to both. So n tokens cost $O(n d^2)$, and there is no
-# cache and no page. What is lost? Give both forms n random pairs of a key and a value, and look one of them up, with a
-# query that is four times its key. How far is the result from the value?
-
-# %%
-def phi(x):
-    return np.maximum(x, 0) ** 2
-
-
-d = 64
-print(f"{'n':>6}{'error: softmax':>18}{'linear':>12}{'numbers kept: softmax':>26}{'linear':>12}")
-for n in (4, 16, 64, 256, 1024, 4096):
-    k, v = rng.standard_normal((2, n, d))
-    wanted = rng.integers(n, size=20)
-    queries = 4 * k[wanted]
-    scores = queries @ k.T / np.sqrt(d)
-    weights = np.exp(scores - scores.max(axis=1, keepdims=True))
-    S, z = phi(k).T @ v, phi(k).sum(axis=0)  # all that linear attention keeps of the pairs
-    errors = [np.linalg.norm(out - v[wanted]) / np.linalg.norm(v[wanted])
-              for out in (weights @ v / weights.sum(axis=1, keepdims=True),
-                          phi(queries) @ S / (phi(queries) @ z)[:, None])]
-    print(f"{n:6,}{errors[0]:18.1%}{errors[1]:12.1%}{2 * n * d:26,}{d * (d + 1):12,}")
-
-# %% [markdown]
-# The exponential makes one key stand out among thousands, and no earlier token is lost. A state of fixed size cannot
-# hold arbitrarily many pairs: the more there are, the nearer the result comes to the mean of all values. Models with
-# such a state have to learn what to keep, and some combine layers of both kinds. A model that was trained with a
-# softmax, like ours, needs the softmax and the cache.
+# All of this is needed because the exponential in a softmax needs every earlier key again. *Linear attention* does
+# without it and keeps a state of fixed size, with no cache and no page. What it costs, and what it forgets, is in
+# the appendix, lesson 38.
 #
 # ## What was implemented
 #
@@ -267,7 +234,6 @@ for n in (4, 16, 64, 256, 1024, 4096):
 #
 # - [W. Kwon et al.: Efficient Memory Management for Large Language Model Serving with PagedAttention
 #   (2023)](https://arxiv.org/abs/2309.06180), the article on pages
-# - [A. Katharopoulos et al.: Transformers are RNNs (2020)](https://arxiv.org/abs/2006.16236), linear attention
 #
 # ## Try it
 #

@@ -36,7 +36,8 @@ COMMANDS = (
     sentences.search,
     exercises.check, exercises.watch, exercises.hint, exercises.reset, exercises.progress, exercises.solution,
     grade.grade,
-    doctor.doctor, measure.bench, models.generate, serve.serve, models.report, sentences.embed, sentences.weights,
+    doctor.doctor, measure.bench, models.generate, serve.serve, models.compare, models.report, sentences.embed,
+    sentences.weights,
 )
 SETTINGS = {lessons.learn: {"ignore_unknown_options": True}}  # they are JupyterLab's
 for command in COMMANDS:

@@ -1,4 +1,4 @@
-"""The commands for models: generate and report."""
+"""The commands for models: generate, compare and report."""
 
 import sys
 from typing import Annotated
@@ -210,6 +210,65 @@ def with_your_kernels(loaded, notes):
     for line in mine.messages():
         notes.print(line, style="dim", markup=False)
     return replace(loaded, model=with_kernels(loaded.model, mine))
+
+
+def compare(
+    model: Annotated[
+        str, typer.Argument(metavar="MODEL", help="tiny, tiny-llama or minilm; a folder; or the name of a GPT-2, "
+                                                  "Llama, Qwen3 or sentence encoder on the hub.")
+    ],
+    prompt: Annotated[str, typer.Argument(metavar="PROMPT", help="The text to run through it, in quotes.")],
+    dtype: Annotated[
+        str | None,
+        typer.Option("--dtype", help="Of the model: float32; a Llama also bfloat16, its default; an encoder also "
+                                     "float16, its default on a GPU."),
+    ] = None,
+    transformers: Annotated[
+        bool, typer.Option("--transformers", help="Compare each layer with transformers, too, if it is installed.")
+    ] = False,
+    dump: Annotated[
+        str | None,
+        typer.Option("--dump", metavar="DIR", help="Write each launch's result and its reference there, as .npz."),
+    ] = None,
+    device: Device = None,
+):
+    """Compare what each launch of a model writes with NumPy in float64, and name the first that diverges.
+
+    The prompt is taken as it is, without a chat template. Exit code 1 if a launch diverges.
+
+    For example: labkit compare tiny-llama "What is a hacker?" --dump build/dump
+    """
+    from pathlib import Path
+
+    from labkit import device as used
+    from labkit._common.errors import UserError
+    from labkit.simt.errors import SettingError
+
+    choose_device(device)
+    from labkit.models.compare import compare as launch_by_launch
+
+    console, notes = consoles()
+    folder = None if dump is None else Path(dump)
+    if folder is not None and folder.exists() and not folder.is_dir():
+        raise UserError(f"--dump {dump} is a file; it must be a folder")
+    try:
+        with notes.status("") as status:
+            found = launch_by_launch(model, prompt, dtype=dtype, transformers=transformers, dump=folder,
+                                     progress=lambda doing: status.update(doing))
+    except SettingError:
+        raise
+    except OSError as error:
+        raise UserError(f"--dump {dump} cannot be written: {error.strerror or error}") from None
+    except ValueError as error:  # a shape that a kernel refuses
+        raise error if isinstance(error, UserError) else UserError(f"{model}: {error}") from None
+    for parity in filter(None, (found.numpy, found.transformers)):
+        console.print(parity)
+    if folder is not None:
+        console.print(f"Wrote {len(list(folder.glob('*.npz'))):,} files to {dump}", markup=False, soft_wrap=True)
+    console.print(f"{len(found.numpy.rows):,} launches on {len(found.ids):,} tokens: "
+                  f"{'all agree' if found.passed else 'not all agree'}. {used.where()}", markup=False, soft_wrap=True)
+    if not found.passed:
+        raise typer.Exit(1)
 
 
 def report(

@@ -12,6 +12,7 @@ from html import unescape
 from pathlib import Path
 
 from labkit._common.files import read_text
+from labkit._common.markdown import plain
 from labkit._common.paths import PACKAGE
 from labkit.course.registry import Chapter, Course
 
@@ -91,15 +92,6 @@ def anchor(heading: str, taken: set[str]) -> str:
         number += 1
         name = f"{stem}-{number}"
     return name
-
-
-def plain(markdown: str) -> str:
-    """Markdown without its marks."""
-    text = re.sub(r"!\[[^\]]*\]\([^)]*\)|<[^<>]*>", "", markdown)
-    text = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", text)
-    text = re.sub(r"(?m)^[ \t]*(```.*|[|: -]*-{3,}[|: -]*)$", "", text)  # a fence; the line below a table's head
-    text = re.sub(r"(?m)^[ \t]*([-*+>]|\d+\.)[ \t]+", "", text)  # of a list, of a quotation
-    return re.sub(r"`|\*\*|(?<!\w)\*(?=\S)|(?<=[^\s*])\*(?!\w)|\|", "", text)
 
 
 def pieces(markdown: str) -> Iterator[str]:

@@ -72,6 +72,7 @@ HOMES = {
     "attention_half_cached": "kernels.attention.half",
     "attention_sentences": "kernels.attention.sentences",
     "attention_sentences_half": "kernels.attention.sentences",
+    "linear_attention": "kernels.attention.linear_attention",
     "token_embedding": "kernels.embedding",
     "token_embedding_bf16": "kernels.embedding",
     "rmsnorm": "kernels.norm.rmsnorm",

@@ -5,8 +5,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -18,9 +19,30 @@ from labkit.models.gpt2 import GPT2, HEAD, Config, Workspace
 from labkit.models.gpt2_block import block_steps
 
 
+class Converted(Mapping):
+    """Parameters by name, each converted when it is read: in float64 a large model does not fit into memory."""
+
+    def __init__(self, names: Iterable[str], convert: Callable[[str], np.ndarray]):
+        self._names, self._convert = dict.fromkeys(names), convert
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        if name not in self._names:
+            raise KeyError(name)
+        return self._convert(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def __contains__(self, name) -> bool:  # without converting it
+        return name in self._names
+
+
 def activations(config: Config, weights: Mapping[str, np.ndarray], ids: Sequence[int]) -> dict[str, np.ndarray]:
     """What each launch of gpt2.py writes, by the name under which it is watched; "logits" are those of all tokens."""
-    w = {name: float64_of(array) for name, array in weights.items()}
+    w = Converted(weights, lambda name: float64_of(weights[name]))
 
     seen = {}
     x = seen["embedding"] = w["wte.weight"][np.asarray(ids)] + w["wpe.weight"][: len(ids)]
@@ -50,15 +72,41 @@ def allowed_error(config: Config, expected: np.ndarray, launches: int) -> float:
 
 @dataclass(frozen=True)
 class Difference:
-    """How far one activation is from the truth."""
+    """How far one activation is from the truth, and its worst element. outside: how many elements are not within
+    `allowed`."""
 
     name: str
     error: float
     allowed: float
+    shape: tuple[int, ...] = ()
+    index: tuple[int, ...] | None = None
+    ours: float = np.nan
+    reference: float = np.nan
+    outside: int = 0
+
+    @classmethod
+    def between(cls, name: str, ours: np.ndarray, reference: np.ndarray, allowed: float) -> Difference:
+        """Compare two arrays of one shape. What is not finite in ours is infinitely far away."""
+        errors = np.nan_to_num(np.abs(np.asarray(ours, np.float64) - reference), nan=np.inf)
+        index = tuple(map(int, np.unravel_index(errors.argmax(), errors.shape)))
+        return cls(name, float(errors[index]), float(allowed), errors.shape, index, float(ours[index]),
+                   float(reference[index]), int(np.count_nonzero(errors > allowed)))
 
     @property
     def passed(self) -> bool:
         return self.error <= self.allowed  # not for NaN
+
+    @property
+    def element(self) -> str:
+        """The worst element in words; "" where none is known."""
+        if self.index is None:
+            return ""
+        return (f"{self.outside:,} of {math.prod(self.shape):,} elements are out of tolerance; the worst is "
+                f"[{', '.join(map(str, self.index))}] of shape {self.shape}: ours {self.ours:.9g}, reference "
+                f"{self.reference:.9g}, difference {self.error:.3g}, allowed {self.allowed:.2g}")
+
+
+Compared = Callable[[Difference, np.ndarray, np.ndarray], None]  # gets each activation with both arrays
 
 
 @dataclass(frozen=True, repr=False)
@@ -66,6 +114,7 @@ class Parity(ResultTable):
     """Every activation of a model against NumPy in float64, in the order in which they are computed."""
 
     rows: tuple[Difference, ...]
+    title: str = field(default="Layer by layer against NumPy in float64", kw_only=True)
 
     @property
     def first(self) -> Difference | None:
@@ -84,28 +133,32 @@ class Parity(ResultTable):
 
     def table(self) -> dict:
         return {
-            "title": "Layer by layer against NumPy in float64",
+            "title": self.title,
             "columns": ["activation", "largest error", "of the allowed", "agrees"],
             "rows": [[row.name, f"{row.error:.1e}", f"{row.error / row.allowed:.2f}" if row.allowed else "-",
                       "yes" if row.passed else "no"] for row in self.rows],
-            "notes": [] if self.passed else [f"The first that differs is {self.first.name}."],
+            "notes": [] if self.passed else list(filter(None, (f"The first that differs is {self.first.name}.",
+                                                               self.first.element))),
         }
 
     def result(self) -> dict:
         return {"kind": "parity", "passed": self.passed, "first": None if self.passed else self.first.name}
 
 
-def parity(model: GPT2, ids: Sequence[int]) -> Parity:
-    """Runs a prompt through the model, and compares all that its launches write with the truth."""
+def parity(model: GPT2, ids: Sequence[int], compared: Compared | None = None) -> Parity:
+    """Runs a prompt through the model, and compares all that its launches write with the truth.
+
+    compared: called after each launch, with the row, the model's array and the reference's."""
     weights = {name: model.weights[name].copy_to_host() for name in model.weights}
     truth = activations(model.config, weights, ids)
     rows = []
 
     def watch(name, array):
         expected = truth[name][-1:] if name in ("ln_f", "logits") else truth[name]  # the last token's only
-        error = np.abs(array.copy_to_host() - expected).max()
-        rows.append(Difference(name, float(np.nan_to_num(error, nan=np.inf)),
-                               allowed_error(model.config, expected, len(rows) + 1)))
+        ours = array.copy_to_host()
+        rows.append(Difference.between(name, ours, expected, allowed_error(model.config, expected, len(rows) + 1)))
+        if compared:
+            compared(rows[-1], ours, expected)
 
     model.prefill(ids, Workspace(model.config, context=len(ids), tokens=len(ids)), watch=watch)
     return Parity(tuple(rows))

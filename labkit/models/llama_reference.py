@@ -16,15 +16,20 @@ from labkit.kernels.dtypes import bfloat16_of, float32_of, float64_of
 from labkit.kernels.rope import frequencies
 from labkit.kernels.tolerance import EPS32, EPS_BF16
 from labkit.models.blob import converted, is_bfloat16
-from labkit.models.gpt2_reference import Difference, Parity
+from labkit.models.gpt2_reference import Compared, Converted, Difference, Parity
 from labkit.models.llama import DTYPES, EMBEDDING, HEAD, Cache, Config, Llama, Workspace, names_in
 from labkit.models.step import Inputs, Piece
 
 
-def weights_of(tensors: Mapping[str, np.ndarray], config: Config, dtype: str = "float32") -> dict[str, np.ndarray]:
+def weights_of(tensors: Mapping[str, np.ndarray], config: Config, dtype: str = "float32") -> Converted:
     """The parameters as a file holds them, rounded to `dtype` as the model's are, in float64."""
-    return {ours: float64_of(converted(tensors[theirs], DTYPES[dtype], is_bfloat16(tensors, theirs)))
-            for ours, theirs in names_in(tensors, config).items()}
+    names = names_in(tensors, config)
+
+    def read(ours: str) -> np.ndarray:
+        theirs = names[ours]
+        return float64_of(converted(tensors[theirs], DTYPES[dtype], is_bfloat16(tensors, theirs)))
+
+    return Converted(names, read)
 
 
 def bfloat16(values) -> np.ndarray:
@@ -136,12 +141,14 @@ def allowed_error(config: Config, expected: np.ndarray, dtype: str) -> float:
     return EPS_OF[dtype] * roundings * float(np.abs(expected).max())
 
 
-def parity(model: Llama, prompts: Sequence[Sequence[int]], before: Sequence[int] | None = None) -> Parity:
+def parity(model: Llama, prompts: Sequence[Sequence[int]], before: Sequence[int] | None = None,
+           compared: Compared | None = None) -> Parity:
     """Runs prompts through a model in one step, and compares all that its launches write with the truth, each launch
     on what the model itself gave it: so a wrong launch is one wrong row, and those after it are right.
 
     before: how many tokens of each prompt are computed in a step of their own, which nothing looks at. Prompts of
-    which one token is left come first.
+    which one token is left come first. compared: called for each launch, with the row, the model's array and the
+    reference's, the rows of all prompts below each other.
     """
     config, prompts = model.config, [list(prompt) for prompt in prompts]
     before = [0] * len(prompts) if before is None else list(before)
@@ -175,10 +182,10 @@ def parity(model: Llama, prompts: Sequence[Sequence[int]], before: Sequence[int]
         truth.append((given, expected))
     found = []
     for name in written:
-        error, largest = 0.0, np.zeros(1)
-        for given, expected in truth:
-            right = expected[name][-1:] if name == "logits" else expected[name]
-            error = max(error, float(np.nan_to_num(np.abs(given[name][-len(right) :] - right).max(), nan=np.inf)))
-            largest = np.maximum(largest, np.abs(right).max())
-        found.append(Difference(name, error, allowed_error(config, largest, model.dtype)))
+        right = [expected[name][-1:] if name == "logits" else expected[name] for _, expected in truth]
+        ours = [given[name][-len(one) :] for (given, _), one in zip(truth, right, strict=True)]
+        ours, right = np.concatenate(ours), np.concatenate(right)
+        found.append(Difference.between(name, ours, right, allowed_error(config, right, model.dtype)))
+        if compared:
+            compared(found[-1], ours, right)
     return Parity(tuple(found))

@@ -13,7 +13,7 @@ from labkit.kernels.attention.three_pass import attention_reference
 from labkit.kernels.gelu import gelu_erf_reference
 from labkit.kernels.tolerance import EPS16, EPS32
 from labkit.models.blob import converted, is_bfloat16
-from labkit.models.gpt2_reference import Difference, Parity
+from labkit.models.gpt2_reference import Compared, Difference, Parity
 from labkit.models.minilm import PARTS, Config, MiniLM, lay_out, names_in
 
 
@@ -89,9 +89,10 @@ def allowed_error(config: Config, expected: np.ndarray, launches: int, dtype) ->
 
 
 def parity(model: MiniLM, sentences: Sequence, form: str = "packed", normalize: bool = True,
-           times: float = 1.0) -> Parity:
+           times: float = 1.0, compared: Compared | None = None) -> Parity:
     """Runs a batch through the model, and compares all that its launches write with the truth; rows of no sentence are
-    left out. times: how many times the usual error is allowed, for kernels that round more often."""
+    left out. times: how many times the usual error is allowed, for kernels that round more often. compared: called
+    after each launch, with the row, the model's array and the reference's."""
     w = weights_of(model.tensors, model.config, model.dtype)
     truth = [activations(model.config, w, ids) for ids in sentences]
     shape, host = lay_out([np.asarray(ids, np.int32) for ids in sentences], form)
@@ -107,8 +108,10 @@ def parity(model: MiniLM, sentences: Sequence, form: str = "packed", normalize: 
             filled = [(begin, one[name]) for begin, one in zip(begins, truth, strict=True) if "embedding" in one]
             found = np.concatenate([found[begin : begin + len(values)] for begin, values in filled])
             expected = np.concatenate([values for _, values in filled])
-        error = float(np.nan_to_num(np.abs(found - expected).max(), nan=np.inf))
-        rows.append(Difference(name, error, times * allowed_error(model.config, expected, len(rows) + 1, model.dtype)))
+        allowed = times * allowed_error(model.config, expected, len(rows) + 1, model.dtype)
+        rows.append(Difference.between(name, found, expected, allowed))
+        if compared:
+            compared(rows[-1], found, expected)
 
     model.embed(sentences, form, normalize, watch=watch)
     return Parity(tuple(rows))

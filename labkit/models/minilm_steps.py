@@ -30,7 +30,9 @@ from labkit.kernels.linear.layers import (
     linear_f16_accumulators,
     linear_gelu_double_buffered,
     linear_gelu_f16_accumulators,
+    linear_naive,
     linear_tensor_core,
+    linear_tiled,
 )
 from labkit.kernels.norm.half import add_layernorm_half_warp, layernorm_half_warp
 from labkit.kernels.norm.half_block import layernorm_half_block
@@ -163,6 +165,9 @@ STEPS = (
     Step("tiled attention", "attention as one launch: scores and weights stay in registers", HALF, "padded"),
     Step("packed", "no padding at all: sentences end to end", HALF, "packed"),
 )  # fmt: skip
+# Before the first step: all linear layers by the plain kernels of lesson 05. The last one is that step.
+PRODUCTS = {"naive": replace(SIMPLE, linear=then_gelu(linear_naive)),
+            "tiled": replace(SIMPLE, linear=then_gelu(linear_tiled)), "tensor cores": SIMPLE}
 # What the step "scores in registers" is to "float16 accumulators": the same with float32 ones.
 CONTROL = {"float16 accumulators": "scores in registers"}
 # Attention in each form, beside the same kernels.

@@ -1,4 +1,4 @@
-"""labkit report: which comparison, its files, and what stops it."""
+"""labkit report and compare: what they show, their files, and what stops them."""
 
 import numpy as np
 import pytest
@@ -9,6 +9,7 @@ from labkit.measure import page, sts
 from labkit.measure import report_minilm as comparison
 from labkit.measure.page import Page, Section
 from labkit.measure.series.minilm import TINY
+from tests.models.test_load import parameters, path  # noqa: F401
 
 PAGE = Page("small", "", (), (Section("one", "", ("text",)),))
 
@@ -90,3 +91,66 @@ def test_gpt2_is_what_is_meant_without_a_name(labkit, tmp_path, monkeypatch):
     monkeypatch.setattr(report, "page_of", lambda here=None: PAGE)
     assert labkit().output.splitlines()[-1] == "Wrote build/report.html"
     assert page.render(PAGE) == (tmp_path / "build" / "report.html").read_text()
+
+
+# --- labkit compare --------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def compare(monkeypatch, tmp_path):
+    monkeypatch.setenv("COLUMNS", "250")
+    monkeypatch.setenv("LABKIT_DEVICE", "cpu")
+    monkeypatch.chdir(tmp_path)
+    return lambda *arguments: CliRunner().invoke(cli.app, ["compare", *arguments])
+
+
+def test_compare_agrees_and_dumps(compare, path, tmp_path):  # noqa: F811
+    done = compare(str(path), "a kernel", "--dump", "dump")
+    assert done.exit_code == 0, done.output
+    assert "17 launches on" in done.output and "all agree" in done.output
+    assert len(list((tmp_path / "dump").glob("*.npz"))) == 17 and "Wrote 17 files to dump" in done.output
+
+
+def test_compare_names_the_launch_of_a_planted_kernel(compare, path, monkeypatch):  # noqa: F811
+    from labkit.models import gpt2
+
+    right = gpt2.Kernels()
+
+    def forgets_the_bias(x, weight, bias, out, stream=0, **options):
+        right.layernorm(x, weight, weight, out, stream=stream, **options)
+
+    monkeypatch.setattr(gpt2, "Kernels", lambda: type(right)(layernorm=forgets_the_bias))
+    done = compare(str(path), "a kernel")
+    assert done.exit_code == 1 and "The first that differs is h.0.ln_1." in done.output
+    assert "the worst is [" in done.output and "not all agree" in done.output
+
+
+def test_compare_refuses_in_a_sentence(compare, path, tmp_path):  # noqa: F811
+    (tmp_path / "taken").write_text("")
+    for arguments, words in (
+            (("./none", "a"), "there is no folder ./none"),
+            ((str(path), ""), "the prompt has no token"),
+            ((str(path), "a", "--dtype", "int8"), "dtype is 'int8'"),
+            ((str(path), "a", "--dump", "taken"), "--dump taken is a file; it must be a folder"),
+            ((str(path), "a", "--dump", "taken/below"), "--dump taken/below cannot be written")):
+        done = compare(*arguments)
+        assert done.exit_code == 2 and words in " ".join(done.output.split()), done.output
+
+
+def test_ctrl_c_leaves_whole_dumps(compare, path, tmp_path, monkeypatch):  # noqa: F811
+    from labkit.models import compare as comparison
+
+    written = []
+
+    def stopped(target, **arrays):
+        if written:
+            raise KeyboardInterrupt
+        written.append(target)
+        comparison_write(target, **arrays)
+
+    comparison_write = comparison._write
+    monkeypatch.setattr(comparison, "_write", stopped)
+    done = compare(str(path), "a kernel", "--dump", "dump")
+    assert done.exit_code == 130 and "Stopped." in done.output
+    (only,) = (tmp_path / "dump").iterdir()
+    assert sorted(np.load(only)) == ["ours", "reference"]

@@ -100,7 +100,8 @@ class Steps(Parity):
             spec["columns"].insert(1, "computed with")
             spec["rows"] = [[name, self.by.get(_step(name), "the model's own"), *rest] for name, *rest in spec["rows"]]
         spec["notes"] = ([f"{self.first.name} could not be computed: {self.stopped}"] if self.stopped else
-                         [] if self.passed else [f"The first that differs is {self.first.name}. {self._after}"])
+                         [] if self.passed else list(filter(None, (
+                             f"The first that differs is {self.first.name}. {self._after}", self.first.element))))
         return spec
 
     @property
@@ -127,8 +128,9 @@ def block_parity(mine: Answers | Kernels | None = None, *, shape: Shape = SMALL,
 
     def compare(name, got):
         expected = truth[name]
-        error = np.inf if got is None else np.nan_to_num(np.abs(got - expected).max(), nan=np.inf)
-        rows.append(Difference(name, float(error), block.allowed_error(shape, expected, len(rows) + 1)))
+        allowed = block.allowed_error(shape, expected, len(rows) + 1)
+        rows.append(Difference(name, np.inf, allowed) if got is None else
+                    Difference.between(name, got, expected, allowed))
 
     out = cuda.to_device(np.full(x.shape, np.nan, np.float32))
     stopped = ""

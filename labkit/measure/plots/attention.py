@@ -1,9 +1,11 @@
-"""The figures of lessons 17 and 18, in the course's style; those of how it is computed stand in flash.py.
+"""The figures of lessons 17, 18 and 38, in the course's style; those of how it is computed stand in flash.py.
 
     qkv_rows(token=2, head=5)      where the queries, keys and values of a head lie
     tiles(queries=40, tile=8)      the tiles that a block goes through, without and with a causal mask
     over_lengths(series)           attention over the number of tokens
     over_caches(series)            one query over the length of its cache
+    over_linear(series)            linear attention and softmax attention over the number of tokens
+    linear_costs(size)             flops of both, and the numbers that both keep, over the number of tokens
 """
 
 from matplotlib import rc_context
@@ -136,7 +138,8 @@ def tiles(queries: int = 40, tile: int = 8, block: int = 3) -> CourseFigure:
 
 LENGTH_LINES = {"three passes": (PURPLE, "v", "-"), "whole matrix": (VERMILLION, "D", "-"), "flash": (BLUE, "o", "-"),
                 "flash, f16": (BLUE, "o", ":"), "decode": (GREEN, "^", "-"), "decode, f16": (GREEN, "^", ":"),
-                "SDPA": (GREY, "s", "-"), "SDPA, f16": (GREY, "s", ":")}
+                "SDPA": (GREY, "s", "-"), "SDPA, f16": (GREY, "s", ":"), "linear, quadratic": (PURPLE, "v", "-"),
+                "linear, running": (ORANGE, "^", "-"), "linear, chunked": (GREEN, "D", "-")}
 
 
 def over_lengths(series: dict, mask: str = "none", recorded: dict | None | str = "auto") -> CourseFigure:
@@ -149,6 +152,39 @@ def over_lengths(series: dict, mask: str = "none", recorded: dict | None | str =
 def over_caches(series: dict, recorded: dict | None | str = "auto") -> CourseFigure:
     """One query over the length of its cache, both axes logarithmic."""
     return _over(series, recorded, "attention_keys", "keys", "One query against its cache", "keys in the cache")
+
+
+def over_linear(series: dict, recorded: dict | None | str = "auto") -> CourseFigure:
+    """Linear attention in its three forms, and softmax attention, causal; both axes logarithmic."""
+    return _over(series, recorded, "linear_attention_lengths", "S", "Linear attention over the number of tokens",
+                 "tokens")
+
+
+def linear_costs(size: int = 64, tokens: tuple[int, ...] = tuple(2**i for i in range(4, 15))) -> CourseFigure:
+    """A panel for the flops of a head over all its tokens, and one for the numbers that it keeps for the next token."""
+    counts = {"flops of a head, in all": ([2 * size * n * (n + 1) for n in tokens], [4 * size**2 * n for n in tokens]),
+              "numbers kept for the next token": ([2 * size * n for n in tokens], [size * (size + 1)] * len(tokens))}
+    title = f"Softmax and linear attention, counted: heads of {size}"
+    figure, axes = new_figure([2.3, 2.3], title, f"{title}. " + "; ".join(
+        f"{name}: softmax {softmax[-1]:,} and linear {linear[-1]:,} at {tokens[-1]:,} tokens"
+        for name, (softmax, linear) in counts.items()) + ".")
+    with rc_context(STYLE):
+        for ax, (name, lines) in zip(axes, counts.items(), strict=True):
+            leave_right(ax, ("softmax", "linear"), 0.115)
+            ax.set_xscale("log", base=2)
+            ax.set_yscale("log")
+            ends = []
+            for of, values, colour in zip(("softmax", "linear"), lines, (BLUE, ORANGE), strict=True):
+                ax.plot(tokens, values, color=colour, marker="o", markersize=3)
+                ends.append((tokens[-1], values[-1], of, TEXT[colour]))
+            ax.set_xticks(tokens[::2], [f"{n:,}" for n in tokens[::2]])
+            ax.minorticks_off()
+            ax.set_xlabel("tokens")
+            grid_along(ax, "both")
+            ax.get_ylim()
+            label_line_ends(ax, ends)
+            panel_title(ax, name)
+    return figure
 
 
 def _over(series: dict, recorded, name: str, x: str, title: str, x_label: str, mask: str | None = None):

@@ -1,5 +1,5 @@
-"""What lessons 17 and 18 show beside the ladders: attention over lengths and over caches, its three passes one by one,
-and its launches one by one where each step has its own.
+"""What the lessons on attention show beside the ladders: attention over lengths and over caches, its three passes one
+by one, its launches one by one where each step has its own, and linear attention beside it.
 
 `labkit bench` takes these on a GPU and records them; the lessons take them at small sizes wherever they run. All times
 are in microseconds, one launch in a CUDA graph where it is short, so that Python takes no part. float16 kernels are
@@ -19,6 +19,7 @@ from labkit.kernels.arguments import MAX_SHARED
 from labkit.kernels.attention.flash import attention_decode, attention_flash, attention_whole_matrix
 from labkit.kernels.attention.half import attention_decode_half, attention_half
 from labkit.kernels.attention.heads import keys_and_values
+from labkit.kernels.attention.linear_attention import LINEAR_ATTENTION, state_shape
 from labkit.kernels.attention.three_pass import (
     BLOCK,
     attention_all_threads,
@@ -201,3 +202,36 @@ def attention_steps(S: int | None = None, heads: int | None = None) -> dict:
         for name, launch in AttentionInSteps(fused, tiled=True).launches(qkv, heads, out):
             rows.append({"form": form, "step": name, "us": _us(lambda stream=0, launch=launch: launch(stream))})
     return measure.stamped({"S": S, "heads": heads, "size": SIZE, "rows": rows})
+
+
+# --- Linear attention beside it --------------------------------------------------------------------------------------
+
+LINEAR_LENGTHS = (128, 256, 512, 1024, 2048, 4096, 8192, 16_384)
+MOST_PAIRS = 4096  # tokens: beyond, all pairs take too long
+
+
+def linear_attention_lengths(lengths=None, heads: int | None = None) -> dict:
+    """Causal attention of S tokens over S in float32: each form of linear attention, flash and PyTorch's SDPA."""
+    lengths = lengths or device.pick(gpu=LINEAR_LENGTHS, cpu=(16, 64))
+    heads = heads or device.pick(gpu=HEADS, cpu=1)
+    torch = measure.import_library("torch") if device.on_gpu() else None
+    lines: dict = {}
+    for S in measure.steps("linear attention over lengths", list(lengths)):
+        rng = np.random.default_rng(0)
+        inputs = [cuda.to_device(array) for array in LINEAR_ATTENTION.inputs(rng, H=heads, N=S, D=SIZE)]
+        out = cuda.device_array((heads, S, SIZE), np.float32)
+        states = cuda.device_array(state_shape(heads, S, SIZE), np.float32)
+        for rung in LINEAR_ATTENTION.rungs:
+            name = rung.__name__.removeprefix("linear_attention_")
+            given = {"states": states} if name == "chunked" else {}
+            fits = name != "quadratic" or S <= MOST_PAIRS
+            lines.setdefault(f"linear, {name}", []).append(
+                _us(functools.partial(rung, *inputs, out, **given)) if fits else None)
+        qkv = cuda.to_device(2 * uniform(rng, S, 3 * heads * SIZE))
+        flat = cuda.device_array((S, heads * SIZE), np.float32)
+        lines.setdefault("flash", []).append(_us(functools.partial(attention_flash, qkv, heads, flat, causal=True)))
+        if torch is not None:
+            call = _fused_by_torch(torch, *_torch_parts(torch, qkv, heads), True)
+            lines.setdefault("SDPA", []).append(_us(call, in_torch=True))
+    return measure.stamped({"S": list(lengths), "heads": heads, "size": SIZE,
+                            "lines": [{"name": name, "us": us} for name, us in lines.items()]})

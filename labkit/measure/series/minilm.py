@@ -1,7 +1,8 @@
 """MiniLM beside PyTorch: forward passes of batches, a corpus, the ladder of its steps, and where the time goes.
 
     minilm()            the work of the table, in every form of a batch, and PyTorch on the same weights and inputs
-    minilm_corpus()     2,000 sentences sorted by length: sentences a second, padded, packed, padded to 128; from texts
+    minilm_corpus()     2,000 sentences of the lessons: how many a second, padded, packed, padded to 128; texts
+    minilm_single()     one sentence by the naive, the tiled and the tensor-core product, and by what is used today
     minilm_ladder()     the steps of labkit.models.minilm_steps, attention in each form, what did not work
     minilm_profile()    what each launch takes, ours and PyTorch's; launches, and what one costs
     minilm_lengths()    time over the length that sentences are padded to
@@ -25,7 +26,7 @@ from labkit._common.errors import UserError
 from labkit.device import compile_ahead, graphs, launches
 from labkit.kernels.linear import layers
 from labkit.kernels.matmul import half
-from labkit.measure import time_graph, time_host
+from labkit.measure import corpus, time_graph, time_host
 from labkit.measure.series.torch_bert import (
     TorchBert,
     called_us,
@@ -36,6 +37,7 @@ from labkit.measure.series.torch_bert import (
     torch_bert,
     torch_rows,
     torch_texts,
+    truth_of,
 )
 from labkit.measure.timing import graph_launches, time_torch_graph
 from labkit.models.minilm import (
@@ -50,7 +52,8 @@ from labkit.models.minilm import (
     lay_out,
     shapes,
 )
-from labkit.models.minilm_steps import ATTENTIONS, CONTROL, STEPS
+from labkit.models.minilm_reference import cosines
+from labkit.models.minilm_steps import ATTENTIONS, CONTROL, PRODUCTS, STEPS
 
 TINY = Config(vocab_size=61, max_position_embeddings=32, hidden_size=32, num_hidden_layers=1, num_attention_heads=2,
               intermediate_size=64)
@@ -158,16 +161,20 @@ def minilm(work=None, using: Using | None = None) -> dict:
 # --- A corpus --------------------------------------------------------------------------------------------------------
 
 
-def minilm_corpus(count: int | None = None, batches=None, using: Using | None = None) -> dict:
+def minilm_corpus(count: int | None = None, batches=None, using: Using | None = None,
+                  compiling_s: float = COMPILING_S) -> dict:
     """Sentences a second over a corpus sorted by length, for each form and size of a batch: forward passes in graphs
     (forward), and with laying out, copies there and back from Python (embed); PyTorch padded and packed, called, in
-    graphs and compiled."""
+    graphs and compiled, for at most compiling_s seconds. Beside each rate its smallest cosine with float64.
+
+    The sentences are those of the lessons, as MiniLM's tokenizer cuts them; random ones of such lengths without it.
+    """
     model, weights = using or _model()
     model = model.with_kernels(HALF)
     count = count or device.pick(gpu=CORPUS, cpu=6)
     batches = batches or device.pick(gpu=(64, 256, 1024, 2000), cpu=(4,))
-    sentences = sentences_of(corpus_lengths(count, min(128, model.config.max_position_embeddings)),
-                             model.config.vocab_size)
+    texts, sentences, where = corpus_of(model, weights, count)
+    truth = truth_of(model, sentences)
     rows = []
     for form in device.pick(gpu=tuple(FORMS), cpu=("packed", "padded")):
         for size in measure.steps(f"corpus, {form}", list(batches)):
@@ -185,19 +192,38 @@ def minilm_corpus(count: int | None = None, batches=None, using: Using | None = 
                     model.embed(part, form)
 
             seconds = in_graph_us(forward) / 1e6
+            found = np.concatenate([one.batch.pooled.copy_to_host()[: len(part)]
+                                    for (one, _), part in zip(passes, parts, strict=True)])
             rows.append({"form": form, "batch": size, "rows": sum(shape.rows for _, shape in passes),
                          "sentences_per_second": count / seconds,
-                         "embed_sentences_per_second": count / (called_us(embed) / 1e6)})
-    bert, compile_until = torch_bert(model), time.monotonic() + COMPILING_S
-    theirs = [] if bert is None else corpus_rows(bert, sentences, batches, model.embed(sentences), compile_until)
+                         "embed_sentences_per_second": count / (called_us(embed) / 1e6),
+                         "cosine": float(cosines(found, truth).min())})
+    bert, compile_until = torch_bert(model), time.monotonic() + compiling_s
+    theirs = [] if bert is None else corpus_rows(bert, sentences, batches, truth, compile_until)
     mean = float(np.mean([len(one) for one in sentences]))
-    return measure.stamped({"weights": weights, "sentences": count, "mean_tokens": mean, "ours": rows, "torch": theirs,
-                            "text": text_in(count)})
+    return measure.stamped({"weights": weights, "corpus": where, "sentences": count, "mean_tokens": mean, "ours": rows,
+                            "torch": theirs, "text": text_in(texts)})
 
 
-def text_in(count: int) -> dict:
+def corpus_of(model: MiniLM, weights: str, count: int) -> tuple[list[str], list[np.ndarray], str]:
+    """(texts, token ids of each, sorted by their length, what they are). Without MiniLM's weights its tokenizer is not
+    there either: then the ids are random, and the texts those that would have been cut."""
+    texts = corpus.sentences(count)
+    if weights == "real":
+        from labkit.models import weights as known
+        from labkit.models.tokenizer import SentenceTokenizer
+
+        ids = SentenceTokenizer.of(known.folder(known.MINILM), 128).encode(texts)
+        order = np.argsort([len(one) for one in ids], kind="stable")
+        return texts, [ids[i] for i in order], f"sentences of the lessons, {corpus.digest(texts)}"
+    lengths = corpus_lengths(count, min(128, model.config.max_position_embeddings))
+    return texts, sentences_of(lengths, model.config.vocab_size), "random tokens"
+
+
+def text_in(texts: list[str]) -> dict:
     """Texts to embeddings, tokenization and all: ours, PyTorch's packed passes behind the same kind of tokenizer, and
-    sentence-transformers'; and our tokenization alone. Or why it was not measured."""
+    sentence-transformers', with its smallest cosine with ours; and our tokenization alone. Or why it was not measured.
+    """
     try:
         from labkit.models import weights
         from labkit.models.sentences import Encoder
@@ -206,14 +232,11 @@ def text_in(count: int) -> dict:
         encoder = Encoder.from_pretrained("minilm")
     except Exception as error:  # no weights, no tokenizer, no library
         return {"why_not": f"{type(error).__name__}: {error}"[:200]}
-    words = ("kernel", "reads", "each", "row", "of", "the", "matrix", "and", "writes", "one", "number", "a", "warp")
-    rng = np.random.default_rng(3)
-    texts = [" ".join(rng.choice(words, count)) for count in corpus_lengths(count, 100)]
     found = {f"ours_seconds_{size}": median_seconds(lambda size=size: encoder.encode(texts, batch_size=size))
              for size in (256, 2000)}
     found["tokenizing_seconds"] = median_seconds(lambda: encoder.tokenizer.encode(texts))
-    found |= torch_texts(encoder.model, rust_tokenizer(folder, encoder.max_seq_length), texts,
-                         encoder.encode(texts, batch_size=256))
+    ours = encoder.encode(texts, batch_size=256)
+    found |= torch_texts(encoder.model, rust_tokenizer(folder, encoder.max_seq_length), texts, ours)
     try:
         from sentence_transformers import SentenceTransformer
 
@@ -222,9 +245,33 @@ def text_in(count: int) -> dict:
             found[f"library_seconds_{size}"] = median_seconds(
                 lambda size=size: library.encode(texts, batch_size=size, normalize_embeddings=True,
                                                  show_progress_bar=False))
+        theirs = library.encode(texts, batch_size=256, normalize_embeddings=True, show_progress_bar=False)
+        found["library_cosine"] = float(cosines(ours, np.asarray(theirs)).min())
     except Exception as error:
         found["why_no_library"] = f"{type(error).__name__}: {error}"[:200]
     return found
+
+
+# --- One sentence ----------------------------------------------------------------------------------------------------
+
+
+def minilm_single(tokens=None, using: Using | None = None) -> dict:
+    """Microseconds of one sentence, in a graph and called: the whole model with its linear layers by each of PRODUCTS,
+    padded to 128 tokens as in the write-up, then as it is used today; and the cosine with float64."""
+    model, weights = using or _model()
+    forms = {name: (device.pick(gpu="padded_to_128", cpu="padded"), kernels) for name, kernels in PRODUCTS.items()}
+    forms |= device.pick(gpu={"packed": ("packed", HALF), "few rows": ("packed", FEW_ROWS)}, cpu={})
+    rows = []
+    for count in tokens or device.pick(gpu=(16, 128), cpu=(16,)):
+        sentences = sentences_of([count], model.config.vocab_size)
+        truth = truth_of(model, sentences)
+        for name, (form, kernels) in measure.steps(f"one sentence of {count} tokens", list(forms.items())):
+            forward, shape = ready(model.with_kernels(kernels), sentences, form)
+            row = {"name": name, "tokens": count, "rows": shape.rows, "us": in_graph_us(forward),
+                   "called_us": called_us(forward)}
+            found = forward.batch.pooled.copy_to_host()[:1]
+            rows.append(row | {"cosine": float(cosines(found, truth).min())})
+    return measure.stamped({"weights": weights, "rows": rows})
 
 
 # --- The ladder ------------------------------------------------------------------------------------------------------

@@ -27,13 +27,13 @@ from labkit import cuda, device, measure
 from labkit.measure import time_host
 from labkit.measure.timing import time_torch_graph
 from labkit.models.minilm import Config, MiniLM, flat, names_in, shapes, up
-from labkit.models.minilm_reference import cosines
+from labkit.models.minilm_reference import cosines, embeddings, weights_of
 from labkit.models.tokenizer import WHOLE, read_whole
 
 MULTIPLE = 8  # padded lengths: an additive mask is read in vectors of eight
 BLOCK = 128  # packed rows: a tile of a product, and a block of FlexAttention's mask
 AUTOTUNED = "max-autotune-no-cudagraphs"  # GELU as the epilogue of a product; CUDA graphs are ours to capture
-SAME = 0.999  # the smallest cosine with our embeddings: what computes something else is no baseline
+SAME = 0.999  # the smallest cosine with the embeddings that are right: what computes something else is no baseline
 TEXT_BATCHES = 256, 2000
 COMPILED = ("embed", "project", "finish_layer", "pool", "normalize")
 
@@ -49,11 +49,11 @@ class Packed(NamedTuple):
 
 
 class TorchBert:
-    """The same model of PyTorch's functions, in float16, with our weights."""
+    """The same model of PyTorch's functions, with our weights. dtype: float16; float64 to compare both with."""
 
-    def __init__(self, torch, model: MiniLM, place: str = "cuda"):
-        self.torch, self.config, self.place = torch, model.config, place
-        self.w = {ours: torch.as_tensor(np.array(model.tensors[theirs], np.float32)).to(place, torch.float16)
+    def __init__(self, torch, model: MiniLM, place: str = "cuda", dtype: str = "float16"):
+        self.torch, self.config, self.place, self.dtype = torch, model.config, place, getattr(torch, dtype)
+        self.w = {ours: torch.as_tensor(np.array(model.tensors[theirs], np.float32)).to(place, self.dtype)
                   for ours, theirs in names_in(model.tensors, model.config).items()}
         self.layers = []
         for layer in range(model.config.num_hidden_layers):
@@ -97,7 +97,8 @@ class TorchBert:
         return self.normalize(mean_over(hidden, mask))
 
     def normalize(self, means):
-        return self.torch.nn.functional.normalize(means.float(), dim=1)
+        means = means.float() if self.dtype == self.torch.float16 else means
+        return self.torch.nn.functional.normalize(means, dim=1)
 
     def compiled(self, **options) -> SimpleNamespace:
         """Compile COMPILED anew, each at its first call. Without options a function is compiled again for the second
@@ -122,7 +123,7 @@ class TorchBert:
         H, C = self.config.num_attention_heads, self.config.hidden_size
         bias = None
         if mask is not None:  # added to the scores: a boolean mask would be converted in each layer
-            bias = torch.zeros_like(mask, dtype=torch.float16).masked_fill(~mask, -65504.0)[:, None, None, :]
+            bias = torch.zeros_like(mask, dtype=self.dtype).masked_fill(~mask, -65504.0)[:, None, None, :]
         x = parts.embed(ids)  # (B * S, C)
         for w in self.layers:
             q, k, v = parts.project(w, x).view(B, S, 3, H, -1).permute(2, 0, 3, 1, 4)  # (B, H, S, D) each
@@ -246,11 +247,12 @@ def smallest_cosine(ours: np.ndarray, theirs) -> float:
     return float(cosines(ours, theirs.double().cpu().numpy()).min())
 
 
-def check_same(ours: np.ndarray, theirs) -> None:
-    """Raises ValueError where PyTorch computes something else."""
+def check_same(ours: np.ndarray, theirs) -> float:
+    """The smallest cosine. Raises ValueError where PyTorch computes something else."""
     cosine = smallest_cosine(ours, theirs)
     if not cosine >= SAME:
-        raise ValueError(f"its embeddings differ from ours: the smallest cosine is {cosine:.4f}")
+        raise ValueError(f"its embeddings are wrong: the smallest cosine is {cosine:.4f}")
+    return cosine
 
 
 def why_not(error: Exception) -> str:
@@ -320,10 +322,22 @@ def transformers_call(bert: TorchBert, ids, mask, compiled: bool = True) -> Call
 # --- A corpus --------------------------------------------------------------------------------------------------------
 
 
-def corpus_rows(bert: TorchBert, sentences, batches: Sequence[int], ours: np.ndarray, compile_until: float
+def truth_of(model: MiniLM, sentences, size: int = 64) -> np.ndarray:
+    """The embeddings of sentences in float64, from the weights as they are in the file: by PyTorch, in batches of
+    `size`, where it is installed; else by NumPy, which takes seconds for a few."""
+    torch = measure.import_library("torch")
+    if torch is None:
+        return embeddings(model.config, weights_of(model.tensors, model.config), sentences)
+    with torch.no_grad():
+        bert = TorchBert(torch, model, device.pick(gpu="cuda", cpu="cpu"), "float64")
+        parts = [sentences[first : first + size] for first in range(0, len(sentences), size)]
+        return np.concatenate([bert.forward(*bert.inputs(part, max(map(len, part)))).cpu().numpy() for part in parts])
+
+
+def corpus_rows(bert: TorchBert, sentences, batches: Sequence[int], truth: np.ndarray, compile_until: float
                 ) -> list[dict]:
-    """Sentences a second over the corpus, padded in batches of each size, then packed in one. ours: our embeddings of
-    it. compile_until: as torch_rows takes it."""
+    """Sentences a second over the corpus, padded in batches of each size, then packed in one. truth: the embeddings,
+    which each way has to give (`cosine` is its smallest). compile_until: as torch_rows takes it."""
     rows, make_parts = [], functools.cache(bert.compiled)
     for size in batches:
         groups = [sentences[first : first + size] for first in range(0, len(sentences), size)]
@@ -333,11 +347,11 @@ def corpus_rows(bert: TorchBert, sentences, batches: Sequence[int], ours: np.nda
             return bert.torch.cat([bert.forward(*one, parts=parts) for one in inputs])
 
         ways = {"compiled": lambda run=run: functools.partial(run, make_parts())}
-        rows.append({"form": "padded", "batch": size, **rates(bert, run, ways, ours, compile_until)})
+        rows.append({"form": "padded", "batch": size, **rates(bert, run, ways, truth, compile_until)})
     packed = bert.packed(sentences)
     run = functools.partial(bert.forward_packed, packed)
     rows.append({"form": "packed", "batch": len(sentences),
-                 **rates(bert, functools.partial(run, bert.varlen), packed_ways(bert, packed), ours, compile_until)})
+                 **rates(bert, functools.partial(run, bert.varlen), packed_ways(bert, packed), truth, compile_until)})
     return rows
 
 
@@ -359,23 +373,24 @@ def packed_ways(bert: TorchBert, packed: Packed) -> dict[str, Callable[[], Calla
             "FlexAttention, autotuned": lambda: flex(AUTOTUNED), "varlen, autotuned": lambda: varlen(AUTOTUNED)}
 
 
-def rates(bert: TorchBert, run: Callable, ways: dict[str, Callable[[], Callable]], ours: np.ndarray,
+def rates(bert: TorchBert, run: Callable, ways: dict[str, Callable[[], Callable]], truth: np.ndarray,
           compile_until: float) -> dict:
-    """Sentences a second of run(), called and in a graph, and in a graph of the fastest way to compile it. What could
-    not be measured is None, and "...: why not" says why."""
+    """Sentences a second of run(), called and in a graph, and in a graph of the fastest way to compile it; and the
+    smallest cosine of its embeddings with the truth. What could not be measured is None, and "...: why not" says why.
+    """
     torch = bert.torch
-    found = {"called_sentences_per_second": None, "graph_sentences_per_second": None,
+    found = {"cosine": None, "called_sentences_per_second": None, "graph_sentences_per_second": None,
              "compiled_graph_sentences_per_second": None, "compiled_ways": {}}
 
     def in_graph(call):
         timing = time_torch_graph(call, launches=1)
         if timing is None:
             raise RuntimeError("it could not be captured in a graph")
-        return 1000 * len(ours) / timing.p50
+        return 1000 * len(truth) / timing.p50
 
     try:
-        check_same(ours, run())
-        found["called_sentences_per_second"] = 1e6 * len(ours) / called_us(run, torch.cuda.synchronize)
+        found["cosine"] = check_same(truth, run())
+        found["called_sentences_per_second"] = 1e6 * len(truth) / called_us(run, torch.cuda.synchronize)
         found["graph_sentences_per_second"] = in_graph(run)
     except Exception as error:  # one way that does not run here must not cost the series
         found["why_not"] = why_not(error)
@@ -384,7 +399,7 @@ def rates(bert: TorchBert, run: Callable, ways: dict[str, Callable[[], Callable]
             if time.monotonic() > compile_until:
                 raise TimeoutError("the time for compiling was used up")
             call = compile()
-            check_same(ours, call())
+            check_same(truth, call())
             found["compiled_ways"][way] = in_graph(call)
         except Exception as error:
             found["compiled_ways"][way], found["compiled_ways"][f"{way}: why not"] = None, why_not(error)

@@ -318,6 +318,7 @@ FIGURES = {
     "tiles": attention.tiles,
     "over_lengths": lambda: attention.over_lengths(here(recorded("attention_sizes"))),
     "over_caches": lambda: attention.over_caches(here(recorded("attention_keys"))),
+    "linear_costs": attention.linear_costs,
     "ten_launches": lambda: gpt2_block.ten_launches(tokens=1024),
     "two_orders": gpt2_block.two_orders,
     "file_layout": _file_layout,

@@ -59,3 +59,13 @@ def test_the_third_pass_alone_adds_up_the_values():
         attention_series.make_values_only(all_threads)[(S, heads), 256, 0, 4 * S](
             d_qkv, keys_values, start, out, first, np.uint32(size), np.float32(1.0), np.uint32(0))
         np.testing.assert_allclose(out.copy_to_host(), np.tile(expected, (S, 1)), atol=1e-4)
+
+
+def test_linear_attention_has_a_time_for_each_line(monkeypatch):
+    monkeypatch.setattr(attention_series, "MOST_PAIRS", 4)
+    series = attention_series.linear_attention_lengths((4, 40), heads=1)
+    assert series["S"] == [4, 40] and series["size"] == 64
+    lines = {line["name"]: line["us"] for line in series["lines"]}
+    assert {"linear, quadratic", "linear, running", "linear, chunked", "flash"} <= set(lines)
+    assert lines.pop("linear, quadratic")[1] is None
+    assert all(len(us) == 2 and min(us) > 0 for us in lines.values())

@@ -5,8 +5,9 @@ import json
 import numpy as np
 import pytest
 
-from labkit.measure import comparisons, sense
+from labkit.measure import comparisons, corpus, sense
 from labkit.measure.series import minilm as series
+from labkit.models import weights
 from labkit.models.minilm import MiniLM
 from tests.models.test_minilm import SMALL, random_tensors
 
@@ -35,6 +36,7 @@ def test_the_corpus():
     packed, padded = found["ours"]
     assert (packed["form"], padded["form"]) == ("packed", "padded") and packed["rows"] <= padded["rows"]
     assert packed["sentences_per_second"] > 0 and packed["embed_sentences_per_second"] > 0
+    assert min(packed["cosine"], padded["cosine"]) > 0.999 and found["corpus"] == "random tokens"
     assert found["torch"] == []
     text = found["text"]
     assert "why_not" in text or (text["ours_seconds_256"] > 0 and ("torch_way" in text or "torch_why_not" in text))
@@ -53,10 +55,28 @@ def test_the_ladder_the_profile_and_the_lengths():
     assert len(lengths["ours_us"]) == len(lengths["tokens"]) and lengths["torch_us"] is None
 
 
+@pytest.mark.sweep
+@ON_CPU
+def test_one_sentence_by_each_product():
+    found = is_json(series.minilm_single())
+    assert [row["name"] for row in found["rows"]] == ["naive", "tiled", "tensor cores"]
+    assert all(row["us"] > 0 and row["called_us"] > 0 and row["cosine"] > 0.999 for row in found["rows"])
+
+
 def test_lengths_of_a_corpus_are_sorted_and_short():
     lengths = series.corpus_lengths(2000, 128)
     assert (np.diff(lengths) >= 0).all() and abs(lengths.mean() - series.MEAN_TOKENS) < 0.5
     assert lengths[0] >= 3 and 35 < lengths[-1] <= 128
+
+
+def test_the_corpus_is_cut_by_the_models_own_tokenizer():
+    if not weights.is_there(weights.MINILM):
+        pytest.skip("the weights of MiniLM are not in the cache: `labkit weights minilm` fetches them")
+    texts, ids, where = series.corpus_of(None, "real", 300)
+    lengths = [len(one) for one in ids]
+    assert texts == corpus.sentences(300) and where.endswith(corpus.digest(texts))
+    assert lengths == sorted(lengths) and lengths[0] > 3 and lengths[-1] <= 128
+    assert {(one[0], one[-1]) for one in ids} == {(101, 102)}  # [CLS] and [SEP]
 
 
 @pytest.mark.sweep
@@ -74,7 +94,7 @@ def test_every_launch_of_a_pass_is_recorded_and_none_runs():
 @ON_CPU
 def test_a_recording_of_all_of_it_is_accepted(monkeypatch):
     """What bench refuses, it refuses at the end of a long run."""
-    monkeypatch.setattr(series, "text_in", lambda count: {"ours_seconds_256": 1.0, "library_seconds_32": 2.0})
+    monkeypatch.setattr(series, "text_in", lambda texts: {"ours_seconds_256": 1.0, "library_seconds_32": 2.0})
     recording = {"machine": {"device": "x", "date": "2026-01-02"}, "limits": {}, "ops": {},
                  "series": {take.__name__: take() for take in (
                      series.minilm, series.minilm_corpus, series.minilm_ladder, series.minilm_profile,

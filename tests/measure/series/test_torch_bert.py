@@ -134,13 +134,19 @@ def test_the_rows_of_a_corpus(model, bert, timed):
     assert [(row["form"], row["batch"]) for row in found] == [("padded", 2), ("padded", 5), ("packed", 5)]
     for row in found:
         assert row["graph_sentences_per_second"] == row["compiled_graph_sentences_per_second"] == 2500.0
-        assert row["called_sentences_per_second"] > 0 and "why_not" not in row
+        assert row["called_sentences_per_second"] > 0 and "why_not" not in row and row["cosine"] > 0.9999
     assert list(found[0]["compiled_ways"]) == ["compiled"]
     assert set(found[2]["compiled_ways"]) == {f"{one}{how}" for one in ("varlen", "FlexAttention")
                                               for how in ("", ", autotuned")}
     parts = [name for name, _ in timed if name in torch_bert.COMPILED]
     assert parts == 3 * list(torch_bert.COMPILED), "once for all padded rows, once for each mode of packed ones"
     assert [options["mode"] for name, options in timed if name == "flex_attention"] == ["default", torch_bert.AUTOTUNED]
+
+
+def test_the_truth_is_float64(model):
+    sentences = series.sentences_of(LENGTHS, 61)
+    expected = embeddings(model.config, weights_of(model.tensors, model.config), sentences)
+    np.testing.assert_allclose(torch_bert.truth_of(model, sentences, size=2), expected, atol=1e-12)
 
 
 def test_a_way_that_fails_costs_only_itself(model, bert, timed, monkeypatch):
@@ -157,7 +163,7 @@ def test_a_way_that_fails_costs_only_itself(model, bert, timed, monkeypatch):
     assert packed["compiled_ways"]["FlexAttention"] is None
 
     other = torch_bert.rates(bert, lambda: bert.forward(*bert.inputs(sentences, 16)), {}, ours[::-1], LATER)
-    assert "differ from ours" in other["why_not"] and other["graph_sentences_per_second"] is None
+    assert "its embeddings are wrong" in other["why_not"] and other["graph_sentences_per_second"] is None
 
     monkeypatch.setattr(torch_bert, "time_torch_graph", lambda call, launches: None)
     (ungraphed, _) = torch_bert.corpus_rows(bert, sentences, (5,), ours, compile_until=0.0)
@@ -216,7 +222,7 @@ def test_seconds_from_texts(worded, tokenizers):
     assert found["torch_seconds_256"] > 0 and found["torch_seconds_2000"] > 0 and found["torch_way"] == "packed"
     assert found["torch_tokenizing_seconds"] > 0 and "torch_why_not" not in found
     wrong = torch_bert.torch_texts(worded, plain, TEXTS, expected[::-1])
-    assert wrong["torch_seconds_2000"] is None and "differ from ours" in wrong["torch_why_not"]
+    assert wrong["torch_seconds_2000"] is None and "its embeddings are wrong" in wrong["torch_why_not"]
 
 
 @pytest.mark.cpu_device

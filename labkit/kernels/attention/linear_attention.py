@@ -1,0 +1,325 @@
+"""Causal linear attention: softmax attention with its exponential replaced by a product, phi(q) . phi(k).
+
+Shapes  q, k, v, out (H, N, D): H heads, N tokens, D numbers each, at most 128; float32, C-contiguous
+        phi(x) = elu(x) + 1, for each number; out[i] = sum_j w_ij v_j / sum_j w_ij, w_ij = phi(q_i) . phi(k_j), j <= i
+Work    4*H*N*D*D flops in the running and the chunked form, 2*H*N*N*D in the quadratic one; 16*H*N*D bytes
+State   of a head: S = sum_j phi(k_j)^T v_j and z = sum_j phi(k_j), D*(D + 1) numbers whatever N is
+Source  Katharopoulos et al.: Transformers are RNNs (2020), https://arxiv.org/abs/2006.16236; in chunks: Hua et al.:
+        Transformer Quality in Linear Time (2022), https://arxiv.org/abs/2202.10447
+"""
+
+import math
+
+import numpy as np
+from numba import float32, uint32
+
+from labkit import cuda
+from labkit.device import graphs
+from labkit.device.lazy import kernel_factory
+from labkit.kernels.arguments import MAX_GRID_YZ, check_array
+from labkit.kernels.baselines import Baseline
+from labkit.kernels.op import Op, Work, rung, uniform
+from labkit.kernels.tolerance import EPS32
+
+ZERO, ONE = float32(0.0), float32(1.0)
+CHUNK = 32  # tokens: within a chunk all pairs are weighed, between chunks the state is passed on
+PAIRS = CHUNK * CHUNK
+MAX_SIZE = 128  # D: a thread keeps a column of the state in registers
+SCAN_THREADS = 128
+
+
+def phi_reference(x):
+    x = np.asarray(x, np.float64)
+    return np.where(x > 0, x + 1, np.exp(np.minimum(x, 0)))
+
+
+def _weights(q, k):
+    """(H, N, N), zeros above the diagonal."""
+    return np.tril(phi_reference(q) @ phi_reference(k).transpose(0, 2, 1))
+
+
+def linear_attention_reference(q, k, v):
+    weights = _weights(q, k)
+    return weights @ np.asarray(v, np.float64) / weights.sum(axis=2, keepdims=True)
+
+
+def _tolerance(q, k, v):
+    """All weights are positive, so that only the numerator can cancel. It has sums over N tokens and D numbers."""
+    weights = _weights(q, k)
+    mean = weights @ np.abs(v) / weights.sum(axis=2, keepdims=True)
+    return 2 * EPS32 * (4 + math.sqrt(q.shape[1]) + math.sqrt(q.shape[2])) * mean
+
+
+@cuda.jit(device=True)
+def phi(x):
+    return x + ONE if x > ZERO else math.exp(x)
+
+
+# --- All pairs -------------------------------------------------------------------------------------------------------
+
+
+@kernel_factory
+def make_quadratic(D: int):
+    THREADS = threads_for(D)
+
+    @cuda.jit
+    def linear_attention_quadratic_kernel(q, k, v, out):
+        query = cuda.shared.array(D, float32)
+        weights = cuda.shared.array(THREADS, float32)
+        i, head, thread = uint32(cuda.blockIdx.x), uint32(cuda.blockIdx.y), uint32(cuda.threadIdx.x)
+        if thread < uint32(D):
+            query[thread] = phi(q[head, i, thread])
+        cuda.syncthreads()
+        above, below = ZERO, ZERO
+        first = uint32(0)
+        while first <= i:
+            j = uint32(first + thread)
+            weight = ZERO
+            if j <= i:
+                for n in range(D):
+                    weight += query[n] * phi(k[head, j, uint32(n)])
+            weights[thread] = weight
+            cuda.syncthreads()
+            count = min(uint32(THREADS), uint32(i + uint32(1) - first))
+            if thread < uint32(D):
+                t = uint32(0)
+                while t < count:
+                    above += weights[t] * v[head, uint32(first + t), thread]
+                    below += weights[t]
+                    t += uint32(1)
+            cuda.syncthreads()  # before the weights are overwritten
+            first = uint32(first + uint32(THREADS))
+        if thread < uint32(D):
+            out[head, i, thread] = above / below
+
+    return linear_attention_quadratic_kernel
+
+
+# --- A running state -------------------------------------------------------------------------------------------------
+
+
+@kernel_factory
+def make_running(D: int):
+    @cuda.jit
+    def linear_attention_running_kernel(q, k, v, out):
+        query = cuda.shared.array(D, float32)
+        key = cuda.shared.array(D, float32)
+        z = cuda.shared.array(D, float32)
+        state = cuda.local.array(D, float32)  # column `thread` of S, in registers
+        head, thread = uint32(cuda.blockIdx.x), uint32(cuda.threadIdx.x)
+        for n in range(D):
+            state[n] = ZERO
+        if thread < uint32(D):
+            z[thread] = ZERO
+        i = uint32(0)
+        while i < uint32(q.shape[1]):
+            if thread < uint32(D):
+                query[thread] = phi(q[head, i, thread])
+                key[thread] = phi(k[head, i, thread])
+                z[thread] += key[thread]
+            cuda.syncthreads()
+            if thread < uint32(D):
+                value = v[head, i, thread]
+                above, below = ZERO, ZERO
+                for n in range(D):
+                    state[n] += key[n] * value
+                    above += query[n] * state[n]
+                    below += query[n] * z[n]
+                out[head, i, thread] = above / below
+            cuda.syncthreads()  # before the next token's query and key
+            i += uint32(1)
+
+    return linear_attention_running_kernel
+
+
+# --- Chunks ----------------------------------------------------------------------------------------------------------
+
+
+@kernel_factory
+def make_chunked(D: int):
+    SHARED = CHUNK * D
+
+    @cuda.jit
+    def linear_attention_states_kernel(k, v, states):
+        """states[head, chunk] = S, and z below it, of this chunk's tokens alone: (D + 1, D)."""
+        keys = cuda.shared.array(SHARED, float32)
+        state = cuda.local.array(D, float32)
+        chunk, head, thread = uint32(cuda.blockIdx.x), uint32(cuda.blockIdx.y), uint32(cuda.threadIdx.x)
+        first = uint32(chunk * uint32(CHUNK))
+        count = min(uint32(CHUNK), uint32(uint32(k.shape[1]) - first))
+        z = ZERO
+        if thread < uint32(D):
+            t = uint32(0)
+            while t < count:
+                keys[uint32(t * uint32(D)) + thread] = phi(k[head, uint32(first + t), thread])
+                t += uint32(1)
+        cuda.syncthreads()
+        if thread < uint32(D):
+            for n in range(D):
+                state[n] = ZERO
+            t = uint32(0)
+            while t < count:
+                value = v[head, uint32(first + t), thread]
+                z += keys[uint32(t * uint32(D)) + thread]
+                for n in range(D):
+                    state[n] += keys[uint32(t * uint32(D)) + uint32(n)] * value
+                t += uint32(1)
+            for n in range(D):
+                states[head, chunk, uint32(n), thread] = state[n]
+            states[head, chunk, uint32(D), thread] = z
+
+    @cuda.jit
+    def linear_attention_scan_kernel(states):
+        """The state before each chunk: an exclusive prefix sum over the chunks, in place; a thread for each number."""
+        number, head = uint32(cuda.grid(1)), uint32(cuda.blockIdx.y)
+        if number < uint32((D + 1) * D):
+            row, column = uint32(number // uint32(D)), uint32(number % uint32(D))
+            before = ZERO
+            chunk = uint32(0)
+            while chunk < uint32(states.shape[1]):
+                own = states[head, chunk, row, column]
+                states[head, chunk, row, column] = before
+                before += own
+                chunk += uint32(1)
+
+    @cuda.jit
+    def linear_attention_chunk_kernel(q, k, v, states, out):
+        """What the state before the chunk gives, and the pairs within it."""
+        queries = cuda.shared.array(SHARED, float32)
+        keys = cuda.shared.array(SHARED, float32)
+        below = cuda.shared.array(CHUNK, float32)
+        z = cuda.shared.array(D, float32)
+        weights = cuda.shared.array(PAIRS, float32)
+        state = cuda.local.array(D, float32)
+        values = cuda.local.array(CHUNK, float32)
+        chunk, head, thread = uint32(cuda.blockIdx.x), uint32(cuda.blockIdx.y), uint32(cuda.threadIdx.x)
+        first = uint32(chunk * uint32(CHUNK))
+        count = min(uint32(CHUNK), uint32(uint32(q.shape[1]) - first))
+        if thread < uint32(D):
+            for t in range(CHUNK):
+                there = uint32(t) < count
+                row = uint32(first + min(uint32(t), uint32(count - uint32(1))))
+                place = uint32(t * D) + thread
+                queries[place] = phi(q[head, row, thread]) if there else ZERO
+                keys[place] = phi(k[head, row, thread]) if there else ZERO
+                values[t] = v[head, row, thread] if there else ZERO
+            for n in range(D):
+                state[n] = states[head, chunk, uint32(n), thread]
+            z[thread] = states[head, chunk, uint32(D), thread]
+        cuda.syncthreads()
+        pair = thread
+        while pair < uint32(PAIRS):
+            i, j = uint32(pair // uint32(CHUNK)), uint32(pair % uint32(CHUNK))
+            weight = ZERO
+            if j <= i:
+                for n in range(D):
+                    weight += queries[uint32(i * uint32(D)) + uint32(n)] * keys[uint32(j * uint32(D)) + uint32(n)]
+            weights[pair] = weight
+            pair = uint32(pair + uint32(cuda.blockDim.x))
+        cuda.syncthreads()
+        if thread < uint32(CHUNK):
+            row_sum = ZERO
+            for n in range(D):
+                row_sum += queries[uint32(thread * uint32(D)) + uint32(n)] * z[n]
+            for j in range(CHUNK):
+                row_sum += weights[uint32(thread * uint32(CHUNK)) + uint32(j)]
+            below[thread] = row_sum
+        cuda.syncthreads()
+        if thread < uint32(D):
+            t = uint32(0)
+            while t < count:
+                above = ZERO
+                for n in range(D):
+                    above += queries[uint32(t * uint32(D)) + uint32(n)] * state[n]
+                for j in range(CHUNK):
+                    above += weights[uint32(t * uint32(CHUNK)) + uint32(j)] * values[j]
+                out[head, uint32(first + t), thread] = above / below[t]
+                t += uint32(1)
+
+    return linear_attention_states_kernel, linear_attention_scan_kernel, linear_attention_chunk_kernel
+
+
+def threads_for(D: int) -> int:
+    """Whole warps with a thread for each of D numbers."""
+    return -(-D // 32) * 32
+
+
+def state_shape(heads: int, tokens: int, size: int) -> tuple[int, int, int, int]:
+    """Of the chunked form's states: S, and z below it, for each chunk of each head."""
+    return heads, -(-tokens // CHUNK), size + 1, size
+
+
+def _check(q, k, v, out) -> tuple[int, int, int]:
+    check_array("q", q, ndim=3)
+    for name, array in (("k", k), ("v", v), ("out", out)):
+        check_array(name, array, shape=q.shape)
+    heads, tokens, size = q.shape
+    if size > MAX_SIZE:
+        raise ValueError(f"q has heads of {size} numbers; at most {MAX_SIZE} are allowed")
+    if heads > MAX_GRID_YZ:
+        raise ValueError(f"q has {heads:,} heads; at most {MAX_GRID_YZ:,} are allowed")
+    return heads, tokens, size
+
+
+@rung(kernel=make_quadratic(64), idea="all pairs: a block weighs every token up to its own")
+def linear_attention_quadratic(q, k, v, out, stream=0):
+    """A block for each token computes its weights with all tokens up to itself, as softmax attention does: 2*N*N*D
+    flops a head."""
+    heads, tokens, size = _check(q, k, v, out)
+    make_quadratic(size)[(tokens, heads), threads_for(size), stream](q, k, v, out)
+
+
+@rung(kernel=make_running(64), idea="a running state: a block a head, token after token")
+def linear_attention_running(q, k, v, out, stream=0):
+    """A block for each head adds one token after the other to the state and multiplies by it: 4*N*D*D flops, but N
+    steps in a row."""
+    heads, _, size = _check(q, k, v, out)
+    make_running(size)[heads, threads_for(size), stream](q, k, v, out)
+
+
+@rung(kernel=make_chunked(64), idea="chunks of 32 tokens side by side: their states, a scan, their pairs")
+def linear_attention_chunked(q, k, v, out, states=None, stream=0):
+    """As running, but only the sum over chunks is serial: each chunk's state by a block of its own, an exclusive scan
+    over them, and then for each chunk the state before it and all pairs within it.
+
+    states: memory to work in, of state_shape(H, N, D) float32; left out, it is allocated.
+    """
+    heads, tokens, size = _check(q, k, v, out)
+    shape = state_shape(heads, tokens, size)
+    if states is None:
+        states = graphs.keep(cuda.device_array(shape, np.float32))
+    check_array("states", states, shape=shape)
+    sum_up, scan, combine = make_chunked(size)
+    grid, block = (shape[1], heads), threads_for(size)
+    sum_up[grid, block, stream](k, v, states)
+    scan[(-(-size * (size + 1) // SCAN_THREADS), heads), SCAN_THREADS, stream](states)
+    combine[grid, block, stream](q, k, v, states, out)
+
+
+def _by_torch(torch, q, k, v, out):
+    """All pairs as two products, with a mask between them."""
+    elu = torch.nn.functional.elu
+    weights = ((elu(q) + 1) @ (elu(k) + 1).transpose(1, 2)).tril()
+    return weights @ v / weights.sum(2, keepdim=True)
+
+
+LINEAR_ATTENTION = Op(
+    "linear_attention",
+    title="Linear attention, causal",
+    formula="out[h, i] = sum over j <= i of (phi(q[h, i]) . phi(k[h, j])) v[h, j], over the sum of these weights",
+    reference=linear_attention_reference,
+    rungs=(linear_attention_quadratic, linear_attention_running, linear_attention_chunked),
+    inputs=lambda rng, H, N, D: tuple(2 * uniform(rng, H, N, D) for _ in range(3)),
+    shape=lambda H, N, D: (H, N, D),
+    awkward=({"H": 1, "N": 1, "D": 64}, {"H": 2, "N": 33, "D": 64}, {"H": 3, "N": 100, "D": 64}),
+    tolerance=_tolerance,
+    by_row=(0, 1, 2),
+    work=Work(
+        flops=lambda H, N, D: 4 * H * N * D * D,
+        bytes=lambda H, N, D: 16 * H * N * D,
+        timed_gpu={"H": 16, "N": 4096, "D": 64},
+        timed_cpu={"H": 1, "N": 64, "D": 64},
+        unit="TFLOP/s",
+    ),
+    baselines=(Baseline("PyTorch", "torch", _by_torch, "all pairs, two products"),),
+)
