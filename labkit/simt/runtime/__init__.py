@@ -27,7 +27,7 @@ HELPERS = {
     ),
     "arithmetic": (
         "popc", "clz", "ffs", "brev", "fma", "cbrt", "rsqrt", "remainder", "fmod", "modf", "selp", "visits", "power",
-        "divide", "shift_left", "shift_right", "math_pow", "floor", "ceil", "trunc",
+        "divide", "modulo", "floor_divide", "shift_left", "shift_right", "math_pow", "floor", "ceil", "trunc",
         "round_digits",
     ),
     "collectives": (
