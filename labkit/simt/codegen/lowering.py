@@ -52,7 +52,7 @@ def dominating_variables(blocks):
 
 
 def _spans(cfg):
-    """{block: (its number, one more than the last number below it)} in the tree of dominators, numbered from the root."""
+    """{block: (its number, one more than the last below it)} in the tree of dominators, numbered from the root."""
     tree, spans, number = cfg.dominator_tree(), {}, 0
     todo = [(cfg.entry_point(), False)]
     while todo:

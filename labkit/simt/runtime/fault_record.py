@@ -17,11 +17,13 @@ ABORT, CODE, SITE, THREAD, BLOCK, COUNT, INDEX, SHAPE, DONE, ASYNC = 0, 1, 2, 3,
 STRICT, WARNED = 16, 17
 ORDER = 22
 RECORD_SIZE = 23
+MOST_SPINS = 1 << 22  # passes of a loop that waits for another thread: some hundredths of a second
 MAX_RECORDED_AXES = SHAPE - INDEX
 
 CODES = range(1, 14)
 (OUT_OF_BOUNDS, BARRIER, WARP_MASK, WARP_SOURCE, WARP_SELF, ASSERTION, ABORTED, WIDE_BOUNDS, MISALIGNED, COPY_SIZE,
  WARP_PART, NO_STEP, RESHAPE) = CODES  # fmt: skip
+SPINNING = CODES[-1] + 1  # no error: the launch is interpreted instead
 
 _I64 = ir.IntType(64)
 
@@ -130,3 +132,23 @@ def poll(typing_context, err, t, b, site):
         return context.get_dummy_value()
 
     return types.void(err, t, b, site), codegen
+
+
+@intrinsic
+def spin(typing_context, passes, err, t, b, site):
+    """One more than `passes`; stops where a loop that waits for another thread has made too many."""
+
+    def codegen(context, builder, signature, arguments):
+        count = builder.add(context.cast(builder, arguments[0], passes, types.int64), ir.Constant(_I64, 1))
+        with builder.if_then(builder.icmp_signed(">=", count, ir.Constant(_I64, MOST_SPINS)), likely=False):
+            where = emit_where(context, builder, signature.args, arguments)
+            emit_fail(context, builder, err, arguments[1], SPINNING, where)
+        return count
+
+    return types.int64(passes, err, t, b, site), codegen
+
+
+@intrinsic
+def fence(typing_context, scope):
+    """A memory fence: nothing, where one thread of a block runs at a time. `observe` looks at it."""
+    return types.none(scope), lambda context, builder, signature, arguments: context.get_dummy_value()
