@@ -140,8 +140,8 @@ class Interpreter:
                 self._run_in_turn(self._block(b) for b in self._in_order(range(self.blocks)))
 
     def _start_clock(self):
-        limit = settings.time_limit_s()
-        self.deadline = time.thread_time() + limit if limit else None
+        self.limit = settings.time_limit_s()
+        self.deadline = time.thread_time() + self.limit if self.limit else None
 
     def _argument(self, name, value):
         if isinstance(value, DeviceNDArray):
@@ -264,7 +264,8 @@ class Interpreter:
         if self.deadline and self.ticks % 4096 == 0 and time.thread_time() > self.deadline:
             line = sys._getframe(1).f_lineno
             raise KernelTimeout(
-                f"{self.program.name}, line {line}: stopped while {self.doing}: a loop that never ends?",
+                f"{self.program.name}, line {line}: stopped while {self.doing}, after {self.limit:g} s in which no "
+                "block ended: a loop that never ends? LABKIT_TIME_LIMIT sets the limit in seconds",
                 kernel=self.program.name,
                 filename=self.program.filename,
                 line=line,

@@ -44,7 +44,7 @@ class Observation(RaceDetector, AsyncRaceDetector, RequestCounter, Interpreter):
         self.memories, self.copies = {}, []
         self.negative_literals = None
         self.unwritten = []  # (memory, address, finding) of reads of memory that nothing wrote
-        self.start_races(function)
+        self.start_races()
         self.start_async_races()
         self.start_requests()
 
