@@ -1,8 +1,10 @@
 """Runs a kernel in plain Python: each thread is a generator over the kernel's tree, and stops where it waits.
 
-Two runs are made of this: `observe` (observer/), which sees every access, and launches of kernels whose warps run
-different loops and wait for one another (mbarriers, wgmma, TMA). Those cannot be compiled into loops over the threads
-of a block, and what they do in one instruction is a product or a copy of a whole tile, which NumPy does at once.
+Two runs are made of this: `observe` (observer/), which sees every access, and launches whose threads wait for one
+another in loops of their own: at mbarriers (with wgmma, TMA), or for a flag in memory (spins.py). Those cannot be
+compiled into loops over the threads of a block; and what wgmma and TMA do in one instruction is a product or a copy of
+a whole tile, which NumPy does at once. A thread that looks at a flag lets the others go on after each look; while all
+threads of a block do, the next blocks run.
 
 Work    about 1 us for each operation of each thread
 Numbers integers are Python's, floats are NumPy scalars of their dtype, so float32 stays float32
