@@ -74,6 +74,7 @@ SERIES: dict[str, tuple[str, Callable[[], dict | None]]] = {
     **{name: ("vector_add", _later(name, "streams")) for name in ("streams", "streams_trace")},
     "library_products": ("matmul", _later("products")),
     "bf16_projection": ("matmul", _later("projection")),
+    "compile_lengths": ("vector_add", _later("compile_lengths", "simt")),
     "softmax_check": ("softmax", _later("softmax_check")),
     "softmax_rows": ("softmax", _later("softmax_rows")),
     "softmax_cpu": ("softmax", _later("softmax_cpu", "softmax")),

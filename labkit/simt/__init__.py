@@ -25,6 +25,7 @@ From a kernel's source to code
       resolve.py      names resolved; what a GPU does not have refused, with the line
       flatten.py      barriers out of expressions; device functions with barriers inlined
       live_ranges.py  variables split that are several at once
+      spins.py        which loops may wait for another thread
     codegen/      the tree -> loops over the threads of a block, compiled by Numba for the CPU
     compiled_kernel.py  a kernel compiled for one set of argument types
     cache.py      compiled kernels on disk; store.py: the files, with their checksums
@@ -37,7 +38,7 @@ A launch
     faults.py     a fault record -> the error, with kernel, line, block and thread
 
 In plain Python
-    interpreter.py    the same tree, for kernels whose warps wait for one another
+    interpreter.py    the same tree, for kernels whose warps wait for one another, and launches whose threads do
     typed_numbers.py  its numbers, and operators with Numba's types
     ptx_interpreted/  what labkit.ptx's intrinsics do there
     observer/         observe: the race detector, memory requests, a report, a figure, a player

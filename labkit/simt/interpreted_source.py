@@ -4,9 +4,12 @@ import ast
 import copy
 
 from labkit.simt.errors import place
-from labkit.simt.ir import ID_NAMES, Inline, Lowering, copied
+from labkit.simt.ir import ID_NAMES, Inline, Lowering, assign, copied, load
+from labkit.simt.spins import is_counted, is_spin
 
 MARK = "at"  # what a thread yields before a statement, where statements are marked
+SPIN = "spin"  # and at each pass of a loop in which it may wait for another thread, after the first few
+PATIENCE = 4  # these few
 
 
 class _ToPython(Lowering):
@@ -16,8 +19,10 @@ class _ToPython(Lowering):
     statement, and wherever a loop comes back to its header.
     """
 
-    def __init__(self, branches, marks=False):
+    def __init__(self, branches, marks=False, stops=True):
+        """stops: False for a device function, which is no generator."""
         self.labels, self.branches, self.marks, self.number = set(), branches, marks, 0
+        self.stops, self.spins = stops and not marks, 0
 
     def visit(self, node):
         new = super().visit(node)
@@ -72,10 +77,21 @@ class _ToPython(Lowering):
 
     def visit_While(self, node):
         tick = ast.Expr(ast.Call(ast.Name("_tick", ast.Load()), [], []))
+        stops = self.stops and is_spin(node)  # before what is in it is lowered
+        counted = stops and is_counted(node)
         test = self._branch(self.visit(node.test))
         if self.marks:  # a mark gives None
             test = ast.BoolOp(ast.Or(), [self._mark(node, False), test])
-        return ast.While(test, [tick, *self.block(node.body)], [])
+        if not stops:
+            return ast.While(test, [tick, *self.block(node.body)], [])
+        self.spins += 1
+        count = f"_spun{self.spins}"
+        more = assign(count, ast.BinOp(load(count), ast.Add(), ast.Constant(1)), node)
+        passes = ast.Tuple([load(count), ast.Constant(counted)], ast.Load())
+        parts = [ast.Constant(SPIN), ast.Constant(node.lineno), passes]
+        is_late = ast.Compare(load(count), [ast.Gt()], [ast.Constant(PATIENCE)])
+        stop = ast.If(is_late, [ast.Expr(ast.Yield(ast.Tuple(parts, ast.Load())))], [])
+        return [assign(count, ast.Constant(0), node), ast.While(test, [tick, more, stop, *self.block(node.body)], [])]
 
     def visit_For(self, node):
         tick = ast.Expr(ast.Call(ast.Name("_tick", ast.Load()), [], []))
@@ -180,7 +196,7 @@ def python_module(program, branches, marks=False):
     arguments = ast.arguments([], [ast.arg(n) for n in params], None, [], [], None, [])
     functions = [_define(program.name, arguments, [unreachable, *locals_, *body])]
     for device in program.devices.values():
-        inner = _ToPython(branches)
+        inner = _ToPython(branches, stops=False)
         inner_body = []
         for a in device.local:
             call = ast.Call(

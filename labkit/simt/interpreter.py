@@ -1,8 +1,10 @@
 """Runs a kernel in plain Python: each thread is a generator over the kernel's tree, and stops where it waits.
 
-Two runs are made of this: `observe` (observer/), which sees every access, and launches of kernels whose warps run
-different loops and wait for one another (mbarriers, wgmma, TMA). Those cannot be compiled into loops over the threads
-of a block, and what they do in one instruction is a product or a copy of a whole tile, which NumPy does at once.
+Two runs are made of this: `observe` (observer/), which sees every access, and launches whose threads wait for one
+another in loops of their own: at mbarriers (with wgmma, TMA), or for a flag in memory (spins.py). Those cannot be
+compiled into loops over the threads of a block; and what wgmma and TMA do in one instruction is a product or a copy of
+a whole tile, which NumPy does at once. A thread that looks at a flag lets the others go on after each look; while all
+threads of a block do, the next blocks run.
 
 Work    about 1 us for each operation of each thread
 Numbers integers are Python's, floats are NumPy scalars of their dtype, so float32 stays float32
@@ -13,6 +15,7 @@ import copy
 import re
 import sys
 import time
+import zlib
 
 import numpy as np
 from numba.np import numpy_support
@@ -36,7 +39,7 @@ from labkit.simt.errors import (
     place,
     raised_error,
 )
-from labkit.simt.interpreted_source import python_module
+from labkit.simt.interpreted_source import SPIN, python_module
 from labkit.simt.interpreted_values import FUNCTIONS, as_seen, dtype_of, new_value
 from labkit.simt.ir import ID_NAMES, DtypeOf
 from labkit.simt.ptx_interpreted.intrinsics import Intrinsics
@@ -106,6 +109,7 @@ class Interpreter:
             )
         self.current, self.state, self.deadline, self.ticks = None, None, None, 0
         self.intrinsics, self.scheduler = Intrinsics(self), Scheduler(self)
+        self.windows = []  # shared memory of the blocks that are under way
         self._place_shared()
 
     def _place_shared(self):
@@ -129,17 +133,17 @@ class Interpreter:
         for name, array in self.program.constants.items():
             bound[name] = self._constant(name, array)
         self.make_thread, self.functions = self._compile(bound)
-        limit = settings.time_limit_s()
-        self.deadline = time.thread_time() + limit if limit else None
+        self.bound = bound
+        self._start_clock()
         with np.errstate(all="ignore"):
             if self.program.cooperative:
                 self._run_together([self._block(b) for b in range(self.blocks)])
             else:
-                for b in self._in_order(range(self.blocks)):
-                    for _ in self._block(b):
-                        pass
-                    if limit:
-                        self.deadline = time.thread_time() + limit
+                self._run_in_turn(self._block(b) for b in self._in_order(range(self.blocks)))
+
+    def _start_clock(self):
+        self.limit = settings.time_limit_s()
+        self.deadline = time.thread_time() + self.limit if self.limit else None
 
     def _argument(self, name, value):
         if isinstance(value, DeviceNDArray):
@@ -161,11 +165,32 @@ class Interpreter:
             return sorted(items, key=lambda x: (x if isinstance(x, int) else x.linear) * 40503 % 65521)
         return reversed(items) if order == "reverse" else items
 
+    def _run_in_turn(self, blocks):
+        """One block after the other. While all threads of a block wait for a change of memory, the next ones run."""
+        waiting = []
+        for block in blocks:
+            waiting = [b for b in (*waiting, block) if next(b, None) is not None]
+            self._start_clock()
+        while waiting:
+            waiting = [b for b in waiting if next(b, None) is not None]
+
+    def memory_digest(self):
+        """What the launch's arrays hold: global memory, and shared memory of the blocks that are under way."""
+        arrays = [self.raw(part) for value in self.bound.values() for part in _parts(value)]
+        digest = 0
+        for array in (*arrays, *self.windows):
+            digest = zlib.crc32(np.ascontiguousarray(array).reshape(-1).view(np.uint8), digest)
+        return digest
+
+    @property
+    def blocks_under_way(self):
+        return len(self.windows)
+
     def _run_together(self, blocks):
         """A cooperative launch: every block up to the grid barrier, then every block again."""
         waiting = list(enumerate(blocks))
         while waiting:
-            arrived = [(b, next(block, None)) for b, block in waiting]
+            arrived = self._next_barriers(waiting)
             lines = sorted({line for _, line in arrived if line is not None})
             ended = [b for b, line in arrived if line is None]
             if lines and ended:
@@ -181,6 +206,15 @@ class Interpreter:
             if not lines:
                 return
 
+    @staticmethod
+    def _next_barriers(waiting):
+        """[(block, the line of the grid barrier that it has reached, or None at its end)]."""
+        arrived, going = {}, waiting
+        while going:
+            arrived.update((b, next(block, None)) for b, block in going)
+            going = [(b, block) for b, block in going if arrived[b] == SPIN]
+        return list(arrived.items())
+
     def _compile(self, bound):
         """A function that starts a thread's generator, given the thread's indices and the block's shared arrays."""
         p = self.program
@@ -192,6 +226,7 @@ class Interpreter:
             "_local": self._local,
             "_local_of_device": self._local_of_device,
             "_poison": lambda array: None,
+            "_fence": self.fence,
             "_assertion": self._assertion,
             "_id": self._id,
             **self.intrinsics.namespace(),
@@ -231,7 +266,8 @@ class Interpreter:
         if self.deadline and self.ticks % 4096 == 0 and time.thread_time() > self.deadline:
             line = sys._getframe(1).f_lineno
             raise KernelTimeout(
-                f"{self.program.name}, line {line}: stopped while {self.doing}: a loop that never ends?",
+                f"{self.program.name}, line {line}: stopped while {self.doing}, after {self.limit:g} s in which no "
+                "block ended: a loop that never ends? LABKIT_TIME_LIMIT sets the limit in seconds",
                 kernel=self.program.name,
                 filename=self.program.filename,
                 line=line,
@@ -340,6 +376,9 @@ class Interpreter:
     def passed_barrier(self, line):
         """A block passes a barrier."""
 
+    def fence(self, scope):
+        """A thread calls cuda.threadfence(), or one of another scope."""
+
     # ---------------- faults
 
     def _spot(self, thread=None):
@@ -375,6 +414,7 @@ class Interpreter:
         gx, gy, _ = self.grid
         block_index = (b % gx, b // gx % gy, b // (gx * gy))
         self.state = state = Block(self.window_bytes)
+        self.windows.append(state.window)
         shared = [self._shared(a) for a in self.program.shared.values()]
         threads, self.ids = [], []
         bx, by, bz = self.block
@@ -396,7 +436,10 @@ class Interpreter:
                 for thread in threads:
                     thread.grid_epoch += 1
                 runnable = threads
+            elif self.scheduler.only_spins:
+                yield SPIN
         self.state = state
+        self.windows = [window for window in self.windows if window is not state.window]
         self.intrinsics.check_finished(threads)
         self._ended(shared)
 
@@ -497,6 +540,13 @@ class Interpreter:
     def who(self, thread):
         name = f"thread {self.short(thread.where, self.block)}"
         return name if self.blocks == 1 else f"{name} of {self.block_name(thread)}"
+
+
+def _parts(value):
+    """The arrays in an argument."""
+    if isinstance(value, tuple):
+        return [array for part in value for array in _parts(part)]
+    return [value] if hasattr(value, "shape") and hasattr(value, "strides") and value.shape else []
 
 
 def _has_effects(node):

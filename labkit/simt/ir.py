@@ -189,6 +189,7 @@ class Program:
     has_atomics: bool = False
     has_copies: bool = False  # cp.async
     prints: bool = False
+    spins: bool = False  # a loop may wait for another thread (spins.py)
     interpreted: str = ""  # the intrinsic that keeps the kernel from being compiled, if there is one
 
 

@@ -504,8 +504,10 @@ class Resolver:
             return self._call_intrinsic(stub, bound, arguments, node)
         if stub.name in stubs.SYNC:
             return self._sync(stub.name, arguments, node)
-        if stub.name.startswith("threadfence") or stub.name == "nanosleep":
-            return self._code("None", node)  # the CPU device runs one thread of a block at a time: always in order
+        if stub.name.startswith("threadfence"):
+            return at(ast.Call(ast.Name("_fence", ast.Load()), [ast.Constant(stub.name)], []), node)
+        if stub.name == "nanosleep":
+            return self._code("None", node)
         if stub.name == "lanemask_lt":
             return self._code("_np.uint32((1 << (_t & 31)) - 1)", node)
         if stub.name == "atomic.compare_and_swap":

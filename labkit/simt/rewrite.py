@@ -12,6 +12,7 @@ from labkit.simt.flatten import Flattener, finish_returns
 from labkit.simt.ir import DeviceCall, DeviceSource, Program, check_local_bytes, load
 from labkit.simt.resolve import Resolver
 from labkit.simt.scope import Scope, bind, is_device_function, own_names, waits
+from labkit.simt.spins import spins
 
 
 def rewrite(function):
@@ -47,6 +48,7 @@ class Rewriter:
         check_local_bytes(self.result)
         names_in_use = {n.id for s in self.result.body for n in ast.walk(s) if isinstance(n, ast.Name)}
         live_ranges.split(self.result.body, self.result.params, names_in_use)
+        self.result.spins = spins(self.result.body)
         return self.result
 
     def resolve(self, scope, names, device=None):
@@ -78,13 +80,14 @@ class Rewriter:
         return f"_{stem}{next(self.counter)}"
 
     def needs_inline(self, callee):
-        """True for device functions that hold a barrier, a collective or a shared array, also through others."""
+        """True for device functions that hold a barrier, a collective, a shared array or a loop that waits for another
+        thread, also through others."""
         scope = Scope(callee)
         key = scope.key
         if key in self.needs_inline_cache:
             return self.needs_inline_cache[key]
         self.needs_inline_cache[key] = False  # a recursive call does not make it so
-        found = False
+        found = spins(scope.definition.body)
         for node in ast.walk(scope.definition):
             if not isinstance(node, ast.Call):
                 continue

@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from labkit.simt.interpreted_source import SPIN
 from labkit.simt.ir import full_name, sync_kind
 from labkit.simt.ptx_interpreted.matrices import ldmatrix as load_matrices
 from labkit.simt.ptx_interpreted.matrices import mma
@@ -14,16 +15,32 @@ def _mask(bits):
     return Int32(bits - (1 << 32) if bits >> 31 else bits)
 
 
+IDLE_ROUNDS = 64  # of one block; seen twice with the same memory, they are a deadlock
+
+
 class Scheduler:
     """Looks at what each thread of a block waits for, and lets those go on whose wait is over."""
 
     def __init__(self, execution):
         self.execution, self.epoch = execution, 0
+        # True if no thread of the block can go on but those that wait in a loop for a change of memory
+        self.only_spins = False
+        self.spun, self.idle, self.checkpoint = {}, 0, None  # what each of them did last; rounds without a change
 
     def resolve(self, threads):
         """The threads that can go on, "grid" at a grid barrier, or none; reports threads that can never go on."""
+        going = self._ready(threads)
+        if not self.only_spins:
+            self.idle, self.checkpoint = 0, None
+        elif self._is_dead(going):
+            self._spin_for_ever(threads)
+            return []
+        return going
+
+    def _ready(self, threads):
+        self.only_spins = False
         while True:
-            warps, warpgroups, waits, blocked = set(), {}, [], []
+            warps, warpgroups, waits, blocked, spinning = set(), {}, [], [], []
             for thread in threads:
                 if thread.done:
                     continue
@@ -34,6 +51,8 @@ class Scheduler:
                     warpgroups.setdefault((thread.linear // 128, *thread.request[:2]), []).append(thread)
                 elif kind == "wait":
                     waits.append(thread)
+                elif kind == SPIN:
+                    spinning.append(thread)
                 else:
                     blocked.append(thread)
             going = []
@@ -45,14 +64,15 @@ class Scheduler:
                     going += group
             going += self._resolve_waits(waits)
             if going:
-                return going
+                return going + spinning
             if blocked and len(blocked) == len(threads) and len({t.request[:2] for t in blocked}) == 1:
                 return self._pass_barrier(threads)
             if not self.execution.intrinsics.deliver():
                 break
         waiting = [t for t in threads if not t.done]
-        if not waiting:
-            return []
+        self.only_spins = bool(spinning)
+        if spinning or not waiting:
+            return spinning
         if waits:
             self._deadlocked(waiting)
         elif warps:
@@ -63,7 +83,41 @@ class Scheduler:
             self._diverged(waiting, threads, "block")
         return []
 
-    _kinds = {}
+    # ---------------- threads that wait in a loop for a change of memory
+
+    def _is_dead(self, spinning):
+        """True if nothing has changed in so many rounds, of all blocks, that nothing will."""
+        now = {t: (t.request[1], *t.request[2]) for t in spinning}
+        same = (t in self.spun and self.spun[t][0] == line and self.spun[t][1] < passes and not is_counted
+                for t, (line, passes, is_counted) in now.items())  # fmt: skip
+        self.idle = self.idle + 1 if all(same) else 0
+        if not self.idle:
+            self.checkpoint = None
+        self.spun.update(now)
+        if self.idle < IDLE_ROUNDS * self.execution.blocks_under_way:
+            return False
+        before, self.checkpoint, self.idle = self.checkpoint, self.execution.memory_digest(), 0
+        return before == self.checkpoint
+
+    def _spin_for_ever(self, threads):
+        groups = {}
+        for t in threads:
+            if not t.done:
+                does = "spins" if t.request[0] == SPIN else f"waits in {full_name(t.request[0])}()"
+                groups.setdefault((t.request[1], does), []).append(t)
+        parts = []
+        for (line, does), group in groups.items():
+            verb, _, rest = does.partition(" ")
+            verb = verb if len(group) == 1 else verb.removesuffix("s")
+            parts.append(f"{_ranges([t.linear for t in group])} {verb} {rest}".strip() + f" at line {line}")
+        first = next(t for t in threads if not t.done and t.request[0] == SPIN)
+        self.execution.stuck(
+            "deadlock", first.request[1], first, "loop",
+            f"deadlock in {self.execution.block_name(first)}: {'; '.join(parts)}. No thread is left that could change "
+            "what the loop waits for.", sorted({line for line, _ in groups}), [first],
+        )  # fmt: skip
+
+    _kinds = {SPIN: SPIN}
 
     def _kind(self, op):
         kind = self._kinds.get(op)

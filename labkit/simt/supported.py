@@ -50,6 +50,11 @@ def page() -> str:
         "arrays.",
         "**Barriers of the grid** that some threads never reach pass where a GPU lets them pass, with a "
         "BarrierWarning\nthat names the line; under `labkit.simt.strict_barriers()`, and in `check`, they are errors.",
+        "**Threads that wait for one another in a loop**, for a flag or a lock in memory, make progress: warps of a\n"
+        "block, lanes of a warp, and blocks, whichever runs first. A launch in which one waits for a thread that\n"
+        "compiled code has yet to run is interpreted from its beginning, at about a microsecond for each operation\n"
+        "of each thread. A block that waits for one before it, as in a look-back, runs compiled. Where no thread is\n"
+        "left that could end the wait, a DeadlockError names the lines.",
         "## Refused in kernels",
         *_listed("Expressions", resolve.REFUSED_EXPRESSIONS.values()),
         *_listed("Statements", resolve.REFUSED_STATEMENTS.values()),

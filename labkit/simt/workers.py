@@ -22,6 +22,7 @@ from labkit.simt.runtime.fault_record import (
     DONE,
     ORDER,
     RECORD_SIZE,
+    SPINNING,
     STRICT,
     WARNED,
     Stop,
@@ -77,7 +78,7 @@ class RunningLaunch:
     """One launch under way: hands out ranges of blocks, keeps the fault of the first block that has one: the same in
     every run, however the ranges fall to the threads."""
 
-    def __init__(self, compiled, grid, block, dynamic, arguments):
+    def __init__(self, compiled, grid, block, dynamic, arguments, in_turn=False):
         self.compiled, self.grid, self.block, self.dynamic = compiled, grid, block, dynamic
         self.arguments = (*compiled.constants, *arguments)
         self.blocks = grid[0] * grid[1] * grid[2]
@@ -85,7 +86,7 @@ class RunningLaunch:
         self.whole = compiled.program.cooperative
         workers = _workers()
         in_order = compiled.ordered or compiled.program.has_atomics or compiled.program.prints or is_in_turn()
-        serial = self.whole or in_order
+        serial = self.whole or in_order or in_turn
         self.shares = 1 if serial else min(workers.count, self.blocks)
         in_parts = max(1, min(self.blocks // (self.shares * 8), 1 << 14))
         self.chunk = self.blocks if self.whole or compiled.ordered else in_parts
@@ -127,6 +128,10 @@ class RunningLaunch:
     def stop(self):
         self.records[:, ABORT] = 1
 
+    def spun(self):
+        """True if it was stopped since a thread waits for one that compiled code has yet to run."""
+        return self.fault is not None and self.fault[2][CODE] == SPINNING
+
     def progress(self):
         return int(self.records[:, DONE].sum()), self.next
 
@@ -146,6 +151,31 @@ class RunningLaunch:
         return None
 
 
+def _written(arguments):
+    """The arrays among a launch's arguments that a kernel may write."""
+    for value in arguments:
+        if isinstance(value, tuple):
+            yield from _written(value)
+        elif isinstance(value, np.ndarray) and value.flags.writeable:
+            yield value
+
+
+def _restore(before):
+    for array, content in before:
+        array[...] = content
+
+
+def _run(limit, *launch, **how):
+    """(the launch, at its end; the limit in seconds if that stopped it, else None)."""
+    run = RunningLaunch(*launch, **how)
+    try:
+        return run, run.wait(limit)
+    except BaseException:  # Ctrl-C: the kernel stops at its next loop or block, then the exception goes on
+        run.stop()
+        run.finished.wait()
+        raise
+
+
 def interpret(compiled, grid, block, dynamic, arguments):
     with _LAUNCH_LOCK:
         Interpreter(compiled.program, grid, block, dynamic, arguments).run()
@@ -154,13 +184,16 @@ def interpret(compiled, grid, block, dynamic, arguments):
 def run_blocks(kernel, compiled, grid, block, dynamic, arguments):
     limit = time_limit_s()
     with _LAUNCH_LOCK:
-        run = RunningLaunch(compiled, grid, block, dynamic, arguments)
-        try:
-            limit_reached = run.wait(limit)
-        except BaseException:  # Ctrl-C: the kernel stops at its next loop or block, then the exception goes on
-            run.stop()
-            run.finished.wait()
-            raise
+        written = _written((*compiled.constants, *arguments)) if compiled.program.spins else ()
+        before = [(array, array.copy()) for array in written]
+        run, limit_reached = _run(limit, compiled, grid, block, dynamic, arguments)
+        if run.spun() and run.shares > 1:  # perhaps another worker was slow: one block after the other
+            _restore(before)
+            run, limit_reached = _run(limit, compiled, grid, block, dynamic, arguments, in_turn=True)
+        if run.spun():
+            _restore(before)
+            interpret(compiled, grid, block, dynamic, arguments)
+            return
     if run.fault is not None:
         _, error, record = run.fault
         if isinstance(error, Stop):

@@ -770,6 +770,7 @@ def endless(out, which):
     s = cuda.shared.array(32, int64)
     t = cuda.threadIdx.x
     s[t] = 0
+    cuda.syncthreads()
     if which == 0:
         while True:
             pass
@@ -789,7 +790,7 @@ def endless(out, which):
         for k in range(2**62):
             s[t] += cuda.shfl_xor_sync(FULL, k, 1)
     elif which == 6:
-        while s[(t + 1) % 32] == 0:  # waits for a neighbour without a barrier
+        while s[(t + 1) % 32] == 0:  # each waits for its neighbour
             out[t] += 1
         s[t] = 1
     elif which == 7:

@@ -1183,3 +1183,89 @@ def test_wrong_use():
         observe(strided_copy, zeros(1))
     with pytest.raises(Exception, match="takes 3 arguments"):
         observe(strided_copy[1, 32], zeros(1))
+
+
+# Races that cannot change a result -----------------------------------------------------------------------------------
+
+
+@cuda.jit
+def stores_alike(which, done, out):
+    i = cuda.grid(1)
+    if which == 0:
+        done[0] = 5  # alike
+    elif which == 1:
+        done[0] = i // 32  # unlike
+    elif which == 2:
+        done[0] = 5  # seen
+        out[i] = done[0]  # sees
+    elif which == 3:
+        done[0] = 0  # as it was
+        out[i] = done[0]
+    elif which == 4:
+        done[0] = 5
+        cuda.syncthreads()
+        out[i] = done[0]
+        done[0] = 5
+    else:
+        done[0] += 0  # update
+
+
+@pytest.mark.parametrize("which, harmful, benign", [
+    (0, (), ["alike"]), (1, ["unlike"], None), (2, ["seen", "sees"], None), (3, (), None), (4, (), None),
+    (5, (), None),
+])  # fmt: skip
+def test_stores_of_the_value_that_is_there_are_benign(which, harmful, benign):
+    report = observe(stores_alike[1, 64], which, zeros(1, dtype=np.int32), zeros(64, dtype=np.int32))
+    assert report.ok == (not harmful), str(report)
+    if harmful:
+        assert only(report, "races").lines == lines_of(stores_alike, *harmful)
+    else:
+        assert report.benign_races and all(race.kind == "benign_race" for race in report.benign_races)
+        assert "benign race: " in str(report) and "no race that could change a result" in str(report)
+        assert "benign race: " in report._repr_html_() and report.to_json()["benign_races"] and report.to_json()["ok"]
+    if benign:
+        assert report.benign_races[0].lines == lines_of(stores_alike, *benign)
+        assert "does not depend on it" in str(report.benign_races[0])
+
+
+@cuda.jit
+def benign_then_not(done):
+    for k in range(2):
+        done[0] = 5 if k == 0 else cuda.threadIdx.x  # store
+
+
+def test_of_one_pair_of_lines_a_race_that_can_change_a_result_is_kept():
+    report = observe(benign_then_not[1, 64], zeros(1, dtype=np.int32))
+    assert report.races and not report.benign_races
+
+
+# Fences --------------------------------------------------------------------------------------------------------------
+
+
+@cuda.jit
+def hands_over(scope, data, flag, out):
+    if cuda.threadIdx.x == 0:
+        if cuda.blockIdx.x == 0:
+            data[0] = 42  # write
+            if scope == 1:
+                cuda.threadfence_block()  # narrow
+            elif scope == 2:
+                cuda.threadfence()
+            cuda.atomic.exch(flag, 0, 1)
+            if scope == 3:
+                cuda.threadfence()
+        elif cuda.atomic.add(flag, 0, 0):
+            out[0] = data[0]  # read
+
+
+@pytest.mark.parametrize("scope", range(4))
+def test_a_fence_orders_blocks_if_it_is_wide_enough_and_before_the_atomic(scope):
+    report = observe(hands_over[2, 32], scope, *(zeros(1, dtype=np.int32) for _ in range(3)))
+    if scope == 2:
+        assert report.ok, str(report)
+        return
+    race = only(report, "races")
+    assert race.lines == lines_of(hands_over, "write", "read")
+    [line] = lines_of(hands_over, "narrow")
+    told = f"cuda.threadfence_block() at line {line} orders memory for the threads of its own block alone"
+    assert (told in str(race)) == (scope == 1)

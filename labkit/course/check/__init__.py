@@ -86,10 +86,10 @@ def examine(exercise: Exercise, answer, *, seed: int | None = None, numbers: dic
     with numba_on_cpu():
         answer = adopted(answer)
         attempt = refused(exercise, answer)
-        case, known = None, Known()
+        case, known, notes = None, Known(), {}
         if attempt is None:
             cases = draw_cases(exercise, seed)
-            attempt, case, known = run_stages(exercise, answer, cases)
+            attempt, case, known = run_stages(exercise, answer, cases, notes)
             if attempt is not None and as_given(exercise, answer):
                 attempt, known = replace(attempt, details=(*attempt.details, AS_GIVEN)), Known()
             elif attempt is not None and look and not known.exact:
@@ -110,7 +110,7 @@ def examine(exercise: Exercise, answer, *, seed: int | None = None, numbers: dic
     sizes = [case.size for case in cases if not case.where]
     headline = f"Right at {len(sizes)} sizes, from {size_text(sizes[0])} to {size_text(sizes[-1])}."
     time_ms, ratio, note = time_answer(exercise, answer, seed)
-    details = (note,) if note else ()
+    details = (*([note] if note else ()), *list(notes)[:1])
     return Verdict(**common, passed=True, kind="passed", headline=headline, details=details, time_ms=time_ms,
                    ratio=ratio, seconds=time.perf_counter() - begin)
 

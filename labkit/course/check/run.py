@@ -243,12 +243,23 @@ def observer(exercise: Exercise, case: Case, whole: bool = False):
                 details += guard_question(exercise, case, *_first_outside(found[0], report))
             alike = tuple(sorted((f.kind, str(f.index)) for f in found)) if whole else kinds
             return Attempt(kind, headline, tuple(details), trace=_orders(found), exact=alike, whole=every)
+        benign = tuple(map(str, getattr(report, "benign_races", ())))
+        if benign and not exercise.benign_races:
+            head = "Several threads store to the same element; here one of them should."
+            return Attempt("race", head, benign[:2], exact=benign, whole=benign)
         if missing := exercise.missing(report):
             return Attempt("demand", "The result is right, but one thing is asked for besides.", (missing,),
                            trace=(missing,), whole=tuple(sorted(report.counts.items())))
-        return Attempt("passed")
+        return Attempt("passed", details=_about_benign(benign))
 
     return run
+
+
+def _about_benign(races: tuple) -> tuple[str, ...]:
+    """What a right answer is told of races that cannot change its result."""
+    if not races:
+        return ()
+    return (f"Nothing to worry about, but worth knowing. {races[0]}",)
 
 
 def _orders(findings: list) -> tuple:

@@ -30,8 +30,11 @@ class Known:
     exact: bool = False
 
 
-def run_stages(exercise: Exercise, answer, cases: list[Case]):
-    """Every stage until one fails: (the attempt or None, its case, the known mistake it shows)."""
+def run_stages(exercise: Exercise, answer, cases: list[Case], notes: dict | None = None):
+    """Every stage until one fails: (the attempt or None, its case, the known mistake it shows).
+
+    notes: takes, as its keys, what attempts that passed have to say all the same.
+    """
     forward = [(case, _runner(exercise, case, "forward")) for case in cases]
     stages = [forward]
     if not device.on_gpu() and exercise.shape is not None:
@@ -47,6 +50,8 @@ def run_stages(exercise: Exercise, answer, cases: list[Case]):
     for stage in stages:
         for position, (case, run) in enumerate(stage):
             attempt = run(answer)
+            if attempt.good and notes is not None:
+                notes.update(dict.fromkeys(attempt.details))
             if not attempt.good:
                 more, passed = stage[position + 1 :], stage[:position]
                 before = depends_on_before(exercise, answer, case, attempt)

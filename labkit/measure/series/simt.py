@@ -1,23 +1,48 @@
-"""How fast the CPU device is: against Numba's own simulator, and against the clock.
+"""How fast the CPU device is: against Numba's own simulator, and against the clock; how long long kernels compile.
 
     python -m labkit.measure.series.simt
 
 Work    a tiled 64 x 64 x 64 product on both; 512 x 512 x 512 and a vector addition of 10 million elements here; the
         first call of a kernel with its compile (empty cache), and the same in a second process (from the cache).
-        Compile time is left out of the first three. Times are of this machine's CPU and do not apply to a GPU.
+        Compile time is left out of the first three. Kernels of several shapes, 100 to 800 lines long: the first call
+        of each, in seconds of this process on the CPU. Times are of this machine's CPU and do not apply to a GPU.
 """
 
+import importlib.util
 import json
 import os
 import subprocess
 import sys
 import tempfile
 import time
+from pathlib import Path
 
 import numpy as np
 from numba import float32
 
+from labkit.measure.machine import stamped
+
 TILE = 16
+LENGTHS = (100, 200, 400, 800)  # lines of a kernel
+HEAD = """from numba import float32
+from labkit.simt import api as cuda
+
+@cuda.jit
+def kernel(a, b, out, n):
+    s = cuda.shared.array(64, float32)
+    t, i = cuda.threadIdx.x, cuda.grid(1)
+    x = a[i]
+"""
+SHAPES = {  # what a kernel repeats, its k-th time
+    "straight": "    x = x * a[(i + {k}) % n] - b[(t + {k}) % n]\n",
+    "stores": "    out[(i + {k}) % n] = a[(i + {k}) % n] * b[(t + {k}) % n]\n",
+    "branches": "    if x > float32({k}):\n        x = x - b[(t + {k}) % n]\n",
+    "loops": "    for j in range({k} % 7 + 1):\n        x += a[(i + j + {k}) % n]\n",
+    "barriers": "    s[t] = x\n    cuda.syncthreads()\n    x += s[(t + {k}) % 64]\n    cuda.syncthreads()\n",
+    "branches with barriers": "    if n > {k}:\n        s[t] = x\n        cuda.syncthreads()\n"
+                              "        x += s[(t + {k}) % 64]\n    cuda.syncthreads()\n",
+    "shuffles": "    y = cuda.shfl_xor_sync(0xFFFFFFFF, x, 1 << {k} % 5)\n    x += y\n",
+}  # fmt: skip
 GOALS = {
     "speedup over numba's simulator, 64^3 tiled": (500, "times", "at least"),
     "512^3 tiled": (2.0, "s", "at most"),
@@ -88,10 +113,46 @@ def _first_call():
     print(json.dumps({"seconds": _matmul_once(cuda, matmul, 64)}))
 
 
-def _child(mode, **environment):
+def long_kernel(shape, lines, folder):
+    """A kernel of this one of SHAPES with about this many lines, from a file that is written into the folder."""
+    name = f"{shape.replace(' ', '_')}_{lines}"
+    repeated = SHAPES[shape]
+    body = "".join(repeated.format(k=k) for k in range(max(1, lines // repeated.count("\n"))))
+    path = Path(folder) / f"{name}.py"
+    path.write_text(f"{HEAD}{body}    out[i] = x\n", encoding="utf-8")
+    spec = importlib.util.spec_from_file_location(name, path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.kernel
+
+
+def _compile(shapes, lengths):
+    """Child process: {shape: seconds of the first call at each length}, in this process's time on the CPU."""
+    found = {}
+    with tempfile.TemporaryDirectory() as folder:
+        warm_up = [(shape, 4) for shape in shapes]  # loads what all kernels share
+        for shape, lines in (*warm_up, *((shape, lines) for shape in shapes for lines in lengths)):
+            kernel = long_kernel(shape, lines, folder)
+            a, b, out = (np.ones(256, np.float32) for _ in range(3))
+            start = time.process_time()
+            kernel[2, 64](a, b, out, 256)
+            found.setdefault(shape, []).append(time.process_time() - start)
+    print(json.dumps({"seconds": {shape: seconds[1:] for shape, seconds in found.items()}}))
+
+
+def compile_lengths(lengths=LENGTHS, shapes=tuple(SHAPES)):
+    """How the time of a first call, nearly all of it compiling, grows with a kernel's length. {"lines", "seconds":
+    {shape: one for each length}}."""
+    with tempfile.TemporaryDirectory() as cache:
+        asked = json.dumps([list(shapes), list(lengths)])
+        seconds = _child("compile", asked, LABKIT_CACHE_DIR=cache)
+    return stamped({"lines": list(lengths), "seconds": seconds})
+
+
+def _child(mode, *arguments, **environment):
     """Run this module in a new process; what it measured, or None where the simulator is not there."""
     result = subprocess.run(
-        [sys.executable, "-m", "labkit.measure.series.simt", mode],
+        [sys.executable, "-m", "labkit.measure.series.simt", mode, *arguments],
         env={**os.environ, **environment}, capture_output=True, text=True, check=False,
     )  # fmt: skip
     if result.returncode:
@@ -161,6 +222,14 @@ def main(console=None):
     if "speedup over numba's simulator, 64^3 tiled" not in found:
         table.add_row("numba's simulator", "not measured: numba-cuda is not installed", "")
     console.print(table)
+    with console.status("compiling kernels of up to 800 lines: a few minutes"):
+        found = compile_lengths()
+    table = Table(title="A first call, by the kernel's length", caption="seconds on this machine's CPU")
+    for column in ("lines of", *map(str, found["lines"])):
+        table.add_column(column, justify="left" if column == "lines of" else "right")
+    for shape, seconds in found["seconds"].items():
+        table.add_row(shape, *(f"{s:.1f}" for s in seconds))
+    console.print(table)
     return 0 if good else 1
 
 
@@ -169,5 +238,7 @@ if __name__ == "__main__":
         _simulator()
     elif sys.argv[1:] == ["first-call"]:
         _first_call()
+    elif sys.argv[1:2] == ["compile"]:
+        _compile(*json.loads(sys.argv[2]))
     else:
         sys.exit(main())

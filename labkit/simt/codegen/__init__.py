@@ -13,6 +13,7 @@ take part: so a barrier knows who is missing.
         cuda.syncthreads()
 
 plan.py         regions, branches, loops and waits; which variables are kept for each thread
+lowering.py     Numba's lowering, with values for stack slots
 types.py        the types of variables, from Numba's inference (inference.py)
 checks.py       indexing -> checked loads and stores
 writer.py       lines of code, and the places where a fault can happen

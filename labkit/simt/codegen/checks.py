@@ -9,7 +9,9 @@ from labkit.simt.ir import ID_NAMES, AtomicCall, DeviceCall, IntrinsicCall, Lowe
 from labkit.simt.runtime import fault_record
 
 HIDDEN_IDS = ("_E", "_t", "_b", *ID_NAMES)  # what a device function is handed beside its own arguments
-OPERATORS = {ast.Pow: "_power", ast.Div: "_divide", ast.LShift: "_shift_left", ast.RShift: "_shift_right"}
+OPERATORS = {ast.Pow: "_power", ast.Div: "_divide", ast.LShift: "_shift_left", ast.RShift: "_shift_right",
+             ast.Mod: "_modulo", ast.FloorDiv: "_floor_divide"}  # fmt: skip
+_NATURAL = {"_power", "_shift_left", "_shift_right"}  # as on a GPU where the right operand is a constant from 0 to 63
 TWO_ARRAYS = {"cp_async_16", "cp_async_4"}
 
 
@@ -122,7 +124,7 @@ class Checker(Lowering):
         """The operators in which Numba's CPU target differs from a GPU."""
         self.generic_visit(node)
         name = OPERATORS.get(type(node.op))
-        if self.out.pretty or name is None or (_is_natural(node.right) and name != "_divide"):
+        if self.out.pretty or name is None or (_is_natural(node.right) and name in _NATURAL):
             return node
         return ast.Call(ast.Name(name, ast.Load()), [node.left, node.right], [])
 

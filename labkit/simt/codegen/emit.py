@@ -235,9 +235,11 @@ class Generator:
                 self.out.line("else:")
                 self._statements(s.orelse, depth)
         elif isinstance(s, (ast.For, ast.While)):
+            count = self.out.start_spin(s)
             self.out.loop_head(s)
             self.out.indent += 1
             self.out.poll(s.lineno)
+            self.out.spin(count, s.lineno)
             self.out.indent -= 1
             self._statements(s.body, depth + 1)
             if contains(s.body, Exit):
@@ -323,9 +325,13 @@ class Generator:
             self.out.line("    break")
         else:
             self._start_counter(item, mask)
+            count = self.out.start_spin(s)
             self.out.line("while True:")
             self.out.indent += 1
             self._step(item, looping)
+            self.out.per_block = True
+            self.out.spin(count, s.lineno)
+            self.out.per_block = False
         self._poll_block(s.lineno)
         masks = [looping]
         if owns(s.body, ast.Continue):

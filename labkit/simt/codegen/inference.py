@@ -11,7 +11,6 @@ from numba.core.errors import NumbaTypeError
 from numba.core.typed_passes import (
     AnnotateTypes,
     IRLegalization,
-    NativeLowering,
     NoPythonBackend,
     NoPythonSupportedFeatureValidation,
     NopythonTypeInference,
@@ -27,6 +26,7 @@ from numba.core.untyped_passes import (
     TranslateByteCode,
 )
 
+from labkit.simt.codegen.lowering import LowerToValues
 from labkit.simt.errors import KernelTypeError, place
 from labkit.simt.ir import shown
 
@@ -63,7 +63,7 @@ class _RefuseWholeArrays(FunctionPass):
 # arrays, which the generated code has none of, and take a fifth of the time.
 _UNTYPED = (TranslateByteCode, FixupArgs, IRProcessing, RewriteSemanticConstants, GenericRewrites, ReconstructSSA)
 _TYPED = (NopythonTypeInference, _RefuseWholeArrays, PreLowerStripPhis, NoPythonSupportedFeatureValidation,
-          IRLegalization, AnnotateTypes, NativeLowering, NoPythonBackend)  # fmt: skip
+          IRLegalization, AnnotateTypes, LowerToValues, NoPythonBackend)  # fmt: skip
 
 
 def _pipelines(*passes):

@@ -83,7 +83,7 @@ class _TypedCalls(Lowering):
 
     def visit_Call(self, node):
         self.generic_visit(node)
-        is_note = isinstance(node.func, ast.Name) and node.func.id in ("_poison", "_assertion")
+        is_note = isinstance(node.func, ast.Name) and node.func.id in ("_poison", "_assertion", "_fence")
         return ast.Constant(None) if is_note else node
 
 

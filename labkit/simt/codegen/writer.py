@@ -6,6 +6,7 @@ import copy
 from labkit.simt import libraries, runtime
 from labkit.simt.codegen.checks import HIDDEN_IDS, Checker
 from labkit.simt.scope import type_code
+from labkit.simt.spins import is_spin
 
 IMPORTS = (
     "import math as _math",
@@ -28,7 +29,7 @@ class Writer:
         self.checked, self.pretty = checked, pretty
         self.lines, self.indent = [], 0
         self.per_block = False  # True where the code runs once for a block, and has no thread
-        self.sites, self.site_index = [], {}
+        self.sites, self.site_index, self.spins = [], {}, 0
 
     def line(self, text, where=None):
         comment = f"  # {where}" if where is not None and not text.endswith(":") else ""
@@ -79,8 +80,9 @@ class Writer:
                 self.line("else:")
                 self.plain_block(s.orelse)
         elif isinstance(s, (ast.For, ast.While)):
+            count = self.start_spin(s)
             self.loop_head(s)
-            self.plain_block(s.body, poll=s)
+            self.plain_block(s.body, poll=s, count=count)
         elif isinstance(s, ast.Return):
             self.line("return" if s.value is None else f"return {self.expression(s.value)}", s.lineno)
         elif isinstance(s, ast.Pass):
@@ -90,10 +92,11 @@ class Writer:
         else:
             self._simple(s)
 
-    def plain_block(self, statements, poll=None):
+    def plain_block(self, statements, poll=None, count=None):
         self.indent += 1
         if poll is not None:
             self.poll(poll.lineno)
+            self.spin(count, poll.lineno)
         for s in statements:
             self.plain(s)
         self.indent -= 1
@@ -109,6 +112,20 @@ class Writer:
     def poll(self, line):
         if not self.pretty:
             self.line(f"_poll(_E, _t, _b, {self.site(line, 'loop')})")
+
+    def start_spin(self, loop):
+        """Before a loop that may wait for another thread: the count of its passes. Returns its name, else None."""
+        if self.pretty or not is_spin(loop):
+            return None
+        self.spins += 1
+        self.line(f"_spun{self.spins} = 0")
+        return f"_spun{self.spins}"
+
+    def spin(self, count, line):
+        """In such a loop: one more pass."""
+        if count is not None:
+            thread = "0" if self.per_block else "_t"
+            self.line(f"{count} = _spin({count}, _E, {thread}, _b, {self.site(line, 'loop')})")
 
     def _simple(self, s):
         for part in Checker(self, s.lineno).statement(s):

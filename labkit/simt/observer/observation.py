@@ -8,6 +8,7 @@ import numpy as np
 from labkit.simt.arguments import tuple_like
 from labkit.simt.arrays import DeviceNDArray
 from labkit.simt.errors import shown_index
+from labkit.simt.interpreted_source import SPIN
 from labkit.simt.interpreter import Interpreter
 from labkit.simt.observer.async_races import AsyncRaceDetector
 from labkit.simt.observer.kept_launch import KeptLaunch
@@ -43,7 +44,7 @@ class Observation(RaceDetector, AsyncRaceDetector, RequestCounter, Interpreter):
         self.memories, self.copies = {}, []
         self.negative_literals = None
         self.unwritten = []  # (memory, address, finding) of reads of memory that nothing wrote
-        self.start_races(function)
+        self.start_races()
         self.start_async_races()
         self.start_requests()
 
@@ -140,7 +141,7 @@ class Observation(RaceDetector, AsyncRaceDetector, RequestCounter, Interpreter):
 
     def _advance(self, thread):
         super()._advance(thread)
-        if thread.request is not None:
+        if thread.request is not None and thread.request[0] != SPIN:
             self.report.used(thread.request[0])
 
     def stuck(self, kind, line, thread, op, sentence, lines=(), others=(), index=None, block=None):

@@ -1,15 +1,20 @@
 """The race detector.
 
 Two accesses to one address are a race if different threads make them, one of them stores, and nothing orders them: no
-barrier between them for threads of a block (or syncwarp, within a warp), nothing at all for two blocks.
+barrier between them for threads of a block (or syncwarp, within a warp), and no fence followed by an atomic whose
+element the other then updates: cuda.threadfence_block() and up within a block, cuda.threadfence() between blocks.
+
+A race is benign where the stored value was there already: whichever comes first, every thread sees the same.
 """
 
 import ast
+import sys
 
 import numpy as np
 
 from labkit.simt.errors import shown_index
 from labkit.simt.observer.report import KernelFinding
+from labkit.simt.spins import is_spin
 
 CONFLICTS = {"load": ("store", "atomic"), "store": ("store", "load", "atomic"), "atomic": ("store", "load")}
 
@@ -17,12 +22,19 @@ CONFLICTS = {"load": ("store", "atomic"), "store": ("store", "load", "atomic"), 
 class RaceDetector:
     """The part of an observation that compares each access with those of other threads to the same address."""
 
-    def start_races(self, function):
+    def start_races(self):
+        nodes = [n for s in self.program.body for n in ast.walk(s)]
         self.time = 0
         self.raced = set()  # (memory, address) of races
-        # With fences, an atomic shows a block what the blocks saw that updated the same element before it.
-        self.fenced, self.known, self.released = _has_fences(function), {}, {}
-        nodes = [n for s in self.program.body for n in ast.walk(s)]
+        # With fences, an atomic shows a block, and a warp, what those had fenced that updated the same element before
+        # it. Three kinds of groups: a block's number for what it fenced for all; ("narrow", block), where the fence
+        # was of block scope; a warp. fences: {group: the time up to which it fenced}; released: {(memory, address):
+        # {group: time}}; known: {who knows it: {group: time}}.
+        self.fenced, self.fences, self.known, self.released = _has_fences(self.program), {}, {}, {}
+        self.narrow_line = None
+        loops = [n for n in nodes if is_spin(n)]
+        self.flag_lines = {n.lineno for loop in loops for n in ast.walk(loop) if isinstance(n, ast.Subscript)}
+        self.stays = False  # True while a store is looked at that leaves the element as it was
         updates = [n for n in nodes if isinstance(n, ast.AugAssign) and isinstance(n.target, ast.Subscript)]
         self.updating = {n.lineno for n in updates}
 
@@ -40,13 +52,9 @@ class RaceDetector:
         epochs = (thread.epoch, thread.warp_epoch, thread.grid_epoch)
         self.time += 1
         thread.step = self.time
-        if self.fenced and kind == "atomic" and seen.memory.space == "global":
-            released = self.released.setdefault((seen.memory, address), {})
-            known = self.known.setdefault(thread.block, {})
-            for block, until in released.items():
-                known[block] = max(known.get(block, 0), until)
-            released.update(known)
-            released[thread.block] = self.time
+        if self.fenced and kind == "atomic":
+            self._exchange(seen.memory, address)
+        stays, self.stays = self.stays and kind == "store", False
         visited = thread.visited.get(line)
         if visited is None or visited[0] != epochs:
             thread.visited[line] = (epochs, thread.step, visited is not None)
@@ -56,15 +64,46 @@ class RaceDetector:
             other = entry[0]
             if other is not thread and not self._ordered(entry, thread):
                 self.raced.add((seen.memory, address))
-                self._report_race(seen, index, entry, mine)
+                self._report_race(seen, index, entry, mine, self._is_benign(cell, kind, entry, thread, stays))
                 break
+        if kind != "load" and not stays:
+            cell["change"] = mine
         self._keep(cell, kind, mine)
+
+    def _is_benign(self, cell, kind, entry, thread, stays):
+        """True if neither order of the two shows anyone another value: stores of what is there, and loads of it."""
+        if "atomic" in (kind, entry[2]):
+            return False
+        if kind == "store":
+            return stays
+        change = cell["change"]  # the last that another value came with
+        return change is None or change[0] is thread or self._ordered(change, thread)
+
+    def fence(self, scope):
+        thread, until = self.current, self.time + 1
+        self.fences[thread.warp] = until
+        if scope == "threadfence_block":
+            self.fences["narrow", thread.block] = until
+            self.narrow_line = sys._getframe(1).f_lineno
+        else:
+            self.fences[thread.block] = until
+
+    def _exchange(self, memory, address):
+        """An atomic: this thread's block and warp learn what was released here, and release what they fenced."""
+        thread = self.current
+        released = self.released.setdefault((memory, address), {})
+        for who in (thread.block, thread.warp):
+            _learn(self.known.setdefault(who, {}), released)
+        for who in (thread.block, thread.warp):
+            _learn(released, self.known[who])
+        own = (thread.block, ("narrow", thread.block), thread.warp)
+        _learn(released, {group: self.fences[group] for group in own if group in self.fences})
 
     @staticmethod
     def _cell(memory, address):
         cell = memory.cells.get(address)
         if cell is None:
-            cell = memory.cells[address] = {"load": [], "store": [], "atomic": []}
+            cell = memory.cells[address] = {"load": [], "store": [], "atomic": [], "change": None}
         return cell
 
     def _record(self, kind, memory, address, line):
@@ -94,11 +133,15 @@ class RaceDetector:
         """True if something makes this earlier access come before what the thread does now."""
         other, epochs, _, _, step = entry
         if other.block != thread.block:
-            seen_until = self.known.get(thread.block, {}).get(other.block, 0) if self.fenced else 0
-            return epochs[2] != thread.grid_epoch or step < seen_until
+            return epochs[2] != thread.grid_epoch or step < self._known_until(thread.block, other.block)
         if epochs[0] != thread.epoch or epochs[2] != thread.grid_epoch:
             return True
-        return other.warp == thread.warp and epochs[1] != thread.warp_epoch
+        if other.warp == thread.warp and epochs[1] != thread.warp_epoch:
+            return True
+        return step < self._known_until(thread.warp, other.warp)
+
+    def _known_until(self, who, group):
+        return self.known.get(who, {}).get(group, 0) if self.fenced else 0
 
     @staticmethod
     def _came_before(line, entry):
@@ -107,7 +150,8 @@ class RaceDetector:
         visited = thread.visited.get(line)
         return visited is not None and visited[0] == epochs and visited[1] < step
 
-    def _report_race(self, seen, index, first, second):
+    def _report_race(self, seen, index, first, second, benign=False):
+        narrow = first[4] < self._known_until(second[0].block, ("narrow", first[0].block))
         # in the program's order, which in a loop need not be that of the lines
         forth, back = self._came_before(first[3], second), self._came_before(second[3], first)
         if (back and not forth) or (forth == back and first[3] > second[3]):
@@ -117,7 +161,25 @@ class RaceDetector:
         verb = {"load": "reads", "store": "writes", "atomic": "updates"}
         reach = 2 if a.block != b.block else 1 if a.warp != b.warp else 0
         updates = a_line == b_line and a_line in self.updating
-        if a_kind == b_kind == "store" and a_line == b_line:
+        if benign:
+            advice = (
+                "Both leave the same value there, so the result does not depend on it. To be clean, let one thread "
+                "store it, as in `if cuda.threadIdx.x == 0:`." if a_kind == b_kind else
+                "The value is the same before and after, so the result does not depend on it. To be clean, put "
+                "cuda.syncthreads() between them, or store only where the value changes."
+            )  # fmt: skip
+        elif reach == 2 and narrow:
+            advice = (
+                f"cuda.threadfence_block() at line {self.narrow_line} orders memory for the threads of its own block "
+                "alone: for another block use cuda.threadfence()."
+            )
+        elif a_line in self.flag_lines and a_kind == "load" or b_line in self.flag_lines and b_kind == "load":
+            advice = (
+                "A loop that waits for a flag must read it with an atomic, such as cuda.atomic.add(flag, 0, 0), and "
+                "the other thread set it with one, cuda.atomic.exch, after cuda.threadfence(). Else the compiler "
+                "may read it once and spin for ever."
+            )
+        elif a_kind == b_kind == "store" and a_line == b_line:
             advice = "Two threads must not store to one element: give each its own, or use an atomic."
         elif "atomic" in (a_kind, b_kind) and reach == 2:
             advice = "An atomic and a plain access do not see each other: use atomics for both, or a second launch."
@@ -140,10 +202,12 @@ class RaceDetector:
             advice += " These threads are of one warp: for them cuda.syncwarp() is enough."
         rest = "and blocks run in any order" if reach == 2 else "with no barrier between them"
         line = f"it at line {b_line}" if a_line != b_line else "it at the same line"
+        name = "benign race" if benign else "race"
         self.report.race(
             KernelFinding(
-                "race", self.program.name, sorted({a_line, b_line}), [a.where, b.where], b.block, seen.name, index,
-                f"race: {self.who(a)} {verb[a_kind]} {place} at line {a_line}, and {self.who(b)} {verb[b_kind]} "
+                name.replace(" ", "_"), self.program.name, sorted({a_line, b_line}), [a.where, b.where], b.block,
+                seen.name, index,
+                f"{name}: {self.who(a)} {verb[a_kind]} {place} at line {a_line}, and {self.who(b)} {verb[b_kind]} "
                 f"{line}, {rest}. {advice}",
             ),
             (seen.name, frozenset([(a_line, a_kind), (b_line, b_kind)])),
@@ -151,12 +215,13 @@ class RaceDetector:
         )  # fmt: skip
 
 
-def _has_fences(function, depth=3):
-    """True if a kernel, or a device function that it calls, has a cuda.threadfence()."""
-    code = function.__code__
-    if any(name.startswith("threadfence") for name in (*code.co_names, *code.co_freevars)):
-        return True
-    called = [function.__globals__.get(name) for name in code.co_names] if depth else []
-    if depth:  # and those that a factory made, which a kernel has from its closure
-        called += [cell.cell_contents for cell in function.__closure__ or ()]
-    return any(_has_fences(f.py_func, depth - 1) for f in called if hasattr(f, "py_func"))
+def _has_fences(program):
+    """True if a kernel, or a device function that it calls, has a cuda.threadfence() of some scope."""
+    bodies = [program.body, *(device.body for device in program.devices.values())]
+    return any(isinstance(n, ast.Name) and n.id == "_fence" for body in bodies for s in body for n in ast.walk(s))
+
+
+def _learn(known, more):
+    for group, until in more.items():
+        if known.get(group, 0) < until:
+            known[group] = until

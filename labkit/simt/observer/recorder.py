@@ -383,7 +383,7 @@ class Recording(Observation):
     def _element(self, seen, address):
         return self.arrays[seen.name].element(address) if seen.name in self.arrays else None
 
-    def _report_race(self, seen, index, first, second):
+    def _report_race(self, seen, index, first, second, benign=False):
         """Of several earlier accesses that race with this one, that of the thread that is furthest away is shown."""
         thread, _, kind, _, _ = second
         cell = self._cell(seen.memory, self.raced_at)
@@ -395,7 +395,7 @@ class Recording(Observation):
         sides = [self._side(thread, line, VERBS[kind], self.place_at.get(time, (None, None)), array=seen.name,
                             element=element) for thread, _, kind, line, time in (first, second)]
         self.report.sides = tuple(sides)
-        super()._report_race(seen, index, first, second)
+        super()._report_race(seen, index, first, second, benign)
 
     def out_of_bounds(self, seen, index, frame, verb):
         parts = index if isinstance(index, tuple) else (index,)

@@ -35,7 +35,8 @@ COUNTS = (
 
 @dataclass
 class KernelFinding:
-    """Something wrong. kind: "race", "out_of_bounds", "divergent_barrier" or "uninitialized_read"; or a "warning".
+    """Something wrong. kind: "race", "out_of_bounds", "divergent_barrier" or "uninitialized_read". Or what need not be
+    wrong: a "benign_race" or a "warning".
 
     lines: of the source; threads: (x, y, z) each; block: its number; array: its name; index: of the element.
     """
@@ -56,7 +57,8 @@ class KernelFinding:
 
 @dataclass
 class Report:
-    """The result of `observe`. `ok` is True if nothing wrong was seen; `warnings` are of what may be meant."""
+    """The result of `observe`. `ok` is True if nothing wrong was seen; `warnings` are of what may be meant, and
+    `benign_races` are races in which all threads store the value that is there."""
 
     kernel: str
     filename: str
@@ -67,6 +69,7 @@ class Report:
     divergent_barriers: list = field(default_factory=list)
     uninitialized_reads: list = field(default_factory=list)
     warnings: list = field(default_factory=list)
+    benign_races: list = field(default_factory=list)
     counts: dict = field(default_factory=lambda: dict.fromkeys(COUNTS, 0))
     lines: dict = field(default_factory=dict)
     touched: dict = field(default_factory=dict)
@@ -116,8 +119,16 @@ class Report:
             into.append(finding)
 
     def race(self, finding, key, reach):
-        """reach: 0 within a warp, 1 within a block, 2 between blocks. Of one pair of lines the widest is kept."""
+        """reach: 0 within a warp, 1 within a block, 2 between blocks. Of one pair of lines the widest is kept, and
+        one that can change a result rather than a benign one."""
         finding.reach = reach
+        if finding.kind == "benign_race":
+            if ("race", key) not in self.seen:
+                self._note(self.benign_races, finding, key)
+            return
+        benign = self.seen.pop(("benign_race", key), None)
+        if benign is not None:
+            self.benign_races.remove(benign)
         known = self.seen.get(("race", key))
         if known is not None and reach > known.reach:
             finding.times = known.times + 1
@@ -138,7 +149,7 @@ class Report:
 
     def to_json(self):
         """The report as plain Python objects, for tools."""
-        kinds = ("races", "out_of_bounds", "divergent_barriers", "uninitialized_reads", "warnings")
+        kinds = ("races", "out_of_bounds", "divergent_barriers", "uninitialized_reads", "benign_races", "warnings")
         found = {kind: [asdict(f) | {"text": str(f)} for f in getattr(self, kind)] for kind in kinds}
         return {
             "kernel": self.kernel,
@@ -183,10 +194,12 @@ class Report:
     def _verdict(self):
         lines = [f"- {finding}" for finding in self.findings]
         if self.ok:
+            race = "no race that could change a result" if self.benign_races else "no race"
             lines = [
-                "Nothing wrong was seen: no race, nothing out of bounds, no divergent barrier, "
+                f"Nothing wrong was seen: {race}, nothing out of bounds, no divergent barrier, "
                 "no read of memory that nothing had written."
             ]
+        lines += [f"- {race}" for race in self.benign_races]
         return "\n".join([*lines, *(f"- warning: {warning}" for warning in self.warnings)])
 
     def __repr__(self):
@@ -211,8 +224,9 @@ class Report:
 
     def _repr_html_(self):
         names = ["loads", "stores", "sectors a request", "bank conflicts", "barriers", "divergent"]
-        verdict = "".join(f"<li>{html.escape(line.removeprefix('- '))}</li>" for line in self._verdict().split("\n"))
-        verdict = f"<ul>{verdict}</ul>" if self.findings or self.warnings else f"<p>{html.escape(self._verdict())}</p>"
+        lines = self._verdict().split("\n")
+        verdict = "".join(f"<li>{html.escape(line.removeprefix('- '))}</li>" for line in lines)
+        verdict = f"<ul>{verdict}</ul>" if self.findings or len(lines) > 1 else f"<p>{html.escape(lines[0])}</p>"
         head = "".join(f"<th>{n}</th>" for n in names)
         body = "".join(
             f"<tr><td>{line}</td>"

@@ -169,8 +169,10 @@ class SeenArray:
             self._store_element(address, plain, value, frame)
 
     def _store_element(self, address, plain, value, frame):
-        self.observation.access("store", self, address, plain, frame)
+        before = self.array[plain].tobytes()
         self._write(plain, value)
+        self.observation.stays = before == self.array[plain].tobytes()
+        self.observation.access("store", self, address, plain, frame)
 
     def _write(self, plain, value):
         if not isinstance(value, _NUMBERS) or (isinstance(value, _COMPLEX) and self.dtype.kind != "c"):

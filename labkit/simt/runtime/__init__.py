@@ -20,14 +20,14 @@ when a file of this folder changes.
 HELPERS = {
     "memory": ("load", "store", "view_parts", "view_of", "axis", "carve", "row", "poison", "fill", "copy", "step",
                "reshape"),
-    "fault_record": ("fail", "poll"),
+    "fault_record": ("fail", "poll", "spin", "fence"),
     "atomics": (
         "atomic_add", "atomic_sub", "atomic_max", "atomic_min", "atomic_nanmax", "atomic_nanmin", "atomic_and_",
         "atomic_or_", "atomic_xor", "atomic_exch", "atomic_inc", "atomic_dec", "atomic_cas",
     ),
     "arithmetic": (
         "popc", "clz", "ffs", "brev", "fma", "cbrt", "rsqrt", "remainder", "fmod", "modf", "selp", "visits", "power",
-        "divide", "shift_left", "shift_right", "math_pow", "floor", "ceil", "trunc",
+        "divide", "modulo", "floor_divide", "shift_left", "shift_right", "math_pow", "floor", "ceil", "trunc",
         "round_digits",
     ),
     "collectives": (

@@ -26,9 +26,8 @@ def _atomic(name, dtypes, compute):
         _check_atomic(typing_context, name, dtypes, array, index, value)
 
         def codegen(context, builder, signature, arguments):
-            struct = context.make_array(array)(context, builder, arguments[0])
             where = emit_where(context, builder, signature.args, arguments)
-            place = array, struct, index, arguments[1]
+            place = array, arguments[0], index, arguments[1]
             pointer = emit_element_pointer(context, builder, *place, err, arguments[3], where)
             old = load_item(context, builder, array, pointer)
             new = compute(builder, old, context.cast(builder, arguments[2], value, array.dtype), array.dtype)
@@ -112,9 +111,8 @@ def atomic_cas(typing_context, array, index, old, value, err, t, b, site):
     _check_atomic(typing_context, "cas", _ATOMIC_32_64, array, index, old, value)
 
     def codegen(context, builder, signature, arguments):
-        struct = context.make_array(array)(context, builder, arguments[0])
         where = emit_where(context, builder, signature.args, arguments)
-        place = array, struct, index, arguments[1]
+        place = array, arguments[0], index, arguments[1]
         pointer = emit_element_pointer(context, builder, *place, err, arguments[4], where)
         found = load_item(context, builder, array, pointer)
         expected = context.cast(builder, arguments[2], old, array.dtype)

@@ -17,11 +17,13 @@ ABORT, CODE, SITE, THREAD, BLOCK, COUNT, INDEX, SHAPE, DONE, ASYNC = 0, 1, 2, 3,
 STRICT, WARNED = 16, 17
 ORDER = 22
 RECORD_SIZE = 23
+MOST_SPINS = 1 << 22  # passes of a loop that waits for another thread: some hundredths of a second
 MAX_RECORDED_AXES = SHAPE - INDEX
 
 CODES = range(1, 14)
 (OUT_OF_BOUNDS, BARRIER, WARP_MASK, WARP_SOURCE, WARP_SELF, ASSERTION, ABORTED, WIDE_BOUNDS, MISALIGNED, COPY_SIZE,
  WARP_PART, NO_STEP, RESHAPE) = CODES  # fmt: skip
+SPINNING = CODES[-1] + 1  # no error: the launch is interpreted instead
 
 _I64 = ir.IntType(64)
 
@@ -30,27 +32,63 @@ class Stop(Exception):
     """Raised by compiled code after it has written the fault record."""
 
 
+def field(context, builder, array_type, array, name):
+    """Emit: "data", "shape", "strides" or "nitems" of an array that is a value, without a copy of it in memory."""
+    return context.data_model_manager[array_type].get(builder, array, name)
+
+
 def emit_fail(context, builder, err_type, err, code, where, numbers=()):
-    """Emit: write the fault record, raise Stop. `where` is (t, b, site); `numbers` fill the record from COUNT on."""
-    name = "labkit_simt_fail"
-    argument_types = [_I64.as_pointer()] + [_I64] * (4 + SHAPE + MAX_RECORDED_AXES - COUNT)
-    function = builder.module.globals.get(name)
-    if function is None:  # one cold function per module keeps the checks small
-        function = ir.Function(builder.module, ir.FunctionType(ir.VoidType(), argument_types), name)
+    """Emit: write the fault record, raise Stop. `where` is (t, b, site); `numbers` fill the record from COUNT on.
+
+    A kernel has as many of these as it has loads and stores, so each must be little work for LLVM: a cold function
+    writes the record, and a function of the kernel has one exit for all its faults. As far as LLVM can tell the cold
+    function may also let the kernel go on. Were each of these a way out of the loop over the threads, LLVM would take
+    a time that grows with the square of their number.
+    """
+    given = {COUNT + k: value for k, value in enumerate(numbers) if not _is_zero(value)}
+    t, b, site = where
+    data = field(context, builder, err_type, err, "data")
+    function = _recording_function(builder.module, tuple(given))
+    stopped = builder.call(function, [data, ir.Constant(_I64, code), site, t, b, *given.values()])
+    goes_on = builder.append_basic_block("goes_on")
+    builder.cbranch(stopped, _exit(context, builder), goes_on)
+    builder.position_at_end(goes_on)
+
+
+def _is_zero(value):
+    return isinstance(value, ir.Constant) and value.constant == 0
+
+
+def _recording_function(module, slots):
+    """The module's function that writes CODE, SITE, THREAD, BLOCK and these slots of the record, the others as 0."""
+    name = "_".join(["labkit_simt_fail", *map(str, slots)])
+    function = module.globals.get(name)
+    if function is None:
+        argument_types = [_I64.as_pointer()] + [_I64] * (4 + len(slots))
+        function = ir.Function(module, ir.FunctionType(ir.IntType(1), argument_types), name)
         function.linkage = "internal"
-        for attribute in ("noinline", "cold", "nounwind"):
+        for attribute in ("noinline", "cold", "nounwind", "inaccessiblememonly"):
             function.attributes.add(attribute)
         inner = ir.IRBuilder(function.append_basic_block())
-        slots = [CODE, SITE, THREAD, BLOCK, *range(COUNT, SHAPE + MAX_RECORDED_AXES)]
-        for slot, value in zip(slots, function.args[1:], strict=True):
+        values = dict.fromkeys(range(COUNT, SHAPE + MAX_RECORDED_AXES), ir.Constant(_I64, 0))
+        values.update(zip((CODE, SITE, THREAD, BLOCK, *slots), function.args[1:], strict=True))
+        for slot, value in values.items():
             inner.store(value, inner.gep(function.args[0], [ir.Constant(_I64, slot)]))
-        inner.ret_void()
-    t, b, site = where
-    data = context.make_array(err_type)(context, builder, err).data
-    padded = [ir.Constant(_I64, 0)] * (SHAPE + MAX_RECORDED_AXES - COUNT)
-    padded[: len(numbers)] = numbers
-    builder.call(function, [data, ir.Constant(_I64, code), site, t, b, *padded])
-    context.call_conv.return_user_exc(builder, Stop, ())
+        # atomic, so that LLVM does not see what it will be
+        written = inner.load_atomic(inner.gep(function.args[0], [ir.Constant(_I64, CODE)]), "monotonic", 8)
+        inner.ret(inner.icmp_unsigned("!=", written, ir.Constant(_I64, 0)))
+    return function
+
+
+def _exit(context, builder):
+    """The block of this function that raises Stop."""
+    function = builder.function
+    block = getattr(function, "labkit_simt_exit", None)
+    if block is None:
+        block = function.labkit_simt_exit = function.append_basic_block("stopped")
+        with builder.goto_block(block):
+            context.call_conv.return_user_exc(builder, Stop, ())
+    return block
 
 
 def emit_where(context, builder, argument_types, arguments):
@@ -69,7 +107,7 @@ def fail(typing_context, code, err, t, b, site, n0, n1, n2):
             for ty, value in zip(signature.args, arguments, strict=True)
         ]
         code, record, t, b, site, *numbers = values
-        data = context.make_array(err)(context, builder, record).data
+        data = field(context, builder, err, record, "data")
         # the code after a return needs a block of its own, reachable as far as the builder can tell
         with builder.if_then(cgutils.true_bit):
             slots = (CODE, SITE, THREAD, BLOCK, COUNT, INDEX, INDEX + 1)
@@ -86,7 +124,7 @@ def poll(typing_context, err, t, b, site):
     """Stop here if the launcher asks for it. In every loop, so that no kernel runs for ever."""
 
     def codegen(context, builder, signature, arguments):
-        data = context.make_array(err)(context, builder, arguments[0]).data
+        data = field(context, builder, err, arguments[0], "data")
         flag = builder.load_atomic(data, "monotonic", 8)
         with builder.if_then(builder.icmp_unsigned("!=", flag, ir.Constant(_I64, 0)), likely=False):
             where = emit_where(context, builder, signature.args, arguments)
@@ -94,3 +132,23 @@ def poll(typing_context, err, t, b, site):
         return context.get_dummy_value()
 
     return types.void(err, t, b, site), codegen
+
+
+@intrinsic
+def spin(typing_context, passes, err, t, b, site):
+    """One more than `passes`; stops where a loop that waits for another thread has made too many."""
+
+    def codegen(context, builder, signature, arguments):
+        count = builder.add(context.cast(builder, arguments[0], passes, types.int64), ir.Constant(_I64, 1))
+        with builder.if_then(builder.icmp_signed(">=", count, ir.Constant(_I64, MOST_SPINS)), likely=False):
+            where = emit_where(context, builder, signature.args, arguments)
+            emit_fail(context, builder, err, arguments[1], SPINNING, where)
+        return count
+
+    return types.int64(passes, err, t, b, site), codegen
+
+
+@intrinsic
+def fence(typing_context, scope):
+    """A memory fence: nothing, where one thread of a block runs at a time. `observe` looks at it."""
+    return types.none(scope), lambda context, builder, signature, arguments: context.get_dummy_value()

@@ -17,6 +17,7 @@ from labkit.simt.runtime.fault_record import (
     emit_fail,
     emit_where,
     fail,
+    field,
 )
 from labkit.simt.runtime.shared_function import never_inline, shared_function
 from labkit.simt.runtime.vector_types import is_vector
@@ -65,12 +66,17 @@ def _checked(context, builder, dims, parts, values, err_type, err, where, shape=
     return wrapped
 
 
+def _dims(context, builder, array_type, array):
+    return cgutils.unpack_tuple(builder, field(context, builder, array_type, array, "shape"), array_type.ndim)
+
+
 def emit_element_pointer(context, builder, array_type, array, index_type, index, err_type, err, where):
     values = _unpack_index(builder, index_type, index)
-    dims = cgutils.unpack_tuple(builder, array.shape, array_type.ndim)
-    strides = cgutils.unpack_tuple(builder, array.strides, array_type.ndim)
+    dims = _dims(context, builder, array_type, array)
+    strides = cgutils.unpack_tuple(builder, field(context, builder, array_type, array, "strides"), array_type.ndim)
     values = _checked(context, builder, dims, _parts(index_type), values, err_type, err, where)
-    return cgutils.get_item_pointer2(context, builder, array.data, dims, strides, array_type.layout, values)
+    data = field(context, builder, array_type, array, "data")
+    return cgutils.get_item_pointer2(context, builder, data, dims, strides, array_type.layout, values)
 
 
 def _check_index(index_type):
@@ -90,9 +96,8 @@ def load(typing_context, array, index, err, t, b, site):
     if isinstance(array, types.Array) and is_element(array, index):
 
         def element(context, builder, signature, arguments):
-            struct = context.make_array(array)(context, builder, arguments[0])
             where = emit_where(context, builder, signature.args, arguments)
-            place = array, struct, index, arguments[1]
+            place = array, arguments[0], index, arguments[1]
             pointer = emit_element_pointer(context, builder, *place, err, arguments[2], where)
             return load_item(context, builder, array, pointer)
 
@@ -125,8 +130,7 @@ def load(typing_context, array, index, err, t, b, site):
     def general(context, builder, signature, arguments):
         if isinstance(array, (types.Array, types.BaseTuple)) and _are_integers(parts):
             if isinstance(array, types.Array):
-                struct = context.make_array(array)(context, builder, arguments[0])
-                dims = cgutils.unpack_tuple(builder, struct.shape, array.ndim)
+                dims = _dims(context, builder, array, arguments[0])
             else:
                 dims = [ir.Constant(_I64, len(array.types))]
             where = emit_where(context, builder, signature.args, arguments)
@@ -152,9 +156,8 @@ def store(typing_context, array, index, value, err, t, b, site):
             raise NumbaTypeError(f"cannot store a value of type {value} into an array of {array.dtype}")
 
         def element(context, builder, signature, arguments):
-            struct = context.make_array(array)(context, builder, arguments[0])
             where = emit_where(context, builder, signature.args, arguments)
-            place = array, struct, index, arguments[1]
+            place = array, arguments[0], index, arguments[1]
             pointer = emit_element_pointer(context, builder, *place, err, arguments[3], where)
             store_item(context, builder, array, context.cast(builder, arguments[2], value, array.dtype), pointer)
             return context.get_dummy_value()
@@ -167,8 +170,7 @@ def store(typing_context, array, index, value, err, t, b, site):
 
     def general(context, builder, signature, arguments):
         if _are_integers(parts):
-            struct = context.make_array(array)(context, builder, arguments[0])
-            dims = cgutils.unpack_tuple(builder, struct.shape, array.ndim)
+            dims = _dims(context, builder, array, arguments[0])
             where = emit_where(context, builder, signature.args, arguments)
             values = _unpack_index(builder, index, arguments[1])
             _checked(context, builder, dims, parts, values, err, arguments[3], where)
@@ -284,15 +286,16 @@ def row(typing_context, array, t):
     view = types.Array(array.dtype, array.ndim - 1, "C")
 
     def codegen(context, builder, signature, arguments):
-        source = context.make_array(array)(context, builder, arguments[0])
-        dims = cgutils.unpack_tuple(builder, source.shape, array.ndim)
-        strides = cgutils.unpack_tuple(builder, source.strides, array.ndim)
+        source = arguments[0]
+        dims = _dims(context, builder, array, source)
+        strides = cgutils.unpack_tuple(builder, field(context, builder, array, source, "strides"), array.ndim)
         index = context.cast(builder, arguments[1], signature.args[1], types.int64)
         offset = builder.mul(index, strides[0])
-        bytes_pointer = builder.bitcast(source.data, ir.IntType(8).as_pointer())
+        bytes_pointer = builder.bitcast(field(context, builder, array, source, "data"), ir.IntType(8).as_pointer())
         result = context.make_array(view)(context, builder)
         data = builder.bitcast(builder.gep(bytes_pointer, [offset]), result.data.type)
-        populate_array(result, data, dims[1:], strides[1:], source.itemsize, meminfo=None)
+        itemsize = field(context, builder, array, source, "itemsize")
+        populate_array(result, data, dims[1:], strides[1:], itemsize, meminfo=None)
         return result._getvalue()
 
     return view(array, t), codegen

@@ -1,0 +1,74 @@
+"""Numba's lowering to LLVM, with a value where Numba makes a stack slot.
+
+Numba keeps a variable that two of its blocks use in memory, and each use of an array loads all of its fields. LLVM
+makes values of them again, in time that grows with the square of the slots. Here a variable that is assigned once, in
+a block that dominates every use of it, is a value from the start.
+"""
+
+from numba.core import ir
+from numba.core.analysis import compute_cfg_from_blocks, compute_use_defs, must_use_alloca
+from numba.core.compiler_machinery import register_pass
+from numba.core.lowering import Lower
+from numba.core.typed_passes import NativeLowering
+
+
+class _LowerToValues(Lower):
+    def _find_singly_assigned_variable(self):
+        super()._find_singly_assigned_variable()
+        if not self.func_ir.func_id.is_generator:
+            self._singly_assigned_vars |= dominating_variables(self.func_ir.blocks)
+
+
+@register_pass(mutates_CFG=True, analysis_only=False)
+class LowerToValues(NativeLowering):
+    _name = "labkit_native_lowering"
+
+    @property
+    def lowering_class(self):
+        return _LowerToValues
+
+
+def dominating_variables(blocks):
+    """The names of the variables that are assigned once, in a block that dominates all others where they stand.
+
+    blocks: those of Numba's IR, by offset. Numba lowers them in ascending order: the assignment must come first there.
+    """
+    home, rejected = {}, set(must_use_alloca(blocks))
+    for offset, block in blocks.items():
+        for statement in block.find_insts(ir.Assign):
+            name = statement.target.name
+            if name in home:
+                rejected.add(name)
+            home[name] = offset
+    spans = _spans(compute_cfg_from_blocks(blocks))
+    uses = compute_use_defs(blocks).usemap  # in each block, without the names that it has assigned before
+    for offset, block in blocks.items():
+        deleted = {statement.value for statement in block.find_insts(ir.Del) if home.get(statement.value) != offset}
+        for name in uses[offset] | deleted:
+            first = home.get(name)
+            if first is None or not (first < offset and _encloses(spans, first, offset)):
+                rejected.add(name)
+    return home.keys() - rejected
+
+
+def _spans(cfg):
+    """{block: (its number, one more than the last below it)} in the tree of dominators, numbered from the root."""
+    tree, spans, number = cfg.dominator_tree(), {}, 0
+    todo = [(cfg.entry_point(), False)]
+    while todo:
+        block, is_done = todo.pop()
+        if is_done:
+            spans[block] = spans[block][0], number
+            continue
+        spans[block] = number, None
+        number += 1
+        todo.append((block, True))
+        todo += [(below, False) for below in tree[block]]
+    return spans
+
+
+def _encloses(spans, first, then):
+    if first not in spans or then not in spans:  # code that is never reached
+        return False
+    start, end = spans[first]
+    return start <= spans[then][0] < end

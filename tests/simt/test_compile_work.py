@@ -1,0 +1,63 @@
+"""The work of compiling grows with a kernel's length, not with its square: counted, never timed."""
+
+import sys
+
+import numba
+import numpy as np
+import pytest
+from numba.core import codegen
+
+from labkit.measure.series.simt import long_kernel
+from labkit.simt.codegen.emit import Generator
+from labkit.simt.compiled_kernel import CompiledKernel
+from labkit.simt.rewrite import rewrite
+
+pytestmark = pytest.mark.cpu_device
+FLOATS = numba.typeof(np.zeros(1, np.float32))
+TYPES = (FLOATS, FLOATS, FLOATS, numba.int64)
+
+
+def calls(function):
+    """How many Python functions and generator steps a call of `function` makes."""
+    count = 0
+
+    def note(frame, event, argument):
+        nonlocal count
+        count += event == "call"
+
+    sys.setprofile(note)
+    try:
+        function()
+    finally:
+        sys.setprofile(None)
+    return count
+
+
+@pytest.mark.parametrize("shape", ["stores", "loops", "branches with barriers", "shuffles"])
+def test_the_steps_from_source_to_code_grow_with_the_length(shape, tmp_path, monkeypatch):
+    """Numba's own inference is left out: its types are those of a short kernel of the same shape."""
+    monkeypatch.setattr("labkit.simt.codegen.emit.variable_types", lambda *_: {"x": numba.float32, "y": numba.float32})
+    short, long = (long_kernel(shape, lines, tmp_path) for lines in (15, 60))
+    few, many = (calls(lambda kernel=kernel: Generator(rewrite(kernel.py_func), TYPES).generate())
+                 for kernel in (short, long))  # fmt: skip
+    assert many < 4.6 * few, (few, many)
+
+
+def llvm_of(shape, lines, folder, monkeypatch):
+    """What Numba hands to LLVM for a kernel, as text."""
+    modules, add = [], codegen.CPUCodeLibrary.add_ir_module
+    monkeypatch.setattr(codegen.CPUCodeLibrary, "add_ir_module",
+                        lambda library, module: (modules.append(str(module)), add(library, module)))
+    monkeypatch.setenv("LABKIT_CACHE_DIR", str(folder))  # nothing is compiled yet
+    CompiledKernel(rewrite(long_kernel(shape, lines, folder).py_func), TYPES, False, True)
+    monkeypatch.undo()
+    return max(modules, key=len)
+
+
+@pytest.mark.parametrize("shape", ["stores", "loops"])
+def test_what_llvm_is_given_grows_with_the_length(shape, tmp_path, monkeypatch):
+    short, long = (llvm_of(shape, lines, tmp_path, monkeypatch) for lines in (10, 20))
+    assert long.count("\n") < 2 * short.count("\n")
+    if shape == "stores":
+        assert long.count(" alloca ") == short.count(" alloca ")  # LLVM's time grows with their square
+    assert long.count("\nstopped:") == short.count("\nstopped:")  # one way out of the loops, for all faults

@@ -1,0 +1,135 @@
+"""Threads that wait for one another in loops make progress, as on a GPU; those that wait for ever are named."""
+
+import ast
+
+import numpy as np
+import pytest
+from numba import int32
+
+from labkit.simt import api as cuda
+from labkit.simt import observe
+from labkit.simt.errors import DeadlockError
+from labkit.simt.spins import is_counted, is_spin
+
+pytestmark = pytest.mark.cpu_device
+
+
+@cuda.jit(device=True)
+def lock(mutex):
+    while cuda.atomic.cas(mutex, 0, 0, 1) != 0:
+        cuda.nanosleep(20)
+    cuda.threadfence()
+
+
+@cuda.jit(device=True)
+def unlock(mutex):
+    cuda.threadfence()
+    cuda.atomic.exch(mutex, 0, 0)
+
+
+@cuda.jit
+def waiting(which, flags, out):
+    """which: 0, a warp waits for a later one, in shared memory; 1, a block waits for the next; 2, a lock for each
+    thread; 3, a warp waits for a barrier's other side, for ever; 4, a block waits for the one before."""
+    flag = cuda.shared.array(1, int32)
+    t, b = cuda.threadIdx.x, cuda.blockIdx.x
+    if t == 0:
+        flag[0] = 0
+    cuda.syncthreads()
+    if which == 0:
+        if t < 32:
+            while cuda.atomic.add(flag, 0, 0) == 0:
+                pass
+            cuda.threadfence_block()
+            out[b, t] = out[b, t + 32] + 1
+        else:
+            out[b, t] = t
+            cuda.threadfence_block()
+            cuda.syncwarp()
+            if t == 32:
+                cuda.atomic.exch(flag, 0, 1)
+    elif which == 1:
+        if t == 0:
+            if b < cuda.gridDim.x - 1:
+                while cuda.atomic.add(flags, b + 1, 0) == 0:
+                    pass
+                cuda.threadfence()
+                out[b, 0] = out[b + 1, 0] + 1
+            else:
+                out[b, 0] = 1
+            cuda.threadfence()
+            cuda.atomic.exch(flags, b, 1)
+    elif which == 2:
+        lock(flags)
+        out[0, 0] += 1
+        unlock(flags)
+    elif which == 3:
+        if t < 32:
+            while cuda.atomic.add(flag, 0, 0) == 0:  # spins
+                pass
+        cuda.syncthreads()  # waits
+        cuda.atomic.exch(flag, 0, 1)
+    elif t == 0:
+        before = b - 1
+        total = t + 1
+        while before >= 0:  # a look-back
+            state = cuda.atomic.add(flags, before, 0)
+            if state > 0:
+                total += state
+                before = -1
+        out[b, 0] = total
+        cuda.atomic.exch(flags, b, total)
+
+
+BLOCKS = 3
+EVERY = slice(None)
+RIGHT = {0: (EVERY, 0, 33), 1: (EVERY, 0, [3, 2, 1]), 2: (0, 0, BLOCKS * 64), 4: (EVERY, 0, [1, 2, 3])}
+
+
+def buffers():
+    return np.zeros(BLOCKS, np.int32), np.zeros((BLOCKS, 64), np.int32)
+
+
+@pytest.mark.parametrize("which", RIGHT)
+def test_threads_that_wait_for_others_make_progress(which):
+    *place, right = RIGHT[which]
+    flags, out = buffers()
+    waiting[BLOCKS, 64](which, flags, out)
+    np.testing.assert_array_equal(out[tuple(place)], right)
+    flags, out = map(cuda.to_device, buffers())
+    report = observe(waiting[BLOCKS, 64], which, flags, out)
+    assert report.ok, str(report)  # fences and atomics order what the flags stand for
+    np.testing.assert_array_equal(out.copy_to_host()[tuple(place)], right)
+
+
+def line_of(mark):
+    with open(__file__) as file:
+        return next(k for k, line in enumerate(file, 1) if line.rstrip().endswith(f"# {mark}"))
+
+
+def test_a_wait_that_never_ends_is_a_deadlock_that_names_the_lines():
+    words = (f"threads 0 to 31 spin at line {line_of('spins')}",
+             f"threads 32 to 63 wait in cuda.syncthreads() at line {line_of('waits')}")  # fmt: skip
+    with pytest.raises(DeadlockError) as caught:
+        waiting[1, 64](3, *buffers())
+    assert all(text in str(caught.value) for text in words) and caught.value.line == line_of("spins")
+    [finding] = observe(waiting[1, 64], 3, *buffers()).divergent_barriers
+    assert all(text in str(finding) for text in words)
+
+
+@pytest.mark.parametrize("spin, counted, source", [
+    (True, False, "while flag[0] == 0: pass"),
+    (True, False, "while cuda.atomic.cas(m, i, 0, 1) != 0: pass"),
+    (True, True, "while flag[0] == 0 and tries < 9: tries += 1"),
+    (True, False, "while True:\n  s = flag[b - 1]\n  if s: break"),
+    (True, False, "while True:\n  s = state[p]\n  if s == 2: break\n  if s == 1: p -= 1"),
+    (False, True, "while lo < hi:\n  mid = (lo + hi) // 2\n  if a[mid] < x: lo = mid + 1\n  else: hi = mid"),
+    (False, True, "while True:\n  if keys[k] == x: break\n  k = (k + 1) % n"),
+    (False, True, "while i < n:\n  total += a[i]\n  i += 32"),
+    (False, True, "while x > 1: x = x // 2"),
+    (False, False, "for k in range(n):\n  if flag[0]: break"),
+])  # fmt: skip
+def test_loops_that_look_at_one_place_until_it_changes(spin, counted, source):
+    loop = ast.parse(source).body[0]
+    assert is_spin(loop) == spin
+    assert is_spin(loop) is False or is_counted(loop) == counted
