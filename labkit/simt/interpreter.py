@@ -42,7 +42,7 @@ from labkit.simt.ir import ID_NAMES, DtypeOf
 from labkit.simt.ptx_interpreted.intrinsics import Intrinsics
 from labkit.simt.ptx_interpreted.under_way import WINDOW, Block, Pending
 from labkit.simt.scheduler import Scheduler
-from labkit.simt.typed_numbers import typed_scalar
+from labkit.simt.typed_numbers import UNDEFINED, typed_scalar
 
 
 def _round_up(n, unit):
@@ -339,6 +339,10 @@ class Interpreter:
 
     def passed_barrier(self, line):
         """A block passes a barrier."""
+
+    def undefined_lane(self, op, thread, source, own):
+        """What a shuffle gives of a lane that its mask leaves out, beside a value of the thread's own: NaN, or -1."""
+        return UNDEFINED.get(type(own), type(own)(-1))
 
     # ---------------- faults
 

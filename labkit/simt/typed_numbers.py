@@ -43,6 +43,14 @@ _NUMBA = {
     float: types.float64, complex: types.complex128, bool: types.boolean, np.bool_: types.boolean,
 }  # fmt: skip
 
+# NaNs that no operation makes, and every one hands on: all bits set, in float64 too when converted.
+UNDEFINED = {np.float32: np.uint32(2**32 - 1).view(np.float32), np.float64: np.uint64(2**64 - 2**29).view(np.float64)}
+
+
+def is_undefined(x):
+    """True for what came from UNDEFINED, perhaps through a sum or a product."""
+    return x != x and type(x) in UNDEFINED and np.float32(x).view(np.uint32) == 2**32 - 1
+
 
 def width(x):
     """Bits of an integer's type."""

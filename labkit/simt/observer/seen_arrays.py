@@ -170,6 +170,7 @@ class SeenArray:
 
     def _store_element(self, address, plain, value, frame):
         self.observation.access("store", self, address, plain, frame)
+        self.observation.stored(self, plain, value, frame)
         self._write(plain, value)
 
     def _write(self, plain, value):
