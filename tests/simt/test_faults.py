@@ -540,7 +540,8 @@ HALF_A_WARP, OWN_LANE = cuda.jit(half_a_warp), cuda.jit(own_lane)
     "kernel, mask, words",
     [(HALF_A_WARP, FULL, "lanes 16 to 31"), (OWN_LANE, 0xFFFF, "leaves out its own lane, 16"),
      (OWN_LANE, 0, "leaves out its own lane, 0"), (returned_source, FULL, "reads lane 1"),
-     (trips_of_lanes, 0, "lane 0"), (device_function_of_lanes, 0, "lane 6"), (after_and, FULL, "lanes 4 to 31"), (vote, FULL, "lane 0")],
+     (trips_of_lanes, 0, "lane 0"), (device_function_of_lanes, 0, "lane 6"),
+     (after_and, FULL, "lanes 4 to 31"), (vote, FULL, "lane 0")],
 )  # fmt: skip
 def test_divergent_collective(kernel, mask, words):
     kernel = kernel if hasattr(kernel, "py_func") else cuda.jit(kernel)

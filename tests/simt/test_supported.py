@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from numba import float32
 
-from labkit._common.paths import REPOSITORY
 from labkit import cuda
+from labkit._common.paths import REPOSITORY
 from labkit.simt import api, resolve, stubs, supported
 from labkit.simt.errors import UnsupportedError
 

@@ -217,7 +217,7 @@ class Observation(RaceDetector, AsyncRaceDetector, RequestCounter, Interpreter):
         """A value was stored. An undefined one that reaches memory is a finding; one that nothing uses is none."""
         if not self.undefined or not is_undefined(value):
             return
-        line, op, lane = next((self.undefined[t] for t in (self.current, *self.undefined) if t in self.undefined))
+        line, op, lane = next(self.undefined[t] for t in (self.current, *self.undefined) if t in self.undefined)
         thread, place = self.current, f"{seen.shown}[{shown_index(index)}]"
         self.report.uninitialized(
             KernelFinding(
