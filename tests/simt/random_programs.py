@@ -5,6 +5,7 @@ of floats. It holds what a GPU and Numba's CPU target compute alike: no shift by
 float that an integer cannot hold. `Program.without(k)` drops a statement, so that a failure can be made small.
 """
 
+import functools
 import itertools
 import math
 import operator
@@ -41,15 +42,21 @@ def _is_integer(ty):
     return isinstance(ty, types.Integer)
 
 
-def _resolve(function, *arguments):
+@functools.cache
+def _found(function, arguments):
     context = registry.cpu_target.typing_context
+    context.refresh()
     try:
-        found = context.resolve_function_type(context.resolve_value_type(function), arguments, {})
-    except NumbaError:
-        found = None
+        return context.resolve_function_type(context.resolve_value_type(function), arguments, {}).return_type
+    except (NumbaError, AttributeError):
+        return None
+
+
+def _resolve(function, *arguments):
+    found = _found(function, arguments)
     if found is None:
         raise IllTyped
-    return found.return_type
+    return found
 
 
 def _unified(*given):
@@ -104,8 +111,10 @@ def type_of(e, env):
         if not _is_integer(type_of(parts[1], env)):
             raise IllTyped
         return env["." + parts[0]]
+    if not any(map(_has_name, parts)):  # Python folds it, and not as a kernel computes it
+        raise IllTyped
     given = [type_of(part, env) for part in parts]
-    if kind in ("<<", ">>") and not _is_integer(given[0]):
+    if kind in ("<<", ">>") and not all(map(_is_integer, given)):
         raise IllTyped
     if kind in ("<<", ">>"):
         return _resolve(OPERATORS[kind], given[0], types.int64)
@@ -119,6 +128,10 @@ def type_of(e, env):
     if not isinstance(found, (types.Number, types.Boolean)):
         raise IllTyped
     return found
+
+
+def _has_name(e):
+    return e[0] in ("name", "bounded", "record") or any(_has_name(part) for part in e[1:] if isinstance(part, tuple))
 
 
 DEVICE_FUNCTIONS = '''
@@ -404,8 +417,7 @@ class Generator:
             return ("record", ty, {"int32": "a", "float32": "x", "uint8": "small"}[ty], r.random() < 0.5)
         arrays = [name[1:] for name in env if name[0] == "."]
         if not arrays:
-            raise_to_retry = ("name", "")
-            return raise_to_retry
+            return ("name", "")  # none that there is: another is drawn
         return ("element", r.choice(arrays), inner())
 
 
