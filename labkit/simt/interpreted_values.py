@@ -154,7 +154,7 @@ FUNCTIONS = {
     "_fmod": numbers.with_types_of(math.fmod, np.fmod),
     "_modf": numbers.with_types_of(math.modf, math.modf),
     "_math_pow": numbers.with_types_of(math.pow, _pow),
-    **{f"_{name}": numbers.with_types_of(getattr(math, name), getattr(np, name)) for name in ("floor", "ceil", "trunc")},
+    **{f"_{n}": numbers.with_types_of(getattr(math, n), getattr(np, n)) for n in ("floor", "ceil", "trunc")},
     "_ffs": numbers.ffs,
     "_clz": numbers.clz,
     "_brev": numbers.brev,

@@ -2,7 +2,8 @@
 
 A program is a function of the thread's inputs, one of each type, that leaves its variables in two rows, of integers and
 of floats. It holds what a GPU and Numba's CPU target compute alike: no shift by the width, no division by zero, no
-float that an integer cannot hold. `Program.without(k)` drops a statement, so that a failure can be made small.
+float that an integer cannot hold, no sum or product that a signed integer cannot hold (Numba tells LLVM that there is
+none). `Program.without(k)` drops a statement, so that a failure can be made small.
 """
 
 import functools
@@ -27,7 +28,7 @@ OPERATORS = {
 }  # fmt: skip
 CALLS = {"abs": abs, "min": min, "max": max, "math.sqrt": math.sqrt, "math.fabs": math.fabs,
          "math.copysign": math.copysign, "int": int, "float": float, "bool": bool}  # fmt: skip
-COUNT = 12  # variables of each kind that a program can leave
+COUNT = 8  # variables of each kind that a program can leave
 
 
 class IllTyped(Exception):
@@ -183,7 +184,7 @@ def text(e):
     if kind == "cast":
         return f"{parts[0]}({text(parts[1])})"
     if kind == "bounded":
-        return f"({parts[0]}({parts[1]}) if abs({parts[1]}) < 100.0 else {parts[0]}(7))"
+        return f"({parts[0]}({parts[1]}) if 0.0 <= {parts[1]} < 100.0 else {parts[0]}(7))"
     if kind == "choose":
         return f"({text(parts[1])} if {text(parts[0])} else {text(parts[2])})"
     if kind == "test":
@@ -315,13 +316,13 @@ def _join(env, one, other, assigned):
 class Generator:
     """Random programs, from a seed."""
 
-    def __init__(self, seed):
-        self.random, self.seed, self.count = random.Random(seed), seed, itertools.count()
+    def __init__(self, seed, length=5):
+        self.random, self.seed, self.count, self.length = random.Random(seed), seed, itertools.count(), length
 
     def program(self, name):
         found = Program(name, self.seed)
         env = _start()
-        while len(found.statements) < 9:
+        while len(found.statements) < self.length:
             self._add(found.statements, env, 0)
         return found
 
@@ -337,7 +338,7 @@ class Generator:
 
     def _body(self, env, depth):
         inner, body = dict(env), []
-        for _ in range(self.random.randint(1, 3)):
+        for _ in range(self.random.randint(1, 2)):
             self._add(body, inner, depth + 1)
         return body
 
@@ -357,10 +358,13 @@ class Generator:
             if arrays:
                 return ("put", r.choice(arrays), self.expression(env, 1), self.expression(env, 2))
         if kind == "update" and own:
-            return ("update", r.choice(own), r.choice("+-*&|^"), self.expression(env, 1))
+            name, op = r.choice(own), r.choice("+-&|^")
+            if op in "+-" and _is_integer(env[name]):
+                return ("let", name, (op, self.narrow(("name", name), env, "*"), self.narrow(("name", "i16"), env)))
+            return ("update", name, op, self.narrow(self.expression(env, 1), env))
         if kind == "set" and own:
             return ("let", r.choice(own), self.expression(env, 2))
-        return ("let", f"v{next(self.count)}", self.expression(env, 3))
+        return ("let", f"v{next(self.count)}", self.expression(env, self.random.choice([1, 2, 2, 3])))
 
     def test(self, env):
         r = self.random
@@ -376,6 +380,15 @@ class Generator:
                 continue
             return e
 
+    def narrow(self, e, env, op="+"):
+        """An operand of a sum (a product, with op "*") of signed integers, of which none overflows."""
+        ty = type_of(e, env)
+        is_leaf = e[0] == "name" and ty.bitwidth <= 32 if _is_integer(ty) else False
+        if not _is_integer(ty) or (is_leaf and op != "*") or (e[0] == "number" and e[1] < 256):
+            return e
+        names = ("int8", "int16", "uint8", "uint16", "int32", "uint32")
+        return ("cast", self.random.choice(names[:4] if op == "*" else names), e)
+
     def _expression(self, env, depth):
         r = self.random
         inner = lambda: self.expression(env, depth - 1)  # noqa: E731
@@ -387,11 +400,12 @@ class Generator:
         kind = r.choice(["arithmetic"] * 6 + ["bits"] * 3 + ["unary"] * 2 + ["cast"] * 2 + ["compare", "choose", "choose",
                         "call", "call", "test", "bounded", "device", "power", "record", "element"])  # fmt: skip
         if kind == "arithmetic":
-            return (r.choice(["+", "-", "*", "/", "//", "%"]), inner(), inner())
+            op = r.choice(["+", "-", "*", "/", "//", "%"])
+            return (op, self.narrow(inner(), env, op), self.narrow(inner(), env, op))
         if kind == "bits":
             return (r.choice(["&", "|", "^", "<<", ">>"]), inner(), inner())
         if kind == "unary":
-            return (r.choice(["u-", "u~", "u+"]), inner())
+            return (r.choice(["u-", "u~", "u+"]), self.narrow(inner(), env))
         if kind == "cast":
             return ("cast", r.choice([*INTEGERS, *FLOATS]), inner())
         if kind == "compare":
@@ -400,7 +414,7 @@ class Generator:
             return ("choose", self.test(env), inner(), inner())
         if kind == "call":
             name = r.choice([*CALLS])
-            return ("call", name, *(inner() for _ in range(2 if name in ("min", "max", "math.copysign") else 1)))
+            return ("call", name, *(self.narrow(inner(), env) for _ in range(2 if name in ("min", "max", "math.copysign") else 1)))
         if kind == "test":
             return ("test", r.choice(["and", "or"]), self.test(env), self.test(env))
         if kind == "bounded":
@@ -409,7 +423,9 @@ class Generator:
             name = r.choice(["clamped", "mixed", "bits_of"])
             if name == "bits_of":
                 return ("device", name, inner())
-            return ("device", name, inner(), inner(), self.test(env) if name == "mixed" else inner())
+            if name == "mixed":
+                return ("device", name, self.narrow(inner(), env), self.narrow(inner(), env), self.test(env))
+            return ("device", name, inner(), inner(), inner())
         if kind == "power":
             return ("power", ("name", r.choice([*env])), r.choice([2, 3]))
         if kind == "record":
@@ -439,14 +455,35 @@ def inputs(rng, threads):
     return [*arrays, records]
 
 
-def module(programs, decorator, local_array, extra=""):
-    """The source of a module: the programs, and `run`, which executes one of them for a thread."""
+IMPORTS = """import math
+
+import numpy as np
+from numba import float32, float64, int8, int16, int32, int64, njit, uint8, uint16, uint32, uint64
+
+from labkit import cuda
+"""
+
+
+def module(programs, decorator, local_array, head, foot=""):
+    """The source of a module: the programs, and a function that runs one of them for a thread t, after `head`."""
     names = ", ".join(INPUTS.values())
-    branches = "\n".join(
-        f"    {'if' if k == 0 else 'elif'} which == {k}:\n        {p.name}({', '.join(f'{n}[t]' for n in INPUTS.values())}"
-        ", records, t, whole, real)" for k, p in enumerate(programs))
-    bodies = "\n\n\n".join(f"{decorator}\n{text.strip()}" for text in DEVICE_FUNCTIONS.split("\n\n\n"))
-    bodies += "\n\n\n" + "\n\n\n".join(f"{decorator}\n{p.source()}" for p in programs)
-    return (f"{extra}\n\n\n{bodies}\n\n\n"
-            f"{decorator}\ndef run(which, {names}, records, t, whole, real):\n{branches}\n").replace(
-                "local_array", local_array)  # fmt: skip
+    branches = [f"    {'elif' if k else 'if'} which == {k}:\n        {p.name}({names}, records, t, whole, real)"
+                for k, p in enumerate(programs)]  # fmt: skip
+    run = [f"{decorator}\ndef run(which, {names}, records, t, whole, real):", *branches]
+    functions = [f"{decorator}\n{text.strip()}" for text in DEVICE_FUNCTIONS.split("\n\n\n")]
+    functions += [f"{decorator}\n{p.source()}" for p in programs]
+    loads = ", ".join(f"{name}[t]" for name in INPUTS.values())
+    body = f"run(which, {loads}, records, t, whole, real)"
+    main = f"{head}(which, n, {names}, records, whole, real):\n{foot.replace('BODY', body)}"
+    return "\n\n\n".join([IMPORTS, *functions, "\n".join(run), main]).replace("local_array", local_array) + "\n"
+
+
+def kernel_source(programs):
+    foot = "    t = cuda.grid(1)\n    if t < n:\n        BODY"
+    return module(programs, "@cuda.jit(device=True)", "cuda.local.array", "@cuda.jit\ndef kernel", foot)
+
+
+def oracle_source(programs):
+    """The same functions for Numba's own compiler, and a loop over the threads."""
+    head = "@njit(error_model='numpy')\ndef oracle"
+    return module(programs, "@njit(error_model='numpy')", "np.empty", head, "    for t in range(n):\n        BODY")
