@@ -75,11 +75,26 @@ class Device:
         pass
 
 
+class Deallocations:
+    """`Context.deallocations`: memory that waits to be freed. Here none does: Python frees an array at once."""
+
+    is_disabled = False
+    memory_capacity = 0  # bytes that may wait
+
+    def __len__(self):
+        return 0
+
+    def clear(self) -> None:
+        """Free what waits."""
+
+    disable = staticmethod(defer_cleanup)
+
+
 class Context:
     """What a process holds on the device."""
 
     def __init__(self, device: Device):
-        self.device = device
+        self.device, self.deallocations = device, Deallocations()
 
     def get_memory_info(self) -> MemoryInfo:
         """Memory of this machine that is free and that there is."""

@@ -179,7 +179,7 @@ def _warp_source(fault):
     return fault.error(
         WarpError,
         f"{fault.spot} reads lane {fault.numbers[0]} with cuda.{fault.text}, and that lane takes no part in it: it has "
-        "returned, does not exist, or is not in the mask",
+        "returned, or does not exist",
     )
 
 

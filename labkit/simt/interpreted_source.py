@@ -6,6 +6,7 @@ import copy
 from labkit.simt.errors import place
 from labkit.simt.ir import ID_NAMES, Inline, Lowering, assign, copied, load
 from labkit.simt.spins import is_counted, is_spin
+from labkit.simt.typed_tree import Convert
 
 MARK = "at"  # what a thread yields before a statement, where statements are marked
 SPIN = "spin"  # and at each pass of a loop in which it may wait for another thread, after the first few
@@ -44,7 +45,8 @@ class _ToPython(Lowering):
         """The mark of a statement, which gets the next number: numbers follow the source. None where none is asked."""
         self.number += 1
         statement.number = self.number
-        is_marked = self.marks and hasattr(statement, "lineno") and not isinstance(statement, (Inline, ast.Pass))
+        is_marked = self.marks and hasattr(statement, "lineno") and not isinstance(
+            statement, (Inline, ast.Pass, Convert))  # fmt: skip
         return self._mark(statement, False) if is_marked else None
 
     def _mark(self, statement, again):
@@ -60,6 +62,19 @@ class _ToPython(Lowering):
         ]
         request = ast.Yield(ast.Tuple(parts, ast.Load()))
         return ast.Expr(request) if node.target is None else ast.Assign([node.target], request)
+
+    def visit_Convert(self, node):
+        value = self._conversion(ast.Name(node.name, ast.Load()), node.to)
+        unset = ast.ExceptHandler(ast.Name("UnboundLocalError", ast.Load()), None, [ast.Pass()])
+        return ast.Try([ast.Assign([ast.Name(node.name, ast.Store())], value)], [unset], [], [])
+
+    def visit_Converted(self, node):
+        return self._conversion(self.visit(node.value), node.to)
+
+    @staticmethod
+    def _conversion(value, to):
+        name = "bool_" if str(to) == "bool" else str(to)
+        return ast.Call(ast.Attribute(ast.Name("_np", ast.Load()), name, ast.Load()), [value], [])
 
     def visit_Inline(self, node):
         self.labels.add(node.label)
@@ -132,6 +147,8 @@ class _ToPython(Lowering):
     def visit_Constant(self, node):
         """A number with a point is a float64, also beside a float32: NumPy would let Python's own give way."""
         name = {float: "_float64", complex: "_complex128"}.get(type(node.value))
+        if type(node.value) is int and node.value >= 1 << 63:
+            name = "_uint64"
         return ast.Call(ast.Name(name, ast.Load()), [ast.Constant(node.value)], []) if name else node
 
 

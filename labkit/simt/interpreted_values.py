@@ -1,6 +1,7 @@
 """Numbers, functions and arrays as an interpreted kernel sees them."""
 
 import cmath
+import functools
 import math
 import operator
 
@@ -11,6 +12,7 @@ from numba.np import numpy_support
 from labkit.simt import typed_numbers as numbers
 from labkit.simt.arguments import tuple_like
 from labkit.simt.runtime import fp16, libdevice, vector_types
+from labkit.simt.runtime.signatures import signature_of
 from labkit.simt.typed_numbers import converter
 
 
@@ -28,9 +30,15 @@ class _Numpy:
         )
         if dtype is None and name.lstrip("u").startswith("int") and name.lstrip("uint").isdigit():
             dtype = np.dtype(name)
-        if dtype is None:
-            return getattr(np, name)
-        return converter(dtype)
+        if dtype is not None:
+            return converter(dtype)
+        found = getattr(np, name)
+        return numbers.with_types_of(found, _exactly(found)) if isinstance(found, np.ufunc) else found
+
+
+def _exactly(ufunc):
+    """A ufunc of numbers as this module has them: NumPy takes a Python integer for one of any width."""
+    return lambda *args: ufunc(*(numbers.as_numpy(x) for x in args))
 
 
 class _Math:
@@ -46,10 +54,10 @@ class _Math:
         return found
 
     def _find(self, name):
-        if name == "ldexp":
-            return lambda x, n: np.ldexp(_as_float(x), int(n))
-        if name == "frexp":
-            return lambda x: (np.frexp(_as_float(x))[0], numbers.Int32(np.frexp(_as_float(x))[1]))
+        if name in ("ldexp", "frexp"):
+            function = getattr(np, name)
+            compute = function if name == "frexp" else lambda x, n: function(x, int(n))
+            return numbers.with_types_of(getattr(math, name), compute)
         function = getattr(math, name)
         if isinstance(function, float):
             return function
@@ -76,21 +84,16 @@ def _as_float(x):
 
 
 def _remainder(x, y):
-    """math.remainder; NaN where it has no value. A GPU computes with float64 where both are integers."""
-    kind = np.float32 if isinstance(x, np.float32) and isinstance(y, np.float32) else np.float64
+    """math.remainder; NaN where it has no value."""
     if y == 0 or not math.isfinite(x) or math.isnan(y):
-        return kind(math.nan)
-    return kind(math.remainder(float(x), float(y)))
+        return math.nan
+    return math.remainder(float(x), float(y))
 
 
-def _fmod(x, y):
-    """math.fmod. A GPU computes with float64 where both are integers."""
-    return np.fmod(_as_float(x), _as_float(y))
-
-
-def _modf(x):
-    kind = np.float32 if isinstance(x, np.float32) else np.float64
-    return tuple(map(kind, math.modf(x)))
+def _pow(x, n):
+    if isinstance(n, numbers.Integer):
+        return numbers.product(np.float64(x), n)
+    return np.power(x, n)
 
 
 def _rsqrt(x):
@@ -98,8 +101,17 @@ def _rsqrt(x):
     return kind(1) / np.sqrt(kind(x))
 
 
+@functools.cache
+def _counter(kinds):
+    """The conversion of a range's numbers, for bounds of these kinds; None where they are int64."""
+    found = signature_of(range, *map(numbers.numba_type, kinds)) if all(map(numbers.numba_type, kinds)) else None
+    dtype = types.int64 if found is None else found.return_type.dtype
+    return None if dtype == types.int64 else converter(dtype.name)
+
+
 def _range(*bounds):
-    return range(*map(numbers.as_integer, bounds))
+    numbers_, convert = range(*map(numbers.as_integer, bounds)), _counter(tuple(map(type, bounds)))
+    return numbers_ if convert is None else map(convert, numbers_)
 
 
 def _as_interpreted(value):
@@ -133,17 +145,16 @@ class _Guarded:
 FUNCTIONS = {
     **{f"_{name}": function for name, function in numbers.OPERATORS.items()},
     "_constant_power": numbers.constant_power,
-    "_math_pow": numbers.math_pow,
     "_popc": numbers.popc,
     "_fma": lambda a, b, c: type(c)(float(a) * float(b) + float(c)) if isinstance(c, np.float32) else a * b + c,
     "_rsqrt": _rsqrt,
     "_cbrt": np.cbrt,
     "_selp": lambda test, a, b: a if test else b,
-    "_remainder": _remainder, "_fmod": _fmod,
-    "_modf": _modf,
-    "_floor": lambda x: np.floor(_as_float(x)),
-    "_ceil": lambda x: np.ceil(_as_float(x)),
-    "_trunc": lambda x: np.trunc(_as_float(x)),
+    "_remainder": numbers.with_types_of(math.remainder, _remainder),
+    "_fmod": numbers.with_types_of(math.fmod, np.fmod),
+    "_modf": numbers.with_types_of(math.modf, math.modf),
+    "_math_pow": numbers.with_types_of(math.pow, _pow),
+    **{f"_{n}": numbers.with_types_of(getattr(math, n), getattr(np, n)) for n in ("floor", "ceil", "trunc")},
     "_ffs": numbers.ffs,
     "_clz": numbers.clz,
     "_brev": numbers.brev,
@@ -153,10 +164,10 @@ FUNCTIONS = {
     "_libdevice": _Guarded(libdevice),
     "_fp16": _Guarded(fp16),
     "_vector": vector_types,
-    "_float64": np.float64,
+    "_float64": np.float64, "_uint64": converter("uint64"),
     "_complex128": np.complex128,
-    "int": numbers.as_integer,
-    "float": np.float64,
+    "int": lambda x=0: numbers.to_integer(x),
+    "float": numbers.to_float, "bool": numbers.as_bool,
     "complex": lambda *parts: np.complex128(complex(*parts)),
     "abs": numbers.absolute,
     "min": numbers.minimum,
@@ -165,7 +176,7 @@ FUNCTIONS = {
     "_round_digits": numbers.rounded,
     "range": _range,
     "divmod": lambda a, b: (numbers.floor_divide(a, b), numbers.modulo(a, b)),
-    "_operator": operator,
+    "_operator": operator,  # of numbers: see resolve.py for those with types
 }
 
 

@@ -45,7 +45,8 @@ from labkit.simt.ir import ID_NAMES, DtypeOf
 from labkit.simt.ptx_interpreted.intrinsics import Intrinsics
 from labkit.simt.ptx_interpreted.under_way import WINDOW, Block, Pending
 from labkit.simt.scheduler import Scheduler
-from labkit.simt.typed_numbers import typed_scalar
+from labkit.simt.typed_numbers import UNDEFINED, typed_scalar
+from labkit.simt.typed_tree import type_of_value, with_types
 
 
 def _round_up(n, unit):
@@ -217,7 +218,8 @@ class Interpreter:
 
     def _compile(self, bound):
         """A function that starts a thread's generator, given the thread's indices and the block's shared arrays."""
-        p = self.program
+        given = {name: type_of_value(value) for name, value in bound.items()}
+        self.program = p = with_types(self.program, given)
         self.module, labels = python_module(p, self.counts_branches, self.marks_statements)
         namespace = {
             **FUNCTIONS,
@@ -378,6 +380,10 @@ class Interpreter:
 
     def fence(self, scope):
         """A thread calls cuda.threadfence(), or one of another scope."""
+
+    def undefined_lane(self, op, thread, source, own):
+        """What a shuffle gives of a lane that its mask leaves out, beside a value of the thread's own: NaN, or -1."""
+        return UNDEFINED.get(type(own), type(own)(-1))
 
     # ---------------- faults
 

@@ -55,6 +55,13 @@ UFUNCS = {
     "logical_or", "logical_xor", "logical_not", "bitwise_and", "bitwise_or", "bitwise_xor", "invert", "left_shift",
     "right_shift", "isnan", "conjugate", "divide",
 }  # fmt: skip
+# What to write for a ufunc that numba.cuda lacks: its typing knows np.sqrt and its kind, but its lowering has none of
+# them, so a kernel with one fails to compile on a GPU.
+_INSTEAD_OF_UFUNCS = {
+    "absolute": "abs()", "add": "+", "subtract": "-", "multiply": "*", "negative": "-", "positive": "+",
+    "power": "**", "float_power": "**", "floor_divide": "//", "remainder": "%", "cbrt": "cuda.cbrt", "rint": "round()",
+    "square": "x * x", "reciprocal": "1 / x", "bitwise_count": "cuda.popc",
+}  # fmt: skip
 _OPERATORS = {"pow": ast.Pow, "truediv": ast.Div, "lshift": ast.LShift, "rshift": ast.RShift}
 METHODS = {"bit_count", "conjugate", "conj", "reshape", "view", "fill", "sum"}
 _UNCHECKED_ATTRIBUTES = {"flat", "ctypes", "data", "base", "flags"}
@@ -438,8 +445,10 @@ class Resolver:
             self.scope.refuse(node, f"{target.__name__}() cannot be used in device code")
         if isinstance(target, np.ufunc):
             if target.__name__ not in UFUNCS:
-                better = f"use math.{target.__name__}" if target.__name__ in MATH else None
-                self.scope.refuse(node, f"numba.cuda has no np.{target.__name__}", better)
+                name = target.__name__
+                instead = f"math.{name}" if name in MATH - {"remainder"} else _INSTEAD_OF_UFUNCS.get(name)
+                text = f"numba.cuda does not compile {ast.unparse(func)} in a kernel"
+                self.scope.refuse(node, text, instead and f"use {instead}")
             return self._plain_call(f"_np.{target.__name__}", arguments, node)
         if getattr(math, getattr(target, "__name__", ""), None) is target:
             if target.__name__ not in MATH:

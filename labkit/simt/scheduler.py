@@ -240,11 +240,13 @@ class Scheduler:
             }[op]
             if not 0 <= source <= 31:
                 return args[1]
+            if not int(args[0]) >> source & 1:
+                return self.execution.undefined_lane(op, thread, source, args[1])
             if source not in lanes:
                 self.execution.stuck(
                     "warp", thread.request[1], thread, op,
                     f"{self.execution.who(thread)} reads lane {source} with cuda.{op}, and that lane takes no part in "
-                    "it: it has returned, does not exist, or is not in the mask.", index=source)  # fmt: skip
+                    "it: it has returned, or does not exist.", index=source)  # fmt: skip
                 return args[1]
             return lanes[source].request[2][1]
         values = {k: t.request[2][1] for k, t in lanes.items()}

@@ -43,6 +43,8 @@ def page() -> str:
         *_listed("`math`", resolve.MATH),
         *_listed("`cmath`", resolve.CMATH),
         *_listed("NumPy's functions, of numbers", resolve.UFUNCS),
+        "Others, np.sqrt and np.exp among them, have types in numba-cuda 0.30 and no code: a kernel with one fails to\n"
+        "compile on a GPU, so it is refused here too.",
         *_listed("Methods", resolve.METHODS),
         *_listed("Python's functions", [name for name in BUILTINS if hasattr(builtins, name)]),
         "**Intrinsics**: those of `labkit.ptx`; its documentation lists them.",

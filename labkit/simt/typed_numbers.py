@@ -10,9 +10,10 @@ import math
 import operator
 
 import numpy as np
-from numba.core import registry, types
-from numba.core.errors import NumbaError
+from numba.core import types
 from numba.np import numpy_support
+
+from labkit.simt.runtime.signatures import signature_of, unified
 
 _SMALLEST, _BEYOND, _MASK = -(1 << 63), 1 << 63, (1 << 64) - 1
 
@@ -42,6 +43,19 @@ _NUMBA = {
     **{cls: getattr(types, cls.__name__) for cls in _FLOATS},
     float: types.float64, complex: types.complex128, bool: types.boolean, np.bool_: types.boolean,
 }  # fmt: skip
+
+# NaNs that no operation makes, and every one hands on: all bits set, in float64 too when converted.
+UNDEFINED = {np.float32: np.uint32(2**32 - 1).view(np.float32), np.float64: np.uint64(2**64 - 2**29).view(np.float64)}
+
+
+def is_undefined(x):
+    """True for what came from UNDEFINED, perhaps through a sum or a product."""
+    return x != x and type(x) in UNDEFINED and np.float32(x).view(np.uint32) == 2**32 - 1
+
+
+def numba_type(kind):
+    """The type of numbers of this class; None if it is none."""
+    return _NUMBA.get(kind)
 
 
 def width(x):
@@ -78,6 +92,12 @@ def typed_scalar(value):
     if type(value) in (float, complex):
         return (np.float64 if type(value) is float else np.complex128)(value)
     return value
+
+
+def as_numpy(value):
+    """A number as a scalar of NumPy of exactly its type."""
+    ty = _NUMBA.get(type(value))
+    return value if ty is None else (np.bool_ if ty == types.boolean else numpy_support.as_dtype(ty).type)(value)
 
 
 def _integer_converter(cls, bits, signed):
@@ -129,11 +149,8 @@ def _typed(function, of_integers, kind_a, kind_b):
     """The operator for two kinds of numbers: both converted as Numba converts them, and the result too."""
     if kind_a not in _NUMBA or kind_b not in _NUMBA:
         return function
-    context = registry.cpu_target.typing_context
-    context.refresh()
-    try:
-        found = context.resolve_value_type(function).get_call_type(context, (_NUMBA[kind_a], _NUMBA[kind_b]), {})
-    except NumbaError:
+    found = signature_of(function, _NUMBA[kind_a], _NUMBA[kind_b])
+    if found is None:
         return _refused(function, *(_NUMBA[kind] for kind in (kind_a, kind_b)))
     returned, (of_a, of_b) = _of(found.return_type), map(_of, found.args)
     computing = function if isinstance(found.args[0], (types.Float, types.Complex)) else of_integers
@@ -206,15 +223,16 @@ def power(a, n):
         return _power(a, n)
     kind = type(a)
     wide = kind if kind in (np.complex64, np.complex128) else np.float64
-    return _product(wide(a), n)
+    return product(wide(a), n)
 
 
 def constant_power(a, n):
     """a ** n for an n that stands in the source: the result has the type of a."""
-    return _power(a, n) if isinstance(a, int) else _product(a, n)
+    return _power(a, n) if isinstance(a, int) else product(a, n)
 
 
-def _product(a, n):
+def product(a, n):
+    """a ** n for an integer n, by multiplication."""
     result, square, rest = type(a)(1), a, abs(n)
     while rest:
         if rest & 1:
@@ -223,44 +241,43 @@ def _product(a, n):
     return true_divide(type(a)(1), result) if n < 0 else result
 
 
-def math_pow(x, y):
-    if isinstance(y, int):
-        return _product(np.float64(x), y)
-    single = isinstance(x, np.float32) and isinstance(y, np.float32)
-    return np.power(x, y) if single else np.power(np.float64(x), np.float64(y))
-
-
 # ---------------------------------------------------------------- operators of one number
 
 
-def negate(x):
-    kind = type(x)
-    if not isinstance(x, int):
-        return -x
-    if kind is int:
-        return -x if x != _SMALLEST else x
-    if kind is bool:
-        return -int(x)
-    result = int(converter_of(kind)(-int(x)))  # in the number's own width, then widened
-    return Uint64(result) if isinstance(x, Unsigned) else result
+def _unary(function, compute=None):
+    """An operator or a function of one number, with Numba's types. compute: where that is not `function` itself."""
+    known, compute = {}, compute or function
+
+    def apply(x):
+        kind = type(x)
+        typed = known.get(kind)
+        if typed is None:
+            typed = known[kind] = _typed_unary(function, compute, kind)
+        return typed(x)
+
+    return apply
 
 
-def invert(x):
-    if isinstance(x, (bool, np.bool_)):
-        return not x
-    if isinstance(x, Unsigned):
-        return Uint64(~int(x) & ((1 << x.bits) - 1))
-    return ~int(x) if isinstance(x, int) else ~x
+def _typed_unary(function, compute, kind):
+    if kind not in _NUMBA:
+        return compute
+    found = signature_of(function, _NUMBA[kind])
+    if found is None:
+        return _refused(function, _NUMBA[kind])
+    taken, returned = _of(found.args[0]), _of(found.return_type)
+    if found.args[0] == types.boolean:
+        return lambda x: returned(compute(bool(x)))
+    if isinstance(found.args[0], types.Integer) and isinstance(found.return_type, types.Integer):
+        return lambda x: returned(taken(compute(int(taken(x)))))  # in the width of what it takes, then widened
+    if isinstance(found.args[0], types.Complex):
+        return lambda x: compute(taken(x))
+    return lambda x: returned(compute(taken(x)))
 
 
-def positive(x):
-    return Uint64(x) if isinstance(x, Unsigned) else +x
-
-
-def absolute(x):
-    if isinstance(x, Unsigned):
-        return Uint64(x)
-    return int(converter_of(type(x))(abs(int(x)))) if isinstance(x, Integer) or x == _SMALLEST else abs(x)
+negate, positive = _unary(operator.neg), _unary(operator.pos)
+invert = _unary(operator.invert, lambda x: not x if isinstance(x, bool) else ~x)
+absolute, as_bool = _unary(abs), _unary(bool)
+to_integer, to_float = _unary(int, as_integer), _unary(float)
 
 
 _CONVERTERS = {cls: converter(name) for name, cls in _CLASSES.items()}
@@ -269,6 +286,32 @@ _CONVERTERS = {cls: converter(name) for name, cls in _CLASSES.items()}
 def converter_of(kind):
     """The conversion to one of the classes of integers."""
     return _CONVERTERS[kind]
+
+
+def with_types_of(function, compute):
+    """A function of numbers that are converted to the types of `function`, as signature_of has them."""
+    known = {}
+
+    def apply(*args):
+        kinds = tuple(map(type, args))
+        typed = known.get(kinds)
+        if typed is None:
+            found = signature_of(function, *(_NUMBA.get(kind, types.none) for kind in kinds))
+            if found is None:
+                typed = _refused(function, *(_NUMBA.get(kind, kind) for kind in kinds))
+            else:
+                taken = [_of(ty) for ty in found.args]
+                pair = isinstance(found.return_type, types.BaseTuple)
+                returned = [_of(ty) for ty in found.return_type.types] if pair else _of(found.return_type)
+
+                def typed(*args):
+                    result = compute(*(to(x) for to, x in zip(taken, args, strict=True)))
+                    return tuple(to(x) for to, x in zip(returned, result, strict=True)) if pair else returned(result)
+
+            known[kinds] = typed
+        return typed(*args)
+
+    return apply
 
 
 # ---------------------------------------------------------------- functions that Python has
@@ -285,9 +328,8 @@ def _chosen(choose):
         convert = known.get(kinds)
         if convert is None:
             same = len(set(kinds)) == 1 or not all(kind in _NUMBA for kind in kinds)
-            context = registry.cpu_target.typing_context
-            unified = None if same else context.unify_types(*(_NUMBA[kind] for kind in kinds))
-            convert = known[kinds] = _of(unified) if unified is not None else lambda x: x
+            held = None if same else unified(*(_NUMBA[kind] for kind in kinds))
+            convert = known[kinds] = _of(held) if held is not None else lambda x: x
         return convert(result)
 
     return apply
@@ -296,10 +338,13 @@ def _chosen(choose):
 minimum, maximum = _chosen(min), _chosen(max)
 
 
+_round_integer = _unary(round)
+
+
 def rounded(x, digits=None):
     """round(): to an integer, half to even; or to digits, computed as numba.cuda does, in float64."""
     if isinstance(x, int):
-        return round(int(x), digits) if digits is not None else int(x)
+        return round(int(x), digits) if digits is not None else _round_integer(x)
     if digits is None:
         return as_integer(np.rint(np.float64(x)))
     kind, value = np.float32 if isinstance(x, np.float16) else type(x), np.float64(x)

@@ -80,8 +80,9 @@ def _for_the_host(name, function):
     cells = []
     for given, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
         cells.append(python_types.CellType(translated(given, cell.cell_contents)))
+    private = f"_{function.__name__}"  # NumPy's reduce() takes small integers for int64 in what is called add
     new = python_types.FunctionType(
-        function.__code__, surroundings, function.__name__, function.__defaults__, tuple(cells) or None
+        function.__code__, surroundings, private, function.__defaults__, tuple(cells) or None
     )
     new.__kwdefaults__, new.__module__, new.__qualname__ = (
         function.__kwdefaults__, function.__module__, function.__qualname__

@@ -442,6 +442,9 @@ def test_context():
     info = context.get_memory_info()
     assert 0 < info.free <= info.total and info[1] == info.total and info.total > 2**27
     assert context.device is cuda.get_current_device()
+    with context.deallocations.disable():
+        context.deallocations.clear()
+    assert len(context.deallocations) == 0 and not context.deallocations.is_disabled
     with context.defer_cleanup(), cuda.profiling():
         context.synchronize()
     context.reset()

@@ -139,3 +139,41 @@ def test_votes_are_of_32_bits(way):
     out = np.zeros((32, 8), np.int64)
     run(way, bits_of_votes[1, 32], out)
     np.testing.assert_array_equal(out, np.tile([32, 27, 0xF8000000, 32, 0, 32, -1, -1], (32, 1)))
+
+
+@cuda.jit
+def half_warp_sum(x, out):
+    t = cuda.threadIdx.x
+    if t < 16:
+        value = x[t]
+        for k in range(4):
+            value += cuda.shfl_down_sync(0xFFFF, value, 8 >> k)
+        if t == 0:
+            out[0] = value
+
+
+@cuda.jit
+def neighbour_beyond_the_mask(x, out):
+    t = cuda.threadIdx.x
+    if t < 16:
+        out[t] = x[t] + cuda.shfl_down_sync(0xFFFF, x[t], 8)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.int32])
+def test_a_lane_that_the_mask_leaves_out_gives_an_undefined_value_and_no_error(dtype):
+    x = np.arange(32, dtype=dtype)
+    for way in ("compiled", "observed"):
+        out = np.zeros(16, dtype)
+        run(way, half_warp_sum[1, 32], x, out)
+        assert out[0] == 120
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_an_undefined_value_that_reaches_memory_is_found(dtype):
+    x, compiled, observed = np.arange(32, dtype=dtype), np.zeros(16, dtype), np.zeros(16, dtype)
+    neighbour_beyond_the_mask[1, 32](x, compiled)
+    report = observe(neighbour_beyond_the_mask[1, 32], x, observed)
+    np.testing.assert_array_equal(compiled, observed)
+    assert np.isnan(compiled[8:]).all() and compiled[:8].tolist() == [8, 10, 12, 14, 16, 18, 20, 22]
+    (finding,) = report.findings
+    assert (finding.kind, finding.index) == ("uninitialized_read", (8,)) and "its mask leaves out" in str(finding)

@@ -504,12 +504,6 @@ def own_lane(out, mask):
     out[t] = cuda.shfl_xor_sync(mask, t, 1)  # (here)
 
 
-def absent_source(out, mask):
-    t = cuda.threadIdx.x
-    if t % 32 < 8:
-        out[t] = cuda.shfl_sync(mask, t, 12)  # (here)
-
-
 def returned_source(out, mask):
     t = cuda.threadIdx.x
     if t == 33:
@@ -545,8 +539,8 @@ HALF_A_WARP, OWN_LANE = cuda.jit(half_a_warp), cuda.jit(own_lane)
 @pytest.mark.parametrize(
     "kernel, mask, words",
     [(HALF_A_WARP, FULL, "lanes 16 to 31"), (OWN_LANE, 0xFFFF, "leaves out its own lane, 16"),
-     (OWN_LANE, 0, "leaves out its own lane, 0"), (absent_source, 0xFF, "reads lane 12"),
-     (returned_source, FULL, "reads lane 1"), (trips_of_lanes, 0, "lane 0"), (device_function_of_lanes, 0, "lane 6"),
+     (OWN_LANE, 0, "leaves out its own lane, 0"), (returned_source, FULL, "reads lane 1"),
+     (trips_of_lanes, 0, "lane 0"), (device_function_of_lanes, 0, "lane 6"),
      (after_and, FULL, "lanes 4 to 31"), (vote, FULL, "lane 0")],
 )  # fmt: skip
 def test_divergent_collective(kernel, mask, words):

@@ -2,10 +2,14 @@
 
 import re
 
+import numpy as np
 import pytest
+from numba import float32
 
+from labkit import cuda
 from labkit._common.paths import REPOSITORY
-from labkit.simt import api, stubs, supported
+from labkit.simt import api, resolve, stubs, supported
+from labkit.simt.errors import UnsupportedError
 
 PAGE = REPOSITORY / "data" / "cpu-device.md"
 
@@ -34,3 +38,26 @@ def test_what_stubs_hold_is_listed():
 def test_what_is_not_there_is_named():
     with pytest.raises(AttributeError, match=r"cuda\.no_such_name is not supported by the CPU device"):
         _ = api.no_such_name
+
+
+def test_the_ufuncs_are_those_that_numba_cuda_can_compile():
+    """Its typing knows more, np.sqrt among them; a kernel with one ends in a KeyError of this table."""
+    ufuncs = pytest.importorskip("numba.cuda.ufuncs", reason="numba-cuda is not installed")
+    names = {name for ufunc in ufuncs.ufunc_db() for name in (ufunc.__name__,)}
+    assert {getattr(np, name).__name__ for name in resolve.UFUNCS} == names
+    assert not set(resolve._INSTEAD_OF_UFUNCS) & names
+
+
+@pytest.mark.cpu_device
+@pytest.mark.parametrize("name, instead", [("sqrt", "math.sqrt"), ("exp", "math.exp"), ("abs", "abs()"),
+                                           ("add", "+"), ("cbrt", "cuda.cbrt"), ("signbit", "")])  # fmt: skip
+def test_a_ufunc_that_a_gpu_would_refuse_says_what_to_write(name, instead):
+    function = getattr(np, name)
+
+    @cuda.jit
+    def uses(x):
+        x[0] = function(x[0])
+
+    with pytest.raises(UnsupportedError, match="numba.cuda does not compile function in a kernel") as caught:
+        uses.compile((float32[:],))
+    assert (f"use {instead}" in str(caught.value)) == bool(instead)

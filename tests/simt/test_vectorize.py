@@ -41,6 +41,18 @@ def test_vectorize():
     assert np.isinf(mixed(np.float32(np.inf), b))
 
 
+@pytest.mark.parametrize("dtype", [np.int8, np.int32, np.uint16])
+@pytest.mark.parametrize("name", ["add", "multiply", "mine"])
+def test_small_integers_are_reduced_in_their_type_whatever_the_function_is_called(name, dtype):
+    def sums(a, b):
+        return a + b
+
+    sums.__name__ = name
+    ufunc = cuda.vectorize([f"{np.dtype(dtype)}({np.dtype(dtype)}, {np.dtype(dtype)})"])(sums)
+    total = ufunc.reduce(np.arange(6, dtype=dtype))
+    assert (total, total.dtype, ufunc.__name__) == (15, dtype, name)
+
+
 def test_guvectorize():
     a = np.arange(12.0).reshape(4, 3)
     assert np.array_equal(inner(a, a), (a * a).sum(axis=1))

@@ -53,7 +53,21 @@ def collective_arguments(sync):
     return [at(address, sync)]
 
 
-def _collective_type(wait):
+def collective_type(op, given):
+    """The type of what a collective gives, for arguments of these types; None if it is not a number."""
+    if op in SHUFFLES:
+        return given[1]
+    if op in ("all_sync", "any_sync", "eq_sync"):
+        return types.boolean
+    if op == "match_all_sync":
+        return types.Tuple([types.int32, types.boolean])
+    if op == "activemask":
+        return types.uint32
+    return None if op.startswith("ptx.") else types.int32
+
+
+def _collective_value(wait):
+    """An expression of the type of what a collective gives."""
     sync, op = wait.sync, wait.sync.op
     if op in MMA:
         return "(_np.float32(0), _np.float32(0), _np.float32(0), _np.float32(0))"
@@ -62,11 +76,13 @@ def _collective_type(wait):
         return f"({', '.join(words)})"
     if op in SHUFFLES:
         return wait.names[1]
-    if op in ("all_sync", "any_sync", "eq_sync"):
-        return "_go"  # a bool that Numba cannot prove: it would leave a branch without types
-    if op == "match_all_sync":
-        return "(_np.int32(0), _go)"
-    return "_np.uint32(0)" if op == "activemask" else "_np.int32(0)"
+    return _value_of(collective_type(op, ()))
+
+
+def _value_of(ty):
+    if isinstance(ty, types.BaseTuple):
+        return f"({', '.join(map(_value_of, ty.types))})"
+    return "_go" if ty == types.boolean else f"_np.{ty}(0)"  # a bool that Numba can prove leaves a branch without types
 
 
 class _TypedCalls(Lowering):
@@ -145,7 +161,7 @@ def typing_source(plan):
                     if kept is not None:
                         lines.append(f"{pad}{kept} = {_typed(argument)}  # {s.lineno}")
                 if s.target is not None:
-                    lines.append(f"{pad}{s.target.id} = {_collective_type(plan.wait_of[s])}")
+                    lines.append(f"{pad}{s.target.id} = {_collective_value(plan.wait_of[s])}")
             elif isinstance(s, Inline):
                 block(s.body, depth)
             elif isinstance(s, (Exit, ast.Pass)):

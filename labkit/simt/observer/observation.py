@@ -17,7 +17,7 @@ from labkit.simt.observer.races import RaceDetector
 from labkit.simt.observer.report import KernelFinding, Report
 from labkit.simt.observer.seen_arrays import Allocation, SeenArray, SeenLocal, address_of, owner_of
 from labkit.simt.rewrite import rewrite
-from labkit.simt.typed_numbers import typed_scalar
+from labkit.simt.typed_numbers import is_undefined, typed_scalar
 
 
 def _literal(node):
@@ -43,6 +43,7 @@ class Observation(RaceDetector, AsyncRaceDetector, RequestCounter, Interpreter):
         self.report = Report(self.program.name, self.program.filename, grid, block)
         self.memories, self.copies = {}, []
         self.negative_literals = None
+        self.undefined = {}  # thread: (line, op, lane) of its last shuffle of a lane that the mask leaves out
         self.unwritten = []  # (memory, address, finding) of reads of memory that nothing wrote
         self.start_races()
         self.start_async_races()
@@ -208,6 +209,26 @@ class Observation(RaceDetector, AsyncRaceDetector, RequestCounter, Interpreter):
         seen.memory.written.update(range(first, first + size))
 
     # ---------------- accesses
+
+    def undefined_lane(self, op, thread, source, own):
+        self.undefined[thread] = thread.request[1], op, source
+        return super().undefined_lane(op, thread, source, own)
+
+    def stored(self, seen, index, value, frame):
+        """A value was stored. An undefined one that reaches memory is a finding; one that nothing uses is none."""
+        if not self.undefined or not is_undefined(value):
+            return
+        line, op, lane = next(self.undefined[t] for t in (self.current, *self.undefined) if t in self.undefined)
+        thread, place = self.current, f"{seen.shown}[{shown_index(index)}]"
+        self.report.uninitialized(
+            KernelFinding(
+                "uninitialized_read", self.program.name, [frame.f_lineno], [thread.where], thread.block, seen.name,
+                index,
+                f"line {frame.f_lineno}: {self.who(thread)} stores an undefined value in {place}: at line {line} "
+                f"cuda.{op}() read lane {lane}, which its mask leaves out.",
+            ),
+            seen.name, frame.f_lineno,
+        )  # fmt: skip
 
     def access(self, kind, seen, address, index, frame):
         memory = seen.memory

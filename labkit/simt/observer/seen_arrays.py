@@ -170,6 +170,7 @@ class SeenArray:
 
     def _store_element(self, address, plain, value, frame):
         before = self.array[plain].tobytes()
+        self.observation.stored(self, plain, value, frame)
         self._write(plain, value)
         self.observation.stays = before == self.array[plain].tobytes()
         self.observation.access("store", self, address, plain, frame)

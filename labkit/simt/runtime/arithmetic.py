@@ -10,6 +10,7 @@ from numba.core.errors import NumbaTypeError
 from numba.extending import intrinsic, overload, register_jitable
 
 from labkit.simt.runtime.shared_function import never_inline, shared_function
+from labkit.simt.runtime.signatures import signature_of
 
 
 def _bits(result, emit):
@@ -217,7 +218,7 @@ shift_left, shift_right = _operator(operator.lshift, _emit_shift(False)), _opera
 @intrinsic
 def math_pow(typing_context, x, y):
     """math.pow: of an integer exponent below zero too."""
-    resolved = typing_context.resolve_value_type(math.pow).get_call_type(typing_context, (x, y), {})
+    resolved = signature_of(math.pow, x, y)
 
     def codegen(context, builder, signature, arguments):
         pairs = zip(arguments, (x, y), resolved.args, strict=True)
@@ -240,9 +241,8 @@ def _rounding(name):
 
     @overload(rounding)
     def _(x):
-        if x == types.float16:
-            return lambda x: function(np.float32(x))
-        return lambda x: function(x)
+        kind = signature_of(getattr(math, name), x).return_type
+        return lambda x: function(kind(x))
 
     return rounding
 
@@ -281,9 +281,8 @@ def remainder(x, y):
 
 @overload(remainder)
 def _remainder_overload(x, y):
-    if isinstance(x, types.Integer) and isinstance(y, types.Integer):  # a GPU computes with float64
-        return lambda x, y: _remainder(np.float64(x), np.float64(y))
-    return lambda x, y: _remainder(x, y)
+    kind = signature_of(math.remainder, x, y).return_type
+    return lambda x, y: _remainder(kind(x), kind(y))
 
 
 @register_jitable
@@ -303,9 +302,8 @@ def fmod(x, y):
 
 @overload(fmod)
 def _fmod_overload(x, y):
-    if isinstance(x, types.Integer) and isinstance(y, types.Integer):  # a GPU computes with float64
-        return lambda x, y: np.fmod(np.float64(x), np.float64(y))
-    return lambda x, y: np.fmod(x, y)
+    kind = signature_of(math.fmod, x, y).return_type
+    return lambda x, y: np.fmod(kind(x), kind(y))
 
 
 @register_jitable

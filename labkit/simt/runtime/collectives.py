@@ -6,6 +6,8 @@ None is inlined: a kernel with many collectives would take LLVM a minute.
 """
 
 import numpy as np
+from numba import types
+from numba.extending import overload
 
 from labkit.simt.runtime.fault_record import BARRIER, STRICT, WARNED, WARP_MASK, WARP_SELF, WARP_SOURCE, fail
 from labkit.simt.runtime.shared_function import never_inline, shared_function
@@ -84,14 +86,27 @@ def check_mask(member, t, active, alive, err, tb, b, site):
     return bits & active[w]
 
 
+def undefined(values):
+    """What a shuffle gives of a lane that its mask leaves out, and a GPU leaves undefined: NaN, or -1."""
+
+
+@overload(undefined)
+def _undefined(values):
+    kind, value = values.dtype, np.nan if isinstance(values.dtype, types.Float) else -1
+    return lambda values: kind(value)
+
+
 @shared_function
 def shuffle(values, member, source, t, active, alive, err, tb, b, site):
-    """The value of lane `source` of this warp; the thread's own where source is outside the warp."""
+    """The value of lane `source` of this warp; the thread's own where source is outside the warp, and undefined where
+    the mask leaves it out. Fault if the mask names a lane that is not there."""
     never_inline()
     present = check_mask(member, t, active, alive, err, tb, b, site)
     lane = t & 31
     if source < 0 or source > 31:
         return values[t]
+    if (np.uint32(member) >> np.uint32(source)) & np.uint32(1) == 0:
+        return undefined(values)
     if (present >> np.uint32(source)) & np.uint32(1) == 0:
         fail(WARP_SOURCE, err, tb, b, site, source, present, 0)
     return values[t - lane + source]
