@@ -7,6 +7,8 @@ isolate.py   namespaces, mounts and limits around the code of a submission
 child.py     the isolated side: starts once, then forks a process of its own for each answer
 sandbox.py   the trusted side of child.py: starts it, asks it, stops it
 remote.py    an answer in another process, which labkit.course.check takes for a kernel or a function
+device_proxy.py   the device as a function's process sees it: everything is asked of the grader
+device_server.py  the grader's device, on which that is done and observed
 judge.py     one answer: secret inputs, the isolated run, the verdict
 notes.py     what a teacher should know, one line a kind and student
 tasks.py     all answers of a class, as they wait to be judged; which of them are equal
