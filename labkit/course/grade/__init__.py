@@ -16,5 +16,6 @@ journal.py   the verdicts that have been reached, and one grader at a time
 workers.py   processes of this machine that judge
 cluster.py   workers of a dask cluster that judge
 batch.py     a run: the journal's verdicts, then the workers', and a row of the scores for each
+similar.py   which answers are alike: pairs for a teacher to look at
 feedback.py  scores, pages, nbgrader's gradebook
 """

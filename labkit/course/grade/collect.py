@@ -321,8 +321,9 @@ def _holds_a_class(first: str, inner: set[str], folder: Path, roster: list[Stude
     some = ", ".join(sorted(map(_clean, inner))[:3])
     where = f"give {folder / _clean(first)}" if folder.is_dir() else f"name the archive {_clean(first)}.zip"
     raise UserError(f"{folder} holds one folder, {_clean(first)}, and that holds {some}{', ...' * (len(inner) > 3)}: "
-                    f"are these students, or one student's folders? If they are students, {where}; if {_clean(first)} is "
-                    "the student, put it in a folder named `submitted`. A --roster with their ids decides it, too")
+                    f"are these students, or one student's folders? If they are students, {where}; if "
+                    f"{_clean(first)} is the student, put it in a folder named `submitted`. A --roster with their ids "
+                    "decides it, too")
 
 
 def _names(found: list[Found], depth: int) -> set[str]:

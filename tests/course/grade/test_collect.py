@@ -101,7 +101,8 @@ def test_a_files_name_and_time_give_it_to_no_other_student(layout, forged, wrapp
     future = 4e9
     os.utime(tmp_path / "class" / name, (future, future))
     top = PurePosixPath(name).parts[bool(wrapped)]
-    apart = {"".join("?" if c in "\x1b\u202e\n" else c for c in top.removesuffix(".zip"))} if len(ids_of(top)) > 1 else set()
+    shown = "".join("?" if c in "\x1b\u202e\n" else c for c in top.removesuffix(".zip"))
+    apart = {shown} if len(ids_of(top)) > 1 else set()
     for given in (directory, archive_name):
         found = collect(tmp_path / given)
         assert found.students.keys() == {mallory, bob} | apart
