@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import ast
 import copy
+import functools
 import html
 from collections import Counter
 from dataclasses import dataclass, field
@@ -24,7 +25,7 @@ import numpy as np
 LEAST_NODES = 6
 MOST_NODES = 400  # of an expression; and what helpers return is put into no larger one
 MOST_DEFINITIONS = 8  # of a variable that are looked at
-MOST_TEXT = 256 << 10  # characters of an answer, the cells above included
+MOST_TEXT = 128 << 10  # characters of an answer, the cells above included
 LEAST_PARTS = 8
 LEAST_LINES = 3  # on which they stand: one long line has many parts
 SHARE = 0.5
@@ -37,8 +38,9 @@ MIRRORED = {ast.Gt: ast.Lt, ast.GtE: ast.LtE}
 # --- Parts ---------------------------------------------------------------------------------------------------------
 
 
+@functools.lru_cache(4096)
 def parts_of(source: str) -> dict[str, set[int]]:
-    """Each part of the source -> the lines on which it stands. Nothing of what is no Python."""
+    """Each part of the source -> the lines on which it stands, not to be changed. Nothing of what is no Python."""
     if len(source) > MOST_TEXT:
         return {}
     try:
@@ -322,8 +324,9 @@ def pairs_of_class(course, collected, made) -> list[Pair]:
 INTRODUCTION = (
     "Answers of different students that are alike once names, order and constants are left out. This changes no "
     "score, and proves nothing: two people may have worked together as they were allowed to, or used the same source. "
-    "Read the passages. Not counted is what was handed out, the course's own answer and what more than half of the class has; "
-    f"answers with fewer than {LEAST_PARTS} parts of their own are not compared, for they have one natural form.")
+    "Read the passages. Not counted is what was handed out, the course's own answer and what more than half of the "
+    f"class has; answers with fewer than {LEAST_PARTS} parts of their own are not compared, for they have one natural "
+    "form.")
 
 
 def as_text(pairs: list[Pair]) -> str:
