@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shutil
+import stat
 import tempfile
 import time
 from collections.abc import Iterator
@@ -18,7 +19,9 @@ PATIENCE_S = 10.0  # a lock is held for milliseconds: who has one for longer has
 OLD_S = 3600.0  # no file takes as long to write
 # .NAME.labkit-xxxxxxxx, and .NAME.ipynb.xxxxxxxx of earlier versions.
 MARK = "labkit-"
+OLD = "labkit-old-"  # of folders that moved aside
 LEFT_OVER = re.compile(rf"\..+\.({MARK}|(?<=\.ipynb\.))[a-z0-9_]{{8}}")
+LEFT_OVER_FOLDER = re.compile(rf"\.(?P<name>.+)-(?P<mark>{OLD}|{MARK})[a-z0-9_]{{8}}")
 JSON_NAMES = {dict: "an object, {...}", list: "a list, [...]", str: "a text", bool: "true or false", int: "a number",
               float: "a number", type(None): "null"}
 
@@ -154,28 +157,72 @@ def _try_lock(handle: int) -> bool | None:
 @contextlib.contextmanager
 def whole_folder(path: Path) -> Iterator[Path]:
     """A folder to fill, beside `path`. It takes the place of `path` when the block ends; when an error or Ctrl-C ends
-    it, what was there stays."""
-    with _errors_name(path):
+    it, what was there stays. What writers that were killed left beside it is deleted, or put back."""
+    with _errors_name(path), contextlib.ExitStack() as held:
         path.parent.mkdir(parents=True, exist_ok=True)
-        fresh = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}-{MARK}"))
+        _delete_left_over_folders(path.parent)
+        fresh = _folder_of_its_own(path, MARK, held)
         try:
             yield fresh
             os.chmod(fresh, 0o755)  # mkdtemp makes it private
-            _swap(fresh, path)
+            _swap(fresh, path, held)
         except BaseException:
             shutil.rmtree(fresh, ignore_errors=True)
             raise
 
 
-def _swap(fresh: Path, folder: Path) -> None:
+def _swap(fresh: Path, folder: Path, held: contextlib.ExitStack) -> None:
     """Put `fresh` in the place of `folder`. A directory cannot be replaced in one step, so the old one moves aside."""
     if not folder.exists():
         fresh.rename(folder)
         return
-    old = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}-old-"))
+    old = _folder_of_its_own(folder, OLD, held)
     folder.rename(old / "old")
     fresh.rename(folder)
     shutil.rmtree(old, ignore_errors=True)
+
+
+def _folder_of_its_own(path: Path, mark: str, held: contextlib.ExitStack) -> Path:
+    """An empty folder beside `path`, locked until `held` is closed."""
+    while True:
+        folder = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}-{mark}"))
+        if os.name == "nt":  # it opens no folders
+            return folder
+        try:
+            handle = os.open(folder, os.O_RDONLY)
+        except FileNotFoundError:  # another process took it for left over before it was locked
+            continue
+        held.callback(os.close, handle)
+        _try_lock(handle)
+        if folder.exists():
+            return folder
+
+
+def _delete_left_over_folders(parent: Path) -> None:
+    """Delete the folders of _folder_of_its_own whose writers are gone. What stood in a folder's place before is put
+    back where nothing stands there now: its writer was killed between the two steps of _swap."""
+    names: list[str] = []
+    with contextlib.suppress(OSError):
+        names = os.listdir(parent)
+    for match in filter(None, map(LEFT_OVER_FOLDER.fullmatch, names)):
+        left = parent / match[0]
+        with contextlib.suppress(OSError):
+            if not stat.S_ISDIR(left.lstat().st_mode):
+                continue
+            handle = None if os.name == "nt" else os.open(left, os.O_RDONLY | os.O_NOFOLLOW)
+            try:
+                is_free = None if handle is None else _try_lock(handle)
+                if is_free is None:
+                    is_free = time.time() - left.lstat().st_mtime > OLD_S
+                if not is_free:
+                    continue
+                target = parent / match["name"]
+                if match["mark"] == OLD and (left / "old").is_dir() and not os.path.lexists(target):
+                    (left / "old").rename(target)
+                shutil.rmtree(left, ignore_errors=True)
+            finally:
+                if handle is not None:
+                    os.close(handle)
 
 
 @contextlib.contextmanager

@@ -16,6 +16,9 @@ def grade(
                                                       "only; may be given several times.")] = None,
     roster: Annotated[Path | None, typer.Option("--roster", metavar="FILE", help="A CSV with the columns id, name, "
                                                 "email: who is missing is then listed.")] = None,
+    similar: Annotated[bool, typer.Option("--similar", help="Write similar.html and similar.txt, too: pairs of "
+                                          "answers that are alike but for names, order and constants. No score "
+                                          "changes.")] = False,
     gradebook: Annotated[bool, typer.Option("--gradebook", help="Write nbgrader's gradebook.db, too.")] = False,
     scheduler: Annotated[str | None, typer.Option("--scheduler", metavar="ADDRESS", help="Use this dask cluster, such "
                                                   "as tcp://host:8786.")] = None,
@@ -38,6 +41,7 @@ def grade(
     from labkit._common.errors import UserError
     from labkit.course import registry as courses
     from labkit.course.grade import batch, feedback, sandbox
+    from labkit.course.grade import similar as alike
     from labkit.course.grade.cluster import judge_with_dask
     from labkit.course.grade.collect import collect
     from labkit.course.grade.journal import Lock
@@ -105,6 +109,11 @@ def grade(
              "notes": made.notes, "missing": [student.id for student in collected.missing]}
     feedback.write_scores(out, rows, about)
     feedback.write_pages(out, rows, course.title, described, made.notes)
+    if similar:
+        pairs = alike.pairs_of_class(course, collected, made)
+        feedback.write_similar(out, pairs)
+        console.print(f"{len(pairs)} pair{'' if len(pairs) == 1 else 's'} of answers are alike: {out}/similar.html",
+                      markup=False)
     if gradebook:
         feedback.write_gradebook(out / "gradebook.db", rows)
     passed = sum(row.passed for row in rows)

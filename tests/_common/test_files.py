@@ -184,6 +184,36 @@ def test_the_next_write_deletes_what_a_killed_one_left_and_nothing_else(tmp_path
 
 
 @pytest.mark.skipif(os.name == "nt", reason="Windows has no such locks")
+def test_the_next_folder_deletes_what_killed_ones_left_and_nothing_else(tmp_path):
+    others = [".x-old-settings", ".y-labkit-notes", "site-labkit-abcdefgh"]
+    for name in others:
+        (tmp_path / name).mkdir()
+    (tmp_path / ".z-labkit-abcdefgh").write_text("a file")
+    (tmp_path / ".deep-labkit-ab_d1234" / "more").mkdir(parents=True)
+    (tmp_path / ".gone-labkit-old-ab_d1234" / "old").mkdir(parents=True)
+    (tmp_path / ".gone-labkit-old-ab_d1234" / "old" / "page").write_text("of before")
+    code = WRITER.replace("whole_file", "whole_folder").replace("as file:", "as fresh:\n    (fresh / 'a').touch()")
+    killed, alive = (subprocess.Popen([sys.executable, "-c", code, str(tmp_path / name)], stdout=subprocess.PIPE,
+                                      text=True) for name in ("first", "second"))
+    try:
+        for process in (killed, alive):
+            assert process.stdout.readline() == "open\n"
+        killed.kill()
+        killed.wait()
+        with whole_folder(tmp_path / "third") as fresh:
+            (fresh / "a").touch()
+        after = {path.name for path in tmp_path.iterdir()}
+    finally:
+        alive.kill()
+        alive.wait()
+        killed.stdout.close()
+        alive.stdout.close()
+    (held,) = [name for name in after if name.startswith(".second-labkit-")]
+    assert after == {*others, ".z-labkit-abcdefgh", held, "third", "gone"}
+    assert (tmp_path / "gone" / "page").read_text() == "of before"  # killed between the two steps
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no such locks")
 def test_without_locks_what_is_old_is_left_over(tmp_path, monkeypatch):
     monkeypatch.setattr(files, "_try_lock", lambda handle: None)
     new, old = tmp_path / ".a.txt.labkit-abcdefgh", tmp_path / ".a.txt.labkit-12345678"

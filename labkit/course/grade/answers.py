@@ -257,11 +257,14 @@ NOT_IN_BODIES = (ast.Import, ast.ImportFrom, ast.ClassDef, ast.AsyncFunctionDef,
 
 def vetted(whole: Program) -> tuple[ast.Module, ast.Module]:
     """The statements of a kernel's program that its name needs: (above, answer). Raises Refused with the line."""
+    return _vetted(whole.name, [ast.parse(whole.above), ast.parse(whole.answer)])
+
+
+def _vetted(wanted: str, trees: list[ast.Module]) -> tuple[ast.Module, ast.Module]:
     parts = []
-    needed = {whole.name}
+    needed = {wanted}
     imported: dict[str, str] = {}
     twice, others = set(), set()  # names that two imports give, or that something else gives
-    trees = [ast.parse(whole.above), ast.parse(whole.answer)]
     for tree in trees:
         for statement in tree.body:
             if isinstance(statement, ast.Import | ast.ImportFrom):
@@ -286,6 +289,43 @@ def vetted(whole: Program) -> tuple[ast.Module, ast.Module]:
             raise Refused(f"`{min(ambiguous)}` is imported and then means something else")
         parts.append(ast.fix_missing_locations(ast.Module(list(reversed(kept)), [])))
     return parts[1], parts[0]
+
+
+TILES = "labkit.kernels.libraries.cutile_model"
+OF_TILES = {"bid", "num_blocks", "load", "store", "full", "exp", "max", "sum", "mma", "cdiv", "float32", "PaddingMode",
+            "Constant", "ZERO", "NAN", "NEG_INF", "UNDETERMINED"}
+OF_ARRAYS = {"shape", "dtype", "ndim", "size", "T"}
+CALLED = {"range", "min", "max", "int", "float", "len", "abs"}
+
+
+def vetted_tiles(whole: Program) -> tuple[ast.Module, ast.Module]:
+    """As vetted, for a tile program. The CPU device runs it as Python, so it may call nothing but what tiles have."""
+    trees = [ast.parse(part) for part in (whole.above, whole.answer)]
+    imported: dict[str, str] = {}
+    for tree in trees:
+        for statement in tree.body:
+            if isinstance(statement, ast.Import | ast.ImportFrom):
+                imported |= _imported(statement)
+            elif isinstance(statement, ast.FunctionDef):
+                statement.decorator_list = [one for one in statement.decorator_list
+                                            if _dotted(one, imported) != f"{TILES}.kernel"]
+    parts = _vetted(whole.name, trees)
+    functions = {each.name for part in parts for each in part.body if isinstance(each, ast.FunctionDef)}
+    for part in parts:
+        for node in (node for statement in part.body if isinstance(statement, ast.FunctionDef)
+                     for node in ast.walk(statement)):
+            dotted = _dotted(node, imported) or "" if isinstance(node, ast.Attribute) else ""
+            of_tiles = dotted.startswith(f"{TILES}.") and set(dotted[len(TILES) + 1 :].split(".")) <= OF_TILES
+            if isinstance(node, ast.Attribute) and not of_tiles and node.attr not in OF_ARRAYS:
+                _refuse(node, f"`{ast.unparse(node)[:60]}` cannot be used in a graded tile program")
+            if isinstance(node, ast.Call):
+                name = node.func.id if isinstance(node.func, ast.Name) else ""
+                if not (name in functions | CALLED or name == "" and (_dotted(node.func, imported) or "").startswith(
+                        f"{TILES}.")):
+                    _refuse(node, f"`{ast.unparse(node)[:60]}` cannot be called in a graded tile program")
+            if isinstance(node, ast.Lambda | ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp):
+                _refuse(node, "a tile program that is graded holds loops and no comprehensions")
+    return parts
 
 
 def _refuse(node, why: str):

@@ -2,8 +2,9 @@
 own for each answer; that process gets the answer's text and inputs and gives arrays back. References, verdicts and
 other submissions are never here.
 
-Two kinds of answer: a "kernel", of which only vetted statements run and whose launches may be observed; and a
-"function", any Python at all, of which nothing is believed but the arrays.
+Kinds of answer: a "kernel", of which only vetted statements run and whose launches may be observed; a "function", any
+Python at all, of which nothing is believed but the arrays. What a function launches on the grader's device is a
+"kernel", too, or "tiles", a vetted tile program, or a kernel of the "library", which the grader names.
 """
 
 import contextlib
@@ -110,7 +111,7 @@ def _supervise(lifeline, rpc, job: dict, taken: int, user: int | None, shown: li
     shown: what it may read, if it is in namespaces of its own, else None."""
     spaces = shown is not None
     limits = isolate.Limits(**job["limits"])
-    hostile = job["kind"] != "kernel"
+    hostile = job["kind"] in ("function", "tiles")
     uid = None if user is None else user + (hostile and not spaces)
     if spaces:
         isolate.new_processes()
@@ -181,7 +182,12 @@ def _serve(rpc, job: dict) -> None:
     sys.path[:] = [path for path in sys.path if path not in ("", ".")]
     namespace: dict = {"__name__": "__main__", "__builtins__": __builtins__}
     text, _ = wire.receive(rpc)
+    proxy = None
     try:
+        if job["proxy"]:
+            from labkit.course.grade import device_proxy
+
+            proxy = device_proxy.install(rpc, namespace)
         answer = _define(job | text, namespace)
     except BaseException as error:
         wire.send(rpc, {"error": _described(error)})
@@ -190,7 +196,10 @@ def _serve(rpc, job: dict) -> None:
     while True:
         head, values = wire.receive(rpc)
         try:
-            reply = ({"launch": _launch, "observe": _observe, "call": _called}[head["do"]])(answer, head, values)
+            if proxy is not None:
+                reply = _called_with_proxy(answer, head, values, proxy)
+            else:
+                reply = DO[head["do"]](answer, head, values)
         except BaseException as error:
             reply = {"error": _described(error)}, {}
         try:
@@ -202,7 +211,7 @@ def _serve(rpc, job: dict) -> None:
 
 
 def _define(job: dict, namespace: dict):
-    from labkit.course.grade.answers import Program, vetted
+    from labkit.course.grade.answers import Program, vetted, vetted_tiles
 
     program = Program(job["name"], job["above"], job["answer"])
     files = (f"<above {job['file'][1:]}", job["file"])
@@ -210,6 +219,10 @@ def _define(job: dict, namespace: dict):
         linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
     if job["kind"] == "kernel":
         parts = vetted(program)
+    elif job["kind"] == "tiles":
+        parts = vetted_tiles(program)
+    elif job["kind"] == "library":
+        parts = ("", program.answer)  # the grader's own line
     else:
         parts = (program.above, program.answer)
         namespace |= {"check": lambda *a, **k: None, "hint": lambda *a, **k: None, "display": lambda *a, **k: None}
@@ -307,6 +320,73 @@ def _called(function, head: dict, values: dict):
     except (TypeError, ValueError):
         return {"opaque": type(value).__name__[:80]}, changed
     return {}, {**changed, "value": value}
+
+
+def _called_with_proxy(function, head: dict, values: dict, proxy):
+    """Call a function whose device is the grader's."""
+    import numpy as np
+
+    given = [value if described is None else proxy.given(described)
+             for value, described in zip(values["arguments"], head["device"], strict=True)]
+    before = tuple(value.copy() if isinstance(value, np.ndarray) else value for value in values["arguments"])
+    value = function(*given)
+    changed = {str(k): new for k, (old, new) in enumerate(zip(before, given, strict=True))
+               if isinstance(old, np.ndarray) and old.tobytes() != new.tobytes()}
+    if hasattr(value, "copy_to_host"):
+        return {"returned": proxy.handle(value)}, changed
+    with contextlib.suppress(TypeError, ValueError):
+        wire.pack(value, [])
+        return {}, {**changed, "value": value}
+    return {"opaque": type(value).__name__[:80]}, changed
+
+
+def _launch_on(kernel, head: dict, values: dict):
+    """Launch it on parts of buffers, which may overlap."""
+    def work(arguments):
+        kernel[values["configuration"]](*arguments)
+
+    return _on_buffers(work, head, values)
+
+
+def _tiles_on(program, head: dict, values: dict):
+    from labkit.kernels.libraries import cutile_model
+
+    return _on_buffers(lambda arguments: cutile_model.launch(None, values["grid"], program, arguments), head, values)
+
+
+def _on_buffers(work, head: dict, values: dict):
+    """work(arguments) with arrays of the device in copies of the buffers that were sent. What has changed is the
+    reply."""
+    import numpy as np
+
+    from labkit.simt.arrays import DeviceNDArray
+
+    buffers = []
+    for data, begin in zip(values["buffers"], values["begins"], strict=True):
+        memory = np.empty(data.nbytes + 512, np.uint8)
+        start = (begin - memory.ctypes.data) % 256
+        memory[start : start + data.nbytes] = data
+        buffers.append(memory[start : start + data.nbytes])
+
+    def one(value):
+        if isinstance(value, tuple):
+            return tuple(map(one, value))
+        if not isinstance(value, list):
+            return value
+        _, buffer, offset, shape, strides, dtype = value
+        return DeviceNDArray(np.ndarray(shape, np.dtype(dtype), buffers[buffer], offset, strides))
+
+    arguments = [one(value) for value in values["arguments"]]
+    host = {k: value.copy() for k, value in enumerate(arguments) if isinstance(value, np.ndarray)}
+    with _as_asked(head):
+        work(arguments)
+    changed = {f"buffer {k}": new for k, (old, new) in enumerate(zip(values["buffers"], buffers, strict=True))
+               if old.tobytes() != new.tobytes()}
+    return {}, changed | {f"argument {k}": arguments[k] for k, before in host.items()
+                          if before.tobytes() != arguments[k].tobytes()}
+
+
+DO = {"launch": _launch, "observe": _observe, "call": _called, "launch on": _launch_on, "tiles on": _tiles_on}
 
 
 def _described(error: BaseException) -> dict:

@@ -89,7 +89,8 @@ def collect(folder: Path, roster: Path | None = None) -> Collected:
     if not found:
         raise UserError(f"{folder} holds no submissions: no file ends in .ipynb or .py")
     collected = Collected()
-    root = _shared_root(found)
+    students = read_roster(roster) if roster is not None else []
+    root = _shared_root(found, folder, students)
     if root and root[-1] != "submitted":
         collected.notes.append(Note("root", f"{_clean(root[-1])} was taken for the folder of all submissions; if it is "
                                             "one student's, what it holds is not that of others"))
@@ -102,7 +103,7 @@ def collect(folder: Path, roster: Path | None = None) -> Collected:
         collected.files.setdefault(student.id, []).append(replace(each, path=shown))
     owners = {name: name for name in collected.students}  # what a file's place says -> student
     if roster is not None:
-        owners = _match(collected, read_roster(roster))
+        owners = _match(collected, students)
     _note_claims(collected, layout)
     for one in left_out:
         parts = one.path.parts
@@ -262,6 +263,8 @@ class Layout:
 
     def student(self, parts: tuple[str, ...]) -> Student:
         top = self.shown.get(parts[0], _clean(parts[0]))
+        if self.pattern is MOODLE and len(ids_of(top)) > 1:
+            return Student(top)
         if self.pattern and (match := self.pattern.fullmatch(top)):
             return Student(match["id"], match["name"].replace("_", " ").strip())
         if len(parts) == 1:
@@ -270,10 +273,17 @@ class Layout:
         return Student(top.removeprefix(self.prefix) or top)
 
 
-def _shared_root(found: list[Found]) -> tuple[str, ...]:
+def ids_of(name: str) -> set[str]:
+    """The ids in a name of Moodle's. Two: one part was chosen, as the name that Moodle shows or as the file's, and
+    nothing says which."""
+    return set(re.findall(r"(?<=_)([0-9]+)_assignsubmission_file_", name))
+
+
+def _shared_root(found: list[Found], folder: Path, roster: list[Student]) -> tuple[str, ...]:
     """Find the folders that wrap all submissions: "submitted", an assignment's, or both. A single top-level folder
-    counts as a wrapper, not as a student's, if it holds several students' exports, or several folders whose names do
-    not occur in a student's own. Below "submitted", every folder is a student's."""
+    counts as a wrapper, not as a student's, if it holds several students' exports. Below "submitted", every folder is a
+    student's. Of a single folder with other folders in it the roster decides whose it is, or its name, that of the
+    archive; else UserError."""
     root: tuple[str, ...] = ()
     inner = _names(found, 0)
     for depth in range(2):
@@ -290,8 +300,30 @@ def _shared_root(found: list[Found]) -> tuple[str, ...]:
             name == "exercises" or CHAPTER.fullmatch(name) for name in inner)
         if not (inner == {"submitted"} or exports or folders):
             break
+        if folders and not exports and not _holds_a_class(first, inner, folder, roster):
+            break
         root = (first,)
     return root
+
+
+def _holds_a_class(first: str, inner: set[str], folder: Path, roster: list[Student]) -> bool:
+    """Whether the only folder at the top, with several folders in it, is the class's and not a student's."""
+    keys = {key for student in roster for key in _keys(student)}
+
+    def listed(name: str) -> bool:
+        words = name.casefold().split("-")  # vectors-USERNAME
+        return any("-".join(words[k:]) in keys for k in range(len(words)))
+
+    if listed(first):
+        return False
+    if any(map(listed, inner)) or _clean(folder.resolve().stem) == _clean(first):
+        return True
+    some = ", ".join(sorted(map(_clean, inner))[:3])
+    where = f"give {folder / _clean(first)}" if folder.is_dir() else f"name the archive {_clean(first)}.zip"
+    raise UserError(f"{folder} holds one folder, {_clean(first)}, and that holds {some}{', ...' * (len(inner) > 3)}: "
+                    f"are these students, or one student's folders? If they are students, {where}; if "
+                    f"{_clean(first)} is the student, put it in a folder named `submitted`. A --roster with their ids "
+                    "decides it, too")
 
 
 def _names(found: list[Found], depth: int) -> set[str]:
@@ -339,7 +371,11 @@ def _note_claims(collected: Collected, layout: Layout) -> None:
             if layout.pattern and not layout.pattern.fullmatch(parts[0]):
                 collected.notes.append(Note("layout", f"{_shown(each.path)} is not named as the platform names the "
                                                       "others", student.shown))
-            if any(_claims_another(part, name, student, owners) for part in _chosen(parts, layout)):
+            if layout.pattern is MOODLE and len(ids := ids_of(parts[0])) > 1:
+                collected.notes.append(Note("another student", f"holds the ids {' and '.join(sorted(ids))}, of which "
+                                            "one was chosen; graded apart, for a teacher to say whose it is",
+                                            student.shown))
+            elif any(_claims_another(part, name, student, owners) for part in _chosen(parts, layout)):
                 collected.notes.append(Note("another student", f"{_shown(each.path)} is named as another student's "
                                                                "file; only its place counts", student.shown))
 
@@ -369,17 +405,6 @@ def _order(found: Found) -> tuple:
     """Oldest first. A learner's copies in work/ come after all else: whoever hands in a whole checkout hands in the
     exercises as they were given, too."""
     return "work" in found.path.parts[:-1], found.changed, str(found.path)
-
-
-def _student_of(path: PurePosixPath, folder: Path, prefix: str) -> Student:
-    for part in path.parts:
-        if (match := MOODLE.fullmatch(part)) or (match := CANVAS.fullmatch(part)):
-            return Student(match["id"], match["name"].replace("_", " ").strip())
-    if len(path.parts) == 1:
-        alone = CHAPTER.fullmatch(path.stem)  # a chapter's notebook: the folder is the student's
-        return Student(_clean(folder.resolve().stem) if alone else path.stem)
-    first = path.parts[0]
-    return Student(first.removeprefix(prefix) or first)
 
 
 def read_roster(path: Path) -> list[Student]:

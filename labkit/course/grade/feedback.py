@@ -21,6 +21,7 @@ from pathlib import Path
 
 from labkit._common.errors import UserError
 from labkit._common.files import write_text
+from labkit.course.grade import similar
 from labkit.course.grade.batch import Row
 
 PAGE = """<!doctype html>
@@ -86,6 +87,11 @@ def write_pages(out: Path, rows: list[Row], title: str, isolation: str, notes: l
     for own in students.values():
         _page(out / "feedback" / page_name(own[0].student.id), f"{title}: {own[0].student.shown}", student_body(own))
     _page(out / "index.html", title, class_body(students, isolation, notes))
+
+
+def write_similar(out: Path, pairs: list[similar.Pair]) -> None:
+    _page(out / "similar.html", "Answers that are alike", similar.as_html(pairs))
+    write_text(out / "similar.txt", _plain(similar.as_text(pairs)))
 
 
 def student_body(rows: list[Row]) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import hmac
 import os
@@ -17,10 +16,13 @@ from pathlib import Path
 
 from labkit._common.errors import UserError
 from labkit.course.grade import isolate
-from labkit.course.grade.answers import Answer, Program, Refused, numbers_of, program_of, vetted
+from labkit.course.grade.answers import Answer, Program, Refused, numbers_of, program_of, vetted, vetted_tiles
+from labkit.course.grade.device_server import DeviceServer, launched_elsewhere
+from labkit.course.grade.remote import RemoteKernel
 from labkit.course.grade.sandbox import Job, Places, Sandbox, SandboxError
 
 WALL_S = 120.0  # for one answer, compiling included
+KERNELS = 24  # that one function may launch: each has a process
 
 
 @dataclass(frozen=True)
@@ -123,48 +125,87 @@ class Judge:
 
     def _tried(self, exercise, program: Program, seed: int) -> tuple[dict, bool]:
         from labkit.course.check.limits import HostTimeout
-        from labkit.course.grade.remote import Connection, ProcessEnded, answer_from, raise_here, show_source
+        from labkit.course.grade.remote import Connection, ProcessEnded, answer_from, show_source
 
         kind = "kernel" if exercise.kind == "kernel" else "function"
         file = f"<{exercise.name}>"
         if kind == "kernel":
             vetted(program)
         show_source(program, file)
-        job, reply = self._job(kind, program, file)
-        connection = Connection(job, file)
+        server, beside = None, []
+        if kind == "function" and exercise.demand is not None:
+            server = DeviceServer(program, lambda *asked: self._beside(*asked, file, beside))
+        job, reply = self._job(kind, program, file, server)
+        connection = Connection(job, file, server)
         try:
             if "error" in reply:
                 try:
-                    raise_here(reply["error"], file)
+                    connection.raise_here(reply["error"])
                 except (Exception, HostTimeout) as error:
+                    if server is not None and server.refused:
+                        raise Refused(server.refused) from None
                     return self._not_defined(exercise, program, file, error), False
             remote = answer_from(reply, program, connection)
             if kind == "kernel" and reply.get("defined") == "kernel" and reply.get("file") not in (
                     file, f"<above {file[1:]}"):
                 raise Refused(f"`{program.name}` is a kernel of a library; the answer is to be one of your own")
             result = self._examined(exercise, remote, seed)
+            if server is not None and server.refused and not result["passed"]:
+                raise Refused(server.refused)
             if connection.why and not result["passed"]:
                 result |= {"verdict": "raised", "headline": "Its process ended.", "details": [connection.why]}
-            return result, connection.late or result["verdict"] == "never_ends"
+            late = connection.late or any(one.late for one, _ in beside) or result["verdict"] == "never_ends"
+            return result, late
         except ProcessEnded as error:
             return plain_result(exercise.name, "raised", "Its process ended.", str(error)), False
         finally:
             job.end()
+            for _, each in beside:
+                each.end()
 
-    def _job(self, kind: str, program: Program, file: str) -> tuple[Job, dict]:
+    def _beside(self, kind: str, program: Program, file: str, beside: list):
+        """A kernel or tile program that a function launches, in a process of its own. Raises Refused, and what defining
+        it raises."""
+        from labkit.course.grade.remote import Connection, RemoteTiles, answer_from, raise_here
+
+        if len(beside) >= KERNELS:
+            raise Refused(f"it launches more than {KERNELS} kernels, and no more are graded")
+        if kind == "kernel":
+            vetted(program)
+        elif kind == "tiles":
+            vetted_tiles(program)
+        job, reply = self._job(kind, program, file, beside=True)
+        connection = Connection(job, file)
+        beside.append((connection, job))
+        if "error" in reply:
+            raise_here(reply["error"], file)
+        if kind == "tiles" and reply.get("defined") == "function":
+            return RemoteTiles(program.name, connection)
+        kernel = answer_from(reply, program, connection)
+        if kind == "tiles" or not isinstance(kernel, RemoteKernel):
+            raise Refused(f"`{program.name}` is launched, and its cell defines no kernel of this name")
+        return kernel
+
+    def _job(self, kind: str, program: Program, file: str, server=None, beside: bool = False) -> tuple[Job, dict]:
         from labkit.course.grade import wire
+        from labkit.course.grade.remote import Connection
 
         for attempt in (1, 2):
             try:
-                job = self.sandbox.job(kind, program, file, self.settings.wall_s)
+                job = self.sandbox.job(kind, program, file, self.settings.wall_s, proxy=server is not None,
+                                       beside=beside)
                 break
             except TypeError:
                 raise Refused("the code above the answer is too long") from None
             except SandboxError:
-                if attempt == 2:
+                if attempt == 2 or beside:
                     raise
         try:
-            reply, _ = job.hear()
+            reply, values = job.hear()
+            if "ask" in reply and server is not None:  # cells above the answer may use the device, too
+                connection = Connection(job, file, server)
+                with launched_elsewhere():
+                    reply, _ = connection.answer_until(*server.reply(reply, values))
         except wire.Late:
             reply = {"error": {"type": "HostTimeout"}}
         except wire.WireError:
@@ -177,10 +218,7 @@ class Judge:
     def _examined(self, exercise, answer, seed: int) -> dict:
         from labkit.course.check import examine
 
-        if exercise.kind == "function" and exercise.demand is not None:
-            # What a function launches happens in its process, whose word for it is not taken: the result alone counts.
-            exercise = dataclasses.replace(exercise, demand=None)
-        with _observed_there():
+        with _observed_there(), launched_elsewhere():
             return examine(exercise, answer, seed=seed).result()
 
     def _not_defined(self, exercise, program: Program, file: str, error: Exception) -> dict:

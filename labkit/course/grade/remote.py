@@ -20,6 +20,7 @@ from labkit._common import paths
 from labkit.course.check.limits import HostTimeout
 from labkit.course.grade import wire
 from labkit.course.grade.answers import Program, parsed
+from labkit.simt.arrays import DeviceNDArray
 from labkit.simt.observer.report import KernelFinding, Report
 from labkit.simt.settings import current_order, time_limit_s
 
@@ -33,10 +34,13 @@ class ProcessEnded(Exception):
 
 
 class Connection:
-    """What a remote kernel or function asks through. `job` may be None: then nothing can be asked any more."""
+    """What a remote kernel or function asks through. `job` may be None: then nothing can be asked any more. server:
+    what answers what a function asks of the grader's device, if it may."""
 
-    def __init__(self, job, file: str):
-        self.job, self.file = job, file
+    def __init__(self, job, file: str, server=None):
+        self.job, self.file, self.server = job, file, server
+        if server is not None:
+            server.connection = self
         self.late = self.broken = False
         self.why = ""  # its process ended by itself
 
@@ -44,7 +48,7 @@ class Connection:
         if self.job is None or self.broken:
             raise ProcessEnded("its process had ended before")
         try:
-            reply, changed = self.job.ask(head, values)
+            reply, changed = self.answer_until(head, values)
         except wire.Late:
             self.broken = self.late = True
             raise HostTimeout from None
@@ -56,8 +60,28 @@ class Connection:
             self.broken = self.late = True
             raise
         if "error" in reply:
-            raise_here(reply["error"], self.file)
+            self.raise_here(reply["error"])
         return reply, changed
+
+    def answer_until(self, head: dict, values: dict, end: str | None = None) -> tuple[dict, dict]:
+        """Send a message and answer what is asked of the device, until `end` is asked, or a reply comes."""
+        reply, changed = self.job.ask(head, values)
+        while "ask" in reply and reply["ask"] != end:
+            if self.server is None:
+                raise wire.WireError("it asks for a device, and gets none")
+            reply, changed = self.job.ask(*self.server.reply(reply, changed))
+        if end is not None and reply.get("ask") != end:
+            raise wire.WireError("its process does something else in a capture")
+        return reply, changed
+
+    def raise_here(self, described) -> None:
+        """Raise the error that the other side describes; one of the grader's device as it was there."""
+        name = described.get("type") if isinstance(described, dict) else None
+        if self.server is not None and name == "DeviceFault" and self.server.fault is not None:
+            raise self.server.fault
+        if self.server is not None and name == "NotGraded":
+            self.server.refused = text_of(described.get("text", ""))[:300]
+        raise_here(described, self.file)
 
     def _how(self, error) -> str:
         ended = self.job.end()
@@ -212,11 +236,45 @@ class RemoteKernel:
     def __init__(self, name: str, py_func, connection: Connection):
         self.__name__, self.py_func, self.connection = name, py_func, connection
 
+    options = {}  # as a Kernel has: launch_bounds are checked there
+
     def __getitem__(self, configuration):
         return RemoteLaunch(self, tuple(configuration))
 
+    def run_on(self, configuration: tuple, arguments) -> None:
+        """Run it on arrays of the device of this process, which may overlap."""
+        _run_on(self.connection, {"do": "launch on", **_settings()}, {"configuration": configuration}, arguments)
+
     def __repr__(self):
         return f"<kernel {self.__name__}>"
+
+
+class RemoteTiles:
+    """A tile program that is launched elsewhere."""
+
+    def __init__(self, name: str, connection: Connection):
+        self.__name__, self.connection = name, connection
+
+    def run_on(self, grid: tuple, arguments) -> None:
+        _run_on(self.connection, {"do": "tiles on", **_settings()}, {"grid": grid}, arguments)
+
+
+def _run_on(connection: Connection, head: dict, values: dict, arguments) -> None:
+    from numba.core import event
+
+    described, buffers, begins = with_memory(arguments)
+    # Not the function's own time: the kernel is compiled there, and has a limit there.
+    with event.trigger_event("numba:compile"):
+        _, changed = connection.ask(head, {**values, "arguments": tuple(described), "buffers": tuple(buffers),
+                                           "begins": tuple(begins)})
+    for key, value in changed.items():
+        kind, _, number = key.partition(" ")
+        targets = {"buffer": buffers, "argument": described}.get(kind, ())
+        target = targets[int(number)] if number.isdigit() and int(number) < len(targets) else None
+        if not isinstance(target, np.ndarray) or not isinstance(value, np.ndarray) or (
+                value.shape != target.shape or value.dtype != target.dtype):
+            raise ProcessEnded("it gave back another array than it got")
+        target[...] = value
 
 
 class RemoteLaunch:
@@ -239,19 +297,66 @@ class RemoteLaunch:
         return report_from(reply.get("report"), self.kernel)
 
 
+def with_memory(arguments) -> tuple[list, list, list]:
+    """(the arguments, each array of the device as [buffer, offset, shape, strides, dtype]; the buffers' bytes; where
+    each buffer begins, modulo 256). Arrays that overlap here overlap there."""
+    roots: dict[int, int] = {}
+    buffers: list[np.ndarray] = []
+
+    def one(value):
+        if isinstance(value, tuple):
+            return tuple(map(one, value))
+        if not isinstance(value, DeviceNDArray):
+            return value
+        array = value._array
+        root = array
+        while isinstance(root.base, np.ndarray):
+            root = root.base
+        begin = root.__array_interface__["data"][0]
+        if begin not in roots:
+            roots[begin] = len(buffers)
+            flat = root if root.flags.c_contiguous else root.T
+            buffers.append(np.ndarray(root.nbytes, np.uint8, flat))
+        offset = array.__array_interface__["data"][0] - begin if array.size else 0
+        return ["array", roots[begin], offset, list(array.shape), list(array.strides), array.dtype.str]
+
+    described = [one(value) for value in arguments]
+    return described, buffers, [begin % 256 for begin in roots]
+
+
 def remote_function(name: str, code, connection: Connection):
     """A function that is called elsewhere."""
     def call(*arguments):
+        if connection.server is not None:
+            return called_with_device(*arguments)
         sent, device = _sent(arguments)
         reply, changed = connection.ask({"do": "call", "device": device, **_settings()}, {"arguments": sent})
         value = changed.pop("value", None)
         _put_back(arguments, sent, changed)
-        if "opaque" in reply:
-            shown = text_of(reply["opaque"])
-            return type(shown if shown.isidentifier() else "object", (), {})()
-        return value
+        return _of_type(reply) if "opaque" in reply else value
+
+    def called_with_device(*arguments):
+        """The function gets its device arrays by their numbers: what they hold stays here."""
+        known: dict[int, dict] = {}
+        sent, device = [], []
+        for value in arguments:
+            on_device = hasattr(value, "copy_to_host")
+            device.append(known.setdefault(id(value), connection.server.given(value)) if on_device else None)
+            sent.append(None if on_device else value)
+        reply, changed = connection.ask({"do": "call", "device": device, **_settings()}, {"arguments": tuple(sent)})
+        if "returned" in reply:
+            return connection.server.array(reply["returned"])
+        value = changed.pop("value", None)
+        _put_back(arguments, sent, changed)
+        return _of_type(reply) if "opaque" in reply else value
 
     return RemoteFunction(name, code, call)
+
+
+def _of_type(reply: dict):
+    """Something of the type that the function returned, which cannot be sent."""
+    shown = text_of(reply["opaque"])
+    return type(shown if shown.isidentifier() else "object", (), {})()
 
 
 class RemoteFunction:

@@ -106,20 +106,20 @@ class Sandbox:
         self.process = None
         shutil.rmtree(self.places.folder / "tmp", ignore_errors=True)
 
-    def job(self, kind: str, program, file: str, wall_s: float) -> Job:
-        """Start a process for an answer. kind: "kernel" (vetted) or "function"."""
-        if self._spoilt or self.process is None or self.process.poll() is not None:
+    def job(self, kind: str, program, file: str, wall_s: float, *, proxy: bool = False, beside: bool = False) -> Job:
+        """Start a process for an answer. kind: "function", or what is vetted: see child.py. proxy: whether its device
+        is the grader's. beside: another process of the same answer runs."""
+        if (self._spoilt and not beside) or self.process is None or self.process.poll() is not None:
             # Without process IDs of its own an answer may have left something behind.
             self.stop()
             self.start()
             self._spoilt = False
-        self._spoilt = kind == "function" and self.isolation != "namespaces"
+        self._spoilt = beside and self._spoilt or kind in ("function", "tiles") and self.isolation != "namespaces"
         lifeline, their_lifeline = socket.socketpair()
         rpc, their_rpc = socket.socketpair()
         limits = replace(self.limits, seconds=max(self.limits.seconds, int(wall_s)))
         job = {"kind": kind, "name": program.name, "file": file, "limits": asdict(limits),
-               "wall_s": wall_s + SLACK_S,
-               "tmp": self._tmp}
+               "wall_s": wall_s + SLACK_S, "proxy": proxy, "tmp": self._tmp}
         try:
             socket.send_fds(self.control, [json.dumps(job).encode()], [their_lifeline.fileno(), their_rpc.fileno()])
             wire.send(rpc, {"above": program.above, "answer": program.answer}, deadline=time.monotonic() + 10)

@@ -3,12 +3,13 @@
 import io
 import os
 import zipfile
+from pathlib import PurePosixPath
 
 import pytest
 
 from labkit._common.errors import UserError
 from labkit.course import registry
-from labkit.course.grade.collect import collect
+from labkit.course.grade.collect import collect, ids_of
 from labkit.course.grade.notes import KINDS, Note, lines
 from labkit.course.grade.tasks import plan
 from tests.course.grade.made_up import function_cells, hand_in, notebook
@@ -45,8 +46,8 @@ def test_each_layout_gives_its_students(layout, tmp_path):
     for name in names:
         hand_in(tmp_path / "class" / name, *CELLS)
     zipped(tmp_path / "class.zip", names)
-    zipped(tmp_path / "outer.zip", [f"week 1/{name}" for name in names])
-    for given in ("class", "class.zip", *(["outer.zip"] if layout != "files" else [])):
+    zipped(tmp_path / "week 1.zip", [f"week 1/{name}" for name in names])
+    for given in ("class", "class.zip", *(["week 1.zip"] if layout != "files" else [])):
         found = collect(tmp_path / given)
         assert found.students.keys() == students, given
         assert not any("solutions" in str(each.path) for files in found.files.values() for each in files)
@@ -90,7 +91,8 @@ def test_a_files_name_and_time_give_it_to_no_other_student(layout, forged, wrapp
     name = wrapped + mallorys.format(forged if forged in FORGED else "Bob_124_assignsubmission_file_.zip")
     names = {wrapped + mallorys.format("x.ipynb"): notebook(*CELLS).encode(), name: inside,
              wrapped + bobs.format("x.ipynb"): notebook(*CELLS).encode()}
-    with zipfile.ZipFile(tmp_path / "class.zip", "w") as archive:
+    archive_name, directory = ("week 1.zip", "class/week 1") if wrapped else ("class.zip", "class")
+    with zipfile.ZipFile(tmp_path / archive_name, "w") as archive:
         for each, data in names.items():
             archive.writestr(zipfile.ZipInfo(each, FUTURE if each == name else (2026, 1, 1, 0, 0, 0)), data)
             path = tmp_path / "class" / each
@@ -98,13 +100,16 @@ def test_a_files_name_and_time_give_it_to_no_other_student(layout, forged, wrapp
             path.write_bytes(data)
     future = 4e9
     os.utime(tmp_path / "class" / name, (future, future))
-    for given in ("class", "class.zip"):
+    top = PurePosixPath(name).parts[bool(wrapped)]
+    shown = "".join("?" if c in "\x1b\u202e\n" else c for c in top.removesuffix(".zip"))
+    apart = {shown} if len(ids_of(top)) > 1 else set()
+    for given in (directory, archive_name):
         found = collect(tmp_path / given)
-        assert found.students.keys() == {mallory, bob}
+        assert found.students.keys() == {mallory, bob} | apart
         assert len(found.files[bob]) == 1 and found.files[bob][0].changed < 3e9
-        assert len(found.files[mallory]) == 1 + (1 if forged in FORGED else len(FORGED))
+        assert len(found.files[mallory]) == 1 + (0 if apart else 1 if forged in FORGED else len(FORGED))
         notes = [note for note in found.notes if note.kind == "another student"]
-        assert notes and {note.student for note in notes} == {found.students[mallory].shown}
+        assert notes and {note.student for note in notes} == (apart or {found.students[mallory].shown})
 
 
 # An only folder of the other layouts may be that of the class: see the test below.
@@ -114,13 +119,43 @@ def test_a_single_student_forges_no_other(layout, tmp_path):
     mallorys, _, mallory, _ = PLACES[layout]
     names = [mallorys.format(f"{who}_assignsubmission_file_/x.ipynb") for who in ("Bob_124", "Carol_125")]
     zipped(tmp_path / "class.zip", names)
-    assert collect(tmp_path / "class.zip").students.keys() == {mallory}
+    students = {name.split("/")[0] for name in names} if layout == "Moodle, files" else {mallory}
+    assert collect(tmp_path / "class.zip").students.keys() == students
 
 
-def test_an_only_folder_that_is_taken_for_the_class_is_noted(tmp_path):
-    zipped(tmp_path / "class.zip", ["alice/bob/x.ipynb", "alice/carol/x.ipynb"])
+@pytest.mark.parametrize("name", ["Bob_124_assignsubmission_file__123_assignsubmission_file_/x.ipynb",
+                                  "Bob_124_assignsubmission_file__123_assignsubmission_file_x.ipynb"])
+def test_a_name_that_moodle_shows_is_not_believed_to_be_an_id(name, tmp_path):
+    """Eve, whose id is 123, calls herself Bob_124_assignsubmission_file_."""
+    others = ["Bob_124_assignsubmission_file_/x.ipynb", "Carol_125_assignsubmission_file_/x.ipynb"]
+    zipped(tmp_path / "class.zip", [name, *others])
     found = collect(tmp_path / "class.zip")
+    assert found.students.keys() == {"124", "125", name.split("/")[0]} and len(found.files["124"]) == 1
+    (note,) = found.notes
+    assert note.kind == "another student" and "123 and 124" in note.text
+    zipped(tmp_path / "own.zip", ["Bob_124_assignsubmission_file_Bob_124_assignsubmission_file_x.ipynb", *others[1:]])
+    assert collect(tmp_path / "own.zip").students.keys() == {"124", "125"}  # handed in once more, as it was downloaded
+
+
+def test_an_only_folder_with_folders_is_a_class_only_if_something_says_so(tmp_path):
+    names = ["alice/bob/x.ipynb", "alice/carol/x.ipynb"]
+    zipped(tmp_path / "class.zip", names)
+    with pytest.raises(UserError, match="holds one folder, alice.*name the archive alice.zip.*submitted.*--roster"):
+        collect(tmp_path / "class.zip")
+    for name in names:
+        hand_in(tmp_path / "class" / name, *CELLS)
+    with pytest.raises(UserError, match="give .*class.alice"):
+        collect(tmp_path / "class")
+    assert collect(tmp_path / "class" / "alice").students.keys() == {"bob", "carol"}
+    zipped(tmp_path / "alice.zip", names)
+    found = collect(tmp_path / "alice.zip")
     assert found.students.keys() == {"bob", "carol"} and [note.kind for note in found.notes] == ["root"]
+    zipped(tmp_path / "sent.zip", [f"submitted/{name}" for name in names])
+    assert collect(tmp_path / "sent.zip").students.keys() == {"alice"}
+    roster = tmp_path / "roster.csv"
+    for ids, students in (("alice", {"alice"}), ("bob", {"bob", "carol"}), ("alice\nbob", {"alice"})):
+        roster.write_text(f"id\n{ids}\n")
+        assert collect(tmp_path / "class.zip", roster).students.keys() == students
     zipped(tmp_path / "one.zip", ["alice/Bob_124_assignsubmission_file_x.ipynb"])
     assert collect(tmp_path / "one.zip").students.keys() == {"alice"}
 

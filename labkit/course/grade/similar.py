@@ -1,0 +1,372 @@
+"""Which answers of a class are alike, once names, order and constants are left out: pairs for a teacher to look at.
+
+An answer is read as a set of parts: its expressions of LEAST_NODES nodes or more, and what each of them takes from
+another. In a part variables are numbered, constants are one, operands of + and * are sorted, a > b is b < a, `x += y`
+is x + y, and a helper that only returns is put in the place of its call; no part knows in which function or after which
+statement it stands. So another order, other names, helper functions and dead code change few of them. Left out are the
+parts of what was handed out, of the course's own answer, and, from MAJORITY_OF answers on, what more than half of the
+class has; a part that many share counts less.
+
+Two answers are a pair if they share LEAST_PARTS parts on LEAST_LINES lines, and SHARE of the shorter one's parts.
+Shorter answers have one natural form, in which a copy and a second thought look the same: nothing is said of them.
+"""
+
+from __future__ import annotations
+
+import ast
+import copy
+import functools
+import html
+from collections import Counter
+from dataclasses import dataclass, field
+
+import numpy as np
+
+LEAST_NODES = 6
+MOST_NODES = 400  # of an expression; and what helpers return is put into no larger one
+MOST_DEFINITIONS = 8  # of a variable that are looked at
+MOST_TEXT = 128 << 10  # characters of an answer, the cells above included
+LEAST_PARTS = 8
+LEAST_LINES = 3  # on which they stand: one long line has many parts
+SHARE = 0.5
+MAJORITY_OF = 8
+BLOCK = 512  # answers that are compared with all others at a time
+COMMUTE = (ast.Add, ast.Mult, ast.BitAnd, ast.BitOr, ast.BitXor)
+MIRRORED = {ast.Gt: ast.Lt, ast.GtE: ast.LtE}
+
+
+# --- Parts ---------------------------------------------------------------------------------------------------------
+
+
+@functools.lru_cache(4096)
+def parts_of(source: str) -> dict[str, set[int]]:
+    """Each part of the source -> the lines on which it stands, not to be changed. Nothing of what is no Python."""
+    if len(source) > MOST_TEXT:
+        return {}
+    try:
+        tree = ast.parse(source)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return {}
+    found: dict[str, set[int]] = {}
+    try:
+        tree = _inlined(tree)
+        functions = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
+        for scope in [tree, *(node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef))]:
+            _Scope(scope, functions).read(found)
+    except RecursionError:
+        return {}
+    return found
+
+
+def _inlined(tree: ast.Module) -> ast.Module:
+    """The tree with what helpers return in the place of their calls."""
+    helpers = {}
+    for node in tree.body:
+        if isinstance(node, ast.FunctionDef) and len(node.body) == 1 and isinstance(node.body[0], ast.Return) and (
+                node.body[0].value is not None):
+            helpers[node.name] = node
+    if not helpers:
+        return tree
+    called = {node.func.id for node in ast.walk(tree) if isinstance(node, ast.Call)
+              and isinstance(node.func, ast.Name)} & helpers.keys()
+    tree.body = [node for node in tree.body if getattr(node, "name", "") not in called]
+    return _Inline({name: helpers[name] for name in called}).visit(tree)
+
+
+class _Inline(ast.NodeTransformer):
+    DEPTH = 4  # of helpers that call helpers
+
+    def __init__(self, helpers: dict[str, ast.FunctionDef], arguments: dict | None = None, depth: int = 0):
+        self.helpers, self.arguments, self.depth = helpers, arguments or {}, depth
+
+    def visit_Name(self, node):
+        return self.arguments.get(node.id, node)
+
+    def visit_Call(self, node):
+        self.generic_visit(node)
+        helper = self.helpers.get(node.func.id) if isinstance(node.func, ast.Name) else None
+        if helper is None or node.keywords or len(node.args) != len(helper.args.args) or self.depth >= self.DEPTH:
+            return node
+        given = {argument.arg: value for argument, value in zip(helper.args.args, node.args, strict=True)}
+        if sum(map(_nodes, [node, helper.body[0].value])) > MOST_NODES:
+            return node
+        value = _Inline(self.helpers, given, self.depth + 1).visit(copy.deepcopy(helper.body[0].value))
+        return _at(value, node)
+
+
+def _at(value, node):
+    """The expression as if it stood where `node` does."""
+    for each in ast.walk(value):
+        if isinstance(each, ast.expr):
+            ast.copy_location(each, node)
+    return value
+
+
+class _Scope:
+    """The statements of one function, without those of functions in it."""
+
+    def __init__(self, scope, functions: set[str]):
+        self.functions = functions
+        self.statements = list(_statements(scope.body))
+        self.variables = {node.id for statement in self.statements for node in ast.walk(statement)
+                          if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+        if isinstance(scope, ast.FunctionDef):
+            self.variables |= {node.arg for node in ast.walk(scope.args) if isinstance(node, ast.arg)}
+
+    def read(self, found: dict[str, set[int]]) -> None:
+        defined: dict[str, list[str]] = {}
+        uses = []
+        for statement in self.statements:
+            for targets, value in _values(statement):
+                if _nodes(value) > MOST_NODES:
+                    continue
+                text = self.text(value)
+                uses.append((value, text))
+                for name in targets:
+                    defined.setdefault(name, []).append(text)
+                for node in ast.walk(value):
+                    if isinstance(node, ast.expr) and _nodes(node) >= LEAST_NODES:
+                        found.setdefault(self.text(node), set()).update(_lines(node))
+        for value, text in uses:
+            names = {node.id for node in ast.walk(value) if isinstance(node, ast.Name)} & defined.keys()
+            for name in names if _nodes(value) >= LEAST_NODES else ():
+                for source in defined[name][:MOST_DEFINITIONS]:
+                    if source != text and len(source) > 4:
+                        found.setdefault(f"{source} => {text}", set()).update(_lines(value))
+
+    def text(self, node) -> str:
+        """The expression, with variables numbered in the order in which they come once operands are sorted."""
+        numbers: dict[str, str] = {}
+        return "".join(numbers.setdefault(part, f"v{len(numbers)}") if part.startswith("\0") else part
+                       for part in self._flat(node))
+
+    def _flat(self, node) -> list[str]:
+        """Its text in pieces, a variable's being a null byte and its name."""
+        if isinstance(node, ast.Name):
+            if node.id in self.variables:
+                return [f"\0{node.id}"]
+            return ["f" if node.id in self.functions else node.id]
+        if isinstance(node, ast.Constant):
+            return ["k"]
+        if isinstance(node, ast.UnaryOp) and isinstance(node.operand, ast.Constant):
+            return ["k"]
+        if isinstance(node, ast.BinOp):
+            sides = [self._flat(node.left), self._flat(node.right)]
+            if isinstance(node.op, COMMUTE):
+                sides.sort(key=_shape)
+            return ["(", *sides[0], f" {type(node.op).__name__} ", *sides[1], ")"]
+        if isinstance(node, ast.BoolOp):
+            sides = sorted((self._flat(each) for each in node.values), key=_shape)
+            return ["(", *(piece for side in sides for piece in (*side, f" {type(node.op).__name__} ")), ")"]
+        if isinstance(node, ast.Compare) and len(node.ops) == 1:
+            sides = [self._flat(node.left), self._flat(node.comparators[0])]
+            kind = type(node.ops[0])
+            if kind in MIRRORED:
+                sides, kind = sides[::-1], MIRRORED[kind]
+            elif kind in (ast.Eq, ast.NotEq):
+                sides.sort(key=_shape)
+            return ["(", *sides[0], f" {kind.__name__} ", *sides[1], ")"]
+        if isinstance(node, ast.Attribute):
+            return [*self._flat(node.value), f".{node.attr}"]
+        pieces = [type(node).__name__, "("]
+        for child in ast.iter_child_nodes(node):
+            if not isinstance(child, ast.expr_context):
+                pieces += [*self._flat(child), ","]
+        return [*pieces, ")"]
+
+
+def _shape(pieces: list[str]) -> str:
+    return "".join("v" if piece.startswith("\0") else piece for piece in pieces)
+
+
+def _statements(body):
+    for statement in body:
+        if isinstance(statement, ast.FunctionDef | ast.ClassDef | ast.Import | ast.ImportFrom):
+            continue
+        yield statement
+        for name in ("body", "orelse", "finalbody"):
+            yield from _statements(getattr(statement, name, ()))
+
+
+def _values(statement) -> list[tuple[list[str], ast.expr]]:
+    """(the names that it is given to, an expression) for what a statement computes, stores or asks."""
+    if isinstance(statement, ast.Assign):
+        found = []
+        for target in statement.targets:
+            pairs = [(target, statement.value)]
+            if isinstance(target, ast.Tuple) and isinstance(statement.value, ast.Tuple) and len(target.elts) == len(
+                    statement.value.elts):
+                pairs = list(zip(target.elts, statement.value.elts, strict=True))
+            for to, value in pairs:
+                names = [node.id for node in ast.walk(to) if isinstance(node, ast.Name)
+                         and isinstance(node.ctx, ast.Store)]
+                found.append((names, value))
+                found += [([], node) for node in ast.walk(to) if isinstance(node, ast.Subscript)]
+        return found
+    if isinstance(statement, ast.AugAssign):
+        value = ast.copy_location(ast.BinOp(statement.target, statement.op, statement.value), statement)
+        name = [statement.target.id] if isinstance(statement.target, ast.Name) else []
+        return [(name, value)]
+    if isinstance(statement, ast.For):
+        return [([node.id for node in ast.walk(statement.target) if isinstance(node, ast.Name)], statement.iter)]
+    if isinstance(statement, ast.If | ast.While):
+        return [([], statement.test)]
+    if isinstance(statement, ast.Expr | ast.Return | ast.AnnAssign) and statement.value is not None:
+        if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant):
+            return []  # a docstring
+        target = getattr(statement, "target", None)
+        return [([target.id] if isinstance(target, ast.Name) else [], statement.value)]
+    return []
+
+
+def _nodes(node) -> int:
+    return sum(not isinstance(each, ast.expr_context | ast.operator | ast.cmpop | ast.boolop | ast.unaryop)
+               for each in ast.walk(node))
+
+
+def _lines(node) -> range:
+    return range(node.lineno, (node.end_lineno or node.lineno) + 1)
+
+
+# --- Pairs ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Answered:
+    """An answer to be compared. source: what the student wrote, the cells above included."""
+
+    student: str
+    source: str
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two answers that are alike. share: of the shorter one's parts. same: line of one -> lines of the other that hold
+    the same parts."""
+
+    exercise: str
+    one: Answered
+    other: Answered
+    share: float
+    parts: int
+    same: dict[int, set[int]] = field(hash=False)
+
+
+def pairs_among(exercise: str, answers: list[Answered], known: list[str] = ()) -> list[Pair]:
+    """The pairs of one exercise, most alike first. known: sources whose parts do not count, such as what was handed
+    out."""
+    left_out = {part for source in known for part in parts_of(source)}
+    of_each = [{part: lines for part, lines in parts_of(one.source).items() if part not in left_out}
+               for one in answers]
+    counts = Counter(part for parts in of_each for part in parts)
+    number = len(answers)
+    if number >= MAJORITY_OF:
+        weights = {part: min(1.0, np.log(number / count) / np.log(number / 2)) for part, count in counts.items()
+                   if count <= number / 2}
+    else:
+        weights = dict.fromkeys(counts, 1.0)
+    shared = {part: k for k, part in enumerate(part for part in weights if counts[part] > 1)}
+    own = np.array([sum(weights.get(part, 0.0) for part in parts) for parts in of_each])
+    has = np.zeros((number, len(shared)), np.float32)
+    for row, parts in zip(has, of_each, strict=True):
+        row[[shared[part] for part in parts if part in shared]] = 1
+    weight = np.array([weights[part] for part in shared], np.float32)
+    found = []
+    for begin in range(0, number, BLOCK):
+        block = has[begin : begin + BLOCK]
+        together = (block * weight) @ has.T
+        least = np.minimum(own[begin : begin + BLOCK, None], own[None, :])
+        alike = (together >= SHARE * least) & (block @ has.T >= LEAST_PARTS) & (together > 0)
+        for a, b in np.argwhere(alike):
+            one, other = int(a) + begin, int(b)
+            if one < other and answers[one].student != answers[other].student:
+                both = [part for part in of_each[one] if part in of_each[other] and part in weights]
+                same: dict[int, set[int]] = {}
+                for part in both:
+                    for line in of_each[one][part]:
+                        same.setdefault(line, set()).update(of_each[other][part])
+                if min(len(same), len(set().union(*same.values()))) >= LEAST_LINES:
+                    found.append(Pair(exercise, answers[one], answers[other], float(together[a, b] / least[a, b]),
+                                      len(both), same))
+    return sorted(found, key=lambda pair: (-pair.share * pair.parts, pair.one.student, pair.other.student))
+
+
+def pairs_of_class(course, collected, made) -> list[Pair]:
+    """The pairs of every exercise that was set but predictions, which are numbers."""
+    from labkit.course import exercises, workbooks
+    from labkit.course.grade.answers import Refused, program_of
+
+    found, known = [], {}
+    for entry in made.entries:
+        if exercises.find(entry.name).kind == "predict":
+            continue
+        if entry.chapter.name not in known:
+            known[entry.chapter.name] = [cell.source for answers in (False, True)
+                                         for cell in workbooks.to_notebook(course, entry.chapter,
+                                                                           answers=answers).cells
+                                         if cell.cell_type == "code"]
+        answers = []
+        for task in made.tasks:
+            if task.exercise == entry.name:
+                try:
+                    program = program_of(task.answer)
+                except Refused:
+                    continue
+                if program is not None:
+                    source = f"{program.above}\n{program.answer}" if program.above else program.answer
+                    answers.append(Answered(collected.students[task.student].shown, source))
+        found += pairs_among(entry.name, answers, known[entry.chapter.name])
+    return found
+
+
+# --- What a teacher reads ------------------------------------------------------------------------------------------
+
+INTRODUCTION = (
+    "Answers of different students that are alike once names, order and constants are left out. This changes no "
+    "score, and proves nothing: two people may have worked together as they were allowed to, or used the same source. "
+    "Read the passages. Not counted is what was handed out, the course's own answer and what more than half of the "
+    f"class has; answers with fewer than {LEAST_PARTS} parts of their own are not compared, for they have one natural "
+    "form.")
+
+
+def as_text(pairs: list[Pair]) -> str:
+    """The pairs, with both answers side by side, as plain text."""
+    lines = [INTRODUCTION, "", f"{len(pairs)} pairs." if len(pairs) != 1 else "1 pair."]
+    for pair in pairs:
+        lines += ["", _title(pair), ""]
+        left, right = (answer.source.split("\n") for answer in (pair.one, pair.other))
+        width = min(max(map(len, left), default=0), 90)
+        marked = {line for lines_there in pair.same.values() for line in lines_there}
+        for k in range(max(len(left), len(right))):
+            one, other = (side[k] if k < len(side) else "" for side in (left, right))
+            mates = ",".join(map(str, sorted(pair.same.get(k + 1, ()))[:3]))
+            lines.append(f"{k + 1:4} {'=' + mates if mates else '':8} {one[:width]:{width}} | {k + 1:4} "
+                         f"{'=' if k + 1 in marked else ' '} {other}".rstrip())
+    return "\n".join(lines) + "\n"
+
+
+def as_html(pairs: list[Pair]) -> str:
+    """The same as the body of a page. A line that is marked names its mates in the other answer."""
+    parts = ["<style>.sides{display:grid;grid-template-columns:1fr 1fr;gap:1em}pre{overflow-x:auto;margin:0}"
+             "mark{background:#f5d90a66;color:inherit}body{max-width:110em!important}</style>",
+             f"<p>{html.escape(INTRODUCTION)}</p>", f"<p>{len(pairs)} pair{'' if len(pairs) == 1 else 's'}.</p>"]
+    for pair in pairs:
+        back: dict[int, set[int]] = {}
+        for line, mates in pair.same.items():
+            for mate in mates:
+                back.setdefault(mate, set()).add(line)
+        parts.append(f"<h2>{html.escape(_title(pair))}</h2><div class=sides>")
+        for answer, same in ((pair.one, pair.same), (pair.other, back)):
+            rows = []
+            for number, line in enumerate(answer.source.split("\n"), 1):
+                text = f"{number:4}  {html.escape(line)}"
+                mates = ", ".join(map(str, sorted(same.get(number, ()))[:4]))
+                rows.append(f'<mark title="the same parts: line {mates} of the other">{text}</mark>' if mates else text)
+            parts.append(f"<div><h3>{html.escape(answer.student)}</h3><pre>{chr(10).join(rows)}</pre></div>")
+        parts.append("</div>")
+    return "\n".join(parts)
+
+
+def _title(pair: Pair) -> str:
+    return (f"{pair.exercise}: {pair.one.student} and {pair.other.student} share {pair.parts} parts, "
+            f"{pair.share:.0%} of the shorter answer")
