@@ -104,7 +104,7 @@ class Interpreter:
             raise ArgumentError(
                 f"{self.program.name} takes {len(params)} arguments ({', '.join(params)}), {len(args)} given"
             )
-        self.current, self.state, self.deadline, self.ticks = None, None, None, 0
+        self.current, self.state, self.deadline, self.ticks, self.most_ticks = None, None, None, 0, None
         self.intrinsics, self.scheduler = Intrinsics(self), Scheduler(self)
         self._place_shared()
 
@@ -129,7 +129,8 @@ class Interpreter:
         for name, array in self.program.constants.items():
             bound[name] = self._constant(name, array)
         self.make_thread, self.functions = self._compile(bound)
-        limit = settings.time_limit_s()
+        self.most_ticks = settings.step_limit_now()
+        limit = settings.time_limit_s() if self.most_ticks is None else 0
         self.deadline = time.thread_time() + limit if limit else None
         with np.errstate(all="ignore"):
             if self.program.cooperative:
@@ -228,7 +229,8 @@ class Interpreter:
 
     def _tick(self):
         self.ticks += 1
-        if self.deadline and self.ticks % 4096 == 0 and time.thread_time() > self.deadline:
+        late = self.deadline and self.ticks % 4096 == 0 and time.thread_time() > self.deadline
+        if late or (self.most_ticks is not None and self.ticks > self.most_ticks):
             line = sys._getframe(1).f_lineno
             raise KernelTimeout(
                 f"{self.program.name}, line {line}: stopped while {self.doing}: a loop that never ends?",

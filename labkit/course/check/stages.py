@@ -32,6 +32,27 @@ class Known:
 
 def run_stages(exercise: Exercise, answer, cases: list[Case]):
     """Every stage until one fails: (the attempt or None, its case, the known mistake it shows)."""
+    for stage in stages_of(exercise, cases):
+        for position, (case, run) in enumerate(stage):
+            attempt = run(answer)
+            if not attempt.good:
+                more, passed = stage[position + 1 :], stage[:position]
+                before = depends_on_before(exercise, answer, case, attempt)
+                known = _known_mistake(exercise, answer, attempt, run, passed, more, case, before is not None)
+                if before is not None:
+                    return explained_by_before(exercise, answer, case, attempt, before), case, known
+                attempt = _with_larger(answer, attempt, case, more)
+                return (attempt if known.exact else _with_observed(exercise, answer, attempt, cases)), case, known
+    return None, None, Known()
+
+
+def passes(exercise: Exercise, answer, cases: list[Case]) -> bool:
+    """Whether the answer passes every stage."""
+    return all(run(answer).good for stage in stages_of(exercise, cases) for _, run in stage)
+
+
+def stages_of(exercise: Exercise, cases: list[Case]) -> list[list[tuple]]:
+    """The stages in their order, each of (case, a function that runs an answer on it)."""
     forward = [(case, _runner(exercise, case, "forward")) for case in cases]
     stages = [forward]
     if not device.on_gpu() and exercise.shape is not None:
@@ -44,18 +65,7 @@ def run_stages(exercise: Exercise, answer, cases: list[Case]):
         from labkit.course.check.host_runs import host_observer
 
         stages.append([(case, host_observer(exercise, case)) for case in cases if not case.where])
-    for stage in stages:
-        for position, (case, run) in enumerate(stage):
-            attempt = run(answer)
-            if not attempt.good:
-                more, passed = stage[position + 1 :], stage[:position]
-                before = depends_on_before(exercise, answer, case, attempt)
-                known = _known_mistake(exercise, answer, attempt, run, passed, more, case, before is not None)
-                if before is not None:
-                    return explained_by_before(exercise, answer, case, attempt, before), case, known
-                attempt = _with_larger(answer, attempt, case, more)
-                return (attempt if known.exact else _with_observed(exercise, answer, attempt, cases)), case, known
-    return None, None, Known()
+    return stages
 
 
 def _with_larger(answer, attempt: Attempt, case: Case, more: list) -> Attempt:
