@@ -29,7 +29,7 @@ from labkit.course.check.cases import draw_cases
 from labkit.course.check.limits import announced_compiling
 from labkit.course.check.numba_kernels import adopted, numba_on_cpu
 from labkit.course.check.predict import check_prediction, written
-from labkit.course.check.preflight import AS_GIVEN, as_given, refused
+from labkit.course.check.preflight import AS_GIVEN, as_given, never_used, refused
 from labkit.course.check.repair import repairs, sentences
 from labkit.course.check.run import played
 from labkit.course.check.stages import Known, can_play, run_stages
@@ -95,6 +95,8 @@ def examine(exercise: Exercise, answer, *, seed: int | None = None, numbers: dic
             elif attempt is not None and look and not known.exact:
                 found = repairs(exercise, answer, attempt.kind, case, cases)
                 attempt = replace(attempt, details=(*attempt.details, *sentences(found)))
+            if attempt is not None and attempt.kind == "wrong_result":
+                attempt = replace(attempt, details=(*attempt.details, *never_used(exercise, answer, case)))
     if attempt is not None:
         if case is None:
             common["seed"] = None  # nothing was drawn

@@ -6,8 +6,10 @@ import ast
 import inspect
 import re
 
+import numpy as np
+
 from labkit.course import answer_cells
-from labkit.course.check.cases import Attempt
+from labkit.course.check.cases import Attempt, Case, arguments_of
 from labkit.course.check.complaints import matrix_product
 from labkit.course.check.verdict import counted, parsed, place
 from labkit.course.exercises import Exercise
@@ -126,6 +128,21 @@ def _not_started(answer) -> Attempt:
     name = getattr(answer, "__name__", "It")
     return Attempt("unchanged", f"`{name}` is still as it was given: nothing is computed yet.",
                    ("Replace the line under `# Your code here`, run that cell, then this one.",))
+
+
+def never_used(exercise: Exercise, answer, case: Case) -> tuple[str, ...]:
+    """A sentence for each parameter that the answer never reads, lengths left out: those can be had from the arrays."""
+    tree, _ = parsed(answer)
+    definition = next((node for node in ast.walk(tree or ast.Module([], [])) if isinstance(node, ast.FunctionDef)), None)
+    if definition is None:
+        return ()
+    read = {node.id for node in ast.walk(definition) if isinstance(node, ast.Name)}
+    values = case.inputs if exercise.shape is None else arguments_of(exercise, case.inputs, case.expected, case.size)
+    lengths = {length for value in (*values, case.expected) for length in np.shape(value)} | set(case.size.values())
+    unused = [argument.arg for argument, value in zip(definition.args.args, values, strict=False)
+              if argument.arg not in read and (np.ndim(value) or isinstance(value, (float, np.floating))
+                                               or value not in lengths)]
+    return tuple(f"`{name}` is never used, and the result depends on it." for name in unused)
 
 
 AS_GIVEN = "This is as it was given, with its bug in it: find the line, and mend it."
