@@ -3,8 +3,8 @@
     python scripts/judge_answers.py ANSWERS.jsonl ... --out VERDICTS.jsonl    # check each, in processes of their own
     python scripts/judge_answers.py --figures VERDICTS.jsonl                  # shares, times, and what to look at
 
-A line of ANSWERS is {"exercise", "kind": "right" or "wrong", "source", "what"}: the source of an answer's cell, and in a
-sentence what is wrong. VERDICTS has the same lines with what check said. Answers already in --out are left out, so a
+A line of ANSWERS is {"exercise", "kind": "right" or "wrong", "source", "what"}: the source of an answer's cell, and in
+a sentence what is wrong. VERDICTS has the same lines with what check said. Answers already in --out are left out, so a
 run that was stopped goes on. Whether an explanation is right is for a reader to say: --show prints what to read.
 """
 
@@ -80,7 +80,8 @@ def run(answers: list[dict], out: Path) -> None:
                 process.kill()
                 process.wait()
                 process = None
-                said = {"passed": None, "verdict": "failed", "headline": f"no verdict in {LIMIT_S} s", "seconds": LIMIT_S}
+                said = {"passed": None, "verdict": "failed", "headline": f"no verdict in {LIMIT_S} s",
+                        "seconds": LIMIT_S}
                 line = json.dumps({**answer, "said": said})
             kept.write(line.rstrip() + "\n")
             kept.flush()
@@ -122,7 +123,8 @@ def misjudged(one: dict) -> bool:
 def shown(one: dict) -> str:
     said = one["said"]
     exact = "does exactly" if said.get("mistake_is_exact") else "looks like"
-    parts = [f"== {key(one)} [{one['kind']}] {one['what']}", f"   {said['verdict']} ({said['seconds']} s): {said['headline']}",
+    parts = [f"== {key(one)} [{one['kind']}] {one['what']}",
+             f"   {said['verdict']} ({said['seconds']} s): {said['headline']}",
              *(f"     {detail}" for detail in said.get("details", ()))]
     return "\n".join([*parts, *([f"     {exact}: {said['mistake']}"] if said.get("mistake") else [])])
 

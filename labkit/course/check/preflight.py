@@ -131,9 +131,10 @@ def _not_started(answer) -> Attempt:
 
 
 def never_used(exercise: Exercise, answer, case: Case) -> tuple[str, ...]:
-    """A sentence for each parameter that the answer never reads, lengths left out: those can be had from the arrays."""
+    """A sentence for each parameter that the answer never reads, lengths left out: arrays have those, too."""
     tree, _ = parsed(answer)
-    definition = next((node for node in ast.walk(tree or ast.Module([], [])) if isinstance(node, ast.FunctionDef)), None)
+    nodes = ast.walk(tree or ast.Module([], []))
+    definition = next((node for node in nodes if isinstance(node, ast.FunctionDef)), None)
     if definition is None:
         return ()
     read = {node.id for node in ast.walk(definition) if isinstance(node, ast.Name)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import copy
 import re
@@ -14,9 +15,10 @@ from labkit._common.tables import size_text
 from labkit.course.check.cases import Attempt, Case, arguments_for
 from labkit.course.check.compare import called_with, compared, shaped
 from labkit.course.check.complaints import store_that_adds
+from labkit.course.check.divergence import around
 from labkit.course.check.exceptions import explained, guard_question
 from labkit.course.check.limits import HostTimeout, host_limit, limited, wait
-from labkit.course.check.verdict import bare_code, place
+from labkit.course.check.verdict import bare_code, parsed, place
 from labkit.course.exercises import Exercise
 from labkit.kernels.agree import guarded, is_poison, poison, same_bits, sentinel_of
 from labkit.simt import step_limit
@@ -253,6 +255,8 @@ def observer(exercise: Exercise, case: Case, whole: bool = False):
         if (first := first_finding(report)) is not None:
             kind, headline, found = first
             details = [_sentence(finding, found, report) for finding in found[:2]]
+            if kind == "race":
+                details += _where_no_barrier_may_stand(found[0], answer)
             if len(found) > 2:
                 details.append(f"There are {len(found)} such findings at {size_text(case.size)}; these are the "
                                "first two.")
@@ -293,9 +297,26 @@ def _whole(finding, report) -> tuple:
 def _sentence(finding, found: list, report) -> str:
     """What the finding says; that syncwarp is enough only if it is for all that race, in blocks of more than a warp."""
     threads = int(np.prod(getattr(report, "block", (1,))))
+    text = str(finding)
     if threads <= 32 or any(getattr(one, "reach", 0) for one in found):
-        return ONE_WARP.sub("", str(finding))
-    return str(finding)
+        text = ONE_WARP.sub("", text)
+    return text
+
+
+def _where_no_barrier_may_stand(finding, answer) -> tuple[str, ...]:
+    """What else to do, where the two lines of a race stand in one branch that not all threads of the block take."""
+    tree, first = parsed(answer)
+    definition = next((node for node in ast.walk(tree or ast.Module([], [])) if isinstance(node, ast.FunctionDef)),
+                      None)
+    lines = [line - first + 1 for line in getattr(finding, "lines", ())]
+    if definition is None or not lines or "Put cuda.syncthreads()" not in str(finding):
+        return ()
+    block = around(definition, *lines)
+    if block is None:
+        return ()
+    what = {ast.If: "`if`", ast.While: "loop", ast.For: "loop"}[type(block)]
+    return (f"But not inside the {what} of line {block.lineno + first - 1}: not all threads of the block come by "
+            f"there, and a barrier needs all of them. End the {what} before it, and begin another after it.",)
 
 
 def _first_outside(finding, report) -> tuple:

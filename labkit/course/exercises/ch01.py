@@ -4,6 +4,7 @@ import numpy as np
 
 from labkit import cuda
 from labkit.course.exercises import Edit, KernelExercise, PredictionExercise
+from labkit.course.exercises.demands import whole_grid
 from labkit.course.exercises.domains import MOVED, SUMMED, of, parameter
 from labkit.kernels.op import uniform
 from labkit.kernels.tolerance import dot_products, relative_to
@@ -139,7 +140,11 @@ SCALE_GRID_STRIDE = KernelExercise(
     launch=lambda n: (3, 32),
     tolerance=relative_to(lambda s, x: np.abs(s * x), roundings=1),
     domain=(*of(1, *SUMMED), *parameter(0, "s", 1, 0, -2.5)),
+    demand=whole_grid,
     wrong={
+        "half of the blocks do the work of all":
+            Edit("i = cuda.grid(1)", "i = cuda.grid(1) if cuda.blockIdx.x < 2 else out.size",
+                 "stride = cuda.gridsize(1)", "stride = 2 * cuda.blockDim.x"),
         "a thread stops one round early, and never does its last element":
             Edit("while i < out.size:", "while i + stride < out.size:"),
         "the loop says `<=`, which lets a thread go one element too far":

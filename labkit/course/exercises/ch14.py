@@ -239,7 +239,8 @@ def _backward_reference(p, g, scale):
 
 
 def _backward_inputs(rng, R, C):
-    return _probabilities(3 * uniform(rng, R, C), True).astype(np.float32), uniform(rng, R, C), np.float32(rng.uniform(0.1, 0.4))
+    p = _probabilities(3 * uniform(rng, R, C), True).astype(np.float32)
+    return p, uniform(rng, R, C), np.float32(rng.uniform(0.1, 0.4))
 
 
 def _shared_by_the_lanes(report) -> str | None:

@@ -58,8 +58,9 @@ def at(words: str, **size) -> Reach:
 
 
 def parameter(number: int, name: str, *values: float) -> tuple[Reach, ...]:
-    """Ordinary inputs, and a scalar, input `number`, has each of these values; its neutral one is among them, with which
-    leaving it out would be right."""
+    """Ordinary inputs, and a scalar, input `number`, has each of these values. Its neutral one is among them, with
+    which an answer that leaves it out would be right."""
+
     def turned(value, rng, *inputs):
         return tuple(type(given)(value) if at == number else given for at, given in enumerate(inputs))
 

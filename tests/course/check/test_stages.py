@@ -9,7 +9,7 @@ import pytest
 from labkit import cuda
 from labkit._common.paths import REPOSITORY
 from labkit.course import exercises
-from labkit.course.check import limits, check, examine, run, stages
+from labkit.course.check import check, examine, limits, run, stages
 from labkit.course.check.cases import Case
 from labkit.course.check.compare import compared
 from labkit.course.check.exceptions import guard_question
@@ -257,7 +257,7 @@ def test_the_guard_is_asked_after_only_where_it_is_wrong(examined):
     asked = guard_question(exercise, case, (100,), (101, 0, 0), (0, 0, 0))
     assert "Is there a guard" in asked[0]
     inside = guard_question(exercise, case, (50,), (60, 0, 0), (0, 0, 0))
-    assert inside == ("This thread has work of its own, so no guard would stop it: is the index right?",)
+    assert len(inside) == 1 and "Is the index right?" in inside[0] and "a guard of its own" in inside[0]
 
 
 @pytest.mark.parametrize(("thread", "question"), [((0, 5, 0), True), ((9, 0, 0), True), ((6, 4, 0), False)])
@@ -325,7 +325,7 @@ def many_turns(a, s, out):
 
 
 def test_what_is_watched_is_limited_by_steps_and_never_by_time(monkeypatch, examined):
-    monkeypatch.setattr(limits, "KERNEL_LIMIT_S", 1e-6)  # of an interpreted block; what is compiled ends before it is asked
+    monkeypatch.setattr(limits, "KERNEL_LIMIT_S", 1e-6)  # what is compiled ends before it is asked for
     assert examined(many_turns).passed
     monkeypatch.setattr(run, "OBSERVED_STEPS", 39)
     assert examined(many_turns).kind == "not_observed"

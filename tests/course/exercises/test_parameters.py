@@ -96,7 +96,8 @@ def test_every_input_changes_the_result(name):
 
 
 def test_the_lint_finds_an_input_that_changes_nothing():
-    ignoring = replace(COMPUTED["saxpy"], reference=lambda a, x, y: 2.0 * y, tolerance=None, domain="There are none here.")
+    ignoring = replace(COMPUTED["saxpy"], reference=lambda a, x, y: 2.0 * y, tolerance=None,
+                       domain="There are none here.")
     assert inert(ignoring, [0, 1, 2]) == [0, 1]
 
 
