@@ -90,6 +90,14 @@ def _listening(*clocks: _CompileClock):
 
 
 @contextlib.contextmanager
+def compile_clock():
+    """A clock whose seconds() are those that this thread spent in the block on compiling kernels."""
+    clock = _CompileClock()
+    with _listening(clock):
+        yield clock
+
+
+@contextlib.contextmanager
 def host_limit(seconds: float):
     """Raises HostTimeout in this thread if the block takes longer on the CPU, compiling left out, or ASLEEP times as
     long by the clock on the wall: a busy machine stops nothing that ends. Reaches Python code, a `while True: pass`

@@ -18,7 +18,8 @@ STUB = re.compile(r"#\s*your code here", re.IGNORECASE)
 
 
 def _is_kernel(answer) -> bool:
-    return hasattr(answer, "py_func") and hasattr(answer, "__getitem__") and not _is_device_function(answer)
+    return (hasattr(answer, "py_func") and hasattr(answer, "__getitem__") and not inspect.isclass(answer)
+            and type(answer).__name__ != "CPUDispatcher" and not _is_device_function(answer))
 
 
 def _is_device_function(answer) -> bool:
@@ -38,6 +39,9 @@ def refused(exercise: Exercise, answer) -> Attempt | None:
         if _is_kernel(answer):
             return Attempt("not_a_function", f"`{answer.__name__}` is a kernel; asked for is a function of the host.",
                            ("It runs on the CPU, without `@cuda.jit`, and may launch kernels.",))
+        if inspect.isclass(answer):
+            return Attempt("not_a_function", f"`{answer.__name__}` is a class; asked for is a function.",
+                           (f"Define it as `def {answer.__name__}(...)`, and return the result.",))
         if not callable(answer):
             return Attempt("not_a_function", f"Asked for is a function, not {_kind_of(answer)}.")
         return _not_started(answer) if _unchanged(answer) else None
@@ -49,6 +53,13 @@ def refused(exercise: Exercise, answer) -> Attempt | None:
         if _is_device_function(answer):
             return Attempt("not_a_kernel", f"`{name}` is a device function, and asked for is a kernel.",
                            ("Take `device=True` out of `@cuda.jit(...)`.",))
+        if inspect.isclass(answer):
+            return Attempt("not_a_kernel", f"`{name}` is a class; asked for is a kernel.",
+                           (f"A kernel is a function: write `@cuda.jit`, and `def {name}(...)` on the line below.",))
+        if type(answer).__name__ in ("CPUDispatcher", "DUFunc", "GUFunc"):
+            return Attempt("not_a_kernel", f"`{name}` is compiled for the CPU, by Numba's `@njit` or `@vectorize`.",
+                           (f"A kernel is compiled for the GPU: put `@cuda.jit` in its place above `def {name}(...)`, "
+                            "and run that cell again.",))
         if callable(answer):
             return Attempt("not_a_kernel", f"`{name}` is a plain Python function, not a kernel.",
                            (f"Put `@cuda.jit` on the line above `def {name}(...)`, and run that cell again.",))

@@ -61,7 +61,7 @@ def stages_of(exercise: Exercise, cases: list[Case]) -> list[list[tuple]]:
     if exercise.kind == "kernel":
         observed = [(case, observer(exercise, case)) for case in observed_cases(exercise, cases)]
         stages.insert(0 if device.on_gpu() else len(stages), observed)
-    elif exercise.demand is not None and not device.on_gpu():
+    elif not device.on_gpu() and (exercise.demand is not None or exercise.shape is not None):
         from labkit.course.check.host_runs import host_observer
 
         stages.append([(case, host_observer(exercise, case)) for case in cases if not case.where])

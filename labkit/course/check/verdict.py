@@ -38,17 +38,23 @@ class Verdict:
     size: dict | None = None  # of the smallest case that failed
     seed: int | None = None  # repeats the check: check(name, kernel, seed=...)
     seconds: float = 0.0
+    compiling: float = 0.0  # seconds of these that went into compiling kernels, which are kept
     can_play: bool = False  # the kernel's threads can be watched in the case that failed
     player: str = ""  # the page that shows them step by step, where one was asked for
     time_ms: float | None = None  # on a GPU, where the exercise is timed
     ratio: float | None = None  # time over the baseline's
+
+    def __post_init__(self):
+        object.__setattr__(self, "headline", in_the_singular(self.headline))
+        object.__setattr__(self, "details", tuple(map(in_the_singular, self.details)))
 
     def result(self) -> dict:
         """For tools, as JSON."""
         return {"kind": "check", "exercise": self.exercise, "title": self.title, "passed": self.passed,
                 "verdict": self.kind, "headline": self.headline, "details": list(self.details), "table": self.table,
                 "mistake": self.mistake, "mistake_is_exact": self.mistake_is_exact, "where": self.where,
-                "size": self.size, "seed": self.seed, "seconds": round(self.seconds, 3), "can_play": self.can_play,
+                "size": self.size, "seed": self.seed, "seconds": round(self.seconds, 3),
+                "compiling": round(self.compiling, 3), "can_play": self.can_play,
                 "player": self.player,
                 "time_ms": self.time_ms, "ratio": self.ratio}
 
@@ -64,7 +70,9 @@ class Verdict:
         return self._footer(can_be_typed_to())
 
     def _footer(self, notebook: bool) -> str:
-        parts = [f"Reached {self.where}, in {self.seconds:.1f} s"] if self.where else []
+        parts = [f"Reached {self.where}, in {self.seconds - self.compiling:.1f} s"] if self.where else []
+        if parts and self.compiling >= 0.5:
+            parts[0] += f" and {self.compiling:.1f} s for compiling, which the next check will not need"
         if self.seed is not None and not self.passed:
             parts.append(f"the same inputs again: seed={self.seed}")
         if not self.passed and self.kind != "unchanged":
@@ -189,6 +197,28 @@ def show_value(value) -> str:
 def counted(things, noun: str) -> str:
     count = things if isinstance(things, int) else len(things)
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
+NOUNS = {f"{noun}s": noun for noun in (
+    "thread", "number", "element", "load", "store", "block", "argument", "row", "column", "lane", "warp", "key", "head",
+    "token", "part", "weight", "array", "graph", "replay", "request", "sector", "step", "time", "input", "kernel", "chunk",
+    "atomic", "barrier", "call", "parameter", "size", "conflict", "copy", "round", "counter", "output")} | {
+    "launches": "launch", "passes": "pass", "bytes": "byte", "queries": "query", "copies": "copy", "axes": "axis",
+    "indices": "index", "branches": "branch"}  # fmt: skip
+VERBS = {"are": "is", "were": "was", "have": "has", "make": "makes", "move": "moves", "load": "loads", "take": "takes",
+         "store": "stores", "do": "does", "idle": "idles", "compute": "computes", "need": "needs"}
+_ONE_OF_MANY = re.compile(rf"(?<![\w.,:=\[(*/+-])(?<![*/+-] )1 ({'|'.join(NOUNS)})\b(?: ({'|'.join(VERBS)})\b)?")
+
+
+def in_the_singular(text: str) -> str:
+    """The sentence with "1 thread makes" where it says "1 threads make": counts are put into sentences of many."""
+    parts = text.split("`")  # code stays as it is
+    return "`".join(part if k % 2 else _ONE_OF_MANY.sub(_singular, part) for k, part in enumerate(parts))
+
+
+def _singular(found: re.Match) -> str:
+    verb = f" {VERBS[found.group(2)]}" if found.group(2) else ""
+    return f"1 {NOUNS[found.group(1)]}{verb}"
 
 
 def show_index(index: tuple) -> str:
