@@ -54,8 +54,8 @@ check("rmsnorm_block", rmsnorm_block)
 # `x` (T, heads, D) float32 holds the heads of T tokens, and `positions` (T,) int32 says where each token stands. Row p
 # of `table` (P, D) belongs to position p: first the cosines of the D / 2 angles, then their sines. Pair d of a head is
 # (d, d + D / 2). Rotate (a, b) to (a cos − b sin, b cos + a sin), and write it to the same place in `out`. There is a
-# thread for each pair of each head of each token, in a grid of one dimension with some threads to spare. Load every
-# number of `x` once. `out` may be `x`.
+# thread for each pair of each head of each token, in a grid of one dimension with some threads to spare. Load
+# everything once, the position, the cosine and the sine too, and keep it in variables. `out` may be `x`.
 
 
 # %%

@@ -393,7 +393,11 @@ def _collect(process, owners: list, wanted: list[str], on_check: Callable | None
             broken = event["error"] or broken
             continue
         if event["verdict"]:
-            keep(Result(owner, event["verdict"]))
+            verdict = event["verdict"]
+            if broken:  # after the definition, which was checked all the same
+                told = f"The cell above ended with an error, after what it defines: {broken}"
+                verdict = {**verdict, "details": [*verdict["details"], told]}
+            keep(Result(owner, verdict))
         else:
             shown = broken or event["error"] or "its test cell does not end with check(...)"
             keep(Result(owner, problem=("in the cell above: " if broken else "") + shown))

@@ -44,11 +44,18 @@ In plain Python
     observer/         observe: the race detector, memory requests, a report, a figure, a player
 """
 
-from labkit.simt.settings import blocks_in_turn, check_numba, strict_barriers, thread_order, time_limit
+from labkit.simt.settings import (
+    blocks_in_turn,
+    check_numba,
+    step_limit,
+    strict_barriers,
+    thread_order,
+    time_limit,
+)
 
 check_numba()  # before the modules below make compiled functions
 
 from labkit.simt.kernel import show  # noqa: E402
 from labkit.simt.observer.observe import observe  # noqa: E402
 
-__all__ = ["blocks_in_turn", "observe", "show", "strict_barriers", "thread_order", "time_limit"]
+__all__ = ["blocks_in_turn", "observe", "show", "step_limit", "strict_barriers", "thread_order", "time_limit"]

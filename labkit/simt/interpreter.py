@@ -108,7 +108,7 @@ class Interpreter:
             raise ArgumentError(
                 f"{self.program.name} takes {len(params)} arguments ({', '.join(params)}), {len(args)} given"
             )
-        self.current, self.state, self.deadline, self.ticks = None, None, None, 0
+        self.current, self.state, self.deadline, self.ticks, self.most_ticks = None, None, None, 0, None
         self.intrinsics, self.scheduler = Intrinsics(self), Scheduler(self)
         self.windows = []  # shared memory of the blocks that are under way
         self._place_shared()
@@ -134,7 +134,7 @@ class Interpreter:
         for name, array in self.program.constants.items():
             bound[name] = self._constant(name, array)
         self.make_thread, self.functions = self._compile(bound)
-        self.bound = bound
+        self.bound, self.most_ticks = bound, settings.step_limit_now()
         self._start_clock()
         with np.errstate(all="ignore"):
             if self.program.cooperative:
@@ -143,7 +143,7 @@ class Interpreter:
                 self._run_in_turn(self._block(b) for b in self._in_order(range(self.blocks)))
 
     def _start_clock(self):
-        self.limit = settings.time_limit_s()
+        self.limit = settings.time_limit_s() if self.most_ticks is None else 0
         self.deadline = time.thread_time() + self.limit if self.limit else None
 
     def _argument(self, name, value):
@@ -265,11 +265,14 @@ class Interpreter:
 
     def _tick(self):
         self.ticks += 1
-        if self.deadline and self.ticks % 4096 == 0 and time.thread_time() > self.deadline:
+        late = self.deadline and self.ticks % 4096 == 0 and time.thread_time() > self.deadline
+        if late or (self.most_ticks is not None and self.ticks > self.most_ticks):
             line = sys._getframe(1).f_lineno
+            after = f"{self.limit:g} s in which no block ended" if late else f"{self.ticks:,} turns of its loops"
+            hint = " LABKIT_TIME_LIMIT sets the limit in seconds" if late else ""
             raise KernelTimeout(
-                f"{self.program.name}, line {line}: stopped while {self.doing}, after {self.limit:g} s in which no "
-                "block ended: a loop that never ends? LABKIT_TIME_LIMIT sets the limit in seconds",
+                f"{self.program.name}, line {line}: stopped while {self.doing}, after {after}: a loop that never ends?"
+                f"{hint}",
                 kernel=self.program.name,
                 filename=self.program.filename,
                 line=line,

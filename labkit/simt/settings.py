@@ -46,6 +46,7 @@ _ORDER = contextvars.ContextVar("labkit_simt_order", default="forward")
 _STRICT = contextvars.ContextVar("labkit_simt_strict", default=False)
 _IN_TURN = contextvars.ContextVar("labkit_simt_in_turn", default=False)
 _TIME_LIMIT = contextvars.ContextVar("labkit_simt_time_limit", default=None)
+_STEP_LIMIT = contextvars.ContextVar("labkit_simt_step_limit", default=None)
 
 
 def check_numba():
@@ -125,6 +126,16 @@ def is_strict():
 def time_limit(seconds):
     """Launches below this are stopped after this many seconds in which no block ended; 0 is no limit."""
     return _within(_TIME_LIMIT, float(seconds))
+
+
+def step_limit(steps):
+    """Launches below this that are interpreted or observed are stopped after this many turns of loops, of all their
+    threads together, however long that takes; a time limit does not hold then."""
+    return _within(_STEP_LIMIT, int(steps))
+
+
+def step_limit_now():
+    return _STEP_LIMIT.get()
 
 
 def time_limit_s():

@@ -136,15 +136,16 @@ class RunningLaunch:
         return int(self.records[:, DONE].sum()), self.next
 
     def wait(self, limit):
-        """Until the last block is done. Returns the limit in seconds if no block ended for so long, else None."""
+        """Until the last block is done. Returns the limit in seconds if no block ended for so long, else None. Seconds
+        are those of the CPU, for each thread, so that a busy machine stops no kernel that ends."""
         if self.finished.wait(0.05):
             return None
-        seen, since = self.progress(), time.monotonic()
+        seen, since = self.progress(), time.process_time()
         while not self.finished.wait(0.05):
             now = self.progress()
             if now != seen:
-                seen, since = now, time.monotonic()
-            elif limit and time.monotonic() - since > limit:
+                seen, since = now, time.process_time()
+            elif limit and time.process_time() - since > limit * self.running:
                 self.stop()
                 self.finished.wait()
                 return limit

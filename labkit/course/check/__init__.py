@@ -26,10 +26,10 @@ from labkit._common.errors import UserError
 from labkit._common.tables import size_text
 from labkit.course import exercises
 from labkit.course.check.cases import draw_cases
-from labkit.course.check.limits import announced_compiling
+from labkit.course.check.limits import announced_compiling, compile_clock
 from labkit.course.check.numba_kernels import adopted, numba_on_cpu
 from labkit.course.check.predict import check_prediction, written
-from labkit.course.check.preflight import AS_GIVEN, as_given, refused
+from labkit.course.check.preflight import AS_GIVEN, as_given, never_used, refused
 from labkit.course.check.repair import repairs, sentences
 from labkit.course.check.run import played
 from labkit.course.check.stages import Known, can_play, run_stages
@@ -72,6 +72,12 @@ def examine(exercise: Exercise, answer, *, seed: int | None = None, numbers: dic
     which runs changed copies of the answer in this process, for some seconds. play_in: the folder in which a page is
     written that plays the case in which a kernel failed.
     """
+    with compile_clock() as clock:
+        verdict = _examined(exercise, answer, seed, numbers, tries, look, play_in)
+    return replace(verdict, compiling=min(clock.seconds(), verdict.seconds))
+
+
+def _examined(exercise: Exercise, answer, seed, numbers, tries: int, look: bool, play_in: str | None) -> Verdict:
     seed = secrets.randbelow(2**31) if seed is None else seed
     begin = time.perf_counter()
     common = {"exercise": exercise.name, "title": _title(exercise.name), "where": _where(), "seed": seed}
@@ -95,6 +101,8 @@ def examine(exercise: Exercise, answer, *, seed: int | None = None, numbers: dic
             elif attempt is not None and look and not known.exact:
                 found = repairs(exercise, answer, attempt.kind, case, cases)
                 attempt = replace(attempt, details=(*attempt.details, *sentences(found)))
+            if attempt is not None and attempt.kind == "wrong_result":
+                attempt = replace(attempt, details=(*attempt.details, *never_used(exercise, answer, case)))
     if attempt is not None:
         if case is None:
             common["seed"] = None  # nothing was drawn

@@ -49,6 +49,48 @@ def _does_all_alone(place: Place, node) -> bool:
     return bool(step) and isinstance(step[0], ast.Constant) and step[0].value == 1
 
 
+GROWING = {"append", "appendleft", "extend", "insert", "add", "update", "setdefault"}
+
+
+def grows_itself(tree: ast.AST) -> bool:
+    """Whether a statement makes a container larger by itself (`x.append(x)`, `x += x`, `x = [x]`), or grows the one
+    that its loop goes through. Such a container may contain itself, and code in C then follows it for ever."""
+    for node in ast.walk(tree):
+        if _is_growing(node) and any(_holds(each, node.func.value) for each in node.args):
+            return True
+        if isinstance(node, ast.AugAssign) and isinstance(node.op, ast.Add) and _holds(node.value, node.target):
+            return True
+        if isinstance(node, ast.Assign):
+            into = [one.value if isinstance(one, ast.Subscript) else one for one in node.targets]
+            wraps = isinstance(node.value, (ast.List, ast.Tuple, ast.Set, ast.Dict))
+            stored = any(isinstance(one, ast.Subscript) for one in node.targets) and isinstance(node.value, ast.Name)
+            if (wraps or stored) and any(_holds(node.value, one) for one in into if not isinstance(one, ast.Tuple)):
+                return True
+        if isinstance(node, ast.For):
+            inside = [each for statement in node.body for each in ast.walk(statement)]
+            if any(_same(each.func.value, node.iter) for each in inside if _is_growing(each)) or any(
+                    _same(each.target, node.iter) for each in inside if isinstance(each, ast.AugAssign)):
+                return True
+    return False
+
+
+def _is_growing(node: ast.AST) -> bool:
+    return isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in GROWING
+
+
+def _same(a: ast.AST, b: ast.AST) -> bool:
+    return ast.unparse(a) == ast.unparse(b)
+
+
+def _holds(value: ast.AST, name: ast.AST) -> bool:
+    """Whether the value is the whole of `name`, or a list or tuple that holds it; an element of it is another thing."""
+    if isinstance(value, (ast.List, ast.Tuple, ast.Set)):
+        return any(_holds(each, name) for each in value.elts)
+    if isinstance(value, ast.Dict):
+        return any(_holds(each, name) for each in value.values)
+    return _holds(value.value, name) if isinstance(value, ast.Starred) else _same(value, name)
+
+
 def _line(before: ast.AST, after) -> int:
     """The line to be shown: of a block that is rearranged, that of the first statement which moves."""
     moved = getattr(after, "moved", None)

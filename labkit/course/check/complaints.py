@@ -21,6 +21,8 @@ _ENGLISH = {"a", "an", "the", "whole", "no", "cannot", "keyword", "call", "its",
 _OPERATORS = {"add": "+", "sub": "-", "mul": "*", "truediv": "/", "floordiv": "//", "mod": "%", "pow": "**",
               "matmul": "@", "lt": "<", "le": "<=", "gt": ">", "ge": ">=", "eq": "==", "ne": "!=", "iadd": "+=",
               "isub": "-=", "imul": "*=", "itruediv": "/=", "and_": "&", "or_": "|", "xor": "^"}  # fmt: skip
+MAKERS = {"zeros", "empty", "ones", "full", "array", "zeros_like", "empty_like", "ones_like", "full_like", "arange",
+          "linspace", "asarray"}  # fmt: skip
 ONE_BY_ONE = "A kernel computes single elements"
 
 
@@ -316,6 +318,11 @@ def _type_words(name: str) -> str:
 
 def _host_function(source, text, line):
     found = re.match(r"((?:np|numpy)\.\w+) cannot be called in device code", text)
+    if found and found.group(1).rpartition(".")[2] in MAKERS:
+        return (f"`{found.group(1)}` makes an array, and a kernel cannot ask for memory while it runs. A few numbers of "
+                "one thread: `cuda.local.array(shape, float32)`. Numbers that a block shares: "
+                "`cuda.shared.array(shape, float32)`. Both take a constant shape, and hold nothing until it is stored: "
+                "set the elements to 0 in a loop."), None
     if found:
         return (f"`{found.group(1)}` works on whole arrays, on the CPU. {ONE_BY_ONE}: write the loop, with functions "
                 "of `math` for one number."), None

@@ -35,7 +35,8 @@ def guard_question(exercise: Exercise, case: Case, array_shape: tuple = (), thre
         of_output = _beyond(position, sizes, case.expected.shape)
         number = position[0] + sizes[0] * (position[1] + sizes[1] * position[2])
         if not (number >= elements if of_output is None else of_output) or of_array is False:
-            return ("This thread has work of its own, so no guard would stop it: is the index right?",)
+            return ("This thread has an element of the output, and a guard for the output lets it through. Is the "
+                    "index right? And if it is, does this access need a guard of its own?",)
     return (f"The launch [{_plain(grid)}, {_plain(block_size)}] starts {threads:,} threads for "
             f"{counted(elements, 'element')} of the output. Is there a guard, and does it stop exactly the threads "
             "beyond the end?",)

@@ -14,13 +14,14 @@ import numpy as np
 from labkit import cuda
 from labkit.course.check.cases import Attempt, Case
 from labkit.course.check.run import run_once
+from labkit.course.check.stream_order import StreamOrder
 from labkit.course.exercises import Exercise
 from labkit.device import graphs
 from labkit.kernels.libraries import blas
 from labkit.kernels.libraries import cutile_model as tiles
 from labkit.simt.arrays import DeviceNDArray
 from labkit.simt.launch import ConfiguredKernel
-from labkit.simt.streams import Stream
+from labkit.simt.streams import Event, Stream
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,7 @@ class HostRun:
     captures: int = 0  # graphs that were captured
     replays: int = 0  # of all of them
     returned: object = None
+    streams: StreamOrder = field(default_factory=StreamOrder)
     right_without: bool = False  # right even where no kernel runs and no library is called
 
 
@@ -64,6 +66,11 @@ def host_observer(exercise: Exercise, case: Case):
         attempt = run_once(exercise, remembering, case)
         if not attempt.good:
             return attempt
+        if seen.streams.unordered:
+            return Attempt("race", "The result is right here, but work on two streams is not ordered: a race.",
+                           tuple(seen.streams.unordered[:2]), trace=("streams",))
+        if exercise.demand is None:
+            return Attempt("passed")
         with _idle():
             seen.right_without = run_once(exercise, answer, case).good
         if missing := exercise.demand(seen):
@@ -84,6 +91,8 @@ def _seen_by(seen: HostRun):
         seen.launches.append(Launched(configured.kernel.__name__, configured.grid, configured.block, bool(replays),
                                       arrays, _number(configured.stream)))
         seen.order.append(("launch", _number(configured.stream)))
+        if not inside and not replays:  # a graph is ordered by the stream that replays it
+            seen.streams.launch(configured.kernel, args, _number(configured.stream))
         return run(configured, *args)
 
     def replayed(graph, *args, **options):
@@ -114,22 +123,44 @@ def _seen_by(seen: HostRun):
             inside.pop()
 
     def copied(array, ary=None, stream=0):
+        values = copy(array, ary, stream)
         if not inside:
             seen.copies_to_host += 1
             seen.order.append(("copy back", _number(stream)))
-        return copy(array, ary, stream)
+            seen.streams.copy("the copy back", _number(stream), array, values)
+        return values
 
     def sent(array, ary, stream=0):
         if not inside:
             seen.order.append(("copy there", _number(stream)))
+            seen.streams.copy("the copy there", _number(stream), ary, array)
         return send(array, ary, stream)
 
-    def waited(stream=0):
-        seen.order.append(("wait", _number(stream)))
+    def made(obj, stream=0, *args, **options):
+        array = make(obj, stream, *args, **options)
+        if not inside and options.get("to") is None:
+            seen.streams.copy("the copy there", _number(stream), None, array)
+        return array
+
+    def waited(stream=None):
+        seen.order.append(("wait", _number(stream or 0)))
+        seen.streams.wait(None if stream is None else _number(stream))
+
+    def recorded(event, stream=0):
+        seen.streams.record(event, _number(stream))
+        return record(event, stream)
+
+    def awaited(event, stream=0):
+        seen.streams.wait_for(event, _number(stream))
+
+    def host_awaited(event):
+        seen.streams.wait_for(event)
 
     run, replay, call, tile = (ConfiguredKernel.run, graphs._RecordedGraph.launch, blas._on_host, tiles.launch)
     copy, send, capture = DeviceNDArray.copy_to_host, DeviceNDArray.copy_to_device, graphs._RecordedGraph.__init__
-    with _replaced(ran, replayed, called, tiled, copied, sent, waited, waited, captured):
+    make, record = cuda.to_device, Event.record
+    with _replaced(ran, replayed, called, tiled, copied, sent, waited, waited, captured, made, recorded, awaited,
+                   host_awaited):
         yield
 
 
@@ -146,10 +177,12 @@ def _idle():
 @contextlib.contextmanager
 def _replaced(*replacements):
     """Other functions for a launch, a graph's replay, a call of cuBLAS, the launch of a tile program, copies back and
-    there, waiting for a stream and for all, and the capture of a graph; for as many of them as are given."""
+    there, waiting for a stream and for all, the capture of a graph, to_device, and recording an event and waiting for
+    it, on a stream and on the host; for as many of them as are given."""
     owners = ((ConfiguredKernel, "run"), (graphs._RecordedGraph, "launch"), (blas, "_on_host"), (tiles, "launch"),
               (DeviceNDArray, "copy_to_host"), (DeviceNDArray, "copy_to_device"), (Stream, "synchronize"),
-              (cuda, "synchronize"), (graphs._RecordedGraph, "__init__"))[:len(replacements)]
+              (cuda, "synchronize"), (graphs._RecordedGraph, "__init__"), (cuda, "to_device"), (Event, "record"),
+              (Event, "wait"), (Event, "synchronize"))[:len(replacements)]
     before = [getattr(owner, name) for owner, name in owners]
     try:
         for (owner, name), replacement in zip(owners, replacements, strict=True):

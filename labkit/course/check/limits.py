@@ -15,6 +15,7 @@ from labkit import cuda, device
 
 KERNEL_LIMIT_S = 5.0  # without a block that ends
 QUIET_S = 2.0  # compiling for longer is announced
+ASLEEP = 3  # how much longer than its CPU time a function may take, one that sleeps or waits for another
 AGAIN_S = 0.5  # a callback may swallow what stops a function: it is then stopped again
 
 
@@ -54,48 +55,59 @@ def wait() -> None:
 class _CompileClock(event.Listener):
     """The seconds that one thread spends in Numba's compiler: not the answer's own, and announced if they are many."""
 
-    def __init__(self):
-        self.ident, self.depth, self.begin, self.spent = threading.get_ident(), 0, 0.0, 0.0
+    def __init__(self, now=time.monotonic):
+        self.ident, self.now, self.depth, self.begin, self.spent = threading.get_ident(), now, 0, 0.0, 0.0
 
     def on_start(self, event):
         if threading.get_ident() == self.ident:
             if self.depth == 0:
-                self.begin = time.monotonic()
+                self.begin = self.now()
             self.depth += 1
 
     def on_end(self, event):
         if threading.get_ident() == self.ident and self.depth:
             self.depth -= 1
             if self.depth == 0:
-                self.spent += time.monotonic() - self.begin
+                self.spent += self.now() - self.begin
 
     def seconds(self) -> float:
         """Also read by other threads: `depth` is looked at first, so that a compile that ends now counts at least."""
-        running = time.monotonic() - self.begin if self.depth else 0.0
+        running = self.now() - self.begin if self.depth else 0.0
         return self.spent + running
 
 
 @contextlib.contextmanager
-def _listening(clock: _CompileClock):
-    """The clock runs with Numba's compiler, and with that of numba.cuda, which has events of its own."""
+def _listening(*clocks: _CompileClock):
+    """The clocks run with Numba's compiler, and with that of numba.cuda, which has events of its own."""
     cuda_events = sys.modules.get("numba.cuda.core.event")
     with contextlib.ExitStack() as stack:
-        stack.enter_context(event.install_listener("numba:compile", clock))
-        if device.on_gpu() and cuda_events is not None:
-            cuda_events.Listener.register(_CompileClock)
-            stack.enter_context(cuda_events.install_listener("numba-cuda:compiler_lock", clock))
+        for clock in clocks:
+            stack.enter_context(event.install_listener("numba:compile", clock))
+            if device.on_gpu() and cuda_events is not None:
+                cuda_events.Listener.register(_CompileClock)
+                stack.enter_context(cuda_events.install_listener("numba-cuda:compiler_lock", clock))
         yield
 
 
 @contextlib.contextmanager
+def compile_clock():
+    """A clock whose seconds() are those that this thread spent in the block on compiling kernels."""
+    clock = _CompileClock()
+    with _listening(clock):
+        yield clock
+
+
+@contextlib.contextmanager
 def host_limit(seconds: float):
-    """Raises HostTimeout in this thread if the block takes longer, compiling left out. Reaches Python code, a
-    `while True: pass` too. Once the block has been left nothing is raised any more."""
+    """Raises HostTimeout in this thread if the block takes longer on the CPU, compiling left out, or ASLEEP times as
+    long by the clock on the wall: a busy machine stops nothing that ends. Reaches Python code, a `while True: pass`
+    too. Once the block has been left nothing is raised any more."""
     ident, lock, over = threading.get_ident(), threading.Lock(), threading.Event()
-    clock, begin = _CompileClock(), time.monotonic()
+    limits = [(_CompileClock(now), now(), most)
+              for now, most in ((_thread_clock(ident), seconds), (time.monotonic, ASLEEP * seconds))]
 
     def left() -> float:
-        return seconds - (time.monotonic() - begin - clock.seconds())
+        return min(most - (clock.now() - begin - clock.seconds()) for clock, begin, most in limits)
 
     def watch():
         while (rest := left()) > 0:
@@ -125,7 +137,7 @@ def host_limit(seconds: float):
     watcher = threading.Thread(target=watch, daemon=True, name="labkit-host-limit")
     before, sys.unraisablehook = sys.unraisablehook, unraisable
     try:
-        with _listening(clock):
+        with _listening(*(clock for clock, *_ in limits)):
             try:
                 watcher.start()
                 yield
@@ -134,6 +146,15 @@ def host_limit(seconds: float):
                     pass
     finally:
         sys.unraisablehook = before
+
+
+def _thread_clock(ident: int):
+    """Seconds that a thread was on a CPU; by the clock on the wall where a system does not say that to other threads.
+    """
+    if not hasattr(time, "pthread_getcpuclockid"):
+        return time.monotonic
+    clock = time.pthread_getcpuclockid(ident)
+    return lambda: time.clock_gettime(clock)
 
 
 def _raise_in(ident: int, kind) -> None:

@@ -6,8 +6,10 @@ import ast
 import inspect
 import re
 
+import numpy as np
+
 from labkit.course import answer_cells
-from labkit.course.check.cases import Attempt
+from labkit.course.check.cases import Attempt, Case, arguments_of
 from labkit.course.check.complaints import matrix_product
 from labkit.course.check.verdict import counted, parsed, place
 from labkit.course.exercises import Exercise
@@ -16,7 +18,8 @@ STUB = re.compile(r"#\s*your code here", re.IGNORECASE)
 
 
 def _is_kernel(answer) -> bool:
-    return hasattr(answer, "py_func") and hasattr(answer, "__getitem__") and not _is_device_function(answer)
+    return (hasattr(answer, "py_func") and hasattr(answer, "__getitem__") and not inspect.isclass(answer)
+            and type(answer).__name__ != "CPUDispatcher" and not _is_device_function(answer))
 
 
 def _is_device_function(answer) -> bool:
@@ -36,6 +39,9 @@ def refused(exercise: Exercise, answer) -> Attempt | None:
         if _is_kernel(answer):
             return Attempt("not_a_function", f"`{answer.__name__}` is a kernel; asked for is a function of the host.",
                            ("It runs on the CPU, without `@cuda.jit`, and may launch kernels.",))
+        if inspect.isclass(answer):
+            return Attempt("not_a_function", f"`{answer.__name__}` is a class; asked for is a function.",
+                           (f"Define it as `def {answer.__name__}(...)`, and return the result.",))
         if not callable(answer):
             return Attempt("not_a_function", f"Asked for is a function, not {_kind_of(answer)}.")
         return _not_started(answer) if _unchanged(answer) else None
@@ -47,6 +53,13 @@ def refused(exercise: Exercise, answer) -> Attempt | None:
         if _is_device_function(answer):
             return Attempt("not_a_kernel", f"`{name}` is a device function, and asked for is a kernel.",
                            ("Take `device=True` out of `@cuda.jit(...)`.",))
+        if inspect.isclass(answer):
+            return Attempt("not_a_kernel", f"`{name}` is a class; asked for is a kernel.",
+                           (f"A kernel is a function: write `@cuda.jit`, and `def {name}(...)` on the line below.",))
+        if type(answer).__name__ in ("CPUDispatcher", "DUFunc", "GUFunc"):
+            return Attempt("not_a_kernel", f"`{name}` is compiled for the CPU, by Numba's `@njit` or `@vectorize`.",
+                           (f"A kernel is compiled for the GPU: put `@cuda.jit` in its place above `def {name}(...)`, "
+                            "and run that cell again.",))
         if callable(answer):
             return Attempt("not_a_kernel", f"`{name}` is a plain Python function, not a kernel.",
                            (f"Put `@cuda.jit` on the line above `def {name}(...)`, and run that cell again.",))
@@ -126,6 +139,22 @@ def _not_started(answer) -> Attempt:
     name = getattr(answer, "__name__", "It")
     return Attempt("unchanged", f"`{name}` is still as it was given: nothing is computed yet.",
                    ("Replace the line under `# Your code here`, run that cell, then this one.",))
+
+
+def never_used(exercise: Exercise, answer, case: Case) -> tuple[str, ...]:
+    """A sentence for each parameter that the answer never reads, lengths left out: arrays have those, too."""
+    tree, _ = parsed(answer)
+    nodes = ast.walk(tree or ast.Module([], []))
+    definition = next((node for node in nodes if isinstance(node, ast.FunctionDef)), None)
+    if definition is None:
+        return ()
+    read = {node.id for node in ast.walk(definition) if isinstance(node, ast.Name)}
+    values = case.inputs if exercise.shape is None else arguments_of(exercise, case.inputs, case.expected, case.size)
+    lengths = {length for value in (*values, case.expected) for length in np.shape(value)} | set(case.size.values())
+    unused = [argument.arg for argument, value in zip(definition.args.args, values, strict=False)
+              if argument.arg not in read and (np.ndim(value) or isinstance(value, (float, np.floating))
+                                               or value not in lengths)]
+    return tuple(f"`{name}` is never used, and the result depends on it." for name in unused)
 
 
 AS_GIVEN = "This is as it was given, with its bug in it: find the line, and mend it."

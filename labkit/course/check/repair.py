@@ -1,8 +1,9 @@
 """Where the mistake stands, by repair: a small change to the answer's source with which every result is right.
 
 The changes come from changes.py, the likeliest first. Each is tried on one small case that fails, in plain Python and
-without compiling; what is right there is tried on all small cases, in other orders of the threads and under observe.
-Only then does the verdict name the line, and what is wrong in it, not what belongs there instead.
+without compiling; what is right there is tried on all small cases, in other orders of the threads and under observe,
+and then passes the whole check. Only then does the verdict name the line, and what is wrong in it, not what belongs
+there instead. The search runs in a process of its own, with limits: see confined.py.
 
     found = repairs(exercise, answer, attempt.kind, case, cases)
 """
@@ -26,10 +27,12 @@ import numpy as np
 from labkit import device
 from labkit.course.check import rough_run
 from labkit.course.check.cases import Case, arguments_of, threads_of
-from labkit.course.check.changes import Change, changes
+from labkit.course.check.changes import Change, changes, grows_itself
 from labkit.course.check.compare import compared
 from labkit.course.check.complaints import Source, sources_of
+from labkit.course.check.confined import FORKS, confined
 from labkit.course.check.limits import HostTimeout, announced, host_limit
+from labkit.course.check.preflight import refused
 from labkit.course.check.run import attempted, first_finding, inputs_changed, observed, unwritten
 from labkit.course.check.verdict import place
 from labkit.course.check.vocabulary import Vocabulary
@@ -41,7 +44,9 @@ from labkit.simt.rewrite import rewrite
 from labkit.simt.scope import remember_source
 
 LOOKING_S = 4.0  # of the CPU, for the whole search
-WALL_S = 10.0  # for the same, on a busy machine
+CPU_S = 14.0  # for the process of the search, in which what is found is compiled and checked
+MEMORY_BYTES = 1 << 30  # more than this process holds
+WALL_S = 40.0  # for the same, on a busy machine
 AFTER_FIRST_S = 0.8  # for another place, once one is found
 FIRST_S = 2.0  # for a run of the answer as it is
 CANDIDATE_S, LAUNCHED_S = 0.3, 3.0  # for one run of a changed answer, which may never end; for one that launches
@@ -86,18 +91,32 @@ def repairs(exercise: Exercise, answer, attempt_kind: str, case: Case, cases: li
     """
     if attempt_kind in NOT_LOOKED_AT or not _can_be_changed(exercise, answer):
         return ()
-    search = _Search(exercise, answer, case, cases, _clock() + seconds)
-    try:
-        with (announced("Looking for the place of the mistake. Interrupt, and the verdict comes without it ..."),
-              warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()), np.errstate(all="ignore"),
+    found: list[Repair] = []
+
+    def work(send: Callable) -> None:
+        with (warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()), np.errstate(all="ignore"),
               host_limit(WALL_S)):
             warnings.simplefilter("ignore")
-            search.run()
-    except (HostTimeout, KeyboardInterrupt):
-        pass
-    except Exception:  # a changed program can go wrong in any way, and the verdict does not depend on it
-        return ()
-    return search.chosen()
+            _Search(exercise, answer, case, cases, _clock() + seconds, send).run()
+
+    with announced("Looking for the place of the mistake. Interrupt, and the verdict comes without it ..."):
+        try:
+            if FORKS:
+                limits = {"cpu_s": seconds + CPU_S - LOOKING_S, "memory_bytes": MEMORY_BYTES, "wall_s": WALL_S}
+                with contextlib.closing(confined(work, **limits)) as sent:
+                    found.extend(sent)
+            else:
+                work(found.append)
+        except (HostTimeout, KeyboardInterrupt):
+            pass
+        except Exception:  # a changed program can go wrong in any way, and the verdict does not depend on it
+            return ()
+    return chosen(found)
+
+
+def chosen(found: list[Repair]) -> tuple[Repair, ...]:
+    """The likeliest one, and that of another line if it is about as likely."""
+    return (*found[:1], *[one for one in found if one.line != found[0].line][:1])
 
 
 def _can_be_changed(exercise: Exercise, answer) -> bool:
@@ -124,8 +143,10 @@ def _clock() -> float:
 
 
 class _Search:
-    def __init__(self, exercise: Exercise, answer, case: Case, cases: list[Case], ends: float):
+    def __init__(self, exercise: Exercise, answer, case: Case, cases: list[Case], ends: float, send: Callable):
+        """send: called with each Repair, once it is proved."""
         self.exercise, self.answer, self.case, self.cases, self.ends = exercise, answer, case, cases, ends
+        self.send = send
         self.sources = {name: source for name, source in sources_of(answer).items() if source.tree is not None
                         and isinstance(getattr(source.tree, "body", [None])[:1], list) and _definition(source)}
         self.found: list[Repair] = []
@@ -148,15 +169,19 @@ class _Search:
                 return
             if self._helps(source, change.tree(), stands):
                 self.ends = min(self.ends, _clock() + AFTER_FIRST_S) if not self.found else self.ends
-                self.found.append(Repair(source.filename, change.line, change.words, change.rank))
+                self._keep(Repair(source.filename, change.line, change.words, change.rank))
         if self.found:
             return
         for source, line, tree in pairs(in_order):
             if _clock() > self.ends:
                 return
             if self._helps(source, tree, stands):
-                self.found.append(Repair(source.filename, line, "two things are wrong", 9.0, count=2))
+                self._keep(Repair(source.filename, line, "two things are wrong", 9.0, count=2))
                 return
+
+    def _keep(self, repair: Repair) -> None:
+        self.found.append(repair)
+        self.send(repair)
 
     def _helps(self, source: Source, tree: ast.Module, stands: Callable) -> bool:
         """Whether the answer with this tree is right in everything that is tried."""
@@ -164,16 +189,27 @@ class _Search:
         if shown in self.seen:
             return False
         self.seen.add(shown)
+        if grows_itself(tree):
+            return False
         self.tried += 1
         if not all(self._roughly_right(source, tree, case) for case in self.rough):
             return False
         made = self._made(source, tree)
-        return made is not None and stands(made) and self._proved(made)
+        return made is not None and stands(made) and self._proved(made) and self._passes(source, tree)
 
-    def chosen(self) -> tuple[Repair, ...]:
-        """The likeliest one, and that of another line if it is about as likely."""
-        first = self.found[:1]
-        return (*first, *[one for one in self.found if one.line != first[0].line][:1])
+    def _passes(self, source: Source, tree: ast.Module) -> bool:
+        """Whether the answer with this tree passes the whole check, compiled as an answer is. The time that this takes
+        is not the search's."""
+        if device.on_gpu():  # where nothing may run: what was observed has to do
+            return True
+        from labkit.course.check.stages import passes
+
+        begin = _clock()
+        try:
+            made = self._made(source, tree, compiled=True)
+            return refused(self.exercise, made) is None and passes(self.exercise, made, self.cases)
+        finally:
+            self.ends += _clock() - begin
 
     def _enough(self, change: Change) -> bool:
         return bool(self.found) and (len({one.line for one in self.found}) > 1
@@ -348,8 +384,9 @@ class _Search:
         source = self.sources[self.answer.__name__]
         return self._made(source, source.tree)
 
-    def _made(self, changed: Source, tree: ast.Module):
-        """The answer with the function `changed` as `tree` has it; None if that is no function."""
+    def _made(self, changed: Source, tree: ast.Module, compiled: bool = False):
+        """The answer with the function `changed` as `tree` has it; None if that is no function. compiled: its launches
+        are, and are interpreted otherwise."""
         names = {}
         for name, source in self.sources.items():
             if changed.function.__name__ == self.answer.__name__ and name != self.answer.__name__:
@@ -362,7 +399,8 @@ class _Search:
         namespace = _namespace(self.sources[self.answer.__name__].function)
         try:
             for name, (own, source) in names.items():
-                namespace[name] = _kernel_or_function(own, source, namespace, self._original(name))
+                namespace[name] = _kernel_or_function(own, source, namespace, self._original(name),
+                                                      compiled)
         except Exception:
             return None
         return namespace[self.answer.__name__]
@@ -400,8 +438,8 @@ def _namespace(function) -> dict:
     return {**function.__globals__, **closed}
 
 
-def _kernel_or_function(tree: ast.Module, source: Source, namespace: dict, like):
-    """What the tree defines, of the kind of `like`: a kernel is one that runs in plain Python."""
+def _kernel_or_function(tree: ast.Module, source: Source, namespace: dict, like, compiled: bool):
+    """What the tree defines, of the kind of `like`. A kernel runs in plain Python, if it is not to be compiled."""
     definition = tree.body[0]
     bare = ast.FunctionDef(definition.name, _without_annotations(definition.args), definition.body, [], None)
     ast.fix_missing_locations(ast.copy_location(bare, definition))
@@ -413,7 +451,8 @@ def _kernel_or_function(tree: ast.Module, source: Source, namespace: dict, like)
     options = getattr(like, "targetoptions", None) or {}
     if type(like).__name__ == "DeviceFunction" or options.get("device"):
         return DeviceFunction(function, getattr(like, "signature", None))
-    return _PlainKernel(function, like)
+    return Kernel(function, getattr(like, "_given", ()), getattr(like, "options", None)) if compiled else (
+        _PlainKernel(function, like))
 
 
 def _without_annotations(arguments: ast.arguments) -> ast.arguments:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import contextlib
 import copy
 import re
 from dataclasses import dataclass, replace
@@ -13,16 +15,19 @@ from labkit._common.tables import size_text
 from labkit.course.check.cases import Attempt, Case, arguments_for
 from labkit.course.check.compare import called_with, compared, shaped
 from labkit.course.check.complaints import store_that_adds
+from labkit.course.check.divergence import around
 from labkit.course.check.exceptions import explained, guard_question
 from labkit.course.check.limits import HostTimeout, host_limit, limited, wait
-from labkit.course.check.verdict import bare_code, place
+from labkit.course.check.verdict import bare_code, parsed, place
 from labkit.course.exercises import Exercise
 from labkit.kernels.agree import guarded, is_poison, poison, same_bits, sentinel_of
+from labkit.simt import step_limit
 
 FUNCTION_LIMIT_S = 10.0  # for a host function
 LAUNCHER_LIMIT_S = 20.0  # for a function that launches kernels, compiling left out; nbgrader gives a cell 30 s
 PLAY_LIMIT_S = 45.0  # for a launch that is recorded, step by step
-OBSERVE_LIMIT_S = 15.0  # for a block under observe, on the CPU device, where the kernel is known to end
+OBSERVED_STEPS = 1_500_000  # turns of loops of a launch under observe, which is known to end: a minute of work
+OBSERVED_CPU_S = 300.0  # for the same, and never reached: where a thread makes a turn, steps are counted
 
 
 def run_once(exercise: Exercise, answer, case: Case, order: str = "forward") -> Attempt:
@@ -103,6 +108,9 @@ def _returned(exercise: Exercise, case: Case, value) -> Attempt:
         return Attempt("no_value", "The function returns nothing.", ("Is `return` missing?",))
     if hasattr(value, "copy_to_host"):
         value = value.copy_to_host()
+    if _contains_itself(value):  # NumPy would follow it for ever
+        return Attempt("wrong_types", "The function returns a list that contains itself.",
+                       ("Is a list appended to itself?",))
     try:
         got = np.asarray(value)
         comparable = got.dtype.kind in "biufc"
@@ -120,6 +128,15 @@ def _returned(exercise: Exercise, case: Case, value) -> Attempt:
         if compared(None, replace(case, expected=expected), again, written).good:
             return Attempt("passed", got=got)
     return attempt
+
+
+def _contains_itself(value, around: tuple = ()) -> bool:
+    """Whether a list, through those that it holds, holds itself."""
+    if not isinstance(value, (list, tuple)):
+        return False
+    inside = (*around, id(value))
+    return any(id(each) in inside or _contains_itself(each, inside) for each in value
+               if isinstance(each, (list, tuple)))
 
 
 # --- What was there before -------------------------------------------------------------------------------------------
@@ -191,14 +208,16 @@ FINDINGS = (
 ONE_WARP = re.compile(r" These threads are of one warp: for them cuda\.syncwarp\(\) is enough\.")
 
 
-def observed(exercise: Exercise, answer, case: Case, seconds: float | None = None) -> tuple:
+def observed(exercise: Exercise, answer, case: Case, seconds: float | None = None, steps: int | None = None) -> tuple:
     """(report, inputs, output) of a kernel run under observe on fresh copies. Raises whatever the answer raises, and
-    KernelTimeout on the CPU device after `seconds` (limits.KERNEL_LIMIT_S if None)."""
+    KernelTimeout on the CPU device after `seconds` of a block (limits.KERNEL_LIMIT_S if None) or, where they are given,
+    after so many steps of all threads."""
     from labkit import observe  # looked up late, so that a test can put another in its place
 
     out = poison(case.expected.shape, np.dtype(exercise.dtype)) if case.start is None else case.start.copy()
     inputs = tuple(v.copy() if isinstance(v, np.ndarray) else v for v in case.inputs)
-    with host_limit(LAUNCHER_LIMIT_S), limited("forward", seconds):
+    counted = contextlib.nullcontext() if steps is None else step_limit(steps)
+    with host_limit(LAUNCHER_LIMIT_S if steps is None else OBSERVED_CPU_S), limited("forward", seconds), counted:
         report = observe(answer[exercise.launch(**case.size)], *arguments_for(exercise, case, inputs, out))
     return report, inputs, out
 
@@ -206,7 +225,7 @@ def observed(exercise: Exercise, answer, case: Case, seconds: float | None = Non
 def played(exercise: Exercise, answer, case: Case):
     """The Player of a kernel on this case; None where it cannot be watched."""
     try:
-        report, _, _ = observed(exercise, answer, case, OBSERVE_LIMIT_S)
+        report, _, _ = observed(exercise, answer, case, steps=OBSERVED_STEPS)
         with host_limit(PLAY_LIMIT_S), limited("forward", PLAY_LIMIT_S):
             return report.play()
     except (Exception, HostTimeout):  # the verdict says what is wrong
@@ -226,7 +245,7 @@ def observer(exercise: Exercise, case: Case, whole: bool = False):
 
     def run(answer) -> Attempt:
         try:
-            report, _, _ = observed(exercise, answer, case, OBSERVE_LIMIT_S)
+            report, _, _ = observed(exercise, answer, case, steps=None if device.on_gpu() else OBSERVED_STEPS)
         except (Exception, HostTimeout) as error:  # as in run_once
             if type(error).__name__ in ("KernelTimeout", "HostTimeout") and not device.on_gpu():
                 return _not_observed(case)
@@ -236,6 +255,8 @@ def observer(exercise: Exercise, case: Case, whole: bool = False):
         if (first := first_finding(report)) is not None:
             kind, headline, found = first
             details = [_sentence(finding, found, report) for finding in found[:2]]
+            if kind == "race":
+                details += _where_no_barrier_may_stand(found[0], answer)
             if len(found) > 2:
                 details.append(f"There are {len(found)} such findings at {size_text(case.size)}; these are the "
                                "first two.")
@@ -269,10 +290,12 @@ def _orders(findings: list) -> tuple:
 
 
 def _not_observed(case: Case) -> Attempt:
-    """The kernel ended when it was launched, in every order: only the watching took too long."""
-    return Attempt("not_observed", "The result is right, but watching its threads took too long.",
-                   (f"At {size_text(case.size)} it was stopped after {OBSERVE_LIMIT_S:g} s. Is the machine busy? Then "
-                    "check again. If not: does a thread go through much more of the input than it needs?",), whole=None)
+    """The kernel ended when it was launched, in every order: only watching all its steps is too much. The count of
+    steps is the same on every machine."""
+    return Attempt("not_observed", "The result is right, but its threads do far more work than is needed.",
+                   (f"At {size_text(case.size)} the turns of all their loops together are more than "
+                    f"{OBSERVED_STEPS:,}, and watching was stopped there. Does a thread go through much more of the "
+                    "input than it needs?",), whole=None)
 
 
 def _whole(finding, report) -> tuple:
@@ -285,9 +308,26 @@ def _whole(finding, report) -> tuple:
 def _sentence(finding, found: list, report) -> str:
     """What the finding says; that syncwarp is enough only if it is for all that race, in blocks of more than a warp."""
     threads = int(np.prod(getattr(report, "block", (1,))))
+    text = str(finding)
     if threads <= 32 or any(getattr(one, "reach", 0) for one in found):
-        return ONE_WARP.sub("", str(finding))
-    return str(finding)
+        text = ONE_WARP.sub("", text)
+    return text
+
+
+def _where_no_barrier_may_stand(finding, answer) -> tuple[str, ...]:
+    """What else to do, where the two lines of a race stand in one branch that not all threads of the block take."""
+    tree, first = parsed(answer)
+    definition = next((node for node in ast.walk(tree or ast.Module([], [])) if isinstance(node, ast.FunctionDef)),
+                      None)
+    lines = [line - first + 1 for line in getattr(finding, "lines", ())]
+    if definition is None or not lines or "Put cuda.syncthreads()" not in str(finding):
+        return ()
+    block = around(definition, *lines)
+    if block is None:
+        return ()
+    what = {ast.If: "`if`", ast.While: "loop", ast.For: "loop"}[type(block)]
+    return (f"But not inside the {what} of line {block.lineno + first - 1}: not all threads of the block come by "
+            f"there, and a barrier needs all of them. End the {what} before it, and begin another after it.",)
 
 
 def _first_outside(finding, report) -> tuple:

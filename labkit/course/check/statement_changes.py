@@ -123,8 +123,8 @@ def conditions(place: Place, vocabulary: Vocabulary) -> Found:
 
 
 def barriers(place: Place, vocabulary: Vocabulary) -> Found:
-    """A barrier that is missing."""
-    if not vocabulary.shares:
+    """A barrier that is missing, where all threads of a block come by."""
+    if not vocabulary.shares or any(place.node is block for block in vocabulary.divergent):
         return
     for field in BLOCKS:
         block = getattr(place.node, field, None)

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import ast
 
+from labkit.course.check.divergence import divergent_blocks
+
 DIMENSIONS = ("threadIdx", "blockIdx", "blockDim", "gridDim")
 INTEGERS = {"len", "int", "int32", "int64", "uint32", "range", "grid", "gridsize", "ord"}
 MOST_EXPRESSIONS = 24
@@ -21,6 +23,7 @@ class Vocabulary:
         self.kinds: dict[str, tuple[str, int]] = dict(given)
         text = ast.unparse(function)
         self.uses_math, self.shares = "math." in text, "shared.array" in text
+        self.divergent = divergent_blocks(function) if self.shares else []
         self._find_names()
         self.numbers = self._numbers()
         self.ranges = [node.iter for node in ast.walk(function) if isinstance(node, ast.For)]

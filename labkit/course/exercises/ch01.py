@@ -4,7 +4,8 @@ import numpy as np
 
 from labkit import cuda
 from labkit.course.exercises import Edit, KernelExercise, PredictionExercise
-from labkit.course.exercises.domains import MOVED, SUMMED, of
+from labkit.course.exercises.demands import whole_grid
+from labkit.course.exercises.domains import MOVED, SUMMED, of, parameter
 from labkit.kernels.op import uniform
 from labkit.kernels.tolerance import dot_products, relative_to
 
@@ -35,7 +36,7 @@ SAXPY = KernelExercise(
     sizes=tuple({"n": n} for n in (1, 127, 128, 129, 1000, 70_001)),
     launch=lambda n: (_blocks(n), BLOCK),
     tolerance=relative_to(lambda s, x, y: np.abs(s * x) + np.abs(y), roundings=2),
-    domain=of((1, 2), *SUMMED),
+    domain=(*of((1, 2), *SUMMED), *parameter(0, "s", 1, 0, -2.5)),
     wrong={
         "what stood in y is overwritten, not added to": Edit("y[i] = s * x[i] + y[i]", "y[i] = s * x[i]"),
         "s multiplies y where it should multiply x": Edit("y[i] = s * x[i] + y[i]", "y[i] = x[i] + s * y[i]"),
@@ -138,8 +139,12 @@ SCALE_GRID_STRIDE = KernelExercise(
     sizes=tuple({"n": n} for n in (1, 95, 96, 97, 193, 1000, 9_999)),
     launch=lambda n: (3, 32),
     tolerance=relative_to(lambda s, x: np.abs(s * x), roundings=1),
-    domain=of(1, *SUMMED),
+    domain=(*of(1, *SUMMED), *parameter(0, "s", 1, 0, -2.5)),
+    demand=whole_grid,
     wrong={
+        "half of the blocks do the work of all":
+            Edit("i = cuda.grid(1)", "i = cuda.grid(1) if cuda.blockIdx.x < 2 else out.size",
+                 "stride = cuda.gridsize(1)", "stride = 2 * cuda.blockDim.x"),
         "a thread stops one round early, and never does its last element":
             Edit("while i < out.size:", "while i + stride < out.size:"),
         "the loop says `<=`, which lets a thread go one element too far":

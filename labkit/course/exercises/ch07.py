@@ -225,6 +225,11 @@ def _no_conflicts(report) -> str | None:
     if conflicts:
         return (f"Lanes of a warp wait for one another at the banks of `tile` {conflicts:,} times, and 0 are asked "
                 "for: store number `col` of row `row` at place `col ^ row` of its line, and look for it there.")
+    stored = len({address for (_, space), cells in report.touched.items() if space == "shared"
+                  for (thread, address), kinds in cells.items() if thread < 32 and "store" in kinds})
+    if stored < 32 * 32:
+        return (f"There are no bank conflicts, but {stored:,} numbers are stored in shared memory, and all 1,024 of a "
+                "block have to go through `tile`: rows into it, columns out of it.")
     places = [address for (_, space), cells in report.touched.items() if space == "shared" for _, address in cells]
     if places and max(places) - min(places) > 4 * (32 * 32 - 1):
         return "There are no bank conflicts, by padding: `tile` has 32 numbers in a line, and 1,024 in all."

@@ -9,7 +9,7 @@ import numpy as np
 from labkit import cuda
 from labkit.course.exercises import Edit, FunctionExercise, KernelExercise, PredictionExercise
 from labkit.course.exercises.demands import on_the_device, shuffles
-from labkit.course.exercises.domains import EXPONENTIALS, SUMMED, ZEROS, largest_at, of
+from labkit.course.exercises.domains import EXPONENTIALS, SUMMED, ZEROS, largest_at, of, parameter
 from labkit.kernels.libraries import cutile_model as ct
 from labkit.kernels.op import uniform
 from labkit.kernels.tolerance import EPS32, dot_products, relative_to
@@ -71,12 +71,12 @@ def _axpy_reference(s, x, y):
 AXPY_PROGRAM = KernelExercise(
     name="axpy_program",
     reference=_axpy_reference,
-    inputs=lambda rng, n: (np.float32(1.7), uniform(rng, n), uniform(rng, n)),
+    inputs=lambda rng, n: (np.float32(rng.uniform(1.5, 3)), uniform(rng, n), uniform(rng, n)),
     shape=lambda n: (n,),
     sizes=tuple({"n": n} for n in (1, 63, 64, 65, 255, 256, 257, 1000)),
     launch=lambda n: (-(-n // BLOCK), THREADS),
     tolerance=relative_to(lambda s, x, y: np.abs(s * x) + np.abs(y), roundings=2),
-    domain=of((1, 2), *SUMMED),
+    domain=(*of((1, 2), *SUMMED), *parameter(0, "s", 1, 0, -2.5)),
     wrong={
         "the blocks begin 64 elements apart, not 256: they compute the same elements, and the end is never reached":
             Edit("start = cuda.blockIdx.x * 256", "start = cuda.blockIdx.x * 64"),

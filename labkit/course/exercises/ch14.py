@@ -12,7 +12,16 @@ from numba import float32
 from labkit import cuda
 from labkit.course.exercises import Edit, KernelExercise, PredictionExercise, Reach
 from labkit.course.exercises.demands import elements_of_argument, shuffles
-from labkit.course.exercises.domains import EXPONENTIALS, FAR, FAR_ABOVE_ZERO, HUGE_AND_TINY, NEGATIVE, ZEROS, of
+from labkit.course.exercises.domains import (
+    EXPONENTIALS,
+    FAR,
+    FAR_ABOVE_ZERO,
+    HUGE_AND_TINY,
+    NEGATIVE,
+    ZEROS,
+    of,
+    parameter,
+)
 from labkit.kernels.op import uniform
 
 
@@ -230,7 +239,8 @@ def _backward_reference(p, g, scale):
 
 
 def _backward_inputs(rng, R, C):
-    return _probabilities(3 * uniform(rng, R, C), True).astype(np.float32), uniform(rng, R, C), np.float32(0.125)
+    p = _probabilities(3 * uniform(rng, R, C), True).astype(np.float32)
+    return p, uniform(rng, R, C), np.float32(rng.uniform(0.1, 0.4))
 
 
 def _shared_by_the_lanes(report) -> str | None:
@@ -261,7 +271,7 @@ SOFTMAX_BACKWARD = KernelExercise(
     * (np.abs(g) + (p * np.abs(g)).sum(axis=1, keepdims=True)),
     domain=(Reach("one probability of each row is 1 and the others 0", _one_is_certain),
             Reach("the first half of each row is hidden, with the probability 0", _half_is_hidden),
-            *of(1, FAR_ABOVE_ZERO, HUGE_AND_TINY, NEGATIVE, ZEROS)),
+            *of(1, FAR_ABOVE_ZERO, HUGE_AND_TINY, NEGATIVE, ZEROS), *parameter(2, "scale", 1, 0.02)),
     demand=_shared_by_the_lanes,
     wrong={
         "the sum of `g` alone: each has to be weighed by its `p`":

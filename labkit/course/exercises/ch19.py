@@ -226,7 +226,10 @@ EMBED_TOKENS = KernelExercise(
     domain=(*of((1, 2), HUGE_AND_TINY, NEGATIVE),
             Reach("all tokens are the first of the table", lambda rng, ids, *others: (0 * ids, *others)),
             Reach("all tokens are the last of the table",
-                  lambda rng, ids, tokens, *others: (0 * ids + np.int32(len(tokens) - 1), tokens, *others))),
+                  lambda rng, ids, tokens, *others: (0 * ids + np.int32(len(tokens) - 1), tokens, *others)),
+            Reach("the table of positions goes on behind the last token",
+                  lambda rng, ids, tokens, positions, start: (ids, tokens, positions, start // 2),
+                  {"T": 3, "C": 5, "before": 4})),
     wrong={
         "positions count from 0: those before `start[0]` are tokens of an earlier call": Edit("start[0] + t", "t"),
         "the row of `tokens` is taken at the place, not at the id": Edit("ids[t], col", "t % tokens.shape[0], col"),

@@ -18,9 +18,11 @@ from labkit.course.exercises.domains import (
     ONE_FAR_ABOVE,
     SUMMED,
     ZEROS,
+    any_angles,
     at,
     in_place,
     of,
+    parameter,
 )
 from labkit.kernels.elements import FLOAT32
 from labkit.kernels.op import uniform
@@ -127,6 +129,7 @@ RMSNORM_BLOCK = KernelExercise(
     demand=_one_barrier,
     domain=(in_place(0), at("a row has fewer columns than a warp has lanes", T=2, C=7),
             at("a row has several columns for each thread", T=2, C=513),
+            *parameter(2, "epsilon", 0, 0.5),
             *of(0, ZEROS, HUGE_AND_TINY, EQUAL, FAR_ABOVE_ZERO, ONE_FAR_ABOVE, at={"T": 4, "C": 100}),
             *of(1, NEGATIVE)),
     wrong={
@@ -222,7 +225,7 @@ ROPE_HEADS = KernelExercise(
                           lambda positions: 0 * positions + POSITIONS - 1),
             _at_positions("the tokens stand in reverse order", lambda positions: 17 - np.arange(len(positions))),
             _at_positions("the tokens stand far apart", lambda positions: 13 * np.arange(len(positions))),
-            *of(0, *SUMMED, EQUAL)),
+            any_angles(1), *of(0, *SUMMED, EQUAL)),
     wrong={
         "neighbours are taken as pairs": Edit("a, b = x[t, head, d], x[t, head, d + half]",
                                               "a, b = x[t, head, 2 * d], x[t, head, 2 * d + 1]",
@@ -371,6 +374,7 @@ ROTATE_NORMED = KernelExercise(
             _standing("all tokens stand at the last position of the table",
                       lambda positions: 0 * positions + POSITIONS - 1),
             _standing("the tokens stand in reverse order", lambda positions: 17 - np.arange(len(positions))),
+            any_angles(3, {"T": 4, "H": 3}), *parameter(2, "epsilon", 0, 0.5),
             *of(0, ZEROS, HUGE_AND_TINY, EQUAL, FAR_ABOVE_ZERO, ONE_FAR_ABOVE), *of(1, NEGATIVE)),
     wrong={
         "the weights multiply what is rotated already": rotate_normed_weights_last,

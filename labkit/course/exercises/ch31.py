@@ -12,7 +12,7 @@ from numba import float32
 from labkit import cuda
 from labkit.course.exercises import Edit, FunctionExercise, KernelExercise, PredictionExercise, Reach
 from labkit.course.exercises.demands import elements_of_argument, shuffles
-from labkit.course.exercises.domains import EQUAL, HUGE_AND_TINY, ZEROS, at, of
+from labkit.course.exercises.domains import EQUAL, HUGE_AND_TINY, ZEROS, any_angles, at, of
 from labkit.kernels.op import uniform
 from labkit.kernels.rope import rope_table
 from labkit.kernels.tolerance import EPS32
@@ -138,7 +138,7 @@ APPEND_ROTATED = KernelExercise(
     tolerance=_kept_tolerance,
     observe_sizes=(APPENDED,),
     demand=_loads_a_pair_once,
-    domain=(_places("all slots are empty", lambda B, N: [-1] * B),
+    domain=(any_angles(2, {"B": 4, "K": 2, "N": 6}), _places("all slots are empty", lambda B, N: [-1] * B),
             _places("the first slot is empty", lambda B, N: [-1] + [2] * (B - 1)),
             _places("the last slot is empty", lambda B, N: [2] * (B - 1) + [-1]),
             _places("every sequence is at its first token", lambda B, N: [0] * B),

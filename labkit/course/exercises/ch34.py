@@ -11,6 +11,7 @@ import numpy as np
 
 from labkit.course.exercises import Edit, KernelExercise, PredictionExercise, Reach
 from labkit.course.exercises.demands import shuffles
+from labkit.course.exercises.domains import parameter
 from labkit.kernels.attention.paged import paged_decode_reference, tolerance_decode
 from labkit.kernels.attention.pages import PAGE, gather, paged_inputs, pages_for
 from labkit.kernels.op import uniform
@@ -117,6 +118,7 @@ DOMAIN = (
     _scaled("all scores are far below 0", shift=9),
     _scaled("all scores are 0", queries=0),
     Reach("all keys are equal", _equal_keys),
+    *parameter(5, "scale", 1, 0.03),
 )
 ATTENDED = {"B": 1, "S": 32, "H": 2, "KV": 1, "D": 64}  # with one sequence, S is its length
 SMALL_ATTENTION = tuple(dict(zip(("B", "S", "H", "KV", "D"), size, strict=True)) for size in (

@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import numpy as np
 
-ALONE = 8  # elements of a block: with fewer there may be no work for a second thread
+from labkit.simt.observer.drawing import DRAWN
+
+ALONE = 8  # stored elements of a block: with fewer there may be no work for a second thread
+ALONE_LOADED = 33  # loaded ones: one thread may look up an index or a length in each of a few tables
 
 
 def elements_of_argument(report, number: int) -> int:
@@ -31,20 +34,41 @@ def shuffles(report) -> str | None:
 
 
 def several_threads(report) -> str | None:
-    """In no block may one thread do all the work. Asked of every kernel; a block that stores little says nothing."""
+    """In no block may one thread do all the work: all stores, or all loads. Asked of every kernel; a block that stores
+    and loads little says nothing."""
     threads = int(np.prod(report.block))
-    stores = {}  # block: {thread: how many elements it stores}, of the first threads of the launch
+    for kind, least in (("store", ALONE), ("load", ALONE_LOADED)):
+        busy = [of_thread for of_thread in elements_of_threads(report, kind).values()
+                if sum(of_thread.values()) >= least]
+        if threads > 1 and busy and all(len(of_thread) == 1 for of_thread in busy):
+            (thread, elements), = busy[0].items()
+            return (f"Of the {threads:,} threads of a block one alone, number {thread}, {kind}s all {elements:,} "
+                    f"elements that the block {kind}s. The launch has threads for all of them: let each do its share.")
+    return None
+
+
+def elements_of_threads(report, kind: str) -> dict[int, dict[int, int]]:
+    """{block: {thread: how many elements of global memory it loads, or stores}}; an atomic does both."""
+    threads, found = int(np.prod(report.block)), {}
     for (_, space), cells in report.touched.items():
         for (thread, _), kinds in cells.items():
-            if space == "global" and "store" in kinds:
-                of_block = stores.setdefault(thread // threads, {})
+            if space == "global" and (kind in kinds or "atomic" in kinds):
+                of_block = found.setdefault(thread // threads, {})
                 of_block[thread % threads] = of_block.get(thread % threads, 0) + 1
-    busy = [of_block for of_block in stores.values() if sum(of_block.values()) >= ALONE]
-    if threads == 1 or not busy or any(len(of_block) > 1 for of_block in busy):
+    return found
+
+
+def whole_grid(report) -> str | None:
+    """No block may idle while others do what it could: for launches that are smaller than their data."""
+    blocks, stores = int(np.prod(report.grid)), elements_of_threads(report, "store")
+    blocks = min(blocks, DRAWN // int(np.prod(report.block)))  # whose accesses were remembered
+    most = max((sum(of_thread.values()) for of_thread in stores.values()), default=0)
+    idle = sorted(set(range(blocks)) - set(stores))
+    if not idle or most <= int(np.prod(report.block)):
         return None
-    (thread, elements), = busy[0].items()
-    return (f"Of the {threads:,} threads of a block one alone, number {thread}, stores all {elements:,} elements that "
-            "the block stores. The launch has threads for all of them: let each do its share.")
+    return (f"Of {blocks:,} blocks {len(idle):,} compute nothing (block {idle[0]} is the first), and others compute up "
+            f"to {most:,} elements each. A step of the whole grid, `cuda.gridsize(1)`, from `cuda.grid(1)` on gives "
+            "each block its share.")
 
 
 def on_the_device(run) -> str | None:

@@ -59,7 +59,9 @@ def test_launches_and_replays_are_distinguished():
 
 def on_streams(x):
     first, second = cuda.stream(), cuda.stream()
-    x.copy_to_device(x.copy_to_host(stream=first), second)
+    values = x.copy_to_host(stream=first)
+    first.synchronize()
+    x.copy_to_device(values, second)
     add_one[2, 32, second](x)
     second.synchronize()
     cuda.synchronize()
@@ -67,8 +69,8 @@ def on_streams(x):
 
 def test_copies_launches_and_waits_are_seen_in_their_order_with_their_streams():
     order = facts_of(on_streams).order
-    assert [what for what, _ in order] == ["copy back", "copy there", "launch", "wait", "wait"]
-    (_, first), (_, second), (_, launch), (_, of_second), (_, of_all) = order
+    assert [what for what, _ in order] == ["copy back", "wait", "copy there", "launch", "wait", "wait"]
+    (_, first), _, (_, second), (_, launch), (_, of_second), (_, of_all) = order
     assert 0 != first != second == launch == of_second and of_all == 0
     assert facts_of(launched).order == [("launch", 0)]
 

@@ -46,6 +46,14 @@ def test_a_function_that_catches_exceptions_is_stopped_all_the_same(monkeypatch)
         stubborn()
 
 
+def test_a_busy_machine_stops_nothing_and_a_sleeper_is_stopped():
+    with host_limit(0.2):
+        time.sleep(0.35)  # as if other processes had the CPU
+    with pytest.raises(HostTimeout), host_limit(0.1):
+        for _ in range(200):
+            time.sleep(0.02)
+
+
 def test_compiling_does_not_count():
     from numba.core import event
 

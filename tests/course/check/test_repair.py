@@ -1,6 +1,8 @@
 """A small change that makes a wrong answer right: each kind is found, on its line, and nothing unproved is claimed."""
 
 import ast
+import os
+import time
 from dataclasses import replace
 
 import numpy as np
@@ -8,8 +10,8 @@ import pytest
 
 from labkit import cuda
 from labkit.course import answer_cells
-from labkit.course.check import cases, examine, repair
-from labkit.course.check.changes import changes
+from labkit.course.check import cases, confined, examine, repair
+from labkit.course.check.changes import changes, grows_itself
 from labkit.course.check.vocabulary import Vocabulary
 from labkit.course.exercises import FunctionExercise, KernelExercise
 
@@ -230,6 +232,66 @@ def test_a_fault_of_the_search_is_not_the_learners(monkeypatch):
 
     monkeypatch.setattr(repair._Search, "run", broken)
     assert not examine(MEAN, mean_of, seed=5, look=True).passed
+
+
+@pytest.mark.parametrize("body", [
+    "x.append(x)", "x.extend(x)", "x.insert(0, [x])", "x += x", "x += [x]", "x = [x]", "x[0] = x", "x = [*x, 1]",
+    "for a in x:\n        x.append(a)", "for a in x:\n        x += [a]"])
+def test_nothing_that_grows_by_itself_is_tried(body):
+    assert grows_itself(ast.parse(f"def f(x):\n    {body}"))
+
+
+@pytest.mark.parametrize("body", ["y.append(x)", "x += 1", "x[0] += x[1]", "x = x + 1", "out[i] = x[i]",
+                                  "for a in x:\n        y.append(a)", "x[i], x[j] = x[j], x[i]"])
+def test_what_grows_by_something_else_is_tried(body):
+    assert not grows_itself(ast.parse(f"def f(x):\n    {body}"))
+
+
+def listed(x):
+    rest = []
+    for value in x:
+        rest.append(value * 2)
+    return rest
+
+
+LISTED = FunctionExercise(name="listed", reference=lambda x: 3.0 * np.asarray(x), inputs=lambda rng, n: ([1.0] * n,),
+                          sizes=({"n": 3}, {"n": 5}), wrong={"a": listed, "b": listed},
+                          domain="It is made for a test, and small.")
+
+
+def test_the_search_never_runs_a_change_that_grows_by_itself():
+    drawn = cases.draw_cases(LISTED, 5)
+    search = repair._Search(LISTED, listed, drawn[0], drawn, 1e9, lambda found: None)
+    source = search.sources["listed"]
+    search.seen, search.limit_s = set(), 0.2
+    tree = ast.parse("def listed(x):\n    raise SystemExit\n    x.append(x)")
+    ran = []
+    assert not search._helps(source, tree, ran.append) and not ran
+
+
+@pytest.mark.skipif(not confined.FORKS, reason="there is no fork")
+@pytest.mark.parametrize("work", [
+    lambda send: [send(1), (10 ** 9) ** (10 ** 9)],  # in C, which no exception reaches
+    lambda send: [send(1), bytearray(1 << 33)],
+    lambda send: [send(1), os._exit(3)]])
+def test_a_process_that_hangs_or_grows_is_ended_and_what_it_sent_stays(work):
+    begin = time.monotonic()
+    assert list(confined.confined(work, cpu_s=0.2, memory_bytes=1 << 28, wall_s=30.0)) == [1]
+    assert time.monotonic() - begin < 25
+
+
+CAPPED = exercise_of(lambda x: 2.0 * x, lambda n: (n,), ({"n": 3}, {"n": 40}, {"n": 3000}),
+                     lambda n: (-(-n // 32), 32), lambda rng, n: (uniform(rng, n),))
+
+
+def test_a_repair_is_named_only_if_the_whole_check_passes(monkeypatch):
+    source = kernel_source("doubled", "2 * x[i] + 1", "3 * x[i]")
+    assert searched(CAPPED, source)
+    from labkit.course.check import stages
+
+    large = lambda exercise, answer, given: False  # noqa: E731
+    monkeypatch.setattr(stages, "passes", large)
+    assert not searched(CAPPED, source)
 
 
 def test_a_loop_that_shares_its_work_is_not_made_one_that_does_all():

@@ -1,0 +1,112 @@
+"""Advice that survives what it advises: barriers where all threads come by, closeness of numbers and not of bits, words
+for what is there."""
+
+import ast
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from labkit import cuda
+from labkit.course.check import run
+from labkit.course.check.changes import changes
+from labkit.course.check.divergence import around, divergent_blocks
+from labkit.course.check.verdict import pattern
+from labkit.course.check.vocabulary import Vocabulary
+from labkit.course.exercises import ch07, ch09, demands
+
+pytestmark = pytest.mark.cpu_device
+SHARED = """
+def made_here(x, out):
+    tile = cuda.shared.array(64, float32)
+    t = cuda.threadIdx.x
+    n = x.size
+    if t < n:
+        tile[t] = x[t]
+        out[t] = tile[n - 1 - t]
+    if n > 3:
+        tile[t] = x[t]
+        for k in range(t):
+            out[t] += tile[k]
+    while t < n:
+        t += 32
+"""
+
+
+def test_divergent_is_what_depends_on_the_thread_and_what_stands_inside():
+    function = ast.parse(SHARED).body[0]
+    assert [block.lineno for block in divergent_blocks(function)] == [6, 11, 13]
+    assert around(function, 7, 8).lineno == 6 and around(function, 10) is None and around(function, 7, 12) is None
+
+
+def test_a_barrier_is_put_only_where_all_threads_come_by():
+    tree = ast.parse(SHARED)
+    found = changes(tree, Vocabulary(tree.body[0], {}, True))
+    put = [change for change in found if "barrier is missing" in change.words]
+    assert put
+    for change in put:
+        assert all("syncthreads" not in ast.unparse(block) for block in divergent_blocks(change.tree().body[0]))
+
+
+@cuda.jit
+def reversed_in_a_branch(x, out):
+    i = cuda.grid(1)
+    if i < out.size:
+        out[i] = x[i]
+        out[i] += out[out.size - 1 - i]
+
+
+def test_where_a_race_stands_in_a_branch_the_barrier_is_not_put_into_it():
+    first = reversed_in_a_branch.py_func.__code__.co_firstlineno
+
+    class Finding(SimpleNamespace):
+        def __str__(self):
+            return "race: one writes and another reads. Put cuda.syncthreads() between line 5 and line 6."
+
+    text, = run._where_no_barrier_may_stand(Finding(lines=[first + 4, first + 5]), reversed_in_a_branch)
+    assert f"the `if` of line {first + 3}" in text
+    assert not run._where_no_barrier_may_stand(Finding(lines=[first + 2, first + 5]), reversed_in_a_branch)
+
+
+def test_bits_are_not_close():
+    bits = np.arange(0x3F800000, 0x3F800000 + 8, dtype=np.uint32)
+    everywhere, nowhere = np.ones(8, bool), np.zeros(8, bool)
+    assert pattern(bits, bits[::-1].copy(), everywhere, nowhere, (bits[::-1] + np.uint32(1),)) == ""
+    assert "copy of input" in pattern(bits, bits[::-1].copy(), everywhere, nowhere, (bits[::-1].copy(),))
+    floats = np.linspace(1, 2, 8, dtype=np.float32)
+    assert "2 times" in pattern(floats, 2 * floats, everywhere, nowhere)
+
+
+def test_a_graph_that_is_never_replayed_is_a_graph():
+    run_of = SimpleNamespace(captures=1, replays=0, launches=[SimpleNamespace(in_graph=False)] * 3, size={"steps": 3})
+    assert "never replayed" in ch09._replays_a_graph(run_of)
+
+
+# --- Properties that doing nothing would have ------------------------------------------------------------------------
+
+
+def report_of(touched, block=(32, 1, 1), grid=(2, 1, 1), **counts):
+    return SimpleNamespace(block=block, grid=grid, touched=touched, counts={"bank_conflicts": 0, **counts})
+
+
+def test_no_bank_conflicts_needs_a_tile():
+    assert "all 1,024" in ch07._no_conflicts(report_of({}))
+    whole = {("tile", "shared"): {(n % 32, 4 * n): {"store", "load"} for n in range(1024)}}
+    assert ch07._no_conflicts(report_of(whole)) is None
+
+
+@pytest.mark.parametrize("kind", ["store", "load"])
+def test_one_thread_alone_is_not_several(kind):
+    alone = {("x", "global"): {(0, 4 * n): {kind} for n in range(64)}}
+    assert "number 0" in demands.several_threads(report_of(alone))
+    both = {("x", "global"): {(n % 2, 4 * n): {kind} for n in range(64)}}
+    assert demands.several_threads(report_of(both)) is None
+
+
+def test_blocks_that_idle_are_seen():
+    half = {("out", "global"): {(n % 32, 4 * n): {"store"} for n in range(64)}}
+    assert "block 1 is the first" in demands.whole_grid(report_of(half))
+    share = {("out", "global"): {(n, 4 * n): {"store"} for n in range(64)}}
+    assert demands.whole_grid(report_of(share)) is None
+    few = {("out", "global"): {(n, 4 * n): {"store"} for n in range(20)}}
+    assert demands.whole_grid(report_of(few)) is None

@@ -1,0 +1,166 @@
+"""What streams, events and the host order, and what they do not: a race between streams is named, though the CPU device
+does one thing after the other."""
+
+import numpy as np
+import pytest
+
+from labkit import cuda
+from labkit.course import answer_cells, exercises
+from labkit.course.check import examine
+from labkit.course.check.host_runs import HostRun, _seen_by
+from labkit.course.exercises import FunctionExercise
+
+pytestmark = pytest.mark.cpu_device
+N = 64
+
+
+@cuda.jit
+def add_one(x, out):
+    i = cuda.grid(1)
+    if i < x.size:
+        out[i] = x[i] + np.float32(1)
+
+
+@cuda.jit
+def add_at(x, start):
+    i = cuda.grid(1)
+    if i < 8:
+        x[start + i] += np.float32(1)
+
+
+def unordered(work) -> list[str]:
+    """What is not ordered in work(first stream, second stream, x, y), where x and y are arrays of the device."""
+    run, x, y = HostRun({}), cuda.to_device(np.zeros(N, np.float32)), cuda.to_device(np.zeros(N, np.float32))
+    with _seen_by(run):
+        work(cuda.stream(), cuda.stream(), x, y)
+    return run.streams.unordered
+
+
+def two_streams(a, b, x, y):
+    add_one[2, 32, a](x, y)
+    add_one[2, 32, b](x, y)
+
+
+def copy_on_another_stream(a, b, x, y):
+    add_one[2, 32, a](x, y)
+    y.copy_to_host(stream=b)
+
+
+def event_recorded_before_the_work(a, b, x, y):
+    event = cuda.event()
+    event.record(a)
+    add_one[2, 32, a](x, y)
+    event.wait(b)
+    y.copy_to_host(stream=b)
+
+
+def event_waited_for_too_late(a, b, x, y):
+    event = cuda.event()
+    add_one[2, 32, a](x, y)
+    event.record(a)
+    y.copy_to_host(stream=b)
+    event.wait(b)
+
+
+def the_other_stream_is_waited_for(a, b, x, y):
+    add_one[2, 32, a](x, y)
+    b.synchronize()
+    y.copy_to_host(stream=b)
+
+
+def sent_on_another_stream(a, b, x, y):
+    sent = cuda.to_device(np.zeros(N, np.float32), stream=a)
+    add_one[2, 32, b](sent, y)
+
+
+@pytest.mark.parametrize("work", [two_streams, copy_on_another_stream, event_recorded_before_the_work,
+                                  event_waited_for_too_late, the_other_stream_is_waited_for, sent_on_another_stream])
+def test_what_nothing_orders_is_named(work):
+    text, = unordered(work)
+    assert "stream 1" in text and "stream 2" in text and "record an event on stream 1" in text
+
+
+def an_event(a, b, x, y):
+    event = cuda.event()
+    add_one[2, 32, a](x, y)
+    event.record(a)
+    event.wait(b)
+    y.copy_to_host(stream=b)
+
+
+def an_event_of_an_event(a, b, x, y):
+    third, one, two = cuda.stream(), cuda.event(), cuda.event()
+    add_one[2, 32, a](x, y)
+    one.record(a)
+    one.wait(third)
+    two.record(third)
+    two.wait(b)
+    y.copy_to_host(stream=b)
+
+
+def the_host_waits(a, b, x, y):
+    add_one[2, 32, a](x, y)
+    a.synchronize()
+    add_one[2, 32, b](x, y)
+    cuda.synchronize()
+    add_one[2, 32, a](y, x)
+
+
+def the_host_waits_for_an_event(a, b, x, y):
+    event = cuda.event()
+    add_one[2, 32, a](x, y)
+    event.record(a)
+    event.synchronize()
+    add_one[2, 32, b](x, y)
+
+
+def the_default_stream_between(a, b, x, y):
+    add_one[2, 32, a](x, y)
+    add_one[2, 32](y, x)
+    add_one[2, 32, b](x, y)
+
+
+def both_read(a, b, x, y):
+    add_one[2, 32, a](x[:32], y[:32])
+    add_one[2, 32, b](x[:32], y[32:])
+
+
+def parts_by_an_offset(a, b, x, y):
+    add_at[1, 8, a](x, 0)
+    add_at[1, 8, b](x, 8)
+
+
+@pytest.mark.parametrize("work", [an_event, an_event_of_an_event, the_host_waits, the_host_waits_for_an_event,
+                                  the_default_stream_between, both_read, parts_by_an_offset])
+def test_what_is_ordered_or_apart_is_no_race(work):
+    assert unordered(work) == []
+
+
+def test_check_names_one_buffer_of_three_streams():
+    exercise = exercises.find("waves_in_chunks")
+    solution = answer_cells.solution("waves_in_chunks")
+    shared = solution.answer.replace("cuda.device_array(x.size,", "cuda.device_array(size,").replace(
+        "on_device[0][part], on_device[1][part]", "on_device[0][:x[part].size], on_device[1][:x[part].size]")
+    lines = shared.split("\n")
+    size = next(line for line in lines if "size = -(-x.size" in line)
+    lines.remove(size)
+    lines.insert(next(k for k, line in enumerate(lines) if "on_device =" in line), size)
+    verdict = examine(exercise, solution.run("\n".join(lines), "<shared by three streams>"), seed=3)
+    assert verdict.kind == "race" and "memory of its own" in str(verdict).replace("\n", " ")
+
+
+def test_an_exercise_without_a_demand_is_looked_at_too():
+    def racing(x, out):
+        a, b = cuda.stream(), cuda.stream()
+        add_one[2, 32, a](x, out)
+        add_one[2, 32, b](x, out)
+        cuda.synchronize()
+
+    def right(x, out):
+        add_one[2, 32](x, out)
+
+    exercise = FunctionExercise("made_here", reference=lambda x: x + 1, shape=lambda n: (n,), sizes=({"n": 40},),
+                                inputs=lambda rng, n: (np.ones(n, np.float32),), wrong={"a": racing, "b": racing},
+                                domain="It only adds one to each element.", random_size=lambda rng: {"n": 40})
+    assert examine(exercise, right, seed=1).passed
+    assert examine(exercise, racing, seed=1).kind == "race"
