@@ -285,8 +285,8 @@ serve.load(recorded)
 # Over HTTP 66% is left. The engine takes about as many steps for the same requests, but each of them lasts half as long
 # again. The likely cause, which this recording does not measure, is that the engine's thread and the event loop share
 # one Python interpreter: while one writes JSON for 128 streams, the other cannot prepare the next step. vLLM runs its
-# engine in a process of its own for this reason; with `--engine-process` so does `labkit serve`, but not in this
-# recording.
+# engine in a process of its own for this reason. So does `labkit serve` on a GPU, unless it is given
+# `--no-engine-process`, as it was for this recording.
 #
 # The readers notice it too. With more streams each gets larger pieces less often: fourteen tokens in an event on
 # average at the highest rate. So the ITL in the figure is the time between two *events*. What a token costs its reader

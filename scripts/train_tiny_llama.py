@@ -36,8 +36,8 @@ SHAPE = {"vocab_size": 4096, "hidden_size": 256, "intermediate_size": 704, "num_
          "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 32, "max_position_embeddings": 1024}
 EPSILON, THETA = 1e-5, 10_000.0
 TEMPLATE = (
-    "{{ bos_token }}{% for message in messages %}{% if message.role == 'system' %}"
-    "{{ raise_exception('this model knows no system messages') }}{% endif %}"
+    # Many clients always send a system message. The model has never read one, so it is left out.
+    "{{ bos_token }}{% for message in messages if message.role != 'system' %}"
     "{{ '<|' + message.role + '|>' + message.content + '<|end|>' }}{% endfor %}"
     "{% if add_generation_prompt %}<|assistant|>{% endif %}")
 ALWAYS = ("hacker",)  # never held out: the first question that everyone asks

@@ -36,9 +36,12 @@ def serve(
         int | None, typer.Option("--max-model-len", help="Tokens of a prompt and its answer together, at most.", min=2)
     ] = None,
     engine_process: Annotated[
-        bool, typer.Option("--engine-process", help="Give the engine a process of its own, so that its steps wait for "
-                                                    "no answer that is being written. Takes 180 MB more.")
-    ] = False,
+        bool | None,
+        typer.Option("--engine-process/--no-engine-process", show_default=False,
+                     help="Whether the engine has a process of its own, so that its steps wait for no answer that is "
+                          "being written; it takes 180 MB more, and is started again if it dies. By default on a GPU "
+                          "with more than one core; on the CPU device the kernels need the cores themselves.")
+    ] = None,
     max_waiting: Annotated[
         int, typer.Option("--max-waiting", help="Requests that may wait; more are answered with 429.", min=1)
     ] = 256,

@@ -28,12 +28,13 @@ router = APIRouter()
 
 @router.get("/health")
 async def health(request: Request) -> Response:
-    """Whether the process should go on: 503 where the engine has ended, or none of its steps succeeds."""
+    """Whether the process should go on, and what it does: 503 where the engine has ended, or none of its steps
+    succeeds."""
     service: Service = request.app.state.service
-    if service.status == "failed":
-        raise ApiError(503, f"the engine does not work: {service.failure or 'its last steps all failed'}", type=SERVER,
-                       code="failed")
-    return JSONResponse({"status": "ok"})
+    status, words = service.condition
+    if status in ("failed", "restarting"):
+        raise ApiError(503, f"the engine does not work: {words}", type=SERVER, code=status)
+    return JSONResponse({"status": "ok"} if status == "ready" else {"status": status, "doing": words})
 
 
 @router.get("/ready")

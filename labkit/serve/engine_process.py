@@ -30,7 +30,7 @@ from typing import NamedTuple
 from labkit.engine.llm_engine import LLMEngine, Stats
 from labkit.engine.outputs import RequestOutput
 from labkit.engine.sequence import Request
-from labkit.serve.engine_thread import Controls, Draining, EngineThread, StepFault, Stream, hand_over
+from labkit.serve.engine_thread import Controls, Draining, EngineDied, EngineThread, Stream, hand_over
 from labkit.serve.settings import Settings
 
 log = logging.getLogger(__name__)
@@ -264,6 +264,7 @@ class EngineProcess(Controls):
     """As EngineThread, but that functions go to `ask`, and nothing observes the steps here.
 
     engine: no step is ever made with it; it has the tokenizer, and knows which requests can run.
+    failed: is set once it serves no more: the process has ended, or its last steps all failed.
     """
 
     def __init__(self, settings: Settings, load: Loading, doing: Callable[[str], None] = lambda what: None):
@@ -272,7 +273,7 @@ class EngineProcess(Controls):
         self._doing, self._answers = doing, {}
         self._asked = itertools.count()
         self._loaded: Future[None] = Future()
-        self._stopping, self.running = False, True
+        self._stopping, self.running, self.failed = False, True, threading.Event()
         context = multiprocessing.get_context("spawn")
         ours, theirs = context.Pipe()
         self._process = context.Process(target=serve, args=(theirs, settings, load), name="engine")
@@ -306,11 +307,16 @@ class EngineProcess(Controls):
         future: Future = Future()
         with self._lock:
             if self._stopping or not self.running:
-                raise Draining(ENDED)
+                raise self._refusal()
             number = next(self._asked)
             self._answers[number] = future
         self._channel.put("ask", number, function, arguments)
         return future
+
+    def _refusal(self) -> Exception:
+        if self._stopping:
+            return Draining(ENDED)
+        return super()._refusal() if self.running else EngineDied(self._ended)
 
     def _controlled(self, name: str, *arguments) -> None:
         self._channel.put("control", name, *arguments)
@@ -339,19 +345,22 @@ class EngineProcess(Controls):
             log.exception("the engine's process sent what cannot be read")
             self._process.kill()
         self._process.join(5)
+        how = in_words(self._process.exitcode)
         with self._lock:
             self._draining, self.running = True, False
+            self._ended = f"the engine's process ended ({how})"
             answers, self._answers = self._answers, {}
         error: Exception = Draining(ENDED)
         if not self._stopping:
-            error = StepFault(f"the engine's process ended (exit code {self._process.exitcode})")
-            log.error("%s; its requests end", error)
+            error = EngineDied(f"{self._ended} before the answer was complete")
+            log.error("%s; its requests end", self._ended)
         for future in answers.values():
-            future.set_exception(error)
+            if future.set_running_or_notify_cancel():
+                future.set_exception(error)
         if not self._loaded.done():
-            self._loaded.set_exception(RuntimeError(f"the engine's process ended while it loaded its model (exit code "
-                                                    f"{self._process.exitcode})"))
+            self._loaded.set_exception(RuntimeError(f"the engine's process ended while it loaded its model ({how})"))
         hand_over([(self._forget(name), None, error, True) for name in list(self._streams)], self.cancel)
+        self.failed.set()
 
     def _doing_came(self, what: str) -> None:
         self._doing(what)
@@ -368,6 +377,8 @@ class EngineProcess(Controls):
 
     def _status_came(self, status: Status) -> None:
         self.stats, self.steps, self.faults, self.healthy = status
+        if not self.healthy:
+            self.failed.set()
 
     def _began_came(self, request_ids: list[str]) -> None:
         with self._lock:
@@ -392,6 +403,17 @@ class EngineProcess(Controls):
                     output.prompt, output.prompt_token_ids = stream.request.text, list(stream.request.prompt)
                 found.append((stream, output, error, ended))
         hand_over(found, self.cancel)
+
+
+def in_words(exit_code: int | None) -> str:
+    """How a process ended."""
+    if exit_code is None or exit_code >= 0:
+        return f"exit code {exit_code}"
+    try:
+        name = signal.Signals(-exit_code).name
+    except ValueError:
+        name = f"signal {-exit_code}"
+    return f"killed by {name}{', as the system does when memory runs out' if name == 'SIGKILL' else ''}"
 
 
 @contextlib.contextmanager

@@ -57,6 +57,10 @@ class StepFault(Exception):
     """A step of the request's batch raised an error. The error itself is the cause of this one."""
 
 
+class EngineDied(Exception):
+    """The engine's process ended, by itself or killed, and its requests with it."""
+
+
 class SeatWork(NamedTuple):
     """What one seat had computed in a step. kind: "prefill" for tokens of a prompt, or computed again after a
     preemption, or "decode"."""
@@ -90,8 +94,8 @@ class StepReport:
 class Stream:
     """A request's outputs: `async for output in stream`, by one reader, in the event loop for which it was submitted.
 
-    A reader that comes late finds the newest output only. The iteration raises DeadlineExceeded, StepFault or Draining
-    where that ended the request; after `cancel` it just ends.
+    A reader that comes late finds the newest output only. The iteration raises DeadlineExceeded, StepFault, EngineDied
+    or Draining where that ended the request; after `cancel` it just ends.
     """
 
     def __init__(self, engine: Controls, request: Request, loop: asyncio.AbstractEventLoop, deadline_s: float | None,
@@ -188,6 +192,7 @@ class Controls(abc.ABC):
         self._streams: dict[str, Stream] = {}  # of requests that have not ended, by their ids
         self._waiting: dict[str, Stream] = {}  # of these, without a step yet
         self._draining, self._paused, self._delay_s = False, False, 0.0
+        self._ended = "the engine has ended"  # how, once it does not run
 
     @property
     def tokenizer(self):
@@ -213,9 +218,16 @@ class Controls(abc.ABC):
         return len(self._waiting)
 
     @property
+    def trouble(self) -> str:
+        """Why it does not serve; "" while it does."""
+        if not self.running:
+            return self._ended
+        return "" if self.healthy else f"the engine's last {HOPELESS} steps all failed"
+
+    @property
     def alive(self) -> bool:
         """Whether it serves."""
-        return self.running and self.healthy
+        return not self.trouble
 
     def request_of(self, prompt, params: SamplingParams) -> Request:
         """For `submit`, which has then nothing left to do that takes time: an event loop has another thread call this.
@@ -228,19 +240,23 @@ class Controls(abc.ABC):
         tokens. deadline_s: from now to the end of the request. loop: of the reader; None: the one that runs.
         final_only: the reader wants the last output alone.
 
-        Raises ValueError for what cannot run, Busy, Draining.
+        Raises ValueError for what cannot run, Busy, Draining, EngineDied.
         """
         loop = loop or asyncio.get_running_loop()
         request = prompt if isinstance(prompt, Request) else self.request_of(prompt, params or SamplingParams())
         stream = Stream(self, request, loop, deadline_s, final_only)
         with self._lock:
             if self._draining:
-                raise Draining("the server is about to end and takes no more requests")
+                raise self._refusal()
             if len(self._waiting) >= self.max_waiting:
                 raise Busy(f"{len(self._waiting):,} requests wait, as many as may; try again later")
             self._streams[request.request_id] = self._waiting[request.request_id] = stream
             self._enter_soon(stream, deadline_s)
         return stream
+
+    def _refusal(self) -> Exception:
+        """Why it takes no requests."""
+        return Draining("the server is about to end and takes no more requests")
 
     def drain(self) -> None:
         """Takes no more requests; those that are there go on, even if it was paused."""

@@ -9,7 +9,7 @@ from pydantic import ValidationError
 from starlette.responses import JSONResponse
 
 from labkit._common.errors import UserError, short
-from labkit.serve.engine_thread import Busy, DeadlineExceeded, Draining, StepFault
+from labkit.serve.engine_thread import Busy, DeadlineExceeded, Draining, EngineDied, StepFault
 
 INVALID, SERVER = "invalid_request_error", "server_error"
 
@@ -47,6 +47,7 @@ KNOWN: dict[type[Exception], Known] = {
     Draining: Known(503, SERVER, "draining", {"retry-after": "5"}),
     DeadlineExceeded: Known(504, "timeout_error", "deadline_exceeded", {"x-should-retry": "false"}),
     StepFault: Known(500, SERVER, "step_failed"),
+    EngineDied: Known(503, SERVER, "engine_died", {"retry-after": "5"}),
     UserError: Known(400, INVALID, None),
     ValueError: Known(400, INVALID, None),
     TypeError: Known(400, INVALID, None),

@@ -28,6 +28,8 @@ class Metrics:
         self._engine = engine
         self.requests = Counter("labkit_requests", "Requests that were answered", ("path", "status"), registry=registry)
         self.disconnects = Counter("labkit_disconnects", "Requests whose client went away first", registry=registry)
+        self.restarts = Counter("labkit_engine_restarts", "Times that the engine's process was started again",
+                                registry=registry)
         self.prompt_tokens = Counter("labkit_prompt_tokens", "Tokens of the prompts that were taken", registry=registry)
         self.active = Gauge("labkit_requests_active", "Requests under /v1 that are being answered", registry=registry)
         self.first_token = Histogram(

@@ -2,7 +2,7 @@
 
 It listens at once, so that /health answers while the model is loaded and kernels are compiled; /ready does when it can
 serve. The first SIGTERM or Ctrl-C drains: new requests are answered with 503, those that run have drain_s to end, and
-the process ends with code 0. The second one ends it at once.
+the process ends with code 0. The second one ends it at once. An engine's process that fails is started again.
 """
 
 from __future__ import annotations
@@ -22,15 +22,18 @@ from http import HTTPStatus
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from labkit._common.cores import cores
 from labkit._common.errors import UserError
 from labkit.serve.app import create_app
 from labkit.serve.embeddings import embed
 from labkit.serve.engine_process import SWITCH_S, EngineProcess, Loading
-from labkit.serve.engine_thread import EngineThread
+from labkit.serve.engine_thread import Controls, EngineThread
 from labkit.serve.errors import SERVER, ApiError
 from labkit.serve.gate import is_loopback
 from labkit.serve.service import Service
 from labkit.serve.settings import Settings
+
+log = logging.getLogger(__name__)
 
 LOG = {"version": 1, "disable_existing_loggers": False,
        "formatters": {"plain": {"format": "%(asctime)s %(levelname)s %(message)s"}},
@@ -140,20 +143,28 @@ def run(settings: Settings, *, say: Callable[[str], None], ready: Callable[[str]
         service.doing = what
         doing(what)
 
+    how = partial(EngineProcess, load=load or load_model) if in_process(settings) else load or load_model
+
+    def start() -> Controls:
+        engine = how(settings, doing=report)
+        service.serve(engine)
+        if server.stopping.is_set():
+            service.drain()
+        return engine
+
     def loading() -> None:
+        began = time.monotonic()
         try:
-            how = partial(EngineProcess, load=load or load_model) if settings.engine_process else load or load_model
-            engine = how(settings, doing=report)
+            engine = start()
         except BaseException as error:
             service.failure = "its model could not be loaded"
             failed.append(error)
             server.should_exit = True
             return
-        service.serve(engine)
-        if server.stopping.is_set():
-            service.drain()
-            return
-        ready(ready_message(service, where))
+        if not server.stopping.is_set():
+            ready(ready_message(service, where))
+        if isinstance(engine, EngineProcess):
+            keep_alive(engine, start, began, server)
 
     say(f"labkit listens on {where}")
     if not is_loopback(settings.host) and not settings.api_key:
@@ -166,14 +177,53 @@ def run(settings: Settings, *, say: Callable[[str], None], ready: Callable[[str]
         server.run([sock])
     finally:
         sys.setswitchinterval(before)
+    server.stopping.set()
     if service.engine:
         service.engine.stop(drain_s=0)
+        loader.join(5)
     if failed:
         raise failed[0]
     if loader.is_alive() or service.engine and service.engine.running:  # who compiles cannot be asked to stop
         sys.stdout.flush()
         os._exit(0)
     logging.shutdown()
+
+
+def in_process(settings: Settings) -> bool:
+    """Whether the engine gets a process of its own."""
+    if settings.engine_process is not None:
+        return settings.engine_process
+    from labkit import device
+
+    return device.on_gpu() and cores() > 1
+
+
+def keep_alive(engine: EngineProcess, start: Callable[[], EngineProcess], began: float, server: Server) -> None:
+    """Start an engine's process again each time that it fails, restart_s after its last start at the earliest, until
+    the server ends. began: when it was started, by time.monotonic()."""
+    service = server.service
+    while True:
+        engine.failed.wait()
+        why = engine.trouble
+        while not server.stopping.is_set():
+            again_at = began + service.settings.restart_s
+            service.lose(why, again_at)
+            engine.stop(0)  # one whose steps fail is still there
+            log.error("%s", service.condition[1])
+            if server.stopping.wait(max(0.0, again_at - time.monotonic())):
+                break
+            service.lose(why)
+            began = time.monotonic()
+            try:
+                engine = start()
+                log.info("the engine's process was started again, and serves")
+                service.metrics.restarts.inc()
+                break
+            except Exception as error:  # its words may quote this machine: they are for the log alone
+                log.exception("the engine's process could not be started again")
+                why = f"the engine's process could not be started again ({type(error).__name__})"
+        if server.stopping.is_set():
+            return
 
 
 def ready_message(service: Service, where: str) -> str:

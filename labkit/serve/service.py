@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -16,13 +17,15 @@ from labkit.serve.metrics import Metrics
 from labkit.serve.settings import Settings
 
 READERS = 2  # threads that read bodies and turn texts into tokens
+DRAINING = "the server is about to end and takes no more requests"
 CHARACTERS_A_TOKEN = 16  # a prompt with more for each token of the context is refused unread
 
 
 class Service:
     """engine: None until `serve` gives it one.
 
-    doing: what it does while it cannot serve yet. failure: why it never will.
+    doing: what it does while it cannot serve yet. failure: why it never will. lost: why the engine that it had is gone;
+    "" unless it is to get another one.
     """
 
     def __init__(self, engine: Controls | None, settings: Settings):
@@ -30,6 +33,7 @@ class Service:
         self.engine: Controls | None = None
         self.model_name = Path(settings.model).name if Path(settings.model).is_dir() else settings.model
         self.doing, self.failure, self.draining = "the model is being loaded", "", False
+        self.lost, self._again_at = "", None  # by time.monotonic(), when it is started again; None: it is being started
         self.active = 0  # requests under /v1
         self.began = int(time.time())
         self.metrics = Metrics(lambda: self.engine)
@@ -42,7 +46,12 @@ class Service:
 
     def serve(self, engine: Controls) -> None:
         """From now on it is ready."""
-        self.engine = engine
+        self.engine, self.lost = engine, ""
+
+    def lose(self, why: str, again_at: float | None = None) -> None:
+        """There is no engine until `serve` gives it another one, which is started at again_at, by time.monotonic();
+        None: now."""
+        self.lost, self._again_at, self.engine = why, again_at, None
 
     def drain(self) -> None:
         """Takes no more requests."""
@@ -60,21 +69,38 @@ class Service:
         return self.ready().tokenizer
 
     @property
-    def status(self) -> str:
-        """ready, draining, loading or failed."""
-        if self.failure or self.engine is not None and not self.draining and not self.engine.alive:
-            return "failed"
-        return "draining" if self.draining else "loading" if self.engine is None else "ready"
+    def condition(self) -> tuple[str, str]:
+        """ready, draining, loading, restarting (the engine was lost and is started again) or failed; and the same in
+        words."""
+        engine, again_at = self.engine, self._again_at  # another thread sets them
+        trouble = self.failure or engine is not None and not self.draining and engine.trouble
+        if trouble:
+            return "failed", trouble
+        if self.draining:
+            return "draining", DRAINING
+        if engine is not None:
+            return "ready", "it takes requests"
+        if not self.lost:
+            return "loading", self.doing
+        again = (f"being started again: {self.doing}" if again_at is None else
+                 f"started again in {max(0, math.ceil(again_at - time.monotonic()))} s")
+        return "restarting", f"{self.lost}; it is {again}"
+
+    @property
+    def wait_s(self) -> int:
+        """Seconds after which it makes sense to ask again, while it is not ready."""
+        again_at = self._again_at
+        return max(5, math.ceil(again_at - time.monotonic())) if again_at and self.lost else 5
 
     def ready(self) -> Controls:
         """Raises ApiError or Draining where it takes no request."""
-        status = self.status
+        engine, (status, words) = self.engine, self.condition
         if status == "draining":
-            raise Draining("the server is about to end and takes no more requests")
-        if self.engine is None or status == "failed":
-            raise ApiError(503, f"the server is not ready: {self.failure or self.doing}", type=SERVER, code=status,
-                           headers={"retry-after": "5"})
-        return self.engine
+            raise Draining(DRAINING)
+        if engine is None or status != "ready":
+            raise ApiError(503, f"the server is not ready: {words}", type=SERVER, code=status,
+                           headers={"retry-after": str(self.wait_s)})
+        return engine
 
     def ready_or_draining(self) -> Controls:
         """For what is left of a request that was taken."""

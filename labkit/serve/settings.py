@@ -16,7 +16,9 @@ class Settings:
     max_num_seqs: sequences that run at a time. max_num_batched_tokens: of a step; a request that is cancelled frees its
         pages before the next one. max_model_len: tokens of a prompt and its output; None: as many as the model has
         positions. engine_process: it has a process of its own, so its steps and HTTP do not take turns in one
-        interpreter.
+        interpreter; None: on a GPU, with more than one core. On the CPU device the kernels themselves take the cores,
+        and outside the interpreter. restart_s: a process that died, or whose last steps all failed, is started again,
+        so many seconds after its start or later.
 
     Limits. What exceeds one is refused, and the limit named.
     max_waiting: requests that wait for their first step, and as many whose texts are being read.
@@ -40,7 +42,8 @@ class Settings:
     max_num_seqs: int | None = None
     max_num_batched_tokens: int | None = None
     max_model_len: int | None = None
-    engine_process: bool = False
+    engine_process: bool | None = None
+    restart_s: float = 60.0
 
     max_waiting: int = 256
     max_connections: int = 1_000

@@ -1,5 +1,6 @@
-"""`labkit serve` with the fake model, as a process of its own: python -m tests.serve.fake_server SECONDS ENGINE.
-It loads for so many seconds, in a `process` or in a `thread` of this one."""
+"""`labkit serve` with the fake model, as a process of its own: python -m tests.serve.fake_server SECONDS ENGINE [RESTART]
+It loads for so many seconds, in a `process` or in a `thread` of this one, and says in which. `tiny` is a process with
+tiny-llama. RESTART: Settings.restart_s."""
 
 import os
 import sys
@@ -12,11 +13,19 @@ from tests.serve.serving import fake_engine
 
 
 def load(settings, doing):
+    doing(f"in process {os.getpid()}")
     doing("kernels are being compiled, 1 of 2")
     time.sleep(float(os.environ["LOADS_S"]))
     thread = EngineThread(fake_engine(), settings.max_waiting)
     thread.delay_s = 0.05
     thread.start()
+    return thread
+
+
+def load_tiny(settings, doing):
+    doing(f"in process {os.getpid()}")
+    thread = server.load_model(settings, doing)
+    thread.delay_s = 0.02
     return thread
 
 
@@ -26,4 +35,6 @@ def say(line):
 
 if __name__ == "__main__":  # the engine's process imports it as well
     os.environ["LOADS_S"] = sys.argv[1]
-    server.run(Settings(port=0, engine_process=sys.argv[2] == "process"), say=say, ready=say, doing=say, load=load)
+    restart_s = float(sys.argv[3]) if len(sys.argv) > 3 else 60.0
+    server.run(Settings(port=0, engine_process=sys.argv[2] != "thread", restart_s=restart_s), say=say, ready=say,
+               doing=say, load=load_tiny if sys.argv[2] == "tiny" else load)

@@ -14,7 +14,14 @@ from labkit._common.paths import REPOSITORY
 from labkit.engine import LLMEngine, SamplingParams
 from labkit.serve.embeddings import embed
 from labkit.serve.engine_process import SIGNALS, EngineProcess, portable
-from labkit.serve.engine_thread import Busy, DeadlineExceeded, Draining, EngineThread, StepFault
+from labkit.serve.engine_thread import (
+    Busy,
+    DeadlineExceeded,
+    Draining,
+    EngineDied,
+    EngineThread,
+    StepFault,
+)
 from labkit.serve.settings import Settings
 from labkit.serve.window.look import look, look_no_more
 from labkit.serve.window.state import Picture
@@ -265,13 +272,14 @@ def test_a_process_that_ends_leaves_no_one_waiting():
         stream = engine.submit("abc", SamplingParams(max_tokens=50, **LONG))
         await anext(stream)
         future = engine.ask(die)
-        with pytest.raises(StepFault, match=r"the engine's process ended \(exit code 9\)"):
+        with pytest.raises(EngineDied, match=r"the engine's process ended \(exit code 9\) before the answer"):
             await read(stream)
-        with pytest.raises(StepFault):
+        with pytest.raises(EngineDied):
             future.result(30)
-        with pytest.raises(Draining):
+        with pytest.raises(EngineDied, match=r"the engine's process ended \(exit code 9\)"):
             engine.submit("abc", SamplingParams())
-        assert not engine.alive and engine.unfinished == 0
+        assert engine.trouble == "the engine's process ended (exit code 9)" and engine.unfinished == 0
+        assert engine.failed.wait(30)
 
     with running() as engine:
         engine.delay_s = 0.01

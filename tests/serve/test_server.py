@@ -1,6 +1,7 @@
 """The server as a process: it listens before it can serve, drains at the first signal and ends at the second."""
 
 import contextlib
+import json
 import os
 import re
 import signal
@@ -12,6 +13,7 @@ import threading
 import httpx
 import pytest
 
+from labkit import device
 from labkit._common.errors import UserError
 from labkit._common.paths import REPOSITORY
 from labkit.serve import server
@@ -23,9 +25,10 @@ LONG = {"model": "tiny-llama", "prompt": "abc", "ignore_eos": True, "temperature
 
 
 @contextlib.contextmanager
-def process(loads_s=0.0, engine="thread"):
+def process(loads_s=0.0, engine="thread", restart_s=60.0):
     """(the process, its address, its lines so far)."""
-    child = subprocess.Popen([sys.executable, "-m", "tests.serve.fake_server", str(loads_s), engine], cwd=REPOSITORY,
+    child = subprocess.Popen([sys.executable, "-m", "tests.serve.fake_server", str(loads_s), engine, str(restart_s)],
+                             cwd=REPOSITORY,
                              stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
                              env={**os.environ, "PYTHONPATH": str(REPOSITORY)})
     lines = []
@@ -54,6 +57,8 @@ def test_it_answers_while_it_loads_and_drains_at_the_first_signal(engine):
     with process(loads_s=1.0, engine=engine) as (child, url, lines), httpx.Client(base_url=url, timeout=20) as client:
         until(lambda: answers(client, "/health") == 200)
         until(lambda: "kernels are being compiled, 1 of 2" in client.get("/ready").text)
+        health = client.get("/health").json()
+        assert health == {"status": "loading", "doing": "kernels are being compiled, 1 of 2"}
         loading = client.get("/ready")
         assert loading.status_code == 503 and loading.json()["error"]["code"] == "loading"
         early = client.post("/v1/completions", json=LONG)
@@ -94,6 +99,60 @@ def test_a_signal_while_it_loads_ends_it(engine):
         until(lambda: answers(client, "/health") == 200)
         child.send_signal(signal.SIGTERM)
         assert child.wait(20) == 0
+
+
+def engines(lines):
+    """The processes in which an engine was loaded, as far as they have been named."""
+    return [int(match[1]) for line in lines if (match := re.search(r"in process (\d+)", line))]
+
+
+@posix
+@pytest.mark.parametrize("engine", ["process", pytest.param("tiny", marks=pytest.mark.sweep)])
+def test_an_engine_that_is_killed_is_started_again(engine):
+    with (process(engine=engine, restart_s=0.01) as (child, url, lines),
+          httpx.Client(base_url=url, timeout=120) as client):
+        until(lambda: answers(client, "/ready") == 200, 300)
+        for killed in (1, 2):
+            with client.stream("POST", "/v1/completions", json=LONG | {"max_tokens": 60}) as stream:
+                events = stream.iter_lines()
+                next(events)
+                os.kill(engines(lines)[-1], signal.SIGKILL)
+                last = json.loads([line for line in events if line][-1].removeprefix("data: "))
+            assert last["error"]["code"] == "engine_died"
+            assert "the engine's process ended (killed by SIGKILL" in last["error"]["message"]
+            until(lambda: len(engines(lines)) == killed + 1 and answers(client, "/ready") == 200, 300)  # noqa: B023
+            assert client.get("/health").json() == {"status": "ok"}
+            answer = client.post("/v1/completions", json=LONG | {"stream": False, "max_tokens": 3})
+            assert answer.status_code == 200 and answer.json()["usage"]["completion_tokens"] == 3
+            assert f"labkit_engine_restarts_total {killed}.0" in client.get("/metrics").text
+        child.send_signal(signal.SIGTERM)
+        assert child.wait(20) == 0
+
+
+@posix
+def test_an_engine_that_is_killed_soon_after_its_start_waits_and_says_so():
+    with process(engine="process", restart_s=3000) as (child, url, lines), httpx.Client(base_url=url) as client:
+        until(lambda: answers(client, "/ready") == 200, 60)
+        os.kill(engines(lines)[-1], signal.SIGKILL)
+        until(lambda: client.get("/health").json().get("error", {}).get("code") == "restarting", 60)
+        for path in ("/health", "/ready", "/v1/models"):
+            found = client.get(path)
+            assert found.status_code == 503 and found.json()["error"]["code"] == "restarting"
+            assert re.search(r"the engine's process ended \(killed by SIGKILL.*\); it is started again in [\d]+ s$",
+                             found.json()["error"]["message"])
+        assert int(client.get("/ready").headers["retry-after"]) > 60  # as long as it takes
+        assert len(engines(lines)) == 1
+        child.send_signal(signal.SIGTERM)  # ends it while it waits
+        assert child.wait(20) == 0
+
+
+@pytest.mark.parametrize("given, gpu, count, apart", [(None, True, 2, True), (None, True, 1, False),
+                                                      (None, False, 8, False), (True, False, 1, True),
+                                                      (False, True, 8, False)])
+def test_the_engine_has_a_process_of_its_own_on_a_gpu(monkeypatch, given, gpu, count, apart):
+    monkeypatch.setattr(device, "on_gpu", lambda: gpu)
+    monkeypatch.setattr(server, "cores", lambda: count)
+    assert server.in_process(Settings(engine_process=given)) is apart
 
 
 def load_nothing(settings, doing):

@@ -1,8 +1,8 @@
 """The engine behind its API: what the API costs, and how quick the answers are at each load.
 
     serve()     the same requests by the engine alone, and over HTTP with as many clients as it has seats; then at
-                rates from a quarter of what it can serve to a quarter more than that; and with as many clients once
-                more, the engine in a process of its own
+                rates from a quarter of what it can serve to a quarter more than that: the engine in a thread of the
+                server; and with as many clients once more, the engine in a process of its own, as on a GPU by default
 
 In the shape of Llama 3.2 1B with random weights on a GPU; without one a tiny model and a few requests, which show that
 it works. The server is `labkit serve` in a process of its own, and so are the clients.
@@ -60,7 +60,7 @@ def serve(requests: int | None = None, shortest: int | None = None, longest: int
         say("serve: a checkpoint written")
         options = ["--model", name, "--max-num-seqs", str(seats), "--max-model-len", str(2 * longest)]
         began = time.perf_counter()
-        with started_server(options) as (started, target):
+        with started_server([*options, "--no-engine-process"]) as (started, target):
             ready_s = time.perf_counter() - began
             say(f"serve: the server is ready after {ready_s:.1f} s")
             closed, before, loaded = closed_loop(work, seats, longest, config.vocab_size, started, target)
@@ -77,13 +77,15 @@ def serve(requests: int | None = None, shortest: int | None = None, longest: int
             after = server.metrics(started.url)
         with started_server([*options, "--engine-process"]) as (started, target):
             apart, *_ = closed_loop(work, seats, longest, config.vocab_size, started, target)
-            say(f"serve: with the engine in a process of its own, {in_words(apart)}")
+            apart_share = apart["output_throughput"] / offline["tokens_per_second"]
+            say(f"serve: with the engine in a process of its own, {apart_share:.1%} of the engine alone; "
+                f"{in_words(apart)}")
     nearest = min(runs, key=lambda run: abs(run["share_of_capacity"] - 0.5))
     return measure.stamped({
         "weights": "random", "shape": config.size, "model_id": f"Llama of {config.size}, random weights",
         "requests": requests, "shortest": shortest, "longest": longest, "seats": seats, "budget": budget,
         "ready_s": ready_s, "alone": offline, "closed": closed, "share_of_alone": share,
-        "engine_process": apart,
+        "engine_process": apart, "engine_process_share_of_alone": apart_share,
         "half_load": {"request_rate": nearest["request_rate"], "median_ttft_ms": nearest["median_ttft_ms"]},
         "slo_ms": SLO.limits_ms, "runs": runs,
         "loop_lag": {"closed": lag_ms(before, loaded), "rates": lag_ms(loaded, after)}})

@@ -45,10 +45,12 @@ def made_up(monkeypatch):
 def test_the_rates_follow_from_the_closed_loop(made_up):
     taken = json.loads(json.dumps(series.serve(shares=(0.2, 0.4), arrivals_s=0.2), allow_nan=False))
     options, fake, other, _ = made_up
+    assert options.pop() == "--no-engine-process"
     assert other == [*options, "--engine-process"] and taken["engine_process"]["steps"] == 40
     assert options[0] == "--model" and options[2:] == ["--max-num-seqs", "4", "--max-model-len", "24"]
-    closed = taken["closed"]
-    assert closed["completed"] == 6 and closed["max_concurrency"] == 4 and closed["request_rate"] is None
+    closed, apart = taken["closed"], taken["engine_process"]
+    assert taken["engine_process_share_of_alone"] == pytest.approx(apart["output_throughput"] / 1000)
+    assert closed["completed"] == apart["completed"] == 6 and apart["max_concurrency"] == 4 and closed["max_concurrency"] == 4 and closed["request_rate"] is None
     assert closed["steps"] == 23
     assert taken["share_of_alone"] == pytest.approx(closed["output_throughput"] / 1000)
     assert [run["request_rate"] for run in taken["runs"]] == [
