@@ -265,7 +265,7 @@ def compare(
         console.print(parity)
     if folder is not None:
         console.print(f"Wrote {len(list(folder.glob('*.npz'))):,} files to {dump}", markup=False, soft_wrap=True)
-    console.print(f"{len(found.numpy.rows):,} launches on {len(found.ids):,} tokens: "
+    console.print(f"{len(found.numpy.rows):,} activations of {len(found.ids):,} tokens: "
                   f"{'all agree' if found.passed else 'not all agree'}. {used.where()}", markup=False, soft_wrap=True)
     if not found.passed:
         raise typer.Exit(1)

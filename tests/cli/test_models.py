@@ -107,7 +107,7 @@ def compare(monkeypatch, tmp_path):
 def test_compare_agrees_and_dumps(compare, path, tmp_path):  # noqa: F811
     done = compare(str(path), "a kernel", "--dump", "dump")
     assert done.exit_code == 0, done.output
-    assert "17 launches on" in done.output and "all agree" in done.output
+    assert "17 activations of" in done.output and "all agree" in done.output
     assert len(list((tmp_path / "dump").glob("*.npz"))) == 17 and "Wrote 17 files to dump" in done.output
 
 

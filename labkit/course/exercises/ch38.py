@@ -70,7 +70,7 @@ ADD_TOKEN = KernelExercise(
     sizes=SIZES,
     launch=lambda H, D: ((-(-D // 32), -(-(D + 1) // 8), H), (32, 8, 1)),
     tolerance=relative_to(_added_scale, roundings=8),
-    domain=(*of(0, ZEROS), *of(1, NEGATIVE, POSITIVE, ZEROS, FAR_BELOW_ZERO, FAR_ABOVE_ZERO), *of(2, HUGE_AND_TINY)),
+    domain=(*of((0, 1), ZEROS), *of(1, NEGATIVE, POSITIVE, FAR_BELOW_ZERO, FAR_ABOVE_ZERO), *of(2, HUGE_AND_TINY)),
     wrong={
         "z is not added to": Edit("if row < size:", "if True:",
                                   "phi(k[head, row]) * v[head, col]", "phi(k[head, row % size]) * v[head, col]"),

@@ -195,7 +195,7 @@ def _over(series: dict, recorded, name: str, x: str, title: str, x_label: str, m
         f"{taken(panel)}, {x} from {panel[x][0]:,} to {panel[x][-1]:,}" for panel in panels) + f". {below}")
     with rc_context(STYLE):
         for ax, panel in zip(axes, panels, strict=True):
-            leave_right(ax, LENGTH_LINES, 0.115)
+            leave_right(ax, [line["name"] for line in panel["lines"]], 0.115)
             count_axis(ax, x_label)
             time_axis(ax)
             ends, last = [], panel[x][-1]
