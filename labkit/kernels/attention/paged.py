@@ -260,7 +260,7 @@ def sdpa_on_contiguous(torch, q, keys, values, scale, out):
     F, gqa = torch.nn.functional, q.dtype == torch.bfloat16
     # For float32 PyTorch has no kernel of shared keys: there the query heads of a head of keys are queries of it.
     grouped = q[:, :, None] if gqa else q.view(len(q), keys.shape[1], -1, q.shape[2])  # (B, K, H / K, D)
-    return F.scaled_dot_product_attention(grouped, keys, values, scale=scale, enable_gqa=gqa).view(q.shape)
+    return F.scaled_dot_product_attention(grouped, keys, values, scale=scale, enable_gqa=gqa).reshape(q.shape)
 
 
 def _bound(launch, op: str, **more):
