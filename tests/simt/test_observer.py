@@ -1267,5 +1267,5 @@ def test_a_fence_orders_blocks_if_it_is_wide_enough_and_before_the_atomic(scope)
     race = only(report, "races")
     assert race.lines == lines_of(hands_over, "write", "read")
     [line] = lines_of(hands_over, "narrow")
-    told = f"cuda.threadfence_block() at line {line} orders memory for the threads of its own block alone"
-    assert (told in str(race)) == (scope == 1)
+    advice = f"cuda.threadfence_block() at line {line} orders memory for the threads of its own block alone"
+    assert (advice in str(race)) == (scope == 1)

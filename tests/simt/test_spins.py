@@ -37,6 +37,7 @@ def waiting(which, flags, out):
         flag[0] = 0
     cuda.syncthreads()
     if which == 0:
+        cuda.atomic.add(flags, b, 1)
         if t < 32:
             while cuda.atomic.add(flag, 0, 0) == 0:
                 pass
@@ -96,6 +97,8 @@ def test_threads_that_wait_for_others_make_progress(which):
     flags, out = buffers()
     waiting[BLOCKS, 64](which, flags, out)
     np.testing.assert_array_equal(out[tuple(place)], right)
+    if which == 0:  # what ran before the wait ran once
+        np.testing.assert_array_equal(flags, 64)
     flags, out = map(cuda.to_device, buffers())
     report = observe(waiting[BLOCKS, 64], which, flags, out)
     assert report.ok, str(report)  # fences and atomics order what the flags stand for

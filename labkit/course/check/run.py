@@ -277,7 +277,7 @@ def observer(exercise: Exercise, case: Case, whole: bool = False):
 
 
 def _about_benign(races: tuple) -> tuple[str, ...]:
-    """What a right answer is told of races that cannot change its result."""
+    """A remark for a right answer with races that cannot change its result."""
     if not races:
         return ()
     return (f"Nothing to worry about, but worth knowing. {races[0]}",)

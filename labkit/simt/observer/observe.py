@@ -14,7 +14,8 @@ def observe(configured, *args):
 
     Takes `kernel[grid, block]` (also with stream and shared_bytes) and the arguments of the launch; arrays are changed
     as the launch would change them. On a GPU the arrays are copied to the host and back.
-    Returns a Report. Raises as a launch does for wrong arguments, and KernelTimeout for an endless loop.
+    Returns a Report: `races` can change a result, `benign_races` cannot. Raises as a launch does for wrong arguments,
+    and KernelTimeout for an endless loop.
     """
     function, grid, block, shared_bytes = _configuration(configured)
     if isinstance(configured, ConfiguredKernel):

@@ -529,6 +529,26 @@ def test_what_observe_finds_is_a_verdict(report):
     assert examined(right).passed
 
 
+@cuda.jit
+def stored_twice(a, s, out):
+    i = cuda.grid(1) // 2  # two threads for each element, with the same value
+    while i < out.size:
+        out[i] = a[i] * s
+        i += cuda.gridsize(1) // 2
+
+
+@cpu_only
+def test_a_benign_race_passes_with_a_word_unless_the_exercise_forbids_it():
+    from dataclasses import replace
+
+    exercise = exercises.find("scale_vector")
+    verdict = examine(exercise, stored_twice)
+    assert verdict.passed and any("benign race" in detail for detail in verdict.details)
+    verdict = examine(replace(exercise, benign_races=False), stored_twice)
+    assert verdict.kind == "race" and "benign race" in verdict.details[0]
+    assert not any("benign race" in detail for detail in examine(exercise, right).details)
+
+
 @cpu_only
 def test_a_demand_is_made_of_what_observe_counted(report):
     from dataclasses import replace
