@@ -26,7 +26,8 @@ HELPERS = {
         "atomic_or_", "atomic_xor", "atomic_exch", "atomic_inc", "atomic_dec", "atomic_cas",
     ),
     "arithmetic": (
-        "popc", "clz", "ffs", "brev", "fma", "cbrt", "rsqrt", "remainder", "fmod", "modf", "selp", "visits", "power",
+        "popc", "clz", "ffs", "brev", "fma", "cbrt", "rsqrt", "remainder", "fmod", "modf", "ldexp", "frexp", "selp",
+        "visits", "power",
         "divide", "shift_left", "shift_right", "math_pow", "floor", "ceil", "trunc",
         "round_digits",
     ),
