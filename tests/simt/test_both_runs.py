@@ -787,7 +787,7 @@ def test_a_variable_has_one_type_where_paths_meet():
     x = np.float32(1) / np.arange(3, 11, dtype=np.float32)
     flag = np.arange(8) % 2 == 0
     y = result(paths_that_meet[1, 8], x, flag, np.zeros((8, 5)))
-    wide = np.where(flag, x, 0.1)
+    wide = np.where(flag, x.astype(np.float64), 0.1)
     np.testing.assert_array_equal(y[:, 0], wide * x * x)
     np.testing.assert_array_equal(y[:, 1], np.float64(np.float32(0.1)) * 0.25 * x)
     np.testing.assert_array_equal(y[:, 3], wide * x)
