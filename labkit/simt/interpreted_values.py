@@ -106,8 +106,8 @@ def _counter(kinds):
 
 
 def _range(*bounds):
-    numbers_, convert = range(*map(numbers.as_integer, bounds)), _counter(tuple(map(type, bounds)))
-    return numbers_ if convert is None else map(convert, numbers_)
+    counted, convert = range(*map(numbers.as_integer, bounds)), _counter(tuple(map(type, bounds)))
+    return counted if convert is None else map(convert, counted)
 
 
 def _as_interpreted(value):
