@@ -207,7 +207,7 @@ class Blocks:
         self._set(np.int32, f"rotated({name}, {by})", lambda s: s.values[name][s.of_warp((s.lane + by) & 31)])
 
     def _loop(self):
-        """A sum by halves over a block: a loop that holds a barrier."""
+        """A tree reduction over a block: a loop that holds a barrier."""
         name, new = self._pick(), self._new(np.int32)
         self.names[new] = np.int32
         self.lines += ["    cuda.syncthreads()", f"    tile[t] = {name} & 4095", "    cuda.syncthreads()",
