@@ -54,10 +54,6 @@ class _Math:
         return found
 
     def _find(self, name):
-        if name in ("ldexp", "frexp"):
-            function = getattr(np, name)
-            compute = function if name == "frexp" else lambda x, n: function(x, int(n))
-            return numbers.with_types_of(getattr(math, name), compute)
         function = getattr(math, name)
         if isinstance(function, float):
             return function
@@ -110,8 +106,8 @@ def _counter(kinds):
 
 
 def _range(*bounds):
-    numbers_, convert = range(*map(numbers.as_integer, bounds)), _counter(tuple(map(type, bounds)))
-    return numbers_ if convert is None else map(convert, numbers_)
+    counted, convert = range(*map(numbers.as_integer, bounds)), _counter(tuple(map(type, bounds)))
+    return counted if convert is None else map(convert, counted)
 
 
 def _as_interpreted(value):
@@ -153,6 +149,8 @@ FUNCTIONS = {
     "_remainder": numbers.with_types_of(math.remainder, _remainder),
     "_fmod": numbers.with_types_of(math.fmod, np.fmod),
     "_modf": numbers.with_types_of(math.modf, math.modf),
+    "_ldexp": numbers.with_types_of(math.ldexp, lambda x, n: np.ldexp(x, int(n))),
+    "_frexp": numbers.with_types_of(math.frexp, np.frexp),
     "_math_pow": numbers.with_types_of(math.pow, _pow),
     **{f"_{n}": numbers.with_types_of(getattr(math, n), getattr(np, n)) for n in ("floor", "ceil", "trunc")},
     "_ffs": numbers.ffs,

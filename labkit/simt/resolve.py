@@ -4,6 +4,7 @@ import ast
 import builtins
 import cmath
 import copy
+import dis
 import enum
 import inspect
 import math
@@ -43,6 +44,7 @@ MATH = {
     "sinh", "sqrt", "tan", "tanh", "trunc",
 }  # fmt: skip
 _MATH_ELSEWHERE = {"fmod": "_fmod", "exp2": "_np.exp2", "remainder": "_remainder", "modf": "_modf",
+                   "ldexp": "_ldexp", "frexp": "_frexp",
                    "pow": "_math_pow", "floor": "_floor", "ceil": "_ceil", "trunc": "_trunc"}  # fmt: skip
 CMATH = {
     "acos", "acosh", "asin", "asinh", "atan", "atanh", "cos", "cosh", "exp", "isfinite", "isinf", "isnan", "log",
@@ -62,7 +64,13 @@ _INSTEAD_OF_UFUNCS = {
     "power": "**", "float_power": "**", "floor_divide": "//", "remainder": "%", "cbrt": "cuda.cbrt", "rint": "round()",
     "square": "x * x", "reciprocal": "1 / x", "bitwise_count": "cuda.popc",
 }  # fmt: skip
-_OPERATORS = {"pow": ast.Pow, "truediv": ast.Div, "lshift": ast.LShift, "rshift": ast.RShift}
+_OPERATORS = {
+    "pow": ast.Pow, "truediv": ast.Div, "lshift": ast.LShift, "rshift": ast.RShift, "add": ast.Add, "sub": ast.Sub,
+    "mul": ast.Mult, "floordiv": ast.FloorDiv, "mod": ast.Mod, "and_": ast.BitAnd, "or_": ast.BitOr,
+    "xor": ast.BitXor,
+}  # fmt: skip
+_OPERATORS_OF_ONE = {"neg": ast.USub, "pos": ast.UAdd, "invert": ast.Invert, "inv": ast.Invert, "not_": ast.Not}
+_COMPARISONS = {"lt": ast.Lt, "le": ast.LtE, "gt": ast.Gt, "ge": ast.GtE, "eq": ast.Eq, "ne": ast.NotEq}
 METHODS = {"bit_count", "conjugate", "conj", "reshape", "view", "fill", "sum"}
 _UNCHECKED_ATTRIBUTES = {"flat", "ctypes", "data", "base", "flags"}
 REFUSED_EXPRESSIONS = {
@@ -335,6 +343,10 @@ class Resolver:
             known, obj = self.scope.static(node)
             if known:
                 return self.embed(obj, node)
+        if isinstance(node, ast.BinOp):
+            folded = _folded(node)
+            if folded is not None:
+                return at(folded, node)
         if isinstance(node, ast.Call):
             return self._call(node)
         if isinstance(node, ast.Attribute) and node.attr in _UNCHECKED_ATTRIBUTES:
@@ -433,9 +445,9 @@ class Resolver:
         ty = as_type(target) if isinstance(target, (types.Type, np.dtype)) or _is_scalar_class(target) else None
         if isinstance(ty, (types.Number, types.Boolean)):
             return self._plain_call(type_code(ty), arguments, node)
-        operator_node = _OPERATORS.get(getattr(target, "__name__", ""))
-        if operator_node and target in (pow, getattr(operator, target.__name__)) and len(arguments) == 2:
-            return at(ast.BinOp(arguments[0], operator_node(), arguments[1]), node)
+        operation = _operation(target, arguments)
+        if operation is not None:
+            return at(operation, node)
         if target in (bool, int, float, complex) or getattr(builtins, getattr(target, "__name__", ""), 0) is target:
             if target is round and len(arguments) == 2:
                 return self._plain_call("_round_digits", arguments, node)
@@ -620,3 +632,34 @@ def _mark_breaks(statements, name):
         elif isinstance(s, ast.If):
             _mark_breaks(s.body, name)
             _mark_breaks(s.orelse, name)
+
+
+def _operation(function, arguments):
+    """The expression that a function of operator, or pow(), stands for; None for another function."""
+    name = getattr(function, "__name__", "")
+    if function is not pow and getattr(operator, name, None) is not function:
+        return None
+    if len(arguments) == 2 and name in _OPERATORS:
+        return ast.BinOp(arguments[0], _OPERATORS[name](), arguments[1])
+    if len(arguments) == 2 and name in _COMPARISONS:
+        return ast.Compare(arguments[0], [_COMPARISONS[name]()], [arguments[1]])
+    if len(arguments) == 1 and name in _OPERATORS_OF_ONE:
+        return ast.UnaryOp(_OPERATORS_OF_ONE[name](), arguments[0])
+    return None
+
+
+def _folded(node):
+    """The number that Python's compiler makes of an expression of numbers before any kernel has it: 1 << 63 is no int64
+    that has overflowed, but 9223372036854775808, a uint64. None where it makes none."""
+    parts = (ast.BinOp, ast.UnaryOp, ast.Constant, ast.operator, ast.unaryop)
+    if not all(isinstance(n, parts) and type(getattr(n, "value", 0)) in (int, float) for n in ast.walk(node)):
+        return None
+    plain = without_positions(copy.deepcopy(node))
+    code = compile(ast.fix_missing_locations(ast.Expression(plain)), "<constant>", "eval")
+    steps = [step for step in dis.get_instructions(code) if step.opname != "RESUME"]
+    value = steps[0].argval
+    if steps[-1].opname not in ("RETURN_VALUE", "RETURN_CONST") or len(steps) > 2 or type(value) not in (int, float):
+        return None
+    if value != value or not -(1 << 63) <= value < 1 << 64 and type(value) is int:
+        return None
+    return ast.Constant(value) if value >= 0 else ast.UnaryOp(ast.USub(), ast.Constant(-value))

@@ -22,7 +22,7 @@ from numba.np import numpy_support
 from labkit.simt.codegen.types import collective_type
 from labkit.simt.ir import ID_NAMES, DtypeOf, Exit, Inline, Sync, at, copied, with_fields
 from labkit.simt.runtime.signatures import signature_of, unified
-from labkit.simt.typed_numbers import numba_type
+from labkit.simt.typed_numbers import RecordValue, numba_type
 
 _OPERATORS = {
     ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv,
@@ -31,7 +31,8 @@ _OPERATORS = {
     ast.USub: operator.neg, ast.UAdd: operator.pos, ast.Invert: operator.invert,
 }  # fmt: skip
 _FUNCTIONS = {
-    "_fmod": math.fmod, "_remainder": math.remainder, "_modf": math.modf, "_floor": math.floor, "_ceil": math.ceil,
+    "_fmod": math.fmod, "_remainder": math.remainder, "_modf": math.modf, "_ldexp": math.ldexp,
+    "_frexp": math.frexp, "_floor": math.floor, "_ceil": math.ceil,
     "_trunc": math.trunc, "_math_pow": math.pow, "_cbrt": math.sqrt, "_rsqrt": math.sqrt,
 }  # fmt: skip
 _MODULES = {"_np": np, "_math": math, "_cmath": cmath, "_operator": operator}
@@ -80,6 +81,8 @@ def type_of_value(value):
         parts = [type_of_value(part) for part in value]
         return None if None in parts else types.Tuple(parts)
     dtype = getattr(value, "dtype", None)
+    if isinstance(value, RecordValue):
+        return numpy_support.from_dtype(dtype)
     if isinstance(dtype, np.dtype) and getattr(value, "ndim", 0):
         return types.Array(numpy_support.from_dtype(dtype), value.ndim, "A")
     return numba_type(type(value))

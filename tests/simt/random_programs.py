@@ -28,6 +28,7 @@ OPERATORS = {
 }  # fmt: skip
 CALLS = {"abs": abs, "min": min, "max": max, "math.sqrt": math.sqrt, "math.fabs": math.fabs,
          "math.copysign": math.copysign, "int": int, "float": float, "bool": bool}  # fmt: skip
+NUMBERS = (0, 1, 2, 3, 7, 31, 255, 2**31 - 1, 2**32 - 1, 2**63 - 1, 2**63, 2**64 - 1, 0.5, 2.0, 1e-3, 3.7, True)
 COUNT = 8  # variables of each kind that a program can leave
 
 
@@ -207,7 +208,7 @@ def text(e):
     return f"({text(parts[0])} {kind} {text(parts[1])})"
 
 
-@dataclass
+@dataclass(eq=False)
 class Program:
     """A program: its name and its statements, nested lists of tuples."""
 
@@ -349,7 +350,8 @@ class Generator:
         if kind == "array" and depth == 0:
             return ("array", f"own{next(self.count)}", r.choice([*INTEGERS, *FLOATS]))
         if kind == "branch" and depth < 2:
-            return ("branch", self.test(env), self._body(env, depth), self._body(env, depth) if r.random() < 0.5 else [])
+            test, yes = self.test(env), self._body(env, depth)
+            return ("branch", test, yes, self._body(env, depth) if r.random() < 0.5 else [])
         if kind == "loop" and depth < 2:
             leave = self.test(env) if r.random() < 0.3 else None
             return ("loop", f"k{next(self.count)}", self.expression(env, 1), self._body(env, depth), leave)
@@ -395,10 +397,9 @@ class Generator:
         if depth == 0 or r.random() < 0.15:
             if r.random() < 0.75:
                 return ("name", r.choice([name for name in env if name[0] != "."]))
-            return ("number", r.choice([0, 1, 2, 3, 7, 31, 255, 2**31 - 1, 2**32 - 1, 2**63 - 1, 2**63, 2**64 - 1, 0.5,
-                                        2.0, 1e-3, 3.7, True]))  # fmt: skip
-        kind = r.choice(["arithmetic"] * 6 + ["bits"] * 3 + ["unary"] * 2 + ["cast"] * 2 + ["compare", "choose", "choose",
-                        "call", "call", "test", "bounded", "device", "power", "record", "element"])  # fmt: skip
+            return ("number", r.choice(NUMBERS))
+        kind = r.choice(["arithmetic"] * 6 + ["bits"] * 3 + ["unary", "cast", "choose", "call"] * 2
+                        + ["compare", "test", "bounded", "device", "power", "record", "element"])  # fmt: skip
         if kind == "arithmetic":
             op = r.choice(["+", "-", "*", "/", "//", "%"])
             return (op, self.narrow(inner(), env, op), self.narrow(inner(), env, op))
@@ -414,7 +415,8 @@ class Generator:
             return ("choose", self.test(env), inner(), inner())
         if kind == "call":
             name = r.choice([*CALLS])
-            return ("call", name, *(self.narrow(inner(), env) for _ in range(2 if name in ("min", "max", "math.copysign") else 1)))
+            count = 2 if name in ("min", "max", "math.copysign") else 1
+            return ("call", name, *(self.narrow(inner(), env) for _ in range(count)))
         if kind == "test":
             return ("test", r.choice(["and", "or"]), self.test(env), self.test(env))
         if kind == "bounded":
@@ -485,5 +487,5 @@ def kernel_source(programs):
 
 def oracle_source(programs):
     """The same functions for Numba's own compiler, and a loop over the threads."""
-    head = "@njit(error_model='numpy')\ndef oracle"
-    return module(programs, "@njit(error_model='numpy')", "np.empty", head, "    for t in range(n):\n        BODY")
+    decorator, foot = "@njit(error_model='numpy', cache=True)", "    for t in range(n):\n        BODY"
+    return module(programs, decorator, "np.empty", f"{decorator}\ndef oracle", foot)

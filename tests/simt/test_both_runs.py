@@ -4,6 +4,7 @@ Each section is a kind of code; `both` runs it twice and compares.
 """
 
 import math
+import operator
 import os
 import pickle
 import subprocess
@@ -12,7 +13,7 @@ from collections import namedtuple
 
 import numpy as np
 import pytest
-from numba import float32, int32
+from numba import float32, int8, int32, uint8, uint32
 
 from labkit import cuda
 from labkit.simt import observe
@@ -748,3 +749,86 @@ def test_numba_set_not_to_compile_is_a_setting_that_is_named():
     command = [sys.executable, "-c", "from labkit import cuda"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert done.returncode and "SettingError: NUMBA_DISABLE_JIT is set" in done.stderr
+
+
+# ---------------------------------------------------------------- types: of variables where paths meet, of records
+
+
+@cuda.jit
+def paths_that_meet(x, flag, y):
+    i = cuda.grid(1)
+    tenth = x[i] if flag[i] else 0.1  # float64 on both paths
+    y[i, 0] = tenth * x[i] * x[i]
+    total = float32(0.1)
+    for _k in range(3):
+        y[i, 1] = total * x[i]  # float64 from the first round on
+        total = total * 0.5
+    other = int32(7)
+    if flag[i]:
+        other = 2.5
+    y[i, 2] = other * x[i] * float32(0.3)
+    y[i, 3] = either(x[i], 0.1, flag[i]) * x[i]
+    for _k in range(4):
+        total += x[i]
+        if total > 0.5:
+            continue
+        total *= x[i]
+    y[i, 4] = total
+
+
+@cuda.jit(device=True)
+def either(a, b, first):
+    if first:
+        return a
+    return b
+
+
+def test_a_variable_has_one_type_where_paths_meet():
+    x = np.float32(1) / np.arange(3, 11, dtype=np.float32)
+    flag = np.arange(8) % 2 == 0
+    y = result(paths_that_meet[1, 8], x, flag, np.zeros((8, 5)))
+    wide = np.where(flag, x.astype(np.float64), 0.1)
+    np.testing.assert_array_equal(y[:, 0], wide * x * x)
+    np.testing.assert_array_equal(y[:, 1], np.float64(np.float32(0.1)) * 0.25 * x)
+    np.testing.assert_array_equal(y[:, 3], wide * x)
+
+
+@cuda.jit
+def functions_of_operators(out):
+    out[0] = (1 << 63) >> 63  # folded by Python, to a uint64
+    out[1] = operator.add(uint8(200), uint8(100))
+    out[2] = operator.neg(int8(-128))
+    out[3] = ~abs(uint8(3))
+    out[4] = operator.lt(float32(0.1), 0.1)
+    out[5] = 18446744073709551615 > 1
+    for k in range(uint32(2)):
+        out[6] += k - 1  # of an unsigned counter a float
+
+
+def test_constants_and_functions_of_operators_have_the_types_of_their_operators():
+    out = result(functions_of_operators[1, 1], np.zeros(7))
+    assert out.tolist()[:3] == [1, 300, -128] and out[5] == 1
+
+
+RECORD = np.dtype([("a", np.int32), ("x", np.float32)], align=True)
+
+
+@cuda.jit(device=True)
+def total_of(record):
+    return record.a + record["x"]
+
+
+@cuda.jit
+def use_records(records, one, out):
+    i = cuda.grid(1)
+    mine = records[i]
+    out[i] = records[i]["a"] + mine.x + total_of(records[i]) + one.a * 2 + one["x"]
+    mine.a = int32(i)
+    records[i + 4] = records[i]
+
+
+def test_records_by_themselves_and_as_a_whole():
+    records = np.array([(k, k / 2) for k in range(8)], RECORD)
+    records, _, out = both(use_records[1, 4], records, records[3], np.zeros(4))
+    assert out.tolist() == [7.5 + 3 * k for k in range(4)]
+    assert records["x"][4:].tolist() == [0, 0.5, 1, 1.5] and records["a"].tolist() == [0, 1, 2, 3] * 2

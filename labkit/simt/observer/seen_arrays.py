@@ -166,6 +166,10 @@ class SeenArray:
         elif address < 0:
             self.observation.out_of_bounds(self, plain, frame, "writes")
         else:
+            if isinstance(value, SeenRecord) and self.dtype.names:
+                for name in self.dtype.names:  # a record is copied field by field
+                    SeenRecord(self, plain)._field(name)._store(plain, value._load(name, frame), frame)
+                return
             self._store_element(address, plain, value, frame)
 
     def _store_element(self, address, plain, value, frame):
@@ -285,6 +289,9 @@ class SeenRecord:
     def _field(self, name):
         seen = self._seen
         return seen._part(lambda array: array[name], seen.shown)
+
+    def _load(self, name, frame):
+        return self._field(name)._load(self._index, frame)
 
     def __getitem__(self, name):
         return self._field(name)._load(self._index, sys._getframe(1))

@@ -7,6 +7,7 @@ fault_record.py     where a kernel stopped and why
 shared_function.py  functions that are compiled once for all kernels, and cached on disk
 memory.py           checked loads and stores, views, shared and local arrays
 atomics.py          cuda.atomic
+signatures.py       the types that operations on numbers take and give
 arithmetic.py       bits, fma, rsqrt, ...
 collectives.py      barriers, shuffles, votes
 float16.py          float16 for Numba's CPU target
@@ -26,8 +27,9 @@ HELPERS = {
         "atomic_or_", "atomic_xor", "atomic_exch", "atomic_inc", "atomic_dec", "atomic_cas",
     ),
     "arithmetic": (
-        "popc", "clz", "ffs", "brev", "fma", "cbrt", "rsqrt", "remainder", "fmod", "modf", "selp", "visits", "power",
-        "divide", "modulo", "floor_divide", "shift_left", "shift_right", "math_pow", "floor", "ceil", "trunc",
+        "popc", "clz", "ffs", "brev", "fma", "cbrt", "rsqrt", "remainder", "fmod", "modf", "ldexp", "frexp", "selp",
+        "visits", "power", "divide", "modulo", "floor_divide", "shift_left", "shift_right", "math_pow", "floor", "ceil",
+        "trunc",
         "round_digits",
     ),
     "collectives": (

@@ -306,9 +306,39 @@ def _fmod_overload(x, y):
     return lambda x, y: np.fmod(kind(x), kind(y))
 
 
-@register_jitable
+def ldexp(x, n):
+    """math.ldexp, of small integers as a float32, as on a GPU."""
+
+
+@overload(ldexp)
+def _ldexp_overload(x, n):
+    kind, exponent = signature_of(math.ldexp, x, n).args
+    return lambda x, n: math.ldexp(kind(x), exponent(n))
+
+
+def frexp(x):
+    """math.frexp, of small integers as a float32, as on a GPU."""
+
+
+@overload(frexp)
+def _frexp_overload(x):
+    (kind,) = signature_of(math.frexp, x).args
+    return lambda x: math.frexp(kind(x))
+
+
 def modf(x):
     """(fraction, whole part) of x, both with its sign."""
+    return _modf(x)  # as observed kernels call it, through libdevice
+
+
+@overload(modf)
+def _modf_overload(x):
+    (kind,) = signature_of(math.modf, x).args
+    return lambda x: _modf(kind(x))
+
+
+@register_jitable
+def _modf(x):
     whole = np.trunc(x)
     fraction = x - whole
     if np.isinf(x):

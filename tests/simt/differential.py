@@ -1,0 +1,159 @@
+"""Runs random programs compiled and observed, compares them with an oracle, and makes a program that fails small.
+
+    python -m tests.simt.differential 3000      that many programs of threads, and a tenth as many of blocks; the
+                                                result goes to data/random_programs.json
+"""
+
+import argparse
+import datetime
+import hashlib
+import importlib.util
+import json
+import platform
+import sys
+import tempfile
+from pathlib import Path
+
+import llvmlite
+import numba
+import numpy as np
+
+from labkit import observe
+from tests.simt import random_blocks, random_programs
+
+THREADS = 40
+TOGETHER = 15  # programs that share a compile
+RECORD = Path(__file__).parents[2] / "data" / "random_programs.json"
+
+
+def imported(source, folder):
+    """A module of this source, in a file whose name tells nothing else: what is compiled of it can be kept."""
+    file = Path(folder) / f"programs_{hashlib.sha256(source.encode()).hexdigest()[:16]}.py"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(source, encoding="utf-8")
+    spec = importlib.util.spec_from_file_location(file.stem, file)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[file.stem] = module  # where Numba's cache looks for it
+    spec.loader.exec_module(module)
+    return module
+
+
+def ran(launch, arguments, outputs):
+    """The outputs that a launch leaves, or the error that it ends with."""
+    outputs = [output.copy() for output in outputs]
+    try:
+        report = launch(*(array.copy() for array in arguments), *outputs)
+    except Exception as error:  # whatever it is, it is a difference
+        return f"{type(error).__name__}: {error}"
+    findings = getattr(report, "findings", [])
+    return str(findings[0]) if findings else outputs
+
+
+def difference(found, expected):
+    """What is different, as text; empty if nothing is."""
+    if isinstance(found, str):
+        return found
+    for k, (one, other) in enumerate(zip(found, expected, strict=True)):
+        places = np.argwhere(~((one == other) | ((one != one) & (other != other))))
+        if len(places):
+            place = tuple(map(int, places[0]))
+            return f"output {k}, {place}: {one[place]!r}, and the oracle has {other[place]!r}"
+    return ""
+
+
+def of_programs(programs, folder):
+    """{(program, way): difference} of programs of threads, against Numba's own compiler."""
+    kernel = imported(random_programs.kernel_source(programs), folder).kernel[2, 32]
+    oracle = imported(random_programs.oracle_source(programs), folder).oracle
+    outputs = [np.zeros((THREADS, random_programs.COUNT), dtype) for dtype in (np.int64, np.float64)]
+    found = {}
+    for which, program in enumerate(programs):
+        arguments = random_programs.inputs(np.random.default_rng(program.seed), THREADS)
+        expected = ran(lambda *args, k=which: oracle(k, THREADS, *args), arguments, outputs)
+        assert not isinstance(expected, str), f"{program.source()}\nis no program: {expected}"
+        for way, launch in (("compiled", kernel), ("observed", lambda *args: observe(kernel, *args))):
+            got = ran(lambda *args, k=which, run=launch: run(k, THREADS, *args), arguments, outputs)
+            text = difference(got, expected)
+            if text:
+                found[program, way] = text
+    return found
+
+
+def of_blocks(programs, folder):
+    """The same for programs of blocks, against NumPy."""
+    kernel = imported(random_blocks.kernel_source(programs), folder).kernel[random_blocks.BLOCKS, random_blocks.THREADS]
+    found = {}
+    for which, program in enumerate(programs):
+        arguments = random_blocks.inputs(program.seed)
+        expected = program.expected(*arguments)
+        outputs = [np.zeros_like(array) for array in expected]
+        for way, launch in (("compiled", kernel), ("observed", lambda *args: observe(kernel, *args))):
+            text = difference(ran(lambda *args, k=which, run=launch: run(k, *args), arguments, outputs), expected)
+            if text:
+                found[program, way] = text
+    return found
+
+
+def smaller(program, folder):
+    """The program less the statements without which it still fails."""
+    k, left = 0, 60  # as many tries
+    while left:
+        candidate = program.without(k)
+        if candidate is None:
+            k += 1
+            if k > 60:
+                break
+            continue
+        left -= 1
+        if of_programs([candidate], folder):
+            program = candidate
+        else:
+            k += 1
+    return program
+
+
+def described(found, folder):
+    """What a failing test prints: of each program its seed, what differs, and the source, as small as it gets."""
+    parts = []
+    for (program, way), text in found.items():
+        if isinstance(program, random_programs.Program):
+            program = smaller(program, folder)
+        parts.append(f"seed {program.seed}, {way}: {text}\n{program.source()}")
+    return "\n\n".join(parts)
+
+
+def programs(seeds, length=5):
+    return [random_programs.Generator(seed, length).program(f"p{seed}") for seed in seeds]
+
+
+def blocks(seeds, length=6):
+    return [random_blocks.Blocks(f"b{seed}", seed, length) for seed in seeds]
+
+
+def main(arguments=None):
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("count", type=int)
+    parser.add_argument("--first", type=int, default=0, help="the first seed")
+    given = parser.parse_args(arguments)
+    last, of_the_block = given.first + given.count, given.first + given.count // 10
+    work = [(of_programs, programs, given.first, last, TOGETHER), (of_blocks, blocks, given.first, of_the_block, 5)]
+    failed = 0
+    for compare, make, first, end, together in work:
+        for start in range(first, end, together):
+            with tempfile.TemporaryDirectory() as folder:
+                found = compare(make(range(start, min(start + together, end))), folder)
+                if found:
+                    failed += len({program.seed for program, _ in found})
+                    print(described(found, folder))
+            print(f"\r{compare.__name__[3:]} {min(start + together, end) - first} of {end - first}", end="", flush=True)
+        print()
+    versions = {"numba": numba.__version__, "llvmlite": llvmlite.__version__, "numpy": np.__version__,
+                "python": platform.python_version()}  # fmt: skip
+    record = {"date": str(datetime.datetime.now(datetime.UTC).date()), "versions": versions, "first_seed": given.first,
+              "programs": given.count, "programs_of_blocks": given.count // 10, "differences": failed}  # fmt: skip
+    RECORD.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    return bool(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
