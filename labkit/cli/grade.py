@@ -30,7 +30,10 @@ def grade(
 ):
     """Grade a class: every exercise of every submission, each in a process that can reach nothing.
 
-    Interrupted, the same command goes on where it stopped. Leaves with code 1 if an answer could not be graded.
+    The names at the top of FOLDER say whose a file is, and nothing inside a student's folder does. What a function
+    launches is observed as kernels are; what cannot be observed gets no points and says why. The class's page ends with
+    notes, one line for each kind and student. Interrupted, the same command goes on where it stopped. Leaves with code
+    1 if an answer could not be graded.
     """
     import functools
     import importlib.util

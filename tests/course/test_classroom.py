@@ -28,7 +28,7 @@ def nbgrader(tmp_path, monkeypatch):
     pytest.importorskip("nbgrader", reason="nbgrader is not installed: pip install -e '.[classroom]'")
     folder = tmp_path / "classroom"
     folder.mkdir()
-    (folder / "nbgrader_config.py").write_text("c = get_config()\nc.CourseDirectory.course_id = 'gpu'\n")
+    shutil.copy(REPOSITORY / "scripts" / "nbgrader_config.py", folder)
     for name in ("JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR", "JUPYTER_RUNTIME_DIR", "IPYTHONDIR"):
         monkeypatch.setenv(name, str(tmp_path / name.lower()))
 

@@ -8,7 +8,7 @@ parts of what was handed out, of the course's own answer, and, from MAJORITY_OF 
 class has; a part that many share counts less.
 
 Two answers are a pair if they share LEAST_PARTS parts on LEAST_LINES lines, and SHARE of the shorter one's parts.
-Shorter answers have one natural form, in which a copy and a second thought look the same: nothing is said of them.
+Shorter answers have one natural form, in which a copy and a second thought look the same: they are not compared.
 """
 
 from __future__ import annotations

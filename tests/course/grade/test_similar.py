@@ -6,8 +6,12 @@ import pytest
 
 from labkit.course import exercises, registry, workbooks
 from labkit.course.grade import similar
-from labkit.course.grade.similar import Answered, as_html, as_text, pairs_among, parts_of
+from labkit.course.grade.collect import collect
+from labkit.course.grade.feedback import write_similar
+from labkit.course.grade.similar import Answered, as_html, as_text, pairs_among, pairs_of_class, parts_of
+from labkit.course.grade.tasks import plan
 from tests.course.grade.independent import ANSWERS, COPIERS, renamed, with_dead_code
+from tests.course.grade.made_up import FIRST, hand_in
 
 COURSE = registry.load()
 
@@ -78,7 +82,7 @@ def test_the_page_shows_both_sides_and_runs_nothing():
     "def f(:", "x = " + "(" * 150 + "1" + ")" * 150, "x = 0" + " + y" * 3000, "\0", "x = 1\n" * 10_000,
     "def f(x):\n    return x + x\ny = " + "f(" * 60 + "a" + ")" * 60,
     "".join(f"def f{k}(x):\n    return f{k + 1}(x) + f{k + 1}(x)\n" for k in range(40)) + "y = f0(1)",
-    "x = a + b * c - d + e\n" * 2000 + "y = x + x * x - x + x\n" * 2000])
+    "x = a + b * c - d + e\n" * 300 + "y = x + x * x - x + x\n" * 300])
 def test_hostile_sources_take_no_time(source):
     assert len(parts_of(source)) < 2_000
 
@@ -86,6 +90,19 @@ def test_hostile_sources_take_no_time(source):
 def test_a_student_is_no_pair_with_themselves():
     source = ANSWERS["flat shared memory"]
     assert pairs_among("gram", [Answered("a", source), Answered("a", source)]) == []
+
+
+def test_the_pairs_of_a_class_are_found_in_its_notebooks(tmp_path):
+    for student, source in (("ada", ANSWERS["flat shared memory"]), ("bob", ANSWERS["one array with two halves"]),
+                            ("eve", renamed(ANSWERS["flat shared memory"]))):
+        hand_in(tmp_path / "class" / student / "05_matmul.ipynb", FIRST, source, 'check("gram", gram)')
+    collected = collect(tmp_path / "class")
+    pairs = pairs_of_class(COURSE, collected, plan(COURSE, collected, b"a secret of the tests"))
+    assert [(pair.exercise, pair.one.student, pair.other.student) for pair in pairs] == [("gram", "ada", "eve")]
+    write_similar(tmp_path, pairs)
+    page = (tmp_path / "similar.html").read_text()
+    assert "default-src 'none'" in page and "gram: ada and eve share" in page
+    assert "gram: ada and eve share" in (tmp_path / "similar.txt").read_text()
 
 
 @pytest.mark.sweep
