@@ -201,8 +201,8 @@ def counted(things, noun: str) -> str:
 
 NOUNS = {f"{noun}s": noun for noun in (
     "thread", "number", "element", "load", "store", "block", "argument", "row", "column", "lane", "warp", "key", "head",
-    "token", "part", "weight", "array", "graph", "replay", "request", "sector", "step", "time", "input", "kernel", "chunk",
-    "atomic", "barrier", "call", "parameter", "size", "conflict", "copy", "round", "counter", "output")} | {
+    "token", "part", "weight", "array", "graph", "replay", "request", "sector", "step", "time", "input", "kernel",
+    "chunk", "atomic", "barrier", "call", "parameter", "size", "conflict", "copy", "round", "counter", "output")} | {
     "launches": "launch", "passes": "pass", "bytes": "byte", "queries": "query", "copies": "copy", "axes": "axis",
     "indices": "index", "branches": "branch"}  # fmt: skip
 VERBS = {"are": "is", "were": "was", "have": "has", "make": "makes", "move": "moves", "load": "loads", "take": "takes",

@@ -125,6 +125,11 @@ def _near(center):
     return lambda rng, x: center - 4 + 8 * rng.permutation(x.size).reshape(x.shape) / x.size
 
 
+def _odd_beyond(base: int):
+    """Odd integers beyond it, with the signs that they had."""
+    return lambda rng, x: np.where(x < 0, -1, 1) * (base + 1 + 2 * rng.integers(0, 1000, x.shape))
+
+
 def _moved(rng, x):
     """Numbers that arithmetic would change or lose, and that a copy keeps."""
     special = [np.nan, np.inf, -np.inf, -0.0, 0.0, 1e-40, -1e-45, 3.4e38, -3.4e38, 1.0]
@@ -143,6 +148,8 @@ HUGE_AND_TINY = Property("some elements are large and others are small", _huge_a
 ZEROS = Property("all elements are 0 or -0", lambda rng, x: np.copysign(0.0, rng.uniform(-1, 1, x.shape)))
 LOWEST = Property("all elements are near the lowest float32", lambda rng, x: -3.4e38 * rng.uniform(0.9, 1, x.shape))
 TIES = Property("many elements are equal", lambda rng, x: rng.integers(-2, 1, x.shape))
+ODD_SUMS = Property("sums are odd and beyond 2**24, which float32 does not hold", _odd_beyond(2**22))
+ODD_INTEGERS = Property("numbers are odd and beyond 2**24, which float32 does not hold", _odd_beyond(2**25))
 MOVED = Property("some elements are NaN, infinite, -0 or subnormal", _moved)
 
 SUMMED = (HUGE_AND_TINY, ZEROS, NEGATIVE)  # of sums and products

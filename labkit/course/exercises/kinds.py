@@ -78,6 +78,7 @@ class KernelExercise(ComputedExercise):
     shape: Callable
     launch: Callable  # (**size) -> (grid, block[, stream, shared_bytes])
     demand: Callable | None = None  # (Report of observe, at each observed size) -> a sentence, or None if met
+    in_float32: bool = False  # float64 arithmetic is refused, since the text says so; elsewhere it gets a remark
     observe_sizes: tuple[dict, ...] | None = None  # left out, the small ones of `sizes`
     timed_gpu: dict | None = None  # a large size to be timed at on a GPU
     baseline: Callable | None = None  # (xp, *inputs, out): the same in NumPy, CuPy or PyTorch
