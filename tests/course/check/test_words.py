@@ -15,7 +15,7 @@ pytestmark = pytest.mark.cpu_device
 
 @pytest.mark.parametrize(("many", "one"), [
     ("Of 1 threads 1 numbers are wrong", "Of 1 thread 1 number is wrong"), ("1 threads make 11 loads", None),
-    ("1 launches, 1 passes, 1 axes", "1 launch, 1 pass, 1 axis"), ("M = 1 rows", "M = 1 rows"),
+    ("1 launches, 1 passes, 1 axes", "1 launch, 1 pass, 1 axis"),
     ("1,024 threads and 21 threads", "1,024 threads and 21 threads"), ("`x = 1 threads`", "`x = 1 threads`"),
     ("2 * 1 elements, 0.1 elements", "2 * 1 elements, 0.1 elements")])
 def test_one_thing_is_in_the_singular(many, one):
