@@ -61,22 +61,22 @@ def parameter(number: int, name: str, *values: float) -> tuple[Reach, ...]:
     """Ordinary inputs, and a scalar, input `number`, has each of these values. Its neutral one is among them, with
     which an answer that leaves it out would be right."""
 
-    def turned(value, rng, *inputs):
+    def replaced(value, rng, *inputs):
         return tuple(type(given)(value) if at == number else given for at, given in enumerate(inputs))
 
-    return tuple(Reach(f"`{name}` is {value:g}", functools.partial(turned, value)) for value in values)
+    return tuple(Reach(f"`{name}` is {value:g}", functools.partial(replaced, value)) for value in values)
 
 
 def any_angles(number: int, at: Mapping | None = None) -> Reach:
     """Input `number`, a table of cosines and then sines in each row, has angles of any size. Those of a real table are
     small for most pairs: cosines are near 1, and what is exchanged hardly shows."""
-    def turned(rng, *inputs):
+    def replaced(rng, *inputs):
         rows, columns = inputs[number].shape
         angles = rng.uniform(-np.pi, np.pi, (rows, columns // 2))
         table = np.concatenate([np.cos(angles), np.sin(angles)], axis=1).astype(inputs[number].dtype)
         return tuple(table if place == number else given for place, given in enumerate(inputs))
 
-    return Reach("the angles of the table are of any size", turned, at)
+    return Reach("the angles of the table are of any size", replaced, at)
 
 
 def in_place(number: int) -> Reach:

@@ -28,7 +28,7 @@ def test_a_verdict_is_in_the_singular():
     assert Verdict.from_result(verdict.result()) == verdict
 
 
-def test_compiling_is_told_apart_from_checking():
+def test_compiling_is_shown_apart_from_checking():
     common = ("x", "X", True, "passed", "Right.")
     assert "in 1.5 s and 2.0 s for compiling" in Verdict(*common, where="here", seconds=3.5, compiling=2.0).footer
     assert "compiling" not in Verdict(*common, where="here", seconds=3.5, compiling=0.1).footer
