@@ -4,7 +4,7 @@
     python scripts/judge_answers.py --figures VERDICTS.jsonl                  # shares, times, and what to look at
 
 A line of ANSWERS is {"exercise", "kind": "right" or "wrong", "source", "what"}: the source of an answer's cell, and in
-a sentence what is wrong. VERDICTS has the same lines with what check said. Answers already in --out are left out, so a
+a sentence what is wrong. VERDICTS has the same lines with the verdict. Answers already in --out are left out, so a
 run that was stopped goes on. Whether an explanation is right is for a reader to say: --show prints what to read.
 """
 
@@ -40,15 +40,15 @@ def judged(answer: dict) -> dict:
         names: dict = {}
         exec(answer_cells.without_markers(answer["source"]), names)
         numbers = {name: names.get(name) for name in exercise.truth()}  # as check(name, idle=idle) passes them
-        verdict = examine(exercise, None, seed=SEED, numbers=numbers)
+        outcome = examine(exercise, None, seed=SEED, numbers=numbers)
     else:
         source = answer_cells.without_markers(answer["source"])
         try:
             made = answer_cells.solution(exercise.name).run(source, f"<{key(answer)}>")
         except Exception as error:
             return {"passed": False, "verdict": "cell", "headline": f"{type(error).__name__}: {error}", "seconds": 0.0}
-        verdict = examine(exercise, made, seed=SEED, look=True)
-    return {**verdict.result(), "table": None, "seconds": round(time.perf_counter() - begin, 2)}
+        outcome = examine(exercise, made, seed=SEED, look=True)
+    return {**outcome.result(), "table": None, "seconds": round(time.perf_counter() - begin, 2)}
 
 
 def worker() -> None:
@@ -61,10 +61,11 @@ def worker() -> None:
         answer = json.loads(line)
         try:
             with announced_compiling():
-                said = judged(answer)
+                verdict = judged(answer)
         except BaseException as error:
-            said = {"passed": None, "verdict": "failed", "headline": f"{type(error).__name__}: {error}", "seconds": 0.0}
-        print(json.dumps({**answer, "said": said}), file=lines, flush=True)
+            verdict = {"passed": None, "verdict": "failed", "headline": f"{type(error).__name__}: {error}",
+                       "seconds": 0.0}
+        print(json.dumps({**answer, "verdict": verdict}), file=lines, flush=True)
 
 
 def run(answers: list[dict], out: Path) -> None:
@@ -80,9 +81,9 @@ def run(answers: list[dict], out: Path) -> None:
                 process.kill()
                 process.wait()
                 process = None
-                said = {"passed": None, "verdict": "failed", "headline": f"no verdict in {LIMIT_S} s",
-                        "seconds": LIMIT_S}
-                line = json.dumps({**answer, "said": said})
+                verdict = {"passed": None, "verdict": "failed", "seconds": LIMIT_S,
+                           "headline": f"no verdict in {LIMIT_S} s"}
+                line = json.dumps({**answer, "verdict": verdict})
             kept.write(line.rstrip() + "\n")
             kept.flush()
             print(f"\r{number} of {len(answers)}", end="", file=sys.stderr, flush=True)
@@ -108,25 +109,25 @@ def _asked(process, answer: dict) -> str | None:
 
 def figures(verdicts: list[dict]) -> dict:
     by_kind = {kind: [one for one in verdicts if one["kind"] == kind] for kind in ("wrong", "right")}
-    seconds = [one["said"]["seconds"] for one in verdicts]
+    seconds = [one["verdict"]["seconds"] for one in verdicts]
     wrong, right = by_kind["wrong"], by_kind["right"]
-    return {"wrong": len(wrong), "wrong rejected": sum(one["said"]["passed"] is False for one in wrong),
-            "right": len(right), "right refused": sum(one["said"]["passed"] is not True for one in right),
-            "without a verdict": sum(one["said"]["passed"] is None for one in verdicts),
+    return {"wrong": len(wrong), "wrong rejected": sum(one["verdict"]["passed"] is False for one in wrong),
+            "right": len(right), "right refused": sum(one["verdict"]["passed"] is not True for one in right),
+            "without a verdict": sum(one["verdict"]["passed"] is None for one in verdicts),
             "seconds, median": float(np.median(seconds)), "seconds, most": max(seconds)}
 
 
 def misjudged(one: dict) -> bool:
-    return one["said"]["passed"] is not (one["kind"] == "right")
+    return one["verdict"]["passed"] is not (one["kind"] == "right")
 
 
 def shown(one: dict) -> str:
-    said = one["said"]
-    exact = "does exactly" if said.get("mistake_is_exact") else "looks like"
+    verdict = one["verdict"]
+    exact = "does exactly" if verdict.get("mistake_is_exact") else "looks like"
     parts = [f"== {key(one)} [{one['kind']}] {one['what']}",
-             f"   {said['verdict']} ({said['seconds']} s): {said['headline']}",
-             *(f"     {detail}" for detail in said.get("details", ()))]
-    return "\n".join([*parts, *([f"     {exact}: {said['mistake']}"] if said.get("mistake") else [])])
+             f"   {verdict['verdict']} ({verdict['seconds']} s): {verdict['headline']}",
+             *(f"     {detail}" for detail in verdict.get("details", ()))]
+    return "\n".join([*parts, *([f"     {exact}: {verdict['mistake']}"] if verdict.get("mistake") else [])])
 
 
 def main() -> None:
@@ -134,7 +135,7 @@ def main() -> None:
     parser.add_argument("files", nargs="*", type=Path)
     parser.add_argument("--out", type=Path)
     parser.add_argument("--figures", action="store_true", help="of files that --out wrote")
-    parser.add_argument("--show", action="store_true", help="print what check said of each, as well")
+    parser.add_argument("--show", action="store_true", help="print the verdict on each as well")
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.worker:

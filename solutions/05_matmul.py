@@ -305,8 +305,7 @@ print(f"{loads:,} loads from global memory in tiles of 16 x 16, and {waits} barr
 # it with tiles of 16 × 16 in shared memory, from the decorator down: `matmul_at(a, b, out)`, for blocks of 16 × 16 with
 # the grid's x along the columns of `out`.
 #
-# Both tiles can be loaded along rows, so that neighbouring threads load neighbours. Then one of them is read the other
-# way.
+# Load both tiles along rows, so that neighbouring threads load neighbours. Then one of them is read the other way.
 
 # %%
 matmul_at = None  # write the kernel

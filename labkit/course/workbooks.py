@@ -395,8 +395,8 @@ def _collect(process, owners: list, wanted: list[str], on_check: Callable | None
         if event["verdict"]:
             verdict = event["verdict"]
             if broken:  # after the definition, which was checked all the same
-                told = f"The cell above ended with an error, after what it defines: {broken}"
-                verdict = {**verdict, "details": [*verdict["details"], told]}
+                text = f"The cell above ended with an error, after what it defines: {broken}"
+                verdict = {**verdict, "details": [*verdict["details"], text]}
             keep(Result(owner, verdict))
         else:
             shown = broken or event["error"] or "its test cell does not end with check(...)"

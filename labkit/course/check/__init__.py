@@ -25,11 +25,11 @@ from labkit import device
 from labkit._common.errors import UserError
 from labkit._common.tables import size_text
 from labkit.course import exercises
-from labkit.course.check.cases import draw_cases
+from labkit.course.check.cases import Attempt, draw_cases
 from labkit.course.check.limits import announced_compiling, compile_clock
 from labkit.course.check.numba_kernels import adopted, numba_on_cpu
 from labkit.course.check.predict import check_prediction, written
-from labkit.course.check.preflight import AS_GIVEN, as_given, never_used, refused
+from labkit.course.check.preflight import AS_GIVEN, as_given, computes_in_float64, never_used, refused
 from labkit.course.check.repair import repairs, sentences
 from labkit.course.check.run import played
 from labkit.course.check.stages import Known, can_play, run_stages
@@ -96,6 +96,10 @@ def _examined(exercise: Exercise, answer, seed, numbers, tries: int, look: bool,
         if attempt is None:
             cases = draw_cases(exercise, seed)
             attempt, case, known = run_stages(exercise, answer, cases, notes)
+            remark = computes_in_float64(exercise, answer, cases[0]) if attempt is None else ()
+            if remark and exercise.in_float32:
+                head = "The result is right, but one thing is asked for besides."
+                attempt, case = Attempt("demand", head, remark, trace=remark), cases[0]
             if attempt is not None and as_given(exercise, answer):
                 attempt, known = replace(attempt, details=(*attempt.details, AS_GIVEN)), Known()
             elif attempt is not None and look and not known.exact:
@@ -118,7 +122,7 @@ def _examined(exercise: Exercise, answer, seed, numbers, tries: int, look: bool,
     sizes = [case.size for case in cases if not case.where]
     headline = f"Right at {len(sizes)} sizes, from {size_text(sizes[0])} to {size_text(sizes[-1])}."
     time_ms, ratio, note = time_answer(exercise, answer, seed)
-    details = (*([note] if note else ()), *list(notes)[:1])
+    details = (*((note,) if note else ()), *list(notes)[:1], *(f"A remark. {text}" for text in remark))
     return Verdict(**common, passed=True, kind="passed", headline=headline, details=details, time_ms=time_ms,
                    ratio=ratio, seconds=time.perf_counter() - begin)
 

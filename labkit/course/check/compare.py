@@ -41,7 +41,7 @@ def compared(exercise: Exercise | None, case: Case, got: np.ndarray, unwritten: 
         details.append(f"It was called with {called_with(case)}.")
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         relative = np.max(np.where(wrong, miss / np.abs(expected.astype(np.float64)), 0), initial=0)
-    if 0 < relative < 1e-3 and np.isfinite(got).all():
+    if 0 < relative < 1e-3 and expected.dtype.kind == "f" and np.isfinite(got).all():  # integers may be bits
         details.append(f"It is close: at most {relative:.1e} of the value. The allowed error is that of float32 used "
                        "with care; is something summed in another type, or is a small term missing?")
     return Attempt("wrong_result", head, tuple(details), table_of(expected, got, wrong, unwritten), got=got,

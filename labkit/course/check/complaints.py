@@ -319,8 +319,8 @@ def _type_words(name: str) -> str:
 def _host_function(source, text, line):
     found = re.match(r"((?:np|numpy)\.\w+) cannot be called in device code", text)
     if found and found.group(1).rpartition(".")[2] in MAKERS:
-        return (f"`{found.group(1)}` makes an array, and a kernel cannot ask for memory while it runs. A few numbers of "
-                "one thread: `cuda.local.array(shape, float32)`. Numbers that a block shares: "
+        return (f"`{found.group(1)}` makes an array, and a kernel cannot ask for memory while it runs. A few numbers "
+                "of one thread: `cuda.local.array(shape, float32)`. Numbers that a block shares: "
                 "`cuda.shared.array(shape, float32)`. Both take a constant shape, and hold nothing until it is stored: "
                 "set the elements to 0 in a loop."), None
     if found:

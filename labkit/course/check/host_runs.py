@@ -34,6 +34,7 @@ class Launched:
     in_graph: bool  # a replay of a graph ran it
     host_arrays: int  # how many of its arguments are arrays of the host
     stream: int = 0  # 0 is the default stream
+    types: tuple[str, ...] = ()  # of the elements of its arrays
 
 
 @dataclass
@@ -89,7 +90,8 @@ def _seen_by(seen: HostRun):
     def ran(configured, *args):
         arrays = sum(isinstance(value, np.ndarray) for value in args)
         seen.launches.append(Launched(configured.kernel.__name__, configured.grid, configured.block, bool(replays),
-                                      arrays, _number(configured.stream)))
+                                      arrays, _number(configured.stream),
+                                      tuple(str(value.dtype) for value in args if hasattr(value, "shape"))))
         seen.order.append(("launch", _number(configured.stream)))
         if not inside and not replays:  # a graph is ordered by the stream that replays it
             seen.streams.launch(configured.kernel, args, _number(configured.stream))

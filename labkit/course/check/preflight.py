@@ -11,6 +11,7 @@ import numpy as np
 from labkit.course import answer_cells
 from labkit.course.check.cases import Attempt, Case, arguments_of
 from labkit.course.check.complaints import matrix_product
+from labkit.course.check.precision import float64_at
 from labkit.course.check.verdict import counted, parsed, place
 from labkit.course.exercises import Exercise
 
@@ -155,6 +156,24 @@ def never_used(exercise: Exercise, answer, case: Case) -> tuple[str, ...]:
               if argument.arg not in read and (np.ndim(value) or isinstance(value, (float, np.floating))
                                                or value not in lengths)]
     return tuple(f"`{name}` is never used, and the result depends on it." for name in unused)
+
+
+def computes_in_float64(exercise: Exercise, answer, case: Case) -> tuple[str, ...]:
+    """Where a kernel on float32 arrays computes in float64, and how not to; () where it does not."""
+    tree, first = parsed(answer) if exercise.kind == "kernel" else (None, 0)
+    definition = next((node for node in ast.walk(tree or ast.Module([], [])) if isinstance(node, ast.FunctionDef)),
+                      None)
+    given = arguments_of(exercise, case.inputs, np.empty(0, exercise.dtype), case.size) if definition else ()
+    kinds = {argument.arg: np.dtype(getattr(value, "dtype", type(value))).str[1:]
+             for argument, value in zip(definition.args.args if definition else (), given, strict=False)
+             if isinstance(value, (np.ndarray, np.number, int, float))}
+    found = float64_at(definition, kinds) if "f4" in kinds.values() and "f8" not in kinds.values() else None
+    if found is None:
+        return ()
+    line, code = found
+    return (f"Line {line + first - 1}: `{code}` is computed in float64, which most GPUs do at a small part of the "
+            "speed of float32. A number such as `0.0` or `2` makes the whole operation float64: write `float32(0.0)`, "
+            "`float32(2)`.",)
 
 
 AS_GIVEN = "This is as it was given, with its bug in it: find the line, and mend it."

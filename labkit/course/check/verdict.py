@@ -201,8 +201,8 @@ def counted(things, noun: str) -> str:
 
 NOUNS = {f"{noun}s": noun for noun in (
     "thread", "number", "element", "load", "store", "block", "argument", "row", "column", "lane", "warp", "key", "head",
-    "token", "part", "weight", "array", "graph", "replay", "request", "sector", "step", "time", "input", "kernel", "chunk",
-    "atomic", "barrier", "call", "parameter", "size", "conflict", "copy", "round", "counter", "output")} | {
+    "token", "part", "weight", "array", "graph", "replay", "request", "sector", "step", "time", "input", "kernel",
+    "chunk", "atomic", "barrier", "call", "parameter", "size", "conflict", "copy", "round", "counter", "output")} | {
     "launches": "launch", "passes": "pass", "bytes": "byte", "queries": "query", "copies": "copy", "axes": "axis",
     "indices": "index", "branches": "branch"}  # fmt: skip
 VERBS = {"are": "is", "were": "was", "have": "has", "make": "makes", "move": "moves", "load": "loads", "take": "takes",
@@ -245,10 +245,11 @@ def pattern(expected, got, wrong, unwritten, inputs: tuple = (), threads: int = 
     if unwritten.all():
         return "No element was written."
     near = 1e-4 if expected.dtype.kind == "f" else 0.0  # of bits and of counts, nothing but equality says anything
+    bits = expected.dtype.kind == "u"
     verb = "were never written" if unwritten.reshape(-1)[flat].all() else "are wrong"
     if count == total and total > 1 and not unwritten.any():
         with np.errstate(invalid="ignore"):  # any bits may stand there, also a NaN that signals
-            return _whole(expected.astype(np.float64), got.astype(np.float64), inputs, near)
+            return _whole(expected.astype(np.float64), got.astype(np.float64), inputs, near, bits)
     if count == 1:
         place = "first" if flat[0] == 0 else "last" if flat[0] == total - 1 else ""
         return f"Only the {place} element {verb.replace('are', 'is').replace('were', 'was')}." if place else ""
@@ -265,7 +266,7 @@ def pattern(expected, got, wrong, unwritten, inputs: tuple = (), threads: int = 
     if steps.size == 1 and count >= 3:
         ordinal = {2: "second", 3: "third", 4: "fourth"}.get(int(steps[0]), f"{steps[0]}th")
         return f"Every {ordinal} element, from {first} on: they {verb}."
-    if wrong.ndim == 2 and (text := _whole(expected.astype(np.float64), got.astype(np.float64), (), near)):
+    if wrong.ndim == 2 and (text := _whole(expected.astype(np.float64), got.astype(np.float64), (), near, bits)):
         return text
     if text := _shifted(expected.reshape(-1).astype(np.float64), got.reshape(-1).astype(np.float64), near):
         return text
@@ -289,7 +290,7 @@ def _some(numbers) -> str:
     return ", ".join(map(str, numbers[:6])) + (", ..." if len(numbers) > 6 else "")
 
 
-def _whole(expected, got, inputs, near: float) -> str:
+def _whole(expected, got, inputs, near: float, bits: bool) -> str:
     """Something that holds for the whole output."""
     if got.ndim == 2 and min(got.shape) > 1:
         side = min(got.shape)
@@ -304,6 +305,8 @@ def _whole(expected, got, inputs, near: float) -> str:
         return f"Every element holds {show_value(got.flat[0].item() if got.flat[0] % 1 else int(got.flat[0]))}."
     if text := _shifted(expected.reshape(-1), got.reshape(-1), near):
         return text
+    if bits:
+        return ""
     with np.errstate(divide="ignore", invalid="ignore"):
         ratio = got / expected
     if np.isfinite(ratio).all() and ratio.size > 2 and abs(ratio.flat[0]) > 1e-12:

@@ -201,6 +201,12 @@ def starts_returns_input(tokens):
     return on_device.copy_to_host()
 
 
+def starts_in_int64(tokens):
+    on_device, out = cuda.to_device(np.array(tokens)), cuda.device_array(len(tokens), np.int32)
+    row_starts_kernel[-(-len(tokens) // 64), 64](on_device, out)
+    return out.copy_to_host()
+
+
 def starts_never_launched(tokens):
     return cuda.to_device(np.zeros(len(tokens), np.int32)).copy_to_host()
 
@@ -216,6 +222,9 @@ def _in_blocks_of_64(run):
         if one.host_arrays:
             return (f"The launch is given {one.host_arrays} array(s) of the host, which travel to the device and back "
                     "with each launch. Asked for is an array that was sent there before, and room for the result.")
+        if one.types[:1] != ("int32",):
+            return (f"The tokens on the device are {one.types[0] if one.types else 'no array'}, and an int32 array is "
+                    "asked for: NumPy makes int64 of whole numbers, unless it is told the dtype.")
     if hasattr(run.returned, "copy_to_host"):
         return "What is returned still lies on the device, and asked for is a NumPy array: `copy_to_host` makes one."
     if not isinstance(run.returned, np.ndarray):
@@ -238,6 +247,7 @@ ROW_STARTS = FunctionExercise(
         "the number of blocks is rounded down": starts_rounded_down,
         "one block is launched, however many tokens there are": starts_in_one_block,
         "what comes back is the input, not the output": starts_returns_input,
+        "the tokens are sent as int64, which NumPy makes of whole numbers": starts_in_int64,
         "the output comes back without a launch": starts_never_launched,
         "grid and block are exchanged": Edit("[-(-len(tokens) // 64), 64]", "[64, -(-len(tokens) // 64)]"),
         "the result stays on the device": Edit("return out.copy_to_host()", "return out"),

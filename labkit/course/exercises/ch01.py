@@ -194,6 +194,7 @@ PARTIAL_SUMS = KernelExercise(
                            lambda x, threads: _blocks(len(x), threads)),
     domain=of(0, *SUMMED),
     demand=_one_store_each,
+    in_float32=True,
     wrong={
         "the stride is a block, not the grid, so blocks add elements of each other":
             Edit("i += cuda.gridsize(1)", "i += cuda.blockDim.x"),

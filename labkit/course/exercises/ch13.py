@@ -6,6 +6,7 @@ from numba import int32
 from labkit import cuda
 from labkit.course.exercises import Edit, KernelExercise, PredictionExercise, Reach
 from labkit.course.exercises.demands import elements_of_argument
+from labkit.course.exercises.domains import ODD_INTEGERS, ODD_SUMS, of
 
 # --- Private bins for another key ------------------------------------------------------------------------------------
 
@@ -169,7 +170,8 @@ SUMS_SINCE = KernelExercise(
             Reach("every element is a head", _heads(lambda i: i >= 0)),
             Reach("only the first element is a head", _heads(lambda i: i == 0), {"n": 128}),
             Reach("one element in the middle is a head", _heads(lambda i: i == 64), {"n": 128}),
-            Reach("two elements next to each other are heads", _heads(lambda i: (i == 20) | (i == 21)), {"n": 100})),
+            Reach("two elements next to each other are heads", _heads(lambda i: (i == 20) | (i == 21)), {"n": 100}),
+            *of(0, ODD_SUMS, at={"n": 128})),
     wrong={
         "a sum is changed while others read it: a barrier is missing after the reading":
             Edit("cuda.syncthreads()\nsums[i] += before", "sums[i] += before"),
@@ -320,7 +322,8 @@ PACK_POSITIVE = KernelExercise(
             Reach("some numbers are 0, which is not positive",
                   lambda rng, x: (rng.integers(0, 2, x.size).astype(np.int32),)),
             Reach("only the last number is positive", _kept(lambda i: i == i.size - 1), {"n": 128}),
-            Reach("every second number is positive", _kept(lambda i: i % 2 == 1), {"n": 100})),
+            Reach("every second number is positive", _kept(lambda i: i % 2 == 1), {"n": 100}),
+            *of(0, ODD_INTEGERS, at={"n": 100})),
     wrong={
         "places come from an atomic, and the order is lost": pack_in_any_order,
         "each thread counts all flags before its own": pack_counts_alone,

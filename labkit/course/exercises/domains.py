@@ -61,22 +61,22 @@ def parameter(number: int, name: str, *values: float) -> tuple[Reach, ...]:
     """Ordinary inputs, and a scalar, input `number`, has each of these values. Its neutral one is among them, with
     which an answer that leaves it out would be right."""
 
-    def turned(value, rng, *inputs):
+    def replaced(value, rng, *inputs):
         return tuple(type(given)(value) if at == number else given for at, given in enumerate(inputs))
 
-    return tuple(Reach(f"`{name}` is {value:g}", functools.partial(turned, value)) for value in values)
+    return tuple(Reach(f"`{name}` is {value:g}", functools.partial(replaced, value)) for value in values)
 
 
 def any_angles(number: int, at: Mapping | None = None) -> Reach:
     """Input `number`, a table of cosines and then sines in each row, has angles of any size. Those of a real table are
     small for most pairs: cosines are near 1, and what is exchanged hardly shows."""
-    def turned(rng, *inputs):
+    def replaced(rng, *inputs):
         rows, columns = inputs[number].shape
         angles = rng.uniform(-np.pi, np.pi, (rows, columns // 2))
         table = np.concatenate([np.cos(angles), np.sin(angles)], axis=1).astype(inputs[number].dtype)
         return tuple(table if place == number else given for place, given in enumerate(inputs))
 
-    return Reach("the angles of the table are of any size", turned, at)
+    return Reach("the angles of the table are of any size", replaced, at)
 
 
 def in_place(number: int) -> Reach:
@@ -125,6 +125,11 @@ def _near(center):
     return lambda rng, x: center - 4 + 8 * rng.permutation(x.size).reshape(x.shape) / x.size
 
 
+def _odd_beyond(base: int):
+    """Odd integers beyond it, with the signs that they had."""
+    return lambda rng, x: np.where(x < 0, -1, 1) * (base + 1 + 2 * rng.integers(0, 1000, x.shape))
+
+
 def _moved(rng, x):
     """Numbers that arithmetic would change or lose, and that a copy keeps."""
     special = [np.nan, np.inf, -np.inf, -0.0, 0.0, 1e-40, -1e-45, 3.4e38, -3.4e38, 1.0]
@@ -143,6 +148,8 @@ HUGE_AND_TINY = Property("some elements are large and others are small", _huge_a
 ZEROS = Property("all elements are 0 or -0", lambda rng, x: np.copysign(0.0, rng.uniform(-1, 1, x.shape)))
 LOWEST = Property("all elements are near the lowest float32", lambda rng, x: -3.4e38 * rng.uniform(0.9, 1, x.shape))
 TIES = Property("many elements are equal", lambda rng, x: rng.integers(-2, 1, x.shape))
+ODD_SUMS = Property("sums are odd and beyond 2**24, which float32 does not hold", _odd_beyond(2**22))
+ODD_INTEGERS = Property("numbers are odd and beyond 2**24, which float32 does not hold", _odd_beyond(2**25))
 MOVED = Property("some elements are NaN, infinite, -0 or subnormal", _moved)
 
 SUMMED = (HUGE_AND_TINY, ZEROS, NEGATIVE)  # of sums and products

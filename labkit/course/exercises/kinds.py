@@ -79,6 +79,7 @@ class KernelExercise(ComputedExercise):
     launch: Callable  # (**size) -> (grid, block[, stream, shared_bytes])
     demand: Callable | None = None  # (Report of observe, at each observed size) -> a sentence, or None if met
     benign_races: bool = True  # False: threads that store the same value to one element fail the answer
+    in_float32: bool = False  # float64 arithmetic is refused, since the text says so; elsewhere it gets a remark
     observe_sizes: tuple[dict, ...] | None = None  # left out, the small ones of `sizes`
     timed_gpu: dict | None = None  # a large size to be timed at on a GPU
     baseline: Callable | None = None  # (xp, *inputs, out): the same in NumPy, CuPy or PyTorch

@@ -9,7 +9,9 @@ import pytest
 
 from labkit import cuda
 from labkit.course.check import run
+from labkit.course.check.cases import Case
 from labkit.course.check.changes import changes
+from labkit.course.check.compare import compared
 from labkit.course.check.divergence import around, divergent_blocks
 from labkit.course.check.verdict import pattern
 from labkit.course.check.vocabulary import Vocabulary
@@ -73,6 +75,9 @@ def test_bits_are_not_close():
     everywhere, nowhere = np.ones(8, bool), np.zeros(8, bool)
     assert pattern(bits, bits[::-1].copy(), everywhere, nowhere, (bits[::-1] + np.uint32(1),)) == ""
     assert "copy of input" in pattern(bits, bits[::-1].copy(), everywhere, nowhere, (bits[::-1].copy(),))
+    assert pattern(bits, bits + np.uint32(65536), everywhere, nowhere) == ""  # of bits, "65,536 too large" says nothing
+    case = Case({"n": 8}, (), bits, np.zeros(8), None)
+    assert not any("It is close" in text for text in compared(None, case, bits + np.uint32(1), nowhere).details)
     floats = np.linspace(1, 2, 8, dtype=np.float32)
     assert "2 times" in pattern(floats, 2 * floats, everywhere, nowhere)
 

@@ -6,6 +6,7 @@ import time
 from pathlib import Path
 from types import SimpleNamespace
 
+import numba
 import numpy as np
 import pytest
 
@@ -171,6 +172,8 @@ def test_a_failing_kernel_can_be_played_where_its_threads_can_be_watched(answer,
         (plain, "not_a_kernel", "Put `@cuda.jit` on the line above `def plain(...)`"),
         (right[1, 1], "not_a_kernel", "Pass the kernel itself, without [grid, block]."),
         (cuda.jit(device=True)(plain), "not_a_kernel", "Take `device=True` out of"),
+        (numba.njit(plain), "not_a_kernel", "put `@cuda.jit` in its place"),
+        (type("AClass", (), {}), "not_a_kernel", "A kernel is a function"),
         (7, "not_a_kernel", "Asked for is a kernel, not 7 (int)."),
         (two_parameters, "wrong_arguments", "Yours: a, out. Launched with: a, s, out, in this order."),
         (returns, "returns", "A kernel returns nothing: it writes its result into an array."),

@@ -37,6 +37,8 @@ HOLDS = {
     "ZEROS": lambda x: (x == 0).all() and np.signbit(x).any() and not np.signbit(x).all(),
     "LOWEST": lambda x: (x < -3e38).all() and np.isfinite(x).all(),
     "TIES": lambda x: len(np.unique(x)) <= 3,
+    "ODD_SUMS": lambda x: (np.abs(x) > 2**22).all() and (np.abs(x) % 2 == 1).all(),
+    "ODD_INTEGERS": lambda x: (np.float32(x).astype(np.int64) != x).any(),
     "MOVED": lambda x: np.isnan(x).any() and np.isinf(x).any() and is_subnormal(x).any()
                        and ((x == 0) & np.signbit(x)).any(),
 }
