@@ -38,8 +38,8 @@ class LLM:
     """model: its name as labkit.models.load takes it, or a runner that has one, with its tokenizer.
 
     dtype, max_model_len, gpu_memory_utilization, num_pages, enforce_eager, compiling: of a model that is loaded by its
-    name; see labkit.engine.load_runner and ModelRunner. The others: of LLMEngine. What else vLLM's LLM takes is named in
-    labkit.engine.vllm: it has no effect here, or is refused.
+    name; see labkit.engine.load_runner and ModelRunner. The others: of LLMEngine. What else vLLM's LLM takes is named
+    in labkit.engine.vllm: it has no effect here, or is refused.
     """
 
     def __init__(self, model: str | os.PathLike | Runner, tokenizer=None, *, max_num_seqs: int = 256,

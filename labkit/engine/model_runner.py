@@ -115,7 +115,7 @@ class ModelRunner:
 
         banned, after = batch.banned(), batch.banned_after()
         wanted = any(each.request.params.logprobs is not None for _, each in batch.samples)
-        kind = Kind(shape, layout, bool((batch.counted >= 0).any()), bool((batch.biased >= 0).any()))
+        kind = Kind(shape, layout, *(bool((seats >= 0).any()) for seats in (batch.counted, batch.biased)))
         self._last_kind, graph, logits = kind, self._graphs.get(kind), None
         if banned or after or wanted:
             self._compile_ahead(kind, len(batch.samples))

@@ -123,8 +123,8 @@ class Request:
     words that the output must not have; those of one token are part of what `bias_row` bans.
     """
 
-    __slots__ = ("request_id", "bad_tokens", "bad_words", "prompt", "params", "seed", "stop_ids", "ending", "max_length", "sequences", "text",
-                 "num_cached_tokens")
+    __slots__ = ("request_id", "prompt", "params", "seed", "stop_ids", "ending", "max_length", "sequences", "text",
+                 "bad_tokens", "bad_words", "num_cached_tokens")
 
     def __init__(self, request_id: str, prompt: Items[int], params: SamplingParams, *, seed: int = 0,
                  stop_ids: Collection[int] = (), max_length: int, text: str | None = None,

@@ -1,6 +1,6 @@
 """What vLLM's SamplingParams and LLM take: which names do the same here, have no effect, or are refused.
 
-    python -m labkit.engine.vllm > data/vllm.md        # the table of all names
+    check_other("LLM", "swap_space", 4, own=["model"])     # warns: it has no effect here
 
 data/vllm.json has the names of one version of vLLM. One that is neither in the signature here nor in NO_EFFECT is
 accepted with a value that asks for nothing (None, False, an empty list, or what ONLY has), and refused with any other.
@@ -103,30 +103,3 @@ def takes_names_of(of: str) -> Callable[[type], type]:
         cls.__init__ = __init__
         return cls
     return changed
-
-
-def table() -> str:
-    """The page of all names, in Markdown."""
-    from labkit.engine.llm import LLM
-    from labkit.engine.sampling_params import SamplingParams
-
-    lines = ["# vLLM's names", "", f"The names that `SamplingParams` and `LLM` of vLLM {record()['version']} take, and "
-             "what each does here; the last of each list are those of older versions. Made by `python -m "
-             "labkit.engine.vllm`, from the code.", ""]
-    for cls in (SamplingParams, LLM):
-        of = cls.__name__
-        own = inspect.signature(cls).parameters
-        lines += [f"## {of}", "", "| name | here |", "|---|---|"]
-        for name in names(of):
-            only = ONLY.get(name)
-            only = only if isinstance(only, tuple) else (only,)
-            here = ("supported" if name in own else
-                    f"no effect: {NO_EFFECT[of][name]}" if name in NO_EFFECT[of] else
-                    f"only {' or '.join(f'`{one!r}`' for one in only)}" if name in ONLY else "not supported")
-            lines.append(f"| `{name}` | {here} |")
-        lines.append("")
-    return "\n".join(lines).rstrip() + "\n"
-
-
-if __name__ == "__main__":
-    print(table(), end="")
