@@ -53,7 +53,8 @@ WORDS = (
         ("said to be", "in a source's text, which the expression looks for"),)),
     Word("nobody", "none, or no thread"),
     Word("rivals?", "baseline", allowed=(("^rival$", "the word of old recordings, which the ladder still reads"),)),
-    Word("processors?", "SMs or CPU", allowed=(("^post_processor$", "the tokenizers library's name for it"),)),
+    Word("processors?", "SMs or CPU", allowed=(
+        ("^post_processor$", "the tokenizers library's name for it"), ("^logits_processors$", "vLLM's name"))),
     Word("dear|dearer|dearest", "expensive"),
     Word("(take|takes|took|taken) place", "run"),
 )

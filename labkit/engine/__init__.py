@@ -8,6 +8,7 @@
 
 llm, llm_engine     requests in, text out, step by step; detokenizer, outputs and sampling_params are what they speak in
 checks              refuses bad requests before they are added
+vllm                vLLM's other names: without effect, or refused; vllm_page lists them all
 scheduler           which tokens run in the next step; sequence and block_manager: whose they are, and the pages of a
                     KV cache with their owners
 runner              what the engine asks of a model; model_runner and batch: a step on the device, as a CUDA graph where

@@ -25,7 +25,7 @@ from labkit.models.step import Shape
 # drawn. The first three in the order in which the models read them.
 TOKEN_FIELDS = ("ids", "positions", "slots")
 SEQUENCE_FIELDS = ("begins", "lengths", "contexts", "last")
-DRAW_FIELDS = ("seats", "steps", "counted")
+DRAW_FIELDS = ("seats", "steps", "counted", "biased")
 # The same in every step as long as a sequence keeps its seat; of seeds two numbers, the low one first.
 SEAT_FIELDS = ("top_k", "temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty",
                "repetition_penalty")
@@ -83,7 +83,8 @@ class Batch:
     seats, steps (B,): where the token that is drawn goes, and its position in its sequence, which is the generator's
         counter. No sequence has the seat max_num_seqs: it is for padding, and for chunks that do not reach the end of
         the prompt.
-    counted (B,): the seat of a sequence with penalties, whose tokens are counted; -1 for the others.
+    counted, biased (B,): the seat of a sequence with penalties, whose tokens are counted, and of one with biases; -1
+        for the others.
     top_k, temperature, top_p, min_p, presence_penalty, frequency_penalty, repetition_penalty (B,), seeds (B, 2) uint32:
         how it is drawn.
     """
@@ -104,7 +105,16 @@ class Batch:
         """(number, tokens): what must not be drawn for a sequence, where there is anything."""
         found = [(number, sequence.banned(int(self.steps[number]))) for number, sequence in self.samples
                  if sequence.request.params.min_tokens]
+        found += [(number, tokens) for number, sequence in self.samples if sequence.request.bad_words
+                  for tokens, _ in [sequence.bad_words(int(self.steps[number]))]]
         return [(number, tokens) for number, tokens in found if tokens]
+
+    def banned_after(self) -> list[tuple[int, int, int, int]]:
+        """(number, seat, before, token): a token that must not follow another one, where the host does not know yet
+        which token the sequence at the seat sampled last."""
+        return [(number, sequence.seat, before, token) for number, sequence in self.samples
+                if sequence.request.bad_words
+                for before, token in sequence.bad_words(int(self.steps[number]))[1]]
 
 
 def decodes(chunk: Chunk) -> bool:
@@ -169,10 +179,12 @@ class BatchBuilder:
 
         batch.seats[:] = self.max_num_seqs
         batch.seats[[number for number, _ in batch.samples]] = [sequence.seat for _, sequence in batch.samples]
-        batch.counted[:] = -1
+        batch.counted[:] = batch.biased[:] = -1
         for number, sequence in batch.samples:
             if sequence.request.params.penalized:
                 batch.counted[number] = sequence.seat
+            if sequence.request.biased:
+                batch.biased[number] = sequence.seat
         batch.steps[:B] = batch.contexts[:B]
         origins = [number for number, _ in forks]
         batch.begins[B:used] = T

@@ -1,4 +1,4 @@
-"""Text from a model, for many prompts at a time. With vLLM's names: a script for vLLM runs by its import line.
+"""Text from a model, for many prompts at a time. With vLLM's names; data/vllm.md lists which of them do the same here.
 
     from labkit.engine import LLM, SamplingParams
 
@@ -20,27 +20,37 @@ from numbers import Integral
 import numpy as np
 
 from labkit._common.errors import short
+from labkit.engine import vllm
+from labkit.engine.block_manager import BlockManager
 from labkit.engine.checks import is_list
 from labkit.engine.llm_engine import LLMEngine, Stats
 from labkit.engine.outputs import RequestOutput
 from labkit.engine.runner import Runner
 from labkit.engine.sampling_params import SamplingParams
+from labkit.engine.scheduler import Scheduler
 
 Prompt = str | Items[int] | dict
 Message = dict[str, str]  # {"role": ..., "content": ...}
 
 
+@vllm.takes_names_of("LLM")
 class LLM:
     """model: its name as labkit.models.load takes it, or a runner that has one, with its tokenizer.
 
     dtype, max_model_len, gpu_memory_utilization, num_pages, enforce_eager, compiling: of a model that is loaded by its
-    name; see labkit.engine.load_runner and ModelRunner. options: of LLMEngine.
+    name; see labkit.engine.load_runner and ModelRunner. The others: of LLMEngine. What else vLLM's LLM takes is named
+    in labkit.engine.vllm: it has no effect here, or is refused.
     """
 
     def __init__(self, model: str | os.PathLike | Runner, tokenizer=None, *, max_num_seqs: int = 256,
                  max_num_batched_tokens: int = 2048, dtype: str = "auto", max_model_len: int | None = None,
                  gpu_memory_utilization: float = 0.9, num_pages: int | None = None, enforce_eager: bool = False,
-                 compiling: Callable[[int, int], None] | None = None, **options):
+                 compiling: Callable[[int, int], None] | None = None, enable_prefix_caching: bool = True,
+                 seed: int | None = 0, overlap: bool = True, scheduler: type[Scheduler] = Scheduler,
+                 blocks: Callable[..., BlockManager] = BlockManager):
+        if isinstance(tokenizer, str | os.PathLike):
+            raise TypeError(f"tokenizer is {short(tokenizer)}; it must be a tokenizer, or None for that in the model's "
+                            f"folder")
         sizes = {"max_num_seqs": max_num_seqs, "max_num_batched_tokens": max_num_batched_tokens}
         runner = model
         if isinstance(model, str | os.PathLike):
@@ -50,7 +60,8 @@ class LLM:
                 os.fspath(model), dtype=dtype, max_model_len=max_model_len, num_pages=num_pages, compiling=compiling,
                 gpu_memory_utilization=gpu_memory_utilization, enforce_eager=enforce_eager, **sizes)
             tokenizer = tokenizer or own
-        self.engine = LLMEngine(runner, tokenizer, **sizes, **options)
+        self.engine = LLMEngine(runner, tokenizer, **sizes, enable_prefix_caching=enable_prefix_caching, seed=seed or 0,
+                                overlap=overlap, scheduler=scheduler, blocks=blocks)
         self._numbers = 0
         # Of the requests that a generate or a stream waits for: what a step brought that another one took.
         self._news: dict[str, RequestOutput | None] = {}

@@ -54,7 +54,8 @@ class _Output:
     """What is known of one sequence's output beside its tokens."""
 
     def __init__(self, tokenizer, sequence: Sequence):
-        params, self._tokenizer = sequence.request.params, tokenizer
+        params = sequence.request.params
+        self._tokenizer = tokenizer = tokenizer if params.detokenize else None
         self.detokenizer = tokenizer and Detokenizer(
             partial(tokenizer.decode, marks=not params.skip_special_tokens), sequence.request.prompt,
             stop=params.stop, min_tokens=params.min_tokens, include_stop=params.include_stop_str_in_output)
@@ -142,15 +143,43 @@ class LLMEngine:
         text, ids = parts_of_prompt(prompt, None if self.tokenizer is None else self.tokenizer.encode)
         ids = token_ids("prompt", ids, self.vocab_size)
         token_ids("stop_token_ids", params.stop_token_ids, self.vocab_size)
-        if self.tokenizer is None and params.stop:
-            raise ValueError(f"stop is {params.stop}; without a tokenizer there is no text to find it in")
+        token_ids("logit_bias", tuple(params.logit_bias or ()), self.vocab_size)
+        token_ids("allowed_token_ids", params.allowed_token_ids or (), self.vocab_size)
+        for name in ("stop", "bad_words"):
+            if self.tokenizer is None and getattr(params, name):
+                raise ValueError(f"{name} is {getattr(params, name)}; without a tokenizer there is no text to find it "
+                                 f"in")
+        bad_words = self._bad_words(params)
         request = Request(request_id, ids, params, seed=params.seed or 0, stop_ids=getattr(self.tokenizer, "stop", ()),
-                          max_length=self.runner.max_model_len, text=text)
-        if params.min_tokens and sum(token < self.vocab_size for token in set(request.ending)) == self.vocab_size:
-            raise ValueError(f"min_tokens is {params.min_tokens}, and all tokens of the model end the output: none may "
-                             f"come first")
+                          max_length=self.runner.max_model_len, text=text, bad_words=bad_words)
+        banned = set(request.ending) if params.min_tokens else set()
+        if self._leaves_none(params, banned):
+            which = "that are allowed" if params.allowed_token_ids else "of the model"
+            raise ValueError(f"min_tokens is {params.min_tokens}, and all tokens {which} end the output: none may come "
+                             f"first")
+        if self._leaves_none(params, banned | {word[-1] for word in bad_words}):
+            raise ValueError("bad_words has words that end with every token that is allowed; some token must be left")
         self.scheduler.check(request)
         return request
+
+    def _leaves_none(self, params: SamplingParams, banned: set[int]) -> bool:
+        """Whether no token may be drawn without these."""
+        if params.allowed_token_ids:
+            return banned.issuperset(params.allowed_token_ids)
+        return sum(token < self.vocab_size for token in banned) == self.vocab_size
+
+    def _bad_words(self, params: SamplingParams) -> list[list[int]]:
+        """The token ids of bad words, as vLLM makes them: of each, and of each after a space where that is as many
+        tokens and begins with another one."""
+        found = []
+        for word in params.bad_words or ():
+            plain, spaced = (self.tokenizer.encode(prefix + word.lstrip(), False) for prefix in ("", " "))
+            if not plain:
+                raise ValueError(f"bad_words has {short(word)}, which has no token")
+            found.append(plain)
+            if spaced and spaced[0] != plain[0] and len(spaced) == len(plain):
+                found.append(spaced)
+        return found
 
     def add(self, request: Request) -> None:
         """A request of request_of, that has not run."""

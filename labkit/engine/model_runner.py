@@ -30,7 +30,7 @@ from labkit.engine.sequence import Sequence
 from labkit.kernels.attention.pages import PAGE, pages_for
 from labkit.kernels.penalties import count_tokens, penalise, prompt_row
 from labkit.kernels.sampling import Parameters, Scratch, sample
-from labkit.kernels.steps import ban_tokens, copy_pages, fill_ids, keep_tokens
+from labkit.kernels.steps import add_biases, ban_tokens, ban_tokens_after, copy_pages, fill_ids, keep_tokens
 from labkit.models.llama import Cache, Llama, Workspace
 from labkit.models.step import Shape, step_of
 
@@ -46,6 +46,7 @@ class Kind(NamedTuple):
     shape: Shape
     layout: Layout
     penalised: bool  # some of its sequences
+    biased: bool = False  # some of them
 
 
 class ModelRunner:
@@ -83,6 +84,7 @@ class ModelRunner:
         self._logprobs = cuda.device_array(self._sequences, np.float32)
         self._scratch = Scratch.allocate(self._sequences, config.vocab_size)
         self._counts = None  # (max_num_seqs, V) uint32, once a request has penalties
+        self._biases = None  # (max_num_seqs, V) float32, once a request has some
         self._stream = cuda.stream()
         self._host = [(cuda.pinned_array(layout.size, np.int32), cuda.pinned_array(self._sequences, np.int32))
                       for _ in range(IN_FLIGHT)]
@@ -107,13 +109,17 @@ class ModelRunner:
         begun = [sequence for sequence in batch.fresh if sequence.request.params.penalized]
         if begun:
             self._begin_counts(begun)
+        for sequence in batch.fresh:
+            if sequence.request.biased:
+                self._set_biases(sequence)
 
-        banned, wanted = batch.banned(), any(each.request.params.logprobs is not None for _, each in batch.samples)
-        kind = Kind(shape, layout, bool((batch.counted >= 0).any()))
+        banned, after = batch.banned(), batch.banned_after()
+        wanted = any(each.request.params.logprobs is not None for _, each in batch.samples)
+        kind = Kind(shape, layout, *(bool((seats >= 0).any()) for seats in (batch.counted, batch.biased)))
         self._last_kind, graph, logits = kind, self._graphs.get(kind), None
-        if banned or wanted:
+        if banned or after or wanted:
             self._compile_ahead(kind, len(batch.samples))
-            logits = self._run_with_host(kind, banned, wanted)
+            logits = self._run_with_host(kind, banned, after, wanted)
         elif graph is not None:
             self._graphs.move_to_end(kind)
             graph.launch(stream=self._stream)
@@ -171,10 +177,11 @@ class ModelRunner:
         and what it does not show is compiled when it is launched."""
         kinds = [kind]
         if samples:
-            kinds += [Kind(Shape(size, size, size, 0), Layout(size, size, kind.layout.max_pages), kind.penalised)
+            kinds += [Kind(Shape(size, size, size, 0), Layout(size, size, kind.layout.max_pages), kind.penalised,
+                           kind.biased)
                       for size in buckets(bucket(samples, self.max_num_seqs))]
         alike = {(each.shape.rows.bit_length(), each.shape.sequences.bit_length(), each.shape.decoding > 0,
-                  each.shape.decoding < each.shape.sequences, each.penalised): each for each in kinds}
+                  each.shape.decoding < each.shape.sequences, each.penalised, each.biased): each for each in kinds}
         new = [each for key, each in alike.items() if key not in self._prepared]
         if new and not launches.imagined():
             needed = dict.fromkeys(one for each in new
@@ -195,6 +202,9 @@ class ModelRunner:
         return self.model.forward(inputs, self._cache, self._workspace, stream=stream)
 
     def _penalise(self, logits, kind: Kind, stream) -> None:
+        """As vLLM does: biases first."""
+        if kind.biased:
+            add_biases(logits, self._biases, self._views(kind.layout)["biased"], stream=stream)
         if kind.penalised:
             views = self._views(kind.layout)
             penalise(logits, self._counts, views["counted"], views["repetition_penalty"], views["frequency_penalty"],
@@ -214,7 +224,7 @@ class ModelRunner:
         self._penalise(logits, kind, stream)
         self._sample(logits, kind, stream)
 
-    def _run_with_host(self, kind: Kind, banned, wanted: bool):
+    def _run_with_host(self, kind: Kind, banned, after, wanted: bool):
         """With what the host has a part in. Returns the logits as the model gave them, on the host, if they are
         wanted."""
         stream = self._stream
@@ -228,8 +238,18 @@ class ModelRunner:
             pairs = [(row, token) for row, tokens in banned for token in tokens if 0 <= token < self.vocab_size]
             if pairs:
                 ban_tokens(logits, cuda.to_device(np.array(pairs, np.int32), stream=stream), stream=stream)
+        if after:
+            ban_tokens_after(logits, cuda.to_device(np.array(after, np.int32), stream=stream), self._last,
+                             stream=stream)
         self._sample(logits, kind, stream)
         return host
+
+    def _set_biases(self, sequence: Sequence) -> None:
+        """Of a sequence that is new at its seat."""
+        vocabulary = self.model.config.vocab_size
+        if self._biases is None:
+            self._biases = cuda.device_array((self.max_num_seqs, vocabulary), np.float32)
+        self._biases[sequence.seat].copy_to_device(sequence.request.bias_row(vocabulary), stream=self._stream)
 
     def _begin_counts(self, begun: list[Sequence]) -> None:
         """The tokens so far of sequences that are new at their seats."""

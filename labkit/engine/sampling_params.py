@@ -5,13 +5,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Real
 
 import numpy as np
 
 from labkit._common.errors import short
+from labkit.engine import vllm
 from labkit.engine.checks import is_list, token_ids, whole
 
 GREEDY_BELOW = 1e-5  # a lower temperature means the most likely token
@@ -20,7 +21,8 @@ MAX_N = 1024  # outputs of a request: each holds its prompt's tokens on the host
 # From the least to the most. Kernels read top_k as an int32.
 WHOLE = {"n": (1, MAX_N), "top_k": (-1, 2**31 - 1), "min_tokens": (0, None)}
 OPTIONAL = {"seed": (None, None), "max_tokens": (1, None), "logprobs": (0, MAX_LOGPROBS)}
-SWITCHES = ("ignore_eos", "include_stop_str_in_output", "skip_special_tokens")
+SWITCHES = ("ignore_eos", "include_stop_str_in_output", "skip_special_tokens", "detokenize")
+MOST_BIAS = 100  # of a logit, up or down, as OpenAI and vLLM have it
 # What each may be, and in words. Logits that are divided or multiplied by these stay numbers in float32.
 NUMBERS = {
     "presence_penalty": (lambda value: -2 <= value <= 2, "from -2 to 2"),
@@ -32,6 +34,7 @@ NUMBERS = {
 }
 
 
+@vllm.takes_names_of("SamplingParams")
 @dataclass(frozen=True)
 class SamplingParams:
     """Raises TypeError for a value of the wrong type, ValueError for one that is out of range. NumPy's numbers become
@@ -52,7 +55,13 @@ class SamplingParams:
         the output.
     logprobs: how many of the most likely tokens are returned with their logarithms of probabilities, beside the token
         itself; None: no logarithms.
-    skip_special_tokens: special tokens leave no trace in the text.
+    skip_special_tokens: special tokens leave no trace in the text. detokenize: False makes no text of the tokens.
+    logit_bias: token id -> what is added to its logit, from -100 to 100. allowed_token_ids: only these may be drawn.
+    bad_words: texts that the output must not have: of the tokens of each, the last one is never drawn after the others.
+        As in vLLM each stands for itself and for itself after a space, where that is another token.
+        All of these come before the penalties.
+
+    What else vLLM's SamplingParams takes is named in labkit.engine.vllm: it has no effect here, or is refused.
     """
 
     n: int = 1
@@ -72,6 +81,10 @@ class SamplingParams:
     logprobs: int | None = None
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
+    detokenize: bool = True
+    logit_bias: Mapping[int, float] | None = None
+    allowed_token_ids: Sequence[int] | None = None
+    bad_words: Sequence[str] | None = None
 
     def __post_init__(self):
         for name, (least, most) in WHOLE.items():
@@ -100,6 +113,21 @@ class SamplingParams:
         self._set("stop_token_ids", tuple(token_ids(
             "stop_token_ids", () if self.stop_token_ids is None else self.stop_token_ids)))
 
+        self._set("logit_bias", biases(self.logit_bias))
+        if self.allowed_token_ids is not None:
+            self._set("allowed_token_ids", tuple(token_ids("allowed_token_ids", self.allowed_token_ids)))
+            if not self.allowed_token_ids:
+                raise ValueError("allowed_token_ids is empty; it must have a token, or be None")
+        if self.bad_words is not None:
+            if not is_list(self.bad_words) or not all(isinstance(each, str) for each in self.bad_words):
+                raise TypeError(f"bad_words is {short(self.bad_words)}; it must be a list of texts")
+            if not all(each.strip() for each in self.bad_words):
+                raise ValueError(f"bad_words is {short(self.bad_words)}; none of them may be empty")
+            self._set("bad_words", tuple(self.bad_words))
+        if self.stop and not self.detokenize:
+            raise ValueError(f"stop is {short(self.stop)}, and detokenize is False: without text there is nothing to "
+                             f"find it in")
+
     def _set(self, name: str, value) -> None:
         object.__setattr__(self, name, value)
 
@@ -122,3 +150,25 @@ def stop_strings(stop) -> tuple[str, ...]:
     if "" in strings:
         raise ValueError(f"stop is {short(stop)}; {allowed}")
     return tuple(strings)
+
+
+def biases(given) -> dict[int, float] | None:
+    """Return SamplingParams' logit_bias with ints and floats. Its keys may be texts, as they are in JSON."""
+    if given is None:
+        return None
+    if not isinstance(given, Mapping):
+        raise TypeError(f"logit_bias is {short(given)}; it must be a dictionary of token ids and numbers")
+    found = {}
+    for key, bias in given.items():
+        token = int(key) if isinstance(key, str) and key.isascii() and key.isdigit() and len(key) < 20 else key
+        (token,) = token_ids("logit_bias", [token])
+        if not isinstance(bias, Real) or isinstance(bias, bool):
+            raise TypeError(f"logit_bias has {short(bias)} for the token {token}; it must be a number, from "
+                            f"-{MOST_BIAS} to {MOST_BIAS}")
+        if not -MOST_BIAS <= bias <= MOST_BIAS:
+            raise ValueError(f"logit_bias has {short(bias)} for the token {token}; it must be from -{MOST_BIAS} to "
+                             f"{MOST_BIAS}")
+        if token in found:
+            raise ValueError(f"logit_bias has the token {token} twice")
+        found[token] = float(bias)
+    return found

@@ -10,6 +10,8 @@ import enum
 from collections.abc import Collection
 from collections.abc import Sequence as Items
 
+import numpy as np
+
 from labkit._common.errors import short
 from labkit.engine.sampling_params import SamplingParams
 
@@ -89,6 +91,21 @@ class Sequence:
         early = position - len(self.request.prompt) < self.request.params.min_tokens
         return self.request.ending if early else ()
 
+    def bad_words(self, position: int) -> tuple[tuple[int, ...], list[tuple[int, int]]]:
+        """Which last tokens of bad words must not come at a position, counted from the prompt's first: those whose
+        tokens before are the end of the output; and (before, token) where that hangs on the token before, which only
+        the device knows yet."""
+        known, unknown = self.output, position - len(self.tokens)
+        found, conditions = [], []
+        for *before, token in self.request.bad_words:
+            size = len(before) - unknown  # of its tokens that the host can compare
+            if len(before) <= len(known) + unknown and (size <= 0 or known[len(known) - size :] == before[:size]):
+                if unknown:
+                    conditions.append((before[-1], token))
+                else:
+                    found.append(token)
+        return tuple(found), conditions
+
     def ended_by_last(self) -> FinishReason | None:
         """Why the token that was appended last is the end, if it is; a stop token is noted in stop_reason. None comes
         before min_tokens: it is banned."""
@@ -102,14 +119,16 @@ class Sequence:
 class Request:
     """A prompt, how its tokens are drawn, and the sequences that come of it.
 
-    stop_ids: the model's ends of text. max_length: of prompt and output together, in tokens.
+    stop_ids: the model's ends of text. max_length: of prompt and output together, in tokens. bad_words: token ids of
+    words that the output must not have; those of one token are part of what `bias_row` bans.
     """
 
     __slots__ = ("request_id", "prompt", "params", "seed", "stop_ids", "ending", "max_length", "sequences", "text",
-                 "num_cached_tokens")
+                 "bad_tokens", "bad_words", "num_cached_tokens")
 
     def __init__(self, request_id: str, prompt: Items[int], params: SamplingParams, *, seed: int = 0,
-                 stop_ids: Collection[int] = (), max_length: int, text: str | None = None):
+                 stop_ids: Collection[int] = (), max_length: int, text: str | None = None,
+                 bad_words: Items[Items[int]] = ()):
         if not len(prompt):
             raise ValueError(f"request {request_id}: the prompt has no token")
         self.request_id, self.params, self.seed, self.text = request_id, params, seed, text
@@ -123,8 +142,26 @@ class Request:
             raise ValueError(f"min_tokens is {short(params.min_tokens)}; after a prompt of {len(self.prompt):,} tokens "
                              f"at most {most:,} fit")
         self.ending = (*params.stop_token_ids, *(() if params.ignore_eos else stop_ids))
+        self.bad_tokens = tuple(word[0] for word in bad_words if len(word) == 1)
+        self.bad_words = [tuple(word) for word in bad_words if len(word) > 1]
         self.num_cached_tokens: int | None = None
         self.sequences = [Sequence(self, index) for index in range(params.n)]
+
+    @property
+    def biased(self) -> bool:
+        """Whether `bias_row` changes any logit."""
+        return bool(self.params.logit_bias or self.params.allowed_token_ids or self.bad_tokens)
+
+    def bias_row(self, vocab_size: int) -> np.ndarray:
+        """What is added to the logits of each of its tokens, (vocab_size,) float32; -inf where one is not allowed."""
+        row = np.zeros(vocab_size, np.float32)
+        if self.params.allowed_token_ids:
+            row[:] = -np.inf
+            row[list(self.params.allowed_token_ids)] = 0
+        for token, bias in (self.params.logit_bias or {}).items():
+            row[token] += np.float32(bias)
+        row[list(self.bad_tokens)] = -np.inf
+        return row
 
     @property
     def finished(self) -> bool:

@@ -2,7 +2,8 @@
 shared pages are copied before they are written, and tokens that must not be drawn are taken out.
 
 Shapes  ids (T,) int32; tokens, seats (B,) int32; last (seats,) int32; memory (layers, pages, numbers) of any type;
-        copies (n, 2) int32; logits (B, V) float32; banned (n, 2) int32; C-contiguous
+        copies (n, 2) int32; logits (B, V) float32; banned (n, 2), conditions (n, 4), slots (B,) int32;
+        biases (S, V) float32; C-contiguous
 """
 
 import numpy as np
@@ -74,3 +75,35 @@ def ban_tokens(logits, banned, stream=0):
     check_array("logits", logits, ndim=2)
     check_array("banned", banned, ndim=2, dtype=np.int32)
     ban_tokens_kernel[-(-banned.shape[0] // BLOCK), BLOCK, stream](logits, banned)
+
+
+@cuda.jit
+def ban_tokens_after_kernel(logits, conditions, last):
+    number = uint32(cuda.grid(1))
+    if number < conditions.shape[0] and last[uint32(conditions[number, 1])] == conditions[number, 2]:
+        logits[uint32(conditions[number, 0]), uint32(conditions[number, 3])] = NEVER
+
+
+def ban_tokens_after(logits, conditions, last, stream=0):
+    """logits[row, token] = -inf for each (row, seat, before, token) of conditions with last[seat] == before."""
+    check_array("logits", logits, ndim=2)
+    check_array("conditions", conditions, ndim=2, dtype=np.int32)
+    check_array("last", last, ndim=1, dtype=np.int32)
+    ban_tokens_after_kernel[-(-conditions.shape[0] // BLOCK), BLOCK, stream](logits, conditions, last)
+
+
+@cuda.jit
+def add_biases_kernel(logits, biases, slots):
+    col, row = uint32(cuda.grid(1)), uint32(cuda.blockIdx.y)
+    if col < logits.shape[1]:
+        slot = slots[row]
+        if slot >= int32(0):
+            logits[row, col] += biases[uint32(slot), col]
+
+
+def add_biases(logits, biases, slots, stream=0):
+    """logits[row] += biases[slots[row]], of rows whose slot is 0 or more; -inf is a token that is not allowed."""
+    check_array("logits", logits, ndim=2)
+    check_array("biases", biases, ndim=2)
+    check_array("slots", slots, shape=(logits.shape[0],), dtype=np.int32)
+    add_biases_kernel[(-(-logits.shape[1] // BLOCK), logits.shape[0]), BLOCK, stream](logits, biases, slots)

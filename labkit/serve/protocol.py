@@ -23,7 +23,8 @@ LEAST_LOGPROB = -9999.0  # JSON has no infinity; OpenAI writes this
 TEMPERATURE = 2  # at most, as OpenAI has it; the engine takes more
 SEEDS = 1 << 63
 SAMPLING = ("presence_penalty", "frequency_penalty", "repetition_penalty", "temperature", "top_p", "min_p", "top_k",
-            "seed", "stop", "stop_token_ids", "min_tokens", "ignore_eos", "include_stop_str_in_output")
+            "seed", "stop", "stop_token_ids", "min_tokens", "ignore_eos", "include_stop_str_in_output", "logit_bias",
+            "allowed_token_ids", "bad_words")
 
 
 class Body(BaseModel):
@@ -52,6 +53,7 @@ class Generation(Body):
     min_p: float | None = None
     seed: Annotated[int, Field(ge=-SEEDS, lt=SEEDS)] | None = None
     max_tokens: int | None = None
+    logit_bias: dict[str, float] | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     repetition_penalty: float | None = None
@@ -62,6 +64,8 @@ class Generation(Body):
     ignore_eos: bool | None = None
     stop_token_ids: list[int] | None = None
     include_stop_str_in_output: bool | None = None
+    allowed_token_ids: list[int] | None = None
+    bad_words: list[str] | None = None
     # This server's.
     deadline_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     # Without an effect on what is generated.
@@ -71,10 +75,9 @@ class Generation(Body):
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
     # Taken where they ask for nothing, by the values of `nothing`.
-    logit_bias: dict[str, Any] | None = None
     store: bool | None = None
 
-    nothing: ClassVar[dict[str, tuple]] = {"logit_bias": ({},), "store": (False,)}
+    nothing: ClassVar[dict[str, tuple]] = {"store": (False,)}
 
     @property
     def include_usage(self) -> bool:

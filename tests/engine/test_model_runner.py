@@ -27,7 +27,7 @@ PARAMS = [
     SamplingParams(temperature=0.8, top_p=0.9, seed=5, max_tokens=20, n=3),
     SamplingParams(temperature=1.0, top_k=7, seed=6, max_tokens=20, presence_penalty=1.5, repetition_penalty=1.3, n=2),
     SamplingParams(temperature=0, max_tokens=25, min_tokens=5, stop_token_ids=list(range(60)), logprobs=3),
-    SamplingParams(temperature=1.2, min_p=0.05, seed=9, max_tokens=20),
+    SamplingParams(temperature=1.2, min_p=0.05, seed=9, max_tokens=20, logit_bias={7: 2}, allowed_token_ids=range(40)),
     SamplingParams(temperature=0, max_tokens=20, frequency_penalty=0.5),
 ]
 
@@ -60,6 +60,62 @@ def test_greedy_tokens_are_the_models(model, penalty):
             logits = alone(expected[-1:])
         assert tokens == expected
     assert {kind.penalised for kind in llm.engine.runner._graphs} == {penalty > 0}
+
+
+class Numbers:
+    """A text is token ids with spaces between them."""
+
+    stop = ()
+
+    def encode(self, text, marks=True):
+        return list(map(int, text.split()))
+
+    def decode(self, ids, marks=False):
+        return "".join(f" {token}" for token in ids)
+
+
+def constrained(logits, output, bias, allowed, words):
+    """The logits from which a token may be drawn, as vLLM has them: bad words are looked for in the output."""
+    x = np.full_like(logits, -np.inf)
+    x[allowed] = logits[allowed]
+    for *before, token in words:
+        if output[len(output) - len(before) :] == before and len(before) <= len(output):
+            x[token] = -np.inf
+    for token, value in bias.items():
+        x[token] += np.float32(value)
+    return x
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+def test_biases_allowed_tokens_and_bad_words(model, overlap):
+    """The bad words are what the model writes without them, of one token, of two and of three."""
+    bias, allowed, expected, words = {5: 0.3, 40: -100.0, 61: 0.5}, list(range(2, 90)), [], {}
+    for prompt in PROMPTS:
+        plain = served(model, [prompt], GREEDY)[0][0][0]
+        words[len(prompt)] = [plain[:1], plain[1:3], plain[4:7], plain[5:7], plain[7:9]]
+        alone, output = llama.Alone(model, 96), []
+        logits = alone(prompt)
+        for _ in range(12):
+            x = constrained(logits.copy_to_host()[0], output, bias, allowed, words[len(prompt)])
+            output.append(int(np.argmax(x)))
+            logits = alone(output[-1:])
+        assert output != plain
+        expected.append(output)
+    params = [replace(GREEDY, logit_bias=bias, allowed_token_ids=allowed,
+                      bad_words=[" ".join(map(str, word)) for word in words[len(prompt)]]) for prompt in PROMPTS]
+    runner = ModelRunner(model, num_pages=32, max_num_seqs=4, max_num_batched_tokens=16, max_model_len=96)
+    llm = LLM(runner, Numbers(), max_num_seqs=4, max_num_batched_tokens=16, overlap=overlap)
+    outputs = llm.generate(PROMPTS, params)
+    assert [output.outputs[0].token_ids for output in outputs] == expected
+    assert outputs[0].outputs[0].text == "".join(f" {token}" for token in expected[0])
+    (silent,) = llm.generate(PROMPTS[0], replace(params[0], detokenize=False))  # from graphs, and without a text
+    assert silent.outputs[0].token_ids == expected[0] and silent.outputs[0].text == ""
+
+
+def test_biases_alone_are_part_of_the_graphs(model):
+    (((token, *rest),),), llm = served(model, PROMPTS[:1], replace(GREEDY, logit_bias={8: 100}))
+    assert token == 8 and set(rest) == {8}
+    assert all(kind.biased for kind in llm.engine.runner._graphs) and llm.engine.runner._graphs
 
 
 def test_in_any_company_and_after_preemption_the_output_is_that_of_the_request_alone(model):

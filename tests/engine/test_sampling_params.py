@@ -79,3 +79,27 @@ def test_numbers_of_numpy_are_those_of_python():
                             stop_token_ids=np.array([3, 4]), seed=np.int32(5))
     same = SamplingParams(n=2, temperature=0.5, top_k=7, stop_token_ids=[3, 4], ignore_eos=True, seed=5)
     assert params == same and repr(params) == repr(same)
+
+
+@pytest.mark.parametrize(("name", "value", "kind", "words"), [
+    ("logit_bias", [1], TypeError, "it must be a dictionary"),
+    ("logit_bias", {1.5: 2}, TypeError, "has 1.5; a token id"), ("logit_bias", {True: 1}, TypeError, "has True"),
+    ("logit_bias", {-1: 1}, ValueError, "has the token -1"),
+    ("logit_bias", {1: "2"}, TypeError, "has '2' for the token"),
+    ("logit_bias", {1: float("nan")}, ValueError, "has nan for the token 1; it must be from -100 to 100"),
+    ("logit_bias", {1: 10**400}, ValueError, "from -100 to 100"), ("logit_bias", {1: 1, "1": 2}, ValueError, "twice"),
+    ("allowed_token_ids", [], ValueError, "is empty"), ("allowed_token_ids", {1}, TypeError, "must be a list"),
+    ("bad_words", "abc", TypeError, "must be a list of texts"), ("bad_words", [" "], ValueError, "may be empty"),
+    ("detokenize", 0, TypeError, "must be True or False"),
+])  # fmt: skip
+def test_what_is_no_constraint_is_named(name, value, kind, words):
+    with pytest.raises(kind, match=f"{name} .*{words}"):
+        SamplingParams(**{name: value})
+
+
+def test_constraints_become_pythons_numbers():
+    params = SamplingParams(logit_bias={"3": 1, 4: -2.5}, allowed_token_ids=range(3), bad_words=["a"])
+    assert params.logit_bias == {3: 1.0, 4: -2.5} and params.allowed_token_ids == (0, 1, 2)
+    assert params.bad_words == ("a",)
+    with pytest.raises(ValueError, match="stop is .*detokenize is False"):
+        SamplingParams(stop="a", detokenize=False)

@@ -1,6 +1,6 @@
-"""`labkit serve` with the fake model, as a process of its own: python -m tests.serve.fake_server SECONDS ENGINE [RESTART]
-It loads for so many seconds, in a `process` or in a `thread` of this one, and says in which. `tiny` is a process with
-tiny-llama. RESTART: Settings.restart_s."""
+"""`labkit serve` with the fake model, as a process of its own: python -m tests.serve.fake_server SECONDS ENGINE
+[RESTART]. It loads for so many seconds, in a `process` or in a `thread` of this one, and says in which. `tiny` is a
+process with tiny-llama. RESTART: Settings.restart_s."""
 
 import os
 import sys

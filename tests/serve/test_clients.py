@@ -47,6 +47,27 @@ def llm(tiny):
     return tiny[1]
 
 
+def test_a_system_message_is_taken_and_left_out(client, llm):
+    (here,) = llm.chat(QUESTION, SamplingParams(temperature=0, max_tokens=8))  # kernels are compiled with it
+    given = {"model": MODEL, "temperature": 0, "max_tokens": 8}
+    alone, *others = [client.chat.completions.create(**given, messages=[*before, *QUESTION]) for before in (
+        [], [{"role": "system", "content": "You are a helpful assistant."}], [{"role": "developer", "content": "Hi"}])]
+    assert alone.choices[0].message.content == here.outputs[0].text
+    for other in others:
+        assert other.choices[0].message.content == alone.choices[0].message.content
+        assert other.usage.prompt_tokens == alone.usage.prompt_tokens
+
+
+def test_logit_bias_and_words_that_must_not_come(client, llm):
+    given = {"model": MODEL, "prompt": "A hacker is", "temperature": 0, "max_tokens": 6}
+    llm.generate("A hacker is", SamplingParams(logit_bias={300: 1}, bad_words=["one two", "three"]))
+    plain = client.completions.create(**given).choices[0].text
+    word = plain.split()[0]
+    assert word not in client.completions.create(**given, extra_body={"bad_words": [word]}).choices[0].text.split()
+    one = client.completions.create(**given, logit_bias={"300": 100}, extra_body={"ignore_eos": True})
+    assert one.choices[0].text == llm.get_tokenizer().decode([300] * 6)
+
+
 def test_a_chat_streamed_or_not_is_that_of_the_engine(client, llm):
     (alone,) = llm.chat(QUESTION, SamplingParams(temperature=0, max_tokens=12))
     whole = client.chat.completions.create(model=MODEL, messages=QUESTION, temperature=0, max_completion_tokens=12)

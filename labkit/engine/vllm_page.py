@@ -1,0 +1,34 @@
+"""The page of vLLM's names: what each does here.
+
+    python -m labkit.engine.vllm_page > data/vllm.md
+"""
+
+import inspect
+
+from labkit.engine.llm import LLM
+from labkit.engine.sampling_params import SamplingParams
+from labkit.engine.vllm import NO_EFFECT, ONLY, names, record
+
+
+def table() -> str:
+    """The page of all names, in Markdown."""
+    lines = ["# vLLM's names", "", f"The names that `SamplingParams` and `LLM` of vLLM {record()['version']} take, and "
+             "what each does here; the last of each list are those of older versions. Made by `python -m "
+             "labkit.engine.vllm_page`, from the code.", ""]
+    for cls in (SamplingParams, LLM):
+        of = cls.__name__
+        own = inspect.signature(cls).parameters
+        lines += [f"## {of}", "", "| name | here |", "|---|---|"]
+        for name in names(of):
+            only = ONLY.get(name)
+            only = only if isinstance(only, tuple) else (only,)
+            here = ("supported" if name in own else
+                    f"no effect: {NO_EFFECT[of][name]}" if name in NO_EFFECT[of] else
+                    f"only {' or '.join(f'`{one!r}`' for one in only)}" if name in ONLY else "not supported")
+            lines.append(f"| `{name}` | {here} |")
+        lines.append("")
+    return "\n".join(lines).rstrip() + "\n"
+
+
+if __name__ == "__main__":
+    print(table(), end="")
