@@ -13,13 +13,15 @@ import numpy as np
 
 from labkit._common.errors import short
 from labkit.engine.checks import is_list, token_ids, whole
+from labkit.kernels.logprobs import MOST
 
 GREEDY_BELOW = 1e-5  # a lower temperature means the most likely token
-MAX_LOGPROBS = 20  # the most likely tokens that a step hands back for each sampled one, at most
+MAX_LOGPROBS = MOST  # the most likely tokens that a step hands back for each sampled one, at most
 MAX_N = 1024  # outputs of a request: each holds its prompt's tokens on the host
 # From the least to the most. Kernels read top_k as an int32.
 WHOLE = {"n": (1, MAX_N), "top_k": (-1, 2**31 - 1), "min_tokens": (0, None)}
-OPTIONAL = {"seed": (None, None), "max_tokens": (1, None), "logprobs": (0, MAX_LOGPROBS)}
+OPTIONAL = {"seed": (None, None), "max_tokens": (1, None), "logprobs": (0, MAX_LOGPROBS),
+            "prompt_logprobs": (0, MAX_LOGPROBS)}
 SWITCHES = ("ignore_eos", "include_stop_str_in_output", "skip_special_tokens")
 # What each may be, and in words. Logits that are divided or multiplied by these stay numbers in float32.
 NUMBERS = {
@@ -51,7 +53,8 @@ class SamplingParams:
     max_tokens: of the output; None: as many as the model's context allows. min_tokens: before so many, no token ends
         the output.
     logprobs: how many of the most likely tokens are returned with their logarithms of probabilities, beside the token
-        itself; None: no logarithms.
+        itself; None: no logarithms. prompt_logprobs: the same for each token of the prompt but the first; all of the
+        prompt is computed then, and nothing of it taken from the prefix cache.
     skip_special_tokens: special tokens leave no trace in the text.
     """
 
@@ -70,6 +73,7 @@ class SamplingParams:
     max_tokens: int | None = 16
     min_tokens: int = 0
     logprobs: int | None = None
+    prompt_logprobs: int | None = None
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
 

@@ -98,6 +98,9 @@ class _Waiting:
         self._watched.waited += time.perf_counter() - began
         return found
 
+    def prompt_tokens(self):
+        return self._handle.prompt_tokens()
+
 
 # --- Requests --------------------------------------------------------------------------------------------------------
 
