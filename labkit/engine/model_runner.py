@@ -151,6 +151,15 @@ class ModelRunner:
         """Of the step that was launched last."""
         return self._last_kind and self._last_kind.shape
 
+    def last_listed(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """(logits, tokens, out as of labkit.kernels.logprobs) of the step that was launched last, on the host. Raises
+        ValueError if none of its sequences had logprobs."""
+        if not self._last_kind or not self._last_kind.listed:
+            raise ValueError("no sequence of the last step has logprobs")
+        count = self._last_kind.shape.sequences
+        logits = self._workspace.rows(self._last_kind.shape).logits
+        return tuple(each.copy_to_host() for each in (logits, self._tokens[:count], self._listed[:count]))
+
     def planned(self) -> list[launches.Launch]:
         """The launches of a step like the last one, in their order; none of them runs. For the thread that launches
         steps: while it looks, no kernel can be launched."""

@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 class Sampled(NamedTuple):
     """One token, drawn or of a prompt, as a step's handle returns it. logprob: the natural logarithm of its probability
-    under the model, rank: 1 for the most likely token; None if no logarithms were asked for. top: the most likely tokens
-    with their logarithms, the most likely first."""
+    under the model, rank: 1 for the most likely token; None if no logarithms were asked for. top: the most likely
+    tokens with their logarithms, the most likely first."""
 
     token: int
     logprob: float | None = None

@@ -90,7 +90,7 @@ SERIES: dict[str, tuple[str, Callable[[], dict | None]]] = {
     **{name: ("attention_sentences_half", _later(name, "minilm")) for name in
        ("minilm", "minilm_corpus", "minilm_ladder", "minilm_profile", "minilm_lengths")},
     **{name: ("paged_decode_bf16", _later(name, "llama")) for name in ("llama_decode", "llama_prefill")},
-    **{name: ("paged_decode_bf16", _later(name, "engine")) for name in ("engine", "engine_start")},
+    **{name: ("paged_decode_bf16", _later(name, "engine")) for name in ("engine", "engine_logprobs", "engine_start")},
     "serve": ("paged_decode_bf16", _later("serve", "serve")),
     "block_calls": ("gpt2_block", _later("block_calls", "gpt2_block")),
     "three_languages": ("vector_add", three_languages_to_record),
