@@ -27,9 +27,9 @@ TOKEN_FIELDS = ("ids", "positions", "slots")
 SEQUENCE_FIELDS = ("begins", "lengths", "contexts", "last")
 DRAW_FIELDS = ("seats", "steps", "counted", "biased")
 # The same in every step as long as a sequence keeps its seat; of seeds two numbers, the low one first.
-SEAT_FIELDS = ("top_k", "temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty",
+SEAT_FIELDS = ("top_k", "num_logprobs", "temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty",
                "repetition_penalty")
-FLOATS = SEAT_FIELDS[1:]
+FLOATS = SEAT_FIELDS[2:]
 
 
 NARROWEST = 8  # pages in a row of a step's page table, at least
@@ -87,6 +87,7 @@ class Batch:
         for the others.
     top_k, temperature, top_p, min_p, presence_penalty, frequency_penalty, repetition_penalty (B,), seeds (B, 2) uint32:
         how it is drawn.
+    num_logprobs (B,): how many of the most likely tokens are listed with their logprobs; -1: no logprobs.
     """
 
     layout: Layout
@@ -96,6 +97,7 @@ class Batch:
     copies: list[tuple[int, int]]  # pages, as in Step
     samples: list[tuple[int, Sequence]]  # for each of step.samples its number among the sequences, and itself
     fresh: list[Sequence]  # those that are new at their seats; all of their tokens are known
+    scored: list[tuple[int, Chunk]]  # chunks that give logprobs of their prompt's tokens, each with its first row
 
     def __post_init__(self):
         for name, view in self.layout.views(self.buffer).items():
@@ -138,6 +140,7 @@ class BatchBuilder:
         self._tables = np.zeros((max_num_seqs + 1, max_pages), np.int32)
         self._admitted = [0] * max_num_seqs  # the admission of the sequence that each seat is set up for
         self._params = np.zeros((len(SEAT_FIELDS), max_num_seqs + 1), np.int32)
+        self._params[1] = -1  # no logprobs of padding
         self._seeds = np.zeros((max_num_seqs + 1, 2), np.uint32)
 
     def build(self, step: Step, tokens: int = 0, sequences: int = 0, decoding: int = 0) -> Batch:
@@ -163,10 +166,11 @@ class BatchBuilder:
         places |= {sequence: B + number for number, (_, sequence) in enumerate(forks)}
         batch = Batch(layout, np.zeros(layout.size, np.int32), len(single) + empty,
                       int(lengths[len(single) :].max(initial=0)), list(step.copies),
-                      [(places[sequence], sequence) for sequence in step.samples], fresh)
+                      [(places[sequence], sequence) for sequence in step.samples], fresh, [])
 
         seats = np.array([chunk.sequence.seat for chunk in chunks], np.int32)
         firsts = np.cumsum(lengths) - lengths
+        batch.scored = [(first, chunk) for first, chunk in zip(firsts.tolist(), chunks, strict=True) if chunk.scored]
         batch.ids[:T] = [token for chunk in chunks for token in _ids(chunk)]
         positions, rows = batch.positions[:T], np.repeat(seats, lengths)
         positions[:] = np.arange(T) - np.repeat(firsts - begins, lengths)
@@ -210,7 +214,8 @@ class BatchBuilder:
         self._admitted[seat] = sequence.admission
         temperature = 0.0 if params.greedy else params.temperature
         floats = np.array([temperature, *(getattr(params, name) for name in FLOATS[1:])], np.float32)
-        self._params[0, seat], self._params[1:, seat] = max(params.top_k, 0), floats.view(np.int32)
+        listed = -1 if params.logprobs is None else params.logprobs
+        self._params[:, seat] = [max(params.top_k, 0), listed, *floats.view(np.int32)]
         self._seeds[seat] = sequence.seed % 2**32, sequence.seed >> 32
         self._update_table(sequence, 0)
         return True

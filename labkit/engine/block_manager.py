@@ -72,9 +72,10 @@ class BlockManager:
 
     def cached_prefix(self, sequence: Sequence) -> list[int]:
         """The pages that hold the beginning of the sequence's tokens already. Its last token is never among these: the
-        next one is drawn from its logits, so it must be computed."""
+        next one is drawn from its logits, so it must be computed. So must be all of a prompt whose logprobs are wanted:
+        the first output finds nothing then."""
         pages: list[int] = []
-        if self.prefix_caching:
+        if self.prefix_caching and (sequence.index or sequence.request.params.prompt_logprobs is None):
             for number in range((len(sequence.tokens) - 1) // self.page_size):
                 page = self._cached.get(self._digest(sequence, number))
                 if page is None:

@@ -50,18 +50,42 @@ class Stats:
         return (self.pages - self.free_pages) / self.pages
 
 
+class _Texts(dict):
+    """token -> its text: each is decoded once, since the most likely tokens come again and again."""
+
+    def __init__(self, tokenizer):
+        self._tokenizer = tokenizer
+
+    def __missing__(self, token: int) -> str | None:
+        text = self[token] = self._tokenizer and self._tokenizer.decode([token], marks=True)
+        return text
+
+    def listed(self, sampled: Sampled) -> dict[int, Logprob]:
+        """The token, and the most likely ones beside it."""
+        found = {sampled.token: Logprob(sampled.logprob, sampled.rank, self[sampled.token])}
+        for rank, (token, logprob) in enumerate(sampled.top, 1):
+            if token not in found:
+                found[token] = Logprob(logprob, rank, self[token])
+        return found
+
+
 class _Output:
     """What is known of one sequence's output beside its tokens."""
 
-    def __init__(self, tokenizer, sequence: Sequence):
+    def __init__(self, tokenizer, sequence: Sequence, texts: _Texts):
+        """texts: the engine's."""
         params = sequence.request.params
-        self._tokenizer = tokenizer = tokenizer if params.detokenize else None
+        tokenizer = tokenizer if params.detokenize else None
         self.detokenizer = tokenizer and Detokenizer(
             partial(tokenizer.decode, marks=not params.skip_special_tokens), sequence.request.prompt,
             stop=params.stop, min_tokens=params.min_tokens, include_stop=params.include_stop_str_in_output)
         self._unread: list[int] = []  # tokens that are not in the detokenizer yet
+        self._texts = texts if params.detokenize else _Texts(None)
         self.logprobs: list[dict[int, Logprob]] | None = None if params.logprobs is None else []
         self.cumulative: float | None = None if params.logprobs is None else 0.0
+        self.prompt_logprobs: list[dict[int, Logprob] | None] | None = None
+        if params.prompt_logprobs is not None and not sequence.index:
+            self.prompt_logprobs = [None] * len(sequence.request.prompt)
 
     def add(self, sampled: Sampled, shown: bool) -> None:
         """shown: its text is part of the output's."""
@@ -70,10 +94,12 @@ class _Output:
         if self.logprobs is None or sampled.logprob is None:
             return
         self.cumulative += sampled.logprob
-        found = {sampled.token: Logprob(sampled.logprob, sampled.rank, self._decoded(sampled.token))}
-        for rank, (token, logprob) in enumerate(sampled.top, 1):
-            found.setdefault(token, Logprob(logprob, rank, self._decoded(token)))
-        self.logprobs.append(found)
+        self.logprobs.append(self._texts.listed(sampled))
+
+    def add_prompt(self, begin: int, tokens: list[Sampled]) -> None:
+        """The prompt's tokens from place `begin` on. After a preemption they come again."""
+        for place, sampled in enumerate(tokens, begin):
+            self.prompt_logprobs[place] = self._texts.listed(sampled)
 
     def text(self, finished: bool) -> str:
         """As far as no stop string may begin in it; all of it at the end."""
@@ -87,9 +113,6 @@ class _Output:
             self.detokenizer.push(*self._unread)
             self._unread.clear()
         return self.detokenizer.flush() if finished else self.detokenizer.stopped
-
-    def _decoded(self, token: int) -> str | None:
-        return self._tokenizer and self._tokenizer.decode([token], marks=True)
 
 
 class LLMEngine:
@@ -109,6 +132,7 @@ class LLMEngine:
         self._new_blocks = partial(blocks, runner.num_pages, runner.page_size, enable_prefix_caching)
         self._new_scheduler = partial(scheduler, max_num_seqs=max_num_seqs,
                                       max_num_batched_tokens=max_num_batched_tokens)
+        self._texts = _Texts(tokenizer)
         self._added = 0
         self.watch: Callable[[Step], None] | None = None  # is called with each step as it is launched
         self._stats = Stats(pages=runner.num_pages)
@@ -185,7 +209,7 @@ class LLMEngine:
         """A request of request_of, that has not run."""
         if request.request_id in self._requests:
             raise ValueError(f"request_id is {request.request_id!r}, and the request of this name has not ended yet")
-        outputs = {sequence: _Output(self.tokenizer, sequence) for sequence in request.sequences}
+        outputs = {sequence: _Output(self.tokenizer, sequence, self._texts) for sequence in request.sequences}
         if request.params.seed is None:
             request.seed = self._seed()
         self.scheduler.add(request)  # what may raise comes before this
@@ -259,6 +283,10 @@ class LLMEngine:
 
     def _receive(self, step: Step, handle: Handle) -> list[Sequence]:
         tokens = handle.tokens()
+        if any(chunk.scored for chunk in step.chunks):
+            for chunk, prompt_tokens in handle.prompt_tokens():
+                if chunk.sequence in self._outputs:  # else it was aborted
+                    self._outputs[chunk.sequence].add_prompt(chunk.scored.start, prompt_tokens)
         alive = self.scheduler.receive(step, tokens)
         self._stats.generated += len(alive)
         self._stats.discarded += len(tokens) - len(alive)
@@ -282,8 +310,11 @@ class LLMEngine:
 
     def _output(self, request: Request) -> RequestOutput:
         outputs = [self._completion(sequence) for sequence in request.sequences]
+        of_prompt = self._outputs[request.sequences[0]].prompt_logprobs
+        if of_prompt is not None:
+            of_prompt = None if None in of_prompt[1:] else list(of_prompt)
         return RequestOutput(request.request_id, request.text, list(request.prompt), outputs, request.finished,
-                             request.num_cached_tokens)
+                             request.num_cached_tokens, of_prompt)
 
     def _completion(self, sequence: Sequence) -> CompletionOutput:
         output = self._outputs[sequence]

@@ -5,9 +5,9 @@
 
 A step in which each sequence has one token is padded to a bucket and replayed as a CUDA graph; the first of each bucket
 runs launch by launch and is captured then. On a GPU a step with parts of prompts is padded, too, and captured when one
-of its kind comes for the second time. With penalties, or with a wider page table, it is another graph. What only some
-requests ask for, banned tokens and logprobs, runs without one; logprobs also wait for the step, since they are computed
-on the host. Kernels that steps will launch are compiled side by side before the first of them.
+of its kind comes for the second time. With penalties, with logprobs, or with a wider page table, it is another graph.
+Banned tokens run without one, and logprobs of a prompt are launched behind it: their logits are computed piece by piece
+in the memory of the step's own. Kernels that steps will launch are compiled side by side before the first of them.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from __future__ import annotations
 import functools
 from collections import OrderedDict
 from collections.abc import Callable
+from collections.abc import Sequence as Items
 from typing import NamedTuple
 
 import numpy as np
@@ -25,8 +26,9 @@ from labkit.engine.batch import BatchBuilder, Layout, shape_needed
 from labkit.engine.checks import whole
 from labkit.engine.outputs import Sampled
 from labkit.engine.runner import bucket, buckets, padded
-from labkit.engine.scheduler import Step
+from labkit.engine.scheduler import Chunk, Step
 from labkit.engine.sequence import Sequence
+from labkit.kernels import logprobs
 from labkit.kernels.attention.pages import PAGE, pages_for
 from labkit.kernels.penalties import count_tokens, penalise, prompt_row
 from labkit.kernels.sampling import Parameters, Scratch, sample
@@ -47,6 +49,7 @@ class Kind(NamedTuple):
     layout: Layout
     penalised: bool  # some of its sequences
     biased: bool = False  # some of them
+    listed: bool = False  # logprobs of some of them
 
 
 class ModelRunner:
@@ -81,13 +84,16 @@ class ModelRunner:
         self._memory = cuda.device_array(layout.size, np.int32)
         self._last = cuda.to_device(np.zeros(max_num_seqs + 1, np.int32))  # by seat; the last one is for padding
         self._tokens = cuda.device_array(self._sequences, np.int32)
-        self._logprobs = cuda.device_array(self._sequences, np.float32)
+        self._logprobs = cuda.device_array(self._sequences, np.float32)  # under what tokens are drawn from
         self._scratch = Scratch.allocate(self._sequences, config.vocab_size)
+        self._listed = cuda.device_array((self._sequences, logprobs.COLUMNS), np.float32)  # under the model
+        self._listing = logprobs.Scratch.allocate(self._sequences, config.vocab_size)
+        self._drawn_from = None  # (B, V): logits that were changed, once the model's are needed beside them
         self._counts = None  # (max_num_seqs, V) uint32, once a request has penalties
         self._biases = None  # (max_num_seqs, V) float32, once a request has some
         self._stream = cuda.stream()
-        self._host = [(cuda.pinned_array(layout.size, np.int32), cuda.pinned_array(self._sequences, np.int32))
-                      for _ in range(IN_FLIGHT)]
+        self._host = [(cuda.pinned_array(layout.size, np.int32), cuda.pinned_array(self._sequences, np.int32),
+                       cuda.pinned_array((self._sequences, logprobs.COLUMNS), np.float32)) for _ in range(IN_FLIGHT)]
         self._launched = 0
         self._last_kind: Kind | None = None
         self._views = functools.lru_cache(maxsize=256)(self._device_views)
@@ -99,7 +105,7 @@ class ModelRunner:
         shape = self._shape(step, alike)
         batch = self._builder.build(step, shape.rows, shape.sequences, shape.decoding)
         layout = batch.layout
-        host, tokens = self._host[self._launched % IN_FLIGHT]
+        host, tokens, listed = self._host[self._launched % IN_FLIGHT]
         self._launched += 1
         host[: layout.size] = batch.buffer
         self._memory[: layout.size].copy_to_device(host[: layout.size], stream=self._stream)
@@ -114,12 +120,14 @@ class ModelRunner:
                 self._set_biases(sequence)
 
         banned, after = batch.banned(), batch.banned_after()
-        wanted = any(each.request.params.logprobs is not None for _, each in batch.samples)
-        kind = Kind(shape, layout, *(bool((seats >= 0).any()) for seats in (batch.counted, batch.biased)))
-        self._last_kind, graph, logits = kind, self._graphs.get(kind), None
-        if banned or after or wanted:
+        kind = Kind(shape, layout, *(bool((rows >= 0).any()) for rows in (batch.counted, batch.biased,
+                                                                          batch.num_logprobs)))
+        self._last_kind, graph = kind, self._graphs.get(kind)
+        if kind.listed and (kind.penalised or kind.biased or banned or after) and self._drawn_from is None:
+            self._drawn_from = cuda.device_array((self._sequences, self.vocab_size), np.float32)
+        if banned or after:
             self._compile_ahead(kind, len(batch.samples))
-            logits = self._run_with_host(kind, banned, after, wanted)
+            self._run(kind, self._stream, banned, after)
         elif graph is not None:
             self._graphs.move_to_end(kind)
             graph.launch(stream=self._stream)
@@ -129,9 +137,12 @@ class ModelRunner:
             if (alike or self._pads) and not self._eager and not launches.imagined():
                 self._keep_graph(kind, captured=alike or kind in self._graphs)
         self._tokens[: layout.sequences].copy_to_host(tokens[: layout.sequences], stream=self._stream)
+        if kind.listed:
+            self._listed[: layout.sequences].copy_to_host(listed[: layout.sequences], stream=self._stream)
+        of_prompts = [(chunk, self._score(first, chunk)) for first, chunk in batch.scored]
         done = cuda.event()
         done.record(self._stream)
-        return Handle(batch.samples, tokens, done, logits)
+        return Handle(batch.samples, tokens, done, listed if kind.listed else None, of_prompts, self.vocab_size)
 
     def captured(self, sequences: int):
         """(graph, logits): of a step in which so many sequences have one token, once one has run. The graph does what
@@ -145,6 +156,15 @@ class ModelRunner:
     def last_shape(self) -> Shape | None:
         """Of the step that was launched last."""
         return self._last_kind and self._last_kind.shape
+
+    def last_listed(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """(logits, tokens, out as of labkit.kernels.logprobs) of the step that was launched last, on the host. Raises
+        ValueError if none of its sequences had logprobs."""
+        if not self._last_kind or not self._last_kind.listed:
+            raise ValueError("no sequence of the last step has logprobs")
+        count = self._last_kind.shape.sequences
+        logits = self._workspace.rows(self._last_kind.shape).logits
+        return tuple(each.copy_to_host() for each in (logits, self._tokens[:count], self._listed[:count]))
 
     def planned(self) -> list[launches.Launch]:
         """The launches of a step like the last one, in their order; none of them runs. For the thread that launches
@@ -178,10 +198,11 @@ class ModelRunner:
         kinds = [kind]
         if samples:
             kinds += [Kind(Shape(size, size, size, 0), Layout(size, size, kind.layout.max_pages), kind.penalised,
-                           kind.biased)
+                           kind.biased, kind.listed)
                       for size in buckets(bucket(samples, self.max_num_seqs))]
         alike = {(each.shape.rows.bit_length(), each.shape.sequences.bit_length(), each.shape.decoding > 0,
-                  each.shape.decoding < each.shape.sequences, each.penalised, each.biased): each for each in kinds}
+                  each.shape.decoding < each.shape.sequences, each.penalised, each.biased, each.listed): each
+                 for each in kinds}
         new = [each for key, each in alike.items() if key not in self._prepared]
         if new and not launches.imagined():
             needed = dict.fromkeys(one for each in new
@@ -201,14 +222,26 @@ class ModelRunner:
         fill_ids(inputs.ids, self._last, stream=stream)
         return self.model.forward(inputs, self._cache, self._workspace, stream=stream)
 
-    def _penalise(self, logits, kind: Kind, stream) -> None:
-        """As vLLM does: biases first."""
+    def _changed(self, logits, kind: Kind, banned, after, stream):
+        """Change the logits to what tokens are drawn from, as vLLM does: biases first. With logprobs, which are the
+        model's, the changed ones lie in memory of their own."""
+        views, changed = self._views(kind.layout), logits
+        if kind.listed and (kind.penalised or kind.biased or banned or after):
+            changed = self._drawn_from[: kind.layout.sequences]
+            changed.copy_to_device(logits, stream=stream)
         if kind.biased:
-            add_biases(logits, self._biases, self._views(kind.layout)["biased"], stream=stream)
+            add_biases(changed, self._biases, views["biased"], stream=stream)
         if kind.penalised:
-            views = self._views(kind.layout)
-            penalise(logits, self._counts, views["counted"], views["repetition_penalty"], views["frequency_penalty"],
-                     views["presence_penalty"], logits, stream=stream)
+            penalise(changed, self._counts, views["counted"], views["repetition_penalty"], views["frequency_penalty"],
+                     views["presence_penalty"], changed, stream=stream)
+        # The tokenizer may have ends of text that the model does not have: the kernel would write past the row.
+        pairs = [(row, token) for row, tokens in banned for token in tokens if 0 <= token < self.vocab_size]
+        if pairs:
+            ban_tokens(changed, cuda.to_device(np.array(pairs, np.int32), stream=stream), stream=stream)
+        if after:
+            ban_tokens_after(changed, cuda.to_device(np.array(after, np.int32), stream=stream), self._last,
+                             stream=stream)
+        return changed
 
     def _sample(self, logits, kind: Kind, stream) -> None:
         views, tokens = self._views(kind.layout), self._tokens[: kind.layout.sequences]
@@ -218,30 +251,29 @@ class ModelRunner:
         if kind.penalised:
             count_tokens(self._counts, views["counted"], tokens, stream=stream)
 
-    def _run(self, kind: Kind, stream) -> None:
-        """What a graph holds."""
+    def _run(self, kind: Kind, stream, banned=(), after=()) -> None:
+        """What a graph holds, if nothing is banned."""
         logits = self._forward(kind, stream)
-        self._penalise(logits, kind, stream)
-        self._sample(logits, kind, stream)
+        self._sample(self._changed(logits, kind, banned, after, stream), kind, stream)
+        if kind.listed:
+            count = kind.layout.sequences
+            logprobs.logprobs(logits, self._tokens[:count], self._views(kind.layout)["num_logprobs"],
+                              self._listed[:count], self._listing, stream=stream)
 
-    def _run_with_host(self, kind: Kind, banned, after, wanted: bool):
-        """With what the host has a part in. Returns the logits as the model gave them, on the host, if they are
-        wanted."""
-        stream = self._stream
-        logits = self._forward(kind, stream)
-        host = logits.copy_to_host(stream=stream) if wanted else None
-        if wanted:
-            stream.synchronize()
-        self._penalise(logits, kind, stream)
-        if banned:
-            # The tokenizer may have ends of text that the model does not have: the kernel would write past the row.
-            pairs = [(row, token) for row, tokens in banned for token in tokens if 0 <= token < self.vocab_size]
-            if pairs:
-                ban_tokens(logits, cuda.to_device(np.array(pairs, np.int32), stream=stream), stream=stream)
-        if after:
-            ban_tokens_after(logits, cuda.to_device(np.array(after, np.int32), stream=stream), self._last,
-                             stream=stream)
-        self._sample(logits, kind, stream)
+    def _score(self, first: int, chunk: Chunk) -> np.ndarray:
+        """Launches the logprobs of a prompt's tokens, and returns where on the host they will be: a row of
+        labkit.kernels.logprobs for each. first: the chunk's first row in the step that was launched last."""
+        stream, prompt, places = self._stream, chunk.sequence.request.prompt, chunk.scored
+        host = cuda.pinned_array((len(places), logprobs.COLUMNS), np.float32)
+        tokens = cuda.to_device(np.array(prompt[places.start : places.stop], np.int32), stream=stream)
+        wanted = cuda.to_device(np.full(len(places), chunk.sequence.request.params.prompt_logprobs, np.int32),
+                                stream=stream)
+        for begin in range(0, len(places), self._sequences):
+            end = min(begin + self._sequences, len(places))
+            logits = self.model.logits_of_rows(self._workspace, first + begin, first + end, stream=stream)
+            listed = self._listed[: end - begin]
+            logprobs.logprobs(logits, tokens[begin:end], wanted[begin:end], listed, self._listing, stream=stream)
+            listed.copy_to_host(host[begin:end], stream=stream)
         return host
 
     def _set_biases(self, sequence: Sequence) -> None:
@@ -269,26 +301,51 @@ def longest(model: Llama, max_model_len: int | None) -> int:
 
 
 class Handle:
-    """A step that was launched."""
+    """A step that was launched. listed: (B, COLUMNS) of labkit.kernels.logprobs, if there are logprobs; of_prompts: the
+    same for each chunk that is scored."""
 
-    def __init__(self, samples, tokens: np.ndarray, done, logits: np.ndarray | None):
-        self._samples, self._tokens, self._done, self._logits = samples, tokens, done, logits
+    def __init__(self, samples, tokens: np.ndarray, done, listed: np.ndarray | None,
+                 of_prompts: list[tuple[Chunk, np.ndarray]], vocab_size: int):
+        self._samples, self._tokens, self._done, self._listed = samples, tokens, done, listed
+        self._of_prompts, self._vocab_size = of_prompts, vocab_size
 
     def tokens(self) -> list[Sampled]:
         """Raises ValueError where the model's logits are no numbers."""
         self._done.synchronize()
-        return [self._sampled(number, sequence) for number, sequence in self._samples]
+        numbers = [number for number, _ in self._samples]
+        tokens = self._tokens[numbers].tolist()
+        for token, (_, sequence) in zip(tokens, self._samples, strict=True):
+            if token < 0:
+                raise ValueError(f"request {sequence.request.request_id}: the model's logits are NaN, or no token is "
+                                 f"allowed")
+        if self._listed is None:
+            return list(map(Sampled, tokens))
+        wanted = [sequence.request.params.logprobs for _, sequence in self._samples]
+        return listed(tokens, self._listed[numbers], wanted, self._vocab_size)
 
-    def _sampled(self, number: int, sequence) -> Sampled:
-        token, wanted = int(self._tokens[number]), sequence.request.params.logprobs
-        if token < 0:
-            raise ValueError(f"request {sequence.request.request_id}: the model's logits are NaN, or no token is "
-                             f"allowed")
-        if wanted is None:
-            return Sampled(token)
-        x = self._logits[number].astype(np.float64)
-        x -= x.max()
-        x -= np.log(np.exp(x).sum())
-        best = np.argsort(-x, kind="stable")[:wanted]
-        rank = int((x > x[token]).sum()) + 1
-        return Sampled(token, float(x[token]), rank, tuple((int(each), float(x[each])) for each in best))
+    def prompt_tokens(self) -> list[tuple[Chunk, list[Sampled]]]:
+        self._done.synchronize()
+        found = []
+        for chunk, rows in self._of_prompts:
+            request = chunk.sequence.request
+            tokens = request.prompt[chunk.scored.start : chunk.scored.stop]
+            wanted = [request.params.prompt_logprobs] * len(tokens)
+            found.append((chunk, listed(tokens, rows, wanted, self._vocab_size)))
+        return found
+
+
+def listed(tokens: Items[int], rows: np.ndarray, wanted: Items[int | None], vocab_size: int) -> list[Sampled]:
+    """Tokens with what labkit.kernels.logprobs wrote for them, a row each, in lists: NumPy's numbers one by one would
+    cost the host ten times as much. wanted: how many of the most likely; None: no logprobs."""
+    most = max((count for count in wanted if count is not None), default=0)
+    own = rows[:, : logprobs.TOP].tolist()
+    values = rows[:, logprobs.TOP : logprobs.TOP + most].tolist()
+    ids = rows[:, logprobs.TOKENS : logprobs.TOKENS + most].astype(np.int32).tolist()
+    found = []
+    for token, (logprob, rank), each_ids, each_values, count in zip(tokens, own, ids, values, wanted, strict=True):
+        if count is None:
+            found.append(Sampled(token))
+        else:
+            top = tuple(zip(each_ids, each_values, strict=True))[: min(count, vocab_size)]
+            found.append(Sampled(token, logprob, int(rank), top))
+    return found

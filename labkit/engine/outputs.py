@@ -7,9 +7,9 @@ from typing import NamedTuple
 
 
 class Sampled(NamedTuple):
-    """One drawn token, as a step's handle returns it. logprob: the natural logarithm of its probability under the
-    model, rank: 1 for the most likely token; None if no logarithms were asked for. top: the most likely tokens with
-    their logarithms, the most likely first."""
+    """One token, drawn or of a prompt, as a step's handle returns it. logprob: the natural logarithm of its probability
+    under the model, rank: 1 for the most likely token; None if no logarithms were asked for. top: the most likely
+    tokens with their logarithms, the most likely first."""
 
     token: int
     logprob: float | None = None
@@ -17,7 +17,7 @@ class Sampled(NamedTuple):
     top: tuple[tuple[int, float], ...] = ()
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Logprob:
     """logprob: natural logarithm of the token's probability. rank: 1 for the most likely token."""
 
@@ -50,7 +50,10 @@ class CompletionOutput:
 
 @dataclass
 class RequestOutput:
-    """num_cached_tokens: how many of the prompt's tokens were found in the prefix cache; None before it began."""
+    """num_cached_tokens: how many of the prompt's tokens were found in the prefix cache; None before it began.
+    prompt_logprobs: for each token of the prompt the tokens asked for, itself among them; None for the first, which
+    nothing comes before. None if they were not asked for, or not all of the prompt was computed.
+    """
 
     request_id: str
     prompt: str | None
@@ -58,3 +61,4 @@ class RequestOutput:
     outputs: list[CompletionOutput] = field(default_factory=list)
     finished: bool = False
     num_cached_tokens: int | None = None
+    prompt_logprobs: list[dict[int, Logprob] | None] | None = None

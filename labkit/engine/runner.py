@@ -21,7 +21,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from labkit.engine.outputs import Sampled
-from labkit.engine.scheduler import Step
+from labkit.engine.scheduler import Chunk, Step
 from labkit.models.step import Shape
 
 
@@ -30,6 +30,10 @@ class Handle(Protocol):
 
     def tokens(self) -> list[Sampled]:
         """One for each of step.samples; waits until the step has run."""
+
+    def prompt_tokens(self) -> list[tuple[Chunk, list[Sampled]]]:
+        """For each chunk of the step that is `scored`: its prompt's tokens at these places, with their logprobs. Called
+        after `tokens`, and only where there are such chunks."""
 
 
 class Runner(Protocol):

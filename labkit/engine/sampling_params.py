@@ -14,13 +14,15 @@ import numpy as np
 from labkit._common.errors import short
 from labkit.engine import vllm
 from labkit.engine.checks import is_list, token_ids, whole
+from labkit.kernels.logprobs import MOST
 
 GREEDY_BELOW = 1e-5  # a lower temperature means the most likely token
-MAX_LOGPROBS = 20  # the most likely tokens that a step hands back for each sampled one, at most
+MAX_LOGPROBS = MOST  # the most likely tokens that a step hands back for each sampled one, at most
 MAX_N = 1024  # outputs of a request: each holds its prompt's tokens on the host
 # From the least to the most. Kernels read top_k as an int32.
 WHOLE = {"n": (1, MAX_N), "top_k": (-1, 2**31 - 1), "min_tokens": (0, None)}
-OPTIONAL = {"seed": (None, None), "max_tokens": (1, None), "logprobs": (0, MAX_LOGPROBS)}
+OPTIONAL = {"seed": (None, None), "max_tokens": (1, None), "logprobs": (0, MAX_LOGPROBS),
+            "prompt_logprobs": (0, MAX_LOGPROBS)}
 SWITCHES = ("ignore_eos", "include_stop_str_in_output", "skip_special_tokens", "detokenize")
 MOST_BIAS = 100  # of a logit, up or down, as OpenAI and vLLM have it
 # What each may be, and in words. Logits that are divided or multiplied by these stay numbers in float32.
@@ -54,7 +56,8 @@ class SamplingParams:
     max_tokens: of the output; None: as many as the model's context allows. min_tokens: before so many, no token ends
         the output.
     logprobs: how many of the most likely tokens are returned with their logarithms of probabilities, beside the token
-        itself; None: no logarithms.
+        itself; None: no logarithms. prompt_logprobs: the same for each token of the prompt but the first; all of the
+        prompt is computed then, and nothing of it taken from the prefix cache.
     skip_special_tokens: special tokens leave no trace in the text. detokenize: False makes no text of the tokens.
     logit_bias: token id -> what is added to its logit, from -100 to 100. allowed_token_ids: only these may be drawn.
     bad_words: texts that the output must not have: of the tokens of each, the last one is never drawn after the others.
@@ -79,6 +82,7 @@ class SamplingParams:
     max_tokens: int | None = 16
     min_tokens: int = 0
     logprobs: int | None = None
+    prompt_logprobs: int | None = None
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
     detokenize: bool = True

@@ -44,6 +44,14 @@ class Chunk(NamedTuple):
     length: int
     samples: tuple[Sequence, ...] = ()
 
+    @property
+    def scored(self) -> range:
+        """The places in the prompt of the tokens whose logprobs come of this chunk, where the request wants them."""
+        request = self.sequence.request
+        if request.params.prompt_logprobs is None or self.sequence.index:
+            return range(0)
+        return range(self.begin + 1, min(self.begin + self.length + 1, len(request.prompt)))
+
 
 @dataclass
 class Step:

@@ -93,7 +93,7 @@ SERIES: dict[str, tuple[str, Callable[[], dict | None]]] = {
        ("minilm", "minilm_corpus", "minilm_single", "minilm_ladder", "minilm_profile", "minilm_lengths")},
     "encoder_sizes": ("attention_sentences_half", _later("encoder_sizes", "encoder_sizes")),
     **{name: ("paged_decode_bf16", _later(name, "llama")) for name in ("llama_decode", "llama_prefill")},
-    **{name: ("paged_decode_bf16", _later(name, "engine")) for name in ("engine", "engine_start")},
+    **{name: ("paged_decode_bf16", _later(name, "engine")) for name in ("engine", "engine_logprobs", "engine_start")},
     "serve": ("paged_decode_bf16", _later("serve", "serve")),
     "block_calls": ("gpt2_block", _later("block_calls", "gpt2_block")),
     "three_languages": ("vector_add", three_languages_to_record),

@@ -52,6 +52,7 @@ HOMES = {
     "sample": "kernels.sampling",
     "sample_top_p": "kernels.sampling",
     "penalise": "kernels.penalties",
+    "logprobs": "kernels.logprobs",
     "fused_linear": "kernels.linear.fused",
     "fused_linear_gelu": "kernels.linear.fused",
     "fused_linear_gelu_erf": "kernels.linear.fused",

@@ -32,7 +32,7 @@ RECORDED = paths.MEASUREMENTS / "sanitizer"
 CONTROLS = {"no guard": "memcheck", "no last barrier": "racecheck"}
 ROWS, COLUMNS, LAUNCHES = 264, 1000, 200  # of lesson 12's race
 # Operations that are newer than what was recorded: they wait for the next run on that GPU.
-TO_RECORD = ("linear_attention",)
+TO_RECORD = ("logprobs",)
 TIMEOUT_S = 240
 LOG_LINES = 60  # of one tool on one operation
 

@@ -516,6 +516,13 @@ class Llama:
         _seen(watch, "", "logits", b.logits)
         return b.logits
 
+    def logits_of_rows(self, ws: Workspace, begin: int, end: int, stream=0):
+        """The logits after rows begin .. end of the step that `forward` ran last, (end - begin, V) float32, for at most
+        ws.sequences rows. They take the place of those that it returned."""
+        logits = ws.logits[: end - begin]
+        self.kernels.linear(ws.normed[begin:end], self.head, logits, stream=stream)
+        return logits
+
     def needed(self, step: Step, cache: Cache, ws: Workspace) -> list[tuple]:
         """The kernels that such a step takes, as labkit.device.compile_ahead takes them: found without running any."""
         return launches.needed(lambda: self.forward(step, cache, ws))

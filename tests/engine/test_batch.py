@@ -19,7 +19,8 @@ def begun():
     """Two requests: one decodes, of the other one four of six tokens are computed. Pages of 4 tokens."""
     scheduler = Scheduler(BlockManager(8, 4), max_num_seqs=4, max_num_batched_tokens=5)
     builder = BatchBuilder(max_num_seqs=4, max_pages=3, page_size=4)
-    scheduler.add(Request("a", [7, 8, 9], SamplingParams(temperature=0, ignore_eos=True), max_length=12))
+    params = SamplingParams(temperature=0, top_k=-1, logprobs=2, ignore_eos=True)
+    scheduler.add(Request("a", [7, 8, 9], params, max_length=12))
     builder.build(step := scheduler.schedule())
     scheduler.receive(step, [Sampled(5)])
     scheduler.add(Request("b", [1, 2, 3, 4, 5, 6], SamplingParams(n=2, temperature=0.5, **CHANCE), seed=2**32 - 1,
@@ -37,6 +38,7 @@ def test_a_step_with_a_decode_and_a_chunk_written_out():
     assert batch.page_table.tolist() == [[0, 0, 0], [1, 0, 0]]
     assert batch.seats.tolist() == [0, 4]  # of the chunk no token is drawn
     assert batch.steps.tolist() == [4, 4] and batch.temperature.tolist() == [0, 0]
+    assert batch.top_k.tolist() == [0, 0] and batch.num_logprobs.tolist() == [2, -1]
     assert [(number, sequence.seat) for number, sequence in batch.samples] == [(0, 0)]
     assert [sequence.request.request_id for sequence in batch.fresh] == ["b"]
 

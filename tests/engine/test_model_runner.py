@@ -332,6 +332,29 @@ def test_logprobs_are_the_models_whatever_is_drawn_from(model, params):
     assert ranks == [1] * 12 if params.greedy and not params.penalized else max(ranks) > 1
 
 
+def test_logprobs_of_prompts_are_the_models(model):
+    """In chunks, with a prefix that is cached, after preemption, of all outputs of a prompt; one's company has none."""
+    prompts = [PROMPTS[2], PROMPTS[2], PROMPTS[3], PROMPTS[4]]
+    wanted = [None, 3, 2, 0]
+    params = [SamplingParams(temperature=1.0, seed=4, max_tokens=14, prompt_logprobs=count, n=2) for count in wanted]
+    runner = ModelRunner(model, num_pages=9, max_num_seqs=4, max_num_batched_tokens=16, max_model_len=96)
+    llm = LLM(runner, max_num_seqs=4, max_num_batched_tokens=16)
+    llm.generate(PROMPTS[2], GREEDY)
+    outputs = llm.generate(prompts, params)
+    assert llm.stats().preemptions > 0
+    assert outputs[0].prompt_logprobs is None and outputs[0].num_cached_tokens == 32
+    assert all(output.num_cached_tokens == 0 for output in outputs[1:])
+    for prompt, count, output in zip(prompts[1:], wanted[1:], outputs[1:], strict=True):
+        alone = llama.Alone(model, 96)
+        assert len(output.prompt_logprobs) == len(prompt) and output.prompt_logprobs[0] is None
+        for before, token, found in zip(prompt[:-1], prompt[1:], output.prompt_logprobs[1:], strict=True):
+            expected = log_softmax(alone([before]))
+            order = np.argsort(-expected, kind="stable").tolist()
+            assert set(found) == {token, *order[:count]} and found[token].rank == order.index(token) + 1
+            for each, listed in found.items():
+                assert listed.logprob == pytest.approx(expected[each], abs=1e-4)
+
+
 def test_a_model_is_loaded_by_the_name_of_its_folder(model, tmp_path):
     import json
 

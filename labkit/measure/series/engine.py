@@ -2,6 +2,7 @@
 
     engine()            128 requests at once, prompts and outputs of 100 to 1,024 tokens; then the same in a quarter of
                         the memory, with a contiguous cache and with pages, in static batches and continuously
+    engine_logprobs()   what logprobs cost: 128 requests without them, with 5, with 20, and with those of prompts
     engine_start()      from the start of a process to the first token of a checkpoint on disk
 
 In the shape of Llama 3.2 1B with random weights on a GPU; without one a tiny model and a few requests, which show that
@@ -34,6 +35,7 @@ from labkit.engine.model_runner import ModelRunner
 from labkit.engine.runner import Handle, Runner, buckets
 from labkit.engine.scheduler import Scheduler, StaticScheduler, Step
 from labkit.engine.sequence import Request
+from labkit.kernels import logprobs
 from labkit.kernels.attention.pages import PAGE, pages_for
 from labkit.measure.series.llama import RandomTensors, config_here, random_model, say
 from labkit.measure.series.transformers_batching import served_by_transformers
@@ -97,6 +99,9 @@ class _Waiting:
         found = self._handle.tokens()
         self._watched.waited += time.perf_counter() - began
         return found
+
+    def prompt_tokens(self):
+        return self._handle.prompt_tokens()
 
 
 # --- Requests --------------------------------------------------------------------------------------------------------
@@ -255,6 +260,58 @@ def _step_of(runner: ModelRunner, lengths: Sequence[int]) -> Step:
         scheduler.add(Request(str(number), [0] * length, SamplingParams(temperature=0, max_tokens=1),
                               max_length=length + 1))
     return scheduler.schedule()
+
+
+# --- Logprobs ---------------------------------------------------------------------------------------------------------
+
+
+def engine_logprobs(seats: int | None = None, prompt: int | None = None, output: int | None = None) -> dict:
+    """`seats` requests at once: tokens out a second without logprobs, with 5 and 20 of each token, with 5 for every
+    eighth request alone, and with those of prompts; and how far the last step's are from float64."""
+    seats, prompt = seats or device.pick(gpu=SEATS, cpu=4), prompt or device.pick(gpu=128, cpu=5)
+    output = output or device.pick(gpu=256, cpu=3)
+    config, model = config_here(), random_model()
+    length, budget = prompt + output, max(seats, device.pick(gpu=TOKENS // 4, cpu=16))
+    runner = ModelRunner(model, num_pages=seats * (1 + pages_for(length)), max_num_seqs=seats,
+                         max_num_batched_tokens=budget, max_model_len=length)
+    prompts = np.random.default_rng(11).integers(0, config.vocab_size, (seats, prompt)).tolist()
+    asked = {"none": {}, "logprobs=5": {"logprobs": 5}, "logprobs=20": {"logprobs": 20},
+             "logprobs=5, every eighth request": {"logprobs": 5}, "prompt_logprobs=5": {"prompt_logprobs": 5}}
+    rows, largest = [], 0.0
+    for name, more in asked.items():
+        params = [SamplingParams(temperature=0, ignore_eos=True, max_tokens=output,
+                                 **(more if "eighth" not in name or number % 8 == 0 else {}))
+                  for number in range(seats)]
+        seconds = []
+        for _ in range(3):  # the first captures graphs
+            llm = LLM(runner, max_num_seqs=seats, max_num_batched_tokens=budget,
+                      enable_prefix_caching=False)
+            began = time.perf_counter()
+            found = llm.generate(prompts, params, use_tqdm=False)
+            seconds.append(time.perf_counter() - began)
+        if name in ("logprobs=5", "logprobs=20"):  # of all requests, whichever the last step has
+            largest = max(largest, _logprob_error(runner, params[0].logprobs))
+        if "prompt" in name and not all(len(each.prompt_logprobs) == prompt for each in found):
+            raise RuntimeError("logprobs of a prompt's tokens are missing")
+        rows.append({"name": name, "seconds": min(seconds), "tokens_per_second": seats * output / min(seconds)})
+        rows[-1]["share_of_none"] = rows[-1]["tokens_per_second"] / rows[0]["tokens_per_second"]
+        say(f"engine_logprobs: {name}: {rows[-1]['tokens_per_second']:,.0f} tokens/s, {rows[-1]['share_of_none']:.1%}")
+    return measure.stamped({"weights": "random", "shape": config.size, "requests": seats, "prompt": prompt,
+                            "output": output, "rows": rows, "largest_error": largest})
+
+
+def _logprob_error(runner: ModelRunner, count: int, rows: int = 8) -> float:
+    """Of some rows of the last step: the largest error of a logprob. Raises RuntimeError for a wrong token or rank, or
+    an error beyond float32's roundings."""
+    logits, tokens, got = (each[:rows] for each in runner.last_listed())
+    wanted = np.where(got[:, logprobs.RANK] > 0, count, -1)  # no rank: not asked for
+    expected = logprobs.logprobs_reference(logits, tokens, wanted)
+    exact = [logprobs.RANK, *range(logprobs.TOKENS, logprobs.COLUMNS)]
+    finite = np.isfinite(expected)
+    error = float(np.abs(got[finite] - expected[finite]).max())
+    if (wanted < 0).all() or (got[:, exact] != expected[:, exact]).any() or error > 1e-4:
+        raise RuntimeError(f"logprobs differ from float64 by {error:.2g}, or a token or a rank is wrong")
+    return error
 
 
 # --- From the start of a process to the first token ------------------------------------------------------------------

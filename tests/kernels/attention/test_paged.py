@@ -101,6 +101,12 @@ def test_awkward_lengths(launch, dtype):
         assert not out[0].any()  # an empty slot
 
 
+@pytest.mark.parametrize(("launch", "dtype"), [(paged_decode_split, F32), (paged_decode_mma, BF16)])
+def test_no_key_beyond_the_last_counts(launch, dtype):
+    """The rungs that a GPU uses, at their smallest."""
+    check(launch, inputs_of((1, 17), 32, 1, dtype, kv_heads=1))
+
+
 @every_rung
 def test_a_sequence_has_the_same_bits_alone_and_in_any_batch(launch, dtype):
     inputs = inputs_of((17, 0, 300, 1003, 1), 32, 4, dtype)

@@ -1,0 +1,382 @@
+"""Logprobs of each row of logits: of a token that is given, with its rank, and of the k most likely tokens.
+
+Shapes  logits (R, V) float32; tokens, wanted (R,) int32; out (R, COLUMNS) float32; C-contiguous; V up to 2**19
+Work    R*V exponentials; a row is read once: 4*R*V bytes, and nothing of rows for which nothing is wanted
+Source  vLLM, `gather_logprobs` in `vllm/v1/sample/sampler.py`, for what is returned
+
+wanted is k, from 0 to MOST, a number of its own for each row; below 0 the row's logprobs are not wanted. A row of out:
+
+    0               the token's logprob, x - log(sum of exp(x))
+    1               its rank: 1 + the number of logits that are larger
+    2, 3, ...       MOST logprobs, the largest first, of equal logits the lower token first; -inf beyond k or V
+    2 + MOST, ...   their tokens; -1 beyond k or V
+
+Both are 0 for a token below 0, and where nothing is wanted. In a row of -inf alone all logprobs are -inf. Ranks and
+tokens are whole numbers below 2**24, which float32 holds exactly, so that one copy brings everything to the host.
+"""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numba import float32, int32, int64, uint32
+
+from labkit import cuda
+from labkit.device import ptx
+from labkit.device.lazy import kernel_factory
+from labkit.kernels.argmax import LEAST, key_of, warp_largest_key
+from labkit.kernels.arguments import MAX_GRID_YZ, aligned, check_array
+from labkit.kernels.op import Op, Work, rung
+from labkit.kernels.reduce import NOTHING, ZERO, warp_max, warp_sum
+from labkit.kernels.sampling_search import (
+    CHUNK,
+    HELD,
+    THREADS,
+    WARPS,
+    block_largest_key,
+    index_of,
+    load_narrow,
+    load_wide,
+    value_of,
+)
+from labkit.kernels.token_weights import LOG2_E, LONGEST, distance
+from labkit.kernels.tolerance import EPS32
+
+MOST = 20  # of the most likely tokens, at most
+LOGPROB, RANK, TOP, TOKENS = 0, 1, 2, 2 + MOST  # columns of out
+COLUMNS = 2 + 2 * MOST
+SLOTS = WARPS * MOST  # keys of a block: MOST for each warp
+NO_TOKEN, INFINITE = float32(-1.0), float32(np.inf)
+
+
+def logprobs_reference(logits, tokens, wanted):
+    out = np.zeros((len(logits), COLUMNS))
+    out[:, TOP:TOKENS], out[:, TOKENS:] = -np.inf, -1
+    for row, (x, token, count) in enumerate(zip(logits.astype(np.float64), tokens, wanted, strict=True)):
+        if count < 0:
+            continue
+        with np.errstate(invalid="ignore", divide="ignore"):
+            below = np.where(x == x.max(), 0, x - x.max())  # +inf minus itself is no number
+            found = below - (np.log(np.exp(below).sum()) if x.max() > -np.inf else np.inf)
+        best = np.argsort(-x, kind="stable")[:count]
+        out[row, TOP : TOP + best.size], out[row, TOKENS : TOKENS + best.size] = found[best], best
+        out[row, :TOP] = (found[token], 1 + (x > x[token]).sum()) if token >= 0 else 0
+    return out
+
+
+# --- One block a row, a pass for each token ---------------------------------------------------------------------------
+
+
+@cuda.jit(device=True)
+def exponential(row_max, x):
+    """exp(x - row_max)"""
+    return ptx.exp2_approx(-distance(row_max, x) * LOG2_E)
+
+
+@cuda.jit(device=True)
+def logprob_of(x, row_max, log_sum):
+    return -distance(row_max, x) - log_sum
+
+
+@cuda.jit(device=True)
+def block_sum(value, of_warps):
+    """One barrier; another has to pass before of_warps is used again."""
+    value = warp_sum(value)
+    if uint32(cuda.threadIdx.x) & uint32(31) == uint32(0):
+        of_warps[uint32(cuda.threadIdx.x) >> uint32(5)] = value
+    cuda.syncthreads()
+    total = of_warps[0]
+    for warp in range(1, WARPS):
+        total += of_warps[warp]
+    return total
+
+
+@cuda.jit(launch_bounds=THREADS)
+def logprobs_passes_kernel(logits, tokens, wanted, out):
+    of_warps, above_of_warps = cuda.shared.array(WARPS, float32), cuda.shared.array(WARPS, int32)
+    keys_of_warps = cuda.shared.array(WARPS, int64)
+    row, thread, cols = uint32(cuda.blockIdx.x), uint32(cuda.threadIdx.x), uint32(logits.shape[1])
+    token, count = tokens[row], wanted[row]
+    if thread < uint32(MOST):
+        out[row, uint32(TOP) + thread], out[row, uint32(TOKENS) + thread] = NOTHING, NO_TOKEN
+    if thread < uint32(TOP):
+        out[row, thread] = ZERO
+    if count < int32(0):
+        return
+    own = logits[row, uint32(max(token, int32(0)))]
+    key, above, col = LEAST, int32(0), thread
+    while col < cols:
+        x = logits[row, col]
+        key = max(key, key_of(x, col))
+        if x > own:
+            above += int32(1)
+        col += uint32(THREADS)
+    largest = block_largest_key(key, keys_of_warps)
+    row_max, row_sum, col = value_of(largest), ZERO, thread
+    while col < cols:
+        row_sum += exponential(row_max, logits[row, col])
+        col += uint32(THREADS)
+    log_sum, above = math.log(block_sum(row_sum, of_warps)), block_sum(above, above_of_warps)
+    if row_max == NOTHING:
+        log_sum = INFINITE
+    if thread == uint32(0):
+        out[row, 0] = logprob_of(own, row_max, log_sum) if token >= int32(0) else ZERO
+        out[row, 1] = float32(int32(1) + above) if token >= int32(0) else ZERO
+    for place in range(min(count, int32(MOST))):
+        if largest != LEAST and thread == uint32(0):
+            out[row, uint32(TOP) + uint32(place)] = logprob_of(value_of(largest), row_max, log_sum)
+            out[row, uint32(TOKENS) + uint32(place)] = float32(index_of(largest))
+        before, key, col = largest, LEAST, thread
+        while col < cols:
+            other = key_of(logits[row, col], col)
+            if other < before:
+                key = max(key, other)
+            col += uint32(THREADS)
+        cuda.syncthreads()
+        largest = block_largest_key(key, keys_of_warps)
+
+
+@rung(kernel=logprobs_passes_kernel, idea="one block a row; a pass for each of the k tokens")
+def logprobs_passes(logits, tokens, wanted, out, stream=0):
+    """The maximum and the rank in one pass, the sum in a second; then each pass finds the largest logit below the one
+    before."""
+    rows, _ = _check(logits, tokens, wanted, out)
+    logprobs_passes_kernel[rows, THREADS, stream](logits, tokens, wanted, out)
+
+
+# --- A row split over blocks -----------------------------------------------------------------------------------------
+
+
+@cuda.jit(device=True)
+def best_left(values, taken, first):
+    """(key, slot) of the largest of a thread's logits whose bit in `taken` is not set; LEAST if there is none. Slots
+    ascend with columns, so of equal logits the first is the lower token."""
+    best, slot = NOTHING, uint32(HELD)
+    for i in range(HELD):
+        if taken & uint32(1 << i) == uint32(0) and (slot == uint32(HELD) or values[i] > best):
+            best, slot = values[i], uint32(i)
+    if slot == uint32(HELD):
+        return LEAST, slot
+    return key_of(best, uint32(first + uint32(4 * THREADS) * (slot >> uint32(2)) + (slot & uint32(3)))), slot
+
+
+@cuda.jit(device=True)
+def merge_sorted(keys, first, lists, count, out, at):
+    """Merge sorted lists of `count` keys, MOST apart from index `first` on, by one warp: the `count` largest to out
+    from index `at` on, the largest first. Up to 64 lists: a lane holds the heads of two."""
+    lane = uint32(cuda.threadIdx.x) & uint32(31)
+    one, other = uint32(first + lane * uint32(MOST)), uint32(first + (lane + uint32(32)) * uint32(MOST))
+    one_end = uint32(one + count) if lane < lists else one
+    other_end = uint32(other + count) if lane + uint32(32) < lists else other
+    head, other_head = LEAST, LEAST
+    if one < one_end:
+        head = keys[one]
+    if other < other_end:
+        other_head = keys[other]
+    for place in range(count):
+        largest = warp_largest_key(max(head, other_head))
+        if lane == uint32(0):
+            out[uint32(at + uint32(place))] = largest
+        if head == largest and one < one_end:  # no two keys are equal, but for LEAST at a list's end
+            one += uint32(1)
+            head = keys[one] if one < one_end else LEAST
+        elif other_head == largest and other < other_end:
+            other += uint32(1)
+            other_head = keys[other] if other < other_end else LEAST
+
+
+@kernel_factory
+def make_logprobs_chunk(load):
+    @cuda.jit(launch_bounds=(THREADS, 2))
+    def logprobs_chunk_kernel(logits, tokens, wanted, chunk_stats, chunk_above, chunk_keys):
+        keys = cuda.shared.array(SLOTS, int64)
+        of_warps, above_of_warps = cuda.shared.array((WARPS, 2), float32), cuda.shared.array(WARPS, int32)
+        values = cuda.local.array(HELD, float32)
+        chunk, row, thread = uint32(cuda.blockIdx.x), uint32(cuda.blockIdx.y), uint32(cuda.threadIdx.x)
+        lane, warp = thread & uint32(31), thread >> uint32(5)
+        cols, chunks = uint32(logits.shape[1]), uint32(cuda.gridDim.x)
+        if wanted[row] < int32(0):
+            return
+        count, own = uint32(min(wanted[row], int32(MOST))), logits[row, uint32(max(tokens[row], int32(0)))]
+        first = uint32(chunk * uint32(CHUNK) + uint32(4) * thread)
+        for v in range(HELD // 4):
+            a, b, c, d = load(logits, row, uint32(first + uint32(4 * THREADS * v)), cols)
+            values[4 * v], values[4 * v + 1], values[4 * v + 2], values[4 * v + 3] = a, b, c, d
+        taken, above, top = uint32(0), int32(0), NOTHING
+        for i in range(HELD):
+            if first + uint32(4 * THREADS * (i // 4) + i % 4) >= cols:
+                taken |= uint32(1 << i)
+            top = max(top, values[i])
+            if values[i] > own:
+                above += int32(1)
+        top, total = warp_max(top), ZERO
+        for i in range(HELD):
+            total += exponential(top, values[i])
+        total, above = warp_sum(total), warp_sum(above)
+        if lane == uint32(0):
+            of_warps[warp, 0], of_warps[warp, 1], above_of_warps[warp] = top, total, above
+
+        # The warp's own `count` largest, one after the other: who had the largest looks for the next.
+        key, slot = LEAST, uint32(0)
+        if count != uint32(0):
+            key, slot = best_left(values, taken, first)
+        for place in range(count):
+            largest = warp_largest_key(key)
+            if lane == uint32(0):
+                keys[warp * uint32(MOST) + uint32(place)] = largest
+            if key == largest and key != LEAST:
+                taken |= uint32(1) << slot
+                key, slot = best_left(values, taken, first)
+        cuda.syncthreads()
+        if warp != uint32(0):
+            return
+        top, total, above = NOTHING, ZERO, int32(0)
+        if lane < uint32(WARPS):
+            top, total, above = of_warps[lane, 0], of_warps[lane, 1], above_of_warps[lane]
+        row_max = warp_max(top)
+        total, above = warp_sum(total * exponential(row_max, top)), warp_sum(above)
+        at = uint32(row * chunks + chunk)
+        if lane == uint32(0):
+            chunk_stats[row, chunk, 0], chunk_stats[row, chunk, 1], chunk_above[row, chunk] = row_max, total, above
+        merge_sorted(keys, uint32(0), uint32(WARPS), count, chunk_keys, uint32(at * uint32(MOST)))
+
+    return logprobs_chunk_kernel
+
+
+@cuda.jit(launch_bounds=32)
+def logprobs_merge_kernel(tokens, wanted, logits, chunk_stats, chunk_above, chunk_keys, out):
+    keys = cuda.shared.array(MOST, int64)
+    row, lane, chunks = uint32(cuda.blockIdx.x), uint32(cuda.threadIdx.x), uint32(chunk_stats.shape[1])
+    token, count, above = tokens[row], uint32(max(min(wanted[row], int32(MOST)), int32(0))), int32(0)
+    own, log_sum, row_max = ZERO, ZERO, NOTHING
+    if wanted[row] >= int32(0):
+        own = logits[row, uint32(max(token, int32(0)))]
+        top, total, other, other_total = NOTHING, ZERO, NOTHING, ZERO
+        if lane < chunks:
+            top, total, above = chunk_stats[row, lane, 0], chunk_stats[row, lane, 1], chunk_above[row, lane]
+        chunk = uint32(lane + uint32(32))
+        if chunk < chunks:
+            other, other_total = chunk_stats[row, chunk, 0], chunk_stats[row, chunk, 1]
+            above += chunk_above[row, chunk]
+        row_max = warp_max(max(top, other))
+        total = total * exponential(row_max, top) + other_total * exponential(row_max, other)
+        log_sum, above = math.log(warp_sum(total)), warp_sum(above)
+        if row_max == NOTHING:
+            log_sum = INFINITE
+        merge_sorted(chunk_keys, uint32(row * chunks * uint32(MOST)), chunks, count, keys, uint32(0))
+    cuda.syncwarp()
+    if lane < uint32(MOST):
+        key = keys[lane] if lane < count else LEAST
+        found = key != LEAST
+        out[row, uint32(TOP) + lane] = logprob_of(value_of(key), row_max, log_sum) if found else NOTHING
+        out[row, uint32(TOKENS) + lane] = float32(index_of(key)) if found else NO_TOKEN
+    if lane == uint32(0):
+        logprob, rank = ZERO, ZERO
+        if wanted[row] >= int32(0) and token >= int32(0):
+            logprob, rank = logprob_of(own, row_max, log_sum), float32(int32(1) + above)
+        out[row, 0], out[row, 1] = logprob, rank
+
+
+@dataclass(frozen=True, eq=False)
+class Scratch:
+    """What the first kernel leaves to the second, for up to `rows` rows of `cols` logits; of use for one stream at a
+    time."""
+
+    rows: int
+    cols: int
+    chunk_stats: object  # (rows, chunks, 2) float32: a chunk's maximum, and its sum of exp(x - maximum)
+    chunk_above: object  # (rows, chunks) int32: logits larger than the token's
+    chunk_keys: object  # (rows * chunks * MOST,) int64: its most likely tokens, the largest first
+
+    @classmethod
+    def allocate(cls, rows: int, cols: int) -> "Scratch":
+        """About 3 KB for each row of 128,256 logits."""
+        if not 1 <= cols <= LONGEST:
+            raise ValueError(f"cols is {cols:,}; a row may have 1 to {LONGEST:,} logits")
+        if not 1 <= rows <= MAX_GRID_YZ:
+            raise ValueError(f"rows is {rows:,}; it must be 1 to {MAX_GRID_YZ:,}")
+        chunks = -(-cols // CHUNK)
+        return cls(rows, cols, cuda.device_array((rows, chunks, 2), np.float32),
+                   cuda.device_array((rows, chunks), np.int32), cuda.device_array(rows * chunks * MOST, np.int64))
+
+
+def logprobs(logits, tokens, wanted, out, scratch: Scratch, stream=0):
+    """The rung to use, with memory of its own: for at least as many rows, of this length. Two launches."""
+    rows, cols = _check(logits, tokens, wanted, out)
+    if scratch.rows < rows or scratch.cols != cols:
+        raise ValueError(f"scratch is for {scratch.rows:,} rows of {scratch.cols:,} logits; these are {rows:,} of "
+                         f"{cols:,}")
+    s, wide = scratch, cols % 4 == 0 and aligned(logits)
+    make_logprobs_chunk(load_wide if wide else load_narrow)[(-(-cols // CHUNK), rows), THREADS, stream](
+        logits, tokens, wanted, s.chunk_stats, s.chunk_above, s.chunk_keys)
+    logprobs_merge_kernel[rows, 32, stream](tokens, wanted, logits, s.chunk_stats, s.chunk_above, s.chunk_keys, out)
+
+
+@rung(kernel=(make_logprobs_chunk(load_wide), make_logprobs_chunk(load_narrow), logprobs_merge_kernel),
+      idea="a row split over blocks and read once; each warp's most likely tokens, merged twice")
+def logprobs_split(logits, tokens, wanted, out, stream=0):
+    """As passes, but a thread keeps its sixteen logits in registers, so the row is read once. Each warp finds the k
+    largest of its 512 logits, one warp of the block merges sixteen sorted lists, and a second kernel those of the row's
+    chunks. Its time does not depend on the logits: equal or sorted ones cost what others do."""
+    logprobs(logits, tokens, wanted, out, Scratch.allocate(*logits.shape), stream=stream)
+
+
+def _check(logits, tokens, wanted, out) -> tuple:
+    check_array("logits", logits, ndim=2)
+    rows, cols = logits.shape
+    check_array("tokens", tokens, shape=(rows,), dtype=np.int32)
+    check_array("wanted", wanted, shape=(rows,), dtype=np.int32)
+    check_array("out", out, shape=(rows, COLUMNS))
+    if cols > LONGEST:
+        raise ValueError(f"logits has rows of {cols:,}; at most {LONGEST:,} are allowed")
+    if rows > MAX_GRID_YZ:
+        raise ValueError(f"logits has {rows:,} rows; at most {MAX_GRID_YZ:,} are allowed")
+    return rows, cols
+
+
+# --- The operation ---------------------------------------------------------------------------------------------------
+
+
+def any_rows(rng, R, V):
+    """Ties, rows of one value, of -inf in part and whole, sorted rows, an infinite logit; each row wants another k."""
+    logits = (rng.standard_normal((R, V)) * rng.choice([0.1, 1, 10], (R, 1))).astype(np.float32)
+    kind = np.arange(R) % 8
+    logits[kind == 1] = np.round(logits[kind == 1])
+    logits[kind == 2] = 0.25
+    logits[(kind == 3)[:, None] & (rng.random((R, V)) < 0.97)] = -np.inf
+    logits[kind == 4] = np.sort(logits[kind == 4], axis=1)
+    logits[kind == 5] = -np.inf
+    logits[kind == 6, rng.integers(V)] = np.inf
+    tokens, wanted = rng.integers(0, V, R).astype(np.int32), rng.integers(-1, MOST + 1, R).astype(np.int32)
+    wanted[: R // 2 : 2], tokens[R - 1 :: -9] = MOST, -1
+    return logits, tokens, wanted
+
+
+def _tolerance(logits, tokens, wanted):
+    """Ranks and tokens are exact. A logprob is a difference of logits, rounded once, less the logarithm of a sum whose
+    terms are off by a few units in the last place."""
+    allowed = np.abs(logprobs_reference(logits, tokens.astype(int), wanted.astype(int)))
+    allowed = np.where(np.isfinite(allowed), 4 * EPS32 * (allowed + 12 + np.log(logits.shape[1])), 0)
+    allowed[:, RANK] = allowed[:, TOKENS:] = 0
+    return allowed
+
+
+LOGPROBS = Op(
+    "logprobs",
+    title="Logprobs of a token and of the k most likely ones",
+    formula="x - log(sum of exp(x)) of the row's token and of its k largest logits, and the token's rank",
+    reference=logprobs_reference,
+    rungs=(logprobs_passes, logprobs_split),
+    inputs=any_rows,
+    shape=lambda R, V: (R, COLUMNS),
+    awkward=tuple({"R": R, "V": V} for R, V in ((1, 1), (8, 2), (16, 19), (16, 33), (9, 516), (8, 4099), (8, 8196))),
+    tolerance=_tolerance,
+    by_row=(0, 1, 2),
+    work=Work(
+        flops=lambda R, V: 4 * R * V,
+        bytes=lambda R, V: 4 * R * V + 4 * R * (2 + COLUMNS),
+        timed_gpu={"R": 128, "V": 128_256},
+        timed_cpu={"R": 4, "V": 4096},
+        also_gpu=({"R": 1, "V": 128_256}, {"R": 32, "V": 128_256}),
+    ),
+)
