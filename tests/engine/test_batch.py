@@ -85,7 +85,7 @@ def test_empty_sequences_stand_between_those_that_decode_and_the_others_and_take
 
 def test_everything_lies_in_one_buffer_one_behind_the_other():
     layout = Layout(tokens=5, sequences=3, max_pages=4)
-    assert layout.size == 3 * 5 + 4 * 3 + 3 * 4 + 11 * 3 + 2 * 3
+    assert layout.size == 3 * 5 + 4 * 3 + 3 * 4 + 12 * 3 + 2 * 3
     views = layout.views(np.arange(layout.size, dtype=np.int32))
     assert views["ids"].tolist() == [0, 1, 2, 3, 4] and views["begins"][0] == 15 and views["page_table"][0, 0] == 27
     assert views["page_table"].shape == (3, 4) and views["seeds"].shape == (3, 2)
