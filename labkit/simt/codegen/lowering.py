@@ -16,7 +16,14 @@ class _LowerToValues(Lower):
     def _find_singly_assigned_variable(self):
         super()._find_singly_assigned_variable()
         if not self.func_ir.func_id.is_generator:
-            self._singly_assigned_vars |= dominating_variables(self.func_ir.blocks)
+            blocks = self.func_ir.blocks
+            found = dominating_variables(blocks)
+            counted = {name for name in found if self._is_counted(name)}
+            self._singly_assigned_vars |= found - deleted_again(blocks, counted)
+
+    def _is_counted(self, name):
+        """Whether references to its memory are counted, so that each deletion of it counts one less."""
+        return self.context.data_model_manager[self.typeof(name)].contains_nrt_meminfo()
 
 
 @register_pass(mutates_CFG=True, analysis_only=False)
@@ -49,6 +56,31 @@ def dominating_variables(blocks):
             if first is None or not (first < offset and _encloses(spans, first, offset)):
                 rejected.add(name)
     return home.keys() - rejected
+
+
+def deleted_again(blocks, names):
+    """Those of the names that may be deleted twice, with no assignment between. Numba clears a slot when it is deleted,
+    so that the second time does nothing; a value cannot be cleared."""
+    homes, deletions = {}, {}
+    for offset, block in blocks.items():
+        homes.update((each.target.name, offset) for each in block.find_insts(ir.Assign) if each.target.name in names)
+        for each in block.find_insts(ir.Del):
+            if each.value in names:
+                deletions.setdefault(each.value, []).append(offset)
+    cfg = compute_cfg_from_blocks(blocks)
+    return {name for name, places in deletions.items() if len(places) != len(set(places))
+            or any(_reached(cfg, place, homes[name]) & set(places) for place in places)}
+
+
+def _reached(cfg, start, without):
+    """The blocks that may run after `start`, on ways that do not enter `without`."""
+    found, todo = set(), [start]
+    while todo:
+        for block, _ in cfg.successors(todo.pop()):
+            if block != without and block not in found:
+                found.add(block)
+                todo.append(block)
+    return found
 
 
 def _spans(cfg):

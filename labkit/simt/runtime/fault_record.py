@@ -67,7 +67,7 @@ def _recording_function(module, slots):
         argument_types = [_I64.as_pointer()] + [_I64] * (4 + len(slots))
         function = ir.Function(module, ir.FunctionType(ir.IntType(1), argument_types), name)
         function.linkage = "internal"
-        for attribute in ("noinline", "cold", "nounwind", "inaccessiblememonly"):
+        for attribute in ("noinline", "cold", "nounwind", "inaccessiblemem_or_argmemonly"):
             function.attributes.add(attribute)
         inner = ir.IRBuilder(function.append_basic_block())
         values = dict.fromkeys(range(COUNT, SHAPE + MAX_RECORDED_AXES), ir.Constant(_I64, 0))
