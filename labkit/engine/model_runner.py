@@ -125,7 +125,7 @@ class ModelRunner:
         self._last_kind, graph = kind, self._graphs.get(kind)
         if kind.listed and (kind.penalised or kind.biased or banned or after) and self._drawn_from is None:
             self._drawn_from = cuda.device_array((self._sequences, self.vocab_size), np.float32)
-        if banned or after:
+        if banned or after or kind.listed and kind.biased:
             self._compile_ahead(kind, len(batch.samples))
             self._run(kind, self._stream, banned, after)
         elif graph is not None:
@@ -228,11 +228,13 @@ class ModelRunner:
         views, changed = self._views(kind.layout), logits
         if kind.listed and (kind.penalised or kind.biased or banned or after):
             changed = self._drawn_from[: kind.layout.sequences]
-            changed.copy_to_device(logits, stream=stream)
+            if kind.biased or not kind.penalised:  # never in a graph, see launch
+                changed.copy_to_device(logits, stream=stream)
         if kind.biased:
             add_biases(changed, self._biases, views["biased"], stream=stream)
+            logits = changed
         if kind.penalised:
-            penalise(changed, self._counts, views["counted"], views["repetition_penalty"], views["frequency_penalty"],
+            penalise(logits, self._counts, views["counted"], views["repetition_penalty"], views["frequency_penalty"],
                      views["presence_penalty"], changed, stream=stream)
         # The tokenizer may have ends of text that the model does not have: the kernel would write past the row.
         pairs = [(row, token) for row, tokens in banned for token in tokens if 0 <= token < self.vocab_size]
