@@ -1,11 +1,13 @@
 """Judge answers that others wrote: does `check` reject the wrong ones, let the right ones pass, and explain?
 
     python scripts/judge_answers.py ANSWERS.jsonl ... --out VERDICTS.jsonl    # check each, in processes of their own
+    python scripts/judge_answers.py ANSWERS.jsonl ... --sample 300 80 --seed 1 --out VERDICTS.jsonl    # a part of them
     python scripts/judge_answers.py --figures VERDICTS.jsonl                  # shares, times, and what to look at
 
-A line of ANSWERS is {"exercise", "kind": "right" or "wrong", "source", "what"}: the source of an answer's cell, and in
-a sentence what is wrong. VERDICTS has the same lines with the verdict. Answers already in --out are left out, so a
-run that was stopped goes on. Whether an explanation is right is for a reader to say: --show prints what to read.
+A line of ANSWERS is {"id", "exercise", "kind": "right" or "wrong", "source", "what"}: the source of an answer's cell,
+and in a sentence what is wrong. --sample WRONG RIGHT draws so many of each, by the seed and their ids alone. VERDICTS
+has the same lines with the verdict. Answers already in --out are left out, so a run that was stopped goes on. Whether
+an explanation is right is for a reader to say: --show prints what to read.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ import random
 import subprocess
 import sys
 import time
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -26,7 +29,15 @@ LIMIT_S = 180  # for one answer, compiling included
 
 
 def key(answer: dict) -> str:
-    return answer.get("id") or f"{answer['exercise']}: {hash(answer['source'])}"
+    return answer.get("id") or f"{answer['exercise']}: {zlib.crc32(answer['source'].encode()):08x}"
+
+
+def drawn(answers: list[dict], wrong: int, right: int, seed: int) -> list[dict]:
+    """So many of each kind, the same ones whatever the order of the files."""
+    answers = sorted(answers, key=key)
+    of_kind = {kind: [one for one in answers if one["kind"] == kind] for kind in ("wrong", "right")}
+    chance = random.Random(seed)
+    return [*chance.sample(of_kind["wrong"], wrong), *chance.sample(of_kind["right"], right)]
 
 
 def judged(answer: dict) -> dict:
@@ -35,7 +46,7 @@ def judged(answer: dict) -> dict:
     from labkit.course.check import examine
 
     exercise = exercises.find(answer["exercise"])
-    begin = time.perf_counter()
+    begin, cpu_begin = time.perf_counter(), cpu_seconds()
     if exercise.kind == "predict":
         names: dict = {}
         exec(answer_cells.without_markers(answer["source"]), names)
@@ -48,7 +59,13 @@ def judged(answer: dict) -> dict:
         except Exception as error:
             return {"passed": False, "verdict": "cell", "headline": f"{type(error).__name__}: {error}", "seconds": 0.0}
         outcome = examine(exercise, made, seed=SEED, look=True)
-    return {**outcome.result(), "table": None, "seconds": round(time.perf_counter() - begin, 2)}
+    return {**outcome.result(), "table": None, "seconds": round(time.perf_counter() - begin, 2),
+            "cpu_seconds": round(cpu_seconds() - cpu_begin, 2)}
+
+
+def cpu_seconds() -> float:
+    """Of this process, all its threads, and the processes it waited for."""
+    return sum(os.times()[:4])
 
 
 def worker() -> None:
@@ -110,11 +127,14 @@ def _asked(process, answer: dict) -> str | None:
 def figures(verdicts: list[dict]) -> dict:
     by_kind = {kind: [one for one in verdicts if one["kind"] == kind] for kind in ("wrong", "right")}
     seconds = [one["verdict"]["seconds"] for one in verdicts]
+    cpu = [one["verdict"].get("cpu_seconds", 0.0) for one in verdicts]
     wrong, right = by_kind["wrong"], by_kind["right"]
     return {"wrong": len(wrong), "wrong rejected": sum(one["verdict"]["passed"] is False for one in wrong),
             "right": len(right), "right refused": sum(one["verdict"]["passed"] is not True for one in right),
             "without a verdict": sum(one["verdict"]["passed"] is None for one in verdicts),
-            "seconds, median": float(np.median(seconds)), "seconds, most": max(seconds)}
+            "exercises": len({one["exercise"] for one in verdicts}),
+            "seconds, median": float(np.median(seconds)), "seconds, most": max(seconds),
+            "CPU seconds, median": float(np.median(cpu)), "CPU seconds, most": max(cpu)}
 
 
 def misjudged(one: dict) -> bool:
@@ -134,6 +154,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("files", nargs="*", type=Path)
     parser.add_argument("--out", type=Path)
+    parser.add_argument("--sample", nargs=2, type=int, metavar=("WRONG", "RIGHT"), help="only so many, drawn by --seed")
+    parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--figures", action="store_true", help="of files that --out wrote")
     parser.add_argument("--show", action="store_true", help="print the verdict on each as well")
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
@@ -142,6 +164,8 @@ def main() -> None:
         worker()
         return
     answers = [json.loads(line) for path in given.files for line in path.read_text().splitlines() if line.strip()]
+    if given.sample:
+        answers = drawn(answers, *given.sample, given.seed)
     if not given.figures:
         done = {key(json.loads(line)) for line in given.out.read_text().splitlines()} if given.out.exists() else set()
         left = [answer for answer in answers if key(answer) not in done]

@@ -326,9 +326,11 @@ def _host_function(source, text, line):
     if found:
         return (f"`{found.group(1)}` works on whole arrays, on the CPU. {ONE_BY_ONE}: write the loop, with functions "
                 "of `math` for one number."), None
-    found = re.match(r"numba\.cuda has no (np\.\w+); use (math\.\w+)", text)
+    found = re.match(r"numba\.cuda does not compile (\S+) in a kernel(?:; use (.+))?$", text)
     if found:
-        return f"A kernel has no `{found.group(1)}`. Use `{found.group(2)}`, which takes one number.", None
+        instead = f" Use `{found.group(2)}`, which takes one number." if "math." in (found.group(2) or "") else (
+            f" Use `{found.group(2)}`." if found.group(2) else "")
+        return f"A kernel has no `{found.group(1)}`.{instead}", None
     found = re.match(r"((?:numba\.)?cuda\.\w+) is a host function;", text)
     if found:
         barrier = " The barrier of a block is `cuda.syncthreads()`." if "synchronize" in found.group(1) else ""

@@ -106,6 +106,13 @@ def numpys_exp(a, s, out):
 
 
 @cuda.jit
+def numpys_add(a, s, out):
+    i = cuda.grid(1)
+    if i < out.size:
+        out[i] = np.add(a[i], s)
+
+
+@cuda.jit
 def a_list(a, s, out):
     i = cuda.grid(1)
     values = [0.0]
@@ -174,7 +181,8 @@ def unpacks_a_shape(a, s, out):
         (float_index, "out[half] = a[i] * s", "`out.size / 2` has a `/`, which always gives a float. Use `//`."),
         (compares_a_shape, "if i < out.shape:", "Compare with one of them, `out.shape[0]`, or with the number of"),
         (numpys_sum, "out[i] = np.sum(a) * s", "`np.sum` works on whole arrays, on the CPU."),
-        (numpys_exp, "out[i] = np.exp(a[i]) * s", "Use `math.exp`, which takes one number."),
+        (numpys_exp, "out[i] = np.exp(a[i]) * s", "A kernel has no `np.exp`. Use `math.exp`, which takes one number."),
+        (numpys_add, "out[i] = np.add(a[i], s)", "A kernel has no `np.add`. Use `+`."),
         (a_list, "values = [0.0]", "A kernel cannot make a list: a thread can ask for no memory"),
         (mathematics, "out[i] = math.sqroot(a[i]) * s", "There is no `math.sqroot`. Did you mean `math.sqrt`?"),
         (beyond_mathematics, "out[i] = math.wizardry(a[i]) * s", "There is no `math.wizardry`."),

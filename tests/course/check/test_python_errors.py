@@ -52,7 +52,7 @@ def test_the_line_is_the_learners(examined):
 
     details = " ".join(examined(count_blocks, "count_blocks").details)
     assert "Line" in details and "`return parts[n:].reshape(threads)`" in details
-    assert "1 elements do not fill the shape (128,)" in details
+    assert "1 element does not fill the shape (128,)" in details
 
 
 def test_a_kernel_without_a_grid_is_no_limit_of_the_device(examined):
