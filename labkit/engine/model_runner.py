@@ -15,7 +15,6 @@ from __future__ import annotations
 import functools
 from collections import OrderedDict
 from collections.abc import Callable
-from collections.abc import Sequence as Items
 from typing import NamedTuple
 
 import numpy as np
@@ -24,7 +23,7 @@ from labkit import cuda, device
 from labkit.device import compile_ahead, graphs, launches
 from labkit.engine.batch import BatchBuilder, Layout, shape_needed
 from labkit.engine.checks import whole
-from labkit.engine.outputs import Sampled
+from labkit.engine.outputs import Sampled, with_logprobs
 from labkit.engine.runner import bucket, buckets, padded
 from labkit.engine.scheduler import Chunk, Step
 from labkit.engine.sequence import Sequence
@@ -142,7 +141,7 @@ class ModelRunner:
         of_prompts = [(chunk, self._score(first, chunk)) for first, chunk in batch.scored]
         done = cuda.event()
         done.record(self._stream)
-        return Handle(batch.samples, tokens, done, listed if kind.listed else None, of_prompts, self.vocab_size)
+        return Handle(batch.samples, tokens, done, listed if kind.listed else None, of_prompts)
 
     def captured(self, sequences: int):
         """(graph, logits): of a step in which so many sequences have one token, once one has run. The graph does what
@@ -307,9 +306,9 @@ class Handle:
     same for each chunk that is scored."""
 
     def __init__(self, samples, tokens: np.ndarray, done, listed: np.ndarray | None,
-                 of_prompts: list[tuple[Chunk, np.ndarray]], vocab_size: int):
+                 of_prompts: list[tuple[Chunk, np.ndarray]]):
         self._samples, self._tokens, self._done, self._listed = samples, tokens, done, listed
-        self._of_prompts, self._vocab_size = of_prompts, vocab_size
+        self._of_prompts = of_prompts
 
     def tokens(self) -> list[Sampled]:
         """Raises ValueError where the model's logits are no numbers."""
@@ -322,32 +321,12 @@ class Handle:
                                  f"allowed")
         if self._listed is None:
             return list(map(Sampled, tokens))
-        wanted = [sequence.request.params.logprobs for _, sequence in self._samples]
-        return listed(tokens, self._listed[numbers], wanted, self._vocab_size)
+        return with_logprobs(tokens, self._listed[numbers])  # a copy: a later step writes there
 
     def prompt_tokens(self) -> list[tuple[Chunk, list[Sampled]]]:
         self._done.synchronize()
         found = []
         for chunk, rows in self._of_prompts:
-            request = chunk.sequence.request
-            tokens = request.prompt[chunk.scored.start : chunk.scored.stop]
-            wanted = [request.params.prompt_logprobs] * len(tokens)
-            found.append((chunk, listed(tokens, rows, wanted, self._vocab_size)))
+            tokens = chunk.sequence.request.prompt[chunk.scored.start : chunk.scored.stop]
+            found.append((chunk, with_logprobs(tokens, rows.copy())))  # pinned memory is not kept
         return found
-
-
-def listed(tokens: Items[int], rows: np.ndarray, wanted: Items[int | None], vocab_size: int) -> list[Sampled]:
-    """Tokens with what labkit.kernels.logprobs wrote for them, a row each, in lists: NumPy's numbers one by one would
-    cost the host ten times as much. wanted: how many of the most likely; None: no logprobs."""
-    most = max((count for count in wanted if count is not None), default=0)
-    own = rows[:, : logprobs.TOP].tolist()
-    values = rows[:, logprobs.TOP : logprobs.TOP + most].tolist()
-    ids = rows[:, logprobs.TOKENS : logprobs.TOKENS + most].astype(np.int32).tolist()
-    found = []
-    for token, (logprob, rank), each_ids, each_values, count in zip(tokens, own, ids, values, wanted, strict=True):
-        if count is None:
-            found.append(Sampled(token))
-        else:
-            top = tuple(zip(each_ids, each_values, strict=True))[: min(count, vocab_size)]
-            found.append(Sampled(token, logprob, int(rank), top))
-    return found
