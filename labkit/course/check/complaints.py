@@ -430,6 +430,19 @@ def uses_shared(answer) -> bool:
     return any(word in ast.unparse(source.tree) for source in sources_of(answer).values() for word in words)
 
 
+def made_in_kernel(answer) -> set[str]:
+    """The names of the shared and local arrays of a kernel, and of the functions that it calls."""
+    found = set()
+    for source in sources_of(answer).values():
+        for node in source.nodes(ast.Assign):
+            pairs = [(node.targets[0], node.value)]
+            if isinstance(node.targets[0], ast.Tuple) and isinstance(node.value, ast.Tuple):
+                pairs = zip(node.targets[0].elts, node.value.elts, strict=False)
+            found |= {target.id for target, value in pairs if isinstance(target, ast.Name)
+                      and isinstance(value, ast.Call) and _code(value.func).endswith(("shared.array", "local.array"))}
+    return found
+
+
 # --- Words -----------------------------------------------------------------------------------------------------------
 
 

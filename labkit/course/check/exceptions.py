@@ -10,11 +10,23 @@ import numpy as np
 from labkit import device
 from labkit._common.tables import size_text
 from labkit.course.check.cases import Attempt, Case, arguments_of, threads_of
-from labkit.course.check.complaints import complaint
+from labkit.course.check.complaints import complaint, made_in_kernel
 from labkit.course.check.limits import KERNEL_LIMIT_S, HostTimeout
 from labkit.course.check.python_errors import in_words, learners_frame, raised_by_labkit
 from labkit.course.check.verdict import bare_code, coordinates, counted, place, show_index, split_line, without_file
 from labkit.course.exercises import Exercise
+
+
+def question_outside(exercise: Exercise, answer, case: Case, array: str, shape: tuple = (), thread=None,
+                     block=None) -> tuple[str, ...]:
+    """What to ask where a thread went outside of `array`: an array that the kernel itself made needs no guard but the
+    right size."""
+    if array in made_in_kernel(answer):
+        block_size = _plain(exercise.launch(**case.size)[1])
+        size = f" of the shape {shape}" if shape else ""
+        return (f"The kernel itself makes `{array}`{size}, and launches have blocks of {block_size} threads. Is the "
+                "array too small, or the index wrong?",)
+    return guard_question(exercise, case, shape, thread, block)
 
 
 def guard_question(exercise: Exercise, case: Case, array_shape: tuple = (), thread=None, block=None) -> tuple[str, ...]:
@@ -81,7 +93,7 @@ def explained(exercise: Exercise, answer, case: Case, error: BaseException) -> A
     text, _ = split_line(message)
     who, code = (getattr(error, "thread", None), getattr(error, "block", None)), bare_code(filename, line)
     if name == "OutOfBoundsError":
-        return _outside(exercise, case, error, at, filename, code)
+        return _outside(exercise, answer, case, error, at, filename, code)
     if name == "KernelTimeout":
         stopped = f"{_who(error)} was stopped there after {KERNEL_LIMIT_S:g} s"
         return Attempt("never_ends", f"It never ends: line {line}.",
@@ -148,7 +160,7 @@ def _is_compile_error(error: BaseException) -> bool:
         isinstance(error, ImportError) and "scipy" in str(error))
 
 
-def _outside(exercise: Exercise, case: Case, error, at: str, filename: str, code: str) -> Attempt:
+def _outside(exercise: Exercise, answer, case: Case, error, at: str, filename: str, code: str) -> Attempt:
     """A thread reached outside an array."""
     index, shape = tuple(error.index), tuple(error.shape)
     if not index:
@@ -159,10 +171,10 @@ def _outside(exercise: Exercise, case: Case, error, at: str, filename: str, code
     last = ", ".join(str(n - 1) for n in shape)
     reached = (f"{at}{_who(error)} uses `{error.array}[{show_index(index).strip('[]')}]`, and `{error.array}` has the "
                f"shape {shape}: its last index is {last}.")
-    guard = guard_question(exercise, case, shape, error.thread, error.block)
+    guard = question_outside(exercise, answer, case, error.array, shape, error.thread, error.block)
     if min(index) < 0:
         guard = ("A negative index: is something subtracted before the guard?",)
-    elif not any((*(error.thread or (1,)), *(error.block or ()))):
+    elif error.array not in made_in_kernel(answer) and not any((*(error.thread or (1,)), *(error.block or ()))):
         guard = ("This is the very first thread. Is the index right, and is it the index itself that is compared with "
                  "the size?",)
     return Attempt("out_of_bounds", f"A thread reaches outside `{error.array}`.",

@@ -31,6 +31,7 @@ from labkit.course.check.changes import Change, changes, grows_itself
 from labkit.course.check.compare import compared
 from labkit.course.check.complaints import Source, sources_of
 from labkit.course.check.confined import FORKS, confined
+from labkit.course.check.divergence import divergent_blocks
 from labkit.course.check.limits import HostTimeout, announced, host_limit
 from labkit.course.check.preflight import refused
 from labkit.course.check.run import attempted, first_finding, inputs_changed, observed, unwritten
@@ -216,6 +217,7 @@ class _Search:
                                      or change.rank > self.found[0].rank + NEAR)
 
     def _in_order(self) -> list[tuple[Source, Change]]:
+        """Changes, the likeliest first. Of a condition around a barrier none: the barrier belongs outside."""
         every = []
         for source in self.sources.values():
             function = _definition(source)
@@ -224,7 +226,7 @@ class _Search:
             in_kernel = self.exercise.kind == "kernel" or not is_answer
             vocabulary = Vocabulary(function, given, in_kernel)
             every += [(change.rank + (0 if is_answer else NEAR), source, change)
-                      for change in changes(source.tree, vocabulary)]
+                      for change in changes(source.tree, vocabulary) if not _asks_around_barrier(change)]
         every.sort(key=lambda one: one[0])
         return [(source, change) for _, source, change in every]
 
@@ -426,6 +428,19 @@ def pairs(in_order: list[tuple[Source, Change]]) -> Iterator[tuple[Source, int, 
     for _, source, one, other in sorted(found, key=lambda pair: pair[0]):
         place_in_changed = replace(other.place, tree=one.place.tree_with(one.node))
         yield source, one.line, ast.fix_missing_locations(place_in_changed.tree_with(other.node))
+
+
+def _asks_around_barrier(change: Change) -> bool:
+    """Whether the change makes another condition of an `if` that not all threads of a block take, and in which a
+    barrier stands."""
+    place, node, way = change.place, change.place.tree, []
+    for field, index in (*place.path, ("", None)):
+        if isinstance(node, ast.If) and (field == "test" or (not field and isinstance(change.node, ast.If))):
+            way.append(node)
+        node = node if not field else getattr(node, field) if index is None else getattr(node, field)[index]
+    around = [one for one in way if "syncthreads" in ast.unparse(one)]
+    return bool(around) and any(one is block for function in place.tree.body if isinstance(function, ast.FunctionDef)
+                                for block in divergent_blocks(function) for one in around)
 
 
 def _definition(source: Source) -> ast.FunctionDef | None:

@@ -16,7 +16,7 @@ from labkit.course.check.cases import Attempt, Case, arguments_for
 from labkit.course.check.compare import called_with, compared, shaped
 from labkit.course.check.complaints import store_that_adds
 from labkit.course.check.divergence import around
-from labkit.course.check.exceptions import explained, guard_question
+from labkit.course.check.exceptions import explained, guard_question, question_outside
 from labkit.course.check.limits import HostTimeout, host_limit, limited, wait
 from labkit.course.check.verdict import bare_code, parsed, place
 from labkit.course.exercises import Exercise
@@ -261,7 +261,8 @@ def observer(exercise: Exercise, case: Case, whole: bool = False):
                 details.append(f"There are {len(found)} such findings at {size_text(case.size)}; these are the "
                                "first two.")
             if kind == "out_of_bounds":
-                details += guard_question(exercise, case, *_first_outside(found[0], report))
+                details += question_outside(exercise, answer, case, getattr(found[0], "array", ""),
+                                            *_first_outside(found[0], report))
             alike = tuple(sorted((f.kind, str(f.index)) for f in found)) if whole else kinds
             return Attempt(kind, headline, tuple(details), trace=_orders(found), exact=alike, whole=every)
         benign = tuple(map(str, getattr(report, "benign_races", ())))

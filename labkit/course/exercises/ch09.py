@@ -6,7 +6,7 @@ from numba import float32
 
 from labkit import cuda
 from labkit.course.exercises import Edit, FunctionExercise, KernelExercise, PredictionExercise, Reach
-from labkit.course.exercises.demands import on_the_device
+from labkit.course.exercises.demands import elements_of_argument, on_the_device
 from labkit.course.exercises.domains import SUMMED, of
 from labkit.device import graphs
 from labkit.kernels.op import uniform
@@ -157,9 +157,14 @@ RUN_STEPS = FunctionExercise(
 
 
 def _each_array_once(report):
-    if report.counts["global_loads"] != 3 * report.counts["global_stores"]:
-        return ("The result is right, but it goes through memory on its way: each thread should load three numbers, "
-                "store one, and keep what lies between in a variable.")
+    elements = elements_of_argument(report, 3)
+    loads, stores = report.counts["global_loads"], report.counts["global_stores"]
+    if stores > elements:
+        return (f"{stores:,} numbers are stored for {elements:,} elements: the result goes through memory on its way. "
+                "Each thread should store one number, and keep what lies between in a variable.")
+    if loads > 3 * elements:
+        return (f"{loads:,} numbers are loaded for {elements:,} elements: each thread should load three, and each of "
+                "them once. Keep in a variable what is used a second time.")
     return None
 
 

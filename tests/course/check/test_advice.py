@@ -87,6 +87,15 @@ def test_a_graph_that_is_never_replayed_is_a_graph():
     assert "never replayed" in ch09._replays_a_graph(run_of)
 
 
+@pytest.mark.parametrize("loads, stores, words", [(300, 100, None), (500, 100, "500 numbers are loaded for 100"),
+                                                  (500, 300, "300 numbers are stored for 100")])
+def test_a_chain_that_was_fused_is_counted_in_loads_and_in_stores(loads, stores, words):
+    arrays = {name: (0, shape, "") for name, shape in (("x", (100,)), ("bias", (10,)), ("r", (100,)), ("out", (100,)))}
+    report = SimpleNamespace(arrays=arrays, counts={"global_loads": loads, "global_stores": stores})
+    said = ch09._each_array_once(report)
+    assert said is None if words is None else words in said
+
+
 # --- Properties that doing nothing would have ------------------------------------------------------------------------
 
 

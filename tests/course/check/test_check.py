@@ -208,6 +208,24 @@ def test_out_of_bounds_names_thread_index_shape_line_and_asks_for_the_guard():
     assert "The launch [1, 128] starts 128 threads for 1 element of the output. Is there a guard" in text
 
 
+@cuda.jit
+def tile_too_small(a, s, out):
+    tile = cuda.shared.array(8, np.float32)
+    tile[cuda.threadIdx.x] = s
+    cuda.syncthreads()
+    i = cuda.grid(1)
+    if i < out.size:
+        out[i] = a[i] * tile[0]
+
+
+@cpu_only
+def test_outside_of_an_array_of_the_kernels_own_its_size_is_asked_for_and_no_guard():
+    result = examined(tile_too_small)
+    text = " ".join(result.details)
+    assert result.headline == "A thread reaches outside `tile`." and "Is there a guard" not in text
+    assert "makes `tile` of the shape (8,), and launches have blocks of 128 threads. Is the array too small" in text
+
+
 @cpu_only
 def test_an_endless_loop_is_stopped_and_its_line_named(monkeypatch):
     monkeypatch.setattr(limits, "KERNEL_LIMIT_S", 0.3)

@@ -98,6 +98,27 @@ def kernel_source(which, old="", new=""):
     return KERNEL.format(name="made_here", body=BODIES[which].replace(old, new, 1) if old else BODIES[which])
 
 
+BARRIER_INSIDE = """
+@cuda.jit
+def made_here(x, out):
+    tile = cuda.shared.array(64, float32)
+    i = cuda.grid(1)
+    if {condition}:
+        tile[cuda.threadIdx.x] = x[i]
+        cuda.syncthreads()
+        out[i] = tile[63 - cuda.threadIdx.x]
+"""
+
+
+@pytest.mark.parametrize("condition, offered", [("i < out.size and i < 5", False),
+                                                ("out.size > 64 and x.size > 2", True)])  # fmt: skip
+def test_no_other_condition_is_offered_where_a_barrier_stands_in_a_branch_of_some_threads(condition, offered):
+    tree = ast.parse(BARRIER_INSIDE.format(condition=condition))
+    found = [change for change in changes(tree, Vocabulary(tree.body[0], {}, True))
+             if change.words.startswith("the condition")]
+    assert found and {repair._asks_around_barrier(change) for change in found} == {not offered}
+
+
 KINDS = (
     # exercise, what stands in the right answer, what stands there now, the line's text, a part of the words
     ("doubled", "2 * x[i] + 1", "2 * (x[i] + 1)", "out[i] =", "brackets"),
