@@ -282,23 +282,23 @@ for run in recorded["runs"]:
 serve.load(recorded)
 
 # %% [markdown]
-# Over HTTP 66% is left. The engine takes about as many steps for the same requests, but each of them lasts half as long
-# again. The likely cause, which this recording does not measure, is that the engine's thread and the event loop share
+# Over HTTP 83% is left. The engine takes about as many steps for the same requests, but each of them lasts a quarter
+# longer. The likely cause, which this recording does not measure, is that the engine's thread and the event loop share
 # one Python interpreter: while one writes JSON for 128 streams, the other cannot prepare the next step. vLLM runs its
-# engine in a process of its own for this reason. So does `labkit serve` on a GPU, unless it is given
-# `--no-engine-process`, as it was for this recording.
+# engine in a process of its own for this reason, and 89% is left with it here. So does `labkit serve` on a GPU, unless
+# it is given `--no-engine-process`, as it was for the figure.
 #
-# The readers notice it too. With more streams each gets larger pieces less often: fourteen tokens in an event on
+# The readers notice it too. With more streams each gets larger pieces less often: fifteen tokens in an event on
 # average at the highest rate. So the ITL in the figure is the time between two *events*. What a token costs its reader
 # is the column `a token`, which stays below 4 ms.
 #
 # There is no explosion, even at 125% of what the closed loop had shown. That loop was short: 320 requests for 128
 # seats, so that for much of the time seats were empty, and the capacity came out too low. At the highest rate at most
-# 136 requests were inside at once, and a load that lasts seconds ends before a queue can grow.
+# 139 requests were inside at once, and a load that lasts seconds ends before a queue can grow.
 #
-# The p99 of the first token is well above 100 ms even at the lowest rate, where no one waits for a seat. In each of
-# these runs the load generator itself was held up at least once for about 120 ms, and may well be to blame. Measure the
-# measuring program too.
+# The p99 of the first token is about 100 ms even at the lowest rate, where no one waits for a seat. In each of these
+# runs the load generator itself was held up at least once, for about 70 ms on average, and may well be to blame.
+# Measure the measuring program too.
 #
 # ## The window
 #

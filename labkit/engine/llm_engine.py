@@ -20,7 +20,7 @@ from labkit._common.errors import short
 from labkit.engine.block_manager import BlockManager
 from labkit.engine.checks import parts_of_prompt, token_ids
 from labkit.engine.detokenizer import Detokenizer
-from labkit.engine.outputs import CompletionOutput, Logprob, RequestOutput, Sampled
+from labkit.engine.outputs import CompletionOutput, Logprobs, RequestOutput, Sampled
 from labkit.engine.runner import Handle, Runner
 from labkit.engine.sampling_params import SamplingParams
 from labkit.engine.scheduler import Scheduler, Step
@@ -60,46 +60,58 @@ class _Texts(dict):
         text = self[token] = self._tokenizer and self._tokenizer.decode([token], marks=True)
         return text
 
-    def listed(self, sampled: Sampled) -> dict[int, Logprob]:
-        """The token, and the most likely ones beside it."""
-        found = {sampled.token: Logprob(sampled.logprob, sampled.rank, self[sampled.token])}
-        for rank, (token, logprob) in enumerate(sampled.top, 1):
-            if token not in found:
-                found[token] = Logprob(logprob, rank, self[token])
-        return found
+
+_NO_TEXTS = _Texts(None)
 
 
 class _Output:
     """What is known of one sequence's output beside its tokens."""
 
     def __init__(self, tokenizer, sequence: Sequence, texts: _Texts):
-        """texts: the engine's."""
+        """texts: of the tokens in logprobs."""
         params = sequence.request.params
         tokenizer = tokenizer if params.detokenize else None
         self.detokenizer = tokenizer and Detokenizer(
             partial(tokenizer.decode, marks=not params.skip_special_tokens), sequence.request.prompt,
             stop=params.stop, min_tokens=params.min_tokens, include_stop=params.include_stop_str_in_output)
         self._unread: list[int] = []  # tokens that are not in the detokenizer yet
-        self._texts = texts if params.detokenize else _Texts(None)
-        self.logprobs: list[dict[int, Logprob]] | None = None if params.logprobs is None else []
+        self._texts = texts
+        self._listed: list[Sampled] | None = None if params.logprobs is None else []
         self.cumulative: float | None = None if params.logprobs is None else 0.0
-        self.prompt_logprobs: list[dict[int, Logprob] | None] | None = None
-        if params.prompt_logprobs is not None and not sequence.index:
-            self.prompt_logprobs = [None] * len(sequence.request.prompt)
+        self.prompt_token_ids, self._listed_of_prompt = [], None
+        if not sequence.index:
+            self.prompt_token_ids = list(sequence.request.prompt)  # one list for all of the request's outputs
+            if params.prompt_logprobs is not None:
+                self._listed_of_prompt: list[Sampled | None] = [None] * len(sequence.request.prompt)
+        self._missing = len(sequence.request.prompt) - 1  # tokens of the prompt without logprobs
 
     def add(self, sampled: Sampled, shown: bool) -> None:
         """shown: its text is part of the output's."""
         if shown:
             self._unread.append(sampled.token)
-        if self.logprobs is None or sampled.logprob is None:
+        if self._listed is None or sampled.logprob is None:
             return
         self.cumulative += sampled.logprob
-        self.logprobs.append(self._texts.listed(sampled))
+        self._listed.append(sampled)
 
     def add_prompt(self, begin: int, tokens: list[Sampled]) -> None:
-        """The prompt's tokens from place `begin` on. After a preemption they come again."""
+        """The prompt's tokens from place `begin` on. After a preemption they come again: the first ones stay, since
+        they may have been given out."""
         for place, sampled in enumerate(tokens, begin):
-            self.prompt_logprobs[place] = self._texts.listed(sampled)
+            if self._listed_of_prompt[place] is None:
+                self._listed_of_prompt[place] = sampled
+                self._missing -= 1
+
+    @property
+    def logprobs(self) -> Logprobs | None:
+        """Those so far."""
+        return None if self._listed is None else Logprobs(self._listed, self._texts)
+
+    @property
+    def prompt_logprobs(self) -> Logprobs | None:
+        """Once all of the prompt is computed."""
+        known = self._listed_of_prompt is not None and not self._missing
+        return Logprobs(self._listed_of_prompt, self._texts) if known else None
 
     def text(self, finished: bool) -> str:
         """As far as no stop string may begin in it; all of it at the end."""
@@ -209,13 +221,18 @@ class LLMEngine:
         """A request of request_of, that has not run."""
         if request.request_id in self._requests:
             raise ValueError(f"request_id is {request.request_id!r}, and the request of this name has not ended yet")
-        outputs = {sequence: _Output(self.tokenizer, sequence, self._texts) for sequence in request.sequences}
+        texts = self.texts_of(request.params)
+        outputs = {sequence: _Output(self.tokenizer, sequence, texts) for sequence in request.sequences}
         if request.params.seed is None:
             request.seed = self._seed()
         self.scheduler.add(request)  # what may raise comes before this
         self._added += 1
         self._requests[request.request_id] = request
         self._outputs |= outputs
+
+    def texts_of(self, params: SamplingParams) -> _Texts:
+        """token -> its text, in a request's logprobs."""
+        return self._texts if params.detokenize else _NO_TEXTS
 
     def _seed(self) -> int:
         """Of a request without one: another for each, the same ones in each run."""
@@ -310,18 +327,15 @@ class LLMEngine:
 
     def _output(self, request: Request) -> RequestOutput:
         outputs = [self._completion(sequence) for sequence in request.sequences]
-        of_prompt = self._outputs[request.sequences[0]].prompt_logprobs
-        if of_prompt is not None:
-            of_prompt = None if None in of_prompt[1:] else list(of_prompt)
-        return RequestOutput(request.request_id, request.text, list(request.prompt), outputs, request.finished,
-                             request.num_cached_tokens, of_prompt)
+        first = self._outputs[request.sequences[0]]
+        return RequestOutput(request.request_id, request.text, first.prompt_token_ids, outputs, request.finished,
+                             request.num_cached_tokens, first.prompt_logprobs)
 
     def _completion(self, sequence: Sequence) -> CompletionOutput:
         output = self._outputs[sequence]
         reason = sequence.finish_reason and sequence.finish_reason.value
         text = output.text(reason is not None) if output.detokenizer else ""
-        return CompletionOutput(sequence.index, text, sequence.output, output.cumulative,
-                                None if output.logprobs is None else list(output.logprobs), reason,
+        return CompletionOutput(sequence.index, text, sequence.output, output.cumulative, output.logprobs, reason,
                                 sequence.stop_reason)
 
     def _count(self, step: Step) -> None:

@@ -15,7 +15,6 @@ from __future__ import annotations
 import functools
 from collections import OrderedDict
 from collections.abc import Callable
-from collections.abc import Sequence as Items
 from typing import NamedTuple
 
 import numpy as np
@@ -24,7 +23,7 @@ from labkit import cuda, device
 from labkit.device import compile_ahead, graphs, launches
 from labkit.engine.batch import BatchBuilder, Layout, shape_needed
 from labkit.engine.checks import whole
-from labkit.engine.outputs import Sampled
+from labkit.engine.outputs import Sampled, with_logprobs
 from labkit.engine.runner import bucket, buckets, padded
 from labkit.engine.scheduler import Chunk, Step
 from labkit.engine.sequence import Sequence
@@ -125,7 +124,7 @@ class ModelRunner:
         self._last_kind, graph = kind, self._graphs.get(kind)
         if kind.listed and (kind.penalised or kind.biased or banned or after) and self._drawn_from is None:
             self._drawn_from = cuda.device_array((self._sequences, self.vocab_size), np.float32)
-        if banned or after:
+        if banned or after or kind.listed and kind.biased:
             self._compile_ahead(kind, len(batch.samples))
             self._run(kind, self._stream, banned, after)
         elif graph is not None:
@@ -142,7 +141,7 @@ class ModelRunner:
         of_prompts = [(chunk, self._score(first, chunk)) for first, chunk in batch.scored]
         done = cuda.event()
         done.record(self._stream)
-        return Handle(batch.samples, tokens, done, listed if kind.listed else None, of_prompts, self.vocab_size)
+        return Handle(batch.samples, tokens, done, listed if kind.listed else None, of_prompts)
 
     def captured(self, sequences: int):
         """(graph, logits): of a step in which so many sequences have one token, once one has run. The graph does what
@@ -228,11 +227,13 @@ class ModelRunner:
         views, changed = self._views(kind.layout), logits
         if kind.listed and (kind.penalised or kind.biased or banned or after):
             changed = self._drawn_from[: kind.layout.sequences]
-            changed.copy_to_device(logits, stream=stream)
+            if kind.biased or not kind.penalised:  # never in a graph, see launch
+                changed.copy_to_device(logits, stream=stream)
         if kind.biased:
             add_biases(changed, self._biases, views["biased"], stream=stream)
+            logits = changed
         if kind.penalised:
-            penalise(changed, self._counts, views["counted"], views["repetition_penalty"], views["frequency_penalty"],
+            penalise(logits, self._counts, views["counted"], views["repetition_penalty"], views["frequency_penalty"],
                      views["presence_penalty"], changed, stream=stream)
         # The tokenizer may have ends of text that the model does not have: the kernel would write past the row.
         pairs = [(row, token) for row, tokens in banned for token in tokens if 0 <= token < self.vocab_size]
@@ -305,9 +306,9 @@ class Handle:
     same for each chunk that is scored."""
 
     def __init__(self, samples, tokens: np.ndarray, done, listed: np.ndarray | None,
-                 of_prompts: list[tuple[Chunk, np.ndarray]], vocab_size: int):
+                 of_prompts: list[tuple[Chunk, np.ndarray]]):
         self._samples, self._tokens, self._done, self._listed = samples, tokens, done, listed
-        self._of_prompts, self._vocab_size = of_prompts, vocab_size
+        self._of_prompts = of_prompts
 
     def tokens(self) -> list[Sampled]:
         """Raises ValueError where the model's logits are no numbers."""
@@ -320,32 +321,12 @@ class Handle:
                                  f"allowed")
         if self._listed is None:
             return list(map(Sampled, tokens))
-        wanted = [sequence.request.params.logprobs for _, sequence in self._samples]
-        return listed(tokens, self._listed[numbers], wanted, self._vocab_size)
+        return with_logprobs(tokens, self._listed[numbers])  # a copy: a later step writes there
 
     def prompt_tokens(self) -> list[tuple[Chunk, list[Sampled]]]:
         self._done.synchronize()
         found = []
         for chunk, rows in self._of_prompts:
-            request = chunk.sequence.request
-            tokens = request.prompt[chunk.scored.start : chunk.scored.stop]
-            wanted = [request.params.prompt_logprobs] * len(tokens)
-            found.append((chunk, listed(tokens, rows, wanted, self._vocab_size)))
+            tokens = chunk.sequence.request.prompt[chunk.scored.start : chunk.scored.stop]
+            found.append((chunk, with_logprobs(tokens, rows.copy())))  # pinned memory is not kept
         return found
-
-
-def listed(tokens: Items[int], rows: np.ndarray, wanted: Items[int | None], vocab_size: int) -> list[Sampled]:
-    """Tokens with what labkit.kernels.logprobs wrote for them, a row each, in lists: NumPy's numbers one by one would
-    cost the host ten times as much. wanted: how many of the most likely; None: no logprobs."""
-    most = max((count for count in wanted if count is not None), default=0)
-    own = rows[:, : logprobs.TOP].tolist()
-    values = rows[:, logprobs.TOP : logprobs.TOP + most].tolist()
-    ids = rows[:, logprobs.TOKENS : logprobs.TOKENS + most].astype(np.int32).tolist()
-    found = []
-    for token, (logprob, rank), each_ids, each_values, count in zip(tokens, own, ids, values, wanted, strict=True):
-        if count is None:
-            found.append(Sampled(token))
-        else:
-            top = tuple(zip(each_ids, each_values, strict=True))[: min(count, vocab_size)]
-            found.append(Sampled(token, logprob, int(rank), top))
-    return found

@@ -27,7 +27,7 @@ NO_EFFECT = {
         "stream_interval": "stream has `every`",
         "skip_clone": "parameters are immutable and never copied",
         "output_text_buffer_length": "it is found from the stop strings",
-        "flat_logprobs": "they are lists of dictionaries",
+        "flat_logprobs": "they are always kept flat, and read as dictionaries",
         "extra_args": "nothing here reads them",
     },
     "LLM": {

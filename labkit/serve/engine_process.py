@@ -22,13 +22,13 @@ import signal
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from multiprocessing import resource_tracker
 from typing import NamedTuple
 
 from labkit.engine.llm_engine import LLMEngine, Stats
-from labkit.engine.outputs import RequestOutput
+from labkit.engine.outputs import Logprobs, RequestOutput, unpack
 from labkit.engine.sequence import Request
 from labkit.serve.engine_thread import Controls, Draining, EngineDied, EngineThread, Stream, hand_over
 from labkit.serve.settings import Settings
@@ -135,6 +135,7 @@ class Host:
         self._settings, self._load = settings, load
         self._lock = threading.Lock()  # of what follows
         self._news: dict[str, tuple] = {}  # of each request: its newest output, an error, whether it has ended
+        self._sent_logprobs: dict[str, dict[int, int]] = {}  # of each request: as pack_logprobs has them
         self._waiting: set[str] = set()  # submitted, and without a step as far as the other process knows
         self._status: Status | None = None  # the newest, and what the other process has
         self._sent: Status | None = None
@@ -225,12 +226,45 @@ class Host:
                 begun = list(self._waiting - self.thread.waiting_ids())
                 self._waiting.difference_update(begun)
         messages = [("began", begun)] if begun else []
+        for name, (output, _, ended) in news.items():
+            sent = self._sent_logprobs.pop(name, {})
+            if not ended:
+                self._sent_logprobs[name] = sent
+            if output:
+                pack_logprobs(output, sent)
         if news:
             messages.append(("news", [(name, *each) for name, each in news.items()]))
         if status != self._sent:
             self._sent = status
             messages.append(("status", status))
         return messages
+
+
+def pack_logprobs(output: RequestOutput, sent: dict[int, int]) -> None:
+    """Replaces the output's logprobs by those that the other process does not have yet. sent: how many it has, by the
+    output's index, -1 for the prompt; it is brought up to date."""
+    if output.prompt_logprobs is not None:
+        known, sent[-1] = sent.get(-1, 0), len(output.prompt_logprobs)
+        output.prompt_logprobs = output.prompt_logprobs.packed(known)
+    for one in output.outputs:
+        if one.logprobs is not None:
+            known, sent[one.index] = sent.get(one.index, 0), len(one.logprobs)
+            one.logprobs = one.logprobs.packed(known)
+
+
+def unpack_logprobs(output: RequestOutput, known: dict[int, list], texts: Mapping[int, str | None]) -> None:
+    """Undoes pack_logprobs in the other process. known: what came before, by the same indices; new ones are appended.
+    texts: token -> its text."""
+    def grown(index: int, packed) -> Logprobs:
+        entries = known.setdefault(index, [])
+        entries += unpack(*packed)
+        return Logprobs(entries, texts)
+
+    if output.prompt_logprobs is not None:
+        output.prompt_logprobs = grown(-1, output.prompt_logprobs)
+    for one in output.outputs:
+        if one.logprobs is not None:
+            one.logprobs = grown(one.index, one.logprobs)
 
 
 def status_of(thread: EngineThread) -> Status:
@@ -400,7 +434,8 @@ class EngineProcess(Controls):
             stream = self._forget(request_id) if ended else self._streams.get(request_id)
             if stream:
                 if output:
-                    output.prompt, output.prompt_token_ids = stream.request.text, list(stream.request.prompt)
+                    output.prompt, output.prompt_token_ids = stream.request.text, stream.prompt_token_ids
+                    unpack_logprobs(output, stream.logprobs, self.engine.texts_of(stream.request.params))
                 found.append((stream, output, error, ended))
         hand_over(found, self.cancel)
 

@@ -24,7 +24,7 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import NamedTuple
 
 from labkit.engine.llm_engine import LLMEngine, Stats
@@ -106,6 +106,7 @@ class Stream:
         self.due = 0.0  # when an output that goes on is returned again
         self.entered = False  # the engine has it
         self.spared = False  # by a fault: it had not begun
+        self.logprobs: dict[int, list] = {}  # that came from another process, as unpack_logprobs has them
         self._engine, self.loop = engine, loop
         self._newest: RequestOutput | None = None
         self._error: Exception | None = None
@@ -115,6 +116,11 @@ class Stream:
     @property
     def request_id(self) -> str:
         return self.request.request_id
+
+    @cached_property
+    def prompt_token_ids(self) -> list[int]:
+        """One list for all outputs."""
+        return list(self.request.prompt)
 
     def cancel(self) -> None:
         """From any thread, at any time: the request's pages are free before the next step. Its outputs end."""

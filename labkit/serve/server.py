@@ -88,6 +88,12 @@ class Server(uvicorn.Server):
             proxy_headers=False, h11_max_incomplete_event_size=settings.max_headers, timeout_graceful_shutdown=5))
         self.service: Service = app.state.service
         self.stopping = threading.Event()
+        self.listening: Callable[[], None] = lambda: None  # called when connections are accepted
+
+    async def startup(self, sockets=None) -> None:
+        await super().startup(sockets)
+        if self.started:
+            self.listening()
 
     async def serve(self, sockets=None) -> None:
         self._loop = asyncio.get_running_loop()
@@ -166,11 +172,15 @@ def run(settings: Settings, *, say: Callable[[str], None], ready: Callable[[str]
         if isinstance(engine, EngineProcess):
             keep_alive(engine, start, began, server)
 
-    say(f"labkit listens on {where}")
-    if not is_loopback(settings.host) and not settings.api_key:
-        say("Whoever reaches this address can use it: --api-key asks for a key")
     loader = threading.Thread(target=loading, name="loader", daemon=True)
-    loader.start()
+
+    def listening() -> None:
+        say(f"labkit listens on {where}")
+        if not is_loopback(settings.host) and not settings.api_key:
+            say("Whoever reaches this address can use it: --api-key asks for a key")
+        loader.start()
+
+    server.listening = listening
     before = sys.getswitchinterval()
     sys.setswitchinterval(SWITCH_S)
     try:

@@ -81,8 +81,7 @@ class Choice:
         text, logprobs = output.text[self._characters :], None
         if output.logprobs is not None and len(output.token_ids) - ended_by_token(output) > self._tokens:
             logprobs = self._shape.logprobs(output, self._tokens, self._offset)
-            for token, listed in zip(output.token_ids[self._tokens :], output.logprobs[self._tokens :], strict=False):
-                self._offset += len(listed[token].decoded_token or "")
+            self._offset += sum(map(len, logprobs.get("tokens", ())))  # a chat's have no offsets
             self._tokens = len(output.token_ids)
         if text or logprobs or output.finish_reason:
             found.append(self._shape.delta(self._index, text, logprobs, output.finish_reason))

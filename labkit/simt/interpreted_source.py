@@ -27,8 +27,9 @@ class _ToPython(Lowering):
 
     def visit(self, node):
         new = super().visit(node)
-        if isinstance(new, ast.AST) and not hasattr(new, "lineno") and hasattr(node, "lineno"):
-            new.lineno, new.col_offset = node.lineno, getattr(node, "col_offset", 0)
+        for statement in new if isinstance(new, list) else [new]:  # a list where one statement becomes several
+            if isinstance(statement, ast.AST) and not hasattr(statement, "lineno") and hasattr(node, "lineno"):
+                statement.lineno, statement.col_offset = node.lineno, getattr(node, "col_offset", 0)
         return new
 
     def block(self, statements):

@@ -144,6 +144,6 @@ def test_points_of_the_course(nbgrader, number):
     entries = found.exercises_of(chapter)
     hand_in(nbgrader, released, "ada", {entry.name: workbook.solution(found, entry) for entry in entries})
     hand_in(nbgrader, released, "nobody", {})
-    nbgrader("autograde", "ps1", "--create")
+    assert "WARN" not in (shown := nbgrader("autograde", "ps1", "--create")).upper(), shown
     assert points(nbgrader, chapter, "ada") == {entry.name: entry.points for entry in entries}
     assert points(nbgrader, chapter, "nobody") == {entry.name: 0 for entry in entries}

@@ -5,7 +5,8 @@ or seats leaves a hash that cannot be right, and `launch` says which."""
 import numpy as np
 
 from labkit.engine.batch import BatchBuilder
-from labkit.engine.outputs import Sampled
+from labkit.engine.outputs import Sampled, with_logprobs
+from labkit.kernels.logprobs import COLUMNS, TOKENS, TOP, logprobs_reference
 
 VOCABULARY = 11
 END = 1  # the fake model's end of text
@@ -44,16 +45,44 @@ def alone(request, index: int = 0) -> list[int]:
     return output
 
 
+def listed(history: int, token: int, count: int | None) -> np.ndarray:
+    """A row of labkit.kernels.logprobs for a token after a history; count: how many are asked for."""
+    logits = np.random.default_rng(history).standard_normal((1, VOCABULARY), np.float32)
+    return logprobs_reference(logits, [token], [-1 if count is None else count]).astype(np.float32)[0]
+
+
+def logprobs_alone(request, tokens) -> tuple[list, list]:
+    """(of the prompt, of these output tokens) by definition, each {token: (logprob, rank)}; None for the first."""
+    params, history, found = request.params, 0, []
+    for position, token in enumerate((*request.prompt, *tokens)):
+        count = params.logprobs if position >= len(request.prompt) else params.prompt_logprobs
+        row = listed(history, token, count)
+        one = {token: (row[0], row[1])}
+        for rank in range(1, min(count or 0, VOCABULARY) + 1):
+            one.setdefault(int(row[TOKENS + rank - 1]), (row[TOP + rank - 1], rank))
+        found.append(one if position and count is not None else None)
+        history = absorb(history, token)
+    return found[: len(request.prompt)], found[len(request.prompt) :]
+
+
+def as_pairs(logprobs) -> list:
+    """Logprobs as logprobs_alone returns them."""
+    return [one and {token: (each.logprob, each.rank) for token, each in one.items()} for one in logprobs]
+
+
 class Pending:
     """Checks that handles are asked for their tokens once, in the order of the launches."""
 
-    def __init__(self, runner, number: int, sampled: list[Sampled]):
-        self._runner, self._number, self._sampled = runner, number, sampled
+    def __init__(self, runner, number: int, sampled: list[Sampled], scored=()):
+        self._runner, self._number, self._sampled, self._scored = runner, number, sampled, scored
 
     def tokens(self) -> list[Sampled]:
         assert self._runner.received == self._number, "a step's tokens were asked for out of order"
         self._runner.received += 1
         return self._sampled
+
+    def prompt_tokens(self):
+        return self._scored
 
 
 class FakeRunner:
@@ -82,7 +111,15 @@ class FakeRunner:
         sampled = self._sample(step, batch)
         self.launched += 1
         self.rows += written
-        return Pending(self, self.launched - 1, sampled)
+        return Pending(self, self.launched - 1, sampled, [(chunk, self._score(chunk)) for chunk in step.chunks
+                                                          if chunk.scored])
+
+    def _score(self, chunk) -> list[Sampled]:
+        request = chunk.sequence.request
+        histories = [0, *self._history(chunk.sequence)]
+        rows = [listed(histories[place], request.prompt[place], request.params.prompt_logprobs)
+                for place in chunk.scored]
+        return with_logprobs(request.prompt[chunk.scored.start : chunk.scored.stop], np.array(rows))
 
     def _cell(self, batch, number: int, position: int):
         page, place = divmod(position, self.page_size)
@@ -133,7 +170,7 @@ class FakeRunner:
         return self.truth[key]
 
     def _sample(self, step, batch) -> list[Sampled]:
-        drawn, drawing = [], {number for number, _ in batch.samples}
+        drawn, rows, drawing = [], [], {number for number, _ in batch.samples}
         seats = [int(batch.seats[number]) for number in drawing]
         assert len(set(seats)) == len(seats) == len(step.samples) and max(seats, default=0) < self.max_num_seqs
         assert all(seat == self.max_num_seqs for number, seat in enumerate(batch.seats) if number not in drawing)
@@ -150,5 +187,9 @@ class FakeRunner:
             assert len(truth) == position, f"{sequence}: its token at {position} is sampled out of turn"
             truth.append(absorb(history, token))
             self.last[batch.seats[number]] = token
-            drawn.append(Sampled(token))
-        return drawn
+            drawn.append(token)
+            count = int(batch.num_logprobs[number])
+            rows.append(None if count < 0 else listed(history, token, count))
+        if all(row is None for row in rows):
+            return list(map(Sampled, drawn))
+        return with_logprobs(drawn, np.array([np.zeros(COLUMNS, np.float32) if row is None else row for row in rows]))

@@ -1,15 +1,18 @@
 """LLM and its engine on the fake model: whoever asks, in whatever company, gets what the request alone would give."""
 
+import copy
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from labkit._common.errors import UserError
 from labkit.engine import LLM, SamplingParams
-from labkit.engine.outputs import Sampled
+from labkit.engine.outputs import with_logprobs
 from labkit.engine.sequence import Request
-from tests.engine.fake_model import END, VOCABULARY, FakeRunner, alone
+from labkit.kernels.logprobs import COLUMNS, LOGPROB, RANK, TOKENS, TOP
+from tests.engine.fake_model import END, VOCABULARY, FakeRunner, alone, as_pairs, logprobs_alone
 from tests.engine.test_detokenizer import plain
 
 LETTERS = "abcdefghijk"
@@ -403,8 +406,11 @@ def test_logprobs_are_of_the_token_and_of_the_most_likely():
     class WithLogprobs(FakeRunner):
         def launch(self, step):
             handle = super().launch(step)
-            handle._sampled = [Sampled(one.token, -2.5, 3, ((4, -0.5), (one.token if at % 2 else 5, -1.0)))
-                               for at, one in enumerate(handle._sampled)]
+            rows = np.full((len(handle._sampled), COLUMNS), -1, np.float32)
+            rows[:, LOGPROB], rows[:, RANK] = -2.5, 3
+            rows[:, TOP : TOP + 2] = -0.5, -1.0
+            rows[:, TOKENS : TOKENS + 2] = [(4, one.token if at % 2 else 5) for at, one in enumerate(handle._sampled)]
+            handle._sampled = with_logprobs([one.token for one in handle._sampled], rows)
             return handle
 
     llm = LLM(WithLogprobs(30), Letters(), max_num_seqs=4)
@@ -418,6 +424,57 @@ def test_logprobs_are_of_the_token_and_of_the_most_likely():
         assert found[token].decoded_token == LETTERS[token]
         if token != 4:
             assert found[4].logprob == -0.5 and found[4].rank == 1 and found[4].decoded_token == "e"
+
+
+WANTED = [{"logprobs": 2, "prompt_logprobs": 1}, {}, {"logprobs": 0}, {"prompt_logprobs": 20}, {"logprobs": 20}]
+
+
+def with_and_without_logprobs():
+    for at, (prompt, params) in enumerate(requests(20, 5)):
+        yield prompt, replace(params, **WANTED[at % len(WANTED)])
+
+
+@pytest.mark.parametrize("options", [{}, {"num_pages": 17}, {"max_num_seqs": 1, "max_num_batched_tokens": 3}],
+                         ids=lambda options: " ".join(options) or "default")
+def test_logprobs_are_those_of_each_request_alone_and_stay_as_they_were_given_out(options):
+    llm = engine(**options)
+    prompts, params = zip(*with_and_without_logprobs(), strict=True)
+    last, given, texts = {}, [], 0
+    for output in llm.stream(list(prompts), list(params)):
+        given += [(each, copy.deepcopy(each)) for each in (output.prompt_logprobs, *(one.logprobs for one in
+                                                                                     output.outputs))]
+        before = last.setdefault(int(output.request_id), output)
+        assert output.prompt_token_ids is before.prompt_token_ids  # no copy for each output
+        last[int(output.request_id)] = output
+    for number, (prompt, each) in enumerate(zip(prompts, params, strict=True)):
+        for one in last[number].outputs:
+            of_prompt, found = logprobs_alone(Request("", Letters().encode(prompt), each, max_length=64),
+                                              one.token_ids)
+            if each.logprobs is None:
+                assert one.logprobs is None and one.cumulative_logprob is None
+            else:
+                assert as_pairs(one.logprobs) == found
+                own = [listed[token].logprob for token, listed in zip(one.token_ids, one.logprobs, strict=True)]
+                assert one.cumulative_logprob == sum(own)
+                texts += sum(each.decoded_token == LETTERS[token] for listed in one.logprobs
+                             for token, each in listed.items())
+            of_prompts = last[number].prompt_logprobs
+            assert of_prompts is None if each.prompt_logprobs is None else as_pairs(of_prompts) == of_prompt
+    assert all(now == then for now, then in given) and texts > 500
+
+
+def test_logprobs_are_made_only_when_they_are_read(monkeypatch):
+    monkeypatch.setattr("labkit.engine.outputs.Logprob", None)
+    params = SamplingParams(max_tokens=8, logprobs=20, prompt_logprobs=5, **LONG)
+    outputs = list(engine().stream(["abc", "abd"], params))
+    assert len(outputs[-1].outputs[0].logprobs) == 8 and len(outputs[-1].prompt_logprobs) == 3
+    with pytest.raises(TypeError):
+        outputs[-1].outputs[0].logprobs[0]
+
+
+def test_logprobs_without_texts_where_none_are_wanted():
+    (output,) = engine().generate("abc", SamplingParams(max_tokens=3, logprobs=1, detokenize=False, **LONG))
+    assert {one.decoded_token for listed in output.outputs[0].logprobs for one in listed.values()} == {None}
 
 
 def test_statistics():

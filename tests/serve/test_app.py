@@ -11,11 +11,12 @@ import httpx
 import pytest
 
 from labkit.engine import LLM, SamplingParams
+from labkit.engine.sequence import Request
 from labkit.serve.errors import of_exception
 from labkit.serve.settings import Settings
 from labkit.serve.streaming import ClientGone, EventStream
-from tests.engine.fake_model import FakeRunner
-from tests.engine.test_llm import Letters, expected
+from tests.engine.fake_model import FakeRunner, logprobs_alone
+from tests.engine.test_llm import LETTERS, Letters, expected
 from tests.serve.serving import PAGES, Chatting, Encoder, fake_engine, served, until
 from tests.serve.test_engine_thread import Faulty
 
@@ -84,6 +85,27 @@ def test_an_answer_is_that_of_the_prompts_alone(client, stream, n):
     for index, (shown, reason) in found.items():
         _, whole, ended, _ = expected(("abc", "cab")[index // n], params, index % n)
         assert (shown, reason) == (whole, ended)
+
+
+def test_logprobs_are_the_same_in_an_answer_and_in_the_parts_of_a_stream(client):
+    params = SamplingParams(max_tokens=6, logprobs=2, **LONG)
+    prompt = Letters().encode("abc")
+    tokens = expected("abc", params)[0]
+    _, found = logprobs_alone(Request("", prompt, params, max_length=64), tokens)
+    whole = {"tokens": [LETTERS[token] for token in tokens],
+             "token_logprobs": [float(one[token][0]) for token, one in zip(tokens, found, strict=True)],
+             "top_logprobs": [{LETTERS[token]: float(logprob) for token, (logprob, _) in one.items()} for one in found],
+             "text_offset": list(range(6))}
+    body = text(logprobs=2, **LONG) | {"max_tokens": 6}
+    (choice,) = client.post(TEXT, json=body).json()["choices"]
+    assert choice["logprobs"] == whole
+    parts = [each["choices"][0]["logprobs"] for each in events(client.post(TEXT, json=body | {"stream": True}))]
+    assert {name: [each for part in parts if part for each in part[name]] for name in whole} == whole
+    body = chat(logprobs=True, top_logprobs=2, **LONG)
+    (choice,) = client.post(CHAT, json=body).json()["choices"]
+    parts = [each["choices"][0]["logprobs"] for each in events(client.post(CHAT, json=body | {"stream": True}))]
+    assert [each for part in parts if part for each in part["content"]] == choice["logprobs"]["content"]
+    assert [len(each["top_logprobs"]) for each in choice["logprobs"]["content"]] == [2] * 5
 
 
 def test_a_chat_has_a_role_and_usage_where_it_is_asked_for(client):

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -11,9 +12,11 @@ import pytest
 
 from labkit._common.errors import UserError
 from labkit._common.paths import REPOSITORY
-from labkit.engine import LLMEngine, SamplingParams
+from labkit.engine import CompletionOutput, LLMEngine, RequestOutput, SamplingParams
+from labkit.engine.outputs import Logprobs, with_logprobs
+from labkit.engine.sequence import Request
 from labkit.serve.embeddings import embed
-from labkit.serve.engine_process import SIGNALS, EngineProcess, portable
+from labkit.serve.engine_process import SIGNALS, EngineProcess, pack_logprobs, portable, unpack_logprobs
 from labkit.serve.engine_thread import (
     Busy,
     DeadlineExceeded,
@@ -25,7 +28,8 @@ from labkit.serve.engine_thread import (
 from labkit.serve.settings import Settings
 from labkit.serve.window.look import look, look_no_more
 from labkit.serve.window.state import Picture
-from tests.engine.test_llm import LONG, Letters, expected, requests, seen
+from tests.engine.fake_model import as_pairs, listed, logprobs_alone
+from tests.engine.test_llm import LONG, Letters, expected, requests, seen, with_and_without_logprobs
 from tests.serve.serving import Chatting, Encoder, until
 from tests.serve.test_engine_thread import PAGES, Faulty, in_threads, read
 
@@ -94,6 +98,44 @@ class Unsendable(Exception):
 
 def raise_unsendable(thread):
     raise Unsendable("this", "that")
+
+
+def test_logprobs_come_piece_by_piece_and_are_those_of_the_other_process(engine):
+    asked = list(with_and_without_logprobs())
+
+    async def ask():
+        streams = [engine.submit(prompt, params, final_only=at % 4 == 0) for at, (prompt, params) in enumerate(asked)]
+        return await asyncio.gather(*map(read, streams))
+
+    several = 0
+    for (prompt, params), outputs in zip(asked, asyncio.run(ask()), strict=True):
+        several += len(outputs) > 2 and params.logprobs is not None
+        for one in outputs[-1].outputs:
+            of_prompt, found = logprobs_alone(Request("", Letters().encode(prompt), params, max_length=64),
+                                              one.token_ids)
+            assert one.logprobs is None if params.logprobs is None else as_pairs(one.logprobs) == found
+            assert params.prompt_logprobs is None or as_pairs(outputs[-1].prompt_logprobs) == of_prompt
+            for before in outputs:  # what was given out has not grown
+                assert params.logprobs is None or len(before.outputs[one.index].logprobs) == len(
+                    before.outputs[one.index].token_ids)
+    first = outputs[-1].outputs[0].logprobs[0]
+    assert all(each.decoded_token == "abcdefghijk"[token] for token, each in first.items())
+    assert several > 2
+
+
+def test_only_new_logprobs_are_sent():
+    sent, known, sizes, entries = {}, {}, [], []
+    for count in range(1, 5):
+        entries.append(with_logprobs([3], listed(count, 3, 2)[None])[0])
+        output = RequestOutput("1", None, [], [CompletionOutput(0, "", [3] * count, 0.0, Logprobs(entries, {3: "d"}))],
+                               prompt_logprobs=Logprobs([None, entries[0]], {}))
+        pack_logprobs(output, sent)
+        sizes.append((len(output.outputs[0].logprobs[0]), len(output.prompt_logprobs[0])))
+        output = pickle.loads(pickle.dumps(output))
+        unpack_logprobs(output, known, dict(enumerate("abcdefghijk")))
+        assert [each[3].logprob for each in output.outputs[0].logprobs] == [each.logprob for each in entries]
+        assert output.prompt_logprobs[0] is None and output.prompt_logprobs[1][3].logprob == entries[0].logprob
+    assert sizes == [(1, 2), (1, 0), (1, 0), (1, 0)]
 
 
 def test_each_of_many_streams_in_several_loops_gets_what_it_gets_alone(engine):

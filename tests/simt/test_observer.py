@@ -430,7 +430,10 @@ def test_off_by_one_tail():
     for finding in report.out_of_bounds:
         assert finding.lines == lines_of(off_by_one, "access")
         assert finding.threads == [(18, 0, 0)] and finding.block == 1 and finding.index == (50,)
-    assert "thread 18 of block 1 reads a[50], outside its shape (50,)" in str(report.out_of_bounds[0])
+    (write,), (read,) = report.out_of_bounds_writes, report.out_of_bounds_reads
+    assert report.findings == [write, read]  # writes first
+    assert "thread 18 of block 1 writes out[50], outside its shape (50,)" in str(write)
+    assert "thread 18 of block 1 reads a[50], outside its shape (50,)" in str(read)
 
 
 @cuda.jit
@@ -495,10 +498,33 @@ def past_the_bins(values, bins):
 
 
 def test_atomic_out_of_bounds():
-    finding = only(
-        observe(past_the_bins[1, 32], counting(32, dtype=np.int32), zeros(1, 31, dtype=np.int32)), "out_of_bounds"
-    )
+    report = observe(past_the_bins[1, 32], counting(32, dtype=np.int32), zeros(1, 31, dtype=np.int32))
+    finding = only(report, "out_of_bounds_writes")
     assert finding.index == (0, 31) and finding.lines == lines_of(past_the_bins, "access")
+
+
+@cuda.jit
+def doubled_in_place(a):
+    i = cuda.grid(1)
+    a[i] += a[i]  # access
+
+
+def test_reads_and_writes_out_of_bounds_are_counted_apart():
+    """One line reads and writes the same element of one array; it reads it twice."""
+    report = observe(doubled_in_place[2, 32], counting(50))
+    (write,), (read,) = report.out_of_bounds_writes, report.out_of_bounds_reads
+    assert report.findings == [write, read] == report.out_of_bounds
+    assert " writes a[50]" in str(write) and " reads a[50]" in str(read)
+    assert (write.times, read.times) == (14, 28)  # threads 50 to 63
+    counts = {"out_of_bounds_writes": 14, "out_of_bounds_reads": 28}
+    data = report.to_json()
+    for found in (data["counts"], data["lines"][str(lines_of(doubled_in_place, "access")[0])]):
+        assert counts.items() <= found.items()
+    assert [len(data[kind]) for kind in counts] == [1, 1] and not data["ok"]
+    for shown in (repr(report), report._repr_html_()):
+        assert "out of bounds: 14 writes and 28 reads" in shown
+        assert 0 < shown.index(" writes a[50]") < shown.index(" reads a[50]")
+    assert "out of bounds: " not in repr(observe(doubled_in_place[1, 32], counting(50)))
 
 
 # ---------------------------------------------------------------- planted bugs: memory that nothing wrote

@@ -118,7 +118,7 @@ def test_beyond_the_array(index):
     assert message in str(found.value) and "(3, 5) has 15 elements" in str(found.value)
     assert (found.value.array, found.value.index, found.value.shape) == ("a", (index,), (3, 5))
     report = observe(load_at[1, 1], a, index, out)
-    assert "elements" in str(report.out_of_bounds[0]) and report.out_of_bounds[0].array == "a"
+    assert "elements" in str(report.out_of_bounds[0]) and report.out_of_bounds_reads[0].array == "a"
 
 
 def test_misaligned():

@@ -21,7 +21,7 @@ def check(compare, programs, folder):
 
 
 def test_random_programs_are_the_same_in_both_runs():
-    """Fifteen, in five functions: Numba takes as long for a function as for six statements."""
+    """Five, of six statements each; the sweep has 300."""
     check(differential.of_programs, differential.programs(range(5), length=6), KEPT)
 
 

@@ -11,6 +11,7 @@ import html
 import inspect
 import io
 import linecache
+import os
 import re
 import sys
 import textwrap
@@ -121,6 +122,14 @@ class Verdict:
 
     def _repr_mimebundle_(self, include=None, exclude=None):
         return {"text/plain": str(self), "text/html": self._html(), MIMETYPE: self.result()}
+
+    def _ipython_display_(self):
+        """Show the verdict as display() does, never as the cell's result: nbgrader takes that for points."""
+        if not os.environ.get("NBGRADER_EXECUTION"):
+            raise NotImplementedError  # IPython then takes the bundle
+        from IPython.display import display
+
+        display(self._repr_mimebundle_(), raw=True)
 
     def _html(self) -> str:
         """Colours that can be read on a light page and on a dark one; the text takes the page's own."""

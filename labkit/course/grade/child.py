@@ -23,7 +23,7 @@ from pathlib import Path
 from labkit.course.grade import isolate, wire
 
 ATTRIBUTES = ("filename", "line", "thread", "block", "array", "index", "shape", "kernel")
-FINDINGS = ("races", "out_of_bounds", "divergent_barriers", "uninitialized_reads")
+FINDINGS = ("races", "out_of_bounds_writes", "out_of_bounds_reads", "divergent_barriers", "uninitialized_reads")
 
 
 def main() -> None:

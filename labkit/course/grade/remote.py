@@ -24,7 +24,7 @@ from labkit.simt.arrays import DeviceNDArray
 from labkit.simt.observer.report import KernelFinding, Report
 from labkit.simt.settings import current_order, time_limit_s
 
-FINDINGS = ("races", "out_of_bounds", "divergent_barriers", "uninitialized_reads")
+FINDINGS = ("races", "out_of_bounds_writes", "out_of_bounds_reads", "divergent_barriers", "uninitialized_reads")
 KINDS = {"race", "out_of_bounds", "divergent_barrier", "uninitialized_read"}
 TEXT = 1_000  # characters of an error that are shown
 

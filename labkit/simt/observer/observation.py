@@ -178,7 +178,7 @@ class Observation(RaceDetector, AsyncRaceDetector, RequestCounter, Interpreter):
                 f"line {line}: {self.who(thread)} {verb} elements {i} to {i + count - 1} of {array.name} with "
                 f"ptx.{name}, and its shape {array.shape} has {array.size:,} elements.",
             ),
-            array.name, line,
+            array.name, line, writes=kind != "load",
         )  # fmt: skip
 
     def widely(self, kind, name, seen, i, count, line, frame):
@@ -259,6 +259,7 @@ class Observation(RaceDetector, AsyncRaceDetector, RequestCounter, Interpreter):
             ),
             seen.name,
             line,
+            writes=verb != "reads",
         )
 
     def wrapped(self, seen, index):

@@ -132,9 +132,9 @@ class RecordedReport(Report):
         finding.sides = self.sides
         super().race(finding, key, reach)
 
-    def outside(self, finding, array, line):
+    def outside(self, finding, array, line, writes):
         finding.sides = self.sides
-        super().outside(finding, array, line)
+        super().outside(finding, array, line, writes)
 
 
 class Recording(Observation):

@@ -30,6 +30,8 @@ COUNTS = (
     "barriers",
     "branches",
     "divergent_branches",
+    "out_of_bounds_writes",
+    "out_of_bounds_reads",
 )
 
 
@@ -58,14 +60,15 @@ class KernelFinding:
 @dataclass
 class Report:
     """The result of `observe`. `ok` is True if nothing wrong was seen; `warnings` are of what may be meant, and
-    `benign_races` are races in which all threads store the value that is there."""
+    `benign_races` are races in which all threads store the value that is there. An atomic out of bounds is a write."""
 
     kernel: str
     filename: str
     grid: tuple
     block: tuple
     races: list = field(default_factory=list)
-    out_of_bounds: list = field(default_factory=list)
+    out_of_bounds_writes: list = field(default_factory=list)
+    out_of_bounds_reads: list = field(default_factory=list)
     divergent_barriers: list = field(default_factory=list)
     uninitialized_reads: list = field(default_factory=list)
     warnings: list = field(default_factory=list)
@@ -78,6 +81,11 @@ class Report:
     instructions: dict = field(default_factory=dict)  # "shfl_xor_sync", "ptx.cp_async_4": how many threads' calls
     launch: object = None  # what it began with, a KeptLaunch, for `play`
     player: object = None  # what plays it; observe sets it
+
+    @property
+    def out_of_bounds(self):
+        """All accesses out of bounds, writes first: they change what belongs to something else."""
+        return [*self.out_of_bounds_writes, *self.out_of_bounds_reads]
 
     @property
     def findings(self):
@@ -136,8 +144,11 @@ class Report:
         else:
             self._note(self.races, finding, key)
 
-    def outside(self, finding, array, line):
-        self._note(self.out_of_bounds, finding, (array, line))
+    def outside(self, finding, array, line, writes):
+        """writes: whether the access out of bounds writes; a line that reads and writes has two findings."""
+        name = "out_of_bounds_writes" if writes else "out_of_bounds_reads"
+        self.count(name, line)
+        self._note(getattr(self, name), finding, (array, line, writes))
 
     def uninitialized(self, finding, array, line):
         self._note(self.uninitialized_reads, finding, (array, line))
@@ -149,7 +160,8 @@ class Report:
 
     def to_json(self):
         """The report as plain Python objects, for tools."""
-        kinds = ("races", "out_of_bounds", "divergent_barriers", "uninitialized_reads", "benign_races", "warnings")
+        kinds = ("races", "out_of_bounds_writes", "out_of_bounds_reads", "divergent_barriers", "uninitialized_reads",
+                 "benign_races", "warnings")  # fmt: skip
         found = {kind: [asdict(f) | {"text": str(f)} for f in getattr(self, kind)] for kind in kinds}
         return {
             "kernel": self.kernel,
@@ -189,6 +201,9 @@ class Report:
             parts.append(f"{counts['shared_loads']:,} and {counts['shared_stores']:,} in shared memory")
         if counts["sectors"]:
             parts.append(f"{counts['sectors']:,} sectors of 32 bytes moved, {self.coalescing:.0%} of them asked for")
+        if self.out_of_bounds:
+            writes, reads = counts["out_of_bounds_writes"], counts["out_of_bounds_reads"]
+            parts.append(f"out of bounds: {_counted(writes, 'write')} and {_counted(reads, 'read')}")
         return "; ".join(parts)
 
     def _verdict(self):
@@ -263,6 +278,10 @@ class Report:
         if self.player is None:
             raise ValueError(f"{self.kernel}: this report has no launch to play; play is for what observe returns")
         return self.player(self, block)
+
+
+def _counted(number, noun):
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def _text(value):

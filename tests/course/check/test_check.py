@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import numba
 import numpy as np
 import pytest
+from IPython.core.formatters import DisplayFormatter
 
 from labkit import cuda, device
 from labkit._common import paths
@@ -400,6 +401,17 @@ def test_under_nbgrader_a_wrong_answer_raises_and_a_right_one_does_not(monkeypat
         check("count_blocks", lambda n, threads: n // threads)
     assert caught.value._render_traceback_() == ["CheckFailed: count_blocks: The value is wrong."]
     assert "Not yet  count_blocks" in capsys.readouterr().out
+
+
+def test_under_nbgrader_a_verdict_is_shown_but_is_not_the_result_of_its_cell(monkeypatch):
+    """nbgrader reads a test cell's result as the points that it gives."""
+    shown, verdict = [], check("count_blocks", lambda n, threads: -(-n // threads))
+    monkeypatch.setattr("IPython.display.display", lambda bundle, raw: shown.append(bundle))
+    data, _ = DisplayFormatter().format(verdict)
+    assert data["text/plain"] == str(verdict) and not shown
+    monkeypatch.setenv("NBGRADER_EXECUTION", "autograde")
+    assert DisplayFormatter().format(verdict) == ({}, {})
+    assert [bundle["text/plain"] for bundle in shown] == [str(verdict)] and "text/html" in shown[0]
 
 
 def test_a_pass_is_remembered(monkeypatch, tmp_path):

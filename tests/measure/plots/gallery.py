@@ -318,6 +318,7 @@ FIGURES = {
     "tiles": attention.tiles,
     "over_lengths": lambda: attention.over_lengths(here(recorded("attention_sizes"))),
     "over_caches": lambda: attention.over_caches(here(recorded("attention_keys"))),
+    "over_linear": lambda: attention.over_linear(recorded("linear_attention_lengths")),
     "linear_costs": attention.linear_costs,
     "ten_launches": lambda: gpt2_block.ten_launches(tokens=1024),
     "two_orders": gpt2_block.two_orders,
