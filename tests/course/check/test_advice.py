@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from labkit import cuda
-from labkit.course.check import run
-from labkit.course.check.cases import Case
+from labkit.course.check import run, stages
+from labkit.course.check.cases import Attempt, Case
 from labkit.course.check.changes import changes
 from labkit.course.check.compare import compared
 from labkit.course.check.divergence import around, divergent_blocks
@@ -68,6 +68,43 @@ def test_where_a_race_stands_in_a_branch_the_barrier_is_not_put_into_it():
     text, = run._where_no_barrier_may_stand(Finding(lines=[first + 4, first + 5]), reversed_in_a_branch)
     assert f"the `if` of line {first + 3}" in text
     assert not run._where_no_barrier_may_stand(Finding(lines=[first + 2, first + 5]), reversed_in_a_branch)
+
+
+@cuda.jit
+def turned_by_warps(x, out):
+    tile = cuda.shared.array(64, np.float32)
+    t = cuda.threadIdx.x
+    tile[t] = x[t]
+    cuda.syncthreads()
+    for _ in range(2):
+        before = tile[63 - t]
+        cuda.syncwarp()
+        tile[t] = before
+    out[t] = tile[t]
+
+
+@pytest.mark.parametrize("one_warp", [False, True])
+def test_where_a_warp_alone_waits_that_line_is_named(one_warp):
+    first = turned_by_warps.py_func.__code__.co_firstlineno
+
+    class Finding(SimpleNamespace):
+        def __str__(self):
+            end = " These threads are of one warp: for them cuda.syncwarp() is enough." if one_warp else ""
+            return f"race: one reads and another writes. Put cuda.syncthreads() between line 8 and line 10.{end}"
+
+    found = run._where_a_warp_alone_waits(Finding(lines=[first + 7, first + 9]), turned_by_warps)
+    assert bool(found) == (not one_warp)
+    assert not found or f"Line {first + 8}: `cuda.syncwarp()`" in found[0] and "of two warps" in found[0]
+    assert not run._where_a_warp_alone_waits(Finding(lines=[first + 4, first + 5]), turned_by_warps)
+
+
+@pytest.mark.parametrize("where, added", [("", True), ("all elements are 0 or -0", False)])
+def test_what_a_larger_case_shows_is_added_but_not_of_special_inputs(where, added):
+    one, many = (Case({"n": n}, (), np.ones(n), np.zeros(n), None, place) for n, place in ((1, ""), (33, where)))
+    attempt = Attempt("wrong_result", "The value is wrong.", ("n=1",))
+    theirs = Attempt("wrong_result", "", seen="Every element is 0.")
+    found = stages._with_larger(None, attempt, one, [(many, lambda answer: theirs)])
+    assert (len(found.details) == 2) == added
 
 
 def test_bits_are_not_close():
