@@ -183,10 +183,13 @@ def _together(report):
     if split > allowed:
         return (f"Warps split {split} times. Asked for is a warp whose lanes all take the same polynomial; only the "
                 f"guard may split one, in the last block.")
-    loads = n + (n + 1) // 2 * even + n // 2 * odd
-    if report.counts["global_loads"] > loads:
-        return (f"{report.counts['global_loads']:,} numbers are loaded, and {loads:,} are enough: each thread's x "
-                f"once, and the coefficients of its own polynomial once.")
+    enough, loads = n + (n + 1) // 2 * even + n // 2 * odd, report.counts["global_loads"]
+    if loads > enough:
+        of_even, of_odd = ({thread for (array, _), cells in report.touched.items() if array == name
+                            for thread, _ in cells} for name in list(report.arrays)[1:3])
+        why = "threads load the coefficients of both polynomials, and need those of one" if of_even & of_odd else (
+            "each thread's x once, into a variable, and each coefficient of its polynomial once")
+        return f"{loads:,} numbers are loaded, and {enough:,} are enough: {why}."
     return None
 
 

@@ -15,7 +15,7 @@ from labkit.course.check.compare import compared
 from labkit.course.check.divergence import around, divergent_blocks
 from labkit.course.check.verdict import pattern
 from labkit.course.check.vocabulary import Vocabulary
-from labkit.course.exercises import ch07, ch09, demands
+from labkit.course.exercises import ch02, ch07, ch09, demands
 
 pytestmark = pytest.mark.cpu_device
 SHARED = """
@@ -122,6 +122,14 @@ def test_bits_are_not_close():
 def test_a_graph_that_is_never_replayed_is_a_graph():
     run_of = SimpleNamespace(captures=1, replays=0, launches=[SimpleNamespace(in_graph=False)] * 3, size={"steps": 3})
     assert "never replayed" in ch09._replays_a_graph(run_of)
+
+
+@pytest.mark.parametrize("threads, words", [((0, 32), "each thread's x once"), ((0, 0), "coefficients of both")])
+def test_of_two_reasons_for_too_many_loads_the_one_that_was_seen_is_given(threads, words):
+    touched = {(name, "global"): {(thread, 0): {"load"}} for name, thread in zip(("even", "odd"), threads, strict=True)}
+    arrays = {"x": (0, (64,), ""), "even": (0, (3,), ""), "odd": (0, (3,), "")}
+    report = SimpleNamespace(arrays=arrays, touched=touched, counts={"divergent_branches": 0, "global_loads": 999})
+    assert words in ch02._together(report)
 
 
 @pytest.mark.parametrize("loads, stores, words", [(300, 100, None), (500, 100, "500 numbers are loaded for 100"),
