@@ -50,7 +50,8 @@ def copy_pages_kernel(memory, copies):
     at, layer = uint32(cuda.grid(1)), uint32(cuda.blockIdx.y)
     if at < memory.shape[2]:
         # One thread for a place in all pages: a page that is copied to may be copied from afterwards.
-        for number in range(copies.shape[0]):
+        for k in range(copies.shape[0]):
+            number = uint32(k)
             memory[layer, uint32(copies[number, 1]), at] = memory[layer, uint32(copies[number, 0]), at]
 
 
