@@ -86,11 +86,11 @@ check("prompt_chunks", prompt_chunks)
 #
 # ## 3 · Find the bug: text that is taken back
 #
-# A text comes as `tokens`, a tuple of strings, and ends where one of the strings `stops` is complete. After each token,
-# how many characters of the text so far may a client have? Nothing of a stop string may be shown, not even its first
-# character, and nothing that can still become a part of one. Everything else must be shown. If several stop strings
-# occur, the one that is complete first ends the text; if two are complete with the same character, the longer one does.
-# From there on the number stays the same: the characters before the stop string.
+# A text comes as `tokens`, a tuple of strings, and ends where one of the strings `stops` is complete. There may be no
+# such string. After each token, how many characters of the text so far may a client have? Nothing of a stop string may
+# be shown, not even its first character, and nothing that can still become a part of one. Everything else must be
+# shown. If several stop strings occur, the one that is complete first ends the text; if two are complete with the same
+# character, the longer one does. From there on the number stays the same: the characters before the stop string.
 #
 # With the stop string `STOP` and the tokens `"Hi"`, `" S"`, `"TOP"` the numbers are 2, 3 and 3. This function returns
 # just that. And yet a user complains: in the chat the word `ST` appeared and vanished again. Find out which tokens

@@ -80,7 +80,7 @@ def explained(exercise: Exercise, answer, case: Case, error: BaseException) -> A
     """What an exception of the answer says, in words."""
     function = getattr(answer, "py_func", answer)
     own_file = getattr(getattr(function, "__code__", None), "co_filename", "")
-    at = f"At {size_text(case.size)}: "
+    at = f"At {size_text(case.size)}{f', where {case.where}' if case.where else ''}: "
     name = type(error).__name__
     learners_file, learners_line = learners_frame(error, own_file)
     called_at = (place(learners_file, learners_line),) if learners_line else ()

@@ -138,6 +138,8 @@ RULES = (
     (ValueError, r"too many values to unpack \(expected (\d+)", "More values than the {0} names on the left."),
     (ValueError, r"not enough values to unpack \(expected (?:at least )?(\d+), got (\d+)",
      "{1} values for the {0} names on the left."),
+    (ValueError, r"\b(max|min)\(\) (?:arg|iterable argument) is (?:an )?empty",
+     "`{0}` is taken of nothing: there are no values here. What should it be then? `{0}(..., default=...)` takes it."),
     (UnicodeError, r"", "These bytes are no text: is it the right range of bytes?"),
     (ValueError, r"^(Expecting|Extra data|Unterminated|Invalid)\b.*line \d+ column \d+",
      "This text is no JSON: does it begin and end at the right places?"),

@@ -205,6 +205,7 @@ FINDINGS = (
 )
 
 
+ADVICE = re.compile(r" Put cuda\.syncthreads\(\)[^.]*\.")  # where a barrier is missing
 ONE_WARP = re.compile(r" These threads are of one warp: for them cuda\.syncwarp\(\) is enough\.")
 
 
@@ -255,7 +256,9 @@ def observer(exercise: Exercise, case: Case, whole: bool = False):
         if (first := first_finding(report)) is not None:
             kind, headline, found = first
             details = [_sentence(finding, found, report) for finding in found[:2]]
-            if kind == "race":
+            if kind == "race" and (warp_alone := _where_a_warp_alone_waits(found[0], answer)):
+                details = [ADVICE.sub("", detail) for detail in details] + [*warp_alone]
+            elif kind == "race":
                 details += _where_no_barrier_may_stand(found[0], answer)
             if len(found) > 2:
                 details.append(f"There are {len(found)} such findings at {size_text(case.size)}; these are the "
@@ -313,6 +316,24 @@ def _sentence(finding, found: list, report) -> str:
     if threads <= 32 or any(getattr(one, "reach", 0) for one in found):
         text = ONE_WARP.sub("", text)
     return text
+
+
+def _where_a_warp_alone_waits(finding, answer) -> tuple[str, ...]:
+    """The cuda.syncwarp() between two lines that threads of different warps race for, or in a loop around both."""
+    tree, first = parsed(answer)
+    lines = [line - first + 1 for line in getattr(finding, "lines", ())]
+    text = str(finding)
+    if tree is None or not lines or not ADVICE.search(text) or ONE_WARP.search(text):
+        return ()
+    loops = [node for node in ast.walk(tree) if isinstance(node, (ast.For, ast.While))
+             and all(node.lineno < line <= node.end_lineno for line in lines)]
+    begin, end = (loops[-1].lineno, loops[-1].end_lineno) if loops else (min(lines), max(lines))
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and node.attr == "syncwarp" and begin < node.lineno <= end:
+            return (f"{place(answer.py_func.__code__.co_filename, node.lineno + first - 1)} makes the threads of one "
+                    "warp wait, and these are of two warps: all threads of the block must wait there, at "
+                    "cuda.syncthreads().",)
+    return ()
 
 
 def _where_no_barrier_may_stand(finding, answer) -> tuple[str, ...]:

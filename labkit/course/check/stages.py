@@ -74,11 +74,12 @@ def stages_of(exercise: Exercise, cases: list[Case]) -> list[list[tuple]]:
 
 
 def _with_larger(answer, attempt: Attempt, case: Case, more: list) -> Attempt:
-    """A very small case says little about which elements are wrong: what a larger one shows is added."""
+    """A very small case says little about which elements are wrong: what a larger one shows is added. Not one with
+    zeros or other special inputs, where a result may look like another mistake's."""
     if attempt.kind != "wrong_result" or case.expected.size >= TELLING_ELEMENTS or case.expected.ndim == 0:
         return attempt
     for larger, run in more:
-        if larger.expected.size >= TELLING_ELEMENTS and (theirs := run(answer)).seen:
+        if larger.expected.size >= TELLING_ELEMENTS and not larger.where and (theirs := run(answer)).seen:
             detail = f"At {size_text(larger.size)}, in the table: {theirs.seen}"
             return replace(attempt, details=(*attempt.details, detail), table=theirs.table)
     return attempt

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from labkit import cuda
-from labkit.course.check import run
-from labkit.course.check.cases import Case
+from labkit.course.check import run, stages
+from labkit.course.check.cases import Attempt, Case
 from labkit.course.check.changes import changes
 from labkit.course.check.compare import compared
 from labkit.course.check.divergence import around, divergent_blocks
@@ -70,6 +70,43 @@ def test_where_a_race_stands_in_a_branch_the_barrier_is_not_put_into_it():
     assert not run._where_no_barrier_may_stand(Finding(lines=[first + 2, first + 5]), reversed_in_a_branch)
 
 
+@cuda.jit
+def turned_by_warps(x, out):
+    tile = cuda.shared.array(64, np.float32)
+    t = cuda.threadIdx.x
+    tile[t] = x[t]
+    cuda.syncthreads()
+    for _ in range(2):
+        before = tile[63 - t]
+        cuda.syncwarp()
+        tile[t] = before
+    out[t] = tile[t]
+
+
+@pytest.mark.parametrize("one_warp", [False, True])
+def test_where_a_warp_alone_waits_that_line_is_named(one_warp):
+    first = turned_by_warps.py_func.__code__.co_firstlineno
+
+    class Finding(SimpleNamespace):
+        def __str__(self):
+            end = " These threads are of one warp: for them cuda.syncwarp() is enough." if one_warp else ""
+            return f"race: one reads and another writes. Put cuda.syncthreads() between line 8 and line 10.{end}"
+
+    found = run._where_a_warp_alone_waits(Finding(lines=[first + 7, first + 9]), turned_by_warps)
+    assert bool(found) == (not one_warp)
+    assert not found or f"Line {first + 8}: `cuda.syncwarp()`" in found[0] and "of two warps" in found[0]
+    assert not run._where_a_warp_alone_waits(Finding(lines=[first + 4, first + 5]), turned_by_warps)
+
+
+@pytest.mark.parametrize("where, added", [("", True), ("all elements are 0 or -0", False)])
+def test_what_a_larger_case_shows_is_added_but_not_of_special_inputs(where, added):
+    one, many = (Case({"n": n}, (), np.ones(n), np.zeros(n), None, place) for n, place in ((1, ""), (33, where)))
+    attempt = Attempt("wrong_result", "The value is wrong.", ("n=1",))
+    theirs = Attempt("wrong_result", "", seen="Every element is 0.")
+    found = stages._with_larger(None, attempt, one, [(many, lambda answer: theirs)])
+    assert (len(found.details) == 2) == added
+
+
 def test_bits_are_not_close():
     bits = np.arange(0x3F800000, 0x3F800000 + 8, dtype=np.uint32)
     everywhere, nowhere = np.ones(8, bool), np.zeros(8, bool)
@@ -92,8 +129,8 @@ def test_a_graph_that_is_never_replayed_is_a_graph():
 def test_a_chain_that_was_fused_is_counted_in_loads_and_in_stores(loads, stores, words):
     arrays = {name: (0, shape, "") for name, shape in (("x", (100,)), ("bias", (10,)), ("r", (100,)), ("out", (100,)))}
     report = SimpleNamespace(arrays=arrays, counts={"global_loads": loads, "global_stores": stores})
-    said = ch09._each_array_once(report)
-    assert said is None if words is None else words in said
+    message = ch09._each_array_once(report)
+    assert message is None if words is None else words in message
 
 
 # --- Properties that doing nothing would have ------------------------------------------------------------------------

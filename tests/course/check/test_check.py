@@ -243,8 +243,10 @@ def test_a_loop_that_observe_stops_is_reported_without_a_block():
 
     error = KernelTimeout("never_ends, line 4: stopped", kernel="never_ends", filename="", line=4, block=None,
                           thread=(1, 0, 0))
-    attempt = exceptions.explained(exercises.find("scale_vector"), right, SimpleNamespace(size={"n": 33}), error)
-    assert attempt.kind == "never_ends" and "At n=33: thread 1 was stopped there after 5 s." in attempt.details[1]
+    case = SimpleNamespace(size={"n": 33}, where="x is 0")
+    attempt = exceptions.explained(exercises.find("scale_vector"), right, case, error)
+    assert attempt.kind == "never_ends"
+    assert "At n=33, where x is 0: thread 1 was stopped there after 5 s." in attempt.details[1]
 
 
 def test_an_endless_function_of_the_host_is_stopped(monkeypatch):

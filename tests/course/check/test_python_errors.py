@@ -33,6 +33,7 @@ def endless(n, threads):
         (lambda n, threads: np.zeros((2, 3)) @ np.zeros((2, 3)), "as many columns on the left as there are rows"),
         (lambda n, threads: store(n, threads), "store is a kernel: launch it with a grid and a block"),
         (lambda n, threads: store[n / threads, 32](n, np.zeros(1)), "grid must be an int"),
+        (lambda n, threads: max(k for k in range(0)), "At n=1: `max` is taken of nothing: there are no values here."),
         (endless, "The function calls itself without end"),
         (lambda n, threads: exit(), "End a function with `return`."),
         (lambda n: n, "`<lambda>` takes 1 argument, and is called with 2."),
