@@ -206,7 +206,8 @@ class LLMEngine:
 
     def _bad_words(self, params: SamplingParams) -> list[list[int]]:
         """The token ids of bad words, as vLLM makes them: of each, and of each after a space where that is as many
-        tokens and begins with another one."""
+        tokens and begins with another one. Without those that have a token which is the tokenizer's alone: the model
+        never writes them."""
         found = []
         for word in params.bad_words or ():
             plain, spaced = (self.tokenizer.encode(prefix + word.lstrip(), False) for prefix in ("", " "))
@@ -215,7 +216,7 @@ class LLMEngine:
             found.append(plain)
             if spaced and spaced[0] != plain[0] and len(spaced) == len(plain):
                 found.append(spaced)
-        return found
+        return [word for word in found if max(word) < self.vocab_size]
 
     def add(self, request: Request) -> None:
         """A request of request_of, that has not run."""

@@ -235,7 +235,7 @@ class ModelRunner:
         if kind.penalised:
             penalise(logits, self._counts, views["counted"], views["repetition_penalty"], views["frequency_penalty"],
                      views["presence_penalty"], changed, stream=stream)
-        # The tokenizer may have ends of text that the model does not have: the kernel would write past the row.
+        # The tokenizer may have ends of text that the model does not have.
         pairs = [(row, token) for row, tokens in banned for token in tokens if 0 <= token < self.vocab_size]
         if pairs:
             ban_tokens(changed, cuda.to_device(np.array(pairs, np.int32), stream=stream), stream=stream)

@@ -50,16 +50,15 @@ class Logprobs(Items):
     """A read-only sequence of dictionaries, token -> Logprob: for each token of an output or a prompt the tokens asked
     for, itself first. A dictionary is made when it is read, a new one each time; list(logprobs) keeps them all.
 
-    entries: the tokens, of which these are the first `length` (None: all that there are now), so that a list that goes
-    on growing can be handed out at no cost. None: no dictionary, as for the first token of a prompt. texts: token ->
-    its text. A slice is a Logprobs, too. Copies and pickles hold their own rows alone, and the texts.
+    entries: tokens with logprobs; None where there is no dictionary, as for the first token of a prompt. The list is
+    not copied and may grow: this sequence keeps the length that it has now. texts: token -> its text. A slice is a
+    Logprobs, too. Copies and pickles hold their own rows and texts, nothing of other requests.
     """
 
     __slots__ = ("_entries", "_length", "_texts")
 
-    def __init__(self, entries: list[Sampled | None], texts: Mapping[int, str | None], length: int | None = None):
-        self._entries, self._texts = entries, texts
-        self._length = len(entries) if length is None else length
+    def __init__(self, entries: list[Sampled | None], texts: Mapping[int, str | None]):
+        self._entries, self._texts, self._length = entries, texts, len(entries)
 
     def __len__(self) -> int:
         return self._length

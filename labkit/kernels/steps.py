@@ -50,7 +50,8 @@ def copy_pages_kernel(memory, copies):
     at, layer = uint32(cuda.grid(1)), uint32(cuda.blockIdx.y)
     if at < memory.shape[2]:
         # One thread for a place in all pages: a page that is copied to may be copied from afterwards.
-        for number in range(copies.shape[0]):
+        for k in range(copies.shape[0]):
+            number = uint32(k)
             memory[layer, uint32(copies[number, 1]), at] = memory[layer, uint32(copies[number, 0]), at]
 
 
@@ -67,13 +68,15 @@ def copy_pages(memory, copies, stream=0):
 def ban_tokens_kernel(logits, banned):
     number = uint32(cuda.grid(1))
     if number < banned.shape[0]:
-        logits[uint32(banned[number, 0]), uint32(banned[number, 1])] = NEVER
+        token = uint32(banned[number, 1])
+        if token < logits.shape[1]:
+            logits[uint32(banned[number, 0]), token] = NEVER
 
 
 def ban_tokens(logits, banned, stream=0):
-    """logits[row, token] = -inf for each (row, token) of banned."""
+    """logits[row, token] = -inf for each (row, token) of banned; a token that logits do not have is passed over."""
     check_array("logits", logits, ndim=2)
-    check_array("banned", banned, ndim=2, dtype=np.int32)
+    check_array("banned", banned, shape=(banned.shape[0], 2), dtype=np.int32)
     ban_tokens_kernel[-(-banned.shape[0] // BLOCK), BLOCK, stream](logits, banned)
 
 
@@ -81,13 +84,16 @@ def ban_tokens(logits, banned, stream=0):
 def ban_tokens_after_kernel(logits, conditions, last):
     number = uint32(cuda.grid(1))
     if number < conditions.shape[0] and last[uint32(conditions[number, 1])] == conditions[number, 2]:
-        logits[uint32(conditions[number, 0]), uint32(conditions[number, 3])] = NEVER
+        token = uint32(conditions[number, 3])
+        if token < logits.shape[1]:
+            logits[uint32(conditions[number, 0]), token] = NEVER
 
 
 def ban_tokens_after(logits, conditions, last, stream=0):
-    """logits[row, token] = -inf for each (row, seat, before, token) of conditions with last[seat] == before."""
+    """logits[row, token] = -inf for each (row, seat, before, token) of conditions with last[seat] == before; a token
+    that logits do not have is passed over."""
     check_array("logits", logits, ndim=2)
-    check_array("conditions", conditions, ndim=2, dtype=np.int32)
+    check_array("conditions", conditions, shape=(conditions.shape[0], 4), dtype=np.int32)
     check_array("last", last, ndim=1, dtype=np.int32)
     ban_tokens_after_kernel[-(-conditions.shape[0] // BLOCK), BLOCK, stream](logits, conditions, last)
 
@@ -96,14 +102,14 @@ def ban_tokens_after(logits, conditions, last, stream=0):
 def add_biases_kernel(logits, biases, slots):
     col, row = uint32(cuda.grid(1)), uint32(cuda.blockIdx.y)
     if col < logits.shape[1]:
-        slot = slots[row]
-        if slot >= int32(0):
-            logits[row, col] += biases[uint32(slot), col]
+        slot = uint32(slots[row])  # below 0 it is larger than any
+        if slot < biases.shape[0]:
+            logits[row, col] += biases[slot, col]
 
 
 def add_biases(logits, biases, slots, stream=0):
-    """logits[row] += biases[slots[row]], of rows whose slot is 0 or more; -inf is a token that is not allowed."""
+    """logits[row] += biases[slots[row]] where biases have that slot; -1 is none. A bias of -inf forbids a token."""
     check_array("logits", logits, ndim=2)
-    check_array("biases", biases, ndim=2)
+    check_array("biases", biases, shape=(biases.shape[0], logits.shape[1]))
     check_array("slots", slots, shape=(logits.shape[0],), dtype=np.int32)
     add_biases_kernel[(-(-logits.shape[1] // BLOCK), logits.shape[0]), BLOCK, stream](logits, biases, slots)

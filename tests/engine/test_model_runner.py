@@ -267,6 +267,9 @@ def test_ids_that_the_model_does_not_have_reach_no_kernel(model, monkeypatch):
     assert banned and all(0 <= token < 97 for pairs in banned for token in pairs[:, 1])
     expected = served(model, PROMPTS[1:], GREEDY)[0]
     assert [[one.token_ids for one in output.outputs] for output in outputs[1:]] == expected
+    words.encode = lambda text, special: [97] if len(text.strip()) == 1 else [5, 97]  # bad words
+    outputs = llm.generate(PROMPTS, replace(GREEDY, ignore_eos=True, bad_words=["x", "yz"]))
+    assert [[one.token_ids for one in output.outputs] for output in outputs] == served(model, PROMPTS, GREEDY)[0]
     words.stop = (97,)
     assert len(llm.generate(PROMPTS[:1], replace(GREEDY, min_tokens=4))[0].outputs[0].token_ids) == 12
     with pytest.raises(ValueError, match="stop_token_ids has the token 4096; tokens of this model are from 0 to 96"):

@@ -9,10 +9,12 @@ import re
 
 import numpy as np
 import pytest
+from numba import types
 
 from labkit import cuda
 from labkit.device import compiling, launches
 from labkit.device.launches import kernels_of
+from labkit.kernels import steps
 from labkit.kernels.agree import to_device
 from labkit.measure.ops import all_ops
 
@@ -60,17 +62,44 @@ PAIRS = [(launcher, op) for op in all_ops() for launcher in op.rungs if launcher
 CASES = [pytest.param(*pair, id=pair[0].__name__) for pair in PAIRS]
 
 
+def check_types(kernel, ptx):
+    assert not re.search(r"\.f64\b", ptx), kernel.__name__
+    assert not re.search(r"\b(div|rem)\.[su]64", ptx), f"{kernel.__name__}: a 64-bit division"
+    if kernel.__name__ in SIGNED:
+        return
+    # Numba's wraparound test of a signed index is a shift by 63 and a mask.
+    assert not re.search(r"shr\.s64\s+%rd\d+, %rd\d+, 63", ptx), f"{kernel.__name__}: a signed index"
+
+
 @pytest.mark.sampled(6)
 @pytest.mark.parametrize(("launcher", "op"), CASES)
 def test_float32_kernels_compute_in_float32(launcher, op):
     for kernel, signature in launched(launcher, op):
-        ptx = ptx_of(kernel, signature, capability(launcher))
-        assert not re.search(r"\.f64\b", ptx), kernel.__name__
-        assert not re.search(r"\b(div|rem)\.[su]64", ptx), f"{kernel.__name__}: a 64-bit division"
-        if kernel.__name__ in SIGNED:
-            continue
-        # Numba's wraparound test of a signed index is a shift by 63 and a mask.
-        assert not re.search(r"shr\.s64\s+%rd\d+, %rd\d+, 63", ptx), f"{kernel.__name__}: a signed index"
+        check_types(kernel, ptx_of(kernel, signature, capability(launcher)))
+
+
+IDS, PAIRS_OF_IDS, LOGITS = types.int32[::1], types.int32[:, ::1], types.float32[:, ::1]
+AROUND_A_STEP = {
+    steps.fill_ids_kernel: (IDS, IDS),
+    steps.keep_tokens_kernel: (IDS, IDS, IDS),
+    steps.copy_pages_kernel: (types.float32[:, :, ::1], PAIRS_OF_IDS),
+    steps.ban_tokens_kernel: (LOGITS, PAIRS_OF_IDS),
+    steps.ban_tokens_after_kernel: (LOGITS, PAIRS_OF_IDS, IDS),
+    steps.add_biases_kernel: (LOGITS, LOGITS, IDS),
+}
+
+
+@pytest.mark.parametrize("kernel", AROUND_A_STEP, ids=lambda kernel: kernel.__name__)
+def test_the_kernels_around_a_step(kernel):
+    """They are no operations: no rung launches them."""
+    ptx = ptx_of(kernel, types.void(*AROUND_A_STEP[kernel]))
+    check_types(kernel, ptx)
+    taken = compiling.resources(ptx)
+    assert taken is None or taken["spill_bytes"] == 0
+
+
+def test_each_kernel_around_a_step_is_read():
+    assert {kernel.__name__ for kernel in AROUND_A_STEP} == {name for name in vars(steps) if name.endswith("_kernel")}
 
 
 @pytest.mark.sweep
@@ -105,7 +134,7 @@ def test_the_inner_loop_of_the_naive_product_is_short():
 
 
 def test_the_check_finds_a_float64():
-    from numba import float32, types
+    from numba import float32
 
     def leaky(a, out):
         out[0] = a[0] * 0.1 + float32(1.0)

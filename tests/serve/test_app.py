@@ -13,8 +13,9 @@ import pytest
 from labkit.engine import LLM, SamplingParams
 from labkit.engine.sequence import Request
 from labkit.serve.errors import of_exception
+from labkit.serve.protocol import ChatShape, Shape
 from labkit.serve.settings import Settings
-from labkit.serve.streaming import ClientGone, EventStream
+from labkit.serve.streaming import Choice, ClientGone, EventStream
 from tests.engine.fake_model import FakeRunner, logprobs_alone
 from tests.engine.test_llm import LETTERS, Letters, expected
 from tests.serve.serving import PAGES, Chatting, Encoder, fake_engine, served, until
@@ -106,6 +107,18 @@ def test_logprobs_are_the_same_in_an_answer_and_in_the_parts_of_a_stream(client)
     parts = [each["choices"][0]["logprobs"] for each in events(client.post(CHAT, json=body | {"stream": True}))]
     assert [each for part in parts if part for each in part["content"]] == choice["logprobs"]["content"]
     assert [len(each["top_logprobs"]) for each in choice["logprobs"]["content"]] == [2] * 5
+
+
+@pytest.mark.parametrize("shape", [Shape("m"), ChatShape("m", top_logprobs=2)], ids=["text", "chat"])
+def test_each_part_of_a_stream_has_the_logprobs_that_are_new(shape):
+    llm = LLM(FakeRunner(30), Letters(), max_num_seqs=4)
+    outputs = [output.outputs[0] for output in llm.stream("abc", SamplingParams(max_tokens=6, logprobs=2, **LONG))]
+    choice = Choice(0, shape)
+    parts = [delta["logprobs"] for one in outputs for delta in choice.deltas(one) if delta["logprobs"]]
+    whole = shape.logprobs(outputs[-1], 0, 0)
+    assert len(parts) == 6
+    for name in ("tokens", "token_logprobs", "top_logprobs", "text_offset") if "tokens" in whole else ("content",):
+        assert [each for part in parts for each in part[name]] == whole[name] and len(whole[name]) == 6
 
 
 def test_a_chat_has_a_role_and_usage_where_it_is_asked_for(client):

@@ -55,7 +55,7 @@ def answers(client, path):
 @pytest.mark.parametrize("engine", ["thread", pytest.param("process", marks=pytest.mark.sweep)])
 def test_it_answers_while_it_loads_and_drains_at_the_first_signal(engine):
     with process(loads_s=1.0, engine=engine) as (child, url, lines), httpx.Client(base_url=url, timeout=20) as client:
-        assert answers(client, "/health") == 200  # at once: it said that it listens
+        assert answers(client, "/health") == 200  # at once: it has announced that it listens
         until(lambda: "kernels are being compiled, 1 of 2" in client.get("/ready").text)
         health = client.get("/health").json()
         assert health == {"status": "loading", "doing": "kernels are being compiled, 1 of 2"}
@@ -96,7 +96,7 @@ def test_a_second_signal_ends_it_at_once(engine):
 @pytest.mark.parametrize("engine", ["thread", pytest.param("process", marks=pytest.mark.sweep)])
 def test_a_signal_while_it_loads_ends_it(engine):
     with process(loads_s=60, engine=engine) as (child, url, _), httpx.Client(base_url=url) as client:
-        assert answers(client, "/health") == 200  # at once: it said that it listens
+        assert answers(client, "/health") == 200  # at once: it has announced that it listens
         child.send_signal(signal.SIGTERM)
         assert child.wait(20) == 0
 
@@ -167,16 +167,16 @@ def test_a_model_that_cannot_be_loaded_ends_it():
 
 def test_it_says_that_it_listens_when_it_does():
     """It can be connected to by then, and nothing is loaded before."""
-    said = []
+    shown = []
 
     def say(line):
         host, port = re.fullmatch(r"labkit listens on http://(.*):(\d+)", line).groups()
         socket.create_connection((host, int(port)), 5).close()
-        said.append("it listens")
+        shown.append("it listens")
 
     with pytest.raises(UserError, match="there is no such model"):
-        server.run(Settings(port=0), say=say, ready=said.append, doing=said.append, load=load_nothing)
-    assert said == ["it listens", "it loads"]
+        server.run(Settings(port=0), say=say, ready=shown.append, doing=shown.append, load=load_nothing)
+    assert shown == ["it listens", "it loads"]
 
 
 def test_a_port_that_is_taken_is_named():

@@ -266,8 +266,9 @@ def _step_of(runner: ModelRunner, lengths: Sequence[int]) -> Step:
 
 
 def engine_logprobs(seats: int | None = None, prompt: int | None = None, output: int | None = None) -> dict:
-    """`seats` requests at once: tokens out a second without logprobs, with 5 and 20 of each token, with 5 for every
-    eighth request alone, and with those of prompts; and how far the last step's are from float64."""
+    """`seats` requests at once: tokens out a second without logprobs, with 5 and 20 of each token, with 5 that are all
+    read at the end, with 5 for every eighth request alone, and with those of prompts; and how far the last step's are
+    from float64."""
     seats, prompt = seats or device.pick(gpu=SEATS, cpu=4), prompt or device.pick(gpu=128, cpu=5)
     output = output or device.pick(gpu=256, cpu=3)
     config, model = config_here(), random_model()
@@ -276,7 +277,8 @@ def engine_logprobs(seats: int | None = None, prompt: int | None = None, output:
                          max_num_batched_tokens=budget, max_model_len=length)
     prompts = np.random.default_rng(11).integers(0, config.vocab_size, (seats, prompt)).tolist()
     asked = {"none": {}, "logprobs=5": {"logprobs": 5}, "logprobs=20": {"logprobs": 20},
-             "logprobs=5, every eighth request": {"logprobs": 5}, "prompt_logprobs=5": {"prompt_logprobs": 5}}
+             "logprobs=5, all read": {"logprobs": 5}, "logprobs=5, every eighth request": {"logprobs": 5},
+             "prompt_logprobs=5": {"prompt_logprobs": 5}}
     rows, largest = [], 0.0
     for name, more in asked.items():
         params = [SamplingParams(temperature=0, ignore_eos=True, max_tokens=output,
@@ -288,6 +290,9 @@ def engine_logprobs(seats: int | None = None, prompt: int | None = None, output:
                       enable_prefix_caching=False)
             began = time.perf_counter()
             found = llm.generate(prompts, params, use_tqdm=False)
+            if "read" in name:  # only then they become Python objects
+                for each in found:
+                    list(each.outputs[0].logprobs)
             seconds.append(time.perf_counter() - began)
         if name in ("logprobs=5", "logprobs=20"):  # of all requests, whichever the last step has
             largest = max(largest, _logprob_error(runner, params[0].logprobs))

@@ -71,7 +71,7 @@ def test_where_a_race_stands_in_a_branch_the_barrier_is_not_put_into_it():
 
 
 @cuda.jit
-def turned_by_warps(x, out):
+def transposed_by_warps(x, out):
     tile = cuda.shared.array(64, np.float32)
     t = cuda.threadIdx.x
     tile[t] = x[t]
@@ -85,17 +85,17 @@ def turned_by_warps(x, out):
 
 @pytest.mark.parametrize("one_warp", [False, True])
 def test_where_a_warp_alone_waits_that_line_is_named(one_warp):
-    first = turned_by_warps.py_func.__code__.co_firstlineno
+    first = transposed_by_warps.py_func.__code__.co_firstlineno
 
     class Finding(SimpleNamespace):
         def __str__(self):
             end = " These threads are of one warp: for them cuda.syncwarp() is enough." if one_warp else ""
             return f"race: one reads and another writes. Put cuda.syncthreads() between line 8 and line 10.{end}"
 
-    found = run._where_a_warp_alone_waits(Finding(lines=[first + 7, first + 9]), turned_by_warps)
+    found = run._where_a_warp_alone_waits(Finding(lines=[first + 7, first + 9]), transposed_by_warps)
     assert bool(found) == (not one_warp)
     assert not found or f"Line {first + 8}: `cuda.syncwarp()`" in found[0] and "of two warps" in found[0]
-    assert not run._where_a_warp_alone_waits(Finding(lines=[first + 4, first + 5]), turned_by_warps)
+    assert not run._where_a_warp_alone_waits(Finding(lines=[first + 4, first + 5]), transposed_by_warps)
 
 
 @pytest.mark.parametrize("where, added", [("", True), ("all elements are 0 or -0", False)])

@@ -129,5 +129,5 @@ def test_a_process_that_fails_or_hangs_says_so(monkeypatch):
 def test_what_logprobs_cost():
     taken = json.loads(json.dumps(series.engine_logprobs(), allow_nan=False))
     assert [row["name"] for row in taken["rows"]][:3] == ["none", "logprobs=5", "logprobs=20"]
-    assert len(taken["rows"]) == 5 and taken["rows"][0]["share_of_none"] == 1
+    assert len(taken["rows"]) == 6 and taken["rows"][0]["share_of_none"] == 1
     assert 0 <= taken["largest_error"] < 1e-4 and all(row["tokens_per_second"] > 0 for row in taken["rows"])
