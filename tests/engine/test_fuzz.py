@@ -1,0 +1,194 @@
+"""Random models and requests in too little memory: every output is what the model alone would have written.
+
+A case is drawn from its seed. Greedy tokens are judged by the float64 reference, drawn ones by the same request run
+alone, and at the end the engine must hold nothing.
+"""
+
+import contextlib
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+
+llama = pytest.importorskip("labkit.models.llama", reason="this model is not there yet")
+pytest.importorskip("labkit.kernels.sampling")
+pytest.importorskip("labkit.kernels.penalties")
+
+from labkit.engine import LLM, SamplingParams  # noqa: E402
+from labkit.engine.model_runner import ModelRunner  # noqa: E402
+from labkit.kernels.attention.pages import pages_for  # noqa: E402
+from labkit.models.llama_reference import activations, weights_of  # noqa: E402
+
+SEEDS = range(1, 13)
+LONGEST = 96  # tokens of a sequence
+CLEAR = 1e-3  # of the logits' spread: tokens that are nearer to the best one may be taken for it in float32
+# Of the suite's own case: its kernels are those of tests/engine/test_model_runner.py.
+USUAL = {"vocab_size": 97, "hidden_size": 128, "intermediate_size": 192, "num_hidden_layers": 2,
+         "num_attention_heads": 4, "num_key_value_heads": 1, "head_dim": 32, "tie_word_embeddings": True}
+SCALINGS = (None, {"rope_type": "linear", "factor": 4.0},
+            {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+             "original_max_position_embeddings": 32})
+
+
+@dataclass(frozen=True)
+class Asked:
+    """arrival, abort: the step before which it comes, and before which it is aborted, if ever."""
+
+    prompt: list[int]
+    params: SamplingParams
+    arrival: int = 0
+    abort: int | None = None
+
+
+def drawn_config(rng) -> llama.Config:
+    shared = int(rng.integers(1, 4))
+    return llama.Config(
+        vocab_size=int(rng.integers(40, 160)), hidden_size=int(rng.integers(24, 130)),
+        intermediate_size=int(rng.integers(20, 150)), num_hidden_layers=int(rng.integers(1, 4)),
+        num_key_value_heads=shared, num_attention_heads=shared * int(rng.integers(1, 4)),
+        head_dim=int(rng.choice([16, 48, 80, 112])), max_position_embeddings=128,
+        rope_theta=float(rng.choice([500.0, 10_000.0])), rope_scaling=SCALINGS[rng.integers(3)],
+        tie_word_embeddings=bool(rng.integers(2)))
+
+
+def drawn_model(config: llama.Config, rng) -> llama.Llama:
+    """Its layers have as much to say as its embedding: else it would repeat the token before."""
+    tensors = {}
+    for name, shape in llama.shapes(config).items():
+        values = rng.standard_normal(shape)
+        tensors[name] = (1 + 0.1 * values if len(shape) == 1 else 2 * values / np.sqrt(shape[-1])).astype(np.float32)
+    return llama.Llama(config, tensors, dtype="float32")
+
+
+def drawn_params(rng, vocab: int, most: int) -> SamplingParams:
+    tokens = int(rng.integers(1, most + 1))
+    common = {"max_tokens": tokens, "logprobs": 2 if rng.random() < 0.2 else None,
+              "stop_token_ids": rng.integers(0, vocab, 4).tolist() if rng.random() < 0.4 else None,
+              "frequency_penalty": 0.5 if rng.random() < 0.3 else 0.0,
+              "logit_bias": {int(rng.integers(vocab)): 3.0} if rng.random() < 0.2 else None}
+    if rng.random() < 0.5:
+        return SamplingParams(temperature=0, **common)
+    return SamplingParams(temperature=float(rng.choice([0.7, 1.0, 2.0])), seed=int(rng.integers(1000)),
+                          n=int(rng.integers(1, 4)), top_k=int(rng.choice([0, 5, 20])),
+                          top_p=float(rng.choice([1.0, 0.9])), min_p=float(rng.choice([0.0, 0.05])),
+                          repetition_penalty=float(rng.choice([1.0, 1.3])), **common)
+
+
+def drawn_requests(rng, vocab: int, count: int, most: int) -> list[Asked]:
+    """Half of the prompts begin alike, for as many tokens as two pages have or more. A few are long."""
+    beginning, found = rng.integers(0, vocab, 40).tolist(), []
+    for _ in range(count):
+        own = rng.integers(0, vocab, int(rng.choice([1, 3, 15, 16, 17, 28]))).tolist()
+        shared = beginning[: int(rng.integers(32, 41))] if rng.random() < 0.5 else []
+        arrival = int(rng.integers(0, 12)) * int(rng.random() < 0.5)
+        abort = arrival + int(rng.integers(0, 20)) if rng.random() < 0.25 else None
+        found.append(Asked(shared + own, drawn_params(rng, vocab, most), arrival, abort))
+    return found
+
+
+def pages_wanted(asked: Asked) -> int:
+    """By all outputs, if they shared none. The last token's keys and values are never needed."""
+    return asked.params.n * pages_for(len(asked.prompt) + asked.params.max_tokens - 1)
+
+
+def answered(engine, requests: list[Asked]) -> tuple[dict, set[int]]:
+    """(the last output of each request, those that were aborted before they had ended), by number."""
+    found, aborted, step = {}, set(), 0
+    while engine.has_unfinished_requests() or any(each.arrival >= step for each in requests):
+        for number, each in enumerate(requests):
+            if each.arrival == step:
+                engine.add_request(str(number), each.prompt, each.params)
+            if each.abort == step:
+                if number not in found or not found[number].finished:
+                    aborted.add(number)
+                engine.abort_request(str(number))
+        if engine.has_unfinished_requests():
+            found |= {int(output.request_id): output for output in engine.step()}
+        step += 1
+        assert step < 5000, "requests that never end"
+    return found, aborted
+
+
+def check_end(one, params: SamplingParams) -> None:
+    ends = [token in params.stop_token_ids for token in one.token_ids]
+    assert not any(ends[:-1]), "tokens after one that ends the output"
+    if one.finish_reason == "stop":
+        assert ends[-1] and one.stop_reason == one.token_ids[-1]
+    elif one.finish_reason == "length":
+        assert len(one.token_ids) == params.max_tokens and not ends[-1]
+    else:
+        assert one.finish_reason == "abort" and not any(ends) and len(one.token_ids) < params.max_tokens
+
+
+def check_against_reference(config, weights, asked: Asked, one) -> None:
+    """Each token is judged by the tokens before it as the engine wrote them, so that an unclear one hides no later."""
+    tokens, params = one.token_ids, asked.params
+    if not tokens:
+        return
+    logits = activations(config, weights, asked.prompt + tokens[:-1])["logits"][len(asked.prompt) - 1 :]
+    if one.logprobs is not None:
+        for row, token, listed in zip(logits, tokens, one.logprobs, strict=True):
+            expected = row[token] - row.max() - np.log(np.exp(row - row.max()).sum())
+            assert listed[token].logprob == pytest.approx(expected, abs=1e-3)
+    if params.greedy:
+        for place, token in enumerate(tokens):
+            row = logits[place] - params.frequency_penalty * np.bincount(np.array(tokens[:place], int),
+                                                                         minlength=config.vocab_size)
+            for biased, bias in (params.logit_bias or {}).items():
+                row[biased] += bias
+            assert row[token] >= row.max() - CLEAR * np.ptp(row), (
+                f"token {place} is {token}; the reference says {row.argmax()}, by {row.max() - row[token]:.3g} of "
+                f"{np.ptp(row):.3g}")
+
+
+@contextlib.contextmanager
+def noted(text: str):
+    try:
+        yield
+    except BaseException as error:
+        error.add_note(text)
+        raise
+
+
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.sweep) for seed in SEEDS)])
+def test_outputs_are_the_models_in_too_little_memory(seed):
+    rng = np.random.default_rng(seed)
+    config = drawn_config(rng) if seed else llama.Config(**USUAL, max_position_embeddings=128, rope_scaling=SCALINGS[2])
+    model = drawn_model(config, rng)
+    requests = drawn_requests(rng, config.vocab_size, 24 if seed else 8, 24 if seed else 12)
+    wanted = [pages_wanted(each) for each in requests]
+    seats = int(rng.integers(2, 9))
+    sizes = {"max_num_seqs": seats, "max_num_batched_tokens": int(rng.integers(seats, 48))}
+    pages = max(sum(wanted) // 10, *(pages_for(len(each.prompt) + each.params.max_tokens) for each in requests))
+    options = {"enable_prefix_caching": bool(rng.integers(2)), "overlap": bool(rng.integers(2))}
+    runs = {"num_pages": pages, "max_model_len": LONGEST, "enforce_eager": bool(rng.integers(2)),
+            "pad_prompts": bool(rng.integers(2))}
+    with noted(f"seed {seed}: {config}, {sizes}, {options}, {runs}"):
+        engine = LLM(ModelRunner(model, **sizes, **runs), **sizes, **options).engine
+        found, aborted = answered(engine, requests)
+        assert sorted(found) == list(range(len(requests))) and all(each.finished for each in found.values())
+        engine.blocks.forget()
+        stats = engine.stats()
+        assert stats.free_pages == stats.pages == pages and stats.cached_pages == 0
+        assert not any(map(engine.blocks.references, range(pages)))
+        assert not engine.scheduler.has_unfinished() and not engine._requests and not engine._outputs
+        assert sorted(engine.scheduler._seats) == list(range(seats))
+        assert seed or stats.preemptions > 0 and aborted, "a case of the suite's that tests little"
+
+        weights = weights_of(model.tensors, config)
+        lone = {"max_num_seqs": 3, "max_num_batched_tokens": LONGEST}
+        alone = LLM(ModelRunner(model, num_pages=3 * pages_for(LONGEST), max_model_len=LONGEST, enforce_eager=True,
+                                **lone), **lone, enable_prefix_caching=False)
+        for number, asked in enumerate(requests):
+            with noted(f"request {number}: {asked}"):
+                outputs = found[number].outputs
+                assert (number in aborted) == any(one.finish_reason == "abort" for one in outputs)
+                assert len(outputs) == asked.params.n
+                for one in outputs:
+                    check_end(one, asked.params)
+                    check_against_reference(config, weights, asked, one)
+                if not asked.params.greedy:
+                    (expected,) = alone.generate([asked.prompt], asked.params)
+                    for one, other in zip(outputs, expected.outputs, strict=True):
+                        whole = len(one.token_ids) if one.finish_reason == "abort" else None
+                        assert one.token_ids == other.token_ids[:whole]
