@@ -20,7 +20,7 @@ from labkit.engine.model_runner import ModelRunner  # noqa: E402
 from labkit.kernels.attention.pages import pages_for  # noqa: E402
 from labkit.models.llama_reference import activations, weights_of  # noqa: E402
 
-SUITE = 1374  # of the small case that belongs to the suite: it has preemptions, cached prefixes and aborts in the middle
+SUITE = 1374  # of the small case, the suite's own: in it are preemptions, cached prefixes and aborts in the middle
 SEEDS = range(1, 13)  # of larger cases
 LONGEST = 96  # tokens of a sequence
 CLEAR = 1e-3  # of the logits' spread: tokens that are nearer to the best one may be taken for it in float32
