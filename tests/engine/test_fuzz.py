@@ -5,7 +5,7 @@ alone, and at the end the engine must hold nothing.
 """
 
 import contextlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -14,17 +14,20 @@ llama = pytest.importorskip("labkit.models.llama", reason="this model is not the
 pytest.importorskip("labkit.kernels.sampling")
 pytest.importorskip("labkit.kernels.penalties")
 
+from labkit import device  # noqa: E402
 from labkit.engine import LLM, SamplingParams  # noqa: E402
 from labkit.engine.model_runner import ModelRunner  # noqa: E402
 from labkit.kernels.attention.pages import pages_for  # noqa: E402
 from labkit.models.llama_reference import activations, weights_of  # noqa: E402
 
-SEEDS = range(1, 13)
+SUITE = 1374  # of the small case, the suite's own: in it are preemptions, cached prefixes and aborts in the middle
+SEEDS = range(1, 13)  # of larger cases
 LONGEST = 96  # tokens of a sequence
 CLEAR = 1e-3  # of the logits' spread: tokens that are nearer to the best one may be taken for it in float32
-# Of the suite's own case: its kernels are those of tests/engine/test_model_runner.py.
+# The small case's model: its kernels are those of tests/engine/test_model_runner.py.
 USUAL = {"vocab_size": 97, "hidden_size": 128, "intermediate_size": 192, "num_hidden_layers": 2,
-         "num_attention_heads": 4, "num_key_value_heads": 1, "head_dim": 32, "tie_word_embeddings": True}
+         "num_attention_heads": 4, "num_key_value_heads": 1, "head_dim": 32, "max_position_embeddings": 128,
+         "tie_word_embeddings": True}
 SCALINGS = (None, {"rope_type": "linear", "factor": 4.0},
             {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
              "original_max_position_embeddings": 32})
@@ -32,7 +35,8 @@ SCALINGS = (None, {"rope_type": "linear", "factor": 4.0},
 
 @dataclass(frozen=True)
 class Asked:
-    """arrival, abort: the step before which it comes, and before which it is aborted, if ever."""
+    """arrival: the step before which it comes. abort: how many tokens its outputs have when it is aborted; None: it is
+    not."""
 
     prompt: list[int]
     params: SamplingParams
@@ -75,13 +79,13 @@ def drawn_params(rng, vocab: int, most: int) -> SamplingParams:
 
 
 def drawn_requests(rng, vocab: int, count: int, most: int) -> list[Asked]:
-    """Half of the prompts begin alike, for as many tokens as two pages have or more. A few are long."""
-    beginning, found = rng.integers(0, vocab, 40).tolist(), []
+    """Half of the prompts begin alike, for a page or two."""
+    beginning, found = rng.integers(0, vocab, 34).tolist(), []
     for _ in range(count):
-        own = rng.integers(0, vocab, int(rng.choice([1, 3, 15, 16, 17, 28]))).tolist()
-        shared = beginning[: int(rng.integers(32, 41))] if rng.random() < 0.5 else []
+        own = rng.integers(0, vocab, int(rng.choice([1, 3, 15, 16, 17, 30]))).tolist()
+        shared = beginning[: int(rng.integers(16, 35))] if rng.random() < 0.5 else []
         arrival = int(rng.integers(0, 12)) * int(rng.random() < 0.5)
-        abort = arrival + int(rng.integers(0, 20)) if rng.random() < 0.25 else None
+        abort = int(rng.integers(0, most)) if rng.random() < 0.3 else None
         found.append(Asked(shared + own, drawn_params(rng, vocab, most), arrival, abort))
     return found
 
@@ -98,9 +102,11 @@ def answered(engine, requests: list[Asked]) -> tuple[dict, set[int]]:
         for number, each in enumerate(requests):
             if each.arrival == step:
                 engine.add_request(str(number), each.prompt, each.params)
-            if each.abort == step:
-                if number not in found or not found[number].finished:
-                    aborted.add(number)
+            output = found.get(number)
+            tokens = sum(len(one.token_ids) for one in output.outputs) if output else 0
+            ended = number in aborted or output and output.finished
+            if each.arrival <= step and not ended and each.abort is not None and tokens >= each.abort:
+                aborted.add(number)
                 engine.abort_request(str(number))
         if engine.has_unfinished_requests():
             found |= {int(output.request_id): output for output in engine.step()}
@@ -150,19 +156,21 @@ def noted(text: str):
         raise
 
 
-@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.sweep) for seed in SEEDS)])
+@pytest.mark.parametrize("seed", [SUITE, *(pytest.param(seed, marks=pytest.mark.sweep) for seed in SEEDS)])
 def test_outputs_are_the_models_in_too_little_memory(seed):
     rng = np.random.default_rng(seed)
-    config = drawn_config(rng) if seed else llama.Config(**USUAL, max_position_embeddings=128, rope_scaling=SCALINGS[2])
-    model = drawn_model(config, rng)
-    requests = drawn_requests(rng, config.vocab_size, 24 if seed else 8, 24 if seed else 12)
+    small = seed == SUITE
+    config = llama.Config(**USUAL, rope_scaling=SCALINGS[2]) if small else drawn_config(rng)
+    requests = drawn_requests(rng, config.vocab_size, 10 if small else 24, 12 if small else 24)
     wanted = [pages_wanted(each) for each in requests]
     seats = int(rng.integers(2, 9))
     sizes = {"max_num_seqs": seats, "max_num_batched_tokens": int(rng.integers(seats, 48))}
-    pages = max(sum(wanted) // 10, *(pages_for(len(each.prompt) + each.params.max_tokens) for each in requests))
+    longest = max(len(each.prompt) + each.params.max_tokens for each in requests)
+    pages = max(sum(wanted) // 10, pages_for(longest) + 2)  # 2: so that of a few requests, too, several run at a time
     options = {"enable_prefix_caching": bool(rng.integers(2)), "overlap": bool(rng.integers(2))}
     runs = {"num_pages": pages, "max_model_len": LONGEST, "enforce_eager": bool(rng.integers(2)),
             "pad_prompts": bool(rng.integers(2))}
+    model = drawn_model(config, rng)
     with noted(f"seed {seed}: {config}, {sizes}, {options}, {runs}"):
         engine = LLM(ModelRunner(model, **sizes, **runs), **sizes, **options).engine
         found, aborted = answered(engine, requests)
@@ -173,7 +181,10 @@ def test_outputs_are_the_models_in_too_little_memory(seed):
         assert not any(map(engine.blocks.references, range(pages)))
         assert not engine.scheduler.has_unfinished() and not engine._requests and not engine._outputs
         assert sorted(engine.scheduler._seats) == list(range(seats))
-        assert seed or stats.preemptions > 0 and aborted, "a case of the suite's that tests little"
+        if small:  # if what is drawn has changed, look for a seed that still has all of these
+            assert stats.preemptions and stats.cached_tokens and any(each.params.greedy for each in requests)
+            assert any(found[number].outputs[0].token_ids for number in aborted)
+            assert any(found[number].outputs[1:] for number in aborted)
 
         weights = weights_of(model.tensors, config)
         lone = {"max_num_seqs": 3, "max_num_batched_tokens": LONGEST}
@@ -187,8 +198,11 @@ def test_outputs_are_the_models_in_too_little_memory(seed):
                 for one in outputs:
                     check_end(one, asked.params)
                     check_against_reference(config, weights, asked, one)
-                if not asked.params.greedy:
-                    (expected,) = alone.generate([asked.prompt], asked.params)
-                    for one, other in zip(outputs, expected.outputs, strict=True):
-                        whole = len(one.token_ids) if one.finish_reason == "abort" else None
-                        assert one.token_ids == other.token_ids[:whole]
+                longest = max(len(one.token_ids) for one in outputs)
+                if asked.params.greedy or not longest or device.on_gpu():  # on a GPU other company rounds otherwise
+                    continue
+                params = replace(asked.params, max_tokens=longest) if number in aborted else asked.params
+                (expected,) = alone.generate([asked.prompt], params)
+                for one, other in zip(outputs, expected.outputs, strict=True):
+                    whole = len(one.token_ids) if one.finish_reason == "abort" else None
+                    assert one.token_ids == other.token_ids[:whole]
