@@ -21,7 +21,9 @@
 #
 # $$\text{out}_i = \frac{\sum_{j \le i} (\varphi(q_i) \cdot \varphi(k_j))\, v_j}
 # {\sum_{j \le i} \varphi(q_i) \cdot \varphi(k_j)}
-# = \frac{\varphi(q_i)\, S_i}{\varphi(q_i) \cdot z_i} \qquad S_i = \sum_{j \le i} \varphi(k_j)^T v_j \qquad
+# = \frac{\varphi(q_i)\, S_i}{\varphi(q_i) \cdot z_i}$$
+#
+# $$S_i = \sum_{j \le i} \varphi(k_j)^T v_j \qquad
 # z_i = \sum_{j \le i} \varphi(k_j)$$
 #
 # $S$ has d × d numbers and $z$ has d. A new token is added to both, and no key is ever needed again: n tokens cost
