@@ -88,7 +88,7 @@ OPTIONS = {
     "reset": "--all",
     "progress": "--json",
     "solution": "--give-up",
-    "grade": "--out --chapter --roster --gradebook --scheduler --workers --secret --isolation",
+    "grade": "--out --chapter --roster --similar --gradebook --scheduler --workers --secret --isolation",
     "doctor": "--json",
     "bench": "--device --out --quick --url --model --api-key --rate --concurrency --requests --prompts --outputs "
              "--seed --slo --timeout",

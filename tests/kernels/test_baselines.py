@@ -45,15 +45,21 @@ def test_a_compiled_baseline_is_compiled_once_and_writes_into_an_array_of_its_ow
 @pytest.mark.parametrize("name", HOMES)
 def test_every_operation_has_a_compiled_baseline(name):
     found = [form.title for one in op(name).baselines for form in forms(one)]
-    assert any(baselines.COMPILED in title for title in found), "no PyTorch to compile"
+    # torch.topk decides ties in another way, and takes one k for all rows.
+    assert any(baselines.COMPILED in title for title in found) != (name == "logprobs"), "no PyTorch to compile"
     assert len(found) == len(set(found)), "two rows of one name"
 
 
-@pytest.mark.parametrize("name", [name for name in WITH_PYTORCH if name not in OPS_ON_A_GPU])
-def test_pytorch_computes_the_operation(name, monkeypatch):
+@pytest.fixture
+def torch():
     torch = pytest.importorskip("torch", reason="needs PyTorch")
+    with torch.no_grad():
+        yield torch
+
+
+@pytest.mark.parametrize("name", [name for name in WITH_PYTORCH if name not in OPS_ON_A_GPU])
+def test_pytorch_computes_the_operation(name, monkeypatch, torch):
     monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="aot_eager"))
-    torch.set_grad_enabled(False)
     one = op(name)
     size = one.work.timed_cpu
     inputs = one.inputs(np.random.default_rng(0), **size)

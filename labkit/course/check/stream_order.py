@@ -13,6 +13,7 @@ out from then on.
 from __future__ import annotations
 
 import ast
+import inspect
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -45,7 +46,8 @@ class StreamOrder:
 
     def launch(self, kernel, args, stream: int) -> None:
         written = _written(kernel)
-        touched = [(memory, name in written) for name, value in zip(kernel.params, args, strict=False)
+        params = inspect.signature(kernel.py_func).parameters
+        touched = [(memory, name in written) for name, value in zip(params, args, strict=False)
                    if (memory := _memory(value)) is not None]
         if any(isinstance(value, (int, np.integer)) for value in args):  # which may say what part is touched
             touched = []

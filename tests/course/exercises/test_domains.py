@@ -46,7 +46,7 @@ HOLDS = {
 
 @pytest.mark.parametrize("name", [name for name, each in vars(domains).items() if isinstance(each, domains.Property)])
 def test_a_property_reaches_what_it_says(name):
-    x = np.zeros((5, 7), np.float32)
+    x = np.zeros((5, 7), np.int32 if "INTEGERS" in name else np.float32)
     for seed in range(3):
         found = getattr(domains, name).applied_to(x, np.random.default_rng(seed))
         assert found.shape == x.shape and found.dtype == x.dtype
