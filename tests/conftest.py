@@ -1,5 +1,5 @@
-"""Shared by all tests: the markers `gpu` and `cpu_device`, the line that says what was skipped and why, and a small
-course in a temporary directory."""
+"""Shared by all tests: the markers `gpu` and `cpu_device`, a closed or full output, the line that says what was skipped
+and why, and a small course in a temporary directory."""
 
 import gc
 import os
@@ -19,7 +19,19 @@ os.environ.setdefault("NUMBA_OPT", "1")  # kernels of tests run for milliseconds
 
 
 def pytest_configure():
+    if "PYTEST_XDIST_WORKER" not in os.environ and not takes_output():
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])  # pytest keeps hold of the stream it began with
     gc.set_threshold(100_000, 20, 100)  # a compile makes millions of objects that live until it ends
+
+
+def takes_output() -> bool:
+    """Whether standard output can be written to: not where it is closed, or on a full disk. pytest stops there; started
+    anew, it prints to the null device, and its exit code is the result."""
+    try:
+        return sys.stdout is not None and (os.isatty(1) or os.write(1, b"\n") == 1)
+    except OSError:
+        return False
 
 
 @pytest.hookimpl(tryfirst=True)  # before -m looks at the markers

@@ -7,13 +7,15 @@ import shutil
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from labkit._common.paths import REPOSITORY
 
-RUN = ("-m", "labkit", "run", "00")
-TESTS = ("-m", "pytest", "-q", "-n", "2", "tests/_common/test_tables.py")
+RUN = (sys.executable, "-m", "labkit", "run", "00")
+# The command itself: `python -m pytest` would add the current directory to the import path, and it does not.
+TESTS = (str(Path(sys.executable).with_name("pytest")), "-q", "-n", "2", "tests/_common/test_tables.py")
 
 
 @pytest.fixture
@@ -28,8 +30,12 @@ def checkout(course_dir):
 
 
 def start(command, root, out, preexec=None, without=(), **options) -> subprocess.CompletedProcess:
-    variables = {**os.environ, "LABKIT_COURSE": str(root), "LABKIT_DEVICE": "cpu", "PYTHONPATH": str(root)}
-    return subprocess.run([sys.executable, *command], cwd=root, stdout=out, stderr=subprocess.PIPE, text=True,
+    variables = {**os.environ, "LABKIT_COURSE": str(root), "LABKIT_DEVICE": "cpu"}
+    if command is RUN:
+        variables["PYTHONPATH"] = str(root)
+    else:
+        variables.pop("PYTHONPATH", None)
+    return subprocess.run(command, cwd=root, stdout=out, stderr=subprocess.PIPE, text=True,
                           env={name: value for name, value in variables.items() if name not in without},
                           stdin=subprocess.DEVNULL, check=False, preexec_fn=preexec, **options)
 
