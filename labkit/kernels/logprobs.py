@@ -26,6 +26,7 @@ from labkit.device import ptx
 from labkit.device.lazy import kernel_factory
 from labkit.kernels.argmax import LEAST, key_of, warp_largest_key
 from labkit.kernels.arguments import MAX_GRID_YZ, aligned, check_array
+from labkit.kernels.baselines import Baseline
 from labkit.kernels.op import Op, Work, rung
 from labkit.kernels.reduce import NOTHING, ZERO, warp_max, warp_sum
 from labkit.kernels.sampling_search import (
@@ -361,6 +362,32 @@ def _tolerance(logits, tokens, wanted):
     return allowed
 
 
+def logprobs_by_torch(torch, logits, tokens, wanted, out):
+    """Of equal logits torch.topk may take any. It takes one k for all rows: MOST, of which a row keeps its own."""
+    def logprob_of(x):
+        return torch.where(x == row_max, 0, x - row_max) - log_sum  # +inf minus itself is no number
+
+    row_max, log_sum = logits.amax(dim=1, keepdim=True), 0
+    log_sum = logprob_of(logits).exp().sum(dim=1, keepdim=True).log()
+    log_sum = torch.where(row_max == -torch.inf, torch.inf, log_sum)
+    own = logits.gather(1, tokens.clamp(min=0).long()[:, None])
+    rank = 1 + (logits > own).sum(dim=1, keepdim=True)
+    given = ((tokens >= 0) & (wanted >= 0))[:, None]
+    largest, best = logits.topk(min(MOST, logits.shape[1]), dim=1)
+    kept = torch.arange(best.shape[1], device=logits.device) < wanted[:, None]
+    beyond = (0, MOST - best.shape[1])
+    pad = torch.nn.functional.pad
+    return torch.cat([torch.where(given, logprob_of(own), 0), torch.where(given, rank, 0),
+                      pad(torch.where(kept, logprob_of(largest), -torch.inf), beyond, value=-torch.inf),
+                      pad(torch.where(kept, best, -1), beyond, value=-1)], dim=1)
+
+
+def _any_of_equal_logits(logits, tokens, wanted):
+    allowed = _tolerance(logits, tokens, wanted)
+    allowed[:, TOKENS:] = logits.shape[1]
+    return allowed
+
+
 LOGPROBS = Op(
     "logprobs",
     title="Logprobs of a token and of the k most likely ones",
@@ -379,4 +406,5 @@ LOGPROBS = Op(
         timed_cpu={"R": 4, "V": 4096},
         also_gpu=({"R": 1, "V": 128_256}, {"R": 32, "V": 128_256}),
     ),
+    baselines=(Baseline("PyTorch", "torch", logprobs_by_torch, tolerance=_any_of_equal_logits),),
 )
