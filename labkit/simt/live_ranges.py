@@ -11,7 +11,7 @@ done before a kernel is cut into regions. Works on the tree of a kernel, in plac
 
 import ast
 
-from labkit.simt.ir import Exit, Inline, Sync, shown
+from labkit.simt.ir import Exit, Inline, Sync, assign, at, copied, load, shown
 
 
 class _Webs:
@@ -128,11 +128,16 @@ def _merge(a, b):
     return {name: a.get(name, frozenset()) | b.get(name, frozenset()) for name in {*a, *b}}
 
 
-def split(body, params, taken):
-    """Rename, in place, the variables of a tree's body that are several at once. `taken`: names in use."""
+def _webs_of(body, params):
     webs = _Webs(params)
     webs.block(body, dict(webs.start))
-    names, taken = {}, set(taken)
+    return webs
+
+
+def split(body, params):
+    """Rename, in place, the variables of a tree's body that are several at once."""
+    webs = _webs_of(body, params)
+    names, taken = {}, _names(body)
     for node, definitions in list(webs.uses.values()):
         if not definitions:
             continue
@@ -142,10 +147,92 @@ def split(body, params, taken):
         parameter = webs.find((name, "parameter")) if name in params else None
         ordered = sorted(groups, key=lambda root: (root != parameter, min(n.lineno for n in groups[root])))
         for position, root in enumerate(ordered[1:], start=2):
-            new = f"{name}_{position}"
-            while new in taken:
-                new += "_"
-            taken.add(new)
-            for node in groups[root]:
-                node.shown = shown(node)
-                node.id = new
+            _rename(groups[root], _unused(f"{name}_{position}", taken))
+
+
+def split_before_joins(body, params, mixed):
+    """A copy of the body, in which an assignment to one of the variables `mixed` has a variable of its own up to where
+    the paths of several assignments join.
+
+        x = a[t]            # int64; it becomes x_alone = a[t]; x = x_alone
+        cuda.syncthreads()
+        y = x // 2          # of int64: y = x_alone // 2
+        while x > 1:        # float64: here both assignments are read
+            x = x * 0.5
+    """
+    body = [_Plain(mixed).visit(s) for s in copied(body)]
+    split(body, params)
+    alone, joined, stores = {}, set(), {}
+    for node, definitions in _webs_of(body, params).uses.values():
+        if isinstance(node.ctx, ast.Store):
+            stores[node.id, id(node)] = node
+        elif len(definitions) > 1:
+            joined |= definitions
+        elif shown(node) in mixed or node.id in mixed:
+            alone.setdefault(*definitions, []).append(node)
+    taken, copies = _names(body), {}  # id of the node that is assigned, or a parameter -> (joined variable, its own)
+    for definition in joined.intersection(alone):
+        name, where = definition
+        target = stores.get(definition)
+        own = _unused(f"{name}_alone", taken)
+        copies[where if target else name] = (name, own)
+        _rename(alone[definition] + ([target] if target else []), own)
+    first = [assign(own, load(name), body[0]) for where, (name, own) in copies.items() if where == name]
+    return first + [new for s in body for new in _Copies(copies).statements(s)]
+
+
+class _Plain(ast.NodeTransformer):
+    """`x += y` as `x = x + y`: the variable that is read may be another one than that which is written."""
+
+    def __init__(self, names):
+        self.names = names
+
+    def visit_AugAssign(self, node):
+        if not isinstance(node.target, ast.Name) or node.target.id not in self.names:
+            return node
+        read = copied(node.target)
+        read.ctx = ast.Load()
+        return at(ast.Assign([node.target], ast.BinOp(read, node.op, node.value)), node)
+
+
+class _Copies(ast.NodeTransformer):
+    """Copies what has a variable of its own to the joined variable, right after it is assigned."""
+
+    def __init__(self, copies):
+        self.copies = copies
+
+    def statements(self, s):
+        new = self.visit(s)
+        return new if isinstance(new, list) else [new]
+
+    def _after(self, node, targets):
+        found = [self.copies[id(name)] for target in targets for name in ast.walk(target) if id(name) in self.copies]
+        return [assign(joined, load(own), node) for joined, own in found]
+
+    def visit_Assign(self, node):
+        return [node, *self._after(node, node.targets)]
+
+    def visit_Sync(self, node):
+        return [node, *self._after(node, [node.target] if node.target is not None else [])]
+
+    def visit_For(self, node):
+        self.generic_visit(node)
+        node.body = [*self._after(node, [node.target]), *node.body]
+        return node
+
+
+def _names(body):
+    return {n.id for s in body for n in ast.walk(s) if isinstance(n, ast.Name)}
+
+
+def _unused(name, taken):
+    while name in taken:
+        name += "_"
+    taken.add(name)
+    return name
+
+
+def _rename(nodes, name):
+    for node in nodes:
+        node.shown = shown(node)
+        node.id = name

@@ -46,8 +46,7 @@ class Rewriter:
         self.result.body = finish_returns(Flattener(self, scope).block(body), "kernel", None, scope)
         self._pass_global_arrays()
         check_local_bytes(self.result)
-        names_in_use = {n.id for s in self.result.body for n in ast.walk(s) if isinstance(n, ast.Name)}
-        live_ranges.split(self.result.body, self.result.params, names_in_use)
+        live_ranges.split(self.result.body, self.result.params)
         self.result.spins = spins(self.result.body)
         return self.result
 

@@ -794,6 +794,47 @@ def test_a_variable_has_one_type_where_paths_meet():
 
 
 @cuda.jit
+def kept_before_paths_meet(x, whole, parts, limit):
+    t = cuda.threadIdx.x
+    number, other = x[t], x[t]
+    cuda.syncthreads()
+    whole[t, 0], whole[t, 1] = number, limit // 3
+    while number > 1e18:
+        number *= 0.5
+        cuda.syncthreads()
+    parts[t, 0] = number
+    whole[t, 2] = other
+    other /= 4
+    cuda.syncthreads()
+    parts[t, 1] = other
+    if t & 1:
+        limit = 0.5 + t
+    cuda.syncthreads()
+    parts[t, 2] = limit
+    for k in range(6):
+        cuda.syncthreads()
+        whole[t, 3] = k // 2
+        if t > 3:
+            k = k / 2
+        cuda.syncthreads()
+        parts[t, 3] = k
+    copy = t
+    if cuda.syncthreads_or(int32(copy > 6)):
+        copy = copy + 0.25
+    cuda.syncthreads()
+    parts[t, 4] = copy
+
+
+def test_a_value_kept_across_a_barrier_is_an_integer_up_to_where_paths_meet():
+    """Whole numbers of 61 bits, which a float64 does not hold."""
+    x, t, limit = 2**60 + 1 + 6 * np.arange(8), np.arange(8), 2**60 + 5
+    _, whole, parts, _ = both(kept_before_paths_meet[1, 8], x, np.zeros((8, 4), np.int64), np.zeros((8, 5)), limit)
+    np.testing.assert_array_equal(whole, np.stack([x, np.full(8, limit // 3), x, np.full(8, 2)], axis=1))
+    np.testing.assert_array_equal(parts, np.stack([
+        x / 2, x / 4, np.where(t & 1, 0.5 + t, float(limit)), np.where(t > 3, 2.5, 5), t + 0.25], axis=1))
+
+
+@cuda.jit
 def functions_of_operators(out):
     out[0] = (1 << 63) >> 63  # folded by Python, to a uint64
     out[1] = operator.add(uint8(200), uint8(100))

@@ -1,6 +1,7 @@
 """Writes the Python source of a kernel for one set of argument types."""
 
 import ast
+from dataclasses import replace
 
 from labkit.simt.codegen.checks import Checker, slot
 from labkit.simt.codegen.collectives import write_read, write_wait
@@ -23,7 +24,23 @@ from labkit.simt.codegen.types import code_name, variable_types
 from labkit.simt.codegen.writer import Writer, device_functions, imports
 from labkit.simt.errors import UnsupportedError, place
 from labkit.simt.ir import Exit, contains
+from labkit.simt.live_ranges import split_before_joins
 from labkit.simt.scope import type_code
+
+
+def _planned(program, argument_types, checked):
+    """The kernel's plan. What it keeps across a barrier has one type each: as few variables of several types as can."""
+    plan = Plan(program, argument_types)
+    if not plan.needs_types:
+        return plan
+    functions = device_functions(plan.program, checked)
+    found, mixed = variable_types(plan, functions)
+    if mixed & plan.exposed:
+        program = replace(program, body=split_before_joins(program.body, program.params, mixed & plan.exposed))
+        plan = Plan(program, argument_types)
+        found, _ = variable_types(plan, functions)
+    plan.carry(found)
+    return plan
 
 
 class Generator:
@@ -33,9 +50,7 @@ class Generator:
     """
 
     def __init__(self, program, argument_types, checked=True, pretty=False, ordered=False, flat=False):
-        self.plan = Plan(program, argument_types)
-        if self.plan.needs_types:
-            self.plan.carry(variable_types(self.plan, device_functions(self.plan.program, checked)))
+        self.plan = _planned(program, argument_types, checked)
         self.ordered = ordered
         self.flat = flat and not ordered  # blocks have one dimension
         self.out = Writer(program, checked, pretty)

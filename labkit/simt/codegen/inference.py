@@ -108,9 +108,10 @@ class _InferenceOnly(compiler.CompilerBase):
 
 
 def infer_types(function, arguments):
-    """{variable: Numba type} of a Python function for these argument types. Raises NumbaError where they do not fit.
+    """({variable: Numba type}, the variables that have several types) of a Python function for these argument types.
+    Raises NumbaError where they do not fit.
 
-    A variable that Numba splits into versions gets the type that holds them all, None if there is none.
+    A variable that Numba splits into versions of several types gets one that holds them all, None if there is none.
     """
     try:
         njit(pipeline_class=_InferenceOnly)(function).compile(arguments)
@@ -120,7 +121,8 @@ def infer_types(function, arguments):
     for variable, ty in typemap.items():
         found.setdefault(variable.split(".")[0], []).append(types.unliteral(ty))
     unify = registry.cpu_target.typing_context.unify_types
-    return {name: unify(*versions) if len(set(versions)) > 1 else versions[0] for name, versions in found.items()}
+    mixed = {name for name, versions in found.items() if len(set(versions)) > 1}
+    return {name: unify(*versions) if name in mixed else versions[0] for name, versions in found.items()}, mixed
 
 
 _REPORT = (  # how Numba says it -> how we do; the last match in its report is the most specific

@@ -108,7 +108,8 @@ def _typed(node):
 
 
 def variable_types(plan, device_functions):
-    """{variable: Numba type} of a kernel. Raises KernelTypeError as a GPU compile would.
+    """({variable: Numba type}, the variables that have several types) of a kernel. Raises KernelTypeError as a GPU
+    compile would.
 
     device_functions: the source of a module with the kernel's device functions.
     """
@@ -121,11 +122,11 @@ def variable_types(plan, device_functions):
     ids = [types.int64] * len(HIDDEN_IDS[1:])
     arguments = (types.boolean, types.int64, types.int64, record, *ids, *array_types, *plan.types)
     try:
-        found = infer_types(namespace[name], arguments)
+        found, mixed = infer_types(namespace[name], arguments)
     except NumbaError as error:
         raise type_error(plan.program, error, source) from error
     _check_collectives(plan, found)
-    return found
+    return found, mixed
 
 
 def _check_collectives(plan, found):
