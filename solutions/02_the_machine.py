@@ -142,9 +142,8 @@ check("resident_blocks", resident_blocks)
 # elements 64 b to 64 b + 63. A thread that takes the element of its own number splits every warp. So let it take
 # another one: which 32 elements of the block can the first warp take so that its lanes agree?
 #
-# The check counts: only the guard may split a warp, in the last block, and each thread loads its `x` once and the
-# coefficients of one polynomial once. Horner's rule is the short way: start with 0, and for each coefficient from the
-# last to the first multiply by x and add the coefficient.
+# Horner's rule is the short way: start with 0, and for each coefficient from the last to the first multiply by x and
+# add the coefficient.
 
 # %%
 two_polynomials = None  # write the kernel here: @cuda.jit, then def two_polynomials(x, even, odd, out)

@@ -81,7 +81,7 @@ check("linear_patch", linear_patch)
 # `out[i, j] = x[i] * y[j]`. `x` has M numbers and `y` has N, both multiples of 4, and `out` is (M, N). Blocks are 8 × 8
 # threads, and a thread computes the tile of 4 × 4 elements that begins at four times its row and four times its column
 # of the grid. Load with `ptx.load_nc4(array, i)`, which returns the four numbers from flat index i on, and store with
-# `ptx.store_global4(array, i, p, q, r, s)`: two loads and four stores for each thread tile, and no others.
+# `ptx.store_global4(array, i, p, q, r, s)`.
 
 # %%
 outer_tiles = None  # write the kernel

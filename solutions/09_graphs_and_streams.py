@@ -99,8 +99,6 @@ check("run_steps", run_steps)
 # so far goes to memory and back twice. Write one kernel that does it all, one element a thread, in blocks of 128. `x`,
 # `r` and `out` are matrices stored row after row, passed as flat arrays. `bias` has one number for each column, so a
 # row is as long as `bias`.
-#
-# `check` looks at the loads and stores as well: each thread loads three numbers and stores one.
 
 # %%
 fused_tail = None  # write the kernel here: def fused_tail(x, bias, residual, out)
@@ -158,8 +156,7 @@ check("predict_overlap", one_stream_ms=one_stream_ms, four_chunks_ms=four_chunks
 # returns the result as a NumPy array.
 #
 # Each chunk gets a copy to the device, a launch in blocks of 128, and a copy back, all three on the chunk's stream.
-# Take three streams in turn. Nothing may go to the default stream, and the function returns when all of the work is
-# done.
+# Take three streams in turn.
 #
 # `cuda.device_array` allocates on the device and `cuda.pinned_array` on the host, `array[a:b]` is a part of either,
 # `there.copy_to_device(part, stream)` and `back.copy_to_host(part, stream)` copy.

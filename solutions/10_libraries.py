@@ -43,7 +43,7 @@ check("predict_call", m=m, n=n, k=k, lda=lda, ldb=ldb, ldc=ldc)
 #     out = a.T @ b
 #
 # `a` is (K, M), `b` is (K, N), `out` is (M, N), all row by row and on the device. This product gives a layer's weights
-# their gradient. One call of `gemm`.
+# their gradient.
 
 
 # %%

@@ -173,8 +173,7 @@ check("join_parts", join_parts)
 # $$\text{out}_r = \log \sum_c e^{x_{r,c}}$$
 #
 # It is the loss of a language model, up to a subtraction. The numbers go up to 120, where $e^x$ is beyond float32.
-# Write `logsumexp(x, out)` from the decorator down, with one thread a row, for blocks of 64. Each element may be read
-# once.
+# Write `logsumexp(x, out)` from the decorator down, with one thread a row, for blocks of 64.
 
 # %%
 logsumexp = None  # write the kernel

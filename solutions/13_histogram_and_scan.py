@@ -15,7 +15,7 @@ from labkit import check, cuda, hint
 #
 # `x` holds uint32 numbers. `out` (33,) int32 is full of zeros when the kernel starts. Afterwards `out[k]` is how many
 # numbers have exactly k bits set; `cuda.popc(x[i])` is that number for one of them. There are two blocks of 64 threads,
-# and `x` may be longer than that. Each block may make at most one atomic on global memory for each of the 33 bins.
+# and `x` may be longer than that.
 
 
 # %%
@@ -181,8 +181,7 @@ check("predict_scan", hillis_additions=hillis_additions, blelloch_additions=blel
 #
 # `x` has up to 128 int32 numbers, and one block of 128 threads runs. The positive ones go to the beginning of `out`, in
 # their order. `out` is as long as `x` and full of −1 when the kernel starts; what lies behind the packed numbers stays
-# so. Each number may be loaded from global memory twice at most, and a thread may not simply count all flags before its
-# own. Write `pack_positive(x, out)` from the decorator down.
+# so. Write `pack_positive(x, out)` from the decorator down.
 
 # %%
 pack_positive = None  # write the kernel

@@ -65,9 +65,8 @@ check("bias_gelu", bias_gelu)
 # %% [markdown]
 # ## 3 · From a blank page: a residual and a norm
 #
-# `out = rmsnorm(x + residual)`, with the RMSNorm of lesson 15's exercises, its blocks of 32 × 4 threads and its
-# epsilon of 1e-5. A row has at most 128 columns, so a lane has at most four elements. The condition: `x`, `residual`
-# and `weight` are loaded once for each element of `out`, and `out` is stored once. The sums stay in registers: `kept =
+# `out = rmsnorm(x + residual)`, with the RMSNorm of lesson 15's exercises, its blocks of 32 × 4 threads and its epsilon
+# of 1e-5. A row has at most 128 columns, so a lane has at most four elements. The sums stay in registers: `kept =
 # cuda.local.array(4, float32)`.
 #
 # Write `add_rmsnorm(x, residual, weight, out)` from the decorator down.

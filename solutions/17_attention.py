@@ -96,8 +96,7 @@ check("predict_attention", gflop=gflop, least_mb=least_mb, scores_mb=scores_mb, 
 # In the first pass each lane took a key of its own, and a request for 32 keys took 32 lines. Here a warp takes one key:
 # `query` has 64 numbers, `keys` a row of 64 for each key, and `out` gets the scores, `query . key / 8`. The launch has
 # 32 threads for each key, in blocks of 128. The result is right as it stands, but one lane does all the work. Let all
-# lanes work, with neighbours reading neighbouring numbers, and join their products with shuffles. `check` counts
-# sectors of 32 bytes.
+# lanes work, with neighbours reading neighbouring numbers, and join their products with shuffles.
 
 
 # %%
@@ -137,8 +136,7 @@ check("warp_scores", warp_scores)
 # $$\text{out}_t = \sum_{j = t - window + 1}^{t} \text{softmax}_j\left(\frac{q_t \cdot k_j}{8}\right) v_j$$
 #
 # The first queries have fewer keys before them, and see those that there are. A block has 64 threads and takes one
-# query: `blockIdx.x` is t. The condition: a block computes each of its scores once, and loads nothing from before its
-# window.
+# query: `blockIdx.x` is t.
 #
 # Write `attend_window(queries, keys, values, window, out)` from the decorator down.
 

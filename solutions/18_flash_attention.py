@@ -86,7 +86,7 @@ check("weighted_values", weighted_values)
 # A block has 32 threads, one for each of 32 queries of 8 numbers. The keys come in tiles of 32 through shared memory.
 # Each thread looks for the largest score, `q . k` without any scale, of the keys that its query sees: those of its own
 # token and of the tokens before. The result is right as it stands. But every block goes through all tiles, and of half
-# of them no query in it sees any key. `check` counts what is put into shared memory.
+# of them no query in it sees any key.
 #
 # Every thread of a block must come to both barriers in every round.
 
@@ -148,8 +148,8 @@ check("best_scores", best_scores)
 # $$\text{out}_q = \sum_j \text{softmax}_j\left(\frac{q \cdot k_j}{8}\right) v_j$$
 #
 # A block has 64 threads, two warps, and a warp takes one query. A lane has the columns `lane` and `lane + 32`: of the
-# query, which stays in registers, of each key, of each value, and of the result. The condition: for a query, each key
-# and each value is loaded once. So the scores are not kept, and the softmax is corrected as it goes along.
+# query, which stays in registers, of each key, of each value, and of the result. The scores are not kept: the softmax
+# is corrected as it goes along.
 #
 # Write `attend_warp(queries, keys, values, out)` from the decorator down.
 

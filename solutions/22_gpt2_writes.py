@@ -20,7 +20,7 @@ from labkit.course import yours
 # A row of `qkv` holds the queries, the keys and the values of a token, `width` numbers each. A row of `cache` holds
 # keys and values, 2 × `width`. `start[0]` tokens lie in the cache already; it is in device memory, so that a graph can
 # be replayed for the next token. Block t has 32 threads and copies the keys and values of row t of `qkv` to row
-# `start[0] + t` of `cache`. If the cache is full, nothing happens. The queries are not copied.
+# `start[0] + t` of `cache`. A row for which the cache has no room left is not copied. The queries are not copied.
 
 
 # %%
@@ -132,9 +132,10 @@ check("seen_from_start", seen_from_start)
 # %% [markdown]
 # ## 4 · From a blank page: temperature and top-k
 #
-# A sampler's first half, in NumPy. Keep the `k` largest of the logits, divide them by the temperature, and make
-# probabilities of them with a softmax. All other tokens get 0. Return an array as long as `logits`, with the sum 1.
-# Logits can be large: `np.exp(1000)` is infinite. What may be subtracted from all logits without changing the result?
+# A sampler's first half, in NumPy. Keep the `k` largest of the logits (where several are as large as the last of them,
+# any of these), divide what is kept by the temperature, and make probabilities of them with a softmax. All other tokens
+# get 0. Return an array as long as `logits`, with the sum 1. Logits can be large: `np.exp(1000)` is infinite. What may
+# be subtracted from all logits without changing the result?
 #
 # Write `keep_likeliest(logits, temperature, k)`.
 

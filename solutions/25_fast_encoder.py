@@ -49,9 +49,8 @@ check("predict_whole_matrix", score_bytes=score_bytes, block_bytes=block_bytes, 
 # Row t of `out` (T, C) is the LayerNorm of the sum of two rows, `x[t] + residual[t]`: its mean is subtracted, the rest
 # is divided by the root of its variance plus 1e-12, multiplied by `weight`, and `bias` is added; these two are (C,).
 # All numbers are float32, and C is at most 384. `out` may be the same array as `residual`, as it is at the end of each
-# layer. The launch has `(32, 4)` threads a block, and a warp takes a row. Load and store each element once: a lane
-# keeps its share of the row, 12 numbers at most, in `kept`. The numbers of a row may be large and close together, so
-# take the mean off before you square.
+# layer. The launch has `(32, 4)` threads a block, and a warp takes a row. A lane keeps its share of the row, 12 numbers
+# at most, in `kept`. The numbers of a row may be large and close together, so take the mean off before you square.
 
 
 # %%

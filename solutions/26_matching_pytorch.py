@@ -73,8 +73,8 @@ check("pack_ids", pack_ids)
 # In a packed batch, a sentence begins where the one before it ends: `begins[b]` is the sum of all lengths before
 # `lengths[b]`. Such sums are called an *exclusive scan*. Here one block of 128 threads computes it for up to 128
 # sentences; both arrays are (B,) int32. In each round a thread adds to its sum the sum of the thread `distance` places
-# before it, and the distance doubles. After seven rounds every thread has the sum of all lengths up to its own. Each
-# length is read twice at most. For three sentences the result is right; it is not safe for a hundred.
+# before it, and the distance doubles. After seven rounds every thread has the sum of all lengths up to its own. For
+# three sentences the result is right; it is not safe for a hundred.
 
 
 # %%

@@ -18,7 +18,7 @@ from labkit.kernels.elements import bfloat16_number, bfloat16_rounded
 # `bits` (n,) uint32 holds the bits of float32 numbers, and n is even. Round each number to the nearest bfloat16, a tie
 # to the one whose last bit is 0, and put two neighbours into one word of `words` (n / 2,) uint32, the first of them in
 # the low half. A number that rounds to more than the largest bfloat16 becomes infinity, and a NaN of either sign
-# becomes 0x7FC0. Integers suffice: shifts, masks and additions. Load each number once.
+# becomes 0x7FC0. Integers suffice: shifts, masks and additions.
 #
 # (In Numba a literal is an int64, and adding one to a uint32 gives an int64, so nothing overflows here. But shifting a
 # uint32 gives a uint64, and a variable that is assigned both a uint64 and an int64 becomes a float64. If the check
@@ -118,9 +118,9 @@ check("dot_rows", dot_rows)
 # ## 4 · From a blank page: eight numbers in a load
 #
 # `x` (n,) uint16 holds bfloat16, and n is a multiple of 8. Write the same numbers as float32 to `out` (n,). A thread
-# converts eight neighbours, with one 128-bit load and two 128-bit stores. `ptx.load_global4(x, i)` returns the eight
-# numbers from `x[i]` on as four words, `ptx.unpack_bf162(word)` the two numbers of a word, the one in the low half
-# first, and `ptx.store_global4(out, i, a, b, c, d)` stores four float32 from `out[i]` on.
+# converts eight neighbours. `ptx.load_global4(x, i)` returns the eight numbers from `x[i]` on as four words,
+# `ptx.unpack_bf162(word)` the two numbers of a word, the one in the low half first, and `ptx.store_global4(out, i, a,
+# b, c, d)` stores four float32 from `out[i]` on.
 #
 # Write the kernel `widen_eight(x, out)`. It is launched with a one-dimensional grid of blocks of 64 threads, with at
 # least one thread for each eight numbers.

@@ -84,9 +84,9 @@ check("predict_token", layer_parameters=layer_parameters, parameters=parameters,
 # Row t of `out` (T, C) should be row `ids[t]` of `table` (V, C). Both are uint16 and hold bfloat16; `ids` (T,) is
 # int32. An id that is not a row of the table, such as a negative one, gives a row of NaN, which is 0x7FC0 in bfloat16.
 #
-# This time you write the launcher as well, and choose the grid and the block: one launch, with work for many threads.
-# The first idea is a block for each token and a thread for each column. It fails: C may be any number up to 4,096, and
-# the 2,048 columns of a Llama are already more than the threads a block may have. Try it once, to see the error.
+# This time you write the launcher as well, and choose the grid and the block. The first idea is a block for each token
+# and a thread for each column. It fails: C may be any number up to 4,096, and the 2,048 columns of a Llama are already
+# more than the threads a block may have. Try it once, to see the error.
 #
 # Write the kernel, and `embed_rows(ids, table, out)`, a function that launches it.
 

@@ -20,8 +20,8 @@ from labkit.course import yours
 # Row t of `out` (T, C) is row t of `x`, divided by the root of the mean of its squares plus `epsilon`, times `weight`
 # (C,). All numbers are float32, and C may be any size. In lesson 15 a warp had a row. When a model writes a single text
 # there is only one row, and one warp would take long for it. So here a row has a block of 128 threads, four warps, and
-# the grid is `(T,)`. Add up within a warp by `cuda.shfl_xor_sync`, and across the four warps through `partial`. One
-# barrier is enough, two are allowed. `out` may be the same array as `x`.
+# the grid is `(T,)`. Add up within a warp by `cuda.shfl_xor_sync`, and across the four warps through `partial`. `out`
+# may be the same array as `x`.
 
 
 # %%
@@ -54,8 +54,8 @@ check("rmsnorm_block", rmsnorm_block)
 # `x` (T, heads, D) float32 holds the heads of T tokens, and `positions` (T,) int32 says where each token stands. Row p
 # of `table` (P, D) belongs to position p: first the cosines of the D / 2 angles, then their sines. Pair d of a head is
 # (d, d + D / 2). Rotate (a, b) to (a cos − b sin, b cos + a sin), and write it to the same place in `out`. There is a
-# thread for each pair of each head of each token, in a grid of one dimension with some threads to spare. Load
-# everything once, the position, the cosine and the sine too, and keep it in variables. `out` may be `x`.
+# thread for each pair of each head of each token, in a grid of one dimension with some threads to spare. `out` may be
+# `x`.
 
 
 # %%
@@ -122,7 +122,6 @@ check("predict_rotations", launches=launches, qkv_rows=qkv_rows, pairs_kept=pair
 # `out` (T, heads, 64), which may be `x`. All numbers but the positions are float32.
 #
 # The grid is `(heads, T)`, with 32 threads in a block, so a warp has a head. The lanes add up the squares by shuffles.
-# Load everything once, and keep it in variables.
 #
 # Write `rotate_normed(x, weight, epsilon, table, positions, out)` from the decorator down.
 

@@ -17,9 +17,8 @@ from labkit import check, cuda, hint
 #
 # SwiGLU begins with two products of the same rows: out = silu(x gateᵀ) · (x upᵀ), element by element, where silu(v) is
 # v / (1 + exp(−v)). `x` is (T, K), `gate` and `up` are (N, K), and `out` is (T, N), all float32. There is a thread for
-# each output, in blocks of `(32, 4)`: columns of `out` in x, rows in y. Compute both dot products in one loop, so that
-# each number of `x` is loaded once for the two, and store nothing but the result. The dot products may be as large as
-# several hundred, with either sign.
+# each output, in blocks of `(32, 4)`: columns of `out` in x, rows in y. Compute both dot products in one loop. The dot
+# products may be as large as several hundred, with either sign.
 
 
 # %%
@@ -73,10 +72,9 @@ check("predict_cache", token_bytes=token_bytes, tokens_grouped=tokens_grouped, t
 # h // (H // K) of keys and values. The score of a key is its dot product with the query, divided by the root of 32; the
 # weights are the softmax of the scores, and the result is the sum of the weighted values.
 #
-# The grid has K blocks of 32 threads, and a warp serves all query heads of its group. That is the point: a key and a
-# value are loaded once for all of them, whatever H / K is. (Two passes over the keys are allowed.) A query is loaded
-# once, too. Keep it in an array of the thread, such as `cuda.local.array(8, float32)`, with whatever else a query head
-# needs during the loop over the keys. Scores may be thousands apart.
+# The grid has K blocks of 32 threads, and a warp serves all query heads of its group. That is the point. Keep the
+# queries in an array of the thread, such as `cuda.local.array(8, float32)`, with whatever else a query head needs
+# during the loop over the keys. Scores may be thousands apart.
 #
 # Write `attend_grouped(q, keys, values, out)` from the decorator down.
 

@@ -54,8 +54,7 @@ check("predict_answer", rows_with=rows_with, rows_without=rows_without, kept_byt
 # its slot already, which is also the position of the new one. The value is copied. The key is rotated first: numbers d
 # and d + 32 form a pair, and (low, high) becomes (low · cos − high · sin, high · cos + low · sin). Row p of `table` (N,
 # 64) holds the 32 cosines of position p, then its 32 sines. Nothing is written to a slot without a sequence, which has
-# length −1, or to a full one. The grid is `(K, B)` with 32 threads a block. Each block loads a number of key, value and
-# table only once.
+# length −1, or to a full one. The grid is `(K, B)` with 32 threads a block.
 
 
 # %%
@@ -114,9 +113,8 @@ check("place_buffers", place_buffers)
 # divided by the square root of 64. The weights are the softmax of the scores, and row (b, head) of `out` (B, H, 64) is
 # the weighted sum of the values. A slot without a sequence has length 0, and its rows of `out` are 0.
 #
-# The grid is `(H, B)` with 32 threads a block: a warp computes one query, and each lane has the numbers lane and
-# lane + 32 of the head. Each warp reads its keys and values once. The loop is that of the exercise `attend_packed`,
-# with two numbers in each lane.
+# The grid is `(H, B)` with 32 threads a block: a warp computes one query, and each lane has the numbers lane and lane +
+# 32 of the head. The loop is that of the exercise `attend_packed`, with two numbers in each lane.
 #
 # Write `attend_slots(q, cache, lengths, out)` from the decorator down.
 

@@ -43,8 +43,8 @@ check("predict_pages", pages_used=pages_used, empty_bytes=empty_bytes, slot=slot
 #
 # `rows` (T, K, D) float32 holds the keys of T new tokens, of K heads with D numbers each. `slots` (T,) int32 says where
 # they go: slot is page × 16 + place, and a row with slot -1 goes nowhere. The cache is `out` (pages, K, 16, D); what is
-# not written keeps what it holds. The grid has a block of 32 threads for each row. Let neighbouring lanes store
-# neighbouring numbers: both arrays hold the numbers of a head end to end.
+# not written keeps what it holds. The grid has a block of 32 threads for each row. Both arrays hold the numbers of a
+# head end to end.
 
 
 # %%

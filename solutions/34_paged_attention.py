@@ -52,8 +52,7 @@ check("predict_parts", row_sum=row_sum, result=result, parts_of_1000=parts_of_10
 # After a sequence's last page the table may hold anything, and where there is no token, keys and values are NaN.
 #
 # The grid is `(H, B)` with 32 threads a block, and D is 32, 64, 96 or 128: each lane has the numbers lane, lane + 32
-# and so on of its head, in `query` and `acc`. Go over the tokens once, with the online softmax, and load each number of
-# the query, the keys and the values once. The lanes add up their parts of a score with shuffles.
+# and so on of its head, in `query` and `acc`. Go over the tokens once, with the online softmax.
 
 
 # %%
@@ -105,8 +104,7 @@ yours.one_by_one(yours.answers(paged_attention=paged_attention), llama, prompts)
 # the sum of the weighted values; then `row_max`, the part's largest score $m$; then `row_sum`, the sum of its weights
 # $e^{s - m}$. The values in `acc` have the same weights. Row r has `counts[r]` parts, and the records after them hold
 # NaN. If a row has no part, its result is zeros. Join the parts of each row, and write the quotient of `acc` and
-# `row_sum` of all its keys to `out` (R, D). The grid has a block of 32 threads for each row, D is any number, and no
-# number of `acc` may be loaded twice.
+# `row_sum` of all its keys to `out` (R, D). The grid has a block of 32 threads for each row, and D is any number.
 
 
 # %%
@@ -136,9 +134,9 @@ check("join_attention", join_attention)
 #
 # The arguments are those of exercise 2, with heads of 32 numbers; q is (B, H, 32). Each block now takes `share` pages
 # of one sequence, block p the pages p × share to (p + 1) × share - 1 of its table, as far as there are tokens. And a
-# block has all H // K query heads, at most 4, that read the same head of keys and values: it loads each number of the
-# keys and values once, for all of them. It writes a record to `out` (B, H, P, 34) for each of its query heads: 32
-# numbers of `acc`, then `row_max`, then `row_sum`, as in exercise 3. A block whose pages hold no token writes nothing.
+# block has all H // K query heads, at most 4, that read the same head of keys and values. It writes a record to `out`
+# (B, H, P, 34) for each of its query heads: 32 numbers of `acc`, then `row_max`, then `row_sum`, as in exercise 3. A
+# block whose pages hold no token writes nothing.
 #
 # The grid is `(P, K, B)` with 32 threads a block, and `share` is an int.
 #

@@ -94,7 +94,7 @@ check("top_p_threshold", top_p_threshold)
 #
 # The grid has a block of one warp for each row. The warp goes through the row in chunks of 32 tokens. In each chunk a
 # lane needs the sum of all lanes up to its own; `cuda.shfl_up_sync(0xFFFFFFFF, value, distance)` gives it the value of
-# the lane `distance` before it. Load each weight once.
+# the lane `distance` before it.
 
 
 # %%
@@ -134,9 +134,8 @@ check("draw_tokens", draw_tokens)
 # second, both modulo 2³². The four words after the tenth round are the result.
 #
 # `counters` (n, 4), `keys` (n, 2) and `out` (n, 4) are uint32; row i of `out` is the result for row i of the other two.
-# The launch has 64 threads a block, and a thread computes one row. Keep everything in variables: the counter and the
-# key are loaded once, the result is stored once. In a kernel, `uint64(x) >> uint64(32)` is the upper half of x, and
-# `uint32(x)` the lower one.
+# The launch has 64 threads a block, and a thread computes one row. Keep everything in variables. In a kernel,
+# `uint64(x) >> uint64(32)` is the upper half of x, and `uint32(x)` the lower one.
 #
 # Write `philox_words(counters, keys, out)` from the decorator down.
 

@@ -83,9 +83,17 @@ def source_text(chapter: Chapter) -> str:
 
 
 def digest(course: Course, chapter: Chapter) -> str:
-    """The hash of all that a workbook is made from: the source and the points."""
+    """The hash of all that a workbook is made from: the source, the points, and what is asked for."""
     points = [(entry.name, entry.points) for entry in course.exercises_of(chapter)]
-    return sha256(f"{source_text(chapter)}\0{points}")
+    return sha256(f"{source_text(chapter)}\0{points}\0{asked(chapter)}")
+
+
+def asked(chapter: Chapter) -> dict[str, str]:
+    """{exercise: what check asks for besides a right result}, of those that ask for something. The sentence stands with
+    the demand, and nowhere else."""
+    from labkit.course import exercises  # imports Numba
+
+    return {one.name: one.asked for one in exercises.of_chapter(chapter.number) if one.asked}
 
 
 def to_notebook(course: Course, chapter: Chapter, *, answers: bool = False):
@@ -93,10 +101,11 @@ def to_notebook(course: Course, chapter: Chapter, *, answers: bool = False):
     name = f"solutions/{chapter.name}.py"
     notebook = parse(source_text(chapter), name)
     listed = {entry.name: entry for entry in course.exercises_of(chapter)}
-    answer, seen = None, set()
+    answer, text, seen, also_asked = None, None, set(), asked(chapter)
     for number, cell in enumerate(notebook.cells, 1):
         cell["metadata"].clear()
         if cell.cell_type != "code":
+            text = cell
             continue
         where = f"{name}, cell {number}"
         exercise = checked_name(cell.source)
@@ -114,6 +123,8 @@ def to_notebook(course: Course, chapter: Chapter, *, answers: bool = False):
         if answer is None:
             raise CourseError(f"{where}: no cell with {BEGIN} stands above check({exercise!r}, ...)")
         seen.add(exercise)
+        if exercise in also_asked:
+            text["source"] = f"{text.source.rstrip()}\n\n**Also checked.** {also_asked[exercise]}"
         _mark(cell, exercise, "check", grade=True, points=listed[exercise].points)
         _mark(answer[0], exercise, "answer", solution=answer[1] or answers)
         answer = None

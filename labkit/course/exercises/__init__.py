@@ -47,15 +47,20 @@ def find(name: str) -> Exercise:
     raise KeyError(f"there is no exercise {name!r}; {hint}")
 
 
-def _all(own: bool = True) -> Iterator[Exercise]:
+def of_chapter(number: str) -> list[Exercise]:
+    """Those of one chapter, "05", without a look at the others."""
+    return list(_all(chapter=number))
+
+
+def _all(own: bool = True, chapter: str = "[0-9][0-9]") -> Iterator[Exercise]:
     """One by one, so that a fault in a later chapter does not stop an earlier one's exercises."""
-    for path in sorted(Path(__file__).parent.glob("ch[0-9][0-9].py")) if own else ():
+    for path in sorted(Path(__file__).parent.glob(f"ch{chapter}.py")) if own else ():
         yield from importlib.import_module(f"{__name__}.{path.stem}").EXERCISES
     for folder in filter(None, os.environ.get("LABKIT_EXERCISES", "").split(os.pathsep)):
         if not os.path.isdir(folder):
             raise UserError(f"LABKIT_EXERCISES names {folder!r}; it must name a directory with files chNN.py, or "
                             f"several, with {os.pathsep!r} between them")
-        for path in sorted(Path(folder).glob("ch[0-9][0-9].py")):
+        for path in sorted(Path(folder).glob(f"ch{chapter}.py")):
             yield from _module(path.resolve()).EXERCISES
 
 

@@ -7,7 +7,7 @@ import numpy as np
 
 from labkit import cuda
 from labkit.course.exercises import Edit, FunctionExercise, KernelExercise, PredictionExercise, Reach
-from labkit.course.exercises.demands import on_the_device
+from labkit.course.exercises.demands import asks, on_the_device, whole_number
 from labkit.course.exercises.domains import at
 from labkit.kernels.positions import positions
 
@@ -58,12 +58,6 @@ COUNT_DOWN = KernelExercise(
 
 # --- blocks_needed -------------------------------------------------------------------------------------------------
 
-def _whole_number(run):
-    if isinstance(run.returned, (int, np.integer)):
-        return None
-    return f"What is returned is a {type(run.returned).__name__}, and a launch takes a whole number of blocks, an int."
-
-
 BLOCKS_NEEDED = FunctionExercise(
     name="blocks_needed",
     reference=lambda n, each, threads: -(-n // (each * threads)),
@@ -78,7 +72,7 @@ BLOCKS_NEEDED = FunctionExercise(
         {"n": 10_000_003, "each": 8, "threads": 256},
     ),
     domain="Its inputs are three lengths, and `sizes` has the awkward ones.",
-    demand=_whole_number,
+    demand=whole_number,
     wrong={
         "the division rounds down, and the rest of the elements gets no block":
             lambda n, each, threads: n // (each * threads),
@@ -211,6 +205,8 @@ def starts_never_launched(tokens):
     return cuda.to_device(np.zeros(len(tokens), np.int32)).copy_to_host()
 
 
+@asks("The tokens travel to the device as int32, and one launch in blocks of 64 threads computes what comes "
+      "back; what is returned is a NumPy array of whole numbers.")
 def _in_blocks_of_64(run):
     """A launch in blocks of 64 computes what comes back to the host."""
     if missing := on_the_device(run):

@@ -4,7 +4,7 @@ import numpy as np
 
 from labkit import cuda
 from labkit.course.exercises import Edit, KernelExercise, PredictionExercise
-from labkit.course.exercises.demands import whole_grid
+from labkit.course.exercises.demands import asks, whole_grid
 from labkit.course.exercises.domains import MOVED, SUMMED, of, parameter
 from labkit.kernels.op import uniform
 from labkit.kernels.tolerance import dot_products, relative_to
@@ -167,6 +167,7 @@ def _rows(x, threads):
     return rows.reshape(rounds, threads)
 
 
+@asks("Each thread stores one number.")
 def _one_store_each(report):
     threads = int(np.prod(report.grid) * np.prod(report.block))
     stores = report.counts["global_stores"]

@@ -5,6 +5,7 @@ import numpy as np
 
 from labkit import cuda
 from labkit.course.exercises import Edit, FunctionExercise, KernelExercise, PredictionExercise
+from labkit.course.exercises.demands import asks, whole_number
 from labkit.course.exercises.domains import SUMMED, of
 from labkit.device import occupancy
 from labkit.kernels.op import uniform
@@ -87,12 +88,6 @@ PREDICT_WAVES = PredictionExercise(
 # --- loads_a_thread --------------------------------------------------------------------------------------------------
 
 
-def _whole_number(run):
-    if isinstance(run.returned, (int, np.integer)):
-        return None
-    return f"What is returned is a {type(run.returned).__name__}, and a thread makes a whole number of loads, an int."
-
-
 LOADS_A_THREAD = FunctionExercise(
     name="loads_a_thread",
     reference=lambda gbs, ns, sms, threads, each: -(-(gbs * ns) // (sms * threads * each)),
@@ -107,7 +102,7 @@ LOADS_A_THREAD = FunctionExercise(
         (1000, 512, 80, 100, 64),
     )),
     domain="Its inputs are five counts, and `sizes` has divisions that come out even and others that do not.",
-    demand=_whole_number,
+    demand=whole_number,
     wrong={
         "the division rounds down, and too few bytes are on their way":
             lambda gbs, ns, sms, threads, each: gbs * ns // (sms * threads * each),
@@ -147,8 +142,7 @@ RESIDENT_BLOCKS = FunctionExercise(
     random_size=lambda rng: {"threads": int(rng.integers(1, 1025)), "registers": int(rng.integers(16, 256)),
                              "shared": int(rng.integers(0, 65_536))},
     domain="Its inputs are three counts, and `sizes` has for each resource launches in which it is the scarce one.",
-    demand=lambda run: None if isinstance(run.returned, (int, np.integer)) else (
-        f"What is returned is a {type(run.returned).__name__}, and blocks are whole: an int."),
+    demand=whole_number,
     wrong={
         "registers are counted for each thread, and they are given to whole warps, 256 at a time": _small_sum,
         "the registers of all four schedulers are counted as one heap":
@@ -176,6 +170,8 @@ def _values(x, even, odd):
     return np.where(at == 0, rows[:, : len(even)] @ even, rows[:, : len(odd)] @ odd)
 
 
+@asks("Only the guard may split a warp, in the last block; each thread loads its `x` once, and the coefficients "
+      "of one polynomial once.")
 def _together(report):
     """No warp may split over which polynomial, and no thread may compute both. report: of observe."""
     (n,), (even,), (odd,) = (shape for _, shape, _ in list(report.arrays.values())[:3])

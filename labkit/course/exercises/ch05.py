@@ -12,7 +12,7 @@ from numba import float32
 
 from labkit import cuda
 from labkit.course.exercises import Edit, KernelExercise, PredictionExercise
-from labkit.course.exercises.demands import elements_of_argument
+from labkit.course.exercises.demands import asks, elements_of_argument
 from labkit.course.exercises.domains import FAR_ABOVE_ZERO, FAR_BELOW_ZERO, MOVED, SUMMED, of
 from labkit.kernels.op import uniform
 from labkit.kernels.tolerance import dot_products
@@ -32,6 +32,7 @@ AWKWARD = _products((1, 1, 1), (3, 5, 2), (5, 3, 4), (16, 16, 16), (1, 33, 17), 
                     (20, 35, 50))
 
 
+@asks("The data goes through shared memory.")
 def _uses_tiles(report) -> str | None:
     if report.counts["shared_loads"]:
         return None
@@ -39,6 +40,7 @@ def _uses_tiles(report) -> str | None:
             "`cuda.shared.array((16, 16), float32)`.")
 
 
+@asks("The data goes through shared memory, and neighbouring threads load neighbours and store neighbours.")
 def _rows_both_ways(report) -> str | None:
     """Strided accesses on one side move four times as many sectors; sizes are at least a tile."""
     if missing := _uses_tiles(report):
@@ -124,6 +126,7 @@ def _layer_reference(a, b, bias):
     return np.maximum(a @ b + bias, 0)
 
 
+@asks("Each element of `out` is stored once.")
 def _stays_in_registers(report) -> str | None:
     elements, stores = elements_of_argument(report, 3), report.counts["global_stores"]
     if stores <= elements:
@@ -367,6 +370,7 @@ def _at_reference(a, b):
     return a.T @ b
 
 
+@asks("The data goes through shared memory, and neighbouring threads load neighbours.")
 def _loaded_along_rows(report) -> str | None:
     """Loads along columns on one side move eight times as many sectors, in whole tiles."""
     if missing := _uses_tiles(report):

@@ -9,7 +9,7 @@ from numba import float32, uint32
 
 from labkit import cuda
 from labkit.course.exercises import Edit, KernelExercise, PredictionExercise
-from labkit.course.exercises.demands import times_used
+from labkit.course.exercises.demands import asks, times_used
 from labkit.course.exercises.domains import SUMMED, of
 from labkit.device import ptx
 from labkit.kernels.op import uniform
@@ -85,6 +85,7 @@ def linear_one_element(x, w, out):
                 out[row, col] = total
 
 
+@asks("In each step of k a thread loads eight numbers.")
 def _loads_once(report):
     """At 32 x 32 x 2: the 64 thread tiles load 8 numbers a step each, 1,024 in all; element by element it is 4,096."""
     loads = report.counts["global_loads"]
@@ -148,6 +149,7 @@ def outer_by_elements(x, y, out):
 OUTER_OBSERVED = {"M": 8, "N": 12}
 
 
+@asks("A thread makes two loads and four stores, of 128 bits each, and no others.")
 def _four_at_a_time(report):
     """8 x 12 elements are 6 thread tiles: two loads of 128 bits each, and four stores."""
     loads, stores = report.counts["global_loads"], report.counts["global_stores"]
@@ -180,6 +182,7 @@ OUTER_TILES = KernelExercise(
 # --- Find the bug: the last copy -------------------------------------------------------------------------------------
 
 
+@asks("The rows of `a` come by asynchronous copies, and by nothing else.")
 def _by_asynchronous_copies(report) -> str | None:
     copies, loads = times_used(report, "ptx.cp_async_4", "ptx.cp_async_16"), report.counts["global_loads"]
     if copies and copies >= loads:

@@ -9,7 +9,7 @@ from numba import float32, uint32
 
 from labkit import cuda
 from labkit.course.exercises import Edit, KernelExercise, PredictionExercise
-from labkit.course.exercises.demands import times_used
+from labkit.course.exercises.demands import asks, times_used
 from labkit.course.exercises.domains import SUMMED, of
 from labkit.device import ptx
 from labkit.kernels.op import uniform
@@ -83,14 +83,18 @@ def _products_in_float16(a, b):
     return a.astype(np.float64) @ b.astype(np.float64)
 
 
-def _products_of_warps(report, steps: int) -> str | None:
+def _products_of_warps(steps: int):
     """mma.sync `steps` times in each warp."""
-    warps = int(np.prod(report.grid))
-    found, asked = times_used(report, "ptx.mma_") // 32, steps * warps
-    if found >= asked:
-        return None
-    return (f"{warps} warps make {found} products on the tensor cores, and {asked} are asked for: each 16 x 8 x 16 of "
-            "the product is one `ptx.mma_m16n8k16_f32_f16`.")
+    @asks("The tensor cores compute the product.")
+    def demand(report) -> str | None:
+        warps = int(np.prod(report.grid))
+        found, asked = times_used(report, "ptx.mma_") // 32, steps * warps
+        if found >= asked:
+            return None
+        return (f"{warps} warps make {found} products on the tensor cores, and {asked} are asked for: each 16 x 8 x 16 "
+                "of the product is one `ptx.mma_m16n8k16_f32_f16`.")
+
+    return demand
 
 
 @cuda.jit
@@ -113,7 +117,7 @@ ONE_MMA = KernelExercise(
     launch=lambda T: (T, 32),
     tolerance=dot_products(lambda a, b: np.abs(a) @ np.abs(b), length=lambda a, b: a.shape[1]),
     domain=of((0, 1), *SUMMED),
-    demand=lambda report: _products_of_warps(report, 1),
+    demand=_products_of_warps(1),
     wrong={"a1 and a2 exchanged: a1 lies below a0, not beside it": _make_one_mma(a1_down=0, a1_right=8),
            "b is read along a row, as a is": _make_one_mma(b_transposed=True),
            "g and q are taken from the lane the other way round": _make_one_mma(swapped=True),
@@ -180,7 +184,7 @@ LINEAR_MMA = KernelExercise(
     shape=lambda T, C, K: (16 * T, 8 * C),
     sizes=({"T": 1, "C": 1, "K": 1}, MMA_OBSERVED, {"T": 3, "C": 1, "K": 2}),
     observe_sizes=(MMA_OBSERVED,),
-    demand=lambda report: _products_of_warps(report, MMA_OBSERVED["K"]),
+    demand=_products_of_warps(MMA_OBSERVED["K"]),
     random_size=lambda rng: {"T": int(rng.integers(1, 4)), "C": int(rng.integers(1, 4)), "K": int(rng.integers(1, 5))},
     launch=lambda T, C, K: ((C, T), 32),
     tolerance=dot_products(lambda x, w: np.abs(x) @ np.abs(w).T, length=lambda x, w: x.shape[1]),
@@ -220,6 +224,7 @@ def transpose_padded(a, out):
         out[col, left + lane] = tile[lane, col]
 
 
+@asks("The tile has no bank conflicts, and no padding: all 1,024 numbers go through its 1,024 places.")
 def _no_conflicts(report) -> str | None:
     conflicts = report.counts["bank_conflicts"]
     if conflicts:

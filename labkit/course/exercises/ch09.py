@@ -6,7 +6,7 @@ from numba import float32
 
 from labkit import cuda
 from labkit.course.exercises import Edit, FunctionExercise, KernelExercise, PredictionExercise, Reach
-from labkit.course.exercises.demands import elements_of_argument, on_the_device
+from labkit.course.exercises.demands import asks, elements_of_argument, on_the_device
 from labkit.course.exercises.domains import SUMMED, of
 from labkit.device import graphs
 from labkit.kernels.op import uniform
@@ -81,6 +81,7 @@ def _step(x, y, stream=0):
     step_kernel[_blocks(y.size), BLOCK, stream](x, y)
 
 
+@asks("The step is captured as a graph, and replayed.")
 def _replays_a_graph(run) -> str | None:
     replayed = sum(one.in_graph for one in run.launches)
     if run.captures and not run.replays:
@@ -156,6 +157,7 @@ RUN_STEPS = FunctionExercise(
 # --- fused_tail: three kernels made one ------------------------------------------------------------------------------
 
 
+@asks("Each thread loads three numbers and stores one.")
 def _each_array_once(report):
     elements = elements_of_argument(report, 3)
     loads, stores = report.counts["global_loads"], report.counts["global_stores"]
@@ -247,6 +249,8 @@ def wave_kernel(x, out):
         out[i] = value
 
 
+@asks("Each chunk that holds something gets one launch, in blocks of 128. Launches and copies are on the chunk's "
+      "stream, none on the default one, and chunks on more than one; the function waits before it returns.")
 def _on_streams(run):
     """A launch for each chunk, copies and launches on streams, and a wait at the end."""
     if missing := on_the_device(run):

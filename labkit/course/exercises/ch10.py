@@ -7,7 +7,7 @@ import numpy as np
 
 from labkit import cuda
 from labkit.course.exercises import Edit, FunctionExercise, PredictionExercise
-from labkit.course.exercises.demands import on_the_device
+from labkit.course.exercises.demands import asks, on_the_device
 from labkit.course.exercises.domains import (
     EQUAL,
     EXPONENTIALS,
@@ -63,6 +63,7 @@ def _at_reference(a, b):
     return a.T @ b
 
 
+@asks("cuBLAS computes the product, from where the data lies on the device.")
 def _by_cublas(run) -> str | None:
     if not run.calls:
         return "cuBLAS is not called, and asked for is a product of cuBLAS."
@@ -76,6 +77,7 @@ def _one_call(*allowed: str):
     """A single call of cuBLAS, of one of these functions, that computes the result."""
     asked = " or ".join(f"`{name}`" for name in allowed)
 
+    @asks(f"A single call of {asked} computes the result.")
     def demand(run) -> str | None:
         if run.calls and (len(run.calls) > 1 or run.calls[0] not in allowed):
             made = " and ".join(f"{run.calls.count(name)} of `{name}`" for name in dict.fromkeys(run.calls))

@@ -7,7 +7,7 @@ from numba import float32, float64
 
 from labkit import cuda
 from labkit.course.exercises import Edit, FunctionExercise, KernelExercise, PredictionExercise, Reach
-from labkit.course.exercises.demands import shuffles
+from labkit.course.exercises.demands import asks, shuffles
 from labkit.course.exercises.domains import (
     EQUAL,
     EXPONENTIALS,
@@ -285,6 +285,7 @@ def _lse_reference(x):
     return m + np.log(np.exp(x - m[:, None]).sum(axis=1))
 
 
+@asks("Each element is loaded once.")
 def _one_pass(report) -> str | None:
     loads = report.counts["global_loads"]
     if loads <= 3 * 20:

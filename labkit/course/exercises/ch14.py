@@ -11,7 +11,7 @@ from numba import float32
 
 from labkit import cuda
 from labkit.course.exercises import Edit, KernelExercise, PredictionExercise, Reach
-from labkit.course.exercises.demands import elements_of_argument, shuffles
+from labkit.course.exercises.demands import asks, elements_of_argument, shuffles
 from labkit.course.exercises.domains import (
     EXPONENTIALS,
     FAR,
@@ -243,6 +243,7 @@ def _backward_inputs(rng, R, C):
     return p, uniform(rng, R, C), np.float32(rng.uniform(0.1, 0.4))
 
 
+@asks("All lanes of a warp work on its row, and join their sums with shuffles.")
 def _shared_by_the_lanes(report) -> str | None:
     """p and g, each for the sum and for the result: four loads an element."""
     loads, enough = report.counts["global_loads"], 4 * elements_of_argument(report, 0)

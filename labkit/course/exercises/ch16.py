@@ -16,6 +16,7 @@ from labkit.course.exercises.ch15 import (
     rows_and_columns,
     some_rows_small,
 )
+from labkit.course.exercises.demands import asks
 from labkit.course.exercises.domains import (
     EQUAL,
     FAR_ABOVE_ZERO,
@@ -130,6 +131,7 @@ def add_rmsnorm_through_out(x, residual, weight, out):
 OBSERVED = {"R": 3, "C": 100}
 
 
+@asks("`x`, `residual` and `weight` are loaded once for each element of `out`, and each element is stored once.")
 def _each_read_once(report) -> str | None:
     least = 3 * OBSERVED["R"] * OBSERVED["C"]  # x, the residual and the weight, once for each element of out
     stores = OBSERVED["R"] * OBSERVED["C"]

@@ -10,7 +10,7 @@ from numba import float32
 
 from labkit import cuda
 from labkit.course.exercises import Edit, KernelExercise, PredictionExercise, Reach
-from labkit.course.exercises.demands import shuffles
+from labkit.course.exercises.demands import asks, shuffles
 from labkit.course.exercises.domains import HUGE_AND_TINY, MOVED, SUMMED, ZEROS, of
 from labkit.kernels.op import uniform
 from labkit.kernels.tolerance import EPS32
@@ -143,6 +143,8 @@ def _warp_scores_tolerance(query, keys):
     return EPS32 * 12 * (np.abs(keys) @ np.abs(query)) / 8
 
 
+@asks("The lanes of a warp read neighbouring numbers, and join their products with shuffles: at most 17 sectors "
+      "of 32 bytes for each key.")
 def _neighbours_read_neighbours(report) -> str | None:
     least = OBSERVED_KEYS * (2 * WIDE // 8 + 1)
     if report.counts["sectors"] > least:
@@ -255,6 +257,7 @@ def _window_tolerance(queries, keys, values, window):
 OBSERVED_WINDOW = {"N": 12, "W": 3}
 
 
+@asks("A block computes each of its scores once, and loads nothing from before its window.")
 def _window_read_once(report) -> str | None:
     pairs = int(_in_window(OBSERVED_WINDOW["N"], OBSERVED_WINDOW["W"]).sum())
     most, loads = 3 * WIDE * pairs, report.counts["global_loads"]

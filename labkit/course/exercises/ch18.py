@@ -10,6 +10,7 @@ from numba import float32
 
 from labkit import cuda
 from labkit.course.exercises import Edit, KernelExercise, PredictionExercise, Reach
+from labkit.course.exercises.demands import asks
 from labkit.course.exercises.domains import EXPONENTIALS, HUGE_AND_TINY, SUMMED, ZEROS, of
 from labkit.kernels.op import uniform
 from labkit.kernels.tolerance import EPS32
@@ -176,6 +177,7 @@ def _best_tolerance(queries, keys):
 OBSERVED_TOKENS = 96
 
 
+@asks("The keys go through shared memory, and a block loads only tiles of which some query sees a key.")
 def _tiles_needed(report) -> str | None:
     """One tile for the first block, two for the second, three for the third."""
     if not report.counts["shared_loads"]:
@@ -264,6 +266,7 @@ def _attend_tolerance(queries, keys, values):
 ATTENDED = {"Q": 2, "N": 5}
 
 
+@asks("For a query, each key and each value is loaded once, and so is the query.")
 def _keys_read_once(report) -> str | None:
     least = ATTENDED["Q"] * (64 + 2 * ATTENDED["N"] * 64)
     loads = report.counts["global_loads"]

@@ -8,7 +8,7 @@ import numpy as np
 
 from labkit import cuda
 from labkit.course.exercises import Edit, FunctionExercise, KernelExercise, PredictionExercise
-from labkit.course.exercises.demands import on_the_device
+from labkit.course.exercises.demands import asks, on_the_device
 from labkit.course.exercises.domains import (
     FAR_ABOVE_ZERO,
     FAR_BELOW_ZERO,
@@ -119,6 +119,7 @@ def _layer_tolerance(batches, weights, bias):
     return 1e-5 * (np.abs(batches) @ np.abs(weights) + np.abs(bias))
 
 
+@asks("One graph is captured, with one launch in it, and replayed once for each input.")
 def _one_graph_replayed(run) -> str | None:
     inputs = run.size["N"]
     if run.captures != 1 or run.replays != inputs:

@@ -12,7 +12,7 @@ from numba import float32, int32
 
 from labkit import cuda
 from labkit.course.exercises import Edit, FunctionExercise, KernelExercise, PredictionExercise, Reach
-from labkit.course.exercises.demands import shuffles
+from labkit.course.exercises.demands import asks, shuffles
 from labkit.course.exercises.domains import (
     EQUAL,
     FAR_ABOVE_ZERO,
@@ -204,6 +204,7 @@ def largest_without_shuffles(x, out):
         out[row] = at
 
 
+@asks("All lanes of a warp look through its row, and join what they find with shuffles.")
 def _all_lanes_look(report) -> str | None:
     requests = report.counts["global_requests"]
     if requests <= 12 * 12:  # 3 for 70 columns, with room for those who read a column again

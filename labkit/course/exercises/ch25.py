@@ -10,7 +10,7 @@ from numba import float32
 
 from labkit import cuda
 from labkit.course.exercises import Edit, KernelExercise, PredictionExercise, Reach
-from labkit.course.exercises.demands import shuffles
+from labkit.course.exercises.demands import asks, shuffles
 from labkit.course.exercises.domains import (
     EQUAL,
     FAR_ABOVE_ZERO,
@@ -122,6 +122,7 @@ def _norm_tolerance(x, residual, weight, bias):
     return layernorm_tolerance(total, weight, bias, EPSILON) + EPS32 * np.abs(total) * scale
 
 
+@asks("Each element is loaded once and stored once.")
 def _loads_once(report) -> str | None:
     """Everything once, and the sums in registers."""
     rows, columns = NORMED["T"], NORMED["C"]

@@ -8,7 +8,7 @@ import numpy as np
 from labkit import cuda
 from labkit.course.exercises import Edit, FunctionExercise, KernelExercise, PredictionExercise, Reach
 from labkit.course.exercises.ch25 import LENGTHS, UNTOUCHED, rows_for, some_begins, some_lengths
-from labkit.course.exercises.demands import elements_of_argument
+from labkit.course.exercises.demands import asks, elements_of_argument
 from labkit.models.minilm import few_values
 
 # --- Predict: which PyTorch? ------------------------------------------------------------------------------------------
@@ -108,6 +108,7 @@ PACK_IDS = KernelExercise(
 SCANNED = 128  # sentences of a block, a thread each
 
 
+@asks("Each length is loaded from global memory twice at most; sums are made of sums, in seven rounds.")
 def _scan_loads(report) -> str | None:
     """Not every thread over all lengths before its own, be they in global or in shared memory."""
     lengths, enough = elements_of_argument(report, 0), 4 * 7 * SCANNED

@@ -8,7 +8,7 @@ from numba import float32
 
 from labkit import cuda
 from labkit.course.exercises import Edit, KernelExercise, PredictionExercise, Reach
-from labkit.course.exercises.demands import shuffles
+from labkit.course.exercises.demands import asks, shuffles
 from labkit.course.exercises.domains import (
     EQUAL,
     HUGE_AND_TINY,
@@ -47,6 +47,7 @@ def _lower_half(low):
     return turn
 
 
+@asks("Each number is loaded once.")
 def _loads_each_once(report):
     loads, numbers = report.counts["global_loads"], PACKED["n"]
     if loads <= numbers:
@@ -210,6 +211,7 @@ DOT_ROWS = KernelExercise(
 EIGHTS = {"n": 1024}
 
 
+@asks("A thread makes one load of 128 bits and two stores of 128 bits.")
 def _wide(report):
     """Three requests for a warp: the load and two stores."""
     warps, requests = EIGHTS["n"] // 256, report.counts["global_requests"]

@@ -10,7 +10,7 @@ import numpy as np
 
 from labkit import cuda
 from labkit.course.exercises import Edit, FunctionExercise, PredictionExercise, Reach
-from labkit.course.exercises.demands import on_the_device
+from labkit.course.exercises.demands import asks, on_the_device
 from labkit.course.exercises.domains import MOVED, NEGATIVE, ZEROS, of_bfloat16
 from labkit.kernels.dtypes import bfloat16_of
 from labkit.kernels.op import uniform
@@ -179,6 +179,7 @@ def _ids(choose):
     return lambda rng, ids, table: (choose(rng, ids.size, len(table)).astype(np.int32), table)
 
 
+@asks("There is one launch, and a thread copies 64 numbers at most.")
 def _one_launch(run):
     """On the device, in one launch, with at most 64 numbers for each thread."""
     if fault := on_the_device(run):

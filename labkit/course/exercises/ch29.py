@@ -9,7 +9,7 @@ from numba import float32
 
 from labkit import cuda
 from labkit.course.exercises import Edit, KernelExercise, PredictionExercise, Reach
-from labkit.course.exercises.demands import shuffles
+from labkit.course.exercises.demands import asks, shuffles
 from labkit.course.exercises.domains import (
     EQUAL,
     FAR_ABOVE_ZERO,
@@ -49,6 +49,7 @@ def _norm_inputs(rng, T, C):
     return uniform(rng, T, C) * scale, 1 + uniform(rng, C) / 4, np.float32(rng.choice([1e-6, 1e-5, 1e-4]))
 
 
+@asks("A row takes two barriers at most and is read twice at most; the lanes of a warp add up by shuffles.")
 def _one_barrier(report) -> str | None:
     """The four warps meet once or twice, and the row is read twice."""
     warps, loads = report.counts["barriers"], report.counts["global_loads"]
@@ -164,6 +165,7 @@ def _rope_tolerance(x, table, positions):
     return head_tolerance(x, None, FLOAT32)
 
 
+@asks("Everything is loaded once: both numbers of a pair, their cosine and sine, and the position.")
 def _pairs_once(report) -> str | None:
     tokens, heads, size = ROTATED["T"], ROTATED["H"], ROTATED["D"]
     numbers = tokens * heads * size
@@ -314,6 +316,7 @@ def _normed_rotated_tolerance(x, weight, epsilon, table, positions):
     return EPS32 * (np.sqrt(NORMED_HEAD) + 10) * np.tile(np.hypot(a, b), 2)
 
 
+@asks("Everything is loaded once, and the lanes add up by shuffles.")
 def _head_once(report) -> str | None:
     heads = NORMED_ROTATED["T"] * NORMED_ROTATED["H"]
     loads, enough = report.counts["global_loads"], heads * (3 * NORMED_HEAD + 32)

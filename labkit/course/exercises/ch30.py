@@ -13,7 +13,7 @@ from numba import float32
 from labkit import cuda
 from labkit.course.exercises import Edit, KernelExercise, PredictionExercise, Reach
 from labkit.course.exercises.ch29 import ALL_LANES, LLAMA_3_1_8B
-from labkit.course.exercises.demands import shuffles
+from labkit.course.exercises.demands import asks, shuffles
 from labkit.course.exercises.domains import EQUAL, HUGE_AND_TINY, ZEROS, at, of
 from labkit.kernels.attention.pages import attend_reference, rounding_errors
 from labkit.kernels.op import uniform
@@ -43,6 +43,7 @@ def _gated_tolerance(x, gate, up):
     return 1.1 * of_gate * (np.abs(u) + of_up) + of_up * np.abs(_silu(g)) + roundings + 2e-36 * (1 + np.abs(u))
 
 
+@asks("Each number of `x` is loaded once for both products, and nothing but the result is stored.")
 def _in_one_loop(report) -> str | None:
     T, N, K = (GATED[axis] for axis in "TNK")
     loads, stores = report.counts["global_loads"], report.counts["global_stores"]
@@ -160,6 +161,8 @@ def _attended(q, keys, values, tolerance=None):
     return attend_reference(q[None], keys, values, len(keys) - 1, SIZE**-0.5, tolerance)[0]
 
 
+@asks("A group's keys and values are loaded once for all of its query heads, in two passes at most, and a query "
+      "once; the lanes join their results with shuffles.")
 def _loads_shared(report) -> str | None:
     H, K, N = (ATTENDED[axis] for axis in "HKN")
     loads, enough = report.counts["global_loads"], 3 * N * K * SIZE + H * SIZE

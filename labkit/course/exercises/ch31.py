@@ -11,7 +11,7 @@ from numba import float32
 
 from labkit import cuda
 from labkit.course.exercises import Edit, FunctionExercise, KernelExercise, PredictionExercise, Reach
-from labkit.course.exercises.demands import elements_of_argument, shuffles
+from labkit.course.exercises.demands import asks, elements_of_argument, shuffles
 from labkit.course.exercises.domains import EQUAL, HUGE_AND_TINY, ZEROS, any_angles, at, of
 from labkit.kernels.op import uniform
 from labkit.kernels.rope import rope_table
@@ -99,6 +99,7 @@ def _places(words, choose, **size):
     return Reach(words, turn, size or {"B": 4, "K": 2, "N": 6})
 
 
+@asks("A block loads each number of key, value and table once.")
 def _loads_a_pair_once(report) -> str | None:
     """Both numbers of a pair by one thread, with one cosine and one sine."""
     pairs = APPENDED["B"] * APPENDED["K"] * HALF
@@ -333,6 +334,7 @@ def _scores_below(rng, q, cache, lengths):
     return -np.abs(q) - 9, cache, lengths
 
 
+@asks("A warp loads its query, its keys and its values once, and its lanes join their results with shuffles.")
 def _each_once(report) -> str | None:
     """Shuffles, and one pass over keys and values."""
     queries, cache = (elements_of_argument(report, number) for number in (0, 1))

@@ -9,6 +9,7 @@ import numpy as np
 
 from labkit import cuda
 from labkit.course.exercises import Edit, FunctionExercise, KernelExercise, PredictionExercise, Reach
+from labkit.course.exercises.demands import asks
 from labkit.course.exercises.domains import MOVED, of
 from labkit.engine.block_manager import BlockManager
 from labkit.kernels.attention.pages import PAGE, pages_for
@@ -83,6 +84,7 @@ def _slots_with(words, choose):
 STORED = {"T": 4, "K": 2, "D": 64}
 
 
+@asks("Neighbouring lanes load and store neighbouring numbers.")
 def _whole_sectors(report) -> str | None:
     T, K, D = STORED.values()
     least = 2 * T * K * D * 4 // 32  # of rows and of the cache

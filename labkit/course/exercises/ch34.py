@@ -10,7 +10,7 @@ import math
 import numpy as np
 
 from labkit.course.exercises import Edit, KernelExercise, PredictionExercise, Reach
-from labkit.course.exercises.demands import shuffles
+from labkit.course.exercises.demands import asks, shuffles
 from labkit.course.exercises.domains import parameter
 from labkit.kernels.attention.paged import paged_decode_reference, tolerance_decode
 from labkit.kernels.attention.pages import PAGE, gather, paged_inputs, pages_for
@@ -125,6 +125,8 @@ SMALL_ATTENTION = tuple(dict(zip(("B", "S", "H", "KV", "D"), size, strict=True))
     (1, 16, 1, 1, 32), (3, 20, 4, 2, 32), (1, 32, 2, 1, 64), (2, 40, 3, 3, 96), (1, 70, 4, 1, 128)))
 
 
+@asks("Each number of the query, the keys and the values is loaded once, and the lanes add up their parts of a "
+      "score with shuffles.")
 def _loaded_once(report) -> str | None:
     """Keys, values and query once; each lane may look up the table for each token."""
     _, tokens, heads, _, size = ATTENDED.values()
@@ -235,6 +237,7 @@ def _maxima(values):
     return change
 
 
+@asks("Each number of `acc` is loaded once.")
 def _acc_once(report) -> str | None:
     R, P, D = JOINED.values()
     allowed = R * P * D + R * P * 32 * 4 * (D // 32) + R * 32 * 8
@@ -343,6 +346,8 @@ def _split_tolerance(q, keys, values, table, lengths, scale, share):
     return _split(q, keys, values, table, lengths, scale, share, errors)
 
 
+@asks("A block loads each number of its keys and values once, for all of its query heads, and the lanes join "
+      "their results with shuffles.")
 def _group_loads_once(report) -> str | None:
     tokens, group, blocks = SPLIT["S"], SPLIT["H"] // SPLIT["KV"], _parts_of_size(SPLIT["S"], SPLIT["share"])
     loads = report.counts["global_loads"]

@@ -9,7 +9,7 @@ from numba import int32, int64
 
 from labkit import cuda
 from labkit.course.exercises import Edit, KernelExercise, PredictionExercise, Reach
-from labkit.course.exercises.demands import elements_of_argument, shuffles
+from labkit.course.exercises.demands import asks, elements_of_argument, shuffles
 from labkit.kernels.philox import philox_reference
 from labkit.kernels.sampling_reference import kept_reference
 
@@ -121,6 +121,7 @@ def _reached_exactly(rng, weights):
     return np.cumsum(ordered, axis=1)[:, min(4, weights.shape[1] - 1)]
 
 
+@asks("The row is read once for each bit of the threshold, and all lanes share the work.")
 def _passes(report) -> str | None:
     """A pass over the row for each bit, with all lanes; and no pass for each token."""
     elements, loads = elements_of_argument(report, 0), report.counts["global_loads"]
@@ -246,6 +247,7 @@ def _draws(words, make, at=None, size=(3, 70)):
     return Reach(words, turn, dict(zip("RV", size, strict=True)))
 
 
+@asks("Each weight is loaded once, one token of a row is stored, and the lanes add up with shuffles.")
 def _scans(report) -> str | None:
     elements, loads = elements_of_argument(report, 0), report.counts["global_loads"]
     rows, stores = elements_of_argument(report, 1), report.counts["global_stores"]
@@ -341,6 +343,7 @@ def _counters(words, counters, key):
 POSITIONS = np.stack([np.arange(40), *np.zeros((3, 40), np.int64)], axis=1)
 
 
+@asks("The counter and the key are loaded once, and the result is stored once.")
 def _in_registers(report) -> str | None:
     n = elements_of_argument(report, 0) // 4
     loads, stores = report.counts["global_loads"], report.counts["global_stores"]

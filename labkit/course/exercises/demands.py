@@ -1,10 +1,14 @@
 """What several exercises demand of an answer whose result is right: what was counted, and what was asked for.
 
-A demand is given what happened, and returns a sentence, or None if it is met. `report` is what observe saw of a kernel,
+A demand has the sentence that a learner reads below the exercise's text; given what happened, it returns another one,
+or None if it is met. `report` is what observe saw of a kernel,
 `run` what the CPU device saw of a function of the host (labkit.course.check.host_runs).
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -12,6 +16,22 @@ from labkit.simt.observer.drawing import DRAWN
 
 ALONE = 8  # stored elements of a block: with fewer there may be no work for a second thread
 ALONE_LOADED = 33  # loaded ones: one thread may look up an index or a length in each of a few tables
+
+
+@dataclass(frozen=True)
+class Demand:
+    """asked: the sentence below the exercise's text. unmet(report or run): why it is not met, in one, or None."""
+
+    asked: str
+    unmet: Callable
+
+    def __call__(self, seen) -> str | None:
+        return self.unmet(seen)
+
+
+def asks(asked: str) -> Callable[[Callable], Demand]:
+    """Makes a function a Demand."""
+    return lambda unmet: Demand(asked, unmet)
 
 
 def elements_of_argument(report, number: int) -> int:
@@ -25,6 +45,7 @@ def times_used(report, *prefixes: str) -> int:
     return sum(times for name, times in report.instructions.items() if name.startswith(prefixes))
 
 
+@asks("The lanes of a warp join their results with shuffles.")
 def shuffles(report) -> str | None:
     """The lanes of a warp must exchange values."""
     if times_used(report, "shfl_"):
@@ -58,6 +79,7 @@ def elements_of_threads(report, kind: str) -> dict[int, dict[int, int]]:
     return found
 
 
+@asks("Every block does its share of the work.")
 def whole_grid(report) -> str | None:
     """No block may idle while others do what it could: for launches that are smaller than their data."""
     blocks, stores = int(np.prod(report.grid)), elements_of_threads(report, "store")
@@ -71,6 +93,7 @@ def whole_grid(report) -> str | None:
             "each block its share.")
 
 
+@asks("The device computes the result, not the host.")
 def on_the_device(run) -> str | None:
     """Kernels or a library must compute the result."""
     if not run.launches and not run.calls:
@@ -80,3 +103,11 @@ def on_the_device(run) -> str | None:
         return (f"Of {done} none computes the result: with all of them left out it is the same. The host computes it, "
                 "and the device is asked for.")
     return None
+
+
+@asks("What is returned is an int.")
+def whole_number(run) -> str | None:
+    """The function counts something: what it returns can be given to a launch."""
+    if isinstance(run.returned, (int, np.integer)):
+        return None
+    return f"What is returned is a {type(run.returned).__name__}, and a whole number is asked for: an int."

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from labkit.course.exercises.demands import several_threads
+from labkit.course.exercises.demands import Demand, several_threads
 from labkit.course.exercises.domains import Reach
 from labkit.course.exercises.edits import WrongAnswers
 
@@ -19,6 +19,7 @@ class Exercise:
     right answer."""
 
     kind: ClassVar[str]
+    asked: ClassVar[str] = ""  # besides a right result, in sentences
     name: str
     _: KW_ONLY
     wrong: Mapping[str, object]
@@ -55,9 +56,16 @@ class ComputedExercise(Exercise):
     dtype: type = np.float32  # of the output
     arguments: Callable | None = None  # (inputs, out, size) -> the answer's arguments; left out, (*inputs, out)
     start: Callable | None = None  # (*inputs) -> what the output holds before the launch, instead of NaN
+    demand: ClassVar[Demand | None] = None
+
+    @property
+    def asked(self) -> str:
+        return self.demand.asked if self.demand is not None else ""
 
     def __post_init__(self):
         super().__post_init__()
+        self._demand(self.demand is None or isinstance(self.demand, Demand), "demand must be a Demand: put "
+                     '@asks("what is asked for") of labkit.course.exercises.demands above its function')
         self._demand_callable("reference", "inputs")
         self._demand(self.sizes and all(isinstance(size, dict) for size in self.sizes),
                      'sizes is missing; it is a tuple of dictionaries, such as ({"n": 1}, {"n": 33})')
@@ -77,7 +85,7 @@ class KernelExercise(ComputedExercise):
     kind = "kernel"
     shape: Callable
     launch: Callable  # (**size) -> (grid, block[, stream, shared_bytes])
-    demand: Callable | None = None  # (Report of observe, at each observed size) -> a sentence, or None if met
+    demand: Demand | None = None  # given the Report of observe, at each observed size
     benign_races: bool = True  # False: threads that store the same value to one element fail the answer
     in_float32: bool = False  # float64 arithmetic is refused, since the text says so; elsewhere it gets a remark
     observe_sizes: tuple[dict, ...] | None = None  # left out, the small ones of `sizes`
@@ -89,6 +97,10 @@ class KernelExercise(ComputedExercise):
         self._demand_callable("shape", "launch")
         for size in self.observe_sizes or ():
             self._demand(size in self.sizes, f"observe_sizes has {size}, which is not one of sizes")
+
+    @property
+    def asked(self) -> str:
+        return " ".join([super().asked, *(["All arithmetic is in float32."] if self.in_float32 else [])]).strip()
 
     def missing(self, report) -> str | None:
         """What is asked for besides a right result and was not seen, in a sentence."""
@@ -105,7 +117,7 @@ class FunctionExercise(ComputedExercise):
     """
 
     kind = "function"
-    demand: Callable | None = None  # (HostRun of check.host_runs, at each size) -> a sentence, or None if met
+    demand: Demand | None = None  # given the HostRun of check.host_runs, at each size
     alike: Callable | None = None  # (result, *inputs) -> an array that is equal for results that are as good
     judge: Callable | None = None  # (answer, expected, *inputs) -> what is missed, in a sentence, or None; not compared
 

@@ -19,6 +19,7 @@ from labkit.course import registry as course
 from labkit.course.check import check, examine, exceptions, limits, run, verdict
 from labkit.course.check.verdict import CheckFailed, Verdict, pattern
 from labkit.course.exercises import FunctionExercise, KernelExercise, PredictionExercise
+from labkit.course.exercises.demands import asks
 
 pytestmark = pytest.mark.cpu_device
 
@@ -588,6 +589,7 @@ def test_a_benign_race_passes_with_a_word_unless_the_exercise_forbids_it():
 def test_a_demand_is_made_of_what_observe_counted(report):
     from dataclasses import replace
 
+    @asks("Each element is loaded once.")
     def few_loads(report):
         return None if report.counts["global_loads"] <= 10 else "It loads each element more than once."
 

@@ -9,6 +9,7 @@ from labkit import cuda
 from labkit.course.check import examine
 from labkit.course.check.host_runs import HostRun, _idle, _seen_by
 from labkit.course.exercises import FunctionExercise
+from labkit.course.exercises.demands import Demand
 from labkit.device import graphs
 from labkit.kernels.libraries import blas
 from labkit.kernels.libraries.blas import OP_N, gemm
@@ -46,7 +47,7 @@ ADD_ONE = FunctionExercise(
 
 def facts_of(function):
     found = []
-    demanding = replace(ADD_ONE, demand=found.append)
+    demanding = replace(ADD_ONE, demand=Demand("Anything.", found.append))
     assert examine(demanding, function, seed=1).passed
     return found[-1]
 
@@ -125,6 +126,7 @@ def test_everything_is_put_back_after_an_error():
 
 
 def test_a_demand_that_is_not_met_is_the_verdict():
-    verdict = examine(replace(ADD_ONE, demand=lambda run: "Two launches are asked for."), launched)
+    two_launches = Demand("There are two launches.", lambda run: "Two launches are asked for.")
+    verdict = examine(replace(ADD_ONE, demand=two_launches), launched)
     assert verdict.kind == "demand" and verdict.details == ("Two launches are asked for.",)
     assert verdict.headline.startswith("The result is right")

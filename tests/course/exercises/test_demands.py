@@ -1,9 +1,13 @@
 """Demands that several exercises share: what is counted, and what the sentence says."""
 
+import re
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from labkit import cuda, observe
+from labkit.course import exercises, registry, workbooks
 from labkit.course.check.host_runs import HostRun, Launched
 from labkit.course.exercises import demands
 from labkit.device import ptx
@@ -86,3 +90,26 @@ def test_what_the_host_computes_is_found():
     assert "Nothing was launched" in demands.on_the_device(HostRun({}))
     assert "The host computes it" in demands.on_the_device(HostRun({}, launches=[launched], right_without=True))
     assert "Of 2 calls of cuBLAS" in demands.on_the_device(HostRun({}, calls=["gemm"] * 2, right_without=True))
+
+
+def test_each_demand_is_a_sentence_of_the_exercises_text_and_of_nothing_else():
+    """What is asked for besides the result is printed from the demand, so that the two cannot differ."""
+    course, printed = registry.load(), {}
+    for chapter in workbooks.with_exercises(course, course.chapters):
+        text = ""
+        for cell in workbooks.to_notebook(course, chapter).cells:
+            text = cell.source if cell.cell_type == "markdown" else text
+            if (about := cell.metadata.get("labkit")) and about["role"] == "check":
+                printed[about["exercise"]] = text
+        assert "**Also checked.**" not in workbooks.source_text(chapter)
+    for name, exercise in exercises.load().items():
+        body, _, also = printed[name].partition("**Also checked.** ")
+        assert also == exercise.asked
+        for sentence in filter(None, re.split(r"(?<=\.) ", also)):
+            assert sentence.endswith(".") and sentence[0] in f"{sentence[0].upper()}`", (name, sentence)
+            assert sentence.casefold() not in " ".join(body.split()).casefold(), f"{name}: the text says so, too"
+
+
+def test_a_demand_without_its_sentence_is_refused():
+    with pytest.raises(ValueError, match="@asks"):
+        replace(exercises.find("fused_tail"), demand=lambda report: None)
