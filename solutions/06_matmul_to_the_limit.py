@@ -16,8 +16,8 @@ from labkit import check, cuda, hint, ptx
 #
 # - `loads`: how many numbers does a thread read from shared memory in one step of k?
 # - `products`: how many multiply-adds does it do with them?
-# - `busy`: at most how many percent of the multiply-add units are busy, if shared memory serves one warp in the time in
-#   which they serve four?
+# - `busy`: in what percentage of the time are the multiply-add units busy at most, if a warp's load from shared memory
+#   takes as long as four of its multiply-adds?
 # - `tile_bytes`: how many bytes of shared memory does a pair of tiles take, one of `a` and one of `b`?
 
 # %%

@@ -151,7 +151,8 @@ check("centre", centre)
 # A row was cut into parts. Of part $i$ you have its largest element, `largest[i]`, and `totals[i]`, the sum of $e^{x -
 # m_i}$ over its elements, where $m_i$ is `largest[i]`. Return both numbers of the whole row, as an array of two.
 #
-# This one is plain Python on the host. A part may be empty: then it has the largest element `-inf` and the sum 0.
+# This one is plain Python on the host. A part may be empty: then it has the largest element `-inf` and the sum 0. If
+# all parts are, so is the row.
 
 
 # %%

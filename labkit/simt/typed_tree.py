@@ -233,7 +233,12 @@ class _Flow:
         out = head
         for way in jumps["out"]:
             out = _joined(out, way)
-        return self.conversions(s, head, env), self.conversions(s, out, head, *jumps["out"]), out
+        if isinstance(s, ast.While):
+            return self.conversions(s, head, env), self.conversions(s, out, head, *jumps["out"]), out
+        # What a for loop runs over is computed before paths meet at its head, and what it assigns itself after that.
+        own = {name.id for name in ast.walk(s.target) if isinstance(name, ast.Name)}
+        s.body[:0] = [each for each in self.conversions(s, head, env) if each.name not in own]
+        return [], self.conversions(s, out, head, env, *jumps["out"]), out
 
     def round(self, s, item, head):
         """(the types at the head after one round, the jumps out of it, the types at its end)."""

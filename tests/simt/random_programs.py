@@ -266,6 +266,8 @@ def _lines(statements, depth, env, assigned):
             if s[1] not in env:
                 raise IllTyped
             env[s[1]] = type_of((s[2], ("name", s[1]), s[3]), env)
+            if s[1] in assigned:
+                assigned[s[1]] = env[s[1]]
             yield f"{pad}{s[1]} {s[2]}= {text(s[3])}"
         elif kind == "array":
             env["." + s[1]] = _type(s[2])
@@ -429,7 +431,7 @@ class Generator:
                 return ("device", name, self.narrow(inner(), env), self.narrow(inner(), env), self.test(env))
             return ("device", name, inner(), inner(), inner())
         if kind == "power":
-            return ("power", ("name", r.choice([*env])), r.choice([2, 3]))
+            return ("power", ("name", r.choice([name for name in env if name[0] != "."])), r.choice([2, 3]))
         if kind == "record":
             ty = r.choice(["int32", "float32", "uint8"])
             return ("record", ty, {"int32": "a", "float32": "x", "uint8": "small"}[ty], r.random() < 0.5)

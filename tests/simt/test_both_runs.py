@@ -774,6 +774,10 @@ def paths_that_meet(x, flag, y):
             continue
         total *= x[i]
     y[i, 4] = total
+    rounds = i
+    for _k in range(rounds & 3):  # of an integer, and a float from here on
+        rounds = 0.5
+    y[i, 5] = rounds / 2
 
 
 @cuda.jit(device=True)
@@ -786,11 +790,12 @@ def either(a, b, first):
 def test_a_variable_has_one_type_where_paths_meet():
     x = np.float32(1) / np.arange(3, 11, dtype=np.float32)
     flag = np.arange(8) % 2 == 0
-    y = result(paths_that_meet[1, 8], x, flag, np.zeros((8, 5)))
+    y = result(paths_that_meet[1, 8], x, flag, np.zeros((8, 6)))
     wide = np.where(flag, x.astype(np.float64), 0.1)
     np.testing.assert_array_equal(y[:, 0], wide * x * x)
     np.testing.assert_array_equal(y[:, 1], np.float64(np.float32(0.1)) * 0.25 * x)
     np.testing.assert_array_equal(y[:, 3], wide * x)
+    np.testing.assert_array_equal(y[:, 5], np.where(np.arange(8) & 3, 0.25, np.arange(8) / 2))
 
 
 @cuda.jit
