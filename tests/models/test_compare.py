@@ -1,6 +1,8 @@
 """A model against its reference: the first launch that diverges is named with its element, and dumped."""
 
 import json
+import sys
+from types import ModuleType
 
 import numpy as np
 import pytest
@@ -106,7 +108,7 @@ def test_by_name(path):  # noqa: F811
     assert found.passed and isinstance(found.model, GPT2) and len(found.ids) > 1
 
 
-def test_what_cannot_be_compared_is_a_sentence(path, monkeypatch):  # noqa: F811
+def test_what_cannot_be_compared_is_a_sentence(path):  # noqa: F811
     for text, options, words in (
             ("", {}, "the prompt has no token"),
             ("a kernel " * 40, {}, "has a context of 32"),
@@ -116,8 +118,13 @@ def test_what_cannot_be_compared_is_a_sentence(path, monkeypatch):  # noqa: F811
             compare(str(path), text, **options)
     with pytest.raises(UserError, match="there is no folder ./none"):
         compare("./none", "a")
-    monkeypatch.setitem(__import__("sys").modules, "transformers", None)
-    with pytest.raises(UserError, match="transformers is not installed"):
+
+
+@pytest.mark.parametrize("missing", ["torch", "transformers"])
+def test_a_library_that_is_missing_is_named(monkeypatch, missing):
+    for name in ("torch", "transformers"):  # whether the other one is installed here makes no difference
+        monkeypatch.setitem(sys.modules, name, None if name == missing else ModuleType(name))
+    with pytest.raises(UserError, match=f"and {missing} is not installed"):
         comparison._layers_of_transformers(gpt2(), GPT2_FOLDER, IDS)
 
 

@@ -63,7 +63,7 @@ def _at_reference(a, b):
     return a.T @ b
 
 
-@asks("cuBLAS computes the product, from where the data lies on the device.")
+@asks("The product comes from cuBLAS, which reads the data where it lies on the device.")
 def _by_cublas(run) -> str | None:
     if not run.calls:
         return "cuBLAS is not called, and asked for is a product of cuBLAS."
