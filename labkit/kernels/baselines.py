@@ -3,6 +3,7 @@
     Baseline("PyTorch", "torch", call)      as PyTorch runs it, and as torch.compile makes it: forms() has both
     numpy_cupy_torch(call)                  the same call with NumPy, CuPy and PyTorch
     sdpa(call)                              attention by each kernel that scaled_dot_product_attention can choose
+    unfused_attention(torch, q, keys, ...)  attention by two products and a softmax, compiled too
 """
 
 from __future__ import annotations
@@ -124,3 +125,14 @@ def sdpa(call: Callable, backends: tuple[str, ...], **more) -> tuple[Baseline, .
     return (Baseline("PyTorch, fused", "torch", call, "SDPA", **more),
             *(Baseline("PyTorch, fused", "torch", call, f"SDPA, {names[one]}", within=only(one), compile=False, **more)
               for one in backends))
+
+
+def unfused_attention(torch, q, keys, values, scale: float):
+    """Attention of q (..., S, D) to keys and values (..., T, D) by two products and a softmax.
+
+    Where rows of weights are divided by their sums before the second product, torch.compile recognises attention and
+    calls SDPA instead. So the product's rows are divided.
+    """
+    scores = (q @ keys.transpose(-2, -1)).float() * scale
+    weights = torch.exp(scores - scores.amax(-1, keepdim=True))
+    return (weights.to(values.dtype) @ values / weights.sum(-1, keepdim=True)).to(values.dtype)

@@ -1,11 +1,13 @@
 """Baselines: each call to PyTorch computes the operation, as it is and as one graph of torch.compile's."""
 
 import functools
+import re
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
+from labkit._common import paths
 from labkit.kernels import baselines, sampling
 from labkit.kernels.agree import Sample
 from labkit.kernels.baselines import Baseline, forms, is_eager
@@ -49,6 +51,13 @@ def test_every_operation_has_a_compiled_baseline(name):
     assert len(found) == len(set(found)), "two rows of one name"
 
 
+def test_the_measurements_readme_says_which_operations_are_autotuned():
+    autotuned = {name for name in HOMES if any(one.autotune for one in op(name).baselines)}
+    text = (paths.MEASUREMENTS / "README.md").read_text(encoding="utf-8")
+    (listed,) = re.findall(r"^- `max-autotune-no-cudagraphs`, (.*?)^- ", text, re.DOTALL | re.MULTILINE)
+    assert set(re.findall(r"`(\w+)`", listed)) == autotuned
+
+
 @pytest.fixture
 def torch():
     torch = pytest.importorskip("torch", reason="needs PyTorch")
@@ -74,6 +83,37 @@ def test_pytorch_computes_the_operation(name, monkeypatch, torch):
         result = _array(torch, arguments[-1] if result is None else result).reshape(out.shape).astype(one.dtype)
         verdict = sample.check(result, baseline)
         assert not verdict.problem, f"{baseline.title}: {verdict.problem}"
+
+
+@pytest.mark.parametrize(("name", "by_sdpa"), [("PyTorch", True), ("PyTorch, unfused", False)])
+def test_the_unfused_form_stays_unfused_when_it_is_compiled(name, by_sdpa, torch):
+    """Of two products and a softmax Inductor makes SDPA where it recognises them."""
+    from torch._dynamo.utils import counters
+    from torch._inductor.compile_fx import compile_fx
+
+    one = op("attention_sentences_half")
+    (baseline,) = (each for each in one.baselines if each.name == name)
+    inputs = one.inputs(np.random.default_rng(0), B=4, S=16, shortest=16, H=12, D=32)
+    arguments = [_tensor(torch, value) for value in (*inputs, np.zeros((64, 384), np.float16))]
+    torch._dynamo.reset()
+    counters.clear()
+    graphs_alone = functools.partial(compile_fx, inner_compile=lambda graph, *rest, **options: graph.forward)
+    compiled = torch.compile(functools.partial(baseline.call, torch), fullgraph=True, backend=graphs_alone)
+    compiled(*arguments)
+    assert (counters["inductor"]["fuse_attention"] == 1) == by_sdpa
+    assert counters["inductor"]["fuse_attention"] <= 1
+
+
+@pytest.mark.parametrize("name", ["paged_decode", "paged_prefill"])
+def test_keys_that_heads_share_are_not_copied_for_each(name, torch):
+    one = op(name)
+    size = one.work.timed_cpu
+    inputs = one.inputs(np.random.default_rng(0), **size)
+    arguments = [_tensor(torch, value) for value in (*inputs, np.zeros(one.shape(**size), one.dtype))]
+    for baseline in one.baselines:
+        _, *keys_and_values, _, _ = baseline.prepare(torch, *arguments)
+        for each in keys_and_values:
+            assert each.untyped_storage().nbytes() == 4 * size["B"] * size["S"] * size["KV"] * size["D"]
 
 
 def _tensor(torch, value):

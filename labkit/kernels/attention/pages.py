@@ -22,7 +22,7 @@ from labkit import cuda
 from labkit.device import ptx
 from labkit.kernels.arguments import aligned, check_array
 from labkit.kernels.attention.heads import NOT_A_NUMBER
-from labkit.kernels.baselines import sdpa
+from labkit.kernels.baselines import Baseline, sdpa
 from labkit.kernels.dtypes import bfloat16_of, float64_of
 from labkit.kernels.op import uniform
 from labkit.kernels.tolerance import EPS32
@@ -149,17 +149,15 @@ def contiguous_by_torch(keys, values, page_table, contexts) -> tuple:
         cache[chosen].transpose(1, 2).flatten(2, 3)[:, :, :count].contiguous() for cache in (keys, values))
 
 
-def repeated(torch, tokens, heads: int):
-    """(B, K, tokens, D) for float32, whose kernel of SDPA wants a head of keys for each head of queries; bfloat16 as it
-    is."""
-    return tokens if tokens.dtype == torch.bfloat16 else tokens.repeat_interleave(heads // tokens.shape[1], dim=1)
-
-
-def on_contiguous(call, prepare, bf16: bool) -> tuple:
-    """SDPA on contiguous keys and values as baselines: by each of its kernels, gathered before and untimed."""
+def on_contiguous(call, prepare, bf16: bool, name: str = "contiguous", unfused=None) -> tuple:
+    """SDPA on contiguous keys and values as baselines: by each of its kernels, gathered before and untimed. unfused:
+    the same as two products and a softmax."""
     backends = ("FLASH_ATTENTION", "CUDNN_ATTENTION") if bf16 else ("EFFICIENT_ATTENTION",)
-    return tuple(replace(one, name=one.name.replace("fused", "contiguous"))
-                 for one in sdpa(call, backends, prepare=prepare))
+    found = tuple(replace(one, name=one.name.replace("fused", name)) for one in sdpa(call, backends, prepare=prepare))
+    if unfused is not None:
+        found += (Baseline(f"PyTorch, {name}, unfused", "torch", unfused, "two products and a softmax",
+                           prepare=prepare, autotune=True),)
+    return found
 
 
 # --- What the launchers share -----------------------------------------------------------------------------------------

@@ -47,7 +47,7 @@ from labkit.kernels.attention.sentences_unfused import (
     scores_shape,
 )
 from labkit.kernels.attention.three_pass import attention_reference, attention_weights, split_heads, tolerance_of
-from labkit.kernels.baselines import Baseline, numpy_cupy_torch, sdpa
+from labkit.kernels.baselines import Baseline, numpy_cupy_torch, sdpa, unfused_attention
 from labkit.kernels.op import Op, Work, uniform
 from labkit.kernels.tolerance import EPS16
 
@@ -141,12 +141,23 @@ def unfused_by_library(xp, qkv, heads, begins, lengths, longest, out):
     out[:] = (weights @ v).swapaxes(1, 2).reshape(rows, width)
 
 
+def heads_by_torch(qkv, heads, lengths, out):
+    """(B, H, S, D) queries, keys and values of sentences of one length."""
+    count, (rows, width) = len(lengths), out.shape
+    return qkv.view(count, rows // count, 3, heads, width // heads).permute(2, 0, 3, 1, 4)
+
+
 def fused_by_torch(torch, qkv, heads, begins, lengths, longest, out):
     """SDPA, for sentences of one length."""
-    count, (rows, width) = len(lengths), out.shape
-    q, k, v = qkv.view(count, rows // count, 3, heads, width // heads).permute(2, 0, 3, 1, 4)  # (B, H, S, D) each
-    attended = torch.nn.functional.scaled_dot_product_attention(q, k, v)
-    return attended.transpose(1, 2).reshape(rows, width)
+    attended = torch.nn.functional.scaled_dot_product_attention(*heads_by_torch(qkv, heads, lengths, out))
+    return attended.transpose(1, 2).reshape(out.shape)
+
+
+def unfused_by_torch(torch, qkv, heads, begins, lengths, longest, out):
+    """Two products and a softmax that stay so when they are compiled, for sentences of one length."""
+    scale = math.sqrt(heads / out.shape[1])
+    attended = unfused_attention(torch, *heads_by_torch(qkv, heads, lengths, out), scale)
+    return attended.transpose(1, 2).reshape(out.shape)
 
 
 def _sizes(*sizes) -> tuple[dict, ...]:
@@ -196,7 +207,10 @@ ATTENTION_SENTENCES_HALF = _op(
      _bound(attention_sentences_flash_half, "attention_sentences_half")),
     ((3, 16, 0, 4, 32), (5, 128, 0, 2, 32)),
     tolerance=tolerance_sentences_half, dtype=np.float16,
+    # torch.compile replaces the first one by SDPA; the second one stays unfused.
     baselines=(Baseline("PyTorch", "torch", unfused_by_library, "two products and a softmax",
                         tolerance_stored_scores),
+               Baseline("PyTorch, unfused", "torch", unfused_by_torch, tolerance=tolerance_stored_scores, eager=False,
+                        autotune=True),
                *sdpa(fused_by_torch, ("FLASH_ATTENTION", "CUDNN_ATTENTION"))),
 )
