@@ -18,7 +18,7 @@ import json
 import sys
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -277,7 +277,8 @@ def targets_table(measurements: dict) -> str:
     if not found:
         return ""
     slower, equal, faster = comparisons.parted(found)
-    parts = [f"{comparisons.summary(found)} Measured on {measurements['machine']['device']}, {_days(measurements)}. "
+    days = _days(measurements, comparisons.SERIES)
+    parts = [f"{comparisons.summary(found)} Measured on {measurements['machine']['device']}, {days}. "
              + " ".join(comparisons.table(found).notes)]
     if slower:
         parts.append(f"**Where a library is faster: {len(slower)}**\n\n{_markdown(comparisons.table(slower))}")
@@ -306,10 +307,10 @@ def _is_called(row: LadderRow) -> bool:
     return row.kind == "baseline" and row.graph is None and row.ms < measure.SMALL_MS
 
 
-def _days(measurements: dict) -> str:
-    """The days of all ladders and of the series that comparisons read."""
+def _days(measurements: dict, series: Collection[str] = ()) -> str:
+    """The days of all ladders, and of these series."""
     days = {entry["machine"]["date"] for entries in measurements["ops"].values() for entry in entries}
-    days |= {one["date"] for name, one in measurements["series"].items() if name in comparisons.SERIES}
+    days |= {measurements["series"][name]["date"] for name in series if name in measurements["series"]}
     return ", ".join(sorted(days))
 
 

@@ -193,6 +193,15 @@ def test_targets_table():
     assert "Measured on NVIDIA Imaginary, 2026-01-02." in table
 
 
+def test_each_table_names_the_days_of_what_it_shows():
+    """Rungs are of the ladders' days alone; comparisons read series, too."""
+    data = made_up.measurements()
+    engine = {"rows": [{"name": "all at once", "tokens_per_second": 9.0}], "date": "2026-01-01"}
+    data["series"] |= {"engine": engine, "copies": {"date": "2025-12-31"}}
+    assert bench.readme_table(data).startswith("Measured on NVIDIA Imaginary, 2026-01-02 (")
+    assert "Measured on NVIDIA Imaginary, 2026-01-01, 2026-01-02." in bench.targets_table(data)
+
+
 def test_the_command_takes_operations_and_series(tmp_path, monkeypatch):
     from typer.testing import CliRunner
 

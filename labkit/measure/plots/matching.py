@@ -134,10 +134,10 @@ def step_times(series: dict) -> CourseFigure:
 
 
 def over_length(series: dict) -> CourseFigure:
-    """series: as measure.series.minilm.minilm_lengths returns it."""
+    """series: as measure.series.minilm.minilm_lengths returns it, whose PyTorch is not compiled."""
     tokens, lines = series["tokens"], [("ours", series["ours_us"], BLUE)]
     if series["torch_us"] is not None:
-        lines.append(("PyTorch", series["torch_us"], VERMILLION))
+        lines.append(("PyTorch, SDPA", series["torch_us"], VERMILLION))
     summary = "; ".join(f"{name}: {us}" for name, us, _ in lines)
     figure, (ax,) = new_figure([2.6], "Time over length", f"Microseconds a sentence over the length that all are "
                                f"padded to. {taken(series)}. {summary}.")
