@@ -129,7 +129,7 @@ times(histogram.HISTOGRAM, N=2**28, B=256, S=100)
 
 # %% [markdown]
 # With equal elements the atomics on global memory take nearly three times as long on the H200. Only the joined lanes
-# gain, 479 us instead of 3,997. The other private histograms take as long as before, although all 32 lanes of a warp
+# gain, 469 us instead of 3,997. The other private histograms take as long as before, although all 32 lanes of a warp
 # address the same bin. The reason is in the machine code. An atomic on shared memory that adds the constant 1, and
 # whose return value is not used, is compiled to `ATOMS.POPC.INC`, which counts the lanes with the same bin and adds
 # their number at once. So the hardware joins equal lanes by itself. `match_any_sync` only costs time: it takes the
@@ -138,8 +138,9 @@ times(histogram.HISTOGRAM, N=2**28, B=256, S=100)
 # `bincount`, which `torch.compile` calls as it is.
 #
 # `bincount` is not the one to beat, though. CUB, NVIDIA's library of such algorithms, has a histogram in CUDA C++. On
-# the H200 it takes 131 us for random values, where the last rung takes 145, and 88 us for equal ones. So it gets faster
+# the H200 it takes 127 us for random values, where the last rung takes 140, and 76 us for equal ones. So it gets faster
 # where an atomic in shared memory joins all lanes, and mine does not. It must be something else that mine waits for.
+# (These times, but for the longest, are in CUDA graphs. The figures' rates are those of single launches.)
 #
 # ## Scan
 #
@@ -297,7 +298,7 @@ times(scan.SCAN, N=2**27)
 # 16 elements a thread, in wide loads.
 #
 # The first look-back moves fewer bytes still, and yet is slower than that rung: one thread goes back tile by tile, and
-# its block waits. In the last rung a warp looks at 32 tiles at a time. That one reaches 82% of the bound, and CUB takes
+# its block waits. In the last rung a warp looks at 32 tiles at a time. That one reaches 83% of the bound, and CUB takes
 # 1.4 times as long.
 #
 # ## What a scan is for

@@ -291,6 +291,11 @@ attention_pictures.over_caches(measure.recorded_series("attention_keys", gpu="NV
 # us, and `decode` takes some eight: two launches in a row, with loads in each that wait for others. The line bends at
 # 8,192 keys in float32 and at 16,384 in float16, where the cache has grown to 50 MB and no longer stays in L2.
 #
+# In float32 SDPA does not split the keys, and its line rises from the start. In float16 it does, and there `decode`
+# loses: with 1,024 keys it takes a tenth longer than SDPA, which runs cuDNN's kernel. It is ahead by a few percent from
+# 2,048 to 8,192 keys, and with more it loses again. What cuDNN does better I have not found out; a second launch is
+# one thing that costs ours time.
+#
 # ## Over the number of tokens
 
 # %%
