@@ -281,9 +281,9 @@ def ids_of(name: str) -> set[str]:
 
 def _shared_root(found: list[Found], folder: Path, roster: list[Student]) -> tuple[str, ...]:
     """Find the folders that wrap all submissions: "submitted", an assignment's, or both. Below "submitted" at the top,
-    every folder is a student's. An only folder of another name is a student's as long as nothing outside it says
-    otherwise, whatever it holds: where it looks like a class, the roster decides, or its name, that of the archive; else
-    UserError."""
+    every folder is a student's. An only folder of another name is a student's unless something outside it says
+    otherwise, whatever it holds: where it looks like a class, the roster decides, or its name, that of the archive;
+    else UserError."""
     top = _names(found, 0)
     if len(top) != 1 or any(len(each.path.parts) == 1 for each in found):
         return ()

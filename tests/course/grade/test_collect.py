@@ -238,7 +238,7 @@ def test_notes_are_one_line_a_kind_and_student_and_identity_comes_first(tmp_path
             archive.writestr(f"bob/{number}.ipynb", "{")
             archive.writestr(f"bob/{number}/Alice_{number}_assignsubmission_file_x.ipynb", notebook(*CELLS))
         archive.writestr("carol/x.ipynb", notebook(*CELLS))
-    notes = plan(registry.load(), collect(tmp_path / "class.zip"), b"a secret of the tests").notes
+    notes = lines(plan(registry.load(), collect(tmp_path / "class.zip"), b"a secret of the tests").notes)
     assert [note.partition(":")[0] for note in notes] == ["bob", "bob", "alice", "bob"]
     assert "named as another student's file;" in notes[0] and notes[0].endswith("(and 99 more like this)")
     assert "counts, not" in notes[2] and notes[2].endswith("(and 98 more like this)")
