@@ -127,7 +127,7 @@ def test_points_of_three_students(nbgrader, small):
     nbformat.write(notebook, path)
     shown = nbgrader("autograde", "ps1", "--create")
     warned = warnings_in(shown)
-    # Of what was handed in, and of nothing else: that test cell, and what was there of its points.
+    # Of the test cell that was tampered with, and of nothing else.
     assert warned and all("idle_threads" in line for line in warned), shown
 
     got = {student: points(nbgrader, chapter, student) for student in ("ada", "ben", "cy")}
