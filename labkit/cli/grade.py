@@ -49,6 +49,7 @@ def grade(
     from labkit.course.grade.collect import collect
     from labkit.course.grade.journal import Lock
     from labkit.course.grade.judge import Settings, read_secret
+    from labkit.course.grade.notes import lines
     from labkit.course.grade.tasks import plan
     from labkit.course.grade.workers import judge_locally
 
@@ -108,10 +109,11 @@ def grade(
 
     rows = batch.rows(collected, made, verdicts)
     failed = [row for row in rows if row.result["verdict"] == "not_graded"]
+    notes = lines([*made.notes, *batch.notes_of(rows)])
     about = {"graded_on": "the CPU device", "isolation": isolation, "isolation_says": described,
-             "notes": made.notes, "missing": [student.id for student in collected.missing]}
+             "notes": notes, "missing": [student.id for student in collected.missing]}
     feedback.write_scores(out, rows, about)
-    feedback.write_pages(out, rows, course.title, described, made.notes)
+    feedback.write_pages(out, rows, course.title, described, notes)
     if similar:
         pairs = alike.pairs_of_class(course, collected, made)
         feedback.write_similar(out, pairs)
@@ -121,7 +123,7 @@ def grade(
         feedback.write_gradebook(out / "gradebook.db", rows)
     passed = sum(row.passed for row in rows)
     console.print(f"{passed} of {len(rows)} passed, in {time.monotonic() - begin:.0f} s. "
-                  f"{len(collected.missing)} students handed in nothing, {len(made.notes)} notes.")
+                  f"{len(collected.missing)} students handed in nothing, {len(notes)} notes.")
     console.print(described, style="dim")
     console.print(f"{out}/scores.csv, {out}/scores.json, {out}/index.html", markup=False)
     lock.release()

@@ -120,6 +120,11 @@ def checked_name(source: str) -> str | None:
     return None
 
 
+def ended_after(error: str) -> str:
+    """What a verdict adds where the answer's cell defined it, and then raised `error`."""
+    return f"The cell above ended with an error, after what it defines: {error}"
+
+
 def program(above: Sequence[str], answer: str) -> str:
     """The answer's cell, after those statements of the cells above it that define what it uses."""
     needed = _names_read(ast.parse(answer))

@@ -22,7 +22,7 @@ from pathlib import Path
 from labkit._common import paths
 from labkit._common.files import read_json, read_text, write_text
 from labkit.course import colab
-from labkit.course.answer_cells import BEGIN, END, checked_name, without_markers
+from labkit.course.answer_cells import BEGIN, END, checked_name, ended_after, without_markers
 from labkit.course.notebooks import (
     back_up,
     cells_sha256,
@@ -406,8 +406,7 @@ def _collect(process, owners: list, wanted: list[str], on_check: Callable | None
         if event["verdict"]:
             verdict = event["verdict"]
             if broken:  # after the definition, which was checked all the same
-                text = f"The cell above ended with an error, after what it defines: {broken}"
-                verdict = {**verdict, "details": [*verdict["details"], text]}
+                verdict = {**verdict, "details": [*verdict["details"], ended_after(broken)]}
             keep(Result(owner, verdict))
         else:
             shown = broken or event["error"] or "its test cell does not end with check(...)"

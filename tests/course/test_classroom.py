@@ -67,6 +67,11 @@ def hand_in(nbgrader, released, student: str, answers: dict[str, str]):
     return path
 
 
+def warnings_in(shown: str) -> list[str]:
+    """The lines of stderr that warn."""
+    return [line for line in shown.splitlines() if "WARN" in line.upper()]
+
+
 def points(nbgrader, chapter, student: str) -> dict[str, float]:
     """Exercise -> points in nbgrader's gradebook."""
     from nbgrader.api import Gradebook
@@ -120,7 +125,10 @@ def test_points_of_three_students(nbgrader, small):
         if 'check("idle_threads"' in cell.source:
             cell.source = "print('all well')"
     nbformat.write(notebook, path)
-    nbgrader("autograde", "ps1", "--create")
+    shown = nbgrader("autograde", "ps1", "--create")
+    warned = warnings_in(shown)
+    # Of the test cell that was tampered with, and of nothing else.
+    assert warned and all("idle_threads" in line for line in warned), shown
 
     got = {student: points(nbgrader, chapter, student) for student in ("ada", "ben", "cy")}
     print(got)
@@ -144,6 +152,6 @@ def test_points_of_the_course(nbgrader, number):
     entries = found.exercises_of(chapter)
     hand_in(nbgrader, released, "ada", {entry.name: workbook.solution(found, entry) for entry in entries})
     hand_in(nbgrader, released, "nobody", {})
-    assert "WARN" not in (shown := nbgrader("autograde", "ps1", "--create")).upper(), shown
+    assert not warnings_in(shown := nbgrader("autograde", "ps1", "--create")), shown
     assert points(nbgrader, chapter, "ada") == {entry.name: entry.points for entry in entries}
     assert points(nbgrader, chapter, "nobody") == {entry.name: 0 for entry in entries}

@@ -14,8 +14,11 @@ from dataclasses import dataclass
 from labkit.course.grade.collect import Collected, Student
 from labkit.course.grade.journal import Journal
 from labkit.course.grade.judge import Settings, plain_result
+from labkit.course.grade.notes import Note
 from labkit.course.grade.tasks import Plan, Task
 from labkit.course.registry import Entry
+
+UNGRADED = ("refused", "not_graded", "unreadable")
 
 
 @dataclass
@@ -30,6 +33,11 @@ class Row:
     @property
     def passed(self) -> bool:
         return bool(self.result["passed"])
+
+    @property
+    def why(self) -> str:
+        """Why it could not be graded; "" where it was, or was not handed in."""
+        return " ".join(self.result["details"]) if self.result["verdict"] in UNGRADED else ""
 
     @property
     def points(self) -> int:
@@ -110,3 +118,9 @@ def rows(collected: Collected, made: Plan, verdicts: dict[tuple[str, str], dict]
                                       *(why or ()))
             found.append(Row(student, entry, result, made.files.get((name, entry.name), "")))
     return found
+
+
+def notes_of(rows: list[Row]) -> list[Note]:
+    """What could not be graded, and why. What could not be read has its notes already."""
+    return [Note("not graded", f"{row.entry.name} cannot be graded: {row.why}", row.student.shown)
+            for row in rows if row.why and row.result["verdict"] != "unreadable"]

@@ -7,6 +7,7 @@ Python at all, of which nothing is believed but the arrays. What a function laun
 "kernel", too, or "tiles", a vetted tile program, or a kernel of the "library", which the grader names.
 """
 
+import ast
 import contextlib
 import json
 import linecache
@@ -178,7 +179,8 @@ def _end(child: int, uid: int | None, spaces: bool) -> None:
 
 
 def _serve(rpc, job: dict) -> None:
-    """Define the answer, then do as asked until the grader hangs up."""
+    """Define the answer, then do as asked until the grader hangs up. An error of the cells is only passed on if they
+    define the answer all the same: so it is in a notebook."""
     sys.path[:] = [path for path in sys.path if path not in ("", ".")]
     namespace: dict = {"__name__": "__main__", "__builtins__": __builtins__}
     text, _ = wire.receive(rpc)
@@ -188,11 +190,16 @@ def _serve(rpc, job: dict) -> None:
             from labkit.course.grade import device_proxy
 
             proxy = device_proxy.install(rpc, namespace)
-        answer = _define(job | text, namespace)
+        raised = _define(job | text, namespace)
+        if raised is not None and job["name"] not in namespace:
+            raise raised
+        answer = namespace.get(job["name"])
     except BaseException as error:
         wire.send(rpc, {"error": _described(error)})
         return
-    wire.send(rpc, {"defined": _kind_of(answer), "name": str(getattr(answer, "__name__", ""))[:80], **_where(answer)})
+    raised = {} if raised is None else {"raised": _described(raised)}
+    wire.send(rpc, {"defined": _kind_of(answer), "name": str(getattr(answer, "__name__", ""))[:80], **_where(answer),
+                    **raised})
     while True:
         head, values = wire.receive(rpc)
         try:
@@ -210,7 +217,9 @@ def _serve(rpc, job: dict) -> None:
         rpc.sendall(data)
 
 
-def _define(job: dict, namespace: dict):
+def _define(job: dict, namespace: dict) -> BaseException | None:
+    """Run what the answer needs of the cells above, statement by statement, and the answer's cell, whatever fails.
+    Return the first error."""
     from labkit.course.grade.answers import Program, vetted, vetted_tiles
 
     program = Program(job["name"], job["above"], job["answer"])
@@ -226,9 +235,14 @@ def _define(job: dict, namespace: dict):
     else:
         parts = (program.above, program.answer)
         namespace |= {"check": lambda *a, **k: None, "hint": lambda *a, **k: None, "display": lambda *a, **k: None}
-    for file, part in zip(files, parts, strict=True):
-        exec(compile(part, file, "exec", dont_inherit=True), namespace)
-    return namespace.get(job["name"])
+    above, answer = (ast.parse(part) if isinstance(part, str) else part for part in parts)
+    first = None
+    for file, part in (*((files[0], ast.Module([statement], [])) for statement in above.body), (files[1], answer)):
+        try:
+            exec(compile(part, file, "exec", dont_inherit=True), namespace)
+        except BaseException as error:
+            first = first or error
+    return first
 
 
 def _kind_of(answer) -> str:

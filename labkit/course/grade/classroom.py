@@ -25,7 +25,8 @@ def notices(scores: list[dict]) -> list[str]:
     """The workflow commands that Classroom reads the points from, and one for each answer that did not pass."""
     got, most = points(scores)
     both = json.dumps({"totalPoints": got, "maxPoints": most})
-    failed = [f"::warning title={_plain(each['exercise'])}::{_plain(each['headline'])}" for each in scores
+    failed = [f"::warning title={_plain(each['exercise'])}::"
+              f"{_plain(' '.join(filter(None, (each['headline'], each['why']))))}" for each in scores
               if not each["passed"] and each["verdict"] != "missing"]
     return [*failed, f"::notice title=Autograding complete::Points {got}/{most}",
             f"::notice title=Autograding report::{_plain(both)}"]
@@ -34,8 +35,9 @@ def notices(scores: list[dict]) -> list[str]:
 def summary(scores: list[dict]) -> str:
     """The verdicts as a table in Markdown."""
     got, most = points(scores)
-    rows = [f"| {_cell(each['exercise'])} | {each['points']} of {each['of_points']} | {_cell(each['headline'])}"
-            f"{'<br>' + _cell(each['mistake']) if each['mistake'] else ''} |" for each in scores]
+    rows = [f"| {_cell(each['exercise'])} | {each['points']} of {each['of_points']} | "
+            f"{'<br>'.join(_cell(each[key]) for key in ('headline', 'why', 'mistake') if each[key])} |"
+            for each in scores]
     return "\n".join([f"## {got} of {most} points", "", "| exercise | points | verdict |", "| --- | --- | --- |", *rows,
                       ""])
 

@@ -91,8 +91,8 @@ def collect(folder: Path, roster: Path | None = None) -> Collected:
     collected = Collected()
     students = read_roster(roster) if roster is not None else []
     root = _shared_root(found, folder, students)
-    if root and root[-1] != "submitted":
-        collected.notes.append(Note("root", f"{_clean(root[-1])} was taken for the folder of all submissions; if it is "
+    if root and root[0] != "submitted":
+        collected.notes.append(Note("root", f"{_clean(root[0])} was taken for the folder of all submissions; if it is "
                                             "one student's, what it holds is not that of others"))
     layout = _layout_of(found, root, _clean(folder.resolve().stem))
     for each in sorted(found, key=_order):
@@ -280,37 +280,35 @@ def ids_of(name: str) -> set[str]:
 
 
 def _shared_root(found: list[Found], folder: Path, roster: list[Student]) -> tuple[str, ...]:
-    """Find the folders that wrap all submissions: "submitted", an assignment's, or both. A single top-level folder
-    counts as a wrapper, not as a student's, if it holds several students' exports. Below "submitted", every folder is a
-    student's. Of a single folder with other folders in it the roster decides whose it is, or its name, that of the
-    archive; else UserError."""
-    root: tuple[str, ...] = ()
-    inner = _names(found, 0)
-    for depth in range(2):
-        if len(inner) != 1 or not all(len(each.path.parts) > depth + 1 for each in found):
-            break
-        (first,) = inner
-        inner = _names(found, depth + 1)
-        if first == "submitted":
-            return (*root, first)
-        if root or MOODLE.fullmatch(first) or CANVAS.fullmatch(first):
-            break
-        exports = len(inner) > 1 and any(all(map(pattern.fullmatch, inner)) for pattern in (MOODLE, CANVAS))
-        folders = len(inner) > 1 and all(len(each.path.parts) > 2 for each in found) and not any(
-            name == "exercises" or CHAPTER.fullmatch(name) for name in inner)
-        if not (inner == {"submitted"} or exports or folders):
-            break
-        if folders and not exports and not _holds_a_class(first, inner, folder, roster):
-            break
-        root = (first,)
-    return root
+    """Find the folders that wrap all submissions: "submitted", an assignment's, or both. Below "submitted" at the top,
+    every folder is a student's. An only folder of another name is a student's unless something outside it says
+    otherwise, whatever it holds: where it looks like a class, the roster decides, or its name, that of the archive;
+    else UserError."""
+    top = _names(found, 0)
+    if len(top) != 1 or any(len(each.path.parts) == 1 for each in found):
+        return ()
+    (first,) = top
+    if first == "submitted":
+        return (first,)
+    if MOODLE.fullmatch(first) or CANVAS.fullmatch(first):
+        return ()
+    root, inner = (first,), _names(found, 1)
+    if inner == {"submitted"} and all(len(each.path.parts) > 2 for each in found):
+        root, inner = (first, "submitted"), _names(found, 2)
+    exports = len(inner) > 1 and any(all(map(pattern.fullmatch, inner)) for pattern in (MOODLE, CANVAS))
+    folders = len(inner) > 1 and all(len(each.path.parts) > 2 for each in found) and not any(
+        name == "exercises" or CHAPTER.fullmatch(name) for name in inner)
+    looks_like_a_class = len(root) > 1 or exports or folders
+    return root if looks_like_a_class and _holds_a_class(first, inner, folder, roster) else ()
 
 
 def _holds_a_class(first: str, inner: set[str], folder: Path, roster: list[Student]) -> bool:
-    """Whether the only folder at the top, with several folders in it, is the class's and not a student's."""
+    """Whether the only folder at the top, in which `inner` look like students, is the class's and not a student's."""
     keys = {key for student in roster for key in _keys(student)}
 
     def listed(name: str) -> bool:
+        if match := MOODLE.fullmatch(name) or CANVAS.fullmatch(name):
+            return not keys.isdisjoint(_keys(Student(match["id"], match["name"].replace("_", " "))))
         words = name.casefold().split("-")  # vectors-USERNAME
         return any("-".join(words[k:]) in keys for k in range(len(words)))
 
@@ -361,7 +359,8 @@ def _classroom_prefix(below: list[tuple[str, ...]]) -> str:
 def _note_claims(collected: Collected, layout: Layout) -> None:
     """Note each file whose name below the top level is that of another student."""
     owners: dict[str, set[str]] = {}
-    for name, student in collected.students.items():
+    everyone = {student.id: student for student in collected.missing} | collected.students
+    for name, student in everyone.items():
         for key in _keys(student):
             owners.setdefault(key, set()).add(name)
     for name, files in collected.files.items():

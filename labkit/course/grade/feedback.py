@@ -36,8 +36,8 @@ code{{font-family:monospace}}h2{{margin-top:2em}}.quiet{{opacity:.7}}</style></h
 {body}
 </body></html>
 """
-COLUMNS = ("student", "name", "exercise", "points", "of_points", "passed", "verdict", "headline", "mistake", "seconds",
-           "file")
+COLUMNS = ("student", "name", "exercise", "points", "of_points", "passed", "verdict", "headline", "why", "mistake",
+           "seconds", "file")
 
 
 def page_name(student: str) -> str:
@@ -52,8 +52,8 @@ def record(row: Row) -> dict:
     result = row.result
     return {"student": row.student.id, "name": row.student.name, "exercise": row.entry.name, "points": row.points,
             "of_points": row.entry.points, "passed": row.passed, "verdict": result["verdict"],
-            "headline": result["headline"], "mistake": result["mistake"], "seconds": result["seconds"],
-            "file": row.file}
+            "headline": result["headline"], "why": row.why, "mistake": result["mistake"],
+            "seconds": result["seconds"], "file": row.file}
 
 
 def write_scores(out: Path, rows: list[Row], about: dict) -> None:

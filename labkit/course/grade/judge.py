@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from labkit._common.errors import UserError
+from labkit.course.answer_cells import ended_after
 from labkit.course.grade import isolate
 from labkit.course.grade.answers import Answer, Program, Refused, numbers_of, program_of, vetted, vetted_tiles
 from labkit.course.grade.device_server import DeviceServer, launched_elsewhere
@@ -124,7 +125,6 @@ class Judge:
         return self._tried(exercise, program, seed)[0] if late else result
 
     def _tried(self, exercise, program: Program, seed: int) -> tuple[dict, bool]:
-        from labkit.course.check.limits import HostTimeout
         from labkit.course.grade.remote import Connection, ProcessEnded, answer_from, show_source
 
         kind = "kernel" if exercise.kind == "kernel" else "function"
@@ -138,22 +138,27 @@ class Judge:
         job, reply = self._job(kind, program, file, server)
         connection = Connection(job, file, server)
         try:
+            error = _raised(connection, reply)
             if "error" in reply:
-                try:
-                    connection.raise_here(reply["error"])
-                except (Exception, HostTimeout) as error:
-                    if server is not None and server.refused:
-                        raise Refused(server.refused) from None
-                    return self._not_defined(exercise, program, file, error), False
+                if server is not None and server.refused:
+                    raise Refused(server.refused)
+                return self._not_defined(exercise, program, file, error), False
+            refused_above = ""
+            if server is not None:  # what the cells tried out is not the answer
+                refused_above, server.refused = server.refused, ""
             remote = answer_from(reply, program, connection)
             if kind == "kernel" and reply.get("defined") == "kernel" and reply.get("file") not in (
                     file, f"<above {file[1:]}"):
                 raise Refused(f"`{program.name}` is a kernel of a library; the answer is to be one of your own")
             result = self._examined(exercise, remote, seed)
-            if server is not None and server.refused and not result["passed"]:
-                raise Refused(server.refused)
+            if server is not None and not result["passed"]:
+                refused = server.refused or (refused_above if result["verdict"] == "raised" else "")
+                if refused:
+                    raise Refused(refused)
             if connection.why and not result["passed"]:
                 result |= {"verdict": "raised", "headline": "Its process ended.", "details": [connection.why]}
+            if error is not None:
+                result["details"] = [*result["details"], ended_after(_in_a_line(error, file))]
             late = connection.late or any(one.late for one, _ in beside) or result["verdict"] == "never_ends"
             return result, late
         except ProcessEnded as error:
@@ -238,6 +243,28 @@ class Judge:
             with suppress(Exception):
                 result["details"].append(place(file, line))
         return result
+
+
+def _raised(connection, reply: dict) -> BaseException | None:
+    """The error of the cells, as it was there."""
+    from labkit.course.check.limits import HostTimeout
+
+    described = reply.get("error", reply.get("raised"))
+    if described is None:
+        return None
+    try:
+        connection.raise_here(described)
+    except (Exception, HostTimeout) as error:
+        return error
+
+
+def _in_a_line(error: BaseException, file: str) -> str:
+    """ "NameError: name 'x' is not defined, line 3": of the answer's cell, where it is known."""
+    from labkit.course.check.python_errors import learners_frame
+
+    message = f"{type(error).__name__}: {error}".split("\n")[0].rstrip(": ")
+    where, line = learners_frame(error, file)
+    return f"{message}, line {line}" if line and where == file else message
 
 
 @contextmanager

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-# In the order in which a teacher reads them: whose a file is, then what was not read, then what was chosen.
+# In the order in which a teacher reads them: whose a file is, then what was not read or not graded, then what was
+# chosen.
 KINDS = ("another student", "same name", "root", "layout", "roster", "unreadable", "link", "archive", "too large",
-         "several answers")
+         "not graded", "several answers")
 
 
 @dataclass(frozen=True)

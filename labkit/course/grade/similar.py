@@ -1,14 +1,16 @@
 """Which answers of a class are alike, once names, order and constants are left out: pairs for a teacher to look at.
 
-An answer is read as a set of parts: its expressions of LEAST_NODES nodes or more, and what each of them takes from
-another. In a part variables are numbered, constants are one, operands of + and * are sorted, a > b is b < a, `x += y`
-is x + y, and a helper that only returns is put in the place of its call; no part knows in which function or after which
+As in winnowing (MOSS), an answer is a set of fingerprints, here of its syntax tree and not of its text: its
+expressions of LEAST_NODES nodes or more, what each takes from another, and the condition or loop under which it stands.
+In such a part variables are numbered, constants are one, operands of + and * are sorted, a > b is b < a, `x += y` is
+x + y, and a helper that only returns is put in the place of its call; no part knows in which function or after which
 statement it stands. So another order, other names, helper functions and dead code change few of them. Left out are the
-parts of what was handed out, of the course's own answer, and, from MAJORITY_OF answers on, what more than half of the
-class has; a part that many share counts less.
+parts of what was handed out and, from MAJORITY_OF answers on, what more than half of the class has; a part that many
+share counts less. So does a part of the course's own answer, which is what most would write: EXPECTED.
 
-Two answers are a pair if they share LEAST_PARTS parts on LEAST_LINES lines, and SHARE of the shorter one's parts.
-Shorter answers have one natural form, in which a copy and a second thought look the same: they are not compared.
+Two answers are a pair if the parts that they share count LEAST or more and are SHARE of the shorter one's; where they
+count MUCH, SHARE_OF_MUCH is enough, so that an edit hides no copy. Short answers that share less have one natural form,
+in which a copy and a second thought look the same.
 """
 
 from __future__ import annotations
@@ -18,17 +20,18 @@ import copy
 import functools
 import html
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
-LEAST_NODES = 6
+LEAST_NODES = 3
 MOST_NODES = 400  # of an expression; and what helpers return is put into no larger one
 MOST_DEFINITIONS = 8  # of a variable that are looked at
 MOST_TEXT = 128 << 10  # characters of an answer, the cells above included
-LEAST_PARTS = 8
-LEAST_LINES = 3  # on which they stand: one long line has many parts
-SHARE = 0.5
+EXPECTED = 0.25
+LEAST, SHARE = 4.0, 0.9
+MUCH, SHARE_OF_MUCH = 12.0, 0.8
 MAJORITY_OF = 8
 BLOCK = 512  # answers that are compared with all others at a time
 COMMUTE = (ast.Add, ast.Mult, ast.BitAnd, ast.BitOr, ast.BitXor)
@@ -108,7 +111,8 @@ class _Scope:
     def __init__(self, scope, functions: set[str]):
         self.functions = functions
         self.statements = list(_statements(scope.body))
-        self.variables = {node.id for statement in self.statements for node in ast.walk(statement)
+        self.uses: Counter = Counter()  # of each variable, in the expression that is read
+        self.variables = {node.id for statement, _ in self.statements for node in ast.walk(statement)
                           if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
         if isinstance(scope, ast.FunctionDef):
             self.variables |= {node.arg for node in ast.walk(scope.args) if isinstance(node, ast.arg)}
@@ -116,12 +120,16 @@ class _Scope:
     def read(self, found: dict[str, set[int]]) -> None:
         defined: dict[str, list[str]] = {}
         uses = []
-        for statement in self.statements:
+        headers: dict[int, str] = {}  # of statements that hold others
+        for statement, around in self.statements:
             for targets, value in _values(statement):
                 if _nodes(value) > MOST_NODES:
                     continue
                 text = self.text(value)
                 uses.append((value, text))
+                headers.setdefault(id(statement), text)
+                if _nodes(value) >= LEAST_NODES:
+                    found.setdefault(f"{headers.get(id(around), '')}: {text}", set()).update(_lines(value))
                 for name in targets:
                     defined.setdefault(name, []).append(text)
                 for node in ast.walk(value):
@@ -136,6 +144,7 @@ class _Scope:
 
     def text(self, node) -> str:
         """The expression, with variables numbered in the order in which they come once operands are sorted."""
+        self.uses = Counter(each.id for each in ast.walk(node) if isinstance(each, ast.Name))
         numbers: dict[str, str] = {}
         return "".join(numbers.setdefault(part, f"v{len(numbers)}") if part.startswith("\0") else part
                        for part in self._flat(node))
@@ -153,10 +162,10 @@ class _Scope:
         if isinstance(node, ast.BinOp):
             sides = [self._flat(node.left), self._flat(node.right)]
             if isinstance(node.op, COMMUTE):
-                sides.sort(key=_shape)
+                sides.sort(key=self._shape)
             return ["(", *sides[0], f" {type(node.op).__name__} ", *sides[1], ")"]
         if isinstance(node, ast.BoolOp):
-            sides = sorted((self._flat(each) for each in node.values), key=_shape)
+            sides = sorted((self._flat(each) for each in node.values), key=self._shape)
             return ["(", *(piece for side in sides for piece in (*side, f" {type(node.op).__name__} ")), ")"]
         if isinstance(node, ast.Compare) and len(node.ops) == 1:
             sides = [self._flat(node.left), self._flat(node.comparators[0])]
@@ -164,7 +173,7 @@ class _Scope:
             if kind in MIRRORED:
                 sides, kind = sides[::-1], MIRRORED[kind]
             elif kind in (ast.Eq, ast.NotEq):
-                sides.sort(key=_shape)
+                sides.sort(key=self._shape)
             return ["(", *sides[0], f" {kind.__name__} ", *sides[1], ")"]
         if isinstance(node, ast.Attribute):
             return [*self._flat(node.value), f".{node.attr}"]
@@ -174,18 +183,19 @@ class _Scope:
                 pieces += [*self._flat(child), ","]
         return [*pieces, ")"]
 
+    def _shape(self, pieces: list[str]) -> str:
+        """By which operands are sorted, whatever variables are called."""
+        return "".join(f"v{self.uses[piece[1:]]}" if piece.startswith("\0") else piece for piece in pieces)
 
-def _shape(pieces: list[str]) -> str:
-    return "".join("v" if piece.startswith("\0") else piece for piece in pieces)
 
-
-def _statements(body):
+def _statements(body, around=None):
+    """(a statement, the one in which it stands) of a function's, without those of functions in it."""
     for statement in body:
         if isinstance(statement, ast.FunctionDef | ast.ClassDef | ast.Import | ast.ImportFrom):
             continue
-        yield statement
+        yield statement, around
         for name in ("body", "orelse", "finalbody"):
-            yield from _statements(getattr(statement, name, ()))
+            yield from _statements(getattr(statement, name, ()), statement)
 
 
 def _values(statement) -> list[tuple[list[str], ast.expr]]:
@@ -252,10 +262,10 @@ class Pair:
     same: dict[int, set[int]] = field(hash=False)
 
 
-def pairs_among(exercise: str, answers: list[Answered], known: list[str] = ()) -> list[Pair]:
-    """The pairs of one exercise, most alike first. known: sources whose parts do not count, such as what was handed
-    out."""
-    left_out = {part for source in known for part in parts_of(source)}
+def pairs_among(exercise: str, answers: list[Answered], given: Sequence[str] = (), expected: str = "") -> list[Pair]:
+    """The pairs of one exercise, most alike first. given: what was handed out, whose parts do not count. expected: the
+    course's own answer."""
+    left_out = {part for source in (*given, "\n".join(given)) for part in parts_of(source)}
     of_each = [{part: lines for part, lines in parts_of(one.source).items() if part not in left_out}
                for one in answers]
     counts = Counter(part for parts in of_each for part in parts)
@@ -271,12 +281,15 @@ def pairs_among(exercise: str, answers: list[Answered], known: list[str] = ()) -
     for row, parts in zip(has, of_each, strict=True):
         row[[shared[part] for part in parts if part in shared]] = 1
     weight = np.array([weights[part] for part in shared], np.float32)
+    usual = parts_of(expected)
+    worths = weight * np.array([EXPECTED if part in usual else 1.0 for part in shared], np.float32)
     found = []
     for begin in range(0, number, BLOCK):
         block = has[begin : begin + BLOCK]
         together = (block * weight) @ has.T
         least = np.minimum(own[begin : begin + BLOCK, None], own[None, :])
-        alike = (together >= SHARE * least) & (block @ has.T >= LEAST_PARTS) & (together > 0)
+        worth = (block * worths) @ has.T
+        alike = (worth >= LEAST) & (together >= np.where(worth >= MUCH, SHARE_OF_MUCH, SHARE) * least)
         for a, b in np.argwhere(alike):
             one, other = int(a) + begin, int(b)
             if one < other and answers[one].student != answers[other].student:
@@ -285,26 +298,24 @@ def pairs_among(exercise: str, answers: list[Answered], known: list[str] = ()) -
                 for part in both:
                     for line in of_each[one][part]:
                         same.setdefault(line, set()).update(of_each[other][part])
-                if min(len(same), len(set().union(*same.values()))) >= LEAST_LINES:
-                    found.append(Pair(exercise, answers[one], answers[other], float(together[a, b] / least[a, b]),
-                                      len(both), same))
+                found.append(Pair(exercise, answers[one], answers[other], float(together[a, b] / least[a, b]),
+                                  len(both), same))
     return sorted(found, key=lambda pair: (-pair.share * pair.parts, pair.one.student, pair.other.student))
 
 
 def pairs_of_class(course, collected, made) -> list[Pair]:
     """The pairs of every exercise that was set but predictions, which are numbers."""
-    from labkit.course import exercises, workbooks
+    from labkit.course import answer_cells, exercises, workbooks
     from labkit.course.grade.answers import Refused, program_of
 
-    found, known = [], {}
+    found, given = [], {}
     for entry in made.entries:
         if exercises.find(entry.name).kind == "predict":
             continue
-        if entry.chapter.name not in known:
-            known[entry.chapter.name] = [cell.source for answers in (False, True)
-                                         for cell in workbooks.to_notebook(course, entry.chapter,
-                                                                           answers=answers).cells
+        if entry.chapter.name not in given:
+            given[entry.chapter.name] = [cell.source for cell in workbooks.to_notebook(course, entry.chapter).cells
                                          if cell.cell_type == "code"]
+        own = answer_cells.solution(entry.name)
         answers = []
         for task in made.tasks:
             if task.exercise == entry.name:
@@ -315,7 +326,7 @@ def pairs_of_class(course, collected, made) -> list[Pair]:
                 if program is not None:
                     source = f"{program.above}\n{program.answer}" if program.above else program.answer
                     answers.append(Answered(collected.students[task.student].shown, source))
-        found += pairs_among(entry.name, answers, known[entry.chapter.name])
+        found += pairs_among(entry.name, answers, given[entry.chapter.name], own.answer if own else "")
     return found
 
 
@@ -324,9 +335,9 @@ def pairs_of_class(course, collected, made) -> list[Pair]:
 INTRODUCTION = (
     "Answers of different students that are alike once names, order and constants are left out. This changes no "
     "score, and proves nothing: two people may have worked together as they were allowed to, or used the same source. "
-    "Read the passages. Not counted is what was handed out, the course's own answer and what more than half of the "
-    f"class has; answers with fewer than {LEAST_PARTS} parts of their own are not compared, for they have one natural "
-    "form.")
+    "Read the passages. Not counted is what was handed out and what more than half of the class has; what the course's "
+    "own answer has counts a quarter. Short answers are pairs only if what they share is unusual, for they have one "
+    "natural form.")
 
 
 def as_text(pairs: list[Pair]) -> str:

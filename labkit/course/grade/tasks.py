@@ -10,7 +10,7 @@ from labkit._common import paths
 from labkit._common.errors import UserError
 from labkit.course.grade.answers import Answer, Refused, Unreadable, answers_in, program_of, read_cells
 from labkit.course.grade.collect import Collected
-from labkit.course.grade.notes import Note, lines
+from labkit.course.grade.notes import Note
 from labkit.course.registry import Course, Entry
 
 
@@ -42,14 +42,13 @@ class Plan:
     entries: tuple[Entry, ...] = ()
     files: dict[tuple[str, str], str] = field(default_factory=dict)  # (student, exercise) -> file
     unreadable: dict[str, list[str]] = field(default_factory=dict)  # student -> why
-    notes: list[str] = field(default_factory=list)
+    notes: list[Note] = field(default_factory=list)
 
 
 def plan(course: Course, collected: Collected, secret: bytes, wanted: set[str] | None = None) -> Plan:
     """Read every file, as text. Of files that answer the same exercise the newest counts, and one in work/ before all
     others. wanted: names of chapters."""
-    made = Plan()
-    notes = list(collected.notes)
+    made = Plan(notes=list(collected.notes))
     known = {entry.name: entry for entry in course.exercises if wanted is None or entry.chapter.name in wanted}
     version = labkit_digest()
     chapters = set(wanted or ())
@@ -61,14 +60,14 @@ def plan(course: Course, collected: Collected, secret: bytes, wanted: set[str] |
                 answers = answers_in(read_cells(found.read(), found.path.suffix.lower()))
             except (Unreadable, UserError, OSError) as error:
                 made.unreadable.setdefault(name, []).append(f"{found.path.name}: {error}")
-                notes.append(Note("unreadable", f"{where}: {error}", collected.students[name].shown))
+                made.notes.append(Note("unreadable", f"{where}: {error}", collected.students[name].shown))
                 continue
             for exercise, answer in answers.items():
                 if exercise not in known:
                     continue
                 if exercise in chosen:
-                    notes.append(Note("several answers", f"{exercise}: {where} counts, not {chosen[exercise][1]}",
-                                      collected.students[name].shown))
+                    text = f"{exercise}: {where} counts, not {chosen[exercise][1]}"
+                    made.notes.append(Note("several answers", text, collected.students[name].shown))
                 chosen[exercise] = (answer, where)
         for exercise, (answer, where) in chosen.items():
             chapters.add(known[exercise].chapter.name)
@@ -76,7 +75,6 @@ def plan(course: Course, collected: Collected, secret: bytes, wanted: set[str] |
             key = digest(name, exercise, *answer.above, "\0check\0", answer.call, version,
                           hashlib.sha256(secret).hexdigest())
             made.tasks.append(Task(name, answer, key, *_equals(answer, key)))
-    made.notes = lines(notes)
     made.entries = tuple(entry for entry in known.values() if entry.chapter.name in chapters)
     return made
 

@@ -221,20 +221,24 @@ def gram(a, out):
 # --- What copiers do -----------------------------------------------------------------------------------------------
 
 
-def renamed(source: str, seed: int = 0) -> str:
-    """Every variable and helper under another name, constants of the block's width written anew."""
+def _bound(tree) -> set[str]:
+    return {node.arg for node in ast.walk(tree) if isinstance(node, ast.arg)} | {
+        node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+
+
+def renamed(source: str, seed: int = 0, answer: str = "gram") -> str:
+    """Every variable and helper under another name, constants of a block's width written anew."""
     tree = ast.parse(source)
-    names = {node.arg for node in ast.walk(tree) if isinstance(node, ast.arg)} | {
-        node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)} | {
-        node.name for node in tree.body if isinstance(node, ast.FunctionDef) and node.name != "gram"}
-    words = random.Random(seed).sample([f"{a}{b}" for a in "gkmpqtuw" for b in ("_i", "ix", "_one", "val", "2")], 40)
+    names = (_bound(tree) | {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}) - {answer}
+    words = [f"{a}{b}" for a in "gkmpqtuw" for b in ("_i", "ix", "_one", "val", "2", "_n", "pos", "buf")]
+    random.Random(seed).shuffle(words)
     new = dict(zip(sorted(names), words, strict=False))
     for node in ast.walk(tree):
-        for key in ("id", "arg", "name"):
+        for key in () if isinstance(node, ast.keyword) else ("id", "arg", "name"):
             if isinstance(getattr(node, key, None), str) and getattr(node, key) in new:
                 setattr(node, key, new[getattr(node, key)])
-        if isinstance(node, ast.Constant) and node.value == 16:
-            node.value = 32
+        if isinstance(node, ast.Constant) and node.value in (16, 32, 64, 128, 256):
+            node.value *= 2
     return ast.unparse(tree)
 
 
@@ -265,35 +269,43 @@ def reordered(source: str) -> str:
 def with_dead_code(source: str) -> str:
     """Variables that nothing reads, a branch that is never taken and a helper that nothing calls."""
     tree = ast.parse(source)
-    dead = ast.parse("unused = cuda.gridDim.x * 3 + 7\nwaste = unused * unused + cuda.blockDim.x\n"
-                     "if waste < unused - 100000:\n    waste = waste * 2 - unused\n")
-    kernel = next(node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == "gram")
-    kernel.body[1:1] = dead.body[:2]
-    kernel.body.append(dead.body[2])
+    first, second, branch = ast.parse(
+        "unused = cuda.gridDim.x * 3 + 7\nwaste = unused * unused + cuda.blockDim.x\n"
+        "if waste < unused - 100000:\n    waste = waste * 2 - unused\n").body
+    functions = [node for node in tree.body if isinstance(node, ast.FunctionDef)]
+    body = functions[-1].body if functions else tree.body
+    body[1:1] = [first, second]
+    body.insert(3, branch)
     helper = ast.parse("@cuda.jit(device=True)\ndef later(x, y):\n    return x * x + y * y - x * y\n")
     tree.body[:0] = helper.body
     return ast.unparse(tree)
 
 
 def with_helpers(source: str) -> str:
-    """Every product that is added to a sum, and every guard at the end, in a device function of its own."""
+    """Every value and condition that is computed, in a device function of its own."""
     tree = ast.parse(source)
     made: list[ast.stmt] = []
-    for node in list(ast.walk(tree)):
-        body = getattr(node, "body", None)
-        for statement in body if isinstance(body, list) else ():
-            for key in ("value", "test"):
-                value = getattr(statement, key, None)
-                if isinstance(value, ast.BinOp | ast.BoolOp | ast.IfExp):
-                    used = sorted({each.id for each in ast.walk(value) if isinstance(each, ast.Name)}
-                                  - {"cuda", "float32", "min", "max", "element"})
-                    name = f"part_{len(made)}"
-                    made += ast.parse(f"@cuda.jit(device=True)\ndef {name}({', '.join(used)}):\n"
-                                      f"    return {ast.unparse(value)}\n").body
-                    setattr(statement, key, ast.parse(f"{name}({', '.join(used)})", mode="eval").body)
+    for function in [node for node in tree.body if isinstance(node, ast.FunctionDef)]:
+        variables = _bound(function)
+        for node in list(ast.walk(function)):
+            body = getattr(node, "body", None)
+            for statement in body if isinstance(body, list) else ():
+                for key in ("value", "test"):
+                    value = getattr(statement, key, None)
+                    if isinstance(value, ast.BinOp | ast.BoolOp | ast.IfExp | ast.Compare):
+                        used = sorted({each.id for each in ast.walk(value) if isinstance(each, ast.Name)} & variables)
+                        call = f"part_{len(made)}({', '.join(used)})"
+                        helper = f"@cuda.jit(device=True)\ndef {call}:\n    return {ast.unparse(value)}\n"
+                        made += ast.parse(helper).body
+                        setattr(statement, key, ast.parse(call, mode="eval").body)
     tree.body[:0] = made
     return ast.unparse(ast.fix_missing_locations(tree))
 
 
-COPIERS = {"renamed": renamed, "reordered": reordered, "with dead code": with_dead_code, "with helpers": with_helpers,
-           "all of it": lambda source: renamed(reordered(with_dead_code(with_helpers(source))), 7)}
+COPIERS = {
+    "renamed": lambda source, answer="gram": renamed(source, 0, answer),
+    "reordered": lambda source, answer="gram": reordered(source),
+    "with dead code": lambda source, answer="gram": with_dead_code(source),
+    "with helpers": lambda source, answer="gram": with_helpers(source),
+    "all of it": lambda source, answer="gram": renamed(reordered(with_dead_code(with_helpers(source))), 7, answer),
+}

@@ -141,7 +141,7 @@ def test_the_newest_of_several_files_counts_and_is_named(tmp_path):
         os.utime(path, (changed, changed))
     made = planned(tmp_path)
     assert "11, 56" in made.tasks[0].answer.above[0] and len(made.tasks) == 1
-    assert any("late.ipynb counts, not " in note for note in made.notes)
+    assert any("late.ipynb counts, not " in note.text for note in made.notes)
 
 
 def test_a_copy_in_work_counts_before_what_was_given_out(tmp_path):
@@ -228,6 +228,7 @@ def test_a_class_is_graded_and_every_page_is_safe(tmp_path):
     hand_in(folder / "=HYPERLINK(1)" / "x.ipynb", *function_cells())
     hand_in(folder / "broken" / "x.ipynb")
     (folder / "broken" / "x.ipynb").write_bytes(b"\xff\xff")
+    hand_in(folder / "refused" / "x.ipynb", *function_cells("lambda: 1"))
     roster = tmp_path / "roster.csv"
     roster.write_text("id,name\nstudent0,Alice\ncarol,Carol\n")
     done = grade(folder, tmp_path / "out", "--roster", str(roster))
@@ -239,10 +240,16 @@ def test_a_class_is_graded_and_every_page_is_safe(tmp_path):
     assert got["<script>alert(1)<", "blocks_needed"]["headline"] == "It raised ValueError."
     assert got["carol", "blocks_needed"]["verdict"] == "missing" and data["missing"] == ["carol"]
     assert got["broken", "blocks_needed"]["verdict"] == "unreadable" and data["isolation"] == "namespaces"
+    refused = got["refused", "blocks_needed"]
+    assert refused["verdict"] == "refused" and "is not defined in a cell above" in refused["why"]
+    (note,) = [note for note in data["notes"] if "cannot be graded" in note]
+    assert note == f"refused: blocks_needed cannot be graded: {refused['why']}"
+    for page in ("index.html", "feedback/refused.html"):  # for the teacher and for the student
+        assert "which is passed to check, is not defined in a cell above" in (tmp_path / "out" / page).read_text()
     rows = list(csv.DictReader((tmp_path / "out" / "scores.csv").open()))
     assert len(rows) == len(data["scores"]) and {row["student"] for row in rows} >= {"'=HYPERLINK(1)"}
     pages = [tmp_path / "out" / "index.html", *(tmp_path / "out" / "feedback").iterdir()]
-    assert len(pages) == 7
+    assert len(pages) == 8
     for page in pages:
         text = page.read_text()
         assert "<script" not in text and "<img" not in text and "default-src 'none'" in text, page

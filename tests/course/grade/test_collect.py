@@ -160,6 +160,39 @@ def test_an_only_folder_with_folders_is_a_class_only_if_something_says_so(tmp_pa
     assert collect(tmp_path / "one.zip").students.keys() == {"alice"}
 
 
+# What an only folder, eve, may hold: a class in a folder of its own, or what Eve made to look like one.
+LIKE_A_CLASS = {
+    "nbgrader": ["submitted/ada/00_start_here/x.ipynb", "submitted/bob/00_start_here/x.ipynb"],
+    "nbgrader, one student": ["submitted/ada/00_start_here/x.ipynb"],
+    "Moodle, folders": ["Ada_124_assignsubmission_file_/x.ipynb", "Bob_125_assignsubmission_file_/x.ipynb"],
+    "Moodle, files": ["Ada_124_assignsubmission_file_x.ipynb", "Bob_125_assignsubmission_file_x.ipynb"],
+    "Canvas": ["ada_124_900_x.ipynb", "bob_125_901_x.ipynb"],
+    "GitHub Classroom": ["vectors-ada/exercises/x.ipynb", "vectors-bob/exercises/x.ipynb"],
+    "folders": ["ada/week1/x.ipynb", "bob/week1/x.ipynb"],
+}
+
+
+@pytest.mark.parametrize("layout", LIKE_A_CLASS)
+def test_an_only_folder_is_one_students_whatever_layout_it_holds(layout, tmp_path):
+    names = [f"eve/{name}" for name in LIKE_A_CLASS[layout]]
+    for archive in ("class", "eve"):
+        zipped(tmp_path / f"{archive}.zip", names)
+    with pytest.raises(UserError, match="holds one folder, eve, and that holds .*(?i:ada)"):
+        collect(tmp_path / "class.zip")
+    roster = tmp_path / "roster.csv"
+    roster.write_text("id,name\neve,Eve\nada,Ada\nbob,Bob\n")
+    found = collect(tmp_path / "class.zip", roster)
+    assert found.files.keys() == {"eve"} and {student.id for student in found.missing} == {"ada", "bob"}
+    assert {(note.kind, note.student) for note in found.notes} == {("another student", "Eve (eve)")}
+    roster.write_text("id,name\nada,Ada\nbob,Bob\n")
+    for given in ((tmp_path / "class.zip", roster), (tmp_path / "eve.zip",)):
+        found = collect(*given)
+        assert len(found.files) == len(names) and "eve" not in found.files
+        assert [(note.kind, note.student) for note in found.notes] == [("root", "")]
+    zipped(tmp_path / "class.zip", [*names, "carol/x.ipynb"])
+    assert collect(tmp_path / "class.zip").files.keys() == {"eve", "carol"}
+
+
 def test_one_students_folders_do_not_make_a_classroom_of_all(tmp_path):
     zipped(tmp_path / "class.zip", ["cs-alice/x.ipynb", "cs-bob/x.ipynb", "cs-mallory/exercises/x.ipynb"])
     assert collect(tmp_path / "class.zip").students.keys() == {"cs-alice", "cs-bob", "cs-mallory"}
@@ -205,7 +238,7 @@ def test_notes_are_one_line_a_kind_and_student_and_identity_comes_first(tmp_path
             archive.writestr(f"bob/{number}.ipynb", "{")
             archive.writestr(f"bob/{number}/Alice_{number}_assignsubmission_file_x.ipynb", notebook(*CELLS))
         archive.writestr("carol/x.ipynb", notebook(*CELLS))
-    notes = plan(registry.load(), collect(tmp_path / "class.zip"), b"a secret of the tests").notes
+    notes = lines(plan(registry.load(), collect(tmp_path / "class.zip"), b"a secret of the tests").notes)
     assert [note.partition(":")[0] for note in notes] == ["bob", "bob", "alice", "bob"]
     assert "named as another student's file;" in notes[0] and notes[0].endswith("(and 99 more like this)")
     assert "counts, not" in notes[2] and notes[2].endswith("(and 98 more like this)")

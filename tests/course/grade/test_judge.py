@@ -2,12 +2,16 @@
 
 from pathlib import Path
 
+import nbformat
 import pytest
 
 from labkit.course import registry, workbooks
 from labkit.course.grade import sandbox
 from labkit.course.grade.answers import answers_in
 from labkit.course.grade.judge import Judge, Settings
+from tests.course.grade.made_up import FIRST, RIGHT_FUNCTION
+from tests.course.grade.test_attacks import judged
+from tests.course.grade.test_device_server import ABOVE, LAUNCHED
 
 COURSE = registry.load()
 CHAPTERS = [chapter for chapter in COURSE.chapters if COURSE.exercises_of(chapter)]
@@ -37,3 +41,42 @@ def test_every_answer_passes_and_no_exercise_does_as_it_is_given(chapter, judge)
             if result["passed"] != given or result["verdict"] == "refused":
                 wrong.append((name, given, result["headline"], result["details"]))
     assert not wrong
+
+
+# A cell above, the answer's cell, does it pass, and the note.
+ENDED = {
+    "an error after the definition": (FIRST, f"{RIGHT_FUNCTION}\n1/0", True,
+                                      "ZeroDivisionError: division by zero, line 3"),
+    "an exit after the definition": (FIRST, f"{RIGHT_FUNCTION}\nraise SystemExit", True, "SystemExit, line 3"),
+    "an error above": (f"{FIRST}\ntried = int('x')", f"{RIGHT_FUNCTION}\nlambda: tried", True,
+                       "ValueError: invalid literal"),
+    "a wrong answer and an error": (FIRST, f"{RIGHT_FUNCTION} + 1\n1/0", False, "ZeroDivisionError"),
+    "an error before the definition": (FIRST, f"1/0\n{RIGHT_FUNCTION}", False, ""),
+}
+
+
+@pytest.mark.cpu_device
+@pytest.mark.parametrize("case", ENDED)
+def test_an_error_around_the_definition_is_judged_as_check_judges_it(case, judge):
+    above, answer, passes, note = ENDED[case]
+    result = judged(judge, "blocks_needed", answer, above)
+    cells = [nbformat.v4.new_code_cell(cell) for cell in (above, answer, 'check("blocks_needed", blocks_needed)')]
+    entry = COURSE.exercise("blocks_needed")
+    (checked,) = workbooks.run_cells(COURSE, entry.chapter, nbformat.v4.new_notebook(cells=cells),
+                                     only={entry.name})
+    assert result["passed"] == checked.passed == passes, result
+    if note:
+        (theirs,), (ours,) = ([text for text in verdict["details"] if "after what it defines" in text]
+                              for verdict in (checked.verdict, result))
+        assert note in ours and note.split(",")[0] in theirs
+    else:
+        assert "ZeroDivisionError" in result["details"][0] and "ZeroDivisionError" in checked.problem
+
+
+@pytest.mark.cpu_device
+def test_what_the_cell_tries_out_after_the_definition_is_not_the_answer(judge):
+    """The grader's device does not observe mapped arrays."""
+    for function, passes in ((LAUNCHED, True), (LAUNCHED.replace(", 64]", ", 32]"), False)):
+        result = judged(judge, "row_starts", f"{function}\ncuda.mapped_array(3)", ABOVE)
+        assert result["passed"] == passes and result["verdict"] != "refused", result
+        assert "after what it defines: NotGraded: the grader does not observe" in result["details"][-1], result
