@@ -21,6 +21,7 @@ WORKING = 2 << 30  # bytes of a GPU's memory that are left for activations, logi
 def load_runner(name: str, *, dtype: str = "auto", **options) -> tuple[ModelRunner, Tokenizer]:
     """A model by its name, as labkit.models.load takes it, and its tokenizer. options: of runner_of. Raises UserError
     for a model that has no pages."""
+    checked(dtype=dtype, **options)
     path = folder(name)
     with reading(path, CONFIG):
         _, architecture = ARCHITECTURES[model_type(path)]

@@ -65,7 +65,7 @@ class ModelRunner:
                  max_model_len: int | None = None, enforce_eager: bool = False,
                  compiling: Callable[[int, int], None] | None = None, pad_prompts: bool | None = None):
         checked(max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens, enforce_eager=enforce_eager,
-                compiling=compiling)
+                compiling=compiling, pad_prompts=pad_prompts)
         whole("num_pages", num_pages, 1, most_pages(model))
         self._pads = device.on_gpu() if pad_prompts is None else pad_prompts
         self._sequences = max_num_seqs + (EMPTY if self._pads else 0)  # of a step, at most

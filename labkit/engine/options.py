@@ -68,6 +68,7 @@ CHECKS = {
     "num_pages": _or_none(partial(whole, least=1, most=2**31 - 1)),
     "enforce_eager": switch,
     "compiling": _or_none(_called),
+    "pad_prompts": _or_none(switch),
     "enable_prefix_caching": _or_none(switch, True),
     "seed": _or_none(whole, 0),
     "overlap": switch,

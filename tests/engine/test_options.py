@@ -53,7 +53,8 @@ def test_and_by_the_engine_itself(name, value, kind, allowed):
 
 
 def test_no_option_is_forgotten():
-    assert set(options.CHECKS) == set(inspect.signature(LLM).parameters) == {name for name, *_ in WRONG}
+    assert set(options.CHECKS) - {"pad_prompts"} == set(inspect.signature(LLM).parameters) == {
+        name for name, *_ in WRONG}
 
 
 def test_numbers_of_numpy_and_vllms_defaults_are_taken():
