@@ -7,6 +7,7 @@ drawn tokens are also those of the same request run alone. At the end the engine
 
 import contextlib
 from dataclasses import dataclass, replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -231,3 +232,22 @@ def test_outputs_are_the_models_in_too_little_memory(seed):
                 for one, other in zip(outputs, expected.outputs, strict=True):
                     whole = len(one.token_ids) if one.finish_reason == "abort" else None
                     assert one.token_ids == other.token_ids[:whole]
+
+
+def test_a_drawn_token_that_is_wrong_is_noticed():
+    config = llama.Config(**USUAL)
+    weights = weights_of(drawn_model(config, np.random.default_rng(0)).tensors, config)
+    params = SamplingParams(temperature=0.7, top_k=20, seed=3, repetition_penalty=1.3, logit_bias={5: 3.0})
+    asked, tokens = Asked([1, 2, 3], params), []
+    while len(tokens) < 8:
+        logits = activations(config, weights, asked.prompt + tokens)["logits"][-1]
+        tokens.append(drawn(changed(logits, asked, tokens), params, 0, len(asked.prompt) + len(tokens)))
+    check_against_reference(config, weights, asked, SimpleNamespace(token_ids=tokens, logprobs=None, index=0))
+    noticed = 0
+    for place, token in enumerate(tokens):
+        one = SimpleNamespace(token_ids=[*tokens[:place], (token + 1) % config.vocab_size], logprobs=None, index=0)
+        try:
+            check_against_reference(config, weights, asked, one)
+        except AssertionError:
+            noticed += 1
+    assert noticed >= 6, "of 8; elsewhere the margin is not clear"
