@@ -34,7 +34,7 @@ def test_no_name_is_a_bare_error(of):
         assert name in others
 
 
-def test_what_is_said_of_names_is_said_of_vllms():
+def test_every_name_of_the_tables_is_one_of_vllms():
     every = {name for of in vllm_page.TAKE for name in vllm.names(of)}
     assert {*vllm.ONLY, *vllm.INSTEAD} <= every and set(vllm.NO_EFFECT) == set(vllm.OLDER) == set(vllm_page.TAKE)
 
@@ -63,10 +63,10 @@ def test_through_the_methods():
     (plain,), (chat,) = llm.generate("abc", params), llm.chat(FIRST, params)
     (same,) = llm.generate(prompts="abc", sampling_params=params, use_tqdm=False, lora_request=None, priority=None,
                            tokenization_kwargs={}, mm_processor_kwargs=None, prompt_token_ids=None)
-    (said,) = llm.chat(messages=FIRST, sampling_params=params, use_tqdm=False, lora_request=None, priority=0, tools=[],
+    (whole,) = llm.chat(messages=FIRST, sampling_params=params, use_tqdm=False, lora_request=None, priority=0, tools=[],
                        chat_template=None, chat_template_content_format="auto", add_generation_prompt=True,
                        continue_final_message=False, chat_template_kwargs=None)
-    assert same.outputs == plain.outputs and said.outputs == chat.outputs
+    assert same.outputs == plain.outputs and whole.outputs == chat.outputs
     for call, given, words in (
             (llm.generate, {"lora_request": "mine"}, "lora_request is 'mine'; that is not supported here: leave"),
             (llm.generate, {"priority": [1]}, r"priority is \[1\]; that is not supported here: it may be 0"),
