@@ -1,13 +1,14 @@
 """Checks of what a caller passes in. Each error begins with the parameter's name, and says what it is and may be.
 
     whole("n", value, 1, 1_024)                # an int, or TypeError or ValueError
+    switch("ignore_eos", value)                # a bool
     token_ids("prompt", value, vocab_size)     # a list of ints
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from numbers import Integral
+from collections.abc import Callable, Sequence
+from numbers import Integral, Real
 
 import numpy as np
 
@@ -30,8 +31,26 @@ def whole(name: str, value, least: int | None = None, most: int | None = None) -
     return value
 
 
+def number(name: str, value, right: Callable[[float], bool], allowed: str) -> float:
+    """Return value as a float. allowed: in words, the values for which `right` is true. Raise TypeError if it is no
+    number, ValueError for one that is not allowed."""
+    if not isinstance(value, Real) or isinstance(value, bool):
+        raise TypeError(f"{name} is {short(value)}; it must be a number, {allowed}")
+    if not right(value):
+        raise ValueError(f"{name} is {short(value)}; it must be {allowed}")
+    return float(value)
+
+
+def switch(name: str, value) -> bool:
+    """Return value as a bool. Raise TypeError for anything but a boolean, NumPy's included."""
+    if not isinstance(value, bool | np.bool_):
+        raise TypeError(f"{name} is {short(value)}; it must be True or False")
+    return bool(value)
+
+
 def is_list(value) -> bool:
-    return isinstance(value, Sequence) and not isinstance(value, str | bytes | bytearray)
+    """Bytes are none, in a memoryview neither."""
+    return isinstance(value, Sequence) and not isinstance(value, str | bytes | bytearray | memoryview)
 
 
 def token_ids(name: str, value, vocab_size: int | None = None) -> list[int]:

@@ -22,8 +22,9 @@ import numpy as np
 from labkit._common.errors import short
 from labkit.engine import vllm
 from labkit.engine.block_manager import BlockManager
-from labkit.engine.checks import is_list
+from labkit.engine.checks import is_list, number, switch
 from labkit.engine.llm_engine import LLMEngine, Stats
+from labkit.engine.options import checked
 from labkit.engine.outputs import RequestOutput
 from labkit.engine.runner import Runner
 from labkit.engine.sampling_params import SamplingParams
@@ -39,29 +40,29 @@ class LLM:
 
     dtype, max_model_len, gpu_memory_utilization, num_pages, enforce_eager, compiling: of a model that is loaded by its
     name; see labkit.engine.load_runner and ModelRunner. The others: of LLMEngine. What else vLLM's LLM takes is named
-    in labkit.engine.vllm: it has no effect here, or is refused.
+    in labkit.engine.vllm: it has no effect here, or is refused. Options are checked before anything is loaded: see
+    labkit.engine.options.
     """
 
     def __init__(self, model: str | os.PathLike | Runner, tokenizer=None, *, max_num_seqs: int = 256,
                  max_num_batched_tokens: int = 2048, dtype: str = "auto", max_model_len: int | None = None,
                  gpu_memory_utilization: float = 0.9, num_pages: int | None = None, enforce_eager: bool = False,
-                 compiling: Callable[[int, int], None] | None = None, enable_prefix_caching: bool = True,
+                 compiling: Callable[[int, int], None] | None = None, enable_prefix_caching: bool | None = True,
                  seed: int | None = 0, overlap: bool = True, scheduler: type[Scheduler] = Scheduler,
                  blocks: Callable[..., BlockManager] = BlockManager):
-        if isinstance(tokenizer, str | os.PathLike):
-            raise TypeError(f"tokenizer is {short(tokenizer)}; it must be a tokenizer, or None for that in the model's "
-                            f"folder")
-        sizes = {"max_num_seqs": max_num_seqs, "max_num_batched_tokens": max_num_batched_tokens}
+        checked(model=model, tokenizer=tokenizer)
+        sizes = checked(max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens)
+        of_engine = checked(enable_prefix_caching=enable_prefix_caching, seed=seed, overlap=overlap,
+                            scheduler=scheduler, blocks=blocks)
+        of_runner = checked(dtype=dtype, max_model_len=max_model_len, gpu_memory_utilization=gpu_memory_utilization,
+                            num_pages=num_pages, enforce_eager=enforce_eager, compiling=compiling)
         runner = model
         if isinstance(model, str | os.PathLike):
             from labkit.engine.load_runner import load_runner
 
-            runner, own = load_runner(
-                os.fspath(model), dtype=dtype, max_model_len=max_model_len, num_pages=num_pages, compiling=compiling,
-                gpu_memory_utilization=gpu_memory_utilization, enforce_eager=enforce_eager, **sizes)
+            runner, own = load_runner(os.fspath(model), **sizes, **of_runner)
             tokenizer = tokenizer or own
-        self.engine = LLMEngine(runner, tokenizer, **sizes, enable_prefix_caching=enable_prefix_caching, seed=seed or 0,
-                                overlap=overlap, scheduler=scheduler, blocks=blocks)
+        self.engine = LLMEngine(runner, tokenizer, **sizes, **of_engine)
         self._numbers = 0
         # Of the requests that a generate or a stream waits for: what a step brought that another one took.
         self._news: dict[str, RequestOutput | None] = {}
@@ -69,6 +70,7 @@ class LLM:
     def get_tokenizer(self):
         return self.engine.tokenizer
 
+    @vllm.takes_names_of("LLM.generate")
     def generate(self, prompts: Prompt | Items[Prompt], sampling_params: SamplingParams | Items[SamplingParams] = None,
                  use_tqdm: bool = False) -> list[RequestOutput]:
         """The outputs of each prompt, in the order of the prompts. sampling_params: for all, or one for each prompt.
@@ -76,6 +78,7 @@ class LLM:
         Stopped by Ctrl-C, or by what is wrong with one of the prompts, it leaves none of them in the engine.
         use_tqdm: shows a bar of the prompts that are done.
         """
+        use_tqdm = switch("use_tqdm", use_tqdm)
         done: dict[str, RequestOutput] = {}
         ids = self._add(prompts, sampling_params)
         with self._aborting(ids), _bar(len(ids), use_tqdm) as advance:
@@ -84,6 +87,7 @@ class LLM:
                 advance()
         return [done[request_id] for request_id in ids]
 
+    @vllm.takes_names_of("LLM.chat")
     def chat(self, messages: Items[Message] | Items[Items[Message]],
              sampling_params: SamplingParams | Items[SamplingParams] = None,
              use_tqdm: bool = False) -> list[RequestOutput]:
@@ -111,6 +115,7 @@ class LLM:
         every: only one step in so many seconds is looked at for requests that go on, since the text of hundreds takes
         the host longer than a step takes the device; those that end are always returned.
         """
+        number("every", every, lambda value: value >= 0, "0 or more")
         ids = self._add(prompts, sampling_params)
         with self._aborting(ids):
             yield from self._steps(ids, every)

@@ -20,6 +20,7 @@ from labkit._common.errors import short
 from labkit.engine.block_manager import BlockManager
 from labkit.engine.checks import parts_of_prompt, token_ids
 from labkit.engine.detokenizer import Detokenizer
+from labkit.engine.options import checked
 from labkit.engine.outputs import CompletionOutput, Logprobs, RequestOutput, Sampled
 from labkit.engine.runner import Handle, Runner
 from labkit.engine.sampling_params import SamplingParams
@@ -137,13 +138,15 @@ class LLMEngine:
     """
 
     def __init__(self, runner: Runner, tokenizer=None, *, max_num_seqs: int = 256, max_num_batched_tokens: int = 2048,
-                 enable_prefix_caching: bool = True, seed: int = 0, overlap: bool = True,
+                 enable_prefix_caching: bool | None = True, seed: int | None = 0, overlap: bool = True,
                  scheduler: type[Scheduler] = Scheduler, blocks: Callable[..., BlockManager] = BlockManager):
-        self.runner, self.tokenizer, self.seed, self.overlap = runner, tokenizer, seed, overlap
+        sizes = checked(max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens)
+        options = checked(tokenizer=tokenizer, enable_prefix_caching=enable_prefix_caching, seed=seed, overlap=overlap,
+                          scheduler=scheduler, blocks=blocks)
+        self.runner, self.tokenizer, self.seed, self.overlap = runner, tokenizer, options["seed"], options["overlap"]
         self.vocab_size = getattr(runner, "vocab_size", 2**31)  # without one: what an int32 holds
-        self._new_blocks = partial(blocks, runner.num_pages, runner.page_size, enable_prefix_caching)
-        self._new_scheduler = partial(scheduler, max_num_seqs=max_num_seqs,
-                                      max_num_batched_tokens=max_num_batched_tokens)
+        self._new_blocks = partial(blocks, runner.num_pages, runner.page_size, options["enable_prefix_caching"])
+        self._new_scheduler = partial(scheduler, **sizes)
         self._texts = _Texts(tokenizer)
         self._added = 0
         self.watch: Callable[[Step], None] | None = None  # is called with each step as it is launched

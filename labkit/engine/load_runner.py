@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from labkit import cuda, device
 from labkit._common.errors import UserError
-from labkit.engine.model_runner import ModelRunner, longest
+from labkit.engine.model_runner import ModelRunner, longest, most_pages
+from labkit.engine.options import checked
 from labkit.kernels.attention.pages import PAGE, pages_for
-from labkit.models.llama import DTYPES, LARGEST, Llama
+from labkit.models.llama import DTYPES, Llama
 from labkit.models.load import ARCHITECTURES, folder, load, model_type, reading
 from labkit.models.tokenizer import CONFIG, Tokenizer
 
@@ -20,6 +21,7 @@ WORKING = 2 << 30  # bytes of a GPU's memory that are left for activations, logi
 def load_runner(name: str, *, dtype: str = "auto", **options) -> tuple[ModelRunner, Tokenizer]:
     """A model by its name, as labkit.models.load takes it, and its tokenizer. options: of runner_of. Raises UserError
     for a model that has no pages."""
+    checked(dtype=dtype, **options)
     path = folder(name)
     with reading(path, CONFIG):
         _, architecture = ARCHITECTURES[model_type(path)]
@@ -34,19 +36,18 @@ def runner_of(model: Llama, *, max_num_seqs: int = 256, max_num_batched_tokens: 
               **options) -> ModelRunner:
     """num_pages: None: what gpu_memory_utilization of the device's memory leaves beside the weights, and no more than
     max_num_seqs sequences of max_model_len tokens can use. options: of ModelRunner."""
+    sizes = checked(max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens)
+    checked(num_pages=num_pages, gpu_memory_utilization=gpu_memory_utilization)
     length = longest(model, max_model_len)
     if num_pages is None:
         # One more for each: the scheduler leaves a page free for every sequence that runs when it admits another.
         num_pages = min(_pages_that_fit(model, gpu_memory_utilization), max_num_seqs * (pages_for(length) + 1))
-    return ModelRunner(model, num_pages=num_pages, max_num_seqs=max_num_seqs,
-                       max_num_batched_tokens=max_num_batched_tokens, max_model_len=length, **options)
+    return ModelRunner(model, num_pages=num_pages, max_model_len=length, **sizes, **options)
 
 
 def _pages_that_fit(model: Llama, utilization: float) -> int:
     """Pages of the cache of all layers, in the part of the device's memory that may be used and is free. The CPU
     device's share is CPU_CACHE."""
-    if not 0 < utilization <= 1:
-        raise ValueError(f"gpu_memory_utilization is {utilization}; it must be more than 0 and at most 1")
     config = model.config
     numbers = config.num_key_value_heads * PAGE * config.head_dim  # of a layer's keys in a page
     free = CPU_CACHE
@@ -57,4 +58,4 @@ def _pages_that_fit(model: Llama, utilization: float) -> int:
     if fitting < 1:
         raise UserError(f"no page of the KV cache fits into the device's memory beside "
                         f"{model.weights.nbytes / 1e9:.1f} GB of weights")
-    return min(fitting, LARGEST // numbers)
+    return min(fitting, most_pages(model))

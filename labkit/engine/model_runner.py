@@ -23,6 +23,7 @@ from labkit import cuda, device
 from labkit.device import compile_ahead, graphs, launches
 from labkit.engine.batch import BatchBuilder, Layout, shape_needed
 from labkit.engine.checks import whole
+from labkit.engine.options import checked
 from labkit.engine.outputs import Sampled, with_logprobs
 from labkit.engine.runner import bucket, buckets, padded
 from labkit.engine.scheduler import Chunk, Step
@@ -32,7 +33,7 @@ from labkit.kernels.attention.pages import PAGE, pages_for
 from labkit.kernels.penalties import count_tokens, penalise, prompt_row
 from labkit.kernels.sampling import Parameters, Scratch, sample
 from labkit.kernels.steps import add_biases, ban_tokens, ban_tokens_after, copy_pages, fill_ids, keep_tokens
-from labkit.models.llama import Cache, Llama, Workspace
+from labkit.models.llama import LARGEST, Cache, Llama, Workspace
 from labkit.models.step import Shape, step_of
 
 INPUTS = ("ids", "positions", "slots", "begins", "lengths", "contexts", "last", "page_table")  # as step_of takes them
@@ -63,9 +64,9 @@ class ModelRunner:
     def __init__(self, model: Llama, *, num_pages: int, max_num_seqs: int = 256, max_num_batched_tokens: int = 2048,
                  max_model_len: int | None = None, enforce_eager: bool = False,
                  compiling: Callable[[int, int], None] | None = None, pad_prompts: bool | None = None):
-        for name, value in (("num_pages", num_pages), ("max_num_seqs", max_num_seqs),
-                            ("max_num_batched_tokens", max_num_batched_tokens)):
-            whole(name, value, 1)
+        checked(max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens, enforce_eager=enforce_eager,
+                compiling=compiling, pad_prompts=pad_prompts)
+        whole("num_pages", num_pages, 1, most_pages(model))
         self._pads = device.on_gpu() if pad_prompts is None else pad_prompts
         self._sequences = max_num_seqs + (EMPTY if self._pads else 0)  # of a step, at most
         config, rows = model.config, max(max_num_batched_tokens, self._sequences)
@@ -298,7 +299,12 @@ class ModelRunner:
 def longest(model: Llama, max_model_len: int | None) -> int:
     """Return how long a sequence may be, in tokens: a prompt of one and one that follows at least, and no more than the
     model has positions."""
-    return model.positions if max_model_len is None else min(whole("max_model_len", max_model_len, 2), model.positions)
+    return model.positions if max_model_len is None else whole("max_model_len", max_model_len, 2, model.positions)
+
+
+def most_pages(model: Llama) -> int:
+    """Return the number of pages up to which kernels can index a layer of the cache."""
+    return LARGEST // (model.config.num_key_value_heads * PAGE * model.config.head_dim)
 
 
 class Handle:

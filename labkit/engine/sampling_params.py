@@ -6,14 +6,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from numbers import Real
-
-import numpy as np
 
 from labkit._common.errors import short
 from labkit.engine import vllm
-from labkit.engine.checks import is_list, token_ids, whole
+from labkit.engine.checks import is_list, number, switch, token_ids, whole
 from labkit.kernels.logprobs import MOST
 
 GREEDY_BELOW = 1e-5  # a lower temperature means the most likely token
@@ -60,8 +58,9 @@ class SamplingParams:
         prompt is computed then, and nothing of it taken from the prefix cache.
     skip_special_tokens: special tokens leave no trace in the text. detokenize: False makes no text of the tokens.
     logit_bias: token id -> what is added to its logit, from -100 to 100. allowed_token_ids: only these may be drawn.
-    bad_words: texts that the output must not have: of the tokens of each, the last one is never drawn after the others.
-        As in vLLM each stands for itself and for itself after a space, where that is another token.
+    bad_words: texts whose tokens the output must not have in a row: the last one is never drawn after the others. As in
+        vLLM these are the tokens of the text alone and, where they begin with another one, of the text after a space.
+        The same text may still come of other tokens, such as one that holds it and a letter more.
         All of these come before the penalties.
 
     What else vLLM's SamplingParams takes is named in labkit.engine.vllm: it has no effect here, or is refused.
@@ -96,17 +95,10 @@ class SamplingParams:
         for name, (least, most) in OPTIONAL.items():
             if getattr(self, name) is not None:
                 self._set(name, whole(name, getattr(self, name), least, most))
-        for name, (right, allowed) in NUMBERS.items():
-            value = getattr(self, name)
-            if not isinstance(value, Real) or isinstance(value, bool):
-                raise TypeError(f"{name} is {short(value)}; it must be a number, {allowed}")
-            if not right(value):
-                raise ValueError(f"{name} is {short(value)}; it must be {allowed}")
-            self._set(name, float(value))
+        for name, allowed in NUMBERS.items():
+            self._set(name, number(name, getattr(self, name), *allowed))
         for name in SWITCHES:
-            if not isinstance(getattr(self, name), bool | np.bool_):
-                raise TypeError(f"{name} is {short(getattr(self, name))}; it must be True or False")
-            self._set(name, bool(getattr(self, name)))
+            self._set(name, switch(name, getattr(self, name)))
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise ValueError(f"min_tokens is {short(self.min_tokens)}, more than max_tokens, which is "
                              f"{self.max_tokens}")
@@ -134,6 +126,10 @@ class SamplingParams:
 
     def _set(self, name: str, value) -> None:
         object.__setattr__(self, name, value)
+
+    def clone(self) -> SamplingParams:
+        """Return a copy that shares nothing with this one."""
+        return replace(self)
 
     @property
     def greedy(self) -> bool:

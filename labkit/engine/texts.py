@@ -79,7 +79,7 @@ class Texts:
         seats = min(len(self.ids), SEATS)
         rows = max(seats, min(sum(map(len, self.ids)), ROWS))
         runner = runner_of(loaded.model, max_num_seqs=seats, max_num_batched_tokens=rows,
-                           max_model_len=max(map(len, self.ids)) + params.max_tokens, compiling=compiling)
+                           max_model_len=min(max(map(len, self.ids)) + params.max_tokens, context), compiling=compiling)
         self.llm = LLM(runner, tokenizer, max_num_seqs=seats, max_num_batched_tokens=rows)
         self.outputs: list[RequestOutput | None] = [None] * len(self.ids)
         self.first_s = self.seconds = 0.0  # up to the first output that was seen, and up to the last

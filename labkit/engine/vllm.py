@@ -1,4 +1,5 @@
-"""What vLLM's SamplingParams and LLM take: which names do the same here, have no effect, or are refused.
+"""What vLLM's SamplingParams and LLM take, and LLM's generate and chat: which names do the same here, have no effect,
+or are refused.
 
     check_other("LLM", "swap_space", 4, own=["model"])     # warns: it has no effect here
 
@@ -45,6 +46,8 @@ NO_EFFECT = {
         "served_model_name": "labkit serve names its models",
         "block_size": "a page has 16 tokens",
     },
+    "LLM.generate": {},
+    "LLM.chat": {},
 }
 # Values that ask for what is done here anyway, beside those that ask for nothing.
 ONLY = {
@@ -53,10 +56,15 @@ ONLY = {
     "load_format": ("auto", "safetensors"), "tokenizer_mode": "auto", "runner": ("auto", "generate"),
     "convert": ("auto", "none"), "kv_cache_dtype": "auto", "config_format": "auto", "task": ("auto", "generate"),
     "generation_config": ("auto", "vllm"), "model_impl": "auto", "scheduling_policy": "fcfs", "best_of": 1,
-    "routed_experts_prompt_start": 0,
+    "routed_experts_prompt_start": 0, "priority": 0, "add_generation_prompt": True,
+    "chat_template_content_format": ("auto", "string"),
 }
+# What to do instead of what is not supported, where that is not to leave it out.
+INSTEAD = {"prompt_token_ids": "prompts may be lists of token ids"}
+# Of versions before the recorded one.
 OLDER = {"SamplingParams": ("best_of", "logits_processors", "truncate_prompt_tokens", "guided_decoding"),
-         "LLM": ("swap_space", "max_seq_len_to_capture", "task")}  # of versions before the recorded one
+         "LLM": ("swap_space", "max_seq_len_to_capture", "task"),
+         "LLM.generate": ("prompt_token_ids", "prompt_adapter_request", "guided_options_request"), "LLM.chat": ()}
 
 
 @functools.cache
@@ -74,32 +82,34 @@ def check_other(of: str, name: str, value, own: list[str]) -> None:
     either, ValueError for one that would have to do something."""
     if name in NO_EFFECT[of]:
         if value is not None:
-            warnings.warn(f"{name} has no effect here: {NO_EFFECT[of][name]}", stacklevel=4)
+            warnings.warn(f"{name} has no effect here: {NO_EFFECT[of][name]}", stacklevel=3)
         return
     if name not in names(of):
         like = did_you_mean(names_like(name, own))
         raise TypeError(f"{name} is no parameter of {of}{'; ' + like if like else ''}")
     allowed = ONLY.get(name)
     allowed = allowed if isinstance(allowed, tuple) else () if allowed is None else (allowed,)
-    nothing = value is None or value is False or isinstance(value, list | tuple | dict) and not value
+    nothing = value is None or not allowed and (value is False or isinstance(value, list | tuple | dict) and not value)
     if not (nothing or isinstance(value, int | float | str) and value in allowed):
-        instead = f"it may be {' or '.join(map(repr, allowed))}" if allowed else "leave it out"
+        instead = (f"it may be {' or '.join(map(repr, allowed))}" if allowed else INSTEAD.get(name, "leave it out"))
         raise ValueError(f"{name} is {short(value)}; that is not supported here: {instead}")
 
 
-def takes_names_of(of: str) -> Callable[[type], type]:
-    """For a class: its constructor takes vLLM's other names as `check_other` does."""
-    def changed(cls: type) -> type:
-        plain = cls.__init__
+def takes_names_of(of: str) -> Callable:
+    """For a class, whose constructor then takes vLLM's other names as `check_other` does, or for a method."""
+    def changed(target):
+        plain = target.__init__ if isinstance(target, type) else target
         own = list(inspect.signature(plain).parameters)[1:]
 
         @functools.wraps(plain)
-        def __init__(self, *given, **named):
+        def taking(*given, **named):
             others = [name for name in named if name not in own]
             for name in others:
                 check_other(of, name, named.pop(name), own)
-            plain(self, *given, **named)
+            return plain(*given, **named)
 
-        cls.__init__ = __init__
-        return cls
+        if not isinstance(target, type):
+            return taking
+        target.__init__ = taking
+        return target
     return changed

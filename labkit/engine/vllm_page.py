@@ -9,15 +9,16 @@ from labkit.engine.llm import LLM
 from labkit.engine.sampling_params import SamplingParams
 from labkit.engine.vllm import NO_EFFECT, ONLY, names, record
 
+TAKE = {"SamplingParams": SamplingParams, "LLM": LLM, "LLM.generate": LLM.generate, "LLM.chat": LLM.chat}
+
 
 def table() -> str:
     """The page of all names, in Markdown."""
-    lines = ["# vLLM's names", "", f"The names that `SamplingParams` and `LLM` of vLLM {record()['version']} take, and "
-             "what each does here; the last of each list are those of older versions. Made by `python -m "
-             "labkit.engine.vllm_page`, from the code.", ""]
-    for cls in (SamplingParams, LLM):
-        of = cls.__name__
-        own = inspect.signature(cls).parameters
+    lines = ["# vLLM's names", "", f"The names that `SamplingParams`, `LLM`, `LLM.generate` and `LLM.chat` of vLLM "
+             f"{record()['version']} take, and what each does here; the last of each list are those of older versions. "
+             "Made by `python -m labkit.engine.vllm_page`, from the code.", ""]
+    for of, takes in TAKE.items():
+        own = inspect.signature(takes).parameters
         lines += [f"## {of}", "", "| name | here |", "|---|---|"]
         for name in names(of):
             only = ONLY.get(name)

@@ -258,9 +258,12 @@ def load_model(settings: Settings, doing: Callable[[str], None]) -> EngineThread
     seats = settings.max_num_seqs or (256 if device.on_gpu() else 16)
     tokens = settings.max_num_batched_tokens or (2048 if device.on_gpu() else 128)
     doing(f"{settings.model} is being loaded")
-    runner, tokenizer = load_runner(
-        settings.model, max_num_seqs=seats, max_num_batched_tokens=tokens, max_model_len=settings.max_model_len,
-        compiling=lambda done, of: doing(f"kernels are being compiled, {done} of {of}; they are kept"))
+    try:
+        runner, tokenizer = load_runner(
+            settings.model, max_num_seqs=seats, max_num_batched_tokens=tokens, max_model_len=settings.max_model_len,
+            compiling=lambda done, of: doing(f"kernels are being compiled, {done} of {of}; they are kept"))
+    except ValueError as error:  # of an option, such as more tokens than the model has positions
+        raise UserError(str(error)) from None
     engine = LLMEngine(runner, tokenizer, max_num_seqs=seats, max_num_batched_tokens=tokens)
     thread = EngineThread(engine, settings.max_waiting)
     thread.start()

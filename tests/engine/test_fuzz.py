@@ -1,11 +1,13 @@
 """Random models and requests in too little memory: every output is what the model alone would have written.
 
-A case is drawn from its seed. Greedy tokens are judged by the float64 reference, drawn ones by the same request run
-alone, and at the end the engine must hold nothing.
+A case is drawn from its seed. Each token is judged by the float64 reference where its margin is clear: a greedy one by
+the largest logit, a drawn one by what the reference draws. On the CPU device, where company rounds nothing otherwise,
+drawn tokens are also those of the same request run alone. At the end the engine must hold nothing.
 """
 
 import contextlib
 from dataclasses import dataclass, replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -18,12 +20,16 @@ from labkit import device  # noqa: E402
 from labkit.engine import LLM, SamplingParams  # noqa: E402
 from labkit.engine.model_runner import ModelRunner  # noqa: E402
 from labkit.kernels.attention.pages import pages_for  # noqa: E402
+from labkit.kernels.penalties import penalise_reference, prompt_row  # noqa: E402
+from labkit.kernels.philox import seed_words  # noqa: E402
+from labkit.kernels.sampling_reference import sample_reference  # noqa: E402
 from labkit.models.llama_reference import activations, weights_of  # noqa: E402
 
 SUITE = 1374  # of the small case, the suite's own: in it are preemptions, cached prefixes and aborts in the middle
 SEEDS = range(1, 13)  # of larger cases
 LONGEST = 96  # tokens of a sequence
 CLEAR = 1e-3  # of the logits' spread: tokens that are nearer to the best one may be taken for it in float32
+NEIGHBOURS = 8  # rows of logits so near: where all draw the same token, rounding cannot make it another one
 # The small case's model: its kernels are those of tests/engine/test_model_runner.py.
 USUAL = {"vocab_size": 97, "hidden_size": 128, "intermediate_size": 192, "num_hidden_layers": 2,
          "num_attention_heads": 4, "num_key_value_heads": 1, "head_dim": 32, "max_position_embeddings": 128,
@@ -136,15 +142,35 @@ def check_against_reference(config, weights, asked: Asked, one) -> None:
         for row, token, listed in zip(logits, tokens, one.logprobs, strict=True):
             expected = row[token] - row.max() - np.log(np.exp(row - row.max()).sum())
             assert listed[token].logprob == pytest.approx(expected, abs=1e-3)
-    if params.greedy:
-        for place, token in enumerate(tokens):
-            row = logits[place] - params.frequency_penalty * np.bincount(np.array(tokens[:place], int),
-                                                                         minlength=config.vocab_size)
-            for biased, bias in (params.logit_bias or {}).items():
-                row[biased] += bias
+    rng = np.random.default_rng(0)
+    for place, token in enumerate(tokens):
+        row = changed(logits[place], asked, tokens[:place])
+        if params.greedy:
             assert row[token] >= row.max() - CLEAR * np.ptp(row), (
                 f"token {place} is {token}; the reference says {row.argmax()}, by {row.max() - row[token]:.3g} of "
                 f"{np.ptp(row):.3g}")
+        else:
+            near = row + CLEAR * np.ptp(row) * rng.uniform(-1, 1, (NEIGHBOURS, row.size))
+            expected = {drawn(each, params, one.index, len(asked.prompt) + place) for each in (row, *near)}
+            assert len(expected) > 1 or token in expected, (
+                f"token {place} of output {one.index} is {token}; the reference draws {expected}")
+
+
+def changed(logits: np.ndarray, asked: Asked, before: list[int]) -> np.ndarray:
+    """What the token after these of the output is drawn from."""
+    params, row = asked.params, logits.copy()
+    for token, bias in (params.logit_bias or {}).items():
+        row[token] += bias
+    counts = prompt_row(asked.prompt, row.size)
+    np.add.at(counts, np.array(before, int), np.uint32(1))
+    return penalise_reference(row[None], counts[None], [0], [params.repetition_penalty], [params.frequency_penalty],
+                              [params.presence_penalty])[0]
+
+
+def drawn(row: np.ndarray, params: SamplingParams, index: int, position: int) -> int:
+    """The token that the kernel draws for output `index` there, to the bit: a function of the logits."""
+    return int(sample_reference(row[None].astype(np.float32), [params.temperature], [params.top_k], [params.top_p],
+                                [params.min_p], [seed_words(params.seed + index)], [position])[0])
 
 
 @contextlib.contextmanager
@@ -206,3 +232,22 @@ def test_outputs_are_the_models_in_too_little_memory(seed):
                 for one, other in zip(outputs, expected.outputs, strict=True):
                     whole = len(one.token_ids) if one.finish_reason == "abort" else None
                     assert one.token_ids == other.token_ids[:whole]
+
+
+def test_a_drawn_token_that_is_wrong_is_noticed():
+    config = llama.Config(**USUAL)
+    weights = weights_of(drawn_model(config, np.random.default_rng(0)).tensors, config)
+    params = SamplingParams(temperature=0.7, top_k=20, seed=3, repetition_penalty=1.3, logit_bias={5: 3.0})
+    asked, tokens = Asked([1, 2, 3], params), []
+    while len(tokens) < 8:
+        logits = activations(config, weights, asked.prompt + tokens)["logits"][-1]
+        tokens.append(drawn(changed(logits, asked, tokens), params, 0, len(asked.prompt) + len(tokens)))
+    check_against_reference(config, weights, asked, SimpleNamespace(token_ids=tokens, logprobs=None, index=0))
+    noticed = 0
+    for place, token in enumerate(tokens):
+        one = SimpleNamespace(token_ids=[*tokens[:place], (token + 1) % config.vocab_size], logprobs=None, index=0)
+        try:
+            check_against_reference(config, weights, asked, one)
+        except AssertionError:
+            noticed += 1
+    assert noticed >= 6, "of 8; elsewhere the margin is not clear"

@@ -201,8 +201,11 @@ NO_PROMPT = [
     ({"prompt_token_ids": None}, TypeError, "prompt is None; it must be a list of token ids"),
     ({"prompt_token_ids": "abc"}, TypeError, "prompt is 'abc'; it must be a list of token ids"),
     (None, TypeError, "prompts is None; it must be a prompt or a list of prompts"), (5, TypeError, "prompts is 5"),
-    (b"abc", TypeError, "prompts is b'abc'"), ([""], ValueError, "the prompt has no token"),
-    ([[]], ValueError, "the prompt has no token"), (["a" * 64], ValueError, "at most 63 fit"),
+    (b"abc", TypeError, "prompts is b'abc'"), (memoryview(b"abc"), TypeError, "prompts is <memory"),
+    ([memoryview(b"abc")], TypeError, "prompt is <memory"),
+    ({"prompt_token_ids": memoryview(b"abc")}, TypeError, "prompt is <memory"),
+    ([""], ValueError, "the prompt has no token"), ([[]], ValueError, "the prompt has no token"),
+    (["a" * 64], ValueError, "at most 63 fit"),
 ]  # fmt: skip
 NO_PARAMS = [
     (SamplingParams(stop_token_ids=[VOCABULARY], min_tokens=2), ValueError,
@@ -476,6 +479,15 @@ def test_logprobs_are_made_only_when_they_are_read(monkeypatch):
 def test_logprobs_without_texts_where_none_are_wanted():
     (output,) = engine().generate("abc", SamplingParams(max_tokens=3, logprobs=1, detokenize=False, **LONG))
     assert {one.decoded_token for listed in output.outputs[0].logprobs for one in listed.values()} == {None}
+
+
+@pytest.mark.parametrize(("every", "kind"), [("x", TypeError), (None, TypeError), (True, TypeError), (-1, ValueError),
+                                             (float("nan"), ValueError)])
+def test_how_often_a_stream_is_looked_at_is_0_seconds_or_more(every, kind):
+    llm = engine()
+    with pytest.raises(kind, match=f"^every is {every!r}; it must be .*0 or more"):
+        next(llm.stream("abc", every=every))
+    assert not llm.engine.has_unfinished_requests()
 
 
 def test_statistics():

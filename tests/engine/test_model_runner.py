@@ -290,7 +290,7 @@ def test_a_bad_request_ends_alone(model, wrong):
 
 
 @pytest.mark.parametrize(("wrong", "kind"), [(0, ValueError), (1, ValueError), (-5, ValueError), (1.5, TypeError),
-                                             (True, TypeError)])
+                                             (True, TypeError), (CONFIG.max_position_embeddings + 1, ValueError)])
 @pytest.mark.parametrize("build", [ModelRunner, runner_of])
 def test_a_longest_sequence_that_cannot_be_is_refused(model, build, wrong, kind):
     with pytest.raises(kind, match=f"max_model_len is {wrong}; it must be "):
@@ -300,7 +300,7 @@ def test_a_longest_sequence_that_cannot_be_is_refused(model, build, wrong, kind)
 @pytest.mark.parametrize("name", ["num_pages", "max_num_seqs", "max_num_batched_tokens"])
 def test_sizes_are_one_or_more(model, name):
     sizes = {"num_pages": 8, "max_num_seqs": 2, "max_num_batched_tokens": 8}
-    for wrong, kind in ((0, ValueError), (2.0, TypeError)):
+    for wrong, kind in ((0, ValueError), (2.0, TypeError), (10**9, ValueError)):
         with pytest.raises(kind, match=f"{name} is {wrong}; it must be "):
             ModelRunner(model, **sizes | {name: wrong})
 

@@ -188,3 +188,11 @@ def test_a_port_that_is_taken_is_named():
             server.bound(Settings(port=port))
     with pytest.raises(UserError, match="cannot listen on not an address"):
         server.bound(Settings(host="not an address"))
+
+
+@pytest.mark.parametrize(("option", "message"), [({"max_num_seqs": 10**9}, "it must be from 1 to 16,384"),
+                                                 ({"max_model_len": 10**9}, "it must be from 2 to ")])
+def test_an_option_that_cannot_be_is_refused_in_a_sentence(option, message):
+    (name,) = option
+    with pytest.raises(UserError, match=f"^{name} is 1000000000; {message}"):
+        server.load_model(Settings(**option), lambda text: None)

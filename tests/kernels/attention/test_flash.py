@@ -88,6 +88,11 @@ def test_other_heads(launch, size):
         check(launch, S, 2, size, True, before, dtype=dtype)
 
 
+def test_one_query_over_a_cache():
+    """The smallest case of the rung that a GPU uses for few queries, where GPT-2 has no kernels for one row."""
+    check(attention_decode, 1, 1, 64, True, 17)
+
+
 @pytest.mark.sweep
 @pytest.mark.parametrize("causal", [False, True])
 def test_decode_with_slices_that_are_full_partly_full_and_empty(causal):

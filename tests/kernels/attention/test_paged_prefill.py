@@ -80,6 +80,12 @@ def test_prompts_their_ends_and_single_tokens_in_one_launch(launch, dtype):
         check(launch, inputs_of(LENGTHS, CONTEXTS, size, ratio, dtype))
 
 
+@pytest.mark.parametrize(("launch", "dtype"), [(paged_prefill_flash, F32), (paged_prefill_mma, BF16)])
+def test_a_prompt_of_seventeen_tokens(launch, dtype):
+    """The rungs that a GPU uses, at their smallest: a second page of keys, and a query that sees all of them."""
+    check(launch, inputs_of((17,), (17,), 32, 1, dtype, kv_heads=1, longest=17))
+
+
 @every_rung
 def test_a_prompt_in_parts_has_the_same_bits_as_whole(launch, dtype):
     """And so it has beside others: the parts stand between other sequences."""

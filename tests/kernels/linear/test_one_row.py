@@ -15,17 +15,18 @@ from labkit.kernels.linear.one_row import GELU, JOIN, NORM, PLAIN, QKV, RESIDUAL
 
 OPS = [getattr(one_row, f"ONE_ROW_{name}{half}") for half in ("", "_HALF") for name in ("GELU", "RESIDUAL", "QKV")]
 OPS += [ONE_ROW_ATTENDED, ONE_ROW_LOGITS, ONE_ROW_ATTENDED_HALF, ONE_ROW_LOGITS_HALF]
+USED = ("gelu", "residual", "qkv", "attended")  # by GPT-2 on a GPU, for logits: test_next_token.py
 FIRST = [(op, op.awkward[0]) for op in OPS]  # the sizes of the small model in test_gpt2_step.py: compiled once for both
 REST = [(op, size) for op in OPS for size in op.awkward[1:]]
 
 
 def named(cases, quick=()):
-    """Compiling such a kernel for the CPU device takes seconds: what is not quick is for the sweep."""
+    """Compiling such a kernel for a CPU takes seconds: those that no GPU uses by default are for the sweep."""
     return [pytest.param(op, size, id=f"{op.name}-{'x'.join(map(str, size.values()))}",
                          marks=() if op.name in quick else pytest.mark.sweep) for op, size in cases]
 
 
-@pytest.mark.parametrize(("op", "size"), named(FIRST, quick=("one_row_qkv",)))
+@pytest.mark.parametrize(("op", "size"), named(FIRST, quick=[f"one_row_{name}" for name in USED]))
 def test_operation_agrees(op, size):
     assert agree(op, sizes=(size,), seed=3).passed
 

@@ -42,6 +42,15 @@ WAYS = {
 @pytest.mark.parametrize(("way", "dtype"), [(way, dtype) for way in WAYS for dtype in ("bfloat16", "float32")
                                             if (way, dtype) != ("tensor cores", "float32")])
 def test_bias_is_added_before_the_one_rounding(way, dtype):
+    check_bias(way, dtype)
+
+
+def test_one_warp_an_output_of_float32():
+    """A GPU's for float32 logits."""
+    check_bias("warp", "float32")
+
+
+def check_bias(way, dtype):
     launch, options = WAYS[way]
     rng = np.random.default_rng(2)
     x, weight = layer(rng, 3, 13, 40)
