@@ -100,6 +100,7 @@ MATVEC = KernelExercise(
     launch=lambda M, K: (-(-M // 64), 64),
     tolerance=dot_products(lambda a, x: np.abs(a) @ np.abs(x), length=lambda a, x: a.shape[1]),
     domain=of((0, 1), *SUMMED),
+    in_float32=True,
     wrong={
         "`a[k, row]`: it walks down a column of `a`": Edit("total += a[row, k] * x[k]", "total += a[k, row] * x[k]"),
         "`=` in place of `+=`: only the last product is left":
@@ -128,6 +129,7 @@ MATMUL_BT = KernelExercise(
     launch=lambda M, N, K: _over(N, M),
     tolerance=dot_products(lambda a, b: np.abs(a) @ np.abs(b).T, length=lambda a, b: a.shape[1]),
     domain=of((0, 1), *SUMMED),
+    in_float32=True,
     wrong={
         "`b[k, col]`: it multiplies by `b`, not by its transpose":
             Edit("total += a[row, k] * b[col, k]", "total += a[row, k] * b[k, col]"),
@@ -171,6 +173,7 @@ DENSE_LAYER = KernelExercise(
     domain=(*of((0, 1, 2), *SUMMED), *of(2, FAR_ABOVE_ZERO, FAR_BELOW_ZERO)),
     observe_sizes=_products((5, 3, 4), (1, 33, 17)),
     demand=_stays_in_registers,
+    in_float32=True,
     wrong={
         "the bias is added at every step of the loop":
             Edit("total = bias[col]", "total = float32(0.0)",
@@ -266,6 +269,7 @@ GRAM = KernelExercise(
     tolerance=dot_products(lambda a: np.abs(a) @ np.abs(a).T, length=lambda a: a.shape[1]),
     domain=of(0, *SUMMED),
     demand=_two_tiles_a_step(depth=1),
+    in_float32=True,
     wrong={
         "where a tile reaches beyond `a`, it keeps what stood there before, and not zeros":
             Edit("mine[y, x] = a[row, start + x] if row < rows and start + x < depth else float32(0.0)\n"
@@ -321,6 +325,7 @@ MATMUL_AHEAD = KernelExercise(
     tolerance=dot_products(lambda a, b: np.abs(a) @ np.abs(b), length=lambda a, b: a.shape[1]),
     domain=of((0, 1), *SUMMED),
     demand=_two_tiles_a_step(depth=1),
+    in_float32=True,
     wrong={
         "no barrier between reading the tiles and writing the next ones":
             Edit("cuda.syncthreads()\n"
@@ -417,6 +422,7 @@ MATMUL_AT = KernelExercise(
     demand=_loaded_along_rows,
     tolerance=dot_products(lambda a, b: np.abs(a).T @ np.abs(b), length=lambda a, b: a.shape[0]),
     domain=of((0, 1), *SUMMED),
+    in_float32=True,
     wrong={
         "the tile of `a` is read along a row, as for `a @ b`":
             Edit("total += a_tile[i, y] * b_tile[i, x]", "total += a_tile[y, i] * b_tile[i, x]"),
