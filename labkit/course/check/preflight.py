@@ -149,13 +149,40 @@ def never_used(exercise: Exercise, answer, case: Case) -> tuple[str, ...]:
     definition = next((node for node in nodes if isinstance(node, ast.FunctionDef)), None)
     if definition is None:
         return ()
-    read = {node.id for node in ast.walk(definition) if isinstance(node, ast.Name)}
     values = case.inputs if exercise.shape is None else arguments_of(exercise, case.inputs, case.expected, case.size)
     lengths = {length for value in (*values, case.expected) for length in np.shape(value)} | set(case.size.values())
     unused = [argument.arg for argument, value in zip(definition.args.args, values, strict=False)
-              if argument.arg not in read and (np.ndim(value) or isinstance(value, (float, np.floating))
-                                               or value not in lengths)]
+              if _use(definition.body, argument.arg) != "read"
+              and (np.ndim(value) or isinstance(value, (float, np.floating)) or value not in lengths)]
     return tuple(f"`{name}` is never used, and the result depends on it." for name in unused)
+
+
+def _use(statements: list, name: str) -> str:
+    """What these statements do first to the value that a variable has before them: "read" it, or "replaced" it on every
+    way; "" if neither."""
+    for statement in statements:
+        bodies = [getattr(statement, field, []) for field in ("body", "orelse", "finalbody")]
+        bodies = [body for body in bodies if isinstance(body, list)]
+        if isinstance(statement, (ast.If, ast.For, ast.While, ast.With)):
+            heads = [node for node in ast.iter_child_nodes(statement) if not isinstance(node, ast.stmt)]
+            found = [_use(body, name) for body in bodies if body]
+            if any(_loads(head, name) for head in heads) or "read" in found:
+                return "read"
+            if isinstance(statement, ast.If) and statement.orelse and set(found) == {"replaced"}:
+                return "replaced"
+        elif _loads(statement, name):
+            return "read"
+        elif isinstance(statement, (ast.Assign, ast.AnnAssign)) and any(
+                isinstance(node, ast.Name) and node.id == name and isinstance(node.ctx, ast.Store)
+                for node in ast.walk(statement)):
+            return "replaced"
+    return ""
+
+
+def _loads(node: ast.AST, name: str) -> bool:
+    return any(isinstance(each, ast.Name) and each.id == name and isinstance(each.ctx, ast.Load)
+               or isinstance(each, ast.AugAssign) and isinstance(each.target, ast.Name) and each.target.id == name
+               for each in ast.walk(node))
 
 
 def computes_in_float64(exercise: Exercise, answer, case: Case) -> tuple[str, ...]:

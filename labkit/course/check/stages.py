@@ -131,7 +131,9 @@ def _known_mistake(exercise: Exercise, answer, attempt: Attempt, run, passed: li
     """
     if attempt.kind == "not_observed" or (device.on_gpu() and attempt.kind in ("never_ends", "gpu_fault")):
         return Known()  # after a fault the GPU takes no more launches from this process
-    if attempt.kind in ("never_ends", "unsupported", "wrong_types", "wrong_arguments"):
+    if attempt.kind in ("unsupported", "wrong_types"):
+        return Known()  # it does not compile, and known mistakes do: each would be compiled for nothing
+    if attempt.kind in ("never_ends", "wrong_arguments"):
         more = []
     best, found = -1, []
     mine_more = None
