@@ -131,8 +131,10 @@ def _known_mistake(exercise: Exercise, answer, attempt: Attempt, run, passed: li
     """
     if attempt.kind == "not_observed" or (device.on_gpu() and attempt.kind in ("never_ends", "gpu_fault")):
         return Known()  # after a fault the GPU takes no more launches from this process
-    if attempt.kind in ("unsupported", "wrong_types"):
-        return Known()  # it does not compile, and known mistakes do: each would be compiled for nothing
+    if exercise.kind == "kernel" and attempt.kind in ("unsupported", "wrong_types"):
+        # It does not compile, and known mistakes do as a rule: each would be compiled for nothing.
+        same = [mistake for mistake, wrong in exercise.wrong.items() if _same_code(answer, wrong)]
+        return Known(", or: ".join(same), len(same) == 1)
     if attempt.kind in ("never_ends", "wrong_arguments"):
         more = []
     best, found = -1, []

@@ -11,9 +11,10 @@ from labkit.course.check.cases import draw_cases
 from labkit.course.check.run import observed
 from labkit.course.check.stages import observed_cases
 from labkit.course.exercises import Edit
+from labkit.device import ptx
 
 pytestmark = pytest.mark.cpu_device
-ALL = 0xFFFFFFFF
+ALL, ZERO = 0xFFFFFFFF, float32(0.0)
 
 
 @cuda.jit
@@ -101,6 +102,19 @@ def sums_by_lane_0_from_shared_memory(x, out):
         out[row] = total
 
 
+@cuda.jit
+def product_beside_an_mma(a, b, out):
+    top, lane = cuda.blockIdx.x * 16, cuda.threadIdx.x
+    nothing = ptx.pack_half2(ZERO, ZERO)
+    kept, _, _, _ = ptx.mma_m16n8k16_f32_f16(nothing, nothing, nothing, nothing, nothing, nothing,
+                                             ZERO, ZERO, ZERO, ZERO)
+    for place in range(lane, 128, 32):
+        row, col, total = top + place // 8, place % 8, kept
+        for k in range(16):
+            total += float32(a[row, k]) * float32(b[k, col])
+        out[row, col] = total
+
+
 LANES = "for col in range(lane, {}, 32):"
 FOR_SHOW = Edit(LANES.format("x.shape[1]"), "for col in range(x.shape[1]):",
                 "for offset in (16, 8, 4, 2, 1):\n    total += cuda.shfl_down_sync(0xFFFFFFFF, total, offset)",
@@ -138,6 +152,7 @@ def sums_since_by_one_thread(x, heads, out):
      ("matmul_ahead", product_beside_a_tile, "1,024 are enough"),
      ("matmul_at", product_at_beside_a_tile, "1,024 are enough"),
      ("best_scores", scores_beside_a_tile, "one thread of a block loads each"),
+     ("one_mma", product_beside_an_mma, "is something computed beside them?"),
      ("row_sums", FOR_SHOW, "several lanes load the same ones"),
      ("row_sums", sums_by_two_lanes, "Lane 0 of warp 0 loads"),
      ("row_sums", sums_by_lane_0_from_shared_memory, "from shared memory, and others hardly any"),
