@@ -1,4 +1,4 @@
-"""What an exercise teaches is not met by a line that does nothing: a tile that nobody needs, a shuffle of what every
+"""What an exercise teaches is not met by a line that does nothing: a tile that is not needed, a shuffle of what every
 lane has, blocks and threads that wait for one. The result of each answer here is right."""
 
 import numpy as np
