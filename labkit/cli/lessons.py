@@ -237,6 +237,7 @@ def check_build(console, errors, course, chapters) -> None:
     if course.exercises:
         unmatched = say(workbook.unmatched(course))
         wrong |= unmatched
+        wrong |= not unmatched and say(workbook.unvaried(course, chapters))
         if not unmatched and not workbook.stale(course):  # else the executed cells would only say the same again
             with console.status("Checking the exercises") as status:
                 wrong |= say(

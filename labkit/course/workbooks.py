@@ -239,6 +239,16 @@ def unmatched(course: Course) -> list[str]:
             for name in sorted(held.keys() - listed)]
 
 
+def unvaried(course: Course, chapters: Collection[Chapter]) -> list[str]:
+    """What is wrong with the parameters of these chapters' exercises, a teacher's own among them; one sentence each."""
+    from labkit.course import exercises
+    from labkit.course.exercises import parameters
+
+    of_others = {entry.name for entry in course.exercises if entry.chapter not in chapters}
+    return [fault for name, exercise in exercises.load(own=course.root == paths.REPOSITORY).items()
+            if name not in of_others for fault in parameters.faults(exercise)]
+
+
 def verify(course: Course, chapters, on_chapter: Callable | None = None) -> list[str]:
     """Executes solutions, which must pass, and workbooks, which must not. What passes is remembered until a file of
     it changes."""

@@ -6,7 +6,7 @@ import numpy as np
 
 from labkit import cuda
 from labkit.course.exercises import FunctionExercise, KernelExercise, PredictionExercise
-from labkit.course.exercises.domains import SUMMED, of
+from labkit.course.exercises.domains import SUMMED, of, parameter
 from labkit.kernels.op import uniform
 from labkit.kernels.tolerance import relative_to
 
@@ -44,7 +44,7 @@ SCALE = KernelExercise(
     inputs=lambda rng, n: (uniform(rng, n), np.float32(1.7)),
     shape=lambda n: (n,),
     sizes=({"n": 1}, {"n": 33}, {"n": 257}, {"n": 1000}),
-    domain=of(0, *SUMMED),
+    domain=(*of(0, *SUMMED), *parameter(1, "s", 1)),
     launch=lambda n: ((n + 127) // 128, 128),
     tolerance=relative_to(lambda a, s: np.abs(a) * s, roundings=1),
     wrong={"no guard at the tail": no_guard, "`<=` in place of `<` in the guard": one_too_far,

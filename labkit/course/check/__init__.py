@@ -25,7 +25,7 @@ from labkit import device
 from labkit._common.errors import UserError
 from labkit._common.tables import size_text
 from labkit.course import exercises
-from labkit.course.check.cases import Attempt, draw_cases
+from labkit.course.check.cases import draw_cases
 from labkit.course.check.limits import announced_compiling, compile_clock
 from labkit.course.check.numba_kernels import adopted, numba_on_cpu
 from labkit.course.check.predict import check_prediction, written
@@ -97,9 +97,6 @@ def _examined(exercise: Exercise, answer, seed, numbers, tries: int, look: bool,
             cases = draw_cases(exercise, seed)
             attempt, case, known = run_stages(exercise, answer, cases, notes)
             remark = computes_in_float64(exercise, answer, cases[0]) if attempt is None else ()
-            if remark and exercise.in_float32:
-                head = "The result is right, but one thing is asked for besides."
-                attempt, case = Attempt("demand", head, remark, trace=remark), cases[0]
             if attempt is not None and as_given(exercise, answer):
                 attempt, known = replace(attempt, details=(*attempt.details, AS_GIVEN)), Known()
             elif attempt is not None and look and not known.exact:

@@ -316,7 +316,8 @@ def operators_of_any_kind(place: Place, vocabulary: Vocabulary) -> Found:
         words = f"the operator of {quoted(node)} is wrong"
         for sign in signs:
             if not isinstance(node.op, sign):
-                yield 2.0, words, with_fields(node, op=sign())
+                flipped = isinstance(node, ast.AugAssign) and isinstance(node.op, signs[:2]) and sign in signs[:2]
+                yield 0.9 if flipped else 2.0, words, with_fields(node, op=sign())
     if isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name):
         for name in ("max", "min"):
             call = ast.Call(ast.Name(name, ast.Load()), [ast.Name(node.target.id, ast.Load()), node.value], [])

@@ -69,7 +69,7 @@ def host_observer(exercise: Exercise, case: Case):
             return attempt
         if seen.streams.unordered:
             return Attempt("race", "The result is right here, but work on two streams is not ordered: a race.",
-                           tuple(seen.streams.unordered[:2]), trace=("streams",))
+                           tuple(seen.streams.unordered[:2]), trace=seen.streams.conflicts[0], whole=None)
         if exercise.demand is None:
             return Attempt("passed")
         with _idle():
@@ -85,7 +85,7 @@ def host_observer(exercise: Exercise, case: Case):
 @contextlib.contextmanager
 def _seen_by(seen: HostRun):
     """Every launch and every call of a library goes into `seen`, and is made."""
-    replays, inside = [], []  # not empty while a graph is replayed, or a library at work
+    replays, inside = [], []  # the stream on which a graph is being replayed; the library that is at work
 
     def ran(configured, *args):
         arrays = sum(isinstance(value, np.ndarray) for value in args)
@@ -93,15 +93,16 @@ def _seen_by(seen: HostRun):
                                       arrays, _number(configured.stream),
                                       tuple(str(value.dtype) for value in args if hasattr(value, "shape"))))
         seen.order.append(("launch", _number(configured.stream)))
-        if not inside and not replays:  # a graph is ordered by the stream that replays it
-            seen.streams.launch(configured.kernel, args, _number(configured.stream))
+        if not inside:  # a graph is ordered by the stream that replays it
+            stream = replays[-1] if replays else _number(configured.stream)
+            seen.streams.launch(configured.kernel, args, stream, configured.grid, bool(replays))
         return run(configured, *args)
 
-    def replayed(graph, *args, **options):
+    def replayed(graph, stream=0):
         seen.replays += 1
-        replays.append(graph)
+        replays.append(_number(stream))
         try:
-            return replay(graph, *args, **options)
+            return replay(graph, stream)
         finally:
             replays.pop()
 
@@ -158,11 +159,17 @@ def _seen_by(seen: HostRun):
     def host_awaited(event):
         seen.streams.wait_for(event)
 
+    def asked(event):
+        done = ask(event)
+        if done:
+            seen.streams.wait_for(event)
+        return done
+
     run, replay, call, tile = (ConfiguredKernel.run, graphs._RecordedGraph.launch, blas._on_host, tiles.launch)
     copy, send, capture = DeviceNDArray.copy_to_host, DeviceNDArray.copy_to_device, graphs._RecordedGraph.__init__
-    make, record = cuda.to_device, Event.record
+    make, record, ask = cuda.to_device, Event.record, Event.query
     with _replaced(ran, replayed, called, tiled, copied, sent, waited, waited, captured, made, recorded, awaited,
-                   host_awaited):
+                   host_awaited, asked):
         yield
 
 
@@ -179,12 +186,12 @@ def _idle():
 @contextlib.contextmanager
 def _replaced(*replacements):
     """Other functions for a launch, a graph's replay, a call of cuBLAS, the launch of a tile program, copies back and
-    there, waiting for a stream and for all, the capture of a graph, to_device, and recording an event and waiting for
-    it, on a stream and on the host; for as many of them as are given."""
+    there, waiting for a stream and for all, the capture of a graph, to_device, recording an event, waiting for it on
+    a stream and on the host, and asking whether it is done; for as many of them as are given."""
     owners = ((ConfiguredKernel, "run"), (graphs._RecordedGraph, "launch"), (blas, "_on_host"), (tiles, "launch"),
               (DeviceNDArray, "copy_to_host"), (DeviceNDArray, "copy_to_device"), (Stream, "synchronize"),
               (cuda, "synchronize"), (graphs._RecordedGraph, "__init__"), (cuda, "to_device"), (Event, "record"),
-              (Event, "wait"), (Event, "synchronize"))[:len(replacements)]
+              (Event, "wait"), (Event, "synchronize"), (Event, "query"))[:len(replacements)]
     before = [getattr(owner, name) for owner, name in owners]
     try:
         for (owner, name), replacement in zip(owners, replacements, strict=True):

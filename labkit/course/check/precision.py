@@ -1,90 +1,107 @@
-"""Where a kernel computes in float64 although its arrays are float32: what Numba's rules make of a literal.
+"""Where a kernel computes in float64 although its arrays are float32, by the types that Numba gives to its operations.
 
 A Python number with a point is a float64, an integer an int64, and float32 with either gives float64: `total = 0.0`,
-`0.5 * x[i]`, `2 * x[i]`. On most GPUs float64 takes 32 or 64 times as long.
+`0.5 * x[i]`, `2 * x[i]`. On most GPUs float64 takes 32 or 64 times as long. The types are found as the CPU device finds
+them: through branches and loops, and through the device functions that a kernel calls.
 """
 
 from __future__ import annotations
 
 import ast
 
-CASTS = {"float32": "f4", "float64": "f8", "float": "f8", "float16": "f2", "int32": "i4", "int64": "i8", "int": "i8",
-         "uint32": "u4", "uint64": "u8", "uint8": "u1", "int8": "i1", "len": "i8", "range": "i8"}  # fmt: skip
-SAME = {"max", "min", "abs", "fma"}  # of the type of what they are given
-SMALL = {"i1", "u1", "i2", "u2", "b1"}  # which float32 holds, so that it stays float32 beside them
+from numba.core import types
+
+from labkit.course.check.complaints import sources_of
+from labkit.simt import typed_tree
+from labkit.simt.ir import Inline
+from labkit.simt.rewrite import rewrite
+
+CONVERSIONS = {"float64", "float", "max", "min", "_selp"}  # what they are given is not computed with
 
 
-def float64_at(function: ast.FunctionDef, arrays: dict[str, str]) -> tuple[int, str] | None:
-    """(line, code) of the first operation whose operands are float32 and something wider, so that it is computed in
-    float64; None if there is none. arrays: type ("f4") of the elements, or of a scalar, for each parameter."""
-    kinds = dict(arrays)
-    for _ in range(2):
-        for node in ast.walk(function):
-            if isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
-                name, kind = node.targets[0].id, _declared(node.value) or _kind(node.value, kinds)
-                kinds[name] = _joined(kinds.get(name, kind), kind)
-            elif isinstance(node, ast.For) and isinstance(node.target, ast.Name):
-                kinds[node.target.id] = "i8"
-    nodes = (node for node in ast.walk(function) if isinstance(node, (ast.BinOp, ast.AugAssign)))
-    found = [node for node in nodes if _widens(node, kinds)]
-    if not found:
+def float64_at(kernel, arguments: dict[str, object]) -> tuple[int, str] | None:
+    """(line, code) of the operation that is computed in float64: the first of those that make a float32 wider, or the
+    first of all; None if there is none. arguments: what the parameters are given, by name."""
+    try:
+        program = rewrite(kernel.py_func)
+        given = {name: typed_tree.type_of_value(value) for name, value in (arguments | program.constants).items()}
+        sources = sources_of(kernel)
+        operations = _Operations(program, set(sources))
+        operations.body(program.body, {**dict.fromkeys(typed_tree.ID_NAMES, types.int64), **given, **{
+            array.name: typed_tree._array_type(array, given)
+            for array in (*program.shared.values(), *program.local.values())}}, None)
+    except Exception:  # what cannot be typed here says nothing of its types
         return None
-    first = min(found, key=lambda node: (node.lineno, node.col_offset))
-    return first.lineno, ast.unparse(first)
+    if not operations.found:
+        return None
+    first, _ = min(operations.found, key=lambda one: (not one[1], *_where(one[0])))
+    written = {_where(node): node for source in sources.values() for node in ast.walk(source.tree)
+               if type(node) is type(first)}
+    return first.lineno, ast.unparse(written.get(_where(first), first))
 
 
-def _widens(node, kinds: dict[str, str]) -> bool:
-    sides = [node.left, node.right] if isinstance(node, ast.BinOp) else [node.target, node.value]
-    given = [_kind(side, kinds) for side in sides]
-    return "f4" in given and _joined(*given) == "f8"
+def _where(node: ast.AST) -> tuple:
+    return node.lineno, node.col_offset, node.end_lineno, node.end_col_offset
 
 
-def _kind(node: ast.AST, kinds: dict[str, str]) -> str:
-    """"f4", "i8" and so on; "" where it is not known, which is then no reason for a remark."""
-    if isinstance(node, ast.Constant):
-        return {float: "f8", int: "i8", bool: "b1"}.get(type(node.value), "")
-    if isinstance(node, ast.Name):
-        return kinds.get(node.id, "")
-    if isinstance(node, ast.Subscript):
-        shape = isinstance(node.value, ast.Attribute) and node.value.attr == "shape"
-        return "i8" if shape else _kind(node.value, kinds)
-    if isinstance(node, ast.UnaryOp):
-        return _kind(node.operand, kinds)
-    if isinstance(node, ast.IfExp):
-        return _joined(_kind(node.body, kinds), _kind(node.orelse, kinds))
-    if isinstance(node, ast.Attribute):
-        return "i8" if node.attr in ("size", "x", "y", "z") else ""
-    if isinstance(node, ast.Call):
-        called = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
-        if called in CASTS:
-            return CASTS[called]
-        given = [_kind(each, kinds) for each in node.args]
-        if called in SAME and given:
-            return _joined(*given)
-        of_math = isinstance(node.func, ast.Attribute) and ast.unparse(node.func.value) == "math"
-        return ("f4" if given[0] == "f4" else "f8" if given[0] else "") if of_math and given else ""
-    if isinstance(node, ast.BinOp):
-        left, right = _kind(node.left, kinds), _kind(node.right, kinds)
-        if isinstance(node.op, ast.Div) and left[:1] in ("i", "u") and right[:1] in ("i", "u"):
-            return "f8"
-        return _joined(left, right)
-    return ""
+class _Operations(typed_tree._Types):
+    """As the CPU device types a program, and finds what is computed in float64: (the node, whether it had float32)."""
+
+    def __init__(self, program, own: set[str]):
+        """own: the names of the functions whose operations are looked at; not those of the library."""
+        super().__init__(program)
+        self.own = own
+        self.found: list[tuple[ast.AST, bool]] = []
+
+    def body(self, statements, env, device):
+        flow = _Flow(self, device)
+        flow.block(statements, dict(env))
+        flow.rewriting = True  # all types of loops are known
+        flow.returned = flow.returned and [typed_tree.unified(*flow.returned)]
+        flow.block(statements, dict(env))
+        return flow.returned[0] if flow.returned else None
 
 
-def _declared(node: ast.AST) -> str:
-    """The type of the elements of cuda.shared.array(shape, float32)."""
-    if isinstance(node, ast.Call) and ast.unparse(node.func).endswith((".shared.array", ".local.array")):
-        types = [*node.args[1:], *(keyword.value for keyword in node.keywords if keyword.arg == "dtype")]
-        return CASTS.get(ast.unparse(types[0]).rpartition(".")[2], "") if types else ""
-    return ""
+class _Flow(typed_tree._Flow):
+    def __init__(self, owner, device):
+        super().__init__(owner, device)
+        self.types: dict[int, object] = {}
+        self.looks = device is None or device.name.rpartition("_d")[0] in owner.own
 
+    def type(self, e, env):
+        found = self.types[id(e)] = super().type(e, env)
+        return found
 
-def _joined(*kinds: str) -> str:
-    """The type of an operation of these."""
-    if "" in kinds:
-        return ""
-    if "f8" in kinds:
-        return "f8"
-    if "f4" in kinds:
-        return "f4" if all(kind in SMALL or kind in ("f4", "f2") for kind in kinds) else "f8"
-    return kinds[0] if len(set(kinds)) == 1 else "i8"
+    def statement(self, s, env):
+        if isinstance(s, Inline) and s.function not in self.owner.own and self.looks:
+            self.looks = False
+            try:
+                return super().statement(s, env)
+            finally:
+                self.looks = True
+        before = dict(env)
+        done = super().statement(s, env)
+        if isinstance(s, ast.AugAssign):
+            given = [self.type(s.target, before), self.type(s.value, before)]
+            self._note(s, (s.target, s.value), self.operation(s.op, given))
+        return done
+
+    def _binop(self, e, env):
+        found = super()._binop(e, env)
+        self._note(e, (e.left, e.right), found)
+        return found
+
+    def _call(self, e, env):
+        found = super()._call(e, env)
+        name = e.func.attr if isinstance(e.func, ast.Attribute) else getattr(e.func, "id", "")
+        if name not in CONVERSIONS:
+            self._note(e, e.args, found)
+        return found
+
+    def _note(self, node, operands, result) -> None:
+        given = [self.types.get(id(each)) for each in operands]
+        is_wide = result == types.float64 or isinstance(result, types.UniTuple) and result.dtype == types.float64
+        of_floats = any(isinstance(each, types.Float) for each in given)
+        is_literal = all(isinstance(each, ast.Constant) for each in operands)
+        if self.rewriting and self.looks and is_wide and of_floats and not is_literal:
+            self.owner.found.append((node, any(each in (types.float32, types.float16) for each in given)))

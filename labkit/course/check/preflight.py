@@ -149,29 +149,55 @@ def never_used(exercise: Exercise, answer, case: Case) -> tuple[str, ...]:
     definition = next((node for node in nodes if isinstance(node, ast.FunctionDef)), None)
     if definition is None:
         return ()
-    read = {node.id for node in ast.walk(definition) if isinstance(node, ast.Name)}
     values = case.inputs if exercise.shape is None else arguments_of(exercise, case.inputs, case.expected, case.size)
     lengths = {length for value in (*values, case.expected) for length in np.shape(value)} | set(case.size.values())
     unused = [argument.arg for argument, value in zip(definition.args.args, values, strict=False)
-              if argument.arg not in read and (np.ndim(value) or isinstance(value, (float, np.floating))
-                                               or value not in lengths)]
+              if _use(definition.body, argument.arg) != "read"
+              and (np.ndim(value) or isinstance(value, (float, np.floating)) or value not in lengths)]
     return tuple(f"`{name}` is never used, and the result depends on it." for name in unused)
+
+
+def _use(statements: list, name: str) -> str:
+    """What these statements do first to the value that a variable has before them: "read" it, or "replaced" it on every
+    way; "" if neither."""
+    for statement in statements:
+        bodies = [getattr(statement, field, []) for field in ("body", "orelse", "finalbody")]
+        bodies = [body for body in bodies if isinstance(body, list)]
+        if isinstance(statement, (ast.If, ast.For, ast.While, ast.With)):
+            heads = [node for node in ast.iter_child_nodes(statement) if not isinstance(node, ast.stmt)]
+            found = [_use(body, name) for body in bodies if body]
+            if any(_loads(head, name) for head in heads) or "read" in found:
+                return "read"
+            if isinstance(statement, ast.If) and statement.orelse and set(found) == {"replaced"}:
+                return "replaced"
+        elif _loads(statement, name):
+            return "read"
+        elif isinstance(statement, (ast.Assign, ast.AnnAssign)) and any(
+                isinstance(node, ast.Name) and node.id == name and isinstance(node.ctx, ast.Store)
+                for node in ast.walk(statement)):
+            return "replaced"
+    return ""
+
+
+def _loads(node: ast.AST, name: str) -> bool:
+    return any(isinstance(each, ast.Name) and each.id == name and isinstance(each.ctx, ast.Load)
+               or isinstance(each, ast.AugAssign) and isinstance(each.target, ast.Name) and each.target.id == name
+               for each in ast.walk(node))
 
 
 def computes_in_float64(exercise: Exercise, answer, case: Case) -> tuple[str, ...]:
     """Where a kernel on float32 arrays computes in float64, and how not to; () where it does not."""
-    tree, first = parsed(answer) if exercise.kind == "kernel" else (None, 0)
-    definition = next((node for node in ast.walk(tree or ast.Module([], [])) if isinstance(node, ast.FunctionDef)),
-                      None)
-    given = arguments_of(exercise, case.inputs, np.empty(0, exercise.dtype), case.size) if definition else ()
-    kinds = {argument.arg: np.dtype(getattr(value, "dtype", type(value))).str[1:]
-             for argument, value in zip(definition.args.args if definition else (), given, strict=False)
-             if isinstance(value, (np.ndarray, np.number, int, float))}
-    found = float64_at(definition, kinds) if "f4" in kinds.values() and "f8" not in kinds.values() else None
+    if exercise.kind != "kernel":
+        return ()
+    values = arguments_of(exercise, case.inputs, np.zeros(case.expected.shape, exercise.dtype), case.size)
+    given = dict(zip(inspect.signature(answer.py_func).parameters, values, strict=False))
+    kinds = {np.dtype(getattr(value, "dtype", type(value))).str[1:] for value in given.values()
+             if isinstance(value, (np.ndarray, np.number))}
+    found = float64_at(answer, given) if "f4" in kinds and "f8" not in kinds else None
     if found is None:
         return ()
     line, code = found
-    return (f"Line {line + first - 1}: `{code}` is computed in float64, which most GPUs do at a small part of the "
+    return (f"Line {line}: `{code}` is computed in float64, which most GPUs do at a small part of the "
             "speed of float32. A number such as `0.0` or `2` makes the whole operation float64: write `float32(0.0)`, "
             "`float32(2)`.",)
 

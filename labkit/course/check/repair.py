@@ -16,7 +16,6 @@ import functools
 import inspect
 import io
 import itertools
-import time
 import types
 import warnings
 from collections.abc import Callable, Iterator
@@ -38,23 +37,24 @@ from labkit.course.check.run import attempted, first_finding, inputs_changed, ob
 from labkit.course.check.verdict import place
 from labkit.course.check.vocabulary import Vocabulary
 from labkit.course.exercises import Exercise
-from labkit.simt import thread_order, time_limit
+from labkit.simt import step_limit, thread_order
 from labkit.simt.compiled_kernel import InterpretedKernel
 from labkit.simt.kernel import DeviceFunction, Kernel
 from labkit.simt.rewrite import rewrite
 from labkit.simt.scope import remember_source
 
-LOOKING_S = 4.0  # of the CPU, for the whole search
-CPU_S = 14.0  # for the process of the search, in which what is found is compiled and checked
+# How long the search goes on is counted in tries, which are the same on every machine: what a check says must not
+# depend on what else a machine does. The limits in seconds end what hangs, and are far above what a search takes.
+TRIES = 1_200  # rough runs of a small case, each 3 ms or so; other runs count as several
+AFTER_FIRST = 250  # for another place, once one is found
+PROVING = 600  # for all cases of one that is right where the answer failed
+ENDLESS = 20  # for a function of the host that a limit ended
+TURNS = (256, 1_024, 4_096, 16_384, 65_536)  # of loops, in a run of the answer; a case with more is too slow
+MOST_TURNS = 8 * TURNS[-1]  # in a run of a changed answer, which may never end
+ROUGH_TURNS = 100_000  # the same, in a rough run
+CANDIDATE_S, LAUNCHED_S = 0.3, 10.0  # for a run of a function of the host, and of one that launches
+CPU_S, WALL_S = 30.0, 90.0  # for the process of the search, in which what is found is compiled and checked
 MEMORY_BYTES = 1 << 30  # more than this process holds
-WALL_S = 40.0  # for the same, on a busy machine
-AFTER_FIRST_S = 0.8  # for another place, once one is found
-FIRST_S = 2.0  # for a run of the answer as it is
-CANDIDATE_S, LAUNCHED_S = 0.3, 3.0  # for one run of a changed answer, which may never end; for one that launches
-OBSERVED_S = 3.0  # for a block of one under observe
-ROUGH_S = 0.05  # for a rough run, or five times what the answer took
-PROVING_S = 3.0  # for all cases of one that is right where the answer failed
-SLOWEST_S = 0.8  # a case that takes the answer longer leaves time for too few changes
 SMALL_THREADS = 1_100  # what is run in plain Python
 PAIRED_RANK, MOST_OF_A_LINE = 2.6, 60  # which changes are tried two at a time
 NEAR = 0.5  # how much less likely another place may be that is named as well
@@ -85,8 +85,8 @@ def sentences(found: tuple[Repair, ...]) -> tuple[str, ...]:
 
 
 def repairs(exercise: Exercise, answer, attempt_kind: str, case: Case, cases: list[Case],
-            seconds: float = LOOKING_S) -> tuple[Repair, ...]:
-    """The places, at most two, at which one small change makes the answer right; () where none is found in time.
+            tries: int = TRIES) -> tuple[Repair, ...]:
+    """The places, at most two, at which one small change makes the answer right; () where none is found.
 
     Ctrl-C ends the search, not the check. Nothing runs on a GPU.
     """
@@ -98,12 +98,12 @@ def repairs(exercise: Exercise, answer, attempt_kind: str, case: Case, cases: li
         with (warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()), np.errstate(all="ignore"),
               host_limit(WALL_S)):
             warnings.simplefilter("ignore")
-            _Search(exercise, answer, case, cases, _clock() + seconds, send).run()
+            _Search(exercise, answer, case, cases, tries, send).run()
 
     with announced("Looking for the place of the mistake. Interrupt, and the verdict comes without it ..."):
         try:
             if FORKS:
-                limits = {"cpu_s": seconds + CPU_S - LOOKING_S, "memory_bytes": MEMORY_BYTES, "wall_s": WALL_S}
+                limits = {"cpu_s": CPU_S, "memory_bytes": MEMORY_BYTES, "wall_s": WALL_S}
                 with contextlib.closing(confined(work, **limits)) as sent:
                     found.extend(sent)
             else:
@@ -135,25 +135,21 @@ def _can_be_changed(exercise: Exercise, answer) -> bool:
     return True
 
 
-def _clock() -> float:
-    """Seconds of this thread, so that a busy machine does not end a search sooner; repairs() limits the others."""
-    return time.thread_time()
-
-
 # --- The search ------------------------------------------------------------------------------------------------------
 
 
 class _Search:
-    def __init__(self, exercise: Exercise, answer, case: Case, cases: list[Case], ends: float, send: Callable):
+    def __init__(self, exercise: Exercise, answer, case: Case, cases: list[Case], tries: float, send: Callable):
         """send: called with each Repair, once it is proved."""
-        self.exercise, self.answer, self.case, self.cases, self.ends = exercise, answer, case, cases, ends
+        self.exercise, self.answer, self.case, self.cases, self.left = exercise, answer, case, cases, tries
         self.send = send
         self.sources = {name: source for name, source in sources_of(answer).items() if source.tree is not None
                         and isinstance(getattr(source.tree, "body", [None])[:1], list) and _definition(source)}
         self.found: list[Repair] = []
-        self.tried = 0
-        self.limit_s = FIRST_S
-        self.rough_s = CANDIDATE_S
+        self.launches = exercise.kind == "function" and exercise.shape is not None
+        self.limit_s = LAUNCHED_S if exercise.kind == "kernel" or self.launches else CANDIDATE_S
+        self.turns = MOST_TURNS  # in a run
+        self.cost = 1.0  # of a run of the case that is tried, in tries
         self.rough: list[Case] = []  # for rough runs; the first says as the CPU device does that the answer is wrong
 
     def run(self) -> None:
@@ -166,15 +162,15 @@ class _Search:
         self.seen = {ast.dump(source.tree) for source in self.sources.values()}
         in_order = self._in_order()
         for source, change in in_order:
-            if _clock() > self.ends or self._enough(change):
+            if self.left <= 0 or self._enough(change):
                 return
             if self._helps(source, change.tree(), stands):
-                self.ends = min(self.ends, _clock() + AFTER_FIRST_S) if not self.found else self.ends
+                self.left = self.left if self.found else min(self.left, AFTER_FIRST)
                 self._keep(Repair(source.filename, change.line, change.words, change.rank))
         if self.found:
             return
         for source, line, tree in pairs(in_order):
-            if _clock() > self.ends:
+            if self.left <= 0:
                 return
             if self._helps(source, tree, stands):
                 self._keep(Repair(source.filename, line, "two things are wrong", 9.0, count=2))
@@ -192,25 +188,20 @@ class _Search:
         self.seen.add(shown)
         if grows_itself(tree):
             return False
-        self.tried += 1
         if not all(self._roughly_right(source, tree, case) for case in self.rough):
             return False
         made = self._made(source, tree)
+        self.left -= self.cost
         return made is not None and stands(made) and self._proved(made) and self._passes(source, tree)
 
     def _passes(self, source: Source, tree: ast.Module) -> bool:
-        """Whether the answer with this tree passes the whole check, compiled as an answer is. The time that this takes
-        is not the search's."""
+        """Whether the answer with this tree passes the whole check, compiled as an answer is."""
         if device.on_gpu():  # where nothing may run: what was observed has to do
             return True
         from labkit.course.check.stages import passes
 
-        begin = _clock()
-        try:
-            made = self._made(source, tree, compiled=True)
-            return refused(self.exercise, made) is None and passes(self.exercise, made, self.cases)
-        finally:
-            self.ends += _clock() - begin
+        made = self._made(source, tree, compiled=True)
+        return refused(self.exercise, made) is None and passes(self.exercise, made, self.cases)
 
     def _enough(self, change: Change) -> bool:
         return bool(self.found) and (len({one.line for one in self.found}) > 1
@@ -256,36 +247,56 @@ class _Search:
             return None
         small = [case for case in self.cases if self._is_small(case)]
         near = [self.case, *sorted((case for case in small if case is not self.case), key=self._threads)[:4]]
-        half = (_clock() + self.ends) / 2
         for test in self._tests():
-            timed = []
-            for case in near:
-                if timed and _clock() > half:
-                    break
-                begin, begin_wall = _clock(), time.monotonic()
-                if not test(kept, case):
-                    timed.append((_clock() - begin, len(timed), case, time.monotonic() - begin_wall))
-            if timed:
-                took, _, cheapest, wall = min(timed)
-                launcher = self.exercise.shape is not None and self.exercise.kind == "function"
-                self.limit_s = max(LAUNCHED_S if launcher else CANDIDATE_S, 5 * wall)
+            failing = []
+            for number, case in enumerate(near):
+                turns = self._turns(kept, case)
+                if turns is not None and not test(kept, case):
+                    failing.append((self._cost(case, turns), number, case, turns))
+            if failing:
+                self.cost, _, cheapest, turns = min(failing)
                 if test == self._right and self._can_be_rough(kept, cheapest):
                     others = [case for case in self.cases if self._is_small(case) and case is not cheapest]
                     self.rough = [cheapest, *sorted(others, key=self._threads)]
-                return functools.partial(test, case=cheapest) if took < SLOWEST_S else None
+                return functools.partial(self._within, 8 * turns, test, case=cheapest)
         return None
+
+    def _within(self, turns: int, test: Callable, made, case: Case) -> bool:
+        """A test with another limit on the turns of its loops."""
+        self.turns = turns
+        try:
+            return test(made, case)
+        finally:
+            self.turns = MOST_TURNS
+
+    def _turns(self, kept, case: Case) -> int | None:
+        """How many turns a run of the answer on this case may need, one of TURNS; None if more than all of them."""
+        if self.exercise.kind == "function" and not self.launches:
+            return TURNS[0]
+        for turns in TURNS:
+            with contextlib.suppress(Exception, HostTimeout), step_limit(turns):
+                try:
+                    attempted(self.exercise, kept, case, "forward", self.limit_s)
+                except Exception as error:
+                    if type(error).__name__ == "KernelTimeout":
+                        continue
+            return turns
+        return None
+
+    def _cost(self, case: Case, turns: int) -> float:
+        """Of a run, in tries."""
+        if self.exercise.kind == "kernel":
+            return 1 + self._threads(case) / 32 + turns / 500
+        return 10 + turns / 500 if self.launches else 0.5
 
     def _can_be_rough(self, kept, case: Case) -> bool:
         """Whether rough runs of the answer can be trusted to sort changes out."""
         if self.exercise.kind != "kernel" or not rough_run.works(self._trees(), self._names()):
             return False
-        begin = _clock()
         if self._roughly_right(None, None, case):
             return False
-        took = _clock() - begin
-        self.rough_s = max(ROUGH_S, 5 * took) if took < CANDIDATE_S else ROUGH_S
         if self.failed_roughly:  # does it fail on the CPU device, too, or only because a rough run cannot do it?
-            with contextlib.suppress(Exception, HostTimeout):
+            with contextlib.suppress(Exception, HostTimeout), step_limit(MOST_TURNS):
                 attempted(self.exercise, kept, case, "forward", self.limit_s)
                 return False
         return True
@@ -300,13 +311,15 @@ class _Search:
         trees = self._trees()
         if source is not None:
             trees[source.function.__name__] = tree
-        self.failed_roughly = False
+        self.failed_roughly, run = False, None
         try:
-            run = rough_run.RoughRun(self.exercise, self.answer.__name__, trees, self._names(), self.rough_s)
+            run = rough_run.RoughRun(self.exercise, self.answer.__name__, trees, self._names(), ROUGH_TURNS)
             return run.right(case)
         except Exception:
             self.failed_roughly = True
             return False
+        finally:
+            self.left -= 1 + (self._threads(case) + (run.ticks if run else 0)) / 2_000
 
     def _tests(self) -> tuple[Callable, ...]:
         if device.on_gpu():
@@ -317,8 +330,7 @@ class _Search:
 
     def _proved(self, made) -> bool:
         """Whether it is right in every small case, whatever the order of the threads, and nothing is found by
-        observe."""
-        ends = _clock() + PROVING_S
+        observe; at least in the first of them, and the whole check looks at all."""
         small = sorted((case for case in self.cases if self._is_small(case)), key=self._threads)
         with_order = [case for case in small if case.expected.size > 1][:2] or small[:1]
         kernel = self.exercise.kind == "kernel"
@@ -330,9 +342,11 @@ class _Search:
             steps += [(self._right_under_observe, case) for case in watched]
         elif self.exercise.demand is not None:
             steps += [(self._meets_demand, case) for case in small if not case.where]
+        spent = 0.0
         for done, (test, case) in enumerate(steps):
-            if _clock() > ends:
-                return done >= min(len(steps), 6)
+            spent += self._cost(case, TURNS[0])
+            if spent > PROVING and done >= 6:
+                break
             if not test(made, case):
                 return False
         return bool(steps)
@@ -350,16 +364,18 @@ class _Search:
 
     def _right(self, made, case: Case, order: str = "forward") -> bool:
         try:
-            return attempted(self.exercise, made, case, order, self.limit_s).good
+            with step_limit(self.turns):
+                return attempted(self.exercise, made, case, order, self.limit_s).good
         except (Exception, SystemExit):
             return False
         except HostTimeout:
+            self.left -= ENDLESS
             return False
 
     def _right_under_observe(self, made, case: Case) -> bool:
         try:
-            with time_limit(OBSERVED_S), thread_order("forward"):
-                report, inputs, out = observed(self.exercise, made, case, OBSERVED_S)
+            with thread_order("forward"):
+                report, inputs, out = observed(self.exercise, made, case, steps=self.turns)
         except Exception:
             return False
         if first_finding(report) is not None or inputs_changed(case, inputs) is not None:

@@ -10,6 +10,7 @@ from labkit import device
 from labkit._common.tables import size_text
 from labkit.course.check.cases import Attempt, Case, threads_of
 from labkit.course.check.complaints import uses_shared
+from labkit.course.check.preflight import computes_in_float64
 from labkit.course.check.run import depends_on_before, explained_by_before, observer, run_once
 from labkit.course.exercises import Exercise
 
@@ -48,12 +49,20 @@ def run_stages(exercise: Exercise, answer, cases: list[Case], notes: dict | None
                     return explained_by_before(exercise, answer, case, attempt, before), case, known
                 attempt = _with_larger(answer, attempt, case, more)
                 return (attempt if known.exact else _with_observed(exercise, answer, attempt, cases)), case, known
+    if wide := _not_in_float32(exercise, answer, cases[0]):
+        head = "The result is right, but one thing is asked for besides."
+        return Attempt("demand", head, wide, trace=wide), cases[0], Known()
     return None, None, Known()
 
 
 def passes(exercise: Exercise, answer, cases: list[Case]) -> bool:
-    """Whether the answer passes every stage."""
-    return all(run(answer).good for stage in stages_of(exercise, cases) for _, run in stage)
+    """Whether the answer passes every stage, and is in float32 where that is asked for."""
+    return not _not_in_float32(exercise, answer, cases[0]) and all(
+        run(answer).good for stage in stages_of(exercise, cases) for _, run in stage)
+
+
+def _not_in_float32(exercise: Exercise, answer, case: Case) -> tuple[str, ...]:
+    return computes_in_float64(exercise, answer, case) if getattr(exercise, "in_float32", False) else ()
 
 
 def stages_of(exercise: Exercise, cases: list[Case]) -> list[list[tuple]]:
@@ -122,7 +131,11 @@ def _known_mistake(exercise: Exercise, answer, attempt: Attempt, run, passed: li
     """
     if attempt.kind == "not_observed" or (device.on_gpu() and attempt.kind in ("never_ends", "gpu_fault")):
         return Known()  # after a fault the GPU takes no more launches from this process
-    if attempt.kind in ("never_ends", "unsupported", "wrong_types", "wrong_arguments"):
+    if exercise.kind == "kernel" and attempt.kind in ("unsupported", "wrong_types"):
+        # It does not compile, and known mistakes do as a rule: each would be compiled for nothing.
+        same = [mistake for mistake, wrong in exercise.wrong.items() if _same_code(answer, wrong)]
+        return Known(", or: ".join(same), len(same) == 1)
+    if attempt.kind in ("never_ends", "wrong_arguments"):
         more = []
     best, found = -1, []
     mine_more = None

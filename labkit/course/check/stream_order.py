@@ -25,13 +25,23 @@ MOST = 4_000  # pieces of work that are compared; a run with more of them says e
 
 
 @dataclass(frozen=True)
+class Touched:
+    """An array that is read or written. part: what decides which of its elements, such as an offset that a launch is
+    given; () where all of them are."""
+
+    array: np.ndarray
+    written: bool
+    part: tuple = ()
+
+
+@dataclass(frozen=True)
 class Work:
-    """A launch or a copy. stamp: its number on its stream; touched: of (array, written)."""
+    """A launch or a copy. stamp: its number on its stream."""
 
     what: str
     stream: int
     stamp: int
-    touched: tuple
+    touched: tuple[Touched, ...]
 
 
 @dataclass
@@ -43,18 +53,23 @@ class StreamOrder:
     events: dict[int, tuple] = field(default_factory=dict)  # id: (the event, its clock)
     work: list[Work] = field(default_factory=list)
     unordered: list[str] = field(default_factory=list)  # sentences
+    conflicts: list[tuple] = field(default_factory=list)  # of each: what the first work is, the second, what they do
+    known: dict[tuple, tuple] = field(default_factory=dict)  # what _stored_to and _in_parts say of a kernel
 
-    def launch(self, kernel, args, stream: int) -> None:
-        written = _written(kernel)
-        params = inspect.signature(kernel.py_func).parameters
-        touched = [(memory, name in written) for name, value in zip(params, args, strict=False)
-                   if (memory := _memory(value)) is not None]
-        if any(isinstance(value, (int, np.integer)) for value in args):  # which may say what part is touched
-            touched = []
-        self._add(f"the launch of `{kernel.__name__}`", stream, touched)
+    def launch(self, kernel, args, stream: int, grid: tuple = (), in_graph: bool = False) -> None:
+        params = list(inspect.signature(kernel.py_func).parameters)
+        numbers = {name: int(value) for name, value in zip(params, args, strict=False)
+                   if isinstance(value, (int, np.integer)) and not isinstance(value, bool)}
+        if (kernel, *numbers) not in self.known:
+            self.known[kernel, *numbers] = _stored_to(kernel), _in_parts(kernel, set(numbers))
+        written, parts = self.known[kernel, *numbers]
+        part = (kernel.__name__, grid, *numbers.items())
+        touched = [Touched(memory, name in written, part if name in parts else ())
+                   for name, value in zip(params, args, strict=False) if (memory := _memory(value)) is not None]
+        self._add(f"the launch of `{kernel.__name__}`" + " in a graph" * in_graph, stream, touched)
 
     def copy(self, what: str, stream: int, reads, writes) -> None:
-        found = [(memory, written) for value, written in ((reads, False), (writes, True))
+        found = [Touched(memory, written) for value, written in ((reads, False), (writes, True))
                  if (memory := _memory(value)) is not None]
         self._add(what, stream, found)
         if stream in DEFAULT:  # such a copy returns when it is done
@@ -87,10 +102,12 @@ class StreamOrder:
     def _add(self, what: str, stream: int, touched: list) -> None:
         clock, stream = self._begin(stream), 0 if stream in DEFAULT else stream
         stamp = clock.get(stream, 0) + 1
-        for before in self.work[-MOST:]:
+        for before in self.work[-MOST:] if self.streams.keys() - {stream} else ():
             if before.stream != stream and clock.get(before.stream, 0) < before.stamp and (
-                    shared := _conflict(before.touched, touched)):
+                    verbs := _conflict(before.touched, touched)):
+                shared = f"the first {verbs[0]} them and the second {verbs[1]} them"
                 self.unordered.append(self._sentence(before, what, stream, shared))
+                self.conflicts.append((before.what.partition(" of ")[0], what.partition(" of ")[0], *verbs))
                 break
         clock[stream] = stamp
         self.work.append(Work(what, stream, stamp, tuple(touched)))
@@ -120,47 +137,117 @@ def _memory(value) -> np.ndarray | None:
     return array if isinstance(array, np.ndarray) and array.size else None
 
 
-def _conflict(before: tuple, after: list) -> str:
-    """What both do to the same bytes, in words; "" where no byte is shared, or both only read."""
-    for first, first_writes in before:
-        for second, second_writes in after:
-            if (first_writes or second_writes) and np.may_share_memory(first, second) and _share(first, second):
-                verbs = [("writes" if writes else "reads") for writes in (first_writes, second_writes)]
-                return f"the first {verbs[0]} them and the second {verbs[1]} them"
-    return ""
+def _conflict(before: tuple, after: list) -> tuple[str, ...]:
+    """What each of the two does to bytes of both, a verb for each; () where no byte is shared, or both only read."""
+    for first in before:
+        for second in after:
+            if (first.written or second.written) and np.may_share_memory(first.array, second.array) and (
+                    _share(first, second)):
+                return tuple("writes" if each.written else "reads" for each in (first, second))
+    return ()
 
 
-def _share(first: np.ndarray, second: np.ndarray) -> bool:
+def _share(first: Touched, second: Touched) -> bool:
+    if first.part and second.part:  # the same part surely, and another one perhaps not
+        return first.part == second.part and _bounds(first.array) == _bounds(second.array)
+    if first.part or second.part:
+        part, whole = (first, second) if first.part else (second, first)
+        (low, high), (begin, end) = _bounds(part.array), _bounds(whole.array)
+        return begin <= low and high <= end and whole.array.nbytes == end - begin
     try:
-        return bool(np.shares_memory(first, second, max_work=10_000))
+        return bool(np.shares_memory(first.array, second.array, max_work=10_000))
     except np.exceptions.TooHardError:
         return False
 
 
-def _written(kernel) -> set[str]:
-    """The parameters of a kernel that it, or what it calls, may store to."""
+def _bounds(array: np.ndarray) -> tuple[int, int]:
+    return np.lib.array_utils.byte_bounds(array)
+
+
+# --- What a kernel does to its arrays, from its source ---------------------------------------------------------------
+
+
+def _stored_to(kernel) -> set[str]:
+    """The parameters of a kernel that it, or what it calls, may store to, under whatever name."""
     sources = sources_of(kernel)
     found: dict[str, set[str]] = {name: set() for name in sources}
     for _ in sources:
         for name, source in sources.items():
+            names_of = _aliases(source.tree)
             for node in ast.walk(source.tree):
                 if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store):
-                    found[name].add(_base(node))
+                    found[name] |= _bases(node, names_of)
                 elif isinstance(node, ast.Call):
                     called = ast.unparse(node.func)
-                    names = [_base(argument) for argument in node.args]
+                    given = [_bases(argument, names_of) for argument in node.args]
                     if ".atomic." in called:
-                        found[name].update(names[:1])
+                        found[name].update(*given[:1])
                     elif called in sources:
-                        definition = next(each for each in ast.walk(sources[called].tree)
-                                          if isinstance(each, ast.FunctionDef))
-                        found[name].update(given for given, parameter in
-                                           zip(names, definition.args.args, strict=False)
-                                           if parameter.arg in found[called])
+                        parameters = (parameter.arg for parameter in _definition(sources[called].tree).args.args)
+                        found[name].update(*(bases for bases, parameter in zip(given, parameters, strict=False)
+                                             if parameter in found[called]))
     return found.get(kernel.__name__, set())
 
 
-def _base(node: ast.AST) -> str:
-    while isinstance(node, (ast.Subscript, ast.Attribute)):
-        node = node.value
-    return node.id if isinstance(node, ast.Name) else ""
+def _in_parts(kernel, numbers: set[str]) -> set[str]:
+    """The arrays of which these parameters, whole numbers, may say what part a kernel touches: they are in an index,
+    or go into a function together with the array. Where they only end a loop or stand in a guard, as a length does, a
+    kernel begins at the beginning all the same."""
+    source = sources_of(kernel).get(kernel.__name__)
+    if source is None or not numbers:
+        return set()
+    names_of, offsets = _aliases(source.tree), set(numbers)
+    for _ in range(3):  # an offset of an offset of an offset
+        for node in ast.walk(source.tree):
+            if isinstance(node, (ast.Assign, ast.AugAssign)) and _names(node.value) & offsets:
+                targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+                offsets |= {each.id for target in targets for each in ast.walk(target)
+                            if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Store)}
+            elif isinstance(node, ast.For) and isinstance(node.target, ast.Name) and _begins_with(node.iter, offsets):
+                offsets.add(node.target.id)
+    found: set[str] = set()
+    for node in ast.walk(source.tree):
+        if isinstance(node, ast.Subscript) and _names(node.slice) & offsets:
+            found |= _bases(node, names_of)
+        elif isinstance(node, ast.Call) and any(_names(argument) & offsets for argument in node.args):
+            found.update(*(_bases(argument, names_of) for argument in node.args))
+    return found
+
+
+def _begins_with(loop: ast.AST, offsets: set[str]) -> bool:
+    """Whether a range begins at, or steps by, one of these; where it ends says nothing of where it begins."""
+    if not (isinstance(loop, ast.Call) and ast.unparse(loop.func) == "range"):
+        return bool(_names(loop) & offsets)
+    return len(loop.args) > 1 and any(_names(argument) & offsets for argument in (loop.args[0], *loop.args[2:]))
+
+
+def _aliases(tree: ast.AST) -> dict[str, set[str]]:
+    """For each variable the names of the arrays that it may be, or may be a row of: `row = out[b]`."""
+    found: dict[str, set[str]] = {}
+    for _ in range(3):
+        for node in ast.walk(tree):
+            for target in node.targets if isinstance(node, ast.Assign) else ():
+                both = isinstance(target, ast.Tuple) and isinstance(node.value, ast.Tuple)
+                pairs = zip(target.elts, node.value.elts, strict=False) if both else [(target, node.value)]
+                for name, value in pairs:
+                    if isinstance(name, ast.Name):
+                        found.setdefault(name.id, {name.id}).update(_bases(value, found))
+    return found
+
+
+def _bases(node: ast.AST, names_of: dict[str, set[str]]) -> set[str]:
+    """The names of the arrays of which this is a part, a view, or the whole."""
+    if isinstance(node, ast.IfExp):
+        return _bases(node.body, names_of) | _bases(node.orelse, names_of)
+    while isinstance(node, (ast.Subscript, ast.Attribute)) or (
+            isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)):  # x.reshape(...)
+        node = node.func if isinstance(node, ast.Call) else node.value
+    return names_of.get(node.id, {node.id}) if isinstance(node, ast.Name) else set()
+
+
+def _names(node: ast.AST) -> set[str]:
+    return {each.id for each in ast.walk(node) if isinstance(each, ast.Name)}
+
+
+def _definition(tree: ast.AST) -> ast.FunctionDef:
+    return next(node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef))

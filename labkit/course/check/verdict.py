@@ -211,12 +211,15 @@ def counted(things, noun: str) -> str:
 NOUNS = {f"{noun}s": noun for noun in (
     "thread", "number", "element", "load", "store", "block", "argument", "row", "column", "lane", "warp", "key", "head",
     "token", "part", "weight", "array", "graph", "replay", "request", "sector", "step", "time", "input", "kernel",
-    "chunk", "atomic", "barrier", "call", "parameter", "size", "conflict", "copy", "round", "counter", "output")} | {
+    "chunk", "atomic", "barrier", "call", "parameter", "size", "conflict", "copy", "round", "counter", "output",
+    "product", "length", "bin", "value", "turn", "shuffle", "read", "block", "line", "score", "page", "slot", "count",
+    "bit", "word", "expert", "difference", "mistake", "event", "stream", "place", "tile", "sum", "result")} | {
     "launches": "launch", "passes": "pass", "bytes": "byte", "queries": "query", "copies": "copy", "axes": "axis",
     "indices": "index", "branches": "branch"}  # fmt: skip
 VERBS = {"are": "is", "were": "was", "have": "has", "make": "makes", "move": "moves", "load": "loads", "take": "takes",
          "store": "stores", "do": "does", "idle": "idles", "compute": "computes", "need": "needs"}
-_ONE_OF_MANY = re.compile(rf"(?<![\w.,:=\[(*/+-])(?<![*/+-] )1 ({'|'.join(NOUNS)})\b(?: ({'|'.join(VERBS)})\b)?")
+_ONE_OF_MANY = re.compile(rf"(?<![\w.,:=\[(*/+-])(?<![*/+-] )1 ((?:\w+ly |different |wrong |more )?)"
+                          rf"({'|'.join(NOUNS)})\b(?: (that ))?(?: ?\b({'|'.join(VERBS)})\b)?")
 
 
 def in_the_singular(text: str) -> str:
@@ -226,8 +229,8 @@ def in_the_singular(text: str) -> str:
 
 
 def _singular(found: re.Match) -> str:
-    verb = f" {VERBS[found.group(2)]}" if found.group(2) else ""
-    return f"1 {NOUNS[found.group(1)]}{verb}"
+    before, noun, that, verb = found.groups()
+    return f"1 {before}{NOUNS[noun]}" + (" that " if that else " " * bool(verb)) + (VERBS[verb] if verb else "")
 
 
 def show_index(index: tuple) -> str:

@@ -7,12 +7,14 @@ The compiled CPU device takes all threads of a block through a loop together, ro
 between two rounds leaves its numbers right: only observe sees it.
 """
 
+from collections.abc import Callable
+
 import numpy as np
 from numba import float32
 
 from labkit import cuda
 from labkit.course.exercises import Edit, KernelExercise, PredictionExercise
-from labkit.course.exercises.demands import asks, elements_of_argument
+from labkit.course.exercises.demands import Demand, asks, elements_of_argument, elements_of_warps
 from labkit.course.exercises.domains import FAR_ABOVE_ZERO, FAR_BELOW_ZERO, MOVED, SUMMED, of
 from labkit.kernels.op import uniform
 from labkit.kernels.tolerance import dot_products
@@ -32,19 +34,41 @@ AWKWARD = _products((1, 1, 1), (3, 5, 2), (5, 3, 4), (16, 16, 16), (1, 33, 17), 
                     (20, 35, 50))
 
 
-@asks("The data goes through shared memory.")
-def _uses_tiles(report) -> str | None:
-    if report.counts["shared_loads"]:
+def _through_tiles(loads: Callable, staged: Callable) -> Demand:
+    """loads(shape of the first array, blocks): so many loads are enough if the threads of a block share them.
+    staged(shape): so many places of shared memory the data needs in the first block."""
+
+    @asks("The data goes through shared memory: what several threads of a block need is loaded by one of them.")
+    def demand(report) -> str | None:
+        if not report.counts["shared_loads"]:
+            return ("Nothing is read from shared memory, and this exercise is about that way: stage the data in "
+                    "`cuda.shared.array((16, 16), float32)`.")
+        _, shape, _ = next(iter(report.arrays.values()))
+        enough, made = loads(shape, int(np.prod(report.grid))), report.counts["global_loads"]
+        if made > enough:
+            return (f"It makes {made:,} loads from global memory, and with tiles of 16 x 16 {enough:,} are enough: a "
+                    "thread loads one element of each tile, and takes the others from shared memory.")
+        first = elements_of_warps(report, "store", "shared").values()
+        stored = len(set().union(*(elements for lanes in first for elements in lanes.values())))
+        if stored < staged(shape):
+            return (f"{stored:,} numbers are stored in shared memory at the same time, and the tile of a block has "
+                    f"{staged(shape):,}: stage the data there, for all threads of the block.")
         return None
-    return ("Nothing is read from shared memory, and this exercise is about that way: stage the data in "
-            "`cuda.shared.array((16, 16), float32)`.")
+
+    return demand
 
 
-@asks("The data goes through shared memory, and neighbouring threads load neighbours and store neighbours.")
+def _two_tiles_a_step(depth: int) -> Demand:
+    """For a product, whose length is axis `depth` of the first array. Two tiles for each 16 numbers of it, and two
+    more, where they are loaded ahead."""
+    return _through_tiles(lambda shape, blocks: blocks * (-(-shape[depth] // 16) + 1) * 2 * 16 * 16,
+                          lambda shape: min(shape[0], 16) * min(shape[1], 16))
+
+
+@asks("Neighbouring threads load neighbours and store neighbours.",
+      _through_tiles(lambda shape, blocks: int(np.prod(shape)), lambda shape: min(shape[0], 16) * min(shape[1], 16)))
 def _rows_both_ways(report) -> str | None:
     """Strided accesses on one side move four times as many sectors; sizes are at least a tile."""
-    if missing := _uses_tiles(report):
-        return missing
     if report.coalescing > 0.5:
         return None
     return (f"Of the bytes in the {report.counts['sectors']:,} sectors that the warps move, {report.coalescing:.0%} "
@@ -76,6 +100,7 @@ MATVEC = KernelExercise(
     launch=lambda M, K: (-(-M // 64), 64),
     tolerance=dot_products(lambda a, x: np.abs(a) @ np.abs(x), length=lambda a, x: a.shape[1]),
     domain=of((0, 1), *SUMMED),
+    in_float32=True,
     wrong={
         "`a[k, row]`: it walks down a column of `a`": Edit("total += a[row, k] * x[k]", "total += a[k, row] * x[k]"),
         "`=` in place of `+=`: only the last product is left":
@@ -104,6 +129,7 @@ MATMUL_BT = KernelExercise(
     launch=lambda M, N, K: _over(N, M),
     tolerance=dot_products(lambda a, b: np.abs(a) @ np.abs(b).T, length=lambda a, b: a.shape[1]),
     domain=of((0, 1), *SUMMED),
+    in_float32=True,
     wrong={
         "`b[k, col]`: it multiplies by `b`, not by its transpose":
             Edit("total += a[row, k] * b[col, k]", "total += a[row, k] * b[k, col]"),
@@ -147,6 +173,7 @@ DENSE_LAYER = KernelExercise(
     domain=(*of((0, 1, 2), *SUMMED), *of(2, FAR_ABOVE_ZERO, FAR_BELOW_ZERO)),
     observe_sizes=_products((5, 3, 4), (1, 33, 17)),
     demand=_stays_in_registers,
+    in_float32=True,
     wrong={
         "the bias is added at every step of the loop":
             Edit("total = bias[col]", "total = float32(0.0)",
@@ -241,7 +268,8 @@ GRAM = KernelExercise(
     observe_sizes=({"M": 5, "K": 3}, {"M": 16, "K": 35}),
     tolerance=dot_products(lambda a: np.abs(a) @ np.abs(a).T, length=lambda a: a.shape[1]),
     domain=of(0, *SUMMED),
-    demand=_uses_tiles,
+    demand=_two_tiles_a_step(depth=1),
+    in_float32=True,
     wrong={
         "where a tile reaches beyond `a`, it keeps what stood there before, and not zeros":
             Edit("mine[y, x] = a[row, start + x] if row < rows and start + x < depth else float32(0.0)\n"
@@ -293,10 +321,11 @@ MATMUL_AHEAD = KernelExercise(
     shape=lambda M, N, K: (M, N),
     sizes=AWKWARD,
     launch=lambda M, N, K: _over(N, M),
-    observe_sizes=_products((5, 3, 4), (1, 33, 17)),
+    observe_sizes=_products((5, 3, 4), (1, 33, 17), (16, 16, 16)),
     tolerance=dot_products(lambda a, b: np.abs(a) @ np.abs(b), length=lambda a, b: a.shape[1]),
     domain=of((0, 1), *SUMMED),
-    demand=_uses_tiles,
+    demand=_two_tiles_a_step(depth=1),
+    in_float32=True,
     wrong={
         "no barrier between reading the tiles and writing the next ones":
             Edit("cuda.syncthreads()\n"
@@ -370,11 +399,9 @@ def _at_reference(a, b):
     return a.T @ b
 
 
-@asks("The data goes through shared memory, and neighbouring threads load neighbours.")
+@asks("Both matrices are loaded along their rows.", _two_tiles_a_step(depth=0))
 def _loaded_along_rows(report) -> str | None:
     """Loads along columns on one side move eight times as many sectors, in whole tiles."""
-    if missing := _uses_tiles(report):
-        return missing
     if min(length for _, shape, _ in list(report.arrays.values())[:2] for length in shape) < 16:
         return None
     if report.coalescing > 0.5:
@@ -395,6 +422,7 @@ MATMUL_AT = KernelExercise(
     demand=_loaded_along_rows,
     tolerance=dot_products(lambda a, b: np.abs(a).T @ np.abs(b), length=lambda a, b: a.shape[0]),
     domain=of((0, 1), *SUMMED),
+    in_float32=True,
     wrong={
         "the tile of `a` is read along a row, as for `a @ b`":
             Edit("total += a_tile[i, y] * b_tile[i, x]", "total += a_tile[y, i] * b_tile[i, x]"),

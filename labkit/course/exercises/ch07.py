@@ -84,11 +84,15 @@ def _products_in_float16(a, b):
 
 
 def _products_of_warps(steps: int):
-    """mma.sync `steps` times in each warp."""
-    @asks("The tensor cores compute the product.")
+    """mma.sync `steps` times in each warp, of numbers that are loaded once, or twice, for it."""
+    @asks("The tensor cores compute the product, and a lane loads only what it passes to them.")
     def demand(report) -> str | None:
         warps = int(np.prod(report.grid))
         found, asked = times_used(report, "ptx.mma_") // 32, steps * warps
+        loads, enough = report.counts["global_loads"], asked * (16 * 16 + 16 * 8)
+        if found >= asked and loads > 2 * enough:
+            return (f"It makes {loads:,} loads, and {enough:,} are enough for all products on the tensor cores: is "
+                    "something computed beside them?")
         if found >= asked:
             return None
         return (f"{warps} warps make {found} products on the tensor cores, and {asked} are asked for: each 16 x 8 x 16 "

@@ -5,7 +5,7 @@ from numba import int32
 
 from labkit import cuda
 from labkit.course.exercises import Edit, KernelExercise, PredictionExercise, Reach
-from labkit.course.exercises.demands import asks, elements_of_argument
+from labkit.course.exercises.demands import asks, elements_of_argument, one_reads_for_all, whole_grid
 from labkit.course.exercises.domains import ODD_INTEGERS, ODD_SUMS, of
 
 # --- Private bins for another key ------------------------------------------------------------------------------------
@@ -13,7 +13,7 @@ from labkit.course.exercises.domains import ODD_INTEGERS, ODD_SUMS, of
 BINS = 33
 
 
-@asks("A block makes at most one atomic on global memory for each bin.")
+@asks("A block makes at most one atomic on global memory for each bin.", whole_grid)
 def _private_bins(report) -> str | None:
     made, blocks = report.counts["global_atomics"], int(np.prod(report.grid))
     if made > BINS * blocks:
@@ -96,7 +96,8 @@ def _in_steps(loads_a_step: int):
     """Seven steps with so many loads from shared memory, and each element of global memory loaded twice at most."""
     enough = loads_a_step * 7 * SCANNED
 
-    @asks("Each number is loaded from global memory twice at most, and sums are made of sums, in seven steps.")
+    @asks("Each number is loaded from global memory twice at most, and sums are made of sums, in seven steps, with no "
+          f"more than {loads_a_step} loads from shared memory in a step of a thread.")
     def demand(report) -> str | None:
         arrays = len(report.arrays) - 1
         most = 2 * arrays * elements_of_argument(report, 0)
@@ -107,7 +108,7 @@ def _in_steps(loads_a_step: int):
         if shared > enough:
             return (f"It loads {shared:,} numbers from shared memory; seven steps take {enough:,} at most. Add sums of "
                     f"sums, with twice the distance in each step.")
-        return None
+        return one_reads_for_all(report, loads_a_step * 7)
 
     return demand
 

@@ -10,7 +10,7 @@ from numba import float32
 
 from labkit import cuda
 from labkit.course.exercises import Edit, KernelExercise, PredictionExercise, Reach
-from labkit.course.exercises.demands import asks
+from labkit.course.exercises.demands import asks, elements_of_warps
 from labkit.course.exercises.domains import EXPONENTIALS, HUGE_AND_TINY, SUMMED, ZEROS, of
 from labkit.kernels.op import uniform
 from labkit.kernels.tolerance import EPS32
@@ -177,13 +177,25 @@ def _best_tolerance(queries, keys):
 OBSERVED_TOKENS = 96
 
 
-@asks("The keys go through shared memory, and a block loads only tiles of which some query sees a key.")
+@asks("The keys go through shared memory: one thread of a block loads each number, and only of tiles of which some "
+      "query sees a key.")
 def _tiles_needed(report) -> str | None:
-    """One tile for the first block, two for the second, three for the third."""
+    """One tile for the first block, two for the second, three for the third: so many are stored, and no key is loaded
+    by more than one thread of a block."""
     if not report.counts["shared_loads"]:
         return ("Nothing is read from shared memory, and the tiles of keys are meant to go through it: 32 queries "
                 "share what is loaded once.")
     stored, needed = report.counts["shared_stores"], (1 + 2 + 3) * TILE * WIDE
+    keys = list(report.arrays)[1]
+    loaded = sum("load" in kinds for kinds in report.touched.get((keys, "global"), {}).values())
+    if loaded > needed:
+        return (f"Threads load {loaded:,} numbers of `{keys}` from global memory, and {needed:,} are enough: one "
+                "thread of a block loads each, into shared memory, and all 32 queries take it from there.")
+    places = elements_of_warps(report, "store", "shared").values()
+    different = len(set().union(*(elements for lanes in places for elements in lanes.values())))
+    if different < TILE * WIDE:
+        return (f"{different:,} numbers are stored in shared memory at the same time, and a tile of keys has "
+                f"{TILE * WIDE:,}: stage all of it there.")
     if stored <= needed:
         return None
     return (f"For {OBSERVED_TOKENS} tokens it puts {stored:,} numbers into shared memory, and of {needed:,} some query "

@@ -8,7 +8,7 @@ import numpy as np
 from labkit import cuda
 from labkit.course.exercises import Edit, FunctionExercise, KernelExercise, PredictionExercise, Reach
 from labkit.course.exercises.ch25 import LENGTHS, UNTOUCHED, rows_for, some_begins, some_lengths
-from labkit.course.exercises.demands import asks, elements_of_argument
+from labkit.course.exercises.demands import asks, elements_of_argument, one_reads_for_all
 from labkit.models.minilm import few_values
 
 # --- Predict: which PyTorch? ------------------------------------------------------------------------------------------
@@ -108,7 +108,8 @@ PACK_IDS = KernelExercise(
 SCANNED = 128  # sentences of a block, a thread each
 
 
-@asks("Each length is loaded from global memory twice at most; sums are made of sums, in seven rounds.")
+@asks("Each length is loaded from global memory twice at most; sums are made of sums, in seven rounds, with no more "
+      "than four loads from shared memory in a round of a thread.")
 def _scan_loads(report) -> str | None:
     """Not every thread over all lengths before its own, be they in global or in shared memory."""
     lengths, enough = elements_of_argument(report, 0), 4 * 7 * SCANNED
@@ -119,7 +120,7 @@ def _scan_loads(report) -> str | None:
     if shared > enough:
         return (f"It loads {shared:,} numbers from shared memory; seven rounds with up to four loads a thread take "
                 f"{enough:,} at most. Add sums of sums, with twice the distance in each round.")
-    return None
+    return one_reads_for_all(report, 4 * 7)
 
 
 @cuda.jit

@@ -49,7 +49,7 @@ def _norm_inputs(rng, T, C):
     return uniform(rng, T, C) * scale, 1 + uniform(rng, C) / 4, np.float32(rng.choice([1e-6, 1e-5, 1e-4]))
 
 
-@asks("A row takes two barriers at most and is read twice at most; the lanes of a warp add up by shuffles.")
+@asks("A row takes two barriers at most and is read twice at most.", shuffles)
 def _one_barrier(report) -> str | None:
     """The four warps meet once or twice, and the row is read twice."""
     warps, loads = report.counts["barriers"], report.counts["global_loads"]
@@ -61,7 +61,7 @@ def _one_barrier(report) -> str | None:
     if loads > enough:
         return (f"At {rows} x {columns} it loads {loads:,} numbers from global memory, more than {enough:,}: each "
                 f"thread needs its own columns of x, twice, and of the weight.")
-    return shuffles(report)
+    return None
 
 
 @cuda.jit
@@ -316,14 +316,14 @@ def _normed_rotated_tolerance(x, weight, epsilon, table, positions):
     return EPS32 * (np.sqrt(NORMED_HEAD) + 10) * np.tile(np.hypot(a, b), 2)
 
 
-@asks("Everything is loaded once, and the lanes add up by shuffles.")
+@asks("Everything is loaded once.", shuffles)
 def _head_once(report) -> str | None:
     heads = NORMED_ROTATED["T"] * NORMED_ROTATED["H"]
     loads, enough = report.counts["global_loads"], heads * (3 * NORMED_HEAD + 32)
     if loads > enough:
         return (f"For {heads} heads it loads {loads:,} numbers, and {enough:,} are enough: a lane loads both numbers "
                 f"of its pair, their weights, their cosine and sine, and a position, and each of these once.")
-    return shuffles(report)
+    return None
 
 
 def _standing(words, choose):

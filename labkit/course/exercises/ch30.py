@@ -162,7 +162,7 @@ def _attended(q, keys, values, tolerance=None):
 
 
 @asks("A group's keys and values are loaded once for all of its query heads, in two passes at most, and a query "
-      "once; the lanes join their results with shuffles.")
+      "once.", shuffles)
 def _loads_shared(report) -> str | None:
     H, K, N = (ATTENDED[axis] for axis in "HKN")
     loads, enough = report.counts["global_loads"], 3 * N * K * SIZE + H * SIZE
@@ -170,7 +170,7 @@ def _loads_shared(report) -> str | None:
         return (f"With {H} heads of queries, {K} of keys and {N} tokens it loads {loads:,} numbers, more than "
                 f"{enough:,}. The {H // K} query heads of a group share their keys and values: load a key and a value "
                 f"once, use it for all of them, and keep the queries in registers.")
-    return shuffles(report)
+    return None
 
 
 def _times(queries, keys_by, values_by):

@@ -125,14 +125,13 @@ SMALL_ATTENTION = tuple(dict(zip(("B", "S", "H", "KV", "D"), size, strict=True))
     (1, 16, 1, 1, 32), (3, 20, 4, 2, 32), (1, 32, 2, 1, 64), (2, 40, 3, 3, 96), (1, 70, 4, 1, 128)))
 
 
-@asks("Each number of the query, the keys and the values is loaded once, and the lanes add up their parts of a "
-      "score with shuffles.")
+@asks("Each number of the query, the keys and the values is loaded once.", shuffles)
 def _loaded_once(report) -> str | None:
     """Keys, values and query once; each lane may look up the table for each token."""
     _, tokens, heads, _, size = ATTENDED.values()
     loads, allowed = report.counts["global_loads"], heads * (tokens * (2 * size + 32 + 16) + size + 6 * 32)
     if loads <= allowed:
-        return shuffles(report)
+        return None
     return (f"For {tokens} tokens in {heads} heads of {size} your kernel makes {loads:,} loads, and {allowed:,} are "
             f"enough. Load each number of the query, the keys and the values once: keep the query in `query`, and "
             f"instead of a second pass correct `acc` where the maximum grows.")
@@ -346,14 +345,13 @@ def _split_tolerance(q, keys, values, table, lengths, scale, share):
     return _split(q, keys, values, table, lengths, scale, share, errors)
 
 
-@asks("A block loads each number of its keys and values once, for all of its query heads, and the lanes join "
-      "their results with shuffles.")
+@asks("A block loads each number of its keys and values once, for all of its query heads.", shuffles)
 def _group_loads_once(report) -> str | None:
     tokens, group, blocks = SPLIT["S"], SPLIT["H"] // SPLIT["KV"], _parts_of_size(SPLIT["S"], SPLIT["share"])
     loads = report.counts["global_loads"]
     allowed = tokens * (2 * WIDE + 2 * 32) + blocks * (group * WIDE + 6 * 32)
     if loads <= allowed:
-        return shuffles(report)
+        return None
     return (f"For {tokens} tokens your kernel makes {loads:,} loads, and {allowed:,} are enough. The {group} query "
             f"heads of a block read the same keys and values: load a key once, and use it for all of them.")
 

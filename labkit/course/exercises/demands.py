@@ -16,6 +16,10 @@ from labkit.simt.observer.drawing import DRAWN
 
 ALONE = 8  # stored elements of a block: with fewer there may be no work for a second thread
 ALONE_LOADED = 33  # loaded ones: one thread may look up an index or a length in each of a few tables
+WARP = 32
+JOINING = 62  # calls of a shuffle that join 32 lanes at least: by 32 of them, then 16, 8, 4 and 2
+LOOKED_UP = 4  # numbers that every lane of a warp may load: an index, a length
+PARTIALS = 32  # numbers in shared memory that one lane may add up alone: a sum of each warp
 
 
 @dataclass(frozen=True)
@@ -29,9 +33,14 @@ class Demand:
         return self.unmet(seen)
 
 
-def asks(asked: str) -> Callable[[Callable], Demand]:
-    """Makes a function a Demand."""
-    return lambda unmet: Demand(asked, unmet)
+def asks(asked: str, *also: Demand) -> Callable[[Callable], Demand]:
+    """Makes a function a Demand, which asks for what others ask for, too."""
+    def made(unmet: Callable) -> Demand:
+        checks = (unmet, *also)
+        return Demand(" ".join([asked, *(each.asked for each in also)]),
+                      lambda seen: next((missing for each in checks if (missing := each(seen))), None))
+
+    return made
 
 
 def elements_of_argument(report, number: int) -> int:
@@ -45,13 +54,49 @@ def times_used(report, *prefixes: str) -> int:
     return sum(times for name, times in report.instructions.items() if name.startswith(prefixes))
 
 
-@asks("The lanes of a warp join their results with shuffles.")
+@asks("The lanes of a warp share the loads evenly, each number loaded by one of them, and join their results with "
+      "shuffles.")
 def shuffles(report) -> str | None:
-    """The lanes of a warp must exchange values."""
-    if times_used(report, "shfl_"):
+    """What the lanes exchange must be of use: where each loads the whole row, or one loads nearly all of it, a shuffle
+    is there for show."""
+    made = times_used(report, "shfl_")
+    if not made:
+        return ("No shuffle was made, and this exercise is about that way: let each lane take its share of the row, "
+                "and join the lanes' results with the shuffles that the text names.")
+    return _shared_by_lanes(report) or _joined(report, made)
+
+
+def _shared_by_lanes(report) -> str | None:
+    for warp, lanes in elements_of_warps(report, "load").items():
+        loads, elements = sum(map(len, lanes.values())), len(set().union(*lanes.values()))
+        if loads > 2 * elements + LOOKED_UP * WARP:
+            return (f"The lanes of warp {warp} load {elements:,} different numbers, and {loads:,} together: several "
+                    "lanes load the same ones. If each lane takes every 32nd number of a row, each is loaded by one "
+                    "lane, and the shuffles join what they found.")
+        if uneven := _uneven(lanes, WARP, 3):
+            return (f"Lane {uneven[0]} of warp {warp} loads {uneven[1]:,} of the {loads:,} numbers that its 32 lanes "
+                    "load. Let each lane take every 32nd number of a row.")
+    for warp, lanes in elements_of_warps(report, "load", "shared").items():
+        if uneven := _uneven(lanes, WARP, PARTIALS):
+            return (f"Lane {uneven[0]} of warp {warp} reads {uneven[1]:,} numbers from shared memory, and others "
+                    "hardly any: it does the work of all. Let each lane take its share, and join the results with "
+                    "shuffles.")
+    return None
+
+
+def _joined(report, made: int) -> str | None:
+    enough = JOINING * len(elements_of_warps(report, "store"))
+    if made >= enough:
         return None
-    return ("No shuffle was made, and this exercise is about that way: let each lane take its share of the row, and "
-            "join the lanes' results with the shuffles that the text names.")
+    return (f"Threads come to a shuffle {made:,} times, and {enough:,} are the fewest that join all 32 lanes of each "
+            "warp: five rounds, with half the distance in each.")
+
+
+def _uneven(of_threads: dict, threads: int, slack: int) -> tuple[int, int] | None:
+    """(thread, elements) of the busiest of so many threads, if it has more than twice an even share and `slack`."""
+    busiest = max(of_threads, key=lambda thread: len(of_threads[thread]))
+    most = len(of_threads[busiest])
+    return (busiest, most) if most > 2 * sum(map(len, of_threads.values())) / threads + slack else None
 
 
 def several_threads(report) -> str | None:
@@ -68,29 +113,62 @@ def several_threads(report) -> str | None:
     return None
 
 
+def one_reads_for_all(report, enough: int) -> str | None:
+    """No thread may read more numbers of shared memory than this, while the others wait for it."""
+    busiest = max((len(elements) for lanes in elements_of_warps(report, "load", "shared").values()
+                   for elements in lanes.values()), default=0)
+    if busiest <= enough:
+        return None
+    return (f"One thread reads {busiest:,} numbers from shared memory, and {enough:,} are enough: it does the work of "
+            "others. Let each thread add up for its own element.")
+
+
 def elements_of_threads(report, kind: str) -> dict[int, dict[int, int]]:
-    """{block: {thread: how many elements of global memory it loads, or stores}}; an atomic does both."""
+    """{block: {thread: how many elements of global memory it loads, or stores}}; an atomic is a store."""
     threads, found = int(np.prod(report.block)), {}
-    for (_, space), cells in report.touched.items():
-        for (thread, _), kinds in cells.items():
-            if space == "global" and (kind in kinds or "atomic" in kinds):
-                of_block = found.setdefault(thread // threads, {})
-                of_block[thread % threads] = of_block.get(thread % threads, 0) + 1
+    for thread, elements in _elements_by_thread(report, kind, "global").items():
+        found.setdefault(thread // threads, {})[thread % threads] = len(elements)
     return found
 
 
-@asks("Every block does its share of the work.")
+def elements_of_warps(report, kind: str, space: str = "global") -> dict[int, dict[int, set]]:
+    """{warp: {lane: the elements that it loads, or stores}}, warps counted through all blocks."""
+    threads, found = int(np.prod(report.block)), {}
+    of_block = -(-threads // WARP)
+    for thread, elements in _elements_by_thread(report, kind, space).items():
+        block, inside = divmod(thread, threads)
+        found.setdefault(block * of_block + inside // WARP, {})[inside % WARP] = elements
+    return found
+
+
+def _elements_by_thread(report, kind: str, space: str) -> dict[int, set]:
+    found = {}
+    for (name, where), cells in report.touched.items():
+        for (thread, address), kinds in cells.items():
+            if where == space and (kind in kinds or (kind == "store" and "atomic" in kinds)):
+                found.setdefault(thread, set()).add((name, address))
+    return found
+
+
+@asks("Every block and every thread does its share of the work.")
 def whole_grid(report) -> str | None:
-    """No block may idle while others do what it could: for launches that are smaller than their data."""
-    blocks, stores = int(np.prod(report.grid)), elements_of_threads(report, "store")
-    blocks = min(blocks, DRAWN // int(np.prod(report.block)))  # whose accesses were remembered
-    most = max((sum(of_thread.values()) for of_thread in stores.values()), default=0)
-    idle = sorted(set(range(blocks)) - set(stores))
-    if not idle or most <= int(np.prod(report.block)):
-        return None
-    return (f"Of {blocks:,} blocks {len(idle):,} compute nothing (block {idle[0]} is the first), and others compute up "
-            f"to {most:,} elements each. A step of the whole grid, `cuda.gridsize(1)`, from `cuda.grid(1)` on gives "
-            "each block its share.")
+    """No block may idle while others do what it could, and no thread do the work of many: for launches that are
+    smaller than their data."""
+    threads, blocks = int(np.prod(report.block)), int(np.prod(report.grid))
+    seen = min(blocks, DRAWN // threads)  # whose accesses were remembered
+    for kind, does in (("store", "compute"), ("load", "load")):
+        elements = elements_of_threads(report, kind)
+        most = max((sum(of_thread.values()) for of_thread in elements.values()), default=0)
+        idle = sorted(set(range(seen)) - set(elements))
+        if idle and most > threads:
+            return (f"Of {seen:,} blocks {len(idle):,} {does} nothing (block {idle[0]} is the first), and others "
+                    f"{does} up to {most:,} elements each. A step of the whole grid, `cuda.gridsize(1)`, from "
+                    "`cuda.grid(1)` on gives each block its share.")
+    loads = _elements_by_thread(report, "load", "global")
+    if loads and (uneven := _uneven(loads, min(blocks * threads, DRAWN), 3)):
+        return (f"Thread {uneven[0]} of the grid loads {uneven[1]:,} elements, and others hardly any. A step of the "
+                "whole grid, `cuda.gridsize(1)`, from `cuda.grid(1)` on gives each thread its share.")
+    return None
 
 
 @asks("The device computes the result, not the host.")

@@ -8,7 +8,7 @@ import pytest
 
 from labkit import cuda
 from labkit._common.paths import REPOSITORY
-from labkit.course import exercises
+from labkit.course import answer_cells, exercises
 from labkit.course.check import check, examine, limits, run, stages
 from labkit.course.check.cases import Case
 from labkit.course.check.compare import compared
@@ -373,3 +373,16 @@ def test_a_hint_is_asked_for_as_the_place_allows(examined):
 def test_a_missing_barrier_is_known_by_which_access_comes_first(first, then):
     text = f"race: thread 0 {first} tile[0] at line 3, and thread 1 of block 0 {then} it at line 4, with no barrier."
     assert run._orders([Finding(text=text)] * 2) == ((first, then),)
+
+
+def test_what_does_not_compile_is_compared_with_no_known_mistake(monkeypatch):
+    """Each would be compiled for it: sums_since took 15 s to say that float32 is not imported."""
+    def never(*_):
+        raise AssertionError("a known mistake was run")
+
+    monkeypatch.setattr(stages, "_alike", never)
+    solution = answer_cells.solution("sums_since")
+    answer = solution.run(solution.answer.replace("before, head_before = 0, 0", "before, head_before = flaot32(0), 0"),
+                          "<a name that is not there>")
+    verdict = examine(exercises.find("sums_since"), answer, seed=3)
+    assert verdict.kind in ("unsupported", "wrong_types") and not verdict.mistake and "flaot32" in str(verdict)

@@ -9,6 +9,7 @@ from labkit.course import answer_cells, exercises
 from labkit.course.check import examine
 from labkit.course.check.host_runs import HostRun, _seen_by
 from labkit.course.exercises import FunctionExercise
+from labkit.device import graphs
 
 pytestmark = pytest.mark.cpu_device
 N = 64
@@ -26,6 +27,32 @@ def add_at(x, start):
     i = cuda.grid(1)
     if i < 8:
         x[start + i] += np.float32(1)
+
+
+@cuda.jit
+def add_counted(x, n, out):
+    i = cuda.grid(1)
+    if i < n:
+        out[i] = x[i] + np.float32(1)
+
+
+@cuda.jit
+def add_in_rounds(x, n, out):
+    for i in range(cuda.grid(1), n, cuda.gridsize(1)):
+        out[i] = x[i] + np.float32(1)
+
+
+@cuda.jit
+def add_by_another_name(x, out):
+    o, i = out, cuda.grid(1)
+    if i < x.size:
+        o[i] = x[i] + np.float32(1)
+
+
+@cuda.jit
+def add_to_a_row(x, out):
+    row = out[0]
+    row[cuda.threadIdx.x] = x[cuda.threadIdx.x]
 
 
 def unordered(work) -> list[str]:
@@ -73,7 +100,46 @@ def sent_on_another_stream(a, b, x, y):
     add_one[2, 32, b](sent, y)
 
 
-@pytest.mark.parametrize("work", [two_streams, copy_on_another_stream, event_recorded_before_the_work,
+def counted(a, b, x, y):
+    add_counted[2, 32, a](x, N, y)
+    y.copy_to_host(stream=b)
+
+
+def counted_in_rounds(a, b, x, y):
+    add_in_rounds[1, 32, a](x, N, y)
+    add_in_rounds[1, 32, b](x, N, y)
+
+
+def the_same_part(a, b, x, y):
+    add_at[1, 8, a](x, 8)
+    add_at[1, 8, b](x, 8)
+
+
+def a_part_and_the_whole(a, b, x, y):
+    add_at[1, 8, a](x, 8)
+    x.copy_to_host(stream=b)
+
+
+def another_name(a, b, x, y):
+    add_by_another_name[2, 32, a](x, y)
+    y.copy_to_host(stream=b)
+
+
+def a_row(a, b, x, y):
+    rows = y.reshape(2, 32)
+    add_to_a_row[1, 32, a](x, rows)
+    rows.copy_to_host(stream=b)
+
+
+def a_replayed_graph(a, b, x, y):
+    graph = graphs.capture(lambda stream: add_one[2, 32, stream](x, y))
+    graph.launch(a)
+    y.copy_to_host(stream=b)
+
+
+@pytest.mark.parametrize("work", [counted, counted_in_rounds, the_same_part, a_part_and_the_whole, another_name, a_row,
+                                  a_replayed_graph,
+                                  two_streams, copy_on_another_stream, event_recorded_before_the_work,
                                   event_waited_for_too_late, the_other_stream_is_waited_for, sent_on_another_stream])
 def test_what_nothing_orders_is_named(work):
     text, = unordered(work)
@@ -130,7 +196,25 @@ def parts_by_an_offset(a, b, x, y):
     add_at[1, 8, b](x, 8)
 
 
-@pytest.mark.parametrize("work", [an_event, an_event_of_an_event, the_host_waits, the_host_waits_for_an_event,
+def asked_until_it_is_done(a, b, x, y):
+    event = cuda.event()
+    add_one[2, 32, a](x, y)
+    event.record(a)
+    while not event.query():
+        pass
+    add_one[2, 32, b](x, y)
+
+
+def a_graph_and_its_stream(a, b, x, y):
+    graph = graphs.capture(lambda stream: add_one[2, 32, stream](x, y))
+    graph.launch(a)
+    y.copy_to_host(stream=a)
+    a.synchronize()
+    graph.launch(b)
+
+
+@pytest.mark.parametrize("work", [asked_until_it_is_done, a_graph_and_its_stream,
+                                  an_event, an_event_of_an_event, the_host_waits, the_host_waits_for_an_event,
                                   the_default_stream_between, both_read, parts_by_an_offset])
 def test_what_is_ordered_or_apart_is_no_race(work):
     assert unordered(work) == []
@@ -147,6 +231,31 @@ def test_check_names_one_buffer_of_three_streams():
     lines.insert(next(k for k, line in enumerate(lines) if "on_device =" in line), size)
     verdict = examine(exercise, solution.run("\n".join(lines), "<shared by three streams>"), seed=3)
     assert verdict.kind == "race" and "memory of its own" in str(verdict).replace("\n", " ")
+    assert verdict.mistake == "" and not verdict.mistake_is_exact
+
+
+def test_the_known_race_is_recognised():
+    exercise = exercises.find("waves_in_chunks")
+    mistake = "the copy back is on another stream than the kernel"
+    verdict = examine(exercise, exercise.wrong[mistake], seed=3)
+    assert (verdict.mistake, verdict.mistake_is_exact) == (mistake, False)
+
+
+def test_check_names_one_buffer_of_three_streams_whose_length_is_given():
+    """A whole number among the arguments, which only guards, hides nothing."""
+    solution = answer_cells.solution("waves_in_chunks")
+    wave = "\n\n".join([
+        "@cuda.jit\ndef my_wave(x, n, out):\n    i = cuda.grid(1)\n    if i < n:\n        total = x[i]\n"
+        "        term = x[i]\n        for _ in range(8):\n            term *= np.float32(0.5)\n"
+        "            total += term\n        out[i] = total",
+        "def waves_in_chunks(x, chunks):\n    out, size = np.empty_like(x), -(-x.size // chunks)\n"
+        "    streams = [cuda.stream() for _ in range(3)]\n    back = cuda.device_array(size, np.float32)\n"
+        "    for chunk in range(-(-x.size // size)):\n        part = slice(chunk * size, (chunk + 1) * size)\n"
+        "        stream = streams[chunk % 3]\n        there = cuda.to_device(x[part], stream)\n"
+        "        my_wave[-(-there.size // 128), 128, stream](there, there.size, back)\n"
+        "        back[:there.size].copy_to_host(out[part], stream)\n    cuda.synchronize()\n    return out"])
+    verdict = examine(exercises.find("waves_in_chunks"), solution.run(wave, "<given a length>"), seed=3)
+    assert verdict.kind == "race" and "launch of `my_wave`" in str(verdict).replace("\n", " ")
 
 
 def test_an_exercise_without_a_demand_is_looked_at_too():

@@ -15,6 +15,9 @@ pytestmark = pytest.mark.cpu_device
 
 @pytest.mark.parametrize(("many", "one"), [
     ("Of 1 threads 1 numbers are wrong", "Of 1 thread 1 number is wrong"), ("1 threads make 11 loads", None),
+    ("1 products, 1 lengths, 1 bins, 1 values", "1 product, 1 length, 1 bin, 1 value"),
+    ("1 numbers that are wrong", "1 number that is wrong"), ("1 different numbers", "1 different number"),
+    ("1 numbers that", "1 number that "[:-1]), ("1 threads have 1 loads", "1 thread has 1 load"),
     ("1 launches, 1 passes, 1 axes", "1 launch, 1 pass, 1 axis"),
     ("1,024 threads and 21 threads", "1,024 threads and 21 threads"), ("`x = 1 threads`", "`x = 1 threads`"),
     ("2 * 1 elements, 0.1 elements", "2 * 1 elements, 0.1 elements")])

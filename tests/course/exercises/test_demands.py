@@ -45,7 +45,10 @@ def all_threads_copy(x, out):
 @cuda.jit
 def lanes_exchange(x, out):
     lane = cuda.threadIdx.x
-    out[lane] = cuda.shfl_xor_sync(0xFFFFFFFF, x[lane], 1)
+    total = x[lane]
+    for distance in (16, 8, 4, 2, 1):
+        total += cuda.shfl_xor_sync(0xFFFFFFFF, total, distance)
+    out[lane] = total
 
 
 @cuda.jit
@@ -78,7 +81,7 @@ def test_a_thread_that_stores_what_its_block_has_found_is_not_alone():
 def test_shuffles_and_copies_are_counted_by_name():
     assert demands.shuffles(seen(lanes_exchange)) is None
     assert "No shuffle was made" in demands.shuffles(seen(all_threads_copy))
-    assert demands.times_used(seen(lanes_exchange), "shfl_") == 32
+    assert demands.times_used(seen(lanes_exchange), "shfl_") == 5 * 32
     assert demands.times_used(seen(copies_asynchronously), "ptx.cp_async_4") == 32
     assert demands.elements_of_argument(seen(all_threads_copy, 20), 1) == 20
 
