@@ -92,27 +92,32 @@ class _ToPython(Lowering):
         return ast.If(test, self.block(node.body) or [ast.Pass()], self.block(node.orelse))
 
     def visit_While(self, node):
-        tick = ast.Expr(ast.Call(ast.Name("_tick", ast.Load()), [], []))
-        stops = self.stops and is_spin(node)  # before what is in it is lowered
-        counted = stops and is_counted(node)
+        before, start = self._start_of_pass(node)  # before what is in it is lowered
         test = self._branch(self.visit(node.test))
         if self.marks:  # a mark gives None
             test = ast.BoolOp(ast.Or(), [self._mark(node, False), test])
-        if not stops:
-            return ast.While(test, [tick, *self.block(node.body)], [])
+        return [*before, ast.While(test, [*start, *self.block(node.body)], [])]
+
+    def visit_For(self, node):
+        before, start = self._start_of_pass(node)
+        if self.marks:
+            start.append(ast.copy_location(ast.Expr(self._mark(node, True)), node))
+        target, values = self.visit(node.target), self.visit(node.iter)
+        return [*before, ast.For(target, values, [*start, *self.block(node.body)], [])]
+
+    def _start_of_pass(self, node):
+        """(statements before a loop, those at the start of each pass): the thread stops there if it may wait."""
+        tick = ast.Expr(ast.Call(ast.Name("_tick", ast.Load()), [], []))
+        if not self.stops or not is_spin(node):
+            return [], [tick]
         self.spins += 1
         count = f"_spun{self.spins}"
         more = assign(count, ast.BinOp(load(count), ast.Add(), ast.Constant(1)), node)
-        passes = ast.Tuple([load(count), ast.Constant(counted)], ast.Load())
+        passes = ast.Tuple([load(count), ast.Constant(is_counted(node))], ast.Load())
         parts = [ast.Constant(SPIN), ast.Constant(node.lineno), passes]
         is_late = ast.Compare(load(count), [ast.Gt()], [ast.Constant(PATIENCE)])
         stop = ast.If(is_late, [ast.Expr(ast.Yield(ast.Tuple(parts, ast.Load())))], [])
-        return [assign(count, ast.Constant(0), node), ast.While(test, [tick, more, stop, *self.block(node.body)], [])]
-
-    def visit_For(self, node):
-        tick = ast.Expr(ast.Call(ast.Name("_tick", ast.Load()), [], []))
-        start = [tick, ast.copy_location(ast.Expr(self._mark(node, True)), node)] if self.marks else [tick]
-        return ast.For(self.visit(node.target), self.visit(node.iter), [*start, *self.block(node.body)], [])
+        return [assign(count, ast.Constant(0), node)], [tick, more, stop]
 
     def _branch(self, test):
         if isinstance(test, ast.Constant) or not self.branches:
