@@ -148,7 +148,7 @@ class Scope:
         self._find_constant_locals()
 
     def _find_constant_locals(self):
-        """Locals set once: to an integer literal (they may be array shapes), to a text (they may name a record's field),
+        """Locals set once: to an integer literal (they may be array shapes), to a text (it may name a record's field),
         or to cuda.threadIdx and its kind."""
         for node in ast.walk(self.definition):
             if isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):

@@ -79,10 +79,11 @@ def _atomic(node):
     """(operation, arguments) of an atomic, else None."""
     if isinstance(node, AtomicCall):
         return node.op, node.args
-    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):  # of a source, before names are resolved
-        if isinstance(node.func.value, ast.Attribute) and node.func.value.attr == "atomic" and len(node.args) > 1:
-            return node.func.attr, node.args
-    return None
+    if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)):
+        return None
+    of = node.func.value  # of a source, before names are resolved
+    is_atomic = isinstance(of, ast.Attribute) and of.attr == "atomic" and len(node.args) > 1
+    return (node.func.attr, node.args) if is_atomic else None
 
 
 def _is_look(node):
@@ -103,11 +104,10 @@ def _tests(loop):
         if isinstance(node, kinds):
             return getattr(node, "label", None) not in inlined
         kinds = (ast.Return, Exit) if isinstance(node, _LOOPS) else kinds
-        if not any([leaves(child, kinds) for child in ast.iter_child_nodes(node)]):
-            return False
-        if isinstance(node, ast.If):
+        ways = [leaves(child, kinds) for child in ast.iter_child_nodes(node)]  # all of them, for their tests
+        if any(ways) and isinstance(node, ast.If):
             found.append(node.test)
-        return True
+        return any(ways)
 
     for statement in loop.body:
         leaves(statement, _LEAVES)
