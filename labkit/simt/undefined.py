@@ -1,7 +1,7 @@
 """Follows undefined values through tests: what an `if` chooses by one is undefined, and what it does by one is wrong.
 
 A shuffle gives an undefined value for a lane that its mask leaves out. Right kernels compute with such values in lanes
-whose result nobody uses; that goes on here until one reaches memory, or decides whether something is stored. Numbers
+whose result is never used; that goes on here until one reaches memory, or decides whether something is stored. Numbers
 carry their mark through operators (typed_numbers.py). A kernel with shuffles is lowered for `observe` so that
 comparisons hand it on, and tests to what they choose.
 """
