@@ -41,6 +41,7 @@ In plain Python
     interpreter.py    the same tree, for kernels whose warps wait for one another, and launches whose threads do
     typed_numbers.py  its numbers, and operators with Numba's types
     typed_tree.py     the types of its variables: one where paths meet, as in compiled code
+    undefined.py      what depends on an undefined value: a test, and what it chooses
     ptx_interpreted/  what labkit.ptx's intrinsics do there
     observer/         observe: the race detector, memory requests, a report, a figure, a player
 """

@@ -13,7 +13,7 @@ SPIN = "spin"  # and at each pass of a loop in which it may wait for another thr
 PATIENCE = 4  # these few
 
 
-class _ToPython(Lowering):
+class ToPython(Lowering):
     """The tree -> Python: a Sync is a yield, an Exit an exception or a return, an operator one with Numba's types.
 
     With `branches`, each outcome of a test is passed to `_branch`. With `marks`, the thread stops before each
@@ -88,31 +88,40 @@ class _ToPython(Lowering):
         return ast.Raise(ast.Call(ast.Name(f"_Leave{node.label}", ast.Load()), [], []), None)
 
     def visit_If(self, node):
-        test = self._branch(self.visit(node.test))
+        test = self._test(node.test)
         return ast.If(test, self.block(node.body) or [ast.Pass()], self.block(node.orelse))
 
     def visit_While(self, node):
-        tick = ast.Expr(ast.Call(ast.Name("_tick", ast.Load()), [], []))
-        stops = self.stops and is_spin(node)  # before what is in it is lowered
-        counted = stops and is_counted(node)
-        test = self._branch(self.visit(node.test))
+        before, start = self._start_of_pass(node)  # before what is in it is lowered
+        test = self._test(node.test)
         if self.marks:  # a mark gives None
             test = ast.BoolOp(ast.Or(), [self._mark(node, False), test])
-        if not stops:
-            return ast.While(test, [tick, *self.block(node.body)], [])
+        return [*before, ast.While(test, [*start, *self.block(node.body)], [])]
+
+    def visit_For(self, node):
+        before, start = self._start_of_pass(node)
+        if self.marks:
+            start.append(ast.copy_location(ast.Expr(self._mark(node, True)), node))
+        target, values = self.visit(node.target), self.visit(node.iter)
+        return [*before, ast.For(target, values, [*start, *self.block(node.body)], [])]
+
+    def _start_of_pass(self, node):
+        """(statements before a loop, those at the start of each pass): the thread stops there if it may wait."""
+        tick = ast.Expr(ast.Call(ast.Name("_tick", ast.Load()), [], []))
+        if not self.stops or not is_spin(node):
+            return [], [tick]
         self.spins += 1
         count = f"_spun{self.spins}"
         more = assign(count, ast.BinOp(load(count), ast.Add(), ast.Constant(1)), node)
-        passes = ast.Tuple([load(count), ast.Constant(counted)], ast.Load())
+        passes = ast.Tuple([load(count), ast.Constant(is_counted(node))], ast.Load())
         parts = [ast.Constant(SPIN), ast.Constant(node.lineno), passes]
         is_late = ast.Compare(load(count), [ast.Gt()], [ast.Constant(PATIENCE)])
         stop = ast.If(is_late, [ast.Expr(ast.Yield(ast.Tuple(parts, ast.Load())))], [])
-        return [assign(count, ast.Constant(0), node), ast.While(test, [tick, more, stop, *self.block(node.body)], [])]
+        return [assign(count, ast.Constant(0), node)], [tick, more, stop]
 
-    def visit_For(self, node):
-        tick = ast.Expr(ast.Call(ast.Name("_tick", ast.Load()), [], []))
-        start = [tick, ast.copy_location(ast.Expr(self._mark(node, True)), node)] if self.marks else [tick]
-        return ast.For(self.visit(node.target), self.visit(node.iter), [*start, *self.block(node.body)], [])
+    def _test(self, node):
+        """The test of an if or a while, which decides what is done."""
+        return self._branch(self.visit(node))
 
     def _branch(self, test):
         if isinstance(test, ast.Constant) or not self.branches:
@@ -194,12 +203,12 @@ class _DeviceIds(ast.NodeTransformer):
         return node
 
 
-def python_module(program, branches, marks=False):
+def python_module(program, branches, marks=False, lowering=ToPython):
     """(the kernel's generator and its device functions as a Python module, labels that inlined functions leave).
 
-    marks: a thread stops before each statement of the kernel, too.
+    marks: a thread stops before each statement of the kernel, too. lowering: the class that makes Python of the tree.
     """
-    transformer = _ToPython(branches, marks)
+    transformer = lowering(branches, marks)
     body = transformer.block(copied(program.body)) or [ast.Pass()]
     body = [s for s in body if s is not None]
     locals_ = [
@@ -214,7 +223,7 @@ def python_module(program, branches, marks=False):
     arguments = ast.arguments([], [ast.arg(n) for n in params], None, [], [], None, [])
     functions = [_define(program.name, arguments, [unreachable, *locals_, *body])]
     for device in program.devices.values():
-        inner = _ToPython(branches, stops=False)
+        inner = lowering(branches, stops=False)
         inner_body = []
         for a in device.local:
             call = ast.Call(

@@ -10,6 +10,7 @@ from numba.core import types
 from numba.np import numpy_support
 
 from labkit.simt import typed_numbers as numbers
+from labkit.simt import undefined
 from labkit.simt.arguments import tuple_like
 from labkit.simt.runtime import fp16, libdevice, vector_types
 from labkit.simt.runtime.signatures import signature_of
@@ -140,6 +141,7 @@ class _Guarded:
 
 FUNCTIONS = {
     **{f"_{name}": function for name, function in numbers.OPERATORS.items()},
+    **undefined.FUNCTIONS,
     "_constant_power": numbers.constant_power,
     "_popc": numbers.popc,
     "_fma": lambda a, b, c: type(c)(float(a) * float(b) + float(c)) if isinstance(c, np.float32) else a * b + c,

@@ -39,7 +39,7 @@ from labkit.simt.errors import (
     place,
     raised_error,
 )
-from labkit.simt.interpreted_source import SPIN, python_module
+from labkit.simt.interpreted_source import SPIN, ToPython, python_module
 from labkit.simt.interpreted_values import FUNCTIONS, as_seen, dtype_of, new_value
 from labkit.simt.ir import ID_NAMES, DtypeOf
 from labkit.simt.ptx_interpreted.intrinsics import Intrinsics
@@ -96,6 +96,7 @@ class Interpreter:
     """A launch in plain Python. Faults are raised."""
 
     counts_branches = marks_statements = False
+    lowering = ToPython
 
     def __init__(self, program, grid, block, shared_bytes, args):
         self.program, self.args = program, args
@@ -220,7 +221,7 @@ class Interpreter:
         """A function that starts a thread's generator, given the thread's indices and the block's shared arrays."""
         given = {name: type_of_value(value) for name, value in bound.items()}
         self.program = p = with_types(self.program, given)
-        self.module, labels = python_module(p, self.counts_branches, self.marks_statements)
+        self.module, labels = python_module(p, self.counts_branches, self.marks_statements, self.lowering)
         namespace = {
             **FUNCTIONS,
             **bound,
@@ -237,7 +238,7 @@ class Interpreter:
             namespace[f"_atomic_{op}"] = self._atomic(op)
         namespace["_atomic_cas"] = self._compare_and_swap
         if self.counts_branches:
-            namespace["_branch"] = self._branch
+            namespace.update(_branch=self._branch, _decide=self._decide)
         for label in labels:
             namespace[f"_Leave{label}"] = type(f"_Leave{label}", (Exception,), {})
         exec(compile(self.module, p.filename, "exec"), namespace)

@@ -10,6 +10,7 @@ import inspect
 import math
 import operator
 import types as python_types
+import warnings
 
 import numpy as np
 from numba.core import types
@@ -343,7 +344,7 @@ class Resolver:
             known, obj = self.scope.static(node)
             if known:
                 return self.embed(obj, node)
-        if isinstance(node, ast.BinOp):
+        if isinstance(node, ast.BinOp) or _is_inversion(node):
             folded = _folded(node)
             if folded is not None:
                 return at(folded, node)
@@ -354,6 +355,10 @@ class Resolver:
         if isinstance(node, ast.Subscript):
             value, index = self.expression(node.value), self.expression(node.slice)
             return ast.copy_location(Subscript(value, index, node.ctx, self.scope.filename), node)
+        if _is_inversion(node):
+            inverted = self.expression(node.operand)
+            if isinstance(inverted, ast.Constant) and isinstance(inverted.value, bool):
+                return at(ast.Constant(not inverted.value), node)  # a global's: Numba inverts it, and not Python
         new = copy.copy(node)
         for name, value in ast.iter_fields(node):
             if isinstance(value, ast.expr):
@@ -363,7 +368,7 @@ class Resolver:
         return new
 
     def _name(self, node):
-        if node.id in self.names:
+        if node.id in self.names and node.id not in self.scope.aliases:
             replacement = self.names[node.id]
             if isinstance(replacement, ast.AST):
                 return at(without_positions(copy.deepcopy(replacement)), node)
@@ -648,14 +653,20 @@ def _operation(function, arguments):
     return None
 
 
+def _is_inversion(node):
+    return isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Invert)
+
+
 def _folded(node):
     """The number that Python's compiler makes of an expression of numbers before any kernel has it: 1 << 63 is no int64
     that has overflowed, but 9223372036854775808, a uint64. None where it makes none."""
     parts = (ast.BinOp, ast.UnaryOp, ast.Constant, ast.operator, ast.unaryop)
-    if not all(isinstance(n, parts) and type(getattr(n, "value", 0)) in (int, float) for n in ast.walk(node)):
+    if not all(isinstance(n, parts) and type(getattr(n, "value", 0)) in (int, float, bool) for n in ast.walk(node)):
         return None
     plain = without_positions(copy.deepcopy(node))
-    code = compile(ast.fix_missing_locations(ast.Expression(plain)), "<constant>", "eval")
+    with warnings.catch_warnings():  # ~True is -2, and Python warns of it
+        warnings.simplefilter("ignore")
+        code = compile(ast.fix_missing_locations(ast.Expression(plain)), "<constant>", "eval")
     steps = [step for step in dis.get_instructions(code) if step.opname != "RESUME"]
     value = steps[0].argval
     if steps[-1].opname not in ("RETURN_VALUE", "RETURN_CONST") or len(steps) > 2 or type(value) not in (int, float):

@@ -148,7 +148,8 @@ class Scope:
         self._find_constant_locals()
 
     def _find_constant_locals(self):
-        """Locals set once: to an integer literal (they may be array shapes), or to cuda.threadIdx and its kind."""
+        """Locals set once: to an integer literal (they may be array shapes), to a text (it may name a record's field),
+        or to cuda.threadIdx and its kind."""
         for node in ast.walk(self.definition):
             if isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
                 name = node.targets[0].id
@@ -156,6 +157,8 @@ class Scope:
                     continue
                 if isinstance(node.value, ast.Constant) and type(node.value.value) is int:
                     self.local_constants[name] = node.value.value
+                elif isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+                    self.aliases[name] = node.value.value
                 elif isinstance(node.value, (ast.Name, ast.Attribute)):
                     known, obj = self.static(node.value)
                     if known and isinstance(obj, (stubs.Dim3, stubs.Module)):

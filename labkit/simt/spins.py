@@ -7,42 +7,42 @@ beginning when there were too many. An interpreted thread lets the others go on 
 
 import ast
 
-from labkit.simt.ir import AtomicCall, Exit, Sync
+from labkit.simt.ir import AtomicCall, Exit, Inline, Sync
 
 _LEAVES = (ast.Break, ast.Return, Exit)
+_LOOPS = (ast.For, ast.While)
+_LOOKS = {"add", "sub", "or_", "xor", "max"}  # atomics that look at a place, with the value 0
+_TRIES = {"cas", "exch"}  # and that try to take it
 
 
 def is_spin(loop):
-    """True for a while loop that ends when a place in memory changes, and looks at the same place in each pass.
+    """True for a loop that ends when a place in memory changes, and looks at the same place in each pass.
 
     Takes a loop of the tree, or of a device function's source. A place that moves with each pass, as in a search, does
-    not count; one that some passes move, as in a look-back, does. A barrier of the block in the loop excludes it.
+    not count; one that some passes move, as in a look-back, does. A for loop must look with an atomic, lest each that
+    ends where a row does were one; so must a loop with a barrier of its block, but there any thread may look.
     """
-    if not isinstance(loop, ast.While):
+    if not isinstance(loop, _LOOPS):
         return False
     nodes = list(ast.walk(loop))
-    if any(isinstance(node, Sync) and node.kind != "warp" for node in nodes):
-        return False
-    sources = _sources(nodes)
-    tests = [loop.test, *(n.test for n in nodes if isinstance(n, ast.If) and _leaves(n))]
-    seen = _names_behind(tests, sources)
-    deciding = [*tests, *(value for name in seen for value in sources.get(name, ()))]
-    moving = _written_in_each_pass(loop)
-    for node in (n for value in deciding for n in ast.walk(value)):
-        index = _read_index(node)
-        if index is not None:
-            behind = _names_behind([index], sources)
-            if not any(name in moving and name in _names_behind(sources[name], sources) for name in behind):
-                return True
-    return False
+    barriers = {node.kind for node in nodes if isinstance(node, Sync)} - {"warp"}
+    if barriers:
+        return barriers == {"block"} and _tests(loop) != [] and _looks(loop)
+    reads = [node for value in _deciding(loop) for node in ast.walk(value)]
+    return _stays(loop, filter(_is_look, reads) if isinstance(loop, ast.For) else reads)
 
 
 def is_counted(loop):
     """True if such a loop also ends by itself, after some passes: `while flag[0] == 0 and tries < 100`."""
-    sources, moving = _sources(list(ast.walk(loop))), _written_in_each_pass(loop)
-    tests = [loop.test, *(n.test for n in ast.walk(loop) if isinstance(n, ast.If) and _leaves(n))]
-    return any(name in moving and name in _names_behind(sources[name], sources)
-               for name in _names_behind(tests, sources))  # fmt: skip
+    if isinstance(loop, ast.For):
+        return True
+    moving = _moving(loop)
+    return any(name in moving for name in _names_behind(_tests(loop), _sources(list(ast.walk(loop)))))
+
+
+def gives_up(loop):
+    """True if what such a loop waits for may well come, on a GPU, after it has ended by itself in compiled code."""
+    return is_counted(loop) and _looks(loop)
 
 
 def spins(statements):
@@ -50,19 +50,74 @@ def spins(statements):
     return any(is_spin(node) for s in statements for node in ast.walk(s))
 
 
+def _looks(loop):
+    """True if an atomic looks at one place in each pass. Those of loops in it are theirs."""
+    own, todo = [], list(ast.iter_child_nodes(loop))
+    while todo:
+        own.append(todo.pop())
+        todo += [] if isinstance(own[-1], _LOOPS) else ast.iter_child_nodes(own[-1])
+    return _stays(loop, filter(_is_look, own))
+
+
+def _stays(loop, reads):
+    """True if one of these nodes reads memory at a place that not every pass moves."""
+    sources, moving = _sources(list(ast.walk(loop))), _moving(loop)
+    indices = [index for index in map(_read_index, reads) if index is not None]
+    return any(moving.isdisjoint(_names_behind([index], sources)) for index in indices)
+
+
 def _read_index(node):
     """The index of a node that reads memory, else None."""
-    if isinstance(node, AtomicCall):
-        return node.args[1]
-    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):  # of a source, before names are resolved
-        is_atomic = isinstance(node.func.value, ast.Attribute) and node.func.value.attr == "atomic"
-        return node.args[1] if is_atomic and len(node.args) > 1 else None
+    atomic = _atomic(node)
+    if atomic is not None:
+        return atomic[1][1]
     is_load = isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Load)
     return node.slice if is_load and not isinstance(node.value, ast.Attribute) else None
 
 
-def _leaves(branch):
-    return any(isinstance(node, _LEAVES) for node in ast.walk(branch))
+def _atomic(node):
+    """(operation, arguments) of an atomic, else None."""
+    if isinstance(node, AtomicCall):
+        return node.op, node.args
+    if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)):
+        return None
+    of = node.func.value  # of a source, before names are resolved
+    is_atomic = isinstance(of, ast.Attribute) and of.attr == "atomic" and len(node.args) > 1
+    return (node.func.attr, node.args) if is_atomic else None
+
+
+def _is_look(node):
+    """True for an atomic that may leave its place as it is. One that adds to it changes it, and waits for no other."""
+    op, arguments = _atomic(node) or ("", ())
+    value = arguments[2] if len(arguments) > 2 else None
+    if isinstance(value, ast.Call) and len(value.args) == 1:  # int32(0)
+        value = value.args[0]
+    return op in _TRIES or (op in _LOOKS and isinstance(value, ast.Constant) and value.value == 0)
+
+
+def _tests(loop):
+    """What decides whether a loop goes on."""
+    found = [loop.test] if isinstance(loop, ast.While) else []
+    inlined = {node.label for node in ast.walk(loop) if isinstance(node, Inline)}
+
+    def leaves(node, kinds):
+        if isinstance(node, kinds):
+            return getattr(node, "label", None) not in inlined
+        kinds = (ast.Return, Exit) if isinstance(node, _LOOPS) else kinds
+        ways = [leaves(child, kinds) for child in ast.iter_child_nodes(node)]  # all of them, for their tests
+        if any(ways) and isinstance(node, ast.If):
+            found.append(node.test)
+        return any(ways)
+
+    for statement in loop.body:
+        leaves(statement, _LEAVES)
+    return found
+
+
+def _deciding(loop):
+    """The expressions behind what decides whether a loop goes on."""
+    sources, tests = _sources(list(ast.walk(loop))), _tests(loop)
+    return [*tests, *(value for name in _names_behind(tests, sources) for value in sources.get(name, ()))]
 
 
 def _sources(nodes):
@@ -88,8 +143,23 @@ def _assignments(node):
     return []
 
 
-def _written_in_each_pass(loop):
-    return set(_sources(loop.body))
+def _moving(loop):
+    """The names that each pass moves on: what a for loop counts with, and what is made from its own value before."""
+    sources = _sources(list(ast.walk(loop)))
+    moved = {name for name in _sources(_in_each_pass(loop.body)) if name in _names_behind(sources[name], sources)}
+    counters = ast.walk(loop.target) if isinstance(loop, ast.For) else ()
+    return moved | {node.id for node in counters if isinstance(node, ast.Name)}
+
+
+def _in_each_pass(statements):
+    """The statements that each pass executes which does not leave the loop."""
+    found = []
+    for s in statements:
+        found.append(s)
+        if isinstance(s, ast.If):
+            ways = [way for way in (s.body, s.orelse) if not (way and isinstance(way[-1], _LEAVES))]
+            found += _in_each_pass(ways[0]) if len(ways) == 1 else []
+    return found
 
 
 def _names_behind(values, sources):

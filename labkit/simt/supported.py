@@ -56,7 +56,8 @@ def page() -> str:
         "block, lanes of a warp, and blocks, whichever runs first. A launch in which one waits for a thread that\n"
         "compiled code has yet to run is interpreted from its beginning, at about a microsecond for each operation\n"
         "of each thread. A block that waits for one before it, as in a look-back, runs compiled. Where no thread is\n"
-        "left that could end the wait, a DeadlockError names the lines.",
+        "left that could end the wait, a DeadlockError names the lines. A for loop, and one with a barrier of the\n"
+        "block, must look at the flag with an atomic, such as `cuda.atomic.add(flag, 0, 0)`.",
         "## Refused in kernels",
         *_listed("Expressions", resolve.REFUSED_EXPRESSIONS.values()),
         *_listed("Statements", resolve.REFUSED_STATEMENTS.values()),

@@ -48,9 +48,34 @@ _NUMBA = {
 UNDEFINED = {np.float32: np.uint32(2**32 - 1).view(np.float32), np.float64: np.uint64(2**64 - 2**29).view(np.float64)}
 
 
+# Integers and truths that are undefined are of classes of their own; an operator hands that on, too.
+_PLAIN = {type(f"Undefined{cls.__name__.title()}", (int if cls is bool else cls,), {"__slots__": ()}): cls
+          for cls in (bool, *_CLASSES.values())}  # fmt: skip
+_MARKED = {**{plain: cls for cls, plain in _PLAIN.items()}, np.bool_: next(iter(_PLAIN))}
+
+
 def is_undefined(x):
-    """True for what came from UNDEFINED, perhaps through a sum or a product."""
-    return x != x and type(x) in UNDEFINED and np.float32(x).view(np.uint32) == 2**32 - 1
+    """True for what came from an undefined value, perhaps through a sum or a product."""
+    if type(x) in _PLAIN:
+        return True
+    return type(x) in UNDEFINED and x != x and np.float32(x).view(np.uint32) | 2**31 == 2**32 - 1  # either sign
+
+
+def undefined_of(x):
+    """A number as an undefined one; what is no number stays as it is."""
+    kind = type(x)
+    return UNDEFINED[kind] if kind in UNDEFINED else _MARKED[kind](x) if kind in _MARKED else x
+
+
+def defined(x):
+    """An integer or a truth without the mark."""
+    plain = _PLAIN.get(type(x))
+    return x if plain is None else plain(x)
+
+
+def _handing_on(apply):
+    """A function of numbers, some of which are undefined: the result is, too."""
+    return lambda *args: undefined_of(apply(*map(defined, args)))
 
 
 def numba_type(kind):
@@ -68,7 +93,7 @@ def as_integer(value=0):
     try:
         return int(value)
     except (ValueError, OverflowError):
-        return _SMALLEST
+        return undefined_of(_SMALLEST) if is_undefined(value) else _SMALLEST
 
 
 def converter(dtype):
@@ -79,7 +104,7 @@ def converter(dtype):
     else:
 
         def made(value):
-            return dtype.type(value)
+            return undefined_of(dtype.type(value)) if type(value) in _PLAIN else dtype.type(value)
 
     made.dtype = dtype
     return made
@@ -128,8 +153,10 @@ def _integer_converter(cls, bits, signed):
         if kind is cls:
             if kind is not int or least <= value < beyond:
                 return value
+        elif kind in _PLAIN:
+            return undefined_of(convert(defined(value)))
         elif not isinstance(value, int):
-            value = as_integer(value)
+            return convert(as_integer(value))
         if not least <= value < beyond:
             value &= mask
             if signed and value >= half:
@@ -166,6 +193,8 @@ def _binary(function, compute=None):
 
 def _typed(function, of_integers, kind_a, kind_b):
     """The operator for two kinds of numbers: both converted as Numba converts them, and the result too."""
+    if kind_a in _PLAIN or kind_b in _PLAIN:
+        return _handing_on(_typed(function, of_integers, *(_PLAIN.get(kind, kind) for kind in (kind_a, kind_b))))
     if kind_a not in _NUMBA or kind_b not in _NUMBA:
         return function
     found = signature_of(function, _NUMBA[kind_a], _NUMBA[kind_b])
@@ -278,6 +307,8 @@ def _unary(function, compute=None):
 
 
 def _typed_unary(function, compute, kind):
+    if kind in _PLAIN:
+        return _handing_on(_typed_unary(function, compute, _PLAIN[kind]))
     if kind not in _NUMBA:
         return compute
     found = signature_of(function, _NUMBA[kind])
@@ -314,6 +345,8 @@ def with_types_of(function, compute):
     def apply(*args):
         kinds = tuple(map(type, args))
         typed = known.get(kinds)
+        if typed is None and not _PLAIN.keys().isdisjoint(kinds):
+            typed = known[kinds] = _handing_on(apply)
         if typed is None:
             found = signature_of(function, *(_NUMBA.get(kind, types.none) for kind in kinds))
             if found is None:
@@ -345,6 +378,8 @@ def _chosen(choose):
         result = choose(args)
         kinds = tuple(map(type, args))
         convert = known.get(kinds)
+        if convert is None and not _PLAIN.keys().isdisjoint(kinds):
+            return _handing_on(apply)(*args)
         if convert is None:
             same = len(set(kinds)) == 1 or not all(kind in _NUMBA for kind in kinds)
             held = None if same else unified(*(_NUMBA[kind] for kind in kinds))

@@ -878,3 +878,22 @@ def test_records_by_themselves_and_as_a_whole():
     records, _, out = both(use_records[1, 4], records, records[3], np.zeros(4))
     assert out.tolist() == [7.5 + 3 * k for k in range(4)]
     assert records["x"][4:].tolist() == [0, 0.5, 1, 1.5] and records["a"].tolist() == [0, 1, 2, 3] * 2
+
+
+FLAG = True
+
+
+@cuda.jit
+def inverted_truths_and_named_fields(records, out):
+    field = "a"
+    records[0][field] = 7
+    out[0] = ~True  # folded by Python
+    out[1] = ~FLAG  # by Numba
+    out[2] = ~(True & True) + 1
+    out[3] = ~(out[0] == 0)
+    out[4] = records[0][field]
+
+
+def test_a_local_that_is_set_once_to_a_text_names_a_field_and_a_truth_is_inverted_by_python_or_numba():
+    records, out = both(inverted_truths_and_named_fields[1, 1], np.zeros(1, RECORD), np.zeros(5))
+    assert records["a"][0] == 7 and out.tolist() == [-2, 0, -1, 1, 7]

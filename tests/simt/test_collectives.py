@@ -168,6 +168,53 @@ def test_a_lane_that_the_mask_leaves_out_gives_an_undefined_value_and_no_error(d
         assert out[0] == 120
 
 
+@cuda.jit
+def uses_of_a_lane_beyond_the_mask(which, x, out):
+    t = cuda.threadIdx.x
+    if t < 16:
+        s = cuda.shfl_down_sync(0xFFFF, x[t], 8)
+        best, chosen = x[t], 0
+        if s > best:
+            best, chosen = s, 1
+        if which == 0:
+            out[t] = -s
+        elif which == 1:
+            cuda.atomic.add(out, 0, s)
+        elif which == 2:
+            if s > 5:
+                out[t] = 1
+        elif which == 3:
+            out[t] = 1 if s > 5 else 0
+        elif which == 4:
+            out[int(s) & 15] = x[t]
+        elif which == 5:
+            out[t] = chosen
+        elif which == 6:
+            out[t] = not (s > 5 and t >= 0)
+        elif which == 7:
+            out[t] = max(int(s) * 2, 1)
+        elif which == 8:  # what follows uses the lanes that the mask names
+            if s > 5 and t < 8:
+                out[t] = s
+        elif which == 9:
+            best = s if s > best else best
+            best = max(best, cuda.shfl_down_sync(0xFFFF, best, 4))
+            if t < 4:
+                out[t] = best + chosen
+        elif t < 8 and s > 5:
+            out[t] = x[int(s)]
+
+
+@pytest.mark.parametrize("which", range(11))
+@pytest.mark.parametrize("dtype", [np.float32, np.int32, np.int64])
+def test_what_an_undefined_value_decides_or_reaches_is_found(which, dtype):
+    report = observe(uses_of_a_lane_beyond_the_mask[1, 32], which, np.arange(32, dtype=dtype), np.zeros(16, dtype))
+    if which >= 8:
+        assert report.ok, str(report)
+    else:
+        assert {f.kind for f in report.findings if "which its mask leaves out" in str(f)} == {"uninitialized_read"}
+
+
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_an_undefined_value_that_reaches_memory_is_found(dtype):
     x, compiled, observed = np.arange(32, dtype=dtype), np.zeros(16, dtype), np.zeros(16, dtype)

@@ -5,9 +5,10 @@ import ast
 import numba
 import numpy as np
 import pytest
-from numba.core import codegen
+from numba.core import analysis, codegen
 
 from labkit.measure.series.simt import long_kernel
+from labkit.simt.codegen import liveness
 from labkit.simt.codegen.emit import Generator
 from labkit.simt.compiled_kernel import CompiledKernel
 from labkit.simt.rewrite import rewrite
@@ -49,6 +50,23 @@ def llvm_of(shape, lines, folder, monkeypatch):
     CompiledKernel(rewrite(long_kernel(shape, lines, folder).py_func), TYPES, False, True)
     monkeypatch.undo()
     return max(modules, key=len)
+
+
+@pytest.mark.parametrize("shape", ["loops", "branches with barriers"])
+def test_live_variables_are_those_that_numba_finds(shape, tmp_path, monkeypatch):
+    """Numba's own analysis takes a time that grows with the square of a kernel's length, so no kernel is left to it."""
+    of_numba, ours, left, blocks_of_kernels = analysis.compute_live_map, liveness.live_variables, [], []
+
+    def compared(cfg, blocks, *names):
+        blocks_of_kernels.append(len(blocks))
+        found = ours(cfg, blocks, *names)
+        assert found == of_numba(cfg, blocks, *names)
+        return found
+
+    monkeypatch.setattr(liveness, "live_variables", compared)
+    monkeypatch.setattr(analysis, "compute_live_map", lambda *a: (left.append(len(a[1])), of_numba(*a))[1])
+    llvm_of(shape, 20, tmp_path, monkeypatch)
+    assert max(blocks_of_kernels) > 20 > max(left, default=0)
 
 
 @pytest.mark.parametrize("shape", ["stores", "loops"])

@@ -9,7 +9,7 @@ from numba import int32
 from labkit.simt import api as cuda
 from labkit.simt import observe
 from labkit.simt.errors import DeadlockError
-from labkit.simt.spins import is_counted, is_spin
+from labkit.simt.spins import gives_up, is_counted, is_spin
 
 pytestmark = pytest.mark.cpu_device
 
@@ -105,6 +105,59 @@ def test_threads_that_wait_for_others_make_progress(which):
     np.testing.assert_array_equal(out.copy_to_host()[tuple(place)], right)
 
 
+@cuda.jit
+def bounded(which, flag, out):
+    """Waits that end by themselves, too. which: 0, a while loop that counts; 1, a for loop; 2, a for loop with a vote;
+    3, a for loop of a block, with barriers; 4, the same without an end."""
+    found = cuda.shared.array(1, int32)
+    t, b = cuda.threadIdx.x, cuda.blockIdx.x
+    if b == 0 and which == 0:
+        tries = 0
+        if t == 0:
+            while cuda.atomic.add(flag, 0, 0) == 0 and tries < 1000:
+                tries += 1
+    elif b == 0 and which == 1:
+        if t == 0:
+            for _ in range(1000):
+                if cuda.atomic.add(flag, 0, int32(0)) == 1:
+                    break
+    elif which == 2:
+        if t < 32:
+            for _ in range(1000):
+                if cuda.any_sync(0xFFFFFFFF, cuda.atomic.cas(flag, 0, 2, 2) == 1):
+                    break
+    elif b == 0 and which == 3:
+        for _ in range(1000):
+            if t == 0:
+                found[0] = cuda.atomic.add(flag, 0, 0)
+            cuda.syncthreads()
+            if found[0] == 1:
+                break
+            cuda.syncthreads()
+    elif b == 0:
+        while True:
+            if t == 0:
+                found[0] = cuda.atomic.add(flag, 0, 0)
+            cuda.syncthreads()
+            if found[0] == 1:
+                break
+            cuda.syncthreads()
+    if b == 0 and t == 0:
+        out[0] = cuda.atomic.add(flag, 0, 0)
+    if b == cuda.gridDim.x - 1 and t == 32:
+        cuda.atomic.exch(flag, 0, 1)
+
+
+@pytest.mark.parametrize("blocks, which", [(1, 0), (1, 1), (1, 2), (2, 0), (2, 1), (2, 3), (2, 4)])
+def test_what_a_loop_waits_for_comes_before_the_loop_gives_up(blocks, which):
+    flag, out = np.zeros(1, np.int32), np.zeros(1, np.int32)
+    bounded[blocks, 64](which, flag, out)
+    assert out[0] == 1
+    flag[0] = out[0] = 0
+    report = observe(bounded[blocks, 64], which, flag, out)
+    assert report.ok and out[0] == 1, str(report)
+
+
 def line_of(mark):
     with open(__file__) as file:
         return next(k for k, line in enumerate(file, 1) if line.rstrip().endswith(f"# {mark}"))
@@ -120,7 +173,7 @@ def test_a_wait_that_never_ends_is_a_deadlock_that_names_the_lines():
     assert all(text in str(finding) for text in words)
 
 
-@pytest.mark.parametrize("spin, counted, source", [
+SPINS = [
     (True, False, "while flag[0] == 0: pass"),
     (True, False, "while cuda.atomic.cas(m, i, 0, 1) != 0: pass"),
     (True, True, "while flag[0] == 0 and tries < 9: tries += 1"),
@@ -130,9 +183,27 @@ def test_a_wait_that_never_ends_is_a_deadlock_that_names_the_lines():
     (False, True, "while True:\n  if keys[k] == x: break\n  k = (k + 1) % n"),
     (False, True, "while i < n:\n  total += a[i]\n  i += 32"),
     (False, True, "while x > 1: x = x // 2"),
-    (False, False, "for k in range(n):\n  if flag[0]: break"),
-])  # fmt: skip
+    (False, True, "for k in range(n):\n  if k >= lengths[row]: break"),
+    (True, True, "for k in range(n):\n  if cuda.atomic.add(flag, 0, 0): break"),
+    (False, True, "for k in range(n):\n  if cuda.atomic.add(flag, k, 0): break"),
+    (False, True, "for k in range(n):\n  if cuda.atomic.add(count, 0, 1) >= 100: break"),
+    (False, True, "for k in range(n):\n  while True:\n    if cuda.atomic.add(flag, 0, 0): break"),
+    (False, True, "for k in range(n):\n  if cuda.atomic.cas(keys, i, 0, x) == x: break\n  else: i = (i + 1) % n"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("spin, counted, source", SPINS)
 def test_loops_that_look_at_one_place_until_it_changes(spin, counted, source):
     loop = ast.parse(source).body[0]
     assert is_spin(loop) == spin
     assert is_spin(loop) is False or is_counted(loop) == counted
+
+
+@pytest.mark.parametrize("expected, source", [
+    (True, "while cuda.atomic.add(flag, 0, 0) == 0 and tries < 9: tries += 1"),
+    (False, "while cuda.atomic.add(flag, 0, 0) == 0: pass"),
+    (False, "while j < ends[row]: j += 1"),
+    (False, "while True:\n  if cuda.atomic.add(count, 0, 1) >= tiles or k > 99: break\n  k += 1"),
+])  # fmt: skip
+def test_loops_that_give_up_waiting(expected, source):
+    assert gives_up(ast.parse(source).body[0]) == expected

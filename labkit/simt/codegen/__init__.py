@@ -14,6 +14,7 @@ take part: so a barrier knows who is missing.
 
 plan.py         regions, branches, loops and waits; which variables are kept for each thread
 lowering.py     Numba's lowering, with values for stack slots
+liveness.py     Numba's analysis of live variables, in time that grows with a kernel's length
 types.py        the types of variables, from Numba's inference (inference.py)
 checks.py       indexing -> checked loads and stores
 writer.py       lines of code, and the places where a fault can happen

@@ -254,7 +254,7 @@ class Generator:
             self.out.loop_head(s)
             self.out.indent += 1
             self.out.poll(s.lineno)
-            self.out.spin(count, s.lineno)
+            self.out.spin(count, s)
             self.out.indent -= 1
             self._statements(s.body, depth + 1)
             if contains(s.body, Exit):
@@ -331,7 +331,7 @@ class Generator:
             self._block(item.body, mask, frames)
             self.out.indent -= 1
             return
-        looping = self._mask()
+        looping, count = self._mask(), self.out.start_spin(s)
         self.out.line(f"_copy({looping}, {mask or '_m0'})")
         if item.uniform:
             self.out.line(f"for {s.target.id} in {self._per_block(s.iter)}:", s.lineno)
@@ -340,13 +340,12 @@ class Generator:
             self.out.line("    break")
         else:
             self._start_counter(item, mask)
-            count = self.out.start_spin(s)
             self.out.line("while True:")
             self.out.indent += 1
             self._step(item, looping)
-            self.out.per_block = True
-            self.out.spin(count, s.lineno)
-            self.out.per_block = False
+        self.out.per_block = True
+        self.out.spin(count, s)
+        self.out.per_block = False
         self._poll_block(s.lineno)
         masks = [looping]
         if owns(s.body, ast.Continue):

@@ -26,6 +26,7 @@ from numba.core.untyped_passes import (
     TranslateByteCode,
 )
 
+from labkit.simt.codegen.liveness import quick_liveness
 from labkit.simt.codegen.lowering import LowerToValues
 from labkit.simt.errors import KernelTypeError, place
 from labkit.simt.ir import shown
@@ -74,7 +75,13 @@ def _pipelines(*passes):
     return [manager]
 
 
-class KernelCompiler(compiler.CompilerBase):
+class _Compiler(compiler.CompilerBase):
+    def compile_extra(self, func):
+        with quick_liveness():
+            return super().compile_extra(func)
+
+
+class KernelCompiler(_Compiler):
     """Compiles generated code, and refuses what numba.cuda would."""
 
     def define_pipelines(self):
@@ -99,7 +106,7 @@ class _StopAfterInference(FunctionPass):
         raise _Inferred(dict(state.typemap))
 
 
-class _InferenceOnly(compiler.CompilerBase):
+class _InferenceOnly(_Compiler):
     """The same up to type inference: no code is made. Every branch of the generated code needs types, also one that
     Numba could prove dead."""
 

@@ -5,8 +5,9 @@ import copy
 
 from labkit.simt import libraries, runtime
 from labkit.simt.codegen.checks import HIDDEN_IDS, Checker
+from labkit.simt.runtime.fault_record import FEW_SPINS, MOST_SPINS
 from labkit.simt.scope import type_code
-from labkit.simt.spins import is_spin
+from labkit.simt.spins import gives_up, is_spin
 
 IMPORTS = (
     "import math as _math",
@@ -96,7 +97,7 @@ class Writer:
         self.indent += 1
         if poll is not None:
             self.poll(poll.lineno)
-            self.spin(count, poll.lineno)
+            self.spin(count, poll)
         for s in statements:
             self.plain(s)
         self.indent -= 1
@@ -121,11 +122,12 @@ class Writer:
         self.line(f"_spun{self.spins} = 0")
         return f"_spun{self.spins}"
 
-    def spin(self, count, line):
+    def spin(self, count, loop):
         """In such a loop: one more pass."""
         if count is not None:
             thread = "0" if self.per_block else "_t"
-            self.line(f"{count} = _spin({count}, _E, {thread}, _b, {self.site(line, 'loop')})")
+            most, site = FEW_SPINS if gives_up(loop) else MOST_SPINS, self.site(loop.lineno, "loop")
+            self.line(f"{count} = _spin({count}, {most}, _E, {thread}, _b, {site})")
 
     def _simple(self, s):
         for part in Checker(self, s.lineno).statement(s):

@@ -10,6 +10,7 @@ from labkit.simt.arrays import DeviceNDArray
 from labkit.simt.errors import shown_index
 from labkit.simt.interpreted_source import SPIN
 from labkit.simt.interpreter import Interpreter
+from labkit.simt.ir import Sync
 from labkit.simt.observer.async_races import AsyncRaceDetector
 from labkit.simt.observer.kept_launch import KeptLaunch
 from labkit.simt.observer.memory_requests import RequestCounter
@@ -17,7 +18,9 @@ from labkit.simt.observer.races import RaceDetector
 from labkit.simt.observer.report import KernelFinding, Report
 from labkit.simt.observer.seen_arrays import Allocation, SeenArray, SeenLocal, address_of, owner_of
 from labkit.simt.rewrite import rewrite
-from labkit.simt.typed_numbers import is_undefined, typed_scalar
+from labkit.simt.stubs import SHUFFLES
+from labkit.simt.typed_numbers import is_undefined, typed_scalar, undefined_of
+from labkit.simt.undefined import ToTracked
 
 
 def _literal(node):
@@ -43,6 +46,9 @@ class Observation(RaceDetector, AsyncRaceDetector, RequestCounter, Interpreter):
         self.report = Report(self.program.name, self.program.filename, grid, block)
         self.memories, self.copies = {}, []
         self.negative_literals = None
+        nodes = (n for s in self.program.body for n in ast.walk(s))
+        if any(isinstance(n, Sync) and n.op in SHUFFLES for n in nodes):
+            self.lowering = ToTracked
         self.undefined = {}  # thread: (line, op, lane) of its last shuffle of a lane that the mask leaves out
         self.unwritten = []  # (memory, address, finding) of reads of memory that nothing wrote
         self.start_races()
@@ -212,23 +218,40 @@ class Observation(RaceDetector, AsyncRaceDetector, RequestCounter, Interpreter):
 
     def undefined_lane(self, op, thread, source, own):
         self.undefined[thread] = thread.request[1], op, source
-        return super().undefined_lane(op, thread, source, own)
+        return undefined_of(super().undefined_lane(op, thread, source, own))
 
-    def stored(self, seen, index, value, frame):
+    def stored(self, seen, index, value, frame, does="stores an undefined value in {}"):
         """A value was stored. An undefined one that reaches memory is a finding; one that nothing uses is none."""
-        if not self.undefined or not is_undefined(value):
-            return
-        line, op, lane = next(self.undefined[t] for t in (self.current, *self.undefined) if t in self.undefined)
-        thread, place = self.current, f"{seen.shown}[{shown_index(index)}]"
+        if self.undefined and is_undefined(value):
+            self._uses_undefined(does.format(f"{seen.shown}[{shown_index(index)}]"), seen.name, index, frame.f_lineno)
+
+    def undefined_index(self, seen):
+        """An index is undefined, of an element that is read or written."""
+        self._uses_undefined(f"uses an undefined index of {seen.shown}", seen.name, None, self._kernel_line())
+
+    def _decide(self, test):
+        """A test decides what this thread does."""
+        if is_undefined(test):
+            self._uses_undefined("decides by an undefined value", "", None, sys._getframe(1).f_lineno)
+        return test
+
+    def _uses_undefined(self, does, array, index, line):
+        origin, op, lane = next(self.undefined[t] for t in (self.current, *self.undefined) if t in self.undefined)
+        thread = self.current
         self.report.uninitialized(
             KernelFinding(
-                "uninitialized_read", self.program.name, [frame.f_lineno], [thread.where], thread.block, seen.name,
-                index,
-                f"line {frame.f_lineno}: {self.who(thread)} stores an undefined value in {place}: at line {line} "
-                f"cuda.{op}() read lane {lane}, which its mask leaves out.",
+                "uninitialized_read", self.program.name, [line], [thread.where], thread.block, array, index,
+                f"line {line}: {self.who(thread)} {does}: at line {origin} cuda.{op}() read lane {lane}, which its "
+                "mask leaves out.",
             ),
-            seen.name, frame.f_lineno,
+            array, line,
         )  # fmt: skip
+
+    def _kernel_line(self):
+        frame = sys._getframe(1)
+        while frame.f_globals is not self.functions:
+            frame = frame.f_back
+        return frame.f_lineno
 
     def access(self, kind, seen, address, index, frame):
         memory = seen.memory
@@ -264,10 +287,7 @@ class Observation(RaceDetector, AsyncRaceDetector, RequestCounter, Interpreter):
 
     def wrapped(self, seen, index):
         """A negative index counts from the end, as in Numba: what an i - 1 at 0 seldom means. -1 in the source is."""
-        frame = sys._getframe(1)
-        while frame.f_globals is not self.functions:
-            frame = frame.f_back
-        thread, line = self.current, frame.f_lineno
+        thread, line = self.current, self._kernel_line()
         negative = {part for part in index if not isinstance(part, slice) and part is not Ellipsis and part < 0}
         if negative <= self._negative_literals().get(line, set()):
             return

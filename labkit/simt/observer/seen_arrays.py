@@ -7,7 +7,7 @@ import numpy as np
 
 from labkit.simt.errors import shown_index
 from labkit.simt.interpreted_values import new_value
-from labkit.simt.typed_numbers import converter
+from labkit.simt.typed_numbers import converter, is_undefined
 
 _NUMBERS = (int, float, complex, np.number, np.bool_)
 _COMPLEX = (complex, np.complexfloating)
@@ -120,6 +120,8 @@ class SeenArray:
             if type(part) is not int:
                 if isinstance(part, slice) or part is Ellipsis:
                     return None, None
+                if is_undefined(part):
+                    self.observation.undefined_index(self)
                 part = _index(part)
             if not -length <= part < length:
                 whole = not any(isinstance(p, slice) or p is Ellipsis for p in parts)
@@ -199,6 +201,8 @@ class SeenArray:
         if address is None or address < 0:
             self.observation.out_of_bounds(self, index, frame, "updates")
             return self._number(self.dtype.type(0))
+        for given in (value, extra):
+            self.observation.stored(self, plain, given, frame, "updates {} with an undefined value")
         self.observation.access("atomic", self, address, plain, frame)
         old = self._number(self.array[plain])
         self._write(plain, new_value(op, old, value, extra))

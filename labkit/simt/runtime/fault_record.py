@@ -18,6 +18,7 @@ STRICT, WARNED = 16, 17
 ORDER = 22
 RECORD_SIZE = 23
 MOST_SPINS = 1 << 22  # passes of a loop that waits for another thread: some hundredths of a second
+FEW_SPINS = 64  # and of one that gives up after some passes: fewer than those
 MAX_RECORDED_AXES = SHAPE - INDEX
 
 CODES = range(1, 14)
@@ -135,17 +136,18 @@ def poll(typing_context, err, t, b, site):
 
 
 @intrinsic
-def spin(typing_context, passes, err, t, b, site):
+def spin(typing_context, passes, most, err, t, b, site):
     """One more than `passes`; stops where a loop that waits for another thread has made too many."""
 
     def codegen(context, builder, signature, arguments):
-        count = builder.add(context.cast(builder, arguments[0], passes, types.int64), ir.Constant(_I64, 1))
-        with builder.if_then(builder.icmp_signed(">=", count, ir.Constant(_I64, MOST_SPINS)), likely=False):
+        given = (context.cast(builder, arguments[k], signature.args[k], types.int64) for k in range(2))
+        count, limit = builder.add(next(given), ir.Constant(_I64, 1)), next(given)
+        with builder.if_then(builder.icmp_signed(">=", count, limit), likely=False):
             where = emit_where(context, builder, signature.args, arguments)
-            emit_fail(context, builder, err, arguments[1], SPINNING, where)
+            emit_fail(context, builder, err, arguments[2], SPINNING, where)
         return count
 
-    return types.int64(passes, err, t, b, site), codegen
+    return types.int64(passes, most, err, t, b, site), codegen
 
 
 @intrinsic
