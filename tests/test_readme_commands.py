@@ -30,7 +30,9 @@ def checkout(course_dir):
 
 
 def start(command, root, out, preexec=None, without=(), **options) -> subprocess.CompletedProcess:
-    variables = {**os.environ, "LABKIT_COURSE": str(root), "LABKIT_DEVICE": "cpu"}
+    # A kernel that finds pytest's variables opens standard streams of its own.
+    variables = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+    variables |= {"LABKIT_COURSE": str(root), "LABKIT_DEVICE": "cpu"}
     if command is RUN:
         variables["PYTHONPATH"] = str(root)
     else:
@@ -72,6 +74,12 @@ def with_a_closed_output(command, root):
     return start(command, root, None, lambda: os.close(1))
 
 
+def with_closed_errors(command, root):
+    done = start(command, root, subprocess.PIPE, lambda: os.close(2))
+    assert not done.stderr
+    return done
+
+
 def with_a_full_output(command, root):
     with open("/dev/full", "w") as full:
         return start(command, root, full)
@@ -81,7 +89,8 @@ def without_home(command, root):
     return start(command, root, subprocess.PIPE, without=("HOME", "XDG_CACHE_HOME", "XDG_CONFIG_HOME"))
 
 
-WAYS = [plainly, in_a_terminal, in_the_background, under_nohup, with_a_closed_output, with_a_full_output, without_home]
+WAYS = [plainly, in_a_terminal, in_the_background, under_nohup, with_a_closed_output, with_closed_errors,
+        with_a_full_output, without_home]
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
