@@ -1,5 +1,6 @@
 """The commands for a sentence encoder: weights, embed and search."""
 
+import io
 import sys
 import time
 from typing import Annotated
@@ -101,8 +102,9 @@ def embed(
                     texts, batch_size=batch_size,
                     progress=lambda done, of: bar.update(task, completed=done, description="Embedding"))
             seconds = time.perf_counter() - began
-            np.save(target, embeddings)
-            nbytes = target.tell()
+            content = io.BytesIO()  # np.save to a file on a full disk does not say that it is full
+            np.save(content, embeddings)
+            nbytes = target.write(content.getbuffer())
     except OSError as error:
         raise UserError(f"--out {out} cannot be written: {error.strerror or error}") from None
     rate = f" ({len(texts) / seconds:,.0f} a second)" if texts else ""

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from labkit._common import paths
-from labkit._common.files import read_json, read_text, write_text
+from labkit._common.files import read_json, read_text, temporary_space, write_text
 from labkit.course import colab
 from labkit.course.answer_cells import BEGIN, END, checked_name, without_markers
 from labkit.course.notebooks import (
@@ -395,7 +395,7 @@ def _collect(process, owners: list, wanted: list[str], on_check: Callable | None
         taken += 1
         if line is None:
             if position < len(owners):
-                broken = "the Python process ended"
+                broken = f"the Python process ended; {temporary_space()}"
             break
         event = json.loads(line)
         owner = owners[event["cell"]]

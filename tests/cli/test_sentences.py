@@ -145,6 +145,19 @@ def test_embed_wrong_use_is_a_sentence_and_writes_nothing(labkit, encoder, tmp_p
     assert labkit("embed", str(tmp_path / "text")).exit_code == 2  # --out is not left to chance
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no limit on the size of files")
+def test_embed_says_why_the_disk_takes_no_more(labkit, encoder, tmp_path):
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, hard))
+    try:
+        done = labkit("embed", "-", "-o", str(tmp_path / "out.npy"), input=b"one\n" * 1_000)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert done.exit_code == 2 and "out.npy cannot be written: File too large" in done.output
+
+
 def test_embed_without_weights_says_how_to_get_them(labkit, tmp_path):
     (tmp_path / "text").write_text("one\n")
     done = labkit("embed", str(tmp_path / "text"), "-o", str(tmp_path / "out.npy"))
