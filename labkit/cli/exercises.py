@@ -1,6 +1,5 @@
 """The commands for exercises: check, watch, hint, reset, progress and solution."""
 
-import os
 from dataclasses import replace
 from typing import Annotated
 
@@ -22,15 +21,14 @@ def find_exercises(course, asked: str | None):
         raise CourseError("there are no exercises in course.toml")
     if asked is None:
         return tuple(c for c in course.chapters if course.exercises_of(c)), None
-    stem = os.path.splitext(os.path.basename(asked))[0]
-    if stem[:1].isdigit() or course.called(stem):  # of an earlier name there may be several
-        chapters = course.pick([asked])
-        with_some = tuple(chapter for chapter in chapters if course.exercises_of(chapter))
-        if not with_some:
-            raise CourseError(f"chapter {chapters[0].number} has no exercises")
-        return with_some, None
-    entry = course.exercise(asked)
-    return (entry.chapter,), entry
+    entry = next((entry for entry in course.exercises if entry.name == asked), None)
+    if entry:
+        return (entry.chapter,), entry
+    chapters = course.pick([asked], or_exercise=True)  # of an earlier name there may be several
+    with_some = tuple(chapter for chapter in chapters if course.exercises_of(chapter))
+    if not with_some:
+        raise CourseError(f"chapter {chapters[0].number} has no exercises")
+    return with_some, None
 
 
 def check(

@@ -10,7 +10,7 @@ import pytest
 from labkit._common import files
 from labkit._common.errors import UserError
 from labkit._common.paths import REPOSITORY
-from labkit.course import build, execution, notebooks, progress, readme
+from labkit.course import build, execution, exercises, notebooks, progress, readme
 from labkit.course import registry as courses
 
 ROOT = REPOSITORY
@@ -73,6 +73,20 @@ def test_a_part_goes_on_until_the_next_one_begins(course_dir):
     path.write_text(text.replace('name = "02_third"', 'name = "02_third"\npart = "A"'))
     with pytest.raises(courses.CourseError, match="chapter 3: part 'A' has begun before"):
         courses.load(course_dir)
+
+
+def test_three_names_are_like_another_one():
+    """Those with a word of it, and those spelled like it; of names that have nothing to do with it there are three as
+    well."""
+    course = courses.load()
+    with pytest.raises(courses.CourseError, match=r"did you mean (\w+, )?12_reductions_and_softmax"):
+        course.pick(["softmax"])
+    with pytest.raises(courses.CourseError, match="did you mean 13_histogram_and_scan, "):
+        course.pick(["histogram"], or_exercise=True)
+    with pytest.raises(courses.CourseError, match=r"\w+, \w+ or \w+\? \(labkit imported from .*labkit\)"):
+        course.exercise("zzzzqqq")
+    with pytest.raises(KeyError, match=r"'\w+', '\w+' or '\w+'\? \(labkit imported from .*labkit\)"):
+        exercises.find("zzzzqqq")
 
 
 def test_the_repositorys_address_stands_in_pyproject_and_nowhere_else(course_dir):
