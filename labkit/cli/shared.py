@@ -133,10 +133,14 @@ def consoles(*, progress: bool = False):
 
 
 def fail(message: str, code: int):
+    complain(message)
+    raise typer.Exit(code)
+
+
+def complain(message: str) -> None:
     from rich.markup import escape
 
     consoles()[1].print(f"[bold red]labkit:[/] {escape(message)}")
-    raise typer.Exit(code)
 
 
 def learners_course(console):

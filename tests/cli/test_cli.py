@@ -612,6 +612,20 @@ def test_a_copy_that_cannot_be_read_is_a_sentence_and_stays(exercised):
     assert backup.read_text() == "{ mine" and exercised("check", "count_blocks").exit_code == 1
 
 
+def test_a_copy_that_cannot_be_read_does_not_stop_the_others(exercised):
+    toml = exercised.root / "course.toml"
+    toml.write_text(toml.read_text() + '\n[[exercise]]\nname = "later"\nchapter = "01_second"\ntitle = "Later"\n'
+                                       'points = 1\nhints = ["a", "b", "c"]\n')
+    path = exercised.root / "work" / "exercises" / "00_first.ipynb"
+    path.parent.mkdir(parents=True)
+    path.write_text("{ mine")
+    done = exercised("check")
+    assert done.exit_code == 2 and "00_first.ipynb cannot be read" in done.stderr
+    assert "01  Second: not begun" in done.stdout
+    done = exercised("check", "--json")
+    assert done.exit_code == 2 and done.stdout == "[]\n"
+
+
 @pytest.mark.sweep
 def test_what_was_written_into_the_shipped_notebook_is_checked(exercised):
     exercised.write("exercises", count_blocks=RIGHT["count_blocks"])

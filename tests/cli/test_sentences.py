@@ -213,7 +213,7 @@ def test_search_by_words_says_that_it_is(labkit):
     assert labkit("search", "?").exit_code == 2
 
 
-def test_search_by_meaning_and_what_is_stale(labkit, encoder, course_dir):
+def test_search_by_meaning_and_what_is_stale(labkit, encoder, course_dir, monkeypatch):
     done = labkit("search", "memory")
     assert "data/search.npz is missing" in done.stderr and "labkit build --search makes it" in done.stderr
     done = labkit("build", "--search")
@@ -226,6 +226,10 @@ def test_search_by_meaning_and_what_is_stale(labkit, encoder, course_dir):
     assert len(found) == 2
     assert set(found[0]) == {"score", "title", "file", "line", "page", "text"}
     assert {one["page"] for one in found} == {"00_first.html#the-problem", "01_second.html#the-problem"}
+    assert {one["file"] for one in found} == {"notebooks/00_first.py", "notebooks/01_second.py"}
+    monkeypatch.chdir(course_dir.parent)  # from elsewhere, in full
+    assert f"{course_dir}/notebooks/00_first.py:" in labkit("search", "memory").stdout
+    monkeypatch.chdir(course_dir)
 
     source = course_dir / "notebooks" / "00_first.py"
     source.write_text(source.read_text().replace("waits", "longs"))

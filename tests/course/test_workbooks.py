@@ -136,7 +136,8 @@ def test_what_a_killed_build_left_is_no_exercise_and_goes_with_the_next(small):
     assert [path.name for path in folder.iterdir()] == ["00_first.ipynb"]
 
 
-def test_what_is_stale_edited_missing_or_unlisted_is_named(small):
+def test_what_is_stale_edited_missing_or_unlisted_is_named(small, monkeypatch):
+    monkeypatch.chdir(small.root)
     (chapter,) = workbook.with_exercises(small, small.chapters)
     write(small, chapter.workbook, count_blocks="def count_blocks(n, threads):\n    return 1\n")
     (problem,) = workbook.stale(small)
@@ -157,6 +158,8 @@ def test_what_is_stale_edited_missing_or_unlisted_is_named(small):
     problems = workbook.stale(small)
     assert "exercises/00_first.ipynb is missing: run labkit build 00" in problems
     assert "solutions/01_second.py has no [[exercise]] in course.toml" in problems
+    monkeypatch.chdir(small.root.parent)  # from elsewhere, in full
+    assert all(problem.startswith(f"{small.root}/") for problem in workbook.stale(small))
 
 
 def test_answers_pass_and_skeletons_fail(small):
