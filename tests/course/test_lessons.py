@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import re
 import textwrap
 from pathlib import Path
 
@@ -40,6 +41,12 @@ def test_every_shipped_lesson_has_passed():
     for chapter in courses.load().chapters:
         shown = execution.results(notebooks.read_notebook(chapter.built))
         assert run.summarise(shown, "")["problem"] == "", chapter.name
+
+
+def test_no_lesson_prints_a_number_right_behind_a_digit():
+    """"by 256{seconds:.3f}" would be read as another number."""
+    for chapter in courses.load().chapters:
+        assert not re.search(r"\d\{[^{}]*:[\d,]*\.?\d*[dfg]?\}", chapter.source_text()), chapter.name
 
 
 def test_a_lesson_with_real_results(course_dir):
