@@ -268,12 +268,12 @@ for one in series["torch"]:
 
 # %%
 text = series["text"]
-print("seconds from text to embeddings:"
-      f"\n    ours, by 2,000              {text['ours_seconds_2000']:10.3f}"
-      f"\n    of that, the tokenizer      {text['tokenizing_seconds']:10.3f}"
-      f"\n    PyTorch packed and compiled, by 256{text['torch_seconds_256']:3.3f}"
-      f"\n    of that, the tokenizer      {text['torch_tokenizing_seconds']:10.3f}"
-      f"\n    sentence-transformers, by 256{text['library_seconds_256']:9.3f}")
+print("seconds from text to embeddings:")
+for label, key in (("ours, by 2,000", "ours_seconds_2000"), ("of that, the tokenizer", "tokenizing_seconds"),
+                   ("PyTorch packed and compiled, by 256", "torch_seconds_256"),
+                   ("of that, the tokenizer", "torch_tokenizing_seconds"),
+                   ("sentence-transformers, by 256", "library_seconds_256")):
+    print(f"    {label:36}{text[key]:6.3f}")
 
 # %% [markdown]
 # Then the tokenizer takes longer than all the rest, in both. PyTorch packed and compiled is ahead of ours here: it does

@@ -1,8 +1,11 @@
 """README's two commands, on one lesson and on one file of tests, as people start them: in the background of a script,
-under nohup, with standard output closed or full, without HOME, and in a path with spaces and letters beyond ASCII."""
+under nohup, with standard output or standard error closed, or a full output, without HOME, and in a path with spaces
+and letters beyond ASCII. And what README quotes of what a command writes."""
 
 import os
 import pty
+import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -30,7 +33,9 @@ def checkout(course_dir):
 
 
 def start(command, root, out, preexec=None, without=(), **options) -> subprocess.CompletedProcess:
-    variables = {**os.environ, "LABKIT_COURSE": str(root), "LABKIT_DEVICE": "cpu"}
+    # A kernel that finds pytest's variables opens standard streams of its own.
+    variables = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+    variables |= {"LABKIT_COURSE": str(root), "LABKIT_DEVICE": "cpu"}
     if command is RUN:
         variables["PYTHONPATH"] = str(root)
     else:
@@ -72,6 +77,12 @@ def with_a_closed_output(command, root):
     return start(command, root, None, lambda: os.close(1))
 
 
+def with_closed_errors(command, root):
+    done = start(command, root, subprocess.PIPE, lambda: os.close(2))
+    assert not done.stderr
+    return done
+
+
 def with_a_full_output(command, root):
     with open("/dev/full", "w") as full:
         return start(command, root, full)
@@ -81,7 +92,8 @@ def without_home(command, root):
     return start(command, root, subprocess.PIPE, without=("HOME", "XDG_CACHE_HOME", "XDG_CONFIG_HOME"))
 
 
-WAYS = [plainly, in_a_terminal, in_the_background, under_nohup, with_a_closed_output, with_a_full_output, without_home]
+WAYS = [plainly, in_a_terminal, in_the_background, under_nohup, with_a_closed_output, with_closed_errors,
+        with_a_full_output, without_home]
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
@@ -109,3 +121,18 @@ def test_pytest(way, checkout):
 def test_a_failure_is_in_the_exit_code(way, checkout):
     (checkout / "tests" / "_common" / "test_tables.py").write_text("def test_that_fails():\n    assert False\n")
     assert way(TESTS, checkout).returncode == 1
+
+
+@pytest.mark.cpu_device
+@pytest.mark.parametrize("model", ["tiny", pytest.param("tiny-llama", marks=pytest.mark.sweep)])  # minutes to compile
+def test_labkit_generate_writes_what_readme_quotes(model):
+    """What begins as README shows it; [...] stands for what follows."""
+    readme = (REPOSITORY / "README.md").read_text(encoding="utf-8")
+    quoted = re.findall(r"^\$ labkit (generate .*)\n((?:(?!\$ |```).*\n)+)", readme, re.MULTILINE)
+    (command, text), = [one for one in quoted if ("tiny-llama" in one[0]) == (model == "tiny-llama")]
+    done = subprocess.run([sys.executable, "-m", "labkit", *shlex.split(command)], capture_output=True, text=True,
+                          check=False, env={**os.environ, "LABKIT_DEVICE": "cpu"})
+    shown, rest = " ".join(text.split()), ""
+    if shown.endswith(" [...]"):
+        shown, rest = shown.removesuffix(" [...]"), r" .+"
+    assert done.returncode == 0 and re.fullmatch(re.escape(shown) + rest, " ".join(done.stdout.split())), done

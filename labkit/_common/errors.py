@@ -2,7 +2,8 @@
 """
 
 import errno
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Sequence
 
 
 class UserError(Exception):
@@ -30,13 +31,20 @@ def refusal(error: OSError) -> str | None:
 
 
 def names_like(name: str, names: Iterable[str]) -> list[str]:
-    """Up to three of the names, the likest first."""
+    """Three of the names, the likest first: those that have a word of `name` in them, and those spelled like it."""
     import difflib
 
-    return difflib.get_close_matches(name, list(names), n=3, cutoff=0.5)
+    asked = name.lower()
+    words = [word for word in re.split(r"[\W_]+", asked) if len(word) > 2]
+
+    def likeness(other: str) -> float:
+        shared = sum(len(word) for word in words if word in other.lower())
+        return shared / max(1, len(asked)) + difflib.SequenceMatcher(None, asked, other.lower()).ratio()
+
+    return sorted(dict.fromkeys(names), key=likeness, reverse=True)[:3]
 
 
-def did_you_mean(names: list[str]) -> str:
+def did_you_mean(names: Sequence[str]) -> str:
     """ "did you mean softmax, scan or argmax?"; "" of none."""
     return f"did you mean {', '.join([*names[:-2], ' or '.join(names[-2:])])}?" if names else ""
 

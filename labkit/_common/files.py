@@ -225,6 +225,12 @@ def _delete_left_over_folders(parent: Path) -> None:
                     os.close(handle)
 
 
+def temporary_space() -> str:
+    """What to say where a process with temporary files of its own ended and does not tell why."""
+    folder = tempfile.gettempdir()
+    return f"its temporary files are in {folder}, where {shutil.disk_usage(folder).free / 1e6:,.1f} MB are free"
+
+
 @contextlib.contextmanager
 def locked(path: Path) -> Iterator[None]:
     """No other process, and no other thread, is between these lines for the same path. The lock is a file

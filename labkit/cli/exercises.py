@@ -1,13 +1,12 @@
 """The commands for exercises: check, watch, hint, reset, progress and solution."""
 
-import os
 from dataclasses import replace
 from typing import Annotated
 
 import typer
 
 from labkit._common import paths
-from labkit.cli.shared import Device, choose_device, consoles, fail, learners_course, say, say_next
+from labkit.cli.shared import Device, choose_device, complain, consoles, fail, learners_course, say, say_next
 
 Which = Annotated[
     str | None, typer.Argument(metavar="[NN|NAME]", help="A chapter, or one exercise. All when left out.")
@@ -22,15 +21,14 @@ def find_exercises(course, asked: str | None):
         raise CourseError("there are no exercises in course.toml")
     if asked is None:
         return tuple(c for c in course.chapters if course.exercises_of(c)), None
-    stem = os.path.splitext(os.path.basename(asked))[0]
-    if stem[:1].isdigit() or course.called(stem):  # of an earlier name there may be several
-        chapters = course.pick([asked])
-        with_some = tuple(chapter for chapter in chapters if course.exercises_of(chapter))
-        if not with_some:
-            raise CourseError(f"chapter {chapters[0].number} has no exercises")
-        return with_some, None
-    entry = course.exercise(asked)
-    return (entry.chapter,), entry
+    entry = next((entry for entry in course.exercises if entry.name == asked), None)
+    if entry:
+        return (entry.chapter,), entry
+    chapters = course.pick([asked], or_exercise=True)  # of an earlier name there may be several
+    with_some = tuple(chapter for chapter in chapters if course.exercises_of(chapter))
+    if not with_some:
+        raise CourseError(f"chapter {chapters[0].number} has no exercises")
+    return with_some, None
 
 
 def check(
@@ -47,10 +45,12 @@ def check(
 ):
     """Run your exercises (work/exercises/NN_topic.ipynb, as saved) and say what is right and what is wrong.
 
-    Exits with 0 if every exercise that it ran is passed, and with 1 if one is not or there was nothing to run.
+    Exits with 0 if every exercise that it ran is passed, with 1 if one is not or there was nothing to run, and with 2
+    if a notebook cannot be read.
     """
     from labkit._common.errors import UserError
     from labkit.course import next_step
+    from labkit.course.registry import CourseError
 
     if everything and which is not None:
         raise UserError(f"--all and {which!r} exclude each other")
@@ -59,12 +59,17 @@ def check(
     chapters, entry = find_exercises(course, which)
     if device is not None:
         choose_device(device)
-    results = []
+    results, damaged = [], False
     for chapter in chapters:
-        only = begun(course, chapter) if which is None and not everything else entry and (entry.name,)
-        if only != ():
-            results += check_chapter(console, course, chapter, only, as_json, play)
-        elif not as_json:
+        try:
+            only = begun(course, chapter) if which is None and not everything else entry and (entry.name,)
+            if only != ():
+                results += check_chapter(console, course, chapter, only, as_json, play)
+        except CourseError as error:  # the other chapters are checked all the same
+            complain(str(error))
+            damaged = True
+            continue
+        if only == () and not as_json:
             console.print(f"{chapter.number}  {chapter.title}: not begun", style="dim", markup=False, soft_wrap=True)
     if as_json:
         import json
@@ -80,7 +85,10 @@ def check(
             console.print(f"{right} of {len(results)} passed.")
         if play:
             show_players(console, [result.verdict["player"] for result in results if result.verdict])
-        say_next(console, next_step.after_check(course, results))
+        if not damaged:
+            say_next(console, next_step.after_check(course, results))
+    if damaged:
+        raise typer.Exit(2)
     if not results or not all(result.passed for result in results):
         raise typer.Exit(1)
 

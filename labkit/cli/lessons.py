@@ -348,7 +348,10 @@ def learn(
         return
 
     entry = next((entry for entry in course.exercises if entry.name == asked), None)
-    chapter = entry.chapter if entry else course.pick([asked])[0] if asked else progress.next_lesson(course)
+    if entry:
+        chapter = entry.chapter
+    else:
+        chapter = course.pick([asked], or_exercise=True)[0] if asked else progress.next_lesson(course)
     if chapter is None:
         console.print("You have finished every lesson. labkit learn NN opens one again.")
         say_next(console, next_step.following(course))

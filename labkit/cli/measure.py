@@ -100,9 +100,8 @@ def bench(
         if op == "simt":
             raise UserError("simt is timed alone: labkit bench simt")
         if op not in ("all", *HOMES, *measure.SERIES):
-            near = did_you_mean(names_like(op, ("all", "simt", *HOMES, *measure.SERIES)))
-            listed = f"there are {', '.join(HOMES)}, all and simt; and the series {', '.join(measure.SERIES)}"
-            raise UserError(f"there is no operation {op!r}; {near or listed}")
+            near = names_like(op, ("all", "simt", *HOMES, *measure.SERIES))
+            raise UserError(f"there is no operation {op!r}; {did_you_mean(near)}")
     try:
         measure.places(out)
     except ValueError as error:

@@ -214,8 +214,8 @@ def with_your_kernels(loaded, notes):
 
 def compare(
     model: Annotated[
-        str, typer.Argument(metavar="MODEL", help="tiny, tiny-llama or minilm; a folder; or the name of a GPT-2, "
-                                                  "Llama, Qwen3 or sentence encoder on the hub.")
+        str, typer.Argument(metavar="MODEL", help="tiny, also called tiny-gpt2, tiny-llama or minilm; a folder; or the "
+                                                  "name of a GPT-2, Llama, Qwen3 or sentence encoder on the hub.")
     ],
     prompt: Annotated[str, typer.Argument(metavar="PROMPT", help="The text to run through it, in quotes.")],
     dtype: Annotated[
@@ -258,14 +258,18 @@ def compare(
     except SettingError:
         raise
     except OSError as error:
+        if folder is None:
+            raise
         raise UserError(f"--dump {dump} cannot be written: {error.strerror or error}") from None
     except ValueError as error:  # a shape that a kernel refuses
         raise error if isinstance(error, UserError) else UserError(f"{model}: {error}") from None
     for parity in filter(None, (found.numpy, found.transformers)):
         console.print(parity)
     if folder is not None:
-        console.print(f"Wrote {len(list(folder.glob('*.npz'))):,} files to {dump}", markup=False, soft_wrap=True)
-    console.print(f"{len(found.numpy.rows):,} activations of {len(found.ids):,} tokens: "
+        written = sum(len(parity.rows) for parity in (found.numpy, found.transformers) if parity)
+        console.print(f"Wrote {written:,} files to {dump}", markup=False, soft_wrap=True)
+    tokens = "1 token" if len(found.ids) == 1 else f"{len(found.ids):,} tokens"
+    console.print(f"{len(found.numpy.rows):,} activations of {tokens}: "
                   f"{'all agree' if found.passed else 'not all agree'}. {used.where()}", markup=False, soft_wrap=True)
     if not found.passed:
         raise typer.Exit(1)

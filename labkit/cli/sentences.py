@@ -1,5 +1,6 @@
 """The commands for a sentence encoder: weights, embed and search."""
 
+import io
 import sys
 import time
 from typing import Annotated
@@ -101,8 +102,9 @@ def embed(
                     texts, batch_size=batch_size,
                     progress=lambda done, of: bar.update(task, completed=done, description="Embedding"))
             seconds = time.perf_counter() - began
-            np.save(target, embeddings)
-            nbytes = target.tell()
+            content = io.BytesIO()  # np.save to a file on a full disk does not say that it is full
+            np.save(content, embeddings)
+            nbytes = target.write(content.getbuffer())
     except OSError as error:
         raise UserError(f"--out {out} cannot be written: {error.strerror or error}") from None
     rate = f" ({len(texts) / seconds:,.0f} a second)" if texts else ""
@@ -173,20 +175,27 @@ def search(
     if as_json:
         import json
 
-        print(json.dumps([{"score": round(hit.score, 4), "title": hit.passage.title, "file": hit.passage.file,
-                           "line": hit.passage.line, "page": hit.passage.page, "text": hit.passage.text}
-                          for hit in hits[:count]], indent=1))
+        print(json.dumps([{"score": round(hit.score, 4), "title": hit.passage.title,
+                           "file": file_of(course, hit.passage), "line": hit.passage.line, "page": hit.passage.page,
+                           "text": hit.passage.text} for hit in hits[:count]], indent=1))
     for hit in () if as_json else hits[:count]:
         passage = hit.passage
         console.print(f"[bold]{hit.score:5.2f}  {escape(passage.title)}[/]", soft_wrap=True)
         page = course.root / "build" / "site" / passage.page.partition("#")[0]
         link = f"  {paths.shown(page)}{passage.page[len(page.name):]}" if passage.page and page.is_file() else ""
-        console.print(f"       {passage.file}:{passage.line}{link}", style="cyan", markup=False, soft_wrap=True)
+        console.print(f"       {file_of(course, passage)}:{passage.line}{link}", style="cyan", markup=False,
+                      soft_wrap=True)
         console.print(f"       {shortened(passage.text)}", style="dim", markup=False, soft_wrap=True)
     if not hits:
         notes.print("No passage shares a word with it.", markup=False)
     if remark:
         notes.print(remark, style="yellow", markup=False, soft_wrap=True)
+
+
+def file_of(course, passage) -> str:
+    """The passage's file as a message names it; kernels are read where this package lies."""
+    root = course.root if passage.lesson else paths.REPOSITORY
+    return paths.shown(root / passage.file, root)
 
 
 def shortened(text: str, most: int = 160) -> str:

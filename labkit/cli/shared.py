@@ -52,6 +52,7 @@ def reopen_closed() -> None:
             os.fstat(number)
         except OSError:
             os.open(os.devnull, os.O_RDWR)  # takes the lowest number that is free: this one
+            os.set_inheritable(number, True)  # processes that are started need it as well
             setattr(sys, name, open(number, "w" if number else "r", encoding="utf-8", closefd=False))  # noqa: SIM115
 
 
@@ -132,10 +133,14 @@ def consoles(*, progress: bool = False):
 
 
 def fail(message: str, code: int):
+    complain(message)
+    raise typer.Exit(code)
+
+
+def complain(message: str) -> None:
     from rich.markup import escape
 
     consoles()[1].print(f"[bold red]labkit:[/] {escape(message)}")
-    raise typer.Exit(code)
 
 
 def learners_course(console):

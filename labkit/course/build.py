@@ -20,7 +20,7 @@ from labkit.course.notebooks import (
     to_notebook,
     write_notebook,
 )
-from labkit.course.registry import Chapter, Course
+from labkit.course.registry import Chapter, Course, shown
 from labkit.course.sources import kernels_sha256
 
 
@@ -50,42 +50,43 @@ def build_chapter(course: Course, chapter: Chapter, device: str | None = None, o
 def check(course: Course) -> list[str]:
     """What `labkit build` would have to rebuild, one sentence each; empty when everything is fresh. Executes
     nothing."""
-    problems = []
+    problems, measurements = [], course.root / "data" / "measurements"
     for chapter in course.chapters:
+        source, built = shown(course, chapter.source), shown(course, chapter.built)
         if not chapter.source.is_file():
-            problems.append(f"notebooks/{chapter.name}.py is missing: course.toml lists it")
+            problems.append(f"{source} is missing: course.toml lists it")
             continue
         if not chapter.built.is_file():
-            problems.append(f"notebooks/{chapter.name}.ipynb is missing: run labkit build {chapter.number}")
+            problems.append(f"{built} is missing: run labkit build {chapter.number}")
             continue
         notebook = read_notebook(chapter.built)
         if notebook is None:
-            problems.append(f"notebooks/{chapter.name}.ipynb cannot be read: run labkit build {chapter.number}")
+            problems.append(f"{built} cannot be read: run labkit build {chapter.number}")
             continue
         about = notebook.metadata.get("labkit", {})
         if about.get("source_sha256") != sha256(chapter.source_text()):
             problems.append(
-                f"notebooks/{chapter.name}.ipynb is stale: its source has changed; run labkit build {chapter.number}"
+                f"{built} is stale: its source has changed; run labkit build {chapter.number}"
             )
         elif about.get("cells_sha256") != cells_sha256(notebook):
             problems.append(
-                f"notebooks/{chapter.name}.ipynb was edited by hand: labkit build {chapter.number} makes it afresh "
+                f"{built} was edited by hand: labkit build {chapter.number} makes it afresh "
                 "and keeps the edited one in .labkit/backups"
             )
         elif other := sorted(about.get("kernels", {}).items() ^ kernels_sha256(chapter.source).items()):
             problems.append(
-                f"notebooks/{chapter.name}.ipynb is stale: it shows {other[0][0]}, which has changed; run labkit build "
+                f"{built} is stale: it shows {other[0][0]}, which has changed; run labkit build "
                 f"{chapter.number}"
             )
-        elif changed := recordings.changed(about.get("recordings", {}), course.root / "data" / "measurements"):
+        elif changed := recordings.changed(about.get("recordings", {}), measurements):
             problems.append(
-                f"notebooks/{chapter.name}.ipynb is stale: it quotes a recording that has changed, data/measurements/"
-                f"{changed[0]}; run labkit build {chapter.number}"
+                f"{built} is stale: it quotes a recording that has changed, "
+                f"{shown(course, measurements / changed[0])}; run labkit build {chapter.number}"
             )
     listed = {chapter.name for chapter in course.chapters}
     for path in sorted((course.root / "notebooks").glob("*")):
         if path.suffix in {".py", ".ipynb"} and path.stem not in listed:
-            problems.append(f"notebooks/{path.name} is not listed in course.toml")
+            problems.append(f"{shown(course, path)} is not listed in course.toml")
     problems += workbooks.stale(course)
     problems += readme.stale(course)
     return problems

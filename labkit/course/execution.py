@@ -17,6 +17,7 @@ from pathlib import Path
 from labkit._common import paths
 from labkit._common.cores import cores
 from labkit._common.errors import UserError
+from labkit._common.files import temporary_space
 from labkit.course.notebooks import cell_lines
 from labkit.course.registry import Chapter
 
@@ -185,7 +186,11 @@ async def _execute(notebook, chapter: Chapter, manager, on_cell: Callable | None
     client = NotebookClient(notebook, km=manager, record_timing=False, timeout=CELL_TIMEOUT_S)
     index = 0
     try:
-        await client.async_start_new_kernel_client()
+        try:
+            await client.async_start_new_kernel_client()
+        except RuntimeError:  # it ended, or does not answer
+            raise UserError(f"the Python process of lesson {chapter.number} did not begin; {temporary_space()}"
+                            ) from None
         for index, cell in enumerate(notebook.cells):
             await client.async_execute_cell(cell, index)
             if on_cell:

@@ -8,7 +8,7 @@ import importlib
 import re
 
 from labkit._common.files import read_json, read_text, write_text
-from labkit.course.registry import Course, CourseError
+from labkit.course.registry import Course, CourseError, shown
 
 
 def chapters(course: Course) -> str:
@@ -131,7 +131,7 @@ def stale(course: Course) -> list[str]:
     except CourseError as error:
         return [str(error)]
     return [
-        f"{path.relative_to(course.root).as_posix()} is stale: its generated parts have changed; "
+        f"{shown(course, path)} is stale: its generated parts have changed; "
         "run labkit build --readme"
         for path, text in pages.items()
         if path.read_text(encoding="utf-8") != text

@@ -121,12 +121,7 @@ class Course:
         for entry in self.exercises:
             if entry.name == name:
                 return entry
-        names = [entry.name for entry in self.exercises]
-        listed = ", ".join(names[:5]) or "none yet"
-        if len(names) > 5:
-            listed += f" and {len(names) - 5} more; labkit check NN shows those of a chapter"
-        hint = did_you_mean(names_like(name, names)) or f"the exercises are {listed}"
-        raise CourseError(f"there is no exercise {name!r}; {hint}")
+        raise self._no_exercise(name, [entry.name for entry in self.exercises])
 
     def exercises_of(self, chapter: Chapter) -> tuple[Entry, ...]:
         return tuple(entry for entry in self.exercises if entry.chapter == chapter)
@@ -140,16 +135,25 @@ class Course:
         return tuple(chapter for chapter in self.chapters
                      if name[3:] in (chapter.topic, *(former[3:] for former in chapter.formerly)))
 
-    def pick(self, numbers: Iterable[str]) -> tuple[Chapter, ...]:
-        """The chapters asked for, in the course's order. "1", "01" and "01_vector_add" are the same; none means all."""
+    def pick(self, numbers: Iterable[str], *, or_exercise: bool = False) -> tuple[Chapter, ...]:
+        """The chapters asked for, in the course's order. "1", "01" and "01_vector_add" are the same; none means all.
+        or_exercise: an exercise could have been asked for as well."""
         wanted = []
         for asked in numbers:
             stem = Path(asked).stem
             found = self.called(stem) or [c for c in self.chapters if stem.isdigit() and int(stem) == int(c.number)]
             if not found:
+                if or_exercise and self.exercises and not stem[:1].isdigit():
+                    raise self._no_exercise(asked, [each.name for each in (*self.exercises, *self.chapters)])
                 raise CourseError(f"there is no chapter {asked!r}; {self._chapters_like(stem)}")
             wanted += found
         return tuple(c for c in self.chapters if not wanted or c in wanted)
+
+    @staticmethod
+    def _no_exercise(name: str, names: list[str]) -> CourseError:
+        """names: what could have been meant. An exercise that is new may be missing from another labkit."""
+        hint = did_you_mean(names_like(name, names)) or "there are none yet"
+        return CourseError(f"there is no exercise {name!r}; {hint} (labkit imported from {paths.PACKAGE})")
 
     def _chapters_like(self, name: str) -> str:
         numbers = [chapter.number for chapter in self.chapters]
@@ -157,9 +161,7 @@ class Course:
         if name.isdigit():
             return f"the chapters are {listed}"
         by_topic = {chapter.topic: chapter.name for chapter in self.chapters}  # the number may be another's
-        topic = name.lstrip("0123456789_") or name
-        near = [by_topic[each] for each in names_like(topic.lower(), by_topic)]
-        return did_you_mean(near) or f"the chapters are {listed}"
+        return did_you_mean([by_topic[each] for each in names_like(name.lstrip("0123456789_") or name, by_topic)])
 
     @cached_property
     def state_dir(self) -> Path:

@@ -20,7 +20,7 @@ import numpy as np
 from labkit._common.errors import UserError
 from labkit._common.files import whole_file
 from labkit.course.passages import Passage, passages
-from labkit.course.registry import Course
+from labkit.course.registry import Course, shown
 from labkit.models import weights
 
 NAME = "search.npz"
@@ -100,12 +100,12 @@ def stale(course: Course) -> str:
     if not path.is_file():
         return ""
     found = passages(course)
-    return _changed(len(Index.read(path).missing(found)), len(found))
+    return _changed(course, len(Index.read(path).missing(found)), len(found))
 
 
-def _changed(count: int, of: int) -> str:
-    return (f"data/{NAME}, the index of labkit search, is stale: {count:,} of {of:,} passages have changed; run "
-            f"labkit build --search") if count else ""
+def _changed(course: Course, count: int, of: int) -> str:
+    return (f"{shown(course, index_path(course))}, the index of labkit search, is stale: {count:,} of {of:,} passages "
+            f"have changed; run labkit build --search") if count else ""
 
 
 def by_meaning(found: Sequence[Passage], index: Index, query: np.ndarray) -> list[Hit]:
@@ -178,6 +178,6 @@ def search(course: Course, query: str, encode: Callable[[str], np.ndarray] | Non
     index = Index.read(index_path(course))
     missing = index.missing(found)
     if len(missing) == len(found):
-        return by_words(found, query), (f"Found by words, not by meaning: data/{NAME} is missing or is another "
-                                        f"model's; labkit build --search makes it")
-    return by_meaning(found, index, encode(query)), _changed(len(missing), len(found))
+        return by_words(found, query), (f"Found by words, not by meaning: {shown(course, index_path(course))} is "
+                                        f"missing or is another model's; labkit build --search makes it")
+    return by_meaning(found, index, encode(query)), _changed(course, len(missing), len(found))

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from labkit._common import paths
-from labkit._common.files import read_json, read_text, write_text
+from labkit._common.files import read_json, read_text, temporary_space, write_text
 from labkit.course import colab
 from labkit.course.answer_cells import BEGIN, END, checked_name, ended_after, without_markers
 from labkit.course.notebooks import (
@@ -34,7 +34,7 @@ from labkit.course.notebooks import (
     sha256,
     write_notebook,
 )
-from labkit.course.registry import Chapter, Course, CourseError, Entry
+from labkit.course.registry import Chapter, Course, CourseError, Entry, shown
 from labkit.course.sources import sources_of
 
 STUB = ("# Your code here", "pass")
@@ -198,7 +198,7 @@ def stale(course: Course) -> list[str]:
     """What `labkit build` would have to rebuild, one sentence each. Executes nothing."""
     problems = []
     for chapter in with_exercises(course, course.chapters):
-        name = f"exercises/{chapter.name}.ipynb"
+        name = shown(course, chapter.workbook)
         try:
             fresh = to_notebook(course, chapter)
         except CourseError as error:
@@ -220,7 +220,7 @@ def stale(course: Course) -> list[str]:
     for folder, suffix in (("solutions", ".py"), ("exercises", ".ipynb")):
         for path in sorted((course.root / folder).glob("*")):
             if path.suffix == suffix and path.stem not in listed:
-                problems.append(f"{folder}/{path.name} has no [[exercise]] in course.toml")
+                problems.append(f"{shown(course, path)} has no [[exercise]] in course.toml")
     return problems
 
 
@@ -405,7 +405,7 @@ def _collect(process, owners: list, wanted: list[str], on_check: Callable | None
         taken += 1
         if line is None:
             if position < len(owners):
-                broken = "the Python process ended"
+                broken = f"the Python process ended; {temporary_space()}"
             break
         event = json.loads(line)
         owner = owners[event["cell"]]
@@ -419,8 +419,8 @@ def _collect(process, owners: list, wanted: list[str], on_check: Callable | None
                 verdict = {**verdict, "details": [*verdict["details"], ended_after(broken)]}
             keep(Result(owner, verdict))
         else:
-            shown = broken or event["error"] or "its test cell does not end with check(...)"
-            keep(Result(owner, problem=("in the cell above: " if broken else "") + shown))
+            problem = broken or event["error"] or "its test cell does not end with check(...)"
+            keep(Result(owner, problem=("in the cell above: " if broken else "") + problem))
         broken = ""
     for name in wanted:
         if name not in found:

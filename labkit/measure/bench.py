@@ -117,9 +117,8 @@ def collect(*asked: str, quick: bool = False, show: Callable[[object], None] = p
     ladder as it is done, `keep` all that is measured so far, so that a run that ends early loses only the rest."""
     for name in asked:
         if name not in ("all", *HOMES, *SERIES):
-            near = did_you_mean(names_like(name, ("all", *HOMES, *SERIES)))
-            raise ValueError(f"no operation is called {name!r}; " + (
-                near or f"there are all, {', '.join(HOMES)}; and no series, {', '.join(SERIES)}"))
+            near = names_like(name, ("all", *HOMES, *SERIES))
+            raise ValueError(f"no operation is called {name!r}; {did_you_mean(near)}")
     names = list(HOMES) if "all" in asked or not asked else [name for name in asked if name in HOMES]
     limits = roofline.limits(anew=not quick)
     data = {"schema": SCHEMA, "machine": measure.machine(), "limits": asdict(limits), "ops": {}, "series": {},

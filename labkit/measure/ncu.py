@@ -283,13 +283,14 @@ def _assign(measured: list[dict], launched: dict) -> list[dict]:
 
 
 def function_name(kernel: str) -> str:
-    """The name of a kernel as ncu gives it, without return type, namespaces, template arguments and parameters, at most
-    60 characters: "void at::native::<unnamed>::softmax_warp_forward<float, (int)10>(float *)" is softmax_warp_forward.
+    """The name of a kernel as ncu gives it, without return type, namespaces, template arguments, Numba's mangling and
+    parameters, at most 60 characters: "void at::native::<unnamed>::softmax_warp_forward<float, (int)10>(float *)" is
+    softmax_warp_forward, and "copy_kernel[v1,cw51cXTLS](Array<float, 1, C>)" is copy_kernel.
     """
     bare = kernel.replace("(anonymous namespace)::", "")
     while (shorter := re.sub(r"<[^<>]*>", "", bare)) != bare:  # innermost template arguments first
         bare = shorter
-    return bare.split("(")[0].split(" ")[-1].split("::")[-1][:60]
+    return re.split(r"[(\[]", bare)[0].split(" ")[-1].split("::")[-1][:60]
 
 
 def recorded(gpu: str = "nvidia-h200") -> dict | None:

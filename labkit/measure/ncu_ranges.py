@@ -128,7 +128,8 @@ def table(data: dict | None = None) -> PlainTable:
     if data is None:
         how = "Not measured yet: python -m labkit.measure.ncu_ranges on a GPU with ncu takes the trace."
         return PlainTable(TITLE, COLUMNS, (), (how,), kind="ranges")
-    rows = tuple((row["kernel"], " / ".join(row["ranges"]) or "-", number(row["us"])) for row in data["rows"])
+    rows = tuple((function_name(row["kernel"]), " / ".join(row["ranges"]) or "-", number(row["us"]))
+                 for row in data["rows"])
     machine = data["machine"]
     return PlainTable(TITLE, COLUMNS, rows, (f"ncu on {machine['device']}, {machine['date']}.", data["command"]),
                       kind="ranges")

@@ -12,13 +12,13 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from labkit._common.errors import UserError, short
+from labkit._common.errors import UserError, did_you_mean, names_like, short
 from labkit._common.files import read_json
 from labkit.models import gpt2, llama, qwen3
 from labkit.models.chat import TEMPLATE, TOKENIZER_CONFIG
@@ -117,11 +117,14 @@ def folder(name: str) -> Path:
             raise UserError(f"{path} is missing; scripts/train_{TRAINED_HERE[name].replace('-', '_')}.py makes it. A "
                             f"folder, or a model's name on the hub, such as openai-community/gpt2, is loaded as well")
         return path
-    return Path(name) if os.path.isdir(name) else from_hub(name, PATTERNS)
+    if os.path.isdir(name):
+        return Path(name)
+    return from_hub(name, PATTERNS, like=[] if "/" in name else names_like(name, TRAINED_HERE))
 
 
-def from_hub(name: str, patterns: list[str]) -> Path:
-    """The folder of a model's files that fit the patterns; downloaded, if they are not there yet."""
+def from_hub(name: str, patterns: list[str], like: Sequence[str] = ()) -> Path:
+    """The folder of a model's files that fit the patterns; downloaded, if they are not there yet. like: what may have
+    been meant."""
     if name.count("/") > 1 or name.startswith((".", "/", "~")):
         raise UserError(f"there is no folder {name}")
     from huggingface_hub import snapshot_download
@@ -129,8 +132,9 @@ def from_hub(name: str, patterns: list[str]) -> Path:
     try:
         return Path(snapshot_download(name, allow_patterns=patterns))
     except Exception as error:  # the library has a kind of error for each
+        meant = f"; {did_you_mean(like)}" if like else ""
         raise UserError(f"there is no folder {name} here, and from the Hugging Face hub it could not be had: "
-                        f"{_why(error)}") from None
+                        f"{_why(error)}{meant}") from None
 
 
 def _why(error: Exception) -> str:

@@ -150,7 +150,7 @@ def folder_of(name: str | os.PathLike) -> Path:
         return Path(text)
     full = text if "/" in text or text.startswith((".", "~")) else f"{OWNER}/{text}"
     if full != known.repository:
-        return from_hub(full, PATTERNS)
+        return from_hub(full, PATTERNS, like=[] if "/" in text else [known.name])
     if weights.is_there(known):
         return weights.folder(known)
     try:

@@ -199,9 +199,8 @@ def test_a_missing_lesson_does_not_stop_the_others(labkit, course_dir):
         (["site", "--repository", "x.org"], "--repository must look like https://github.com/owner/name, not 'x.org'"),
         (["run", "--device", "tpu"], "--device tpu is not known; allowed are auto, gpu, cpu"),
         (["learn", "9"], "there is no chapter '9'; the chapters are 00, 01"),
-        (["run", "first"], "there is no chapter 'first'; did you mean 00_first?"),
-        (["run", "07_Secnod"], "there is no chapter '07_Secnod'; did you mean 01_second?"),
-        (["bench", "sofmax"], "there is no operation 'sofmax'; did you mean softmax"),
+        (["run", "first"], "there is no chapter 'first'; did you mean 00_first or 01_second?"),
+        (["run", "07_Secnod"], "there is no chapter '07_Secnod'; did you mean 01_second or 00_first?"),
     ],
 )
 def test_wrong_use_is_a_sentence_and_code_2(labkit, arguments, words):
@@ -209,6 +208,14 @@ def test_wrong_use_is_a_sentence_and_code_2(labkit, arguments, words):
     assert done.exit_code == 2
     assert f"labkit: {words}" in done.output
     assert "Traceback" not in done.output
+
+
+@pytest.mark.parametrize(("asked", "words"), [("sofmax", "softmax, "), ("flash", "")])
+def test_three_operations_are_suggested_for_one_that_is_not_known(asked, words):
+    done = CliRunner().invoke(cli.app, ["bench", asked])
+    said = " ".join(done.output.split())
+    assert done.exit_code == 2 and f"there is no operation '{asked}'; did you mean {words}" in said
+    assert said.count(", ") == 1 and " or " in said
 
 
 @pytest.mark.parametrize("code", [0, 1])
@@ -578,10 +585,13 @@ def test_a_solution_is_shown_after_passing_or_giving_up(exercised):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["check", "scale_vektor"], "there is no exercise 'scale_vektor'; did you mean scale_vector or scale_again?"),
+        (["check", "scale_vektor"], "there is no exercise 'scale_vektor'; did you mean scale_vector, scale_"),
+        (["reset", "foo"], "there is no exercise 'foo'; did you mean "),
+        (["check", "first_thing"], "there is no exercise 'first_thing'; did you mean 00_first, "),
+        (["learn", "sclae_vector"], "there is no exercise 'sclae_vector'; did you mean scale_vector, "),
         (["check", "01"], "chapter 01 has no exercises"),
         (["check", "7"], "there is no chapter '7'; the chapters are 00, 01"),
-        (["check", "00_frist"], "there is no chapter '00_frist'; did you mean 00_first?"),
+        (["check", "00_frist"], "there is no chapter '00_frist'; did you mean 00_first or 01_second?"),
         (["hint", "scale_vector", "--tier", "4"], "tier is 4; the hints of scale_vector are 1 to 3"),
         (["learn", "scale_vector", "--clean"], "--clean is for a lesson; to put the exercise back as it was given"),
         (["reset"], "say which exercise or chapter, or --all"),
@@ -606,6 +616,20 @@ def test_a_copy_that_cannot_be_read_is_a_sentence_and_stays(exercised):
     assert exercised("reset", "00").exit_code == 0
     (backup,) = (exercised.root / ".labkit" / "backups" / "exercises").iterdir()
     assert backup.read_text() == "{ mine" and exercised("check", "count_blocks").exit_code == 1
+
+
+def test_a_copy_that_cannot_be_read_does_not_stop_the_others(exercised):
+    toml = exercised.root / "course.toml"
+    toml.write_text(toml.read_text() + '\n[[exercise]]\nname = "later"\nchapter = "01_second"\ntitle = "Later"\n'
+                                       'points = 1\nhints = ["a", "b", "c"]\n')
+    path = exercised.root / "work" / "exercises" / "00_first.ipynb"
+    path.parent.mkdir(parents=True)
+    path.write_text("{ mine")
+    done = exercised("check")
+    assert done.exit_code == 2 and "00_first.ipynb cannot be read" in done.stderr
+    assert "01  Second: not begun" in done.stdout
+    done = exercised("check", "--json")
+    assert done.exit_code == 2 and done.stdout == "[]\n"
 
 
 @pytest.mark.sweep

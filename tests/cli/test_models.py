@@ -109,6 +109,23 @@ def test_compare_agrees_and_dumps(compare, path, tmp_path):  # noqa: F811
     assert done.exit_code == 0, done.output
     assert "17 activations of" in done.output and "all agree" in done.output
     assert len(list((tmp_path / "dump").glob("*.npz"))) == 17 and "Wrote 17 files to dump" in done.output
+    (tmp_path / "dump" / "016_logits.npz").rename(tmp_path / "dump" / "099_of_another_model.npz")
+    done = compare(str(path), "a", "--dump", "dump")
+    assert "Wrote 17 files to dump" in done.output and "activations of 1 token: all agree" in done.output
+
+
+def test_an_error_of_a_file_is_one_of_the_dump_only_where_there_is_one(compare, monkeypatch):
+    def fails(*arguments, **options):
+        raise OSError(28, "No space left on device", "/cache/x")
+
+    monkeypatch.setattr("labkit.models.compare.compare", fails)
+    done = compare("tiny", "a")
+    assert isinstance(done.exception, OSError) and "--dump" not in done.output
+    assert "--dump d cannot be written" in compare("tiny", "a", "--dump", "d").output
+
+
+def test_compare_names_the_models_that_are_here():
+    assert "tiny-gpt2" in CliRunner().invoke(cli.app, ["compare", "--help"]).output
 
 
 def test_compare_names_the_launch_of_a_planted_kernel(compare, path, monkeypatch):  # noqa: F811

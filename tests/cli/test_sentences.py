@@ -145,6 +145,19 @@ def test_embed_wrong_use_is_a_sentence_and_writes_nothing(labkit, encoder, tmp_p
     assert labkit("embed", str(tmp_path / "text")).exit_code == 2  # --out is not left to chance
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no limit on the size of files")
+def test_embed_says_why_the_disk_takes_no_more(labkit, encoder, tmp_path):
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, hard))
+    try:
+        done = labkit("embed", "-", "-o", str(tmp_path / "out.npy"), input=b"one\n" * 1_000)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert done.exit_code == 2 and "out.npy cannot be written: File too large" in done.output
+
+
 def test_embed_without_weights_says_how_to_get_them(labkit, tmp_path):
     (tmp_path / "text").write_text("one\n")
     done = labkit("embed", str(tmp_path / "text"), "-o", str(tmp_path / "out.npy"))
@@ -200,7 +213,7 @@ def test_search_by_words_says_that_it_is(labkit):
     assert labkit("search", "?").exit_code == 2
 
 
-def test_search_by_meaning_and_what_is_stale(labkit, encoder, course_dir):
+def test_search_by_meaning_and_what_is_stale(labkit, encoder, course_dir, monkeypatch):
     done = labkit("search", "memory")
     assert "data/search.npz is missing" in done.stderr and "labkit build --search makes it" in done.stderr
     done = labkit("build", "--search")
@@ -213,6 +226,10 @@ def test_search_by_meaning_and_what_is_stale(labkit, encoder, course_dir):
     assert len(found) == 2
     assert set(found[0]) == {"score", "title", "file", "line", "page", "text"}
     assert {one["page"] for one in found} == {"00_first.html#the-problem", "01_second.html#the-problem"}
+    assert {one["file"] for one in found} == {"notebooks/00_first.py", "notebooks/01_second.py"}
+    monkeypatch.chdir(course_dir.parent)  # from elsewhere, in full
+    assert f"{course_dir}/notebooks/00_first.py:" in labkit("search", "memory").stdout
+    monkeypatch.chdir(course_dir)
 
     source = course_dir / "notebooks" / "00_first.py"
     source.write_text(source.read_text().replace("waits", "longs"))

@@ -2,11 +2,13 @@
 
 import asyncio
 import os
+import re
 import textwrap
 from pathlib import Path
 
 import pytest
 
+from labkit._common.errors import UserError
 from labkit.course import execution, notebooks, site
 from labkit.course import lessons as run
 from labkit.course import registry as courses
@@ -39,6 +41,12 @@ def test_every_shipped_lesson_has_passed():
     for chapter in courses.load().chapters:
         shown = execution.results(notebooks.read_notebook(chapter.built))
         assert run.summarise(shown, "")["problem"] == "", chapter.name
+
+
+def test_no_lesson_prints_a_number_right_behind_a_digit():
+    """"by 256{seconds:.3f}" would be read as another number."""
+    for chapter in courses.load().chapters:
+        assert not re.search(r"\d\{[^{}]*:[\d,]*\.?\d*[dfg]?\}", chapter.source_text()), chapter.name
 
 
 def test_a_lesson_with_real_results(course_dir):
@@ -98,6 +106,15 @@ def test_a_kernel_that_was_started_early_and_is_not_needed_ends(course_dir, monk
     waiting = asyncio.run(one_of_two())
     assert not waiting.manager.has_kernel
     assert not Path(waiting.own.name).exists()
+
+
+def test_a_process_that_ends_before_the_first_cell_is_a_sentence(course_dir, monkeypatch):
+    """As where its temporary files find no space."""
+    made = execution._kernel_manager
+    monkeypatch.setattr(execution, "_kernel_manager", lambda folder, module: made(folder, "a_module_that_is_missing"))
+    course = courses.load(course_dir)
+    with pytest.raises(UserError, match=r"lesson 00 did not begin; its temporary files are in .* MB are free"):
+        run.run_lessons(course, course.chapters[:1])
 
 
 WAITS_FOR_THE_OTHER = """\

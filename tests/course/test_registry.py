@@ -10,7 +10,7 @@ import pytest
 from labkit._common import files
 from labkit._common.errors import UserError
 from labkit._common.paths import REPOSITORY
-from labkit.course import build, execution, notebooks, progress, readme
+from labkit.course import build, execution, exercises, notebooks, progress, readme
 from labkit.course import registry as courses
 
 ROOT = REPOSITORY
@@ -73,6 +73,20 @@ def test_a_part_goes_on_until_the_next_one_begins(course_dir):
     path.write_text(text.replace('name = "02_third"', 'name = "02_third"\npart = "A"'))
     with pytest.raises(courses.CourseError, match="chapter 3: part 'A' has begun before"):
         courses.load(course_dir)
+
+
+def test_three_names_are_like_another_one():
+    """Those with a word of it, and those spelled like it; of names that have nothing to do with it there are three as
+    well."""
+    course = courses.load()
+    with pytest.raises(courses.CourseError, match=r"did you mean (\w+, )?12_reductions_and_softmax"):
+        course.pick(["softmax"])
+    with pytest.raises(courses.CourseError, match="did you mean 13_histogram_and_scan, "):
+        course.pick(["histogram"], or_exercise=True)
+    with pytest.raises(courses.CourseError, match=r"\w+, \w+ or \w+\? \(labkit imported from .*labkit\)"):
+        course.exercise("zzzzqqq")
+    with pytest.raises(KeyError, match=r"'\w+', '\w+' or '\w+'\? \(labkit imported from .*labkit\)"):
+        exercises.find("zzzzqqq")
 
 
 def test_the_repositorys_address_stands_in_pyproject_and_nowhere_else(course_dir):
@@ -222,12 +236,13 @@ def test_no_half_written_notebook_is_left(course_dir, monkeypatch):
 
 
 @pytest.fixture
-def fresh(course_dir):
+def fresh(course_dir, monkeypatch):
     """The small course as `labkit build` leaves it, without executing anything."""
     course = courses.load(course_dir)
     for chapter in course.chapters:
         notebooks.write_notebook(notebooks.to_notebook(chapter), chapter.built)
     readme.write(course)
+    monkeypatch.chdir(course_dir)
     assert build.check(course) == []
     return course
 
@@ -236,6 +251,18 @@ def test_check_names_a_stale_notebook(fresh):
     chapter = fresh.chapters[1]
     chapter.source.write_text(chapter.source.read_text() + "\n# one more line\n")
     assert build.check(fresh) == ["notebooks/01_second.ipynb is stale: its source has changed; run labkit build 01"]
+
+
+def test_from_elsewhere_what_is_stale_is_named_in_full(fresh, monkeypatch):
+    monkeypatch.chdir(fresh.root.parent)
+    first, second = fresh.chapters
+    first.built.unlink()
+    second.source.write_text(second.source.read_text() + "\n# one more line\n")
+    (fresh.root / "README.md").write_text((fresh.root / "README.md").read_text().replace("The second one.", "x"))
+    (fresh.root / "notebooks" / "99_stray.ipynb").write_text("{}")
+    named = [problem.split(" is ")[0] for problem in build.check(fresh)]
+    assert sorted(named) == sorted(map(str, (first.built, second.built, fresh.root / "README.md",
+                                             fresh.root / "notebooks" / "99_stray.ipynb")))
 
 
 def test_check_names_missing_and_unlisted_files(fresh):
@@ -342,7 +369,8 @@ def test_a_lesson_is_finished_once_the_learner_has_run_it_all(fresh):
         assert progress.finished(fresh) == {}
 
 
-def test_a_page_is_stale_when_a_recording_that_it_quotes_changes(course_dir):
+def test_a_page_is_stale_when_a_recording_that_it_quotes_changes(course_dir, monkeypatch):
+    monkeypatch.chdir(course_dir)
     source = course_dir / "notebooks" / "00_first.py"
     source.write_text(source.read_text() + "\n# %%\nfrom labkit import measure\n\n"
                       'print(measure.recorded_ladder("softmax", gpu="NVIDIA H200").title)\n')
@@ -361,6 +389,7 @@ def test_a_page_is_stale_when_a_recording_that_it_quotes_changes(course_dir):
 
 
 def test_a_page_is_stale_when_a_kernel_that_it_shows_changes(course_dir, monkeypatch):
+    monkeypatch.chdir(course_dir)
     source = course_dir / "notebooks" / "00_first.py"
     source.write_text(source.read_text() + "\n# %%\nfrom labkit.kernels import elementwise\n")
     course, chapter, (outcome, _) = built(course_dir)

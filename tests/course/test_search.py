@@ -58,6 +58,7 @@ def course(course_dir):
 def lessons(course, monkeypatch):
     """Without labkit's own kernels: few passages, which do not change with them."""
     monkeypatch.setattr(passages, "of_kernels", lambda path: iter(()))
+    monkeypatch.chdir(course.root)
     return course
 
 

@@ -73,9 +73,10 @@ def test_other_kernels_run_on_any_gpu(name):
 
 
 def test_only_gpus_from_hopper_on_are_asked_for_it(monkeypatch):
-    assert not overlap.begins_early(1)  # the CPU device
-    monkeypatch.setattr(overlap, "device", SimpleNamespace(on_gpu=lambda: True))
     monkeypatch.setattr(overlap, "missing", lambda needs: "" if needs == (9, 0) else "old")
+    monkeypatch.setattr(overlap, "device", SimpleNamespace(on_gpu=lambda: False))
+    assert not overlap.begins_early(1)
+    monkeypatch.setattr(overlap, "device", SimpleNamespace(on_gpu=lambda: True))
     assert overlap.begins_early(1) and overlap.begins_early(9) and not overlap.begins_early(8)
     monkeypatch.setattr(overlap, "missing", lambda needs: "an old GPU")
     assert not overlap.begins_early(1)

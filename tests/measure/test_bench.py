@@ -43,8 +43,6 @@ def test_quick_run_of_each_operation(name):
 
 
 def test_an_unknown_operation_is_named():
-    with pytest.raises(ValueError, match="no operation is called 'fft'; there are all, vector_add"):
-        bench.collect("fft")
     with pytest.raises(ValueError, match=r"no operation is called 'sofmax'; did you mean softmax, .* or softmax_\w+\?"):
         bench.collect("sofmax")
 

@@ -88,6 +88,7 @@ def test_a_profile_gives_each_launch_to_the_rung_that_made_it():
     ("void <unnamed>::plain(float *)", "plain"),
     ("std::enable_if<!(bool)0, void>::type internal::gemvNSP_kernel<float>(T1)", "gemvNSP_kernel"),
     ("nvjet_sm90_hsh_256x128_64x4_1x2_h_bz_coopA_NNT", "nvjet_sm90_hsh_256x128_64x4_1x2_h_bz_coopA_NNT"),
+    ("matmul_tiled_kernel[v1,cw51cXTLSUwv1sDUaKthqaNgoKmjg_3d](Array<float, 2, C, mutable>)", "matmul_tiled_kernel"),
     ("matmul_tiled_kernel", "matmul_tiled_kernel")])
 def test_a_kernel_has_a_readable_name(kernel, name):
     assert counters.function_name(kernel) == name

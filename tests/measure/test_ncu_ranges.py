@@ -40,6 +40,14 @@ def test_output_without_ranges_or_kernels_is_refused():
         ncu_ranges.parse(HEADER)
 
 
+def test_the_recorded_trace_has_ranges_within_ranges_and_names_of_kernels():
+    rows = ncu_ranges.recorded()["rows"]
+    assert [row["ranges"][0] for row in rows] == ["program"] * 3
+    assert ["program", "matrix product", "kernel"] in [row["ranges"] for row in rows]
+    assert [row[0] for row in ncu_ranges.table().rows] == [
+        "matmul_naive_kernel", "softmax_naive_kernel", "softmax_vectorized_kernel"]
+
+
 @pytest.mark.cpu_device
 def test_the_workload_nests_its_ranges(monkeypatch):
     calls = []

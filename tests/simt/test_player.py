@@ -2,13 +2,18 @@
 
 import inspect
 import json
+import os
 import re
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 from numba import float32, int32
 
 from labkit import cuda, observe
+from labkit._common import files
 from labkit.simt.observer import player, recorder
 from labkit.simt.observer.recorder import BARRIER, COLLECTIVE, MEMORY, STATEMENT, Recording
 from labkit.simt.observer.report import Report
@@ -361,6 +366,23 @@ def test_save_writes_a_whole_file_or_none(tmp_path, played, monkeypatch):
     (tmp_path / "folder.html").mkdir()
     with pytest.raises(ValueError, match="which is a folder"):
         played.save(tmp_path / "folder.html")
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no such locks")
+def test_the_next_save_deletes_what_a_killed_one_left_and_nothing_else(tmp_path, played):
+    code = ("import pathlib, sys, time; from labkit.simt.observer import player\n"
+            "file = player._temporary(pathlib.Path(sys.argv[1])); print(file[1], flush=True); time.sleep(60)")
+    killed, alive = (subprocess.Popen([sys.executable, "-c", code, str(tmp_path / "race.html")], text=True,
+                                      stdout=subprocess.PIPE) for _ in range(2))
+    with killed, alive:
+        left, held = Path(killed.stdout.readline().strip()), Path(alive.stdout.readline().strip())
+        assert files.LEFT_OVER.fullmatch(left.name)
+        killed.kill()
+        killed.wait()
+        played.save(tmp_path / "race.html")
+        after = set(tmp_path.iterdir())
+        alive.kill()
+    assert after == {held, tmp_path / "race.html"}
 
 
 def test_the_first_faulty_block_is_shown(played):

@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from labkit._common.errors import UserError, did_you_mean, names_like
+from labkit._common.paths import PACKAGE
 from labkit.course.exercises.domains import Reach
 from labkit.course.exercises.edits import Edit
 from labkit.course.exercises.kinds import Exercise, FunctionExercise, KernelExercise, PredictionExercise
@@ -42,9 +43,8 @@ def find(name: str) -> Exercise:
         if exercise.name == name:
             return exercise
         names.append(exercise.name)
-    near = names_like(str(name), names)
-    hint = did_you_mean([*map(repr, near)]) or f"there are {', '.join(names) or 'none'}"
-    raise KeyError(f"there is no exercise {name!r}; {hint}")
+    hint = did_you_mean([*map(repr, names_like(str(name), names))]) or "there are none"
+    raise KeyError(f"there is no exercise {name!r}; {hint} (labkit imported from {PACKAGE})")
 
 
 def of_chapter(number: str) -> list[Exercise]:

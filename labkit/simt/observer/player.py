@@ -1,10 +1,13 @@
 """play: an observed launch as a page element that shows it step by step, made of one document with nothing to fetch."""
 
+import contextlib
 import functools
+import glob
 import html
 import json
 import os
 import tempfile
+import time
 from pathlib import Path
 
 import numpy as np
@@ -12,9 +15,11 @@ import numpy as np
 from labkit.simt.observer.kept_launch import KEPT_BYTES
 from labkit.simt.observer.recorder import Recording
 from labkit.simt.observer.trace import encoded
+from labkit.simt.store import ABANDONED
 
 PAGE = Path(__file__).parent / "page"
 SCRIPTS = ("steps.js", "cells.js", "words.js", "player.js")
+MARK = "labkit-"  # in the name of a file that is being written, as of all that labkit writes
 ALL_BLOCKS, ALL_THREADS = 16, 2_048  # a launch of no more is recorded whole
 
 
@@ -75,9 +80,10 @@ class Player:
         if path.is_dir():
             raise ValueError(f"path is {str(path)!r}, which is a folder; it must be a file")
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        _delete_left_over(path)
+        file, temporary = _temporary(path)
         try:
-            with os.fdopen(handle, "wb") as file:
+            with file:
                 file.write(self.document().encode())
             os.chmod(temporary, 0o644)  # mkstemp makes it private
             os.replace(temporary, path)
@@ -103,6 +109,42 @@ class Player:
 
     def _repr_mimebundle_(self, include=None, exclude=None):
         return {"text/plain": repr(self), "text/html": self._repr_html_()}
+
+
+def _delete_left_over(path):
+    """Delete what killed writers of this page left beside it: their locks are free. Where there are no locks, it is
+    kept for an hour."""
+    for left in path.parent.glob(f".{glob.escape(path.name)}.{MARK}????????"):
+        with contextlib.suppress(OSError):  # locked, or another process deletes it, too
+            with open(left, "rb") as file:
+                is_free = _lock(file) or time.time() - os.fstat(file.fileno()).st_mtime > ABANDONED
+            if is_free:
+                left.unlink()
+
+
+def _temporary(path):
+    """A file to write beside `path`, locked while it is open, and its name."""
+    while True:
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.{MARK}")
+        file = os.fdopen(handle, "wb")
+        with contextlib.suppress(BlockingIOError):
+            _lock(file)
+            if os.fstat(handle).st_nlink:
+                return file, name
+        file.close()  # another took it for left over before it was locked
+
+
+def _lock(file):
+    """Lock a file until it is closed. False where there are no locks; BlockingIOError where another has it."""
+    try:
+        import fcntl
+
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise
+    except (ImportError, OSError):
+        return False
+    return True
 
 
 @functools.cache
