@@ -534,6 +534,8 @@ class Resolver:
             return at(load(self.rewriter.shared_keys.get(key, name)), node)
         if isinstance(stub, libraries.VectorType):
             return self._plain_call(stub.code, [self.expression(a) for a in node.args], node)
+        if stub is u32.range:
+            self.scope.refuse(node, "u32.range() is something to loop over", "write for i in u32.range(n)")
         bound = self._bind(stub, node)
         if stub.name == "const.array_like":
             known, array = self.scope.static(bound[0])
@@ -553,8 +555,6 @@ class Resolver:
             return at(ast.Call(self._code("_np.uint32", node), [whole], []), node)
         if stub is u32.shape:
             return at(ast.Call(ast.Name("_unsigned_shape", ast.Load()), [self.expression(bound[0])], []), node)
-        if stub is u32.range:
-            self.scope.refuse(node, "u32.range() is something to loop over", "write for i in u32.range(n)")
         if stub is stubs.this_grid:
             self.scope.refuse(node, "cg.this_grid() has one use here: cg.this_grid().sync()")
         if stub in stubs.CACHED_STORES:
