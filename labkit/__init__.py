@@ -13,6 +13,7 @@ _HOMES = {
     "cuda": "labkit.cuda",
     "device": "labkit.device",
     "ptx": "labkit.device.ptx",
+    "u32": "labkit.device.u32",
     "graphs": "labkit.device.graphs",
     "simt": "labkit.simt",
     "observe": "labkit.simt:observe",

@@ -38,10 +38,11 @@ def numba_cuda():
 
     if not hasattr(cuda, "rsqrt"):
         _add_rsqrt(cuda)
-    from labkit.device import kernel_cache, quick_launch
+    from labkit.device import kernel_cache, quick_launch, unsigned
 
     kernel_cache.install()
     quick_launch.install()
+    unsigned.install()
     return cuda
 
 

@@ -49,12 +49,11 @@ def _as_if_on(cc):
 def _gpu_object(obj, cc):
     """What stands for a global of a kernel when it is compiled for a GPU."""
     from labkit import cuda
-    from labkit.device import ptx, ptx_gpu
+    from labkit.device import ptx, ptx_gpu, u32, u32_gpu
 
-    if obj is cuda:
-        return _numba_cuda()
-    if obj is ptx:
-        return ptx_gpu
+    for ours, on_gpu in ((cuda, _numba_cuda()), (ptx, ptx_gpu), (u32, u32_gpu)):
+        if obj is ours:
+            return on_gpu
     name = getattr(obj, "name", None)
     if isinstance(name, str) and INTRINSICS.get(name) is obj:
         return getattr(ptx_gpu, name)

@@ -24,7 +24,9 @@ from pathlib import Path
 
 import numpy as np
 
-FORMAT = 1  # of the key and of what is stored under it
+from labkit.simt import unsigned
+
+FORMAT = 2  # of the key and of what is stored under it
 TRUSTED = ("numba", "numba_cuda", "numpy", "math", "cmath", "operator", "builtins")  # known by their versions
 MAX_ARRAY = 64 << 20  # bytes of an array that a kernel has as a constant
 
@@ -165,7 +167,8 @@ class Fingerprint:
         self._open.append(id(function))
         try:
             code = function.__code__
-            parts = ["function", function.__name__, self.of(code), self.of(function.__defaults__ or ()),
+            parts = ["function", function.__name__, f"32 bits: {unsigned.follows(function)}", self.of(code),
+                     self.of(function.__defaults__ or ()),
                      *(f"{name}={self.of(value)}" for name, value in sorted((function.__kwdefaults__ or {}).items()))]
             names = _all_names(code)
             for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
@@ -214,14 +217,18 @@ def type_text(value) -> str:
 
 
 def instruction_name(value) -> str | None:
-    """The name of one of labkit.ptx's instructions, on either device; None for anything else."""
+    """The name of one of labkit.ptx's instructions or labkit.u32's indices, on either device; None for anything
+    else."""
     meaning = getattr(value, "cpu_device", value)  # what a GPU's instruction does on the CPU device
     if not type(meaning).__module__.startswith("labkit.simt"):
         return None
+    from labkit.simt import u32
     from labkit.simt.ptx import INTRINSICS
 
     name = getattr(meaning, "name", None)
-    return name if isinstance(name, str) and INTRINSICS.get(name) is meaning else None
+    if isinstance(name, str) and INTRINSICS.get(name) is meaning:
+        return name
+    return next((f"u32.{name}" for name in u32.NAMES if getattr(u32, name) is meaning), None)
 
 
 # --- What compiles --------------------------------------------------------------------------------------------------
@@ -282,7 +289,8 @@ def _settings() -> list[str]:
 def own_files() -> str:
     """labkit's files that have instructions of their own. Asked for early, so that it is of those that are imported."""
     here = Path(__file__).parent
-    return _digest(*(hashlib.sha256((here / name).read_bytes()).hexdigest() for name in ("__init__.py", "ptx_gpu.py")))
+    return _digest(*(hashlib.sha256((here / name).read_bytes()).hexdigest()
+                     for name in ("__init__.py", "ptx_gpu.py", "u32_gpu.py", "unsigned.py")))
 
 
 PACKAGES = ("numba", "numba-cuda", "llvmlite", "numpy", "cuda-bindings", "cuda-core")

@@ -3,8 +3,9 @@
 import ast
 import copy
 
+from labkit.simt import unsigned
 from labkit.simt.errors import place
-from labkit.simt.ir import ID_NAMES, Inline, Lowering, assign, copied, load
+from labkit.simt.ir import ID_NAMES, BinOp, Inline, Lowering, assign, copied, load
 from labkit.simt.spins import is_counted, is_spin
 from labkit.simt.typed_tree import Convert
 
@@ -134,6 +135,9 @@ class ToPython(Lowering):
     def visit_BinOp(self, node):
         if _is_small(node):
             return node
+        if isinstance(node, BinOp):
+            arguments = [self.visit(node.left), self.visit(node.right)]
+            return ast.Call(ast.Name(unsigned.runtime_name(node), ast.Load()), arguments, [])
         return self._operation(node.op, self.visit(node.left), self.visit(node.right))
 
     def visit_AugAssign(self, node):

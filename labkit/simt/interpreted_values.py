@@ -142,7 +142,9 @@ class _Guarded:
 FUNCTIONS = {
     **{f"_{name}": function for name, function in numbers.OPERATORS.items()},
     **undefined.FUNCTIONS,
+    **numbers.NARROW,
     "_constant_power": numbers.constant_power,
+    "_unsigned_shape": lambda array: tuple(map(numbers.Uint32, array.shape)),
     "_popc": numbers.popc,
     "_fma": lambda a, b, c: type(c)(float(a) * float(b) + float(c)) if isinstance(c, np.float32) else a * b + c,
     "_rsqrt": _rsqrt,

@@ -57,6 +57,13 @@ class Subscript(ast.Subscript):
 
 
 @with_fields
+class BinOp(ast.BinOp):
+    """An operator by the rule of unsigned.py. Goes by Python's name, as Name does."""
+
+    with_constant: bool  # one of the operands is a constant that is no wider than 32 bits
+
+
+@with_fields
 class SyncCall(ast.expr):
     """A barrier or a collective within an expression: until it becomes a Sync."""
 

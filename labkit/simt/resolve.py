@@ -15,13 +15,14 @@ import warnings
 import numpy as np
 from numba.core import types
 
-from labkit.simt import libraries, ptx, stubs
+from labkit.simt import libraries, ptx, stubs, u32, unsigned
 from labkit.simt.arrays import DeviceNDArray
 from labkit.simt.ir import (
     BUILTINS,
     FOLDABLE,
     ArrayDeclaration,
     AtomicCall,
+    BinOp,
     DeviceCall,
     DtypeOf,
     InlineCall,
@@ -95,6 +96,7 @@ class Resolver:
         self.program = rewriter.result
         self.pending = []
         self.grid_groups = set()
+        self.narrow = unsigned.follows(scope.function)
 
     # ---------------- statements
 
@@ -200,6 +202,9 @@ class Resolver:
         return self._assign(at(ast.Assign([s.target], s.value), s))
 
     def _augassign(self, s):
+        if self.narrow and isinstance(s.target, ast.Name) and type(s.op).__name__ in unsigned.OPERATORS:
+            read = ast.copy_location(ast.Name(s.target.id, ast.Load()), s.target)
+            return self._assign(at(ast.Assign([s.target], ast.BinOp(read, s.op, s.value)), s))
         return at(ast.AugAssign(self.expression(s.target), s.op, self.expression(s.value)), s)
 
     def _if(self, s):
@@ -215,10 +220,27 @@ class Resolver:
         return [*after[:1], at(ast.While(test, body, []), s), *after[1:]]
 
     def _for(self, s):
-        iterable = self.expression(s.iter)
+        unsigned_range = self._unsigned_range(s.iter)
+        iterable = self.expression(s.iter) if unsigned_range is None else unsigned_range
         target = self.expression(s.target)
         body, after = self._loop_body(s)
+        if unsigned_range is not None:  # it runs over int64, of which each pass makes a uint32
+            counted = self.rewriter.fresh("c")
+            body.insert(0, at(ast.Assign([target], ast.Call(self._code("_np.uint32", s), [load(counted)], [])), s))
+            target = at(store(counted), s.target)
         return [*after[:1], at(ast.For(target, iterable, body, [], None), s), *after[1:]]
+
+    def _unsigned_range(self, node):
+        """range(...) for a call of u32.range; None for another."""
+        if not isinstance(node, ast.Call) or not isinstance(node.func, (ast.Name, ast.Attribute)):
+            return None
+        known, stub = self.scope.static(node.func)
+        if not known or stub is not u32.range:
+            return None
+        if node.keywords or not 1 <= len(node.args) <= 3:
+            self.scope.refuse(node, f"u32.range takes 1 to 3 arguments, {len(node.args)} given")
+        wide = [ast.Call(self._code("_np.int64", node), [self.expression(a)], []) for a in node.args]
+        return at(ast.Call(ast.Name("range", ast.Load()), wide, []), node)
 
     def _loop_body(self, s):
         """(body, []), or for a loop with an else, (body, [before the loop, after it])."""
@@ -348,6 +370,8 @@ class Resolver:
             folded = _folded(node)
             if folded is not None:
                 return at(folded, node)
+            if self.narrow and type(node.op).__name__ in unsigned.OPERATORS:
+                return self._narrow(node)
         if isinstance(node, ast.Call):
             return self._call(node)
         if isinstance(node, ast.Attribute) and node.attr in _UNCHECKED_ATTRIBUTES:
@@ -366,6 +390,19 @@ class Resolver:
             elif isinstance(value, list):
                 setattr(new, name, [self.expression(v) if isinstance(v, ast.expr) else v for v in value])
         return new
+
+    def _narrow(self, node):
+        """An operator by the rule of unsigned.py."""
+        of_left, of_right = self.scope.integer(node.left), self.scope.integer(node.right)
+        value = unsigned.folded(type(node.op).__name__, of_left, of_right)
+        if value is not None:
+            return at(ast.Constant(value) if value >= 0 else ast.UnaryOp(ast.USub(), ast.Constant(-value)), node)
+        left, right = self.expression(node.left), self.expression(node.right)
+        if of_left is None and of_right is None:
+            return at(BinOp(left, node.op, right, False), node)
+        if unsigned.is_constant(of_right if of_left is None else of_left):
+            return at(BinOp(left, node.op, right, True), node)
+        return at(ast.BinOp(left, node.op, right), node)
 
     def _name(self, node):
         if node.id in self.names and node.id not in self.scope.aliases:
@@ -502,6 +539,8 @@ class Resolver:
             return at(load(self.rewriter.shared_keys.get(key, name)), node)
         if isinstance(stub, libraries.VectorType):
             return self._plain_call(stub.code, [self.expression(a) for a in node.args], node)
+        if stub is u32.range:
+            self.scope.refuse(node, "u32.range() is something to loop over", "write for i in u32.range(n)")
         bound = self._bind(stub, node)
         if stub.name == "const.array_like":
             known, array = self.scope.static(bound[0])
@@ -511,10 +550,16 @@ class Resolver:
         if stub.name in ("grid", "gridsize"):
             known, ndim = self.scope.constant(bound[0])
             if not known or ndim not in (1, 2, 3):
-                self.scope.refuse(node, f"cuda.{stub.name} takes 1, 2 or 3, not {ast.unparse(bound[0])}")
+                self.scope.refuse(node, f"{stub.full_name} takes 1, 2 or 3, not {ast.unparse(bound[0])}")
             form = "_b{0} * _bd{0} + _t{0}" if stub.name == "grid" else "_bd{0} * _gd{0}"
+            form = f"_np.uint32({form})" if stub in (u32.grid, u32.gridsize) else form
             parts = [form.format(axis) for axis in "xyz"[:ndim]]
             return self._code(parts[0] if ndim == 1 else f"({', '.join(parts)})", node)
+        if stub is u32.size:
+            whole = at(ast.Attribute(self.expression(bound[0]), "size", ast.Load()), node)
+            return at(ast.Call(self._code("_np.uint32", node), [whole], []), node)
+        if stub is u32.shape:
+            return at(ast.Call(ast.Name("_unsigned_shape", ast.Load()), [self.expression(bound[0])], []), node)
         if stub is stubs.this_grid:
             self.scope.refuse(node, "cg.this_grid() has one use here: cg.this_grid().sync()")
         if stub in stubs.CACHED_STORES:

@@ -17,7 +17,7 @@ import numpy as np
 from numba.core import types
 from numba.core.dispatcher import Dispatcher
 
-from labkit.simt import libraries, stubs
+from labkit.simt import libraries, stubs, unsigned
 from labkit.simt.arrays import DeviceNDArray
 from labkit.simt.errors import UnsupportedError, place
 from labkit.simt.ir import BUILTINS, copied
@@ -144,7 +144,7 @@ class Scope:
         self.assigned = {}
         for name in stores:
             self.assigned[name.id] = self.assigned.get(name.id, 0) + 1
-        self.local_constants, self.aliases = {}, {}
+        self.local_constants, self.aliases, self.set_once = {}, {}, {}
         self._find_constant_locals()
 
     def _find_constant_locals(self):
@@ -155,6 +155,7 @@ class Scope:
                 name = node.targets[0].id
                 if self.assigned[name] != 1 or name in self.params:
                     continue
+                self.set_once[name] = node.value
                 if isinstance(node.value, ast.Constant) and type(node.value.value) is int:
                     self.local_constants[name] = node.value.value
                 elif isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
@@ -206,6 +207,17 @@ class Scope:
                 if index_known:
                     return True, base[index]
         return False, None
+
+    def integer(self, node):
+        """The integer that an expression is known to be, by the rule of unsigned.py; None for another."""
+        if isinstance(node, ast.Name) and node.id in self.set_once:
+            return self.integer(self.set_once[node.id])
+        if isinstance(node, ast.BinOp) and type(node.op).__name__ in unsigned.OPERATORS:
+            return unsigned.folded(type(node.op).__name__, self.integer(node.left), self.integer(node.right))
+        if isinstance(node, (ast.Constant, ast.Name, ast.Attribute, ast.UnaryOp)):
+            known, value = self.constant(node)
+            return value if known and type(value) is int else None
+        return None
 
     def constant(self, node):
         """(True, value) for literals and static objects."""

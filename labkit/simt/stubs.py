@@ -7,14 +7,14 @@
 class Value:
     """A special register: `cuda.threadIdx.x`. `code` is what stands for it in the generated source."""
 
-    def __init__(self, name, code):
-        self.name, self.code = name, code
+    def __init__(self, name, code, module="cuda"):
+        self.name, self.code = f"{module}.{name}", code
 
     def __repr__(self):
-        return f"<cuda.{self.name}: has a value only inside a kernel>"
+        return f"<{self.name}: has a value only inside a kernel>"
 
     def _refuse(self, *_):
-        raise TypeError(f"cuda.{self.name} has a value only inside a kernel")
+        raise TypeError(f"{self.name} has a value only inside a kernel")
 
     __int__ = __index__ = __float__ = __bool__ = __add__ = __radd__ = __mul__ = __rmul__ = __sub__ = _refuse
 
@@ -22,12 +22,13 @@ class Value:
 class Dim3:
     """`cuda.threadIdx` and its kind."""
 
-    def __init__(self, name, prefix):
-        self.name = name
-        self.x, self.y, self.z = (Value(f"{name}.{axis}", f"_{prefix}{axis}") for axis in "xyz")
+    def __init__(self, name, prefix, module="cuda"):
+        form = "_np.uint32(_{0})" if module == "u32" else "_{0}"
+        self.name = f"{module}.{name}"
+        self.x, self.y, self.z = (Value(f"{name}.{axis}", form.format(f"{prefix}{axis}"), module) for axis in "xyz")
 
     def __repr__(self):
-        return f"<cuda.{self.name}: has values x, y, z only inside a kernel>"
+        return f"<{self.name}: has values x, y, z only inside a kernel>"
 
 
 class Function:

@@ -13,6 +13,7 @@ import numpy as np
 from numba.core import types
 from numba.np import numpy_support
 
+from labkit.simt import unsigned
 from labkit.simt.runtime.signatures import signature_of, unified
 
 _SMALLEST, _BEYOND, _MASK = -(1 << 63), 1 << 63, (1 << 64) - 1
@@ -263,6 +264,23 @@ shift_left = _binary(operator.lshift, _shift(operator.lshift, False))
 shift_right = _binary(operator.rshift, _shift(operator.rshift, True))
 bit_and, bit_or, bit_xor = _binary(operator.and_), _binary(operator.or_), _binary(operator.xor)
 _power = _binary(operator.pow, _integer_power)
+
+
+def _narrow(plain, with_constant):
+    """An operator by the rule of unsigned.py."""
+
+    def apply(a, b):
+        if unsigned.narrows(type(a) is Uint32, type(b) is Uint32, with_constant):
+            return Uint32(int(plain(Uint64(a), Uint64(b))) & unsigned.LARGEST)
+        return plain(a, b)
+
+    return apply
+
+
+NARROW = {f"_narrow_{name}{'_constant' if with_constant else ''}": _narrow(plain, with_constant)
+          for name, plain in zip(unsigned.OPERATORS, (add, subtract, multiply, floor_divide, modulo, shift_left,
+                                                      shift_right, bit_and, bit_or, bit_xor), strict=True)
+          for with_constant in (False, True)}  # fmt: skip
 
 
 def power(a, n):

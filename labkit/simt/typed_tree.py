@@ -19,8 +19,9 @@ import numpy as np
 from numba.core import types
 from numba.np import numpy_support
 
+from labkit.simt import unsigned
 from labkit.simt.codegen.types import collective_type
-from labkit.simt.ir import ID_NAMES, DtypeOf, Exit, Inline, Sync, at, copied, with_fields
+from labkit.simt.ir import ID_NAMES, BinOp, DtypeOf, Exit, Inline, Sync, at, copied, with_fields
 from labkit.simt.runtime.signatures import signature_of, unified
 from labkit.simt.typed_numbers import RecordValue, numba_type
 
@@ -304,6 +305,8 @@ class _Flow:
 
     def _binop(self, e, env):
         left, right = self.type(e.left, env), self.type(e.right, env)
+        if isinstance(e, BinOp) and unsigned.narrows(left == types.uint32, right == types.uint32, e.with_constant):
+            return types.uint32
         is_literal = isinstance(e.right, ast.Constant) or isinstance(e.right, ast.UnaryOp) and isinstance(
             e.right.operand, ast.Constant)  # fmt: skip
         if isinstance(e.op, ast.Pow) and is_literal and right == types.int64 and not isinstance(left, types.Integer):
@@ -393,6 +396,8 @@ class _Flow:
         name = function.id if isinstance(function, ast.Name) else ""
         if name in _SAME:
             return given[0]
+        if name == "_unsigned_shape":
+            return types.UniTuple(types.uint32, given[0].ndim) if isinstance(given[0], types.Array) else None
         if name in ("_ffs", "_brev"):
             return types.uint64 if name == "_brev" and given[0] in (types.int64, types.uint64) else types.uint32
         if name == "_selp":

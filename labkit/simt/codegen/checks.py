@@ -3,9 +3,9 @@
 import ast
 import copy
 
-from labkit.simt import ptx
+from labkit.simt import ptx, unsigned
 from labkit.simt.errors import UnsupportedError, place
-from labkit.simt.ir import ID_NAMES, AtomicCall, DeviceCall, IntrinsicCall, Lowering, Subscript, shown
+from labkit.simt.ir import ID_NAMES, AtomicCall, BinOp, DeviceCall, IntrinsicCall, Lowering, Subscript, shown
 from labkit.simt.runtime import fault_record
 
 HIDDEN_IDS = ("_E", "_t", "_b", *ID_NAMES)  # what a device function is handed beside its own arguments
@@ -13,6 +13,11 @@ OPERATORS = {ast.Pow: "_power", ast.Div: "_divide", ast.LShift: "_shift_left", a
              ast.Mod: "_modulo", ast.FloorDiv: "_floor_divide"}  # fmt: skip
 _NATURAL = {"_power", "_shift_left", "_shift_right"}  # as on a GPU where the right operand is a constant from 0 to 63
 TWO_ARRAYS = {"cp_async_16", "cp_async_4"}
+
+
+def narrow_call(node):
+    """The call that an operator with the rule of unsigned.py stands for."""
+    return ast.Call(ast.Name(unsigned.runtime_name(node), ast.Load()), [node.left, node.right], [])
 
 
 def touches_memory(call):
@@ -123,6 +128,8 @@ class Checker(Lowering):
     def visit_BinOp(self, node):
         """The operators in which Numba's CPU target differs from a GPU."""
         self.generic_visit(node)
+        if isinstance(node, BinOp):
+            return node if self.out.pretty else narrow_call(node)
         name = OPERATORS.get(type(node.op))
         if self.out.pretty or name is None or (_is_natural(node.right) and name in _NATURAL):
             return node

@@ -25,7 +25,7 @@ from labkit.simt.ir import (
 from labkit.simt.runtime.vector_types import is_vector
 from labkit.simt.stubs import SHUFFLES
 
-_PURE_CALLS = {"len", "min", "max", "int", "abs", "float", "bool"}
+_PURE_CALLS = {"len", "min", "max", "int", "abs", "float", "bool", "_unsigned_shape"}
 
 
 

@@ -6,10 +6,22 @@ import copy
 from numba.core import types
 from numba.core.errors import NumbaError
 
-from labkit.simt.codegen.checks import HIDDEN_IDS, TWO_ARRAYS, names, touches_memory
+from labkit.simt.codegen.checks import HIDDEN_IDS, TWO_ARRAYS, names, narrow_call, touches_memory
 from labkit.simt.codegen.inference import infer_types, type_error
 from labkit.simt.errors import KernelTypeError, place
-from labkit.simt.ir import BUILTINS, AtomicCall, DeviceCall, Exit, Inline, IntrinsicCall, Lowering, Sync, at, full_name
+from labkit.simt.ir import (
+    BUILTINS,
+    AtomicCall,
+    BinOp,
+    DeviceCall,
+    Exit,
+    Inline,
+    IntrinsicCall,
+    Lowering,
+    Sync,
+    at,
+    full_name,
+)
 from labkit.simt.stubs import SHUFFLES
 
 VOTES = {"all_sync", "any_sync", "eq_sync", "ballot_sync"}
@@ -96,6 +108,10 @@ class _TypedCalls(Lowering):
         if not touches_memory(call):
             return []
         return names("_E", "_t", "_b", *["_b"] * (2 if call.intrinsic in TWO_ARRAYS else 1))
+
+    def visit_BinOp(self, node):
+        self.generic_visit(node)
+        return narrow_call(node) if isinstance(node, BinOp) else node
 
     def visit_Call(self, node):
         self.generic_visit(node)

@@ -17,6 +17,8 @@ A shared function may call what is in this folder and nothing else of labkit: th
 when a file of this folder changes.
 """
 
+from labkit.simt.unsigned import OPERATORS
+
 # The names that generated code imports, by module.
 HELPERS = {
     "memory": ("load", "store", "view_parts", "view_of", "axis", "carve", "row", "poison", "fill", "copy", "step",
@@ -30,7 +32,8 @@ HELPERS = {
         "popc", "clz", "ffs", "brev", "fma", "cbrt", "rsqrt", "remainder", "fmod", "modf", "ldexp", "frexp", "selp",
         "visits", "power", "divide", "modulo", "floor_divide", "shift_left", "shift_right", "math_pow", "floor", "ceil",
         "trunc",
-        "round_digits",
+        "round_digits", "unsigned_shape",
+        *(f"narrow_{name}{end}" for name in OPERATORS for end in ("", "_constant")),
     ),
     "collectives": (
         "barrier", "grid_barrier", "lanes", "warps", "check_mask", "shuffle", "match_any", "match_all",

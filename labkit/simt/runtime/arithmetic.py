@@ -6,11 +6,13 @@ import operator
 import numpy as np
 from llvmlite import ir
 from numba import types
+from numba.core import cgutils
 from numba.core.errors import NumbaTypeError
 from numba.extending import intrinsic, overload, register_jitable
 
 from labkit.simt.runtime.shared_function import never_inline, shared_function
 from labkit.simt.runtime.signatures import signature_of
+from labkit.simt.unsigned import OPERATORS, narrows
 
 
 def _bits(result, emit):
@@ -78,8 +80,12 @@ def type_one(typing_context, x):
 # ---------------------------------------------------------------- operators
 
 
-def _operator(function, emit):
-    """A binary operator with the types of Numba's `function`.
+def _as_numba(*_):
+    return None
+
+
+def _operator(function, emit=_as_numba, narrow=False, with_constant=False):
+    """A binary operator with the types of Numba's `function`; with `narrow`, by the rule of labkit.simt.unsigned.
 
     emit(context, builder, a, b, resolved, arguments) emits what a GPU computes where Numba's CPU target differs, and
     returns None where it does not; a, b: the types of the operands.
@@ -87,7 +93,9 @@ def _operator(function, emit):
 
     @intrinsic(prefer_literal=True)
     def operation(typing_context, a, b):
-        plain = types.unliteral(a), types.unliteral(b)
+        given = types.unliteral(a), types.unliteral(b)
+        truncated = narrow and narrows(*(ty == types.uint32 for ty in given), with_constant)
+        plain = (types.uint64, types.uint64) if truncated else given
         resolved = typing_context.resolve_value_type(function).get_call_type(typing_context, plain, {})
         if isinstance(resolved.return_type, types.Array):
             raise NumbaTypeError(
@@ -98,14 +106,17 @@ def _operator(function, emit):
             returned = plain[0]  # Numba: a constant exponent keeps the type of the base
 
         def codegen(context, builder, signature, arguments):
-            value = emit(context, builder, a, b, returned, arguments)
-            if value is not None:
-                return value
-            pairs = zip(arguments, plain, resolved.args, strict=True)
-            converted = [context.cast(builder, value, ty, wanted) for value, ty, wanted in pairs]
-            return context.get_function(function, resolved)(builder, converted)
+            if truncated:
+                pairs = zip(arguments, given, plain, strict=True)
+                arguments = [context.cast(builder, value, ty, wanted) for value, ty, wanted in pairs]
+            value = emit(context, builder, *(plain if truncated else (a, b)), returned, arguments)
+            if value is None:
+                pairs = zip(arguments, plain, resolved.args, strict=True)
+                converted = [context.cast(builder, value, ty, wanted) for value, ty, wanted in pairs]
+                value = context.get_function(function, resolved)(builder, converted)
+            return context.cast(builder, value, returned, types.uint32) if truncated else value
 
-        return returned(a, b), codegen
+        return (types.uint32 if truncated else returned)(a, b), codegen
 
     return operation
 
@@ -209,10 +220,31 @@ def _emit_division(is_remainder):
     return emit
 
 
-modulo = _operator(operator.mod, _emit_division(is_remainder=True))
-floor_divide = _operator(operator.floordiv, _emit_division(is_remainder=False))
-power, divide = _operator(operator.pow, _emit_power), _operator(operator.truediv, _emit_divide)
-shift_left, shift_right = _operator(operator.lshift, _emit_shift(False)), _operator(operator.rshift, _emit_shift(True))
+_EMITTED = {operator.mod: _emit_division(is_remainder=True), operator.floordiv: _emit_division(is_remainder=False),
+            operator.lshift: _emit_shift(False), operator.rshift: _emit_shift(True), operator.pow: _emit_power,
+            operator.truediv: _emit_divide}  # fmt: skip
+modulo, floor_divide, shift_left, shift_right, power, divide = (
+    _operator(function, emit) for function, emit in _EMITTED.items()
+)
+NARROW = {f"narrow_{name}{'_constant' if with_constant else ''}":
+          _operator(function, _EMITTED.get(function, _as_numba), True, with_constant)
+          for name, function in OPERATORS.items() for with_constant in (False, True)}  # fmt: skip
+globals().update(NARROW)
+
+
+@intrinsic
+def unsigned_shape(typing_context, array):
+    """array.shape as uint32."""
+    if not isinstance(array, types.Array):
+        raise NumbaTypeError(f"u32.shape: array is {array}; it must be an array")
+    returned = types.UniTuple(types.uint32, array.ndim)
+
+    def codegen(context, builder, signature, arguments):
+        whole = context.make_array(array)(context, builder, arguments[0])
+        extents = cgutils.unpack_tuple(builder, whole.shape, array.ndim)
+        return context.make_tuple(builder, returned, [builder.trunc(extent, ir.IntType(32)) for extent in extents])
+
+    return returned(array), codegen
 
 
 @intrinsic

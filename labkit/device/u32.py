@@ -1,0 +1,22 @@
+"""Indices as unsigned 32-bit integers: `u32.X` is numba.cuda's, or Python's, X as uint32.
+
+    from labkit import cuda, u32
+
+    col, row = u32.grid(2)
+    rows, cols = u32.shape(out)
+    for k in u32.range(depth): ...
+
+In the course's kernels arithmetic on them stays in 32 bits (labkit.simt.unsigned); anywhere else it has Numba's types.
+"""
+
+from labkit import device
+from labkit.simt.u32 import NAMES
+
+if device.on_gpu():
+    from labkit.device import u32_gpu as _home
+else:
+    from labkit.simt import u32 as _home
+
+globals().update({name: getattr(_home, name) for name in NAMES})
+
+__all__ = [*NAMES]

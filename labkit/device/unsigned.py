@@ -1,0 +1,139 @@
+"""labkit.simt.unsigned on a GPU: a pass over Numba's IR that gives the functions with the rule other operators.
+
+The pass runs before types are inferred. It replaces `operator.add` by an operator of ours, which has a uint32 for two
+uint32 and Numba's own types for all else. A result is computed as Numba computes it, in 64 bits, and truncated: LLVM
+makes 32-bit arithmetic of that.
+"""
+
+from __future__ import annotations
+
+from numba.cuda import types
+from numba.cuda.compiler import CUDACompiler
+from numba.cuda.core import ir
+from numba.cuda.core.compiler_machinery import FunctionPass, register_pass
+from numba.cuda.core.untyped_passes import IRProcessing
+from numba.cuda.cudadecl import registry as typing
+from numba.cuda.cudaimpl import registry as lowering
+from numba.cuda.typing.templates import AbstractTemplate, signature
+
+from labkit.simt import unsigned
+
+U32, U64 = types.uint32, types.uint64
+
+
+def _operator(function, with_constant):
+    """An operator for two uint32, or for a uint32 and a constant, as Numba sees it."""
+
+    def narrow(left, right):
+        raise TypeError(f"{function.__name__} of 32 bits is used only inside a kernel")
+
+    class Typing(AbstractTemplate):
+        key = narrow
+        prefer_literal = False
+
+        def generic(self, args, kws):
+            same = [arg == U32 for arg in map(types.unliteral, args)]
+            if any(same) if with_constant else all(same):
+                return signature(U32, U32, U32)
+            return self.context.resolve_function_type(self.context.resolve_value_type(function), args, kws)
+
+    typing.register_global(narrow, types.Function(Typing))
+
+    @lowering.lower(narrow, types.Any, types.Any)
+    def as_numba(context, builder, sig, args):
+        return context.get_function(context.typing_context.resolve_value_type(function), sig)(builder, args)
+
+    @lowering.lower(narrow, U32, U32)
+    def in_32_bits(context, builder, sig, args):
+        resolved = context.typing_context.resolve_value_type(function)
+        wide = resolved.get_call_type(context.typing_context, (U64, U64), {})
+        args = [context.cast(builder, arg, U32, of) for arg, of in zip(args, wide.args, strict=True)]
+        result = context.get_function(resolved, wide)(builder, args)
+        return context.cast(builder, result, wide.return_type, U32)
+
+    return narrow
+
+
+NARROW = {(function, with_constant): _operator(function, with_constant)
+          for function in unsigned.OPERATORS.values() for with_constant in (False, True)}
+NAMES = {function: name for name, function in unsigned.OPERATORS.items()}
+
+
+class _Constants:
+    """The integers that variables of a function's IR are known to hold."""
+
+    def __init__(self, blocks):
+        self.values = {}  # a variable's name -> what is assigned to it
+        for block in blocks.values():
+            for statement in block.find_insts(ir.Assign):
+                self.values.setdefault(statement.target.name, []).append(statement.value)
+
+    def of(self, variable):
+        """The value of a variable that is assigned once, to a constant; None for another."""
+        assigned = self.values.get(variable.name, ())
+        return self._value(assigned[0]) if len(assigned) == 1 else None
+
+    def _value(self, assigned):
+        if isinstance(assigned, (ir.Const, ir.Global, ir.FreeVar)):
+            return assigned.value if type(assigned.value) is int else None
+        if isinstance(assigned, ir.Var):
+            return self.of(assigned)
+        if isinstance(assigned, ir.Expr) and assigned.op == "binop" and assigned.fn in NAMES:
+            return unsigned.folded(NAMES[assigned.fn], self.of(assigned.lhs), self.of(assigned.rhs))
+        return None
+
+
+@register_pass(mutates_CFG=False, analysis_only=False)
+class NarrowOperators(FunctionPass):
+    _name = "labkit_narrow_operators"
+
+    def __init__(self):
+        FunctionPass.__init__(self)
+
+    def run_pass(self, state):
+        if not unsigned.follows(state.func_id.func):
+            return False
+        blocks = state.func_ir.blocks
+        constants = _Constants(blocks)
+        for block in blocks.values():
+            for statement in block.find_insts(ir.Assign):
+                expression = statement.value
+                if isinstance(expression, ir.Expr) and expression.op in ("binop", "inplace_binop"):
+                    self._narrow(statement, expression, constants)
+        return True
+
+    @staticmethod
+    def _narrow(statement, expression, constants):
+        is_update = expression.op == "inplace_binop"
+        function = expression.immutable_fn if is_update else expression.fn
+        if function not in NAMES:
+            return
+        left, right = constants.of(expression.lhs), constants.of(expression.rhs)
+        value = unsigned.folded(NAMES[function], left, right)
+        if value is not None:
+            statement.value = ir.Const(value, expression.loc)
+            return
+        if left is None and right is None:
+            narrow = NARROW[function, False]
+        elif unsigned.is_constant(right if left is None else left):
+            narrow = NARROW[function, True]
+        else:
+            return
+        statement.value = ir.Expr("binop", expression.loc, fn=narrow, lhs=expression.lhs, rhs=expression.rhs,
+                                  static_lhs=ir.UNDEFINED, static_rhs=ir.UNDEFINED)
+
+
+def install():
+    """Let Numba run the pass in every kernel that it compiles; only functions with the rule are changed by it."""
+    if getattr(CUDACompiler, "narrows", False):
+        return
+    define = CUDACompiler.define_pipelines
+
+    def define_pipelines(self):
+        pipelines = define(self)
+        for pipeline in pipelines:
+            pipeline.add_pass_after(NarrowOperators, IRProcessing)
+            pipeline.finalize()
+        return pipelines
+
+    CUDACompiler.define_pipelines, CUDACompiler.narrows = define_pipelines, True
