@@ -6,7 +6,7 @@ All other pairs have Numba's types, and so has every function that is defined el
 source, a global or a variable of the enclosing function, or a local that is set once, to one of those; arithmetic of
 constants is a constant.
 
-Both devices go by this table: resolve.py on the CPU device, labkit.device.unsigned on a GPU.
+Both devices go by this table: the CPU device in resolve.py, a GPU in a pass over Numba's IR.
 """
 
 import operator

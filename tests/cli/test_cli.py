@@ -213,9 +213,9 @@ def test_wrong_use_is_a_sentence_and_code_2(labkit, arguments, words):
 @pytest.mark.parametrize(("asked", "words"), [("sofmax", "softmax, "), ("flash", "")])
 def test_three_operations_are_suggested_for_one_that_is_not_known(asked, words):
     done = CliRunner().invoke(cli.app, ["bench", asked])
-    said = " ".join(done.output.split())
-    assert done.exit_code == 2 and f"there is no operation '{asked}'; did you mean {words}" in said
-    assert said.count(", ") == 1 and " or " in said
+    output = " ".join(done.output.split())
+    assert done.exit_code == 2 and f"there is no operation '{asked}'; did you mean {words}" in output
+    assert output.count(", ") == 1 and " or " in output
 
 
 @pytest.mark.parametrize("code", [0, 1])
