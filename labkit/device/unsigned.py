@@ -17,6 +17,7 @@ from numba.cuda.cudaimpl import registry as lowering
 from numba.cuda.typing.templates import AbstractTemplate, signature
 
 from labkit.simt import unsigned
+from labkit.simt.runtime.operators import narrows
 
 U32, U64 = types.uint32, types.uint64
 
@@ -32,8 +33,7 @@ def _operator(function, with_constant):
         prefer_literal = False
 
         def generic(self, args, kws):
-            same = [arg == U32 for arg in map(types.unliteral, args)]
-            if any(same) if with_constant else all(same):
+            if narrows(*(types.unliteral(arg) == U32 for arg in args), with_constant):
                 return signature(U32, U32, U32)
             return self.context.resolve_function_type(self.context.resolve_value_type(function), args, kws)
 

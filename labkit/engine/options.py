@@ -13,7 +13,7 @@ from labkit.engine.checks import number, switch, whole
 from labkit.engine.scheduler import Scheduler
 
 # Of a step, at most. Memory is allocated for the largest step, so that a slip of the keyboard would ask for all of it.
-MOST_SEQS, MOST_TOKENS = 1 << 14, 1 << 17
+MOST_SEQS, MOST_TOKENS = 1 << 14, 1 << 20
 
 
 def _or_none(check, default=None):

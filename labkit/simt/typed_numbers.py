@@ -14,6 +14,7 @@ from numba.core import types
 from numba.np import numpy_support
 
 from labkit.simt import unsigned
+from labkit.simt.runtime.operators import narrows
 from labkit.simt.runtime.signatures import signature_of, unified
 
 _SMALLEST, _BEYOND, _MASK = -(1 << 63), 1 << 63, (1 << 64) - 1
@@ -270,7 +271,7 @@ def _narrow(plain, with_constant):
     """An operator by the rule of unsigned.py."""
 
     def apply(a, b):
-        if unsigned.narrows(type(a) is Uint32, type(b) is Uint32, with_constant):
+        if narrows(type(a) is Uint32, type(b) is Uint32, with_constant):
             return Uint32(int(plain(Uint64(a), Uint64(b))) & unsigned.LARGEST)
         return plain(a, b)
 

@@ -19,9 +19,9 @@ import numpy as np
 from numba.core import types
 from numba.np import numpy_support
 
-from labkit.simt import unsigned
 from labkit.simt.codegen.types import collective_type
 from labkit.simt.ir import ID_NAMES, BinOp, DtypeOf, Exit, Inline, Sync, at, copied, with_fields
+from labkit.simt.runtime.operators import narrows
 from labkit.simt.runtime.signatures import signature_of, unified
 from labkit.simt.typed_numbers import RecordValue, numba_type
 
@@ -305,7 +305,7 @@ class _Flow:
 
     def _binop(self, e, env):
         left, right = self.type(e.left, env), self.type(e.right, env)
-        if isinstance(e, BinOp) and unsigned.narrows(left == types.uint32, right == types.uint32, e.with_constant):
+        if isinstance(e, BinOp) and narrows(left == types.uint32, right == types.uint32, e.with_constant):
             return types.uint32
         is_literal = isinstance(e.right, ast.Constant) or isinstance(e.right, ast.UnaryOp) and isinstance(
             e.right.operand, ast.Constant)  # fmt: skip

@@ -9,14 +9,9 @@ constants is a constant.
 Both devices go by this table: the CPU device in resolve.py, a GPU in a pass over Numba's IR.
 """
 
-import operator
+from labkit.simt.runtime.operators import OPERATORS
 
 LARGEST = 2**32 - 1
-OPERATORS = {
-    "Add": operator.add, "Sub": operator.sub, "Mult": operator.mul, "FloorDiv": operator.floordiv,
-    "Mod": operator.mod, "LShift": operator.lshift, "RShift": operator.rshift, "BitAnd": operator.and_,
-    "BitOr": operator.or_, "BitXor": operator.xor,
-}  # fmt: skip
 HOMES = set()
 
 
@@ -29,11 +24,6 @@ def follows(function):
     """True for a Python function that is defined in a package with the rule."""
     module = getattr(function, "__module__", None) or ""
     return any(module == home or module.startswith(f"{home}.") for home in HOMES)
-
-
-def narrows(left, right, with_constant):
-    """Whether an operator has the rule: left and right say which operands are uint32."""
-    return left or right if with_constant else left and right
 
 
 def runtime_name(node):

@@ -260,7 +260,7 @@ def test_ids_that_the_model_does_not_have_reach_no_kernel(model, monkeypatch):
     monkeypatch.setattr(model_runner, "ban_tokens",
                         lambda logits, pairs, **how: banned.append(pairs.copy_to_host()) or ban(logits, pairs, **how))
     runner = ModelRunner(model, num_pages=64, max_num_seqs=8, max_num_batched_tokens=32, max_model_len=96)
-    words = SimpleNamespace(stop=(5, 97, 4096), encode=None, decode=lambda ids, marks: f" {len(ids)}")
+    words = SimpleNamespace(stop=(5, 97, 4096), encode=str.split, decode=lambda ids, marks: f" {len(ids)}")
     llm = LLM(runner, words, max_num_seqs=8, max_num_batched_tokens=32)
     others = [replace(GREEDY, ignore_eos=True)] * 4
     outputs = llm.generate(PROMPTS, [replace(GREEDY, min_tokens=4), *others])

@@ -21,7 +21,7 @@ WRONG = [
     *((name, value, TypeError, WHOLE) for name in ("max_num_seqs", "max_num_batched_tokens")
       for value in ("4", None, 4.0, True)),
     *(("max_num_seqs", value, ValueError, "it must be from 1 to 16,384") for value in (0, -1, 10**9)),
-    *(("max_num_batched_tokens", value, ValueError, "it must be from 1 to 131,072") for value in (0, -1, 10**9)),
+    *(("max_num_batched_tokens", value, ValueError, "it must be from 1 to 1,048,576") for value in (0, -1, 10**9)),
     *(("max_model_len", value, TypeError, WHOLE) for value in ("64", 64.0, True)),
     *(("max_model_len", value, ValueError, "it must be 2 or more") for value in (0, 1, -5)),
     *(("gpu_memory_utilization", value, TypeError, "it must be a number, more than 0 and at most 1") for value in (

@@ -7,6 +7,7 @@ fault_record.py     where a kernel stopped and why
 shared_function.py  functions that are compiled once for all kernels, and cached on disk
 memory.py           checked loads and stores, views, shared and local arrays
 atomics.py          cuda.atomic
+operators.py        which operators stay in 32 bits
 signatures.py       the types that operations on numbers take and give
 arithmetic.py       bits, fma, rsqrt, ...
 collectives.py      barriers, shuffles, votes
@@ -17,7 +18,7 @@ A shared function may call what is in this folder and nothing else of labkit: th
 when a file of this folder changes.
 """
 
-from labkit.simt.unsigned import OPERATORS
+from labkit.simt.runtime.operators import OPERATORS
 
 # The names that generated code imports, by module.
 HELPERS = {

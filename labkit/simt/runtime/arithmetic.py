@@ -10,9 +10,9 @@ from numba.core import cgutils
 from numba.core.errors import NumbaTypeError
 from numba.extending import intrinsic, overload, register_jitable
 
+from labkit.simt.runtime.operators import OPERATORS, narrows
 from labkit.simt.runtime.shared_function import never_inline, shared_function
 from labkit.simt.runtime.signatures import signature_of
-from labkit.simt.unsigned import OPERATORS, narrows
 
 
 def _bits(result, emit):
