@@ -27,8 +27,8 @@ SIGNED = ("attention_flash_plain_kernel",)
 
 @functools.cache
 def launched(launcher, op):
-    """[(kernel, argument types)] of what this rung launches, seen while it runs at awkward sizes, until each kernel
-    that it names was seen. Where a launcher has one for each width, that is some of them."""
+    """[(kernel, argument types)] of what this rung would launch at awkward sizes, until each kernel that it names was
+    seen. Where a launcher has one for each width, that is some of them."""
     rng = np.random.default_rng(0)
     found = {}
     for size in reversed(op.awkward):  # the larger ones reach the general kernels
@@ -36,7 +36,7 @@ def launched(launcher, op):
             break
         arguments = (*to_device(op.inputs(rng, **size)), cuda.device_array(op.shape(**size), op.dtype))
         try:
-            for one in launches.of(launcher, *arguments):
+            for one in launches.planned(functools.partial(launcher, *arguments)):
                 found[id(one.kernel), str(one.signature)] = (one.kernel, one.signature)
         except ValueError:  # a size that the launcher refuses
             continue
