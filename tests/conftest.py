@@ -19,8 +19,10 @@ os.environ.setdefault("NUMBA_OPT", "1")  # kernels of tests run for milliseconds
 
 
 def pytest_configure():
-    if "PYTEST_XDIST_WORKER" not in os.environ and not takes_output():
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    refusing = [1] * (not takes_output()) + [2] * (sys.__stderr__ is None)
+    if "PYTEST_XDIST_WORKER" not in os.environ and refusing:
+        for number in refusing:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), number)
         os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])  # pytest keeps hold of the stream it began with
     gc.set_threshold(100_000, 20, 100)  # a compile makes millions of objects that live until it ends
 
