@@ -223,6 +223,7 @@ EMBED_TOKENS = KernelExercise(
                 ((1, 1, 2), (2, 3, 0), (3, 5, 4), (4, 128, 1), (3, 129, 7), (5, 300, 2))),
     launch=lambda T, C, **_: (T, 128),
     observe_sizes=({"T": 4, "C": 128, "before": 1}, {"T": 3, "C": 129, "before": 7}),
+    benign_races=False,  # each number is copied by one thread
     domain=(*of((1, 2), HUGE_AND_TINY, NEGATIVE),
             Reach("all tokens are the first of the table", lambda rng, ids, *others: (0 * ids, *others)),
             Reach("all tokens are the last of the table",
