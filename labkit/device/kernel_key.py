@@ -290,7 +290,8 @@ def own_files() -> str:
     """labkit's files that have instructions of their own. Asked for early, so that it is of those that are imported."""
     here = Path(__file__).parent
     return _digest(*(hashlib.sha256((here / name).read_bytes()).hexdigest()
-                     for name in ("__init__.py", "ptx_gpu.py", "u32_gpu.py", "unsigned.py")))
+                     for name in ("__init__.py", "ptx_gpu.py", "u32_gpu.py", "unsigned.py", "../simt/unsigned.py",
+                                  "../simt/runtime/operators.py")))
 
 
 PACKAGES = ("numba", "numba-cuda", "llvmlite", "numpy", "cuda-bindings", "cuda-core")

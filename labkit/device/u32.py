@@ -6,7 +6,7 @@
     rows, cols = u32.shape(out)
     for k in u32.range(depth): ...
 
-In the course's kernels arithmetic on them stays in 32 bits (labkit.simt.unsigned); anywhere else it has Numba's types.
+Arithmetic on them has Numba's types, but in packages with the rule of labkit.simt.unsigned, where it stays in 32 bits.
 """
 
 from labkit import device

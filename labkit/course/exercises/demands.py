@@ -34,7 +34,7 @@ class Demand:
 
 
 def asks(asked: str, *also: Demand) -> Callable[[Callable], Demand]:
-    """Makes a function a Demand, which asks for what others ask for, too."""
+    """Make a function a Demand that includes the checks of others."""
     def made(unmet: Callable) -> Demand:
         checks = (unmet, *also)
         return Demand(" ".join([asked, *(each.asked for each in also)]),
