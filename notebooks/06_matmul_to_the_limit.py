@@ -52,7 +52,7 @@ for p in (1, 2, 4, 8, 16):
 # %%
 from labkit.kernels.matmul.float32 import make_matmul_register_blocked
 
-show_source(make_matmul_register_blocked, "acc = cuda.local.array", "start = uint32(start")
+show_source(make_matmul_register_blocked, "acc = cuda.local.array", "# both tiles are free")
 
 # %% [markdown]
 # The p × p running totals are the thread's *accumulators*. `cuda.local.array` makes an array that belongs to one
@@ -150,7 +150,7 @@ plots.overlap()
 # %%
 from labkit.kernels.matmul.float32 import make_matmul_double_buffered
 
-show_source(make_matmul_double_buffered, "fill, start =", "fill = uint32(uint32(TILES) - fill)")
+show_source(make_matmul_double_buffered, "fill, start =", "fill = TILES - fill")
 
 # %% [markdown]
 # Follow the loop. The numbers that were loaded during the last round go to shared memory. Barrier. The loads of the
@@ -211,7 +211,7 @@ climb(h200, "pipelined")
 import textwrap
 
 import numpy as np
-from numba import float32, uint32
+from numba import float32
 
 from labkit import cuda, observe, ptx
 
@@ -219,12 +219,12 @@ from labkit import cuda, observe, ptx
 @cuda.jit
 def no_wait_kernel(a, out):
     tile = cuda.shared.array(64, float32)
-    i = uint32(cuda.threadIdx.x)
+    i = cuda.threadIdx.x
     ptx.cp_async_4(tile, i, a, i, 4)
     ptx.cp_async_commit()
     # ptx.cp_async_wait(0) belongs here
     cuda.syncthreads()
-    out[i] = tile[uint32(63) - i]
+    out[i] = tile[63 - i]
 
 
 numbers = np.arange(64, dtype=np.float32)

@@ -5,7 +5,7 @@
 # `hint("linear_patch")` gives a hint, and a second call a better one.
 
 # %%
-from numba import float32, uint32
+from numba import float32
 
 from labkit import check, cuda, hint, ptx
 
@@ -91,12 +91,12 @@ outer_tiles = None  # write the kernel
 @cuda.jit
 def outer_tiles(x, y, out):
     col, row = cuda.grid(2)
-    row, col = uint32(row * 4), uint32(col * 4)
+    row, col = row * 4, col * 4
     if row < out.shape[0] and col < out.shape[1]:
         a = ptx.load_nc4(x, row)
         b0, b1, b2, b3 = ptx.load_nc4(y, col)
         for i in range(4):
-            at = uint32((row + uint32(i)) * out.shape[1] + col)
+            at = (row + i) * out.shape[1] + col
             ptx.store_global4(out, at, a[i] * b0, a[i] * b1, a[i] * b2, a[i] * b3)
 
 
@@ -119,20 +119,20 @@ check("outer_tiles", outer_tiles)
 @cuda.jit
 def mirrored_sums(a, out):
     tile = cuda.shared.array(128, float32)  # two rows
-    i = uint32(cuda.threadIdx.x)
-    rows = uint32(a.shape[0])
+    i = cuda.threadIdx.x
+    rows = a.shape[0]
     ptx.cp_async_4(tile, i, a, i, 4)
     ptx.cp_async_commit()
     total = float32(0.0)
-    row = uint32(0)
+    row = 0
     while row < rows:
-        after = uint32(row + uint32(1))
+        after = row + 1
         if after < rows:
-            ptx.cp_async_4(tile, uint32(after % uint32(2) * uint32(64) + i), a, uint32(after * uint32(64) + i), 4)
+            ptx.cp_async_4(tile, after % 2 * 64 + i, a, after * 64 + i, 4)
             ptx.cp_async_commit()
         ptx.cp_async_wait(1)  # the newest group may still be on its way: that is the next row
         cuda.syncthreads()
-        total += tile[row % uint32(2) * uint32(64) + uint32(63) - i]
+        total += tile[row % 2 * 64 + 63 - i]
         cuda.syncthreads()
         row = after
     out[i] = total
@@ -142,20 +142,20 @@ def mirrored_sums(a, out):
 @cuda.jit
 def mirrored_sums(a, out):
     tile = cuda.shared.array(128, float32)  # two rows
-    i = uint32(cuda.threadIdx.x)
-    rows = uint32(a.shape[0])
+    i = cuda.threadIdx.x
+    rows = a.shape[0]
     ptx.cp_async_4(tile, i, a, i, 4)
     ptx.cp_async_commit()
     total = float32(0.0)
-    row = uint32(0)
+    row = 0
     while row < rows:
-        after = uint32(row + uint32(1))
+        after = row + 1
         if after < rows:
-            ptx.cp_async_4(tile, uint32(after % uint32(2) * uint32(64) + i), a, uint32(after * uint32(64) + i), 4)
+            ptx.cp_async_4(tile, after % 2 * 64 + i, a, after * 64 + i, 4)
         ptx.cp_async_commit()  # in every round: in the last one the group is empty, and the wait still counts right
         ptx.cp_async_wait(1)
         cuda.syncthreads()  # this row is everybody's
-        total += tile[row % uint32(2) * uint32(64) + uint32(63) - i]
+        total += tile[row % 2 * 64 + 63 - i]
         cuda.syncthreads()  # everybody has read it: its place may be filled again
         row = after
     out[i] = total

@@ -7,7 +7,7 @@
 # They run without a GPU: the CPU device does what the instruction does, lane by lane.
 
 # %%
-from numba import float32, uint32
+from numba import float32
 
 from labkit import check, cuda, hint, ptx
 
@@ -50,11 +50,11 @@ check("predict_lanes", a_lane=a_lane, a_register=a_register, b_lane=b_lane, b_re
 # %%
 @cuda.jit
 def one_mma(a, b, out):
-    lane = uint32(cuda.threadIdx.x)
-    g, q = uint32(lane // uint32(4)), uint32(lane % uint32(4))
-    top = uint32(uint32(cuda.blockIdx.x) * uint32(16))  # the first of this block's rows of a and out
+    lane = cuda.threadIdx.x
+    g, q = lane // 4, lane % 4
+    top = cuda.blockIdx.x * 16  # the first of this block's rows of a and out
     ### BEGIN SOLUTION
-    row, col = uint32(top + g), uint32(uint32(2) * q)
+    row, col = top + g, 2 * q
     a0 = ptx.pack_half2(float32(a[row, col]), float32(a[row, col + 1]))
     a1 = ptx.pack_half2(float32(a[row + 8, col]), float32(a[row + 8, col + 1]))
     a2 = ptx.pack_half2(float32(a[row, col + 8]), float32(a[row, col + 9]))
@@ -88,11 +88,11 @@ linear_mma = None  # write the kernel
 ### BEGIN SOLUTION
 @cuda.jit
 def linear_mma(x, w, out):
-    lane = uint32(cuda.threadIdx.x)
-    g, pair = uint32(lane // uint32(4)), uint32(lane % uint32(4) * uint32(2))
-    row = uint32(uint32(cuda.blockIdx.y) * uint32(16) + g)
-    left = uint32(uint32(cuda.blockIdx.x) * uint32(8))
-    n = uint32(left + g)
+    lane = cuda.threadIdx.x
+    g, pair = lane // 4, lane % 4 * 2
+    row = cuda.blockIdx.y * 16 + g
+    left = cuda.blockIdx.x * 8
+    n = left + g
     c0, c1, c2, c3 = float32(0.0), float32(0.0), float32(0.0), float32(0.0)
     for start in range(0, x.shape[1], 16):
         k = start + pair
@@ -103,7 +103,7 @@ def linear_mma(x, w, out):
         b0 = ptx.pack_half2(float32(w[n, k]), float32(w[n, k + 1]))
         b1 = ptx.pack_half2(float32(w[n, k + 8]), float32(w[n, k + 9]))
         c0, c1, c2, c3 = ptx.mma_m16n8k16_f32_f16(a0, a1, a2, a3, b0, b1, c0, c1, c2, c3)
-    col = uint32(left + pair)
+    col = left + pair
     out[row, col], out[row, col + 1] = c0, c1
     out[row + 8, col], out[row + 8, col + 1] = c2, c3
 
@@ -126,26 +126,26 @@ check("linear_mma", linear_mma)
 @cuda.jit
 def swizzled_transpose(a, out):
     tile = cuda.shared.array(1024, float32)
-    lane = uint32(cuda.threadIdx.x)
-    left = uint32(uint32(cuda.blockIdx.x) * uint32(32))  # the first of this block's rows of a
+    lane = cuda.threadIdx.x
+    left = cuda.blockIdx.x * 32  # the first of this block's rows of a
     for row in range(32):
-        tile[uint32(row) * uint32(32) + lane] = a[left + uint32(row), lane]
+        tile[row * 32 + lane] = a[left + row, lane]
     cuda.syncwarp()
     for col in range(32):
-        out[col, left + lane] = tile[lane * uint32(32) + uint32(col)]
+        out[col, left + lane] = tile[lane * 32 + col]
 
 
 ### BEGIN SOLUTION
 @cuda.jit
 def swizzled_transpose(a, out):
     tile = cuda.shared.array(1024, float32)
-    lane = uint32(cuda.threadIdx.x)
-    left = uint32(uint32(cuda.blockIdx.x) * uint32(32))  # the first of this block's rows of a
+    lane = cuda.threadIdx.x
+    left = cuda.blockIdx.x * 32  # the first of this block's rows of a
     for row in range(32):
-        tile[uint32(row) * uint32(32) + (lane ^ uint32(row))] = a[left + uint32(row), lane]
+        tile[row * 32 + (lane ^ row)] = a[left + row, lane]
     cuda.syncwarp()
     for col in range(32):
-        out[col, left + lane] = tile[lane * uint32(32) + (uint32(col) ^ lane)]
+        out[col, left + lane] = tile[lane * 32 + (col ^ lane)]
 
 
 ### END SOLUTION

@@ -2,14 +2,17 @@
 
     @pytest.mark.sampled(6)                 of a parametrised test, six cases stay; the others are a sweep
     @pytest.mark.sampled(1, by="op")        the same for each value of a parameter: one case of each op
+    @pytest.mark.sampled(6, sweep=100)      of the others, a hundred are in the sweep and the rest are slow
 
 Cases that are marked `sweep` themselves, because they are expensive, are not among those that stay.
 
-The choice is made by a hash of the case's id, so it is the same in every run and every process.
-pytest -m sweep runs the others, pytest -m '' all of them; another word in LABKIT_SAMPLE draws another sample.
+The choice is made by a hash of the case's id, so it is the same in every run and every process; another word in
+LABKIT_SAMPLE draws another sample. pytest -m sweep runs the others, pytest -m slow what is left of those, and
+pytest -m '' all of them.
 """
 
 import hashlib
+import math
 import os
 from collections import defaultdict
 
@@ -37,9 +40,12 @@ def mark_sweeps(items) -> None:
             by = marker.kwargs.get("by")
             names = (by,) if isinstance(by, str) else by or ()
             values = tuple(_name(item.callspec.params[name]) for name in names)
-            groups[item.path, item.originalname, values].append((item, marker.args[0]))
+            chosen = marker.args[0], marker.kwargs.get("sweep", math.inf)
+            groups[item.path, item.originalname, values].append((item, *chosen))
     for members in groups.values():
         members.sort(key=lambda member: _order(member[0]))
-        for number, (item, count) in enumerate(members):
-            if number >= count:
+        for number, (item, count, more) in enumerate(members):
+            if number >= count + more:
+                item.add_marker(pytest.mark.slow)
+            elif number >= count:
                 item.add_marker(pytest.mark.sweep)

@@ -42,6 +42,13 @@ def test_so_many_stay_of_all_or_of_each_value_the_same_ones_each_time(monkeypatc
     assert staying(cases(5)) != before
 
 
+def test_of_a_long_sweep_a_part_is_slow():
+    items = cases(5, sweep=4)
+    assert len(staying(items)) == 5 + 7
+    marks = [[mark for mark in ("sweep", "slow") if item.get_closest_marker(mark)] for item in items]
+    assert sorted(marks) == [*[[]] * 5, *[["slow"]] * 7, *[["sweep"]] * 4]
+
+
 def test_a_case_that_is_a_sweep_by_itself_takes_no_place_of_another():
     items = cases(5)
     chosen = set(staying(cases(5)))

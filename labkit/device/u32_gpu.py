@@ -20,7 +20,7 @@ from numba.cuda.cudaimpl import registry as lowering  # noqa: E402
 from numba.cuda.extending import intrinsic, models, register_model  # noqa: E402
 from numba.cuda.typing.templates import AbstractTemplate, AttributeTemplate, signature  # noqa: E402
 
-U32, I32 = types.uint32, ir.IntType(32)
+U32, I32, I64 = types.uint32, ir.IntType(32), ir.IntType(64)
 
 
 def _named(name, made):
@@ -132,29 +132,32 @@ size = _of_array("size", lambda array: U32, lambda context, builder, returned, a
 # --- range ------------------------------------------------------------------------------------------------------------
 
 
-class _RangeIterator(types.SimpleIteratorType):
-    def __init__(self):
-        super().__init__("u32.range_iterator", U32)
+class _Iterator(types.SimpleIteratorType):
+    """`counter`: the type that the loop counts in."""
+
+    def __init__(self, counter):
+        self.counter = counter
+        super().__init__(f"u32.range_iterator({counter})", U32)
 
 
 class _Range(types.SimpleIterableType):
-    def __init__(self):
-        super().__init__("u32.range", _RangeIterator())
-
-
-RANGE, ITERATOR = _Range(), _RangeIterator()
+    def __init__(self, counter):
+        self.counter = counter
+        super().__init__(f"u32.range({counter})", _Iterator(counter))
 
 
 @register_model(_Range)
 class _RangeModel(models.StructModel):
     def __init__(self, dmm, fe_type):
-        super().__init__(dmm, fe_type, [("start", U32), ("stop", U32), ("step", U32)])
+        super().__init__(dmm, fe_type, [(name, fe_type.counter) for name in ("start", "stop", "step")])
 
 
-@register_model(_RangeIterator)
+@register_model(_Iterator)
 class _IteratorModel(models.StructModel):
     def __init__(self, dmm, fe_type):
-        super().__init__(dmm, fe_type, [("current", types.EphemeralPointer(U32)), ("stop", U32), ("step", U32)])
+        counter = fe_type.counter
+        super().__init__(dmm, fe_type, [("current", types.EphemeralPointer(counter)), ("stop", counter),
+                                        ("step", counter)])
 
 
 def range(*args):
@@ -162,12 +165,17 @@ def range(*args):
 
 
 class _RangeTyping(AbstractTemplate):
+    """A loop in steps counts in 64 bits: an address that goes by its variable becomes a pointer that moves with it, as
+    LLVM cannot tell that 32 bits would not wrap. It can of a loop by one, where 32 bits take fewer registers."""
+
     key = range
+    prefer_literal = True
 
     def generic(self, args, kws):
-        if 1 <= len(args) <= 3 and all(isinstance(types.unliteral(arg), types.Integer) for arg in args):
-            return signature(RANGE, *[U32] * len(args))
-        return None
+        if not 1 <= len(args) <= 3 or not all(isinstance(types.unliteral(arg), types.Integer) for arg in args):
+            return None
+        in_steps = len(args) == 3 and not all(isinstance(arg, types.IntegerLiteral) for arg in args)
+        return signature(_Range(types.uint64 if in_steps else U32), *[U32] * len(args))
 
 
 typing.register_global(_named("range", range), types.Function(_RangeTyping))
@@ -177,32 +185,35 @@ typing.register_global(_named("range", range), types.Function(_RangeTyping))
 @lowering.lower(range, U32, U32)
 @lowering.lower(range, U32, U32, U32)
 def _make_range(context, builder, sig, args):
-    made = cgutils.create_struct_proxy(RANGE)(context, builder)
-    made.start = args[0] if len(args) > 1 else I32(0)
+    counter = ir.IntType(sig.return_type.counter.bitwidth)
+    args = [builder.zext(arg, counter) for arg in args]
+    made = cgutils.create_struct_proxy(sig.return_type)(context, builder)
+    made.start = args[0] if len(args) > 1 else counter(0)
     made.stop = args[min(1, len(args) - 1)]
-    made.step = args[2] if len(args) > 2 else I32(1)
+    made.step = args[2] if len(args) > 2 else counter(1)
     return made._getvalue()
 
 
 @lowering.lower("getiter", _Range)
 def _iterate(context, builder, sig, args):
-    over = cgutils.create_struct_proxy(RANGE)(context, builder, args[0])
-    made = cgutils.create_struct_proxy(ITERATOR)(context, builder)
+    over = cgutils.create_struct_proxy(sig.args[0])(context, builder, args[0])
+    made = cgutils.create_struct_proxy(sig.return_type)(context, builder)
     made.current = cgutils.alloca_once_value(builder, over.start)
     made.stop, made.step = over.stop, over.step
     return made._getvalue()
 
 
-@lowering.lower("iternext", _RangeIterator)
+@lowering.lower("iternext", _Iterator)
 @iternext_impl(RefType.UNTRACKED)
 def _next(context, builder, sig, args, result):
-    iterator = cgutils.create_struct_proxy(ITERATOR)(context, builder, args[0])
+    iterator = cgutils.create_struct_proxy(sig.args[0])(context, builder, args[0])
     current = builder.load(iterator.current)
-    is_valid = builder.icmp_unsigned("<", current, iterator.stop)
-    result.set_valid(is_valid)
-    with builder.if_then(is_valid):
-        result.yield_(current)
-        builder.store(builder.add(current, iterator.step), iterator.current)
+    result.set_valid(builder.icmp_unsigned("<", current, iterator.stop))
+    # All of this also after the last round: a branch would stay in every round, and keep LLVM from counting them.
+    if current.type.width == 64:
+        builder.assume(builder.icmp_unsigned("<", current, I64(1 << 32)))
+    result.yield_(builder.trunc(current, I32))
+    builder.store(builder.add(current, iterator.step), iterator.current)
 
 
 missing = set(meaning.NAMES) - set(globals())

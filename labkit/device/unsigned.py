@@ -7,6 +7,9 @@ makes 32-bit arithmetic of that.
 
 from __future__ import annotations
 
+import itertools
+
+import numpy as np
 from numba.cuda import types
 from numba.cuda.compiler import CUDACompiler
 from numba.cuda.core import ir
@@ -57,6 +60,7 @@ def _operator(function, with_constant):
 NARROW = {(function, with_constant): _operator(function, with_constant)
           for function in unsigned.OPERATORS.values() for with_constant in (False, True)}
 NAMES = {function: name for name, function in unsigned.OPERATORS.items()}
+_NUMBERS = itertools.count()
 
 
 class _Constants:
@@ -67,20 +71,55 @@ class _Constants:
         for block in blocks.values():
             for statement in block.find_insts(ir.Assign):
                 self.values.setdefault(statement.target.name, []).append(statement.value)
+        self.returned = {value.value.name for values in self.values.values() for value in values
+                         if isinstance(value, ir.Expr) and value.op == "cast"}
 
     def of(self, variable):
         """The value of a variable that is assigned once, to a constant; None for another."""
         assigned = self.values.get(variable.name, ())
         return self._value(assigned[0]) if len(assigned) == 1 else None
 
+    def known(self, variable):
+        """The object that a variable is: a global, one of the enclosing function, or a module's; None for another."""
+        assigned = self.values.get(variable.name, ())
+        only = assigned[0] if len(assigned) == 1 else None
+        if isinstance(only, ir.Expr) and only.op == "getattr":
+            return getattr(self.known(only.value), only.attr, None)
+        return only.value if isinstance(only, (ir.Global, ir.FreeVar)) else None
+
     def _value(self, assigned):
         if isinstance(assigned, (ir.Const, ir.Global, ir.FreeVar)):
             return assigned.value if type(assigned.value) is int else None
         if isinstance(assigned, ir.Var):
             return self.of(assigned)
-        if isinstance(assigned, ir.Expr) and assigned.op == "binop" and assigned.fn in NAMES:
+        if not isinstance(assigned, ir.Expr):
+            return None
+        if assigned.op == "binop" and assigned.fn in NAMES:
             return unsigned.folded(NAMES[assigned.fn], self.of(assigned.lhs), self.of(assigned.rhs))
+        if assigned.op == "static_getitem":
+            return self._item(assigned.value, assigned.index)
         return None
+
+    def _item(self, variable, index):
+        """An item of the tuple at the right of `a, b, c, d = ...`."""
+        assigned = self.values.get(variable.name, (None,))[0]
+        while isinstance(assigned, ir.Expr) and assigned.op == "exhaust_iter":
+            assigned = self.values[assigned.value.name][0]
+        if isinstance(assigned, ir.Expr) and assigned.op == "build_tuple" and type(index) is int:
+            return self.of(assigned.items[index])
+        if isinstance(assigned, ir.Const) and isinstance(assigned.value, tuple) and type(index) is int:
+            return assigned.value[index] if type(assigned.value[index]) is int else None
+        return None
+
+    def is_returned(self, statement):
+        """True for what a function returns, before it gets the type of all that it returns."""
+        return statement.target.name in self.returned
+
+    def merged(self, statement):
+        """The constant that an assignment gives to a variable that has other values as well, or returns; else None."""
+        if isinstance(statement.value, ir.Expr) and statement.value.op == "cast":  # of what is returned
+            return self.of(statement.value.value)
+        return self._value(statement.value) if len(self.values[statement.target.name]) > 1 else None
 
 
 @register_pass(mutates_CFG=False, analysis_only=False)
@@ -96,11 +135,49 @@ class NarrowOperators(FunctionPass):
         blocks = state.func_ir.blocks
         constants = _Constants(blocks)
         for block in blocks.values():
-            for statement in block.find_insts(ir.Assign):
-                expression = statement.value
-                if isinstance(expression, ir.Expr) and expression.op in ("binop", "inplace_binop"):
-                    self._narrow(statement, expression, constants)
+            body, block.body = block.body, []
+            for statement in body:
+                if isinstance(statement, ir.Assign):
+                    block.body += self._assignment(statement, statement.value, constants)
+                else:
+                    block.body.append(statement)
         return True
+
+    def _assignment(self, statement, value, constants):
+        """The statements for an assignment, which is changed."""
+        merged = constants.merged(statement)
+        if unsigned.is_constant(merged):
+            statement.value = ir.Const(np.uint32(merged), value.loc)
+        elif isinstance(value, ir.Expr) and value.op in ("binop", "inplace_binop"):
+            self._narrow(statement, value, constants)
+        elif isinstance(value, ir.Expr) and value.op == "call":
+            return [*self._narrow_arguments(value, constants), statement]
+        elif isinstance(value, ir.Expr) and value.op == "build_tuple" and constants.is_returned(statement):
+            value.items, before = self._narrowed(value.items, constants)
+            return [*before, statement]
+        return [statement]
+
+    def _narrow_arguments(self, call, constants):
+        """Make a uint32 of each constant for a device function with the rule, for min or for max; the assignments."""
+        function = constants.known(call.func)
+        if function not in unsigned.CHOOSING and not unsigned.follows(getattr(function, "py_func", None)):
+            return []
+        call.args, before = self._narrowed(call.args, constants)
+        values, more = self._narrowed([arg for _, arg in call.kws], constants)
+        call.kws = [(name, value) for (name, _), value in zip(call.kws, values, strict=True)]
+        return before + more
+
+    @staticmethod
+    def _narrowed(variables, constants):
+        """(the variables, with new ones in place of constants; the assignments of those)"""
+        found, before = [], []
+        for variable in variables:
+            value = constants.of(variable)
+            if unsigned.is_constant(value):
+                variable = ir.Var(variable.scope, f"{variable.name}.narrow.{next(_NUMBERS)}", variable.loc)
+                before.append(ir.Assign(ir.Const(np.uint32(value), variable.loc), variable, variable.loc))
+            found.append(variable)
+        return found, before
 
     @staticmethod
     def _narrow(statement, expression, constants):

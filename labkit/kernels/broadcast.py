@@ -10,7 +10,7 @@ The arrays come in flat and each rank works out its own index: x*(Y*Z) + y*Z + z
 import numpy as np
 from numba import uint32
 
-from labkit import cuda
+from labkit import cuda, u32
 from labkit.kernels.arguments import blocks_for, check_array, check_block
 from labkit.kernels.baselines import numpy_cupy_torch
 from labkit.kernels.op import Op, Work, rung, uniform
@@ -24,8 +24,7 @@ def broadcast_add_reference(a, b, c):
 
 @cuda.jit
 def broadcast_add_strided_kernel(a, b, c, out, nx, ny, nz):
-    x, y, z = cuda.grid(3)  # neighbouring threads differ in x: their elements lie Y*Z apart
-    x, y, z = uint32(x), uint32(y), uint32(z)
+    x, y, z = u32.grid(3)  # neighbouring threads differ in x: their elements lie Y*Z apart
     if x < nx and y < ny and z < nz:
         pair = x * ny + y
         i = pair * nz + z

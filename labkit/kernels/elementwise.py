@@ -4,13 +4,12 @@ Shapes  vector_add: a, b, out (n,).  volume_add: a, b, out (nz, ny, nx).  float3
 Work    n additions; 12*n bytes: read a, read b, write out. The limit is memory
 Source  CUDA C++ Programming Guide, "Thread Hierarchy"
 
-Indices are uint32. Numba's default, int64, may be negative, and Numba then adds a wraparound test to each access.
+Indices are unsigned, in 32 bits (labkit.u32). Numba's own may be negative, and each access then has a test for that.
 """
 
 import numpy as np
-from numba import uint32
 
-from labkit import cuda
+from labkit import cuda, u32
 from labkit.kernels.arguments import blocks_for, check_array, check_block
 from labkit.kernels.baselines import Baseline, numpy_cupy_torch
 from labkit.kernels.libraries import triton_vector_add
@@ -26,7 +25,7 @@ def vector_add_reference(a, b):
 
 @cuda.jit
 def vector_add_per_thread_kernel(a, b, out):
-    i = uint32(cuda.grid(1))
+    i = u32.grid(1)
     if i < out.size:  # the last block hangs over the end
         out[i] = a[i] + b[i]
 
@@ -40,12 +39,10 @@ def vector_add_per_thread(a, b, out, stream=0, block=BLOCK):
 
 @cuda.jit
 def vector_add_grid_stride_kernel(a, b, out):
-    i = uint32(cuda.grid(1))
-    stride = uint32(cuda.gridsize(1))
-    n = uint32(out.size)
-    while i < n:  # while, not range: Numba's range counts its steps with a 64-bit division first
+    stride = u32.gridsize(1)
+    n = u32.size(out)
+    for i in u32.range(u32.grid(1), n, stride):
         out[i] = a[i] + b[i]
-        i += stride
 
 
 @rung(kernel=vector_add_grid_stride_kernel, idea="a fixed grid walks the vector")
@@ -58,20 +55,20 @@ def vector_add_grid_stride(a, b, out, stream=0, block=BLOCK, max_blocks=1024):
 
 @cuda.jit
 def vector_add_four_loads_kernel(a, b, out):
-    width = uint32(cuda.blockDim.x)
-    i = uint32(cuda.blockIdx.x) * width * uint32(4) + uint32(cuda.threadIdx.x)
-    n = uint32(out.size)
-    last = i + uint32(3) * width
+    width = u32.blockDim.x
+    i = u32.blockIdx.x * width * 4 + u32.threadIdx.x
+    n = u32.size(out)
+    last = i + 3 * width
     if last < n:
         # All eight loads stand before the first store. The compiler may not move them there:
         # for all it knows, out is a or b.
         first = a[i] + b[i]
         second = a[i + width] + b[i + width]
-        third = a[i + uint32(2) * width] + b[i + uint32(2) * width]
+        third = a[i + 2 * width] + b[i + 2 * width]
         fourth = a[last] + b[last]
         out[i] = first
         out[i + width] = second
-        out[i + uint32(2) * width] = third
+        out[i + 2 * width] = third
         out[last] = fourth
     else:
         while i < n:
@@ -130,8 +127,7 @@ def volume_add_1d(a, b, out, stream=0, block=1024):
 
 @cuda.jit
 def volume_add_3d_kernel(a, b, out, nx, ny, nz):
-    x, y, z = cuda.grid(3)
-    x, y, z = uint32(x), uint32(y), uint32(z)
+    x, y, z = u32.grid(3)
     if x < nx and y < ny and z < nz:  # a block can hang over on each of the three sides
         i = x + y * nx + z * nx * ny
         out[i] = a[i] + b[i]

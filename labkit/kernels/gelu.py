@@ -13,9 +13,9 @@ They differ by less than 0.0005 everywhere. As (1 + tanh(u)) / 2 = 1 / (1 + exp(
 import math
 
 import numpy as np
-from numba import float32, uint32
+from numba import float32
 
-from labkit import cuda
+from labkit import cuda, u32
 from labkit.device import ptx
 from labkit.kernels.arguments import aligned, check_array
 from labkit.kernels.baselines import Baseline
@@ -72,7 +72,7 @@ def gelu_tanh_approx(x):
 def make_gelu_per_thread(gelu):
     @cuda.jit
     def gelu_per_thread_kernel(x, out):
-        i = uint32(cuda.grid(1))
+        i = u32.grid(1)
         if i < x.size:
             out[i] = gelu(x[i])
 
@@ -82,15 +82,15 @@ def make_gelu_per_thread(gelu):
 def make_gelu_vectorized(gelu):
     @cuda.jit
     def gelu_vectorized_kernel(x, out):
-        i = uint32(uint32(4) * uint32(cuda.grid(1)))
-        n = uint32(x.size)
-        if uint32(i + uint32(3)) < n:
+        i = 4 * u32.grid(1)
+        n = u32.size(x)
+        if i + 3 < n:
             a, b, c, d = ptx.load_global4(x, i)  # not load_nc4: in place, x is written in this kernel
             ptx.store_global4(out, i, gelu(a), gelu(b), gelu(c), gelu(d))
         else:
             while i < n:
                 out[i] = gelu(x[i])
-                i += uint32(1)
+                i += 1
 
     return gelu_vectorized_kernel
 

@@ -9,9 +9,9 @@ maximum differ in one operation and in their initial value, so one function make
 """
 
 import numpy as np
-from numba import float32, uint32
+from numba import float32
 
-from labkit import cuda
+from labkit import cuda, u32
 from labkit.device import ptx
 from labkit.kernels.arguments import check_array
 from labkit.kernels.baselines import numpy_cupy_torch
@@ -66,15 +66,15 @@ def warp_max(value):
 @cuda.jit(device=True)
 def block_reduce_sum(value, shared):
     """The sum over a block of 2^n threads by a tree in shared memory, which has a place for each thread."""
-    thread = uint32(cuda.threadIdx.x)
+    thread = u32.threadIdx.x
     shared[thread] = value
     cuda.syncthreads()
-    stride = uint32(cuda.blockDim.x) >> uint32(1)
-    while stride > uint32(0):
+    stride = u32.blockDim.x >> 1
+    while stride > 0:
         if thread < stride:
             shared[thread] += shared[thread + stride]
         cuda.syncthreads()
-        stride >>= uint32(1)
+        stride >>= 1
     total = shared[0]
     cuda.syncthreads()  # all have read: the next reduction may overwrite shared[0]
     return total
@@ -83,15 +83,15 @@ def block_reduce_sum(value, shared):
 @cuda.jit(device=True)
 def block_reduce_max(value, shared):
     """As block_reduce_sum: the largest."""
-    thread = uint32(cuda.threadIdx.x)
+    thread = u32.threadIdx.x
     shared[thread] = value
     cuda.syncthreads()
-    stride = uint32(cuda.blockDim.x) >> uint32(1)
-    while stride > uint32(0):
+    stride = u32.blockDim.x >> 1
+    while stride > 0:
         if thread < stride:
             shared[thread] = max(shared[thread], shared[thread + stride])
         cuda.syncthreads()
-        stride >>= uint32(1)
+        stride >>= 1
     largest = shared[0]
     cuda.syncthreads()
     return largest
@@ -103,13 +103,13 @@ def block_sum(value, partial):
 
     partial: shared, 32 elements. Every warp computes the second level, so that sharing it needs no further barrier.
     """
-    thread = uint32(cuda.threadIdx.x)
-    lane, warp = thread & uint32(31), thread >> uint32(5)
+    thread = u32.threadIdx.x
+    lane, warp = thread & 31, thread >> 5
     value = warp_sum(value)
-    if lane == uint32(0):
+    if lane == 0:
         partial[warp] = value
     cuda.syncthreads()
-    total = warp_sum(partial[lane] if lane < uint32(cuda.blockDim.x) >> uint32(5) else ZERO)
+    total = warp_sum(partial[lane] if lane < u32.blockDim.x >> 5 else ZERO)
     cuda.syncthreads()  # all have read: partial is free to overwrite
     return total
 
@@ -117,13 +117,13 @@ def block_sum(value, partial):
 @cuda.jit(device=True)
 def block_max(value, partial):
     """As block_sum: the largest."""
-    thread = uint32(cuda.threadIdx.x)
-    lane, warp = thread & uint32(31), thread >> uint32(5)
+    thread = u32.threadIdx.x
+    lane, warp = thread & 31, thread >> 5
     value = warp_max(value)
-    if lane == uint32(0):
+    if lane == 0:
         partial[warp] = value
     cuda.syncthreads()
-    largest = warp_max(partial[lane] if lane < uint32(cuda.blockDim.x) >> uint32(5) else NOTHING)
+    largest = warp_max(partial[lane] if lane < u32.blockDim.x >> 5 else NOTHING)
     cuda.syncthreads()
     return largest
 
@@ -134,14 +134,12 @@ def block_max(value, partial):
 def make_reduce_sequential(combine, start):
     @cuda.jit
     def reduce_sequential_kernel(x, out):
-        row = uint32(cuda.grid(1))
+        row = u32.grid(1)
         if row < x.shape[0]:
-            cols = uint32(x.shape[1])
+            cols = u32.shape(x)[1]
             total = start
-            col = uint32(0)
-            while col < cols:
+            for col in u32.range(cols):
                 total = combine(total, x[row, col])
-                col += uint32(1)
             out[row] = total
 
     return reduce_sequential_kernel
@@ -151,15 +149,13 @@ def make_reduce_tree(combine, start, block_reduce):
     @cuda.jit
     def reduce_tree_kernel(x, out):
         shared = cuda.shared.array(0, float32)  # as long as the block, which the launch decides
-        row, thread = uint32(cuda.blockIdx.x), uint32(cuda.threadIdx.x)
-        cols = uint32(x.shape[1])
+        row, thread = u32.blockIdx.x, u32.threadIdx.x
+        cols = u32.shape(x)[1]
         total = start
-        col = thread
-        while col < cols:
+        for col in u32.range(thread, cols, u32.blockDim.x):
             total = combine(total, x[row, col])
-            col += uint32(cuda.blockDim.x)
         total = block_reduce(total, shared)
-        if thread == uint32(0):
+        if thread == 0:
             out[row] = total
 
     return reduce_tree_kernel
@@ -168,17 +164,15 @@ def make_reduce_tree(combine, start, block_reduce):
 def make_reduce_warp(combine, start, warp_reduce):
     @cuda.jit
     def reduce_warp_kernel(x, out):
-        thread = uint32(cuda.threadIdx.x)
-        row = uint32(uint32(cuda.blockIdx.x) * uint32(WARPS) + (thread >> uint32(5)))
+        thread = u32.threadIdx.x
+        row = u32.blockIdx.x * WARPS + (thread >> 5)
         if row < x.shape[0]:  # the same for all lanes of a warp: no shuffle misses one
-            cols = uint32(x.shape[1])
+            cols = u32.shape(x)[1]
             total = start
-            col = thread & uint32(31)
-            while col < cols:
+            for col in u32.range(thread & 31, cols, 32):
                 total = combine(total, x[row, col])
-                col += uint32(32)
             total = warp_reduce(total)
-            if thread & uint32(31) == uint32(0):
+            if thread & 31 == 0:
                 out[row] = total
 
     return reduce_warp_kernel
@@ -188,15 +182,13 @@ def make_reduce_two_level(combine, start, block_reduce):
     @cuda.jit
     def reduce_two_level_kernel(x, out):
         partial = cuda.shared.array(32, float32)
-        row, thread = uint32(cuda.blockIdx.x), uint32(cuda.threadIdx.x)
-        cols = uint32(x.shape[1])
+        row, thread = u32.blockIdx.x, u32.threadIdx.x
+        cols = u32.shape(x)[1]
         total = start
-        col = thread
-        while col < cols:
+        for col in u32.range(thread, cols, u32.blockDim.x):
             total = combine(total, x[row, col])
-            col += uint32(cuda.blockDim.x)
         total = block_reduce(total, partial)
-        if thread == uint32(0):
+        if thread == 0:
             out[row] = total
 
     return reduce_two_level_kernel
@@ -206,27 +198,27 @@ def make_reduce_vectorized(combine, start, block_reduce):
     @cuda.jit
     def reduce_vectorized_kernel(x, out):
         partial = cuda.shared.array(32, float32)
-        row, thread = uint32(cuda.blockIdx.x), uint32(cuda.threadIdx.x)
-        cols = uint32(x.shape[1])
+        row, thread = u32.blockIdx.x, u32.threadIdx.x
+        cols = u32.shape(x)[1]
         first = row * cols
-        step = uint32(4) * uint32(cuda.blockDim.x)
-        col = uint32(4) * thread
+        step = 4 * u32.blockDim.x
+        col = 4 * thread
         total = start
-        while col + uint32(3) * step < cols:  # four loads stand before the first use: 64 bytes a thread in flight
+        while col + 3 * step < cols:  # four loads stand before the first use: 64 bytes a thread in flight
             a, b, c, d = ptx.load_nc4(x, first + col)
             e, f, g, h = ptx.load_nc4(x, first + col + step)
-            i, j, k, m = ptx.load_nc4(x, first + col + uint32(2) * step)
-            n, o, p, q = ptx.load_nc4(x, first + col + uint32(3) * step)
+            i, j, k, m = ptx.load_nc4(x, first + col + 2 * step)
+            n, o, p, q = ptx.load_nc4(x, first + col + 3 * step)
             left = combine(combine(combine(a, b), combine(c, d)), combine(combine(e, f), combine(g, h)))
             right = combine(combine(combine(i, j), combine(k, m)), combine(combine(n, o), combine(p, q)))
             total = combine(total, combine(left, right))
-            col += uint32(4) * step
+            col += 4 * step
         while col < cols:
             a, b, c, d = ptx.load_nc4(x, first + col)
             total = combine(total, combine(combine(a, b), combine(c, d)))
             col += step
         total = block_reduce(total, partial)
-        if thread == uint32(0):
+        if thread == 0:
             out[row] = total
 
     return reduce_vectorized_kernel
@@ -411,15 +403,15 @@ REDUCE_MAX = Op(
 @cuda.jit(device=True)
 def block_reduce_sum_racy(value, shared):
     """As block_reduce_sum, without its last barrier, as it is often printed. Right only when called once."""
-    thread = uint32(cuda.threadIdx.x)
+    thread = u32.threadIdx.x
     shared[thread] = value
     cuda.syncthreads()
-    stride = uint32(cuda.blockDim.x) >> uint32(1)
-    while stride > uint32(0):
+    stride = u32.blockDim.x >> 1
+    while stride > 0:
         if thread < stride:
             shared[thread] += shared[thread + stride]
         cuda.syncthreads()
-        stride >>= uint32(1)
+        stride >>= 1
     return shared[0]
 
 
@@ -429,22 +421,18 @@ def make_mean_and_variance(block_reduce):
     @cuda.jit
     def mean_and_variance_kernel(x, out):
         shared = cuda.shared.array(BLOCK, float32)
-        row, thread = uint32(cuda.blockIdx.x), uint32(cuda.threadIdx.x)
-        cols = uint32(x.shape[1])
+        row, thread = u32.blockIdx.x, u32.threadIdx.x
+        cols = u32.shape(x)[1]
         total = ZERO
-        col = thread
-        while col < cols:
+        for col in u32.range(thread, cols, u32.blockDim.x):
             total += x[row, col]
-            col += uint32(cuda.blockDim.x)
         mean = block_reduce(total, shared) / float32(cols)
 
         total = ZERO
-        col = thread
-        while col < cols:
+        for col in u32.range(thread, cols, u32.blockDim.x):
             total += (x[row, col] - mean) * (x[row, col] - mean)
-            col += uint32(cuda.blockDim.x)
         variance = block_reduce(total, shared) / float32(cols)
-        if thread == uint32(0):
+        if thread == 0:
             out[row, 0] = mean
             out[row, 1] = variance
 

@@ -6,9 +6,8 @@ Source  He, Zhang, Ren, Sun: Deep Residual Learning for Image Recognition (2015)
 """
 
 import numpy as np
-from numba import uint32
 
-from labkit import cuda
+from labkit import cuda, u32
 from labkit.device import ptx
 from labkit.kernels.arguments import aligned, check_array
 from labkit.kernels.baselines import numpy_cupy_torch
@@ -23,23 +22,23 @@ def residual_add_reference(x, residual):
 
 @cuda.jit
 def residual_add_per_thread_kernel(x, residual, out):
-    i = uint32(cuda.grid(1))
+    i = u32.grid(1)
     if i < out.size:
         out[i] = x[i] + residual[i]
 
 
 @cuda.jit
 def residual_add_vectorized_kernel(x, residual, out):
-    i = uint32(uint32(4) * uint32(cuda.grid(1)))
-    n = uint32(out.size)
-    if uint32(i + uint32(3)) < n:
+    i = 4 * u32.grid(1)
+    n = u32.size(out)
+    if i + 3 < n:
         a, b, c, d = ptx.load_global4(x, i)  # not load_nc4: in place, x is written in this kernel
         e, f, g, h = ptx.load_global4(residual, i)
         ptx.store_global4(out, i, a + e, b + f, c + g, d + h)
     else:
         while i < n:
             out[i] = x[i] + residual[i]
-            i += uint32(1)
+            i += 1
 
 
 @rung(kernel=residual_add_per_thread_kernel, idea="one element a thread")

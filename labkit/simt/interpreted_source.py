@@ -129,6 +129,9 @@ class ToPython(Lowering):
             return test
         return ast.Call(ast.Name("_branch", ast.Load()), [test], [])
 
+    def visit_Name(self, node):
+        return ast.Name("_unsigned_range", ast.Load()) if getattr(node, "is_unsigned", False) else node
+
     def visit_IfExp(self, node):
         return ast.IfExp(self._branch(self.visit(node.test)), self.visit(node.body), self.visit(node.orelse))
 

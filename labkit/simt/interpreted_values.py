@@ -111,6 +111,15 @@ def _range(*bounds):
     return counted if convert is None else map(convert, counted)
 
 
+def _unsigned_range(*bounds):
+    """u32.range. A GPU's compiler takes it for granted that the variable, which goes one step beyond, does not wrap."""
+    counted = range(*map(numbers.as_integer, bounds))
+    if counted and counted[-1] + counted.step >= 1 << 32:
+        raise ValueError(f"u32.range ends at {counted[-1]:,} with steps of {counted.step:,}; the next number, "
+                         f"{counted[-1] + counted.step:,}, must be less than 2**32")
+    return _range(*bounds)
+
+
 def _as_interpreted(value):
     """Integers are Python's here."""
     if isinstance(value, tuple):
@@ -177,6 +186,7 @@ FUNCTIONS = {
     "round": numbers.rounded,
     "_round_digits": numbers.rounded,
     "range": _range,
+    "_unsigned_range": _unsigned_range,
     "divmod": lambda a, b: (numbers.floor_divide(a, b), numbers.modulo(a, b)),
     "_operator": operator,  # of numbers: see resolve.py for those with types
 }

@@ -147,7 +147,9 @@ class Resolver:
         return self._assign(at(ast.Assign([ast.Subscript(array, index, ast.Store())], value), s))
 
     def _return(self, s):
-        return at(ast.Return(None if s.value is None else self.expression(s.value)), s)
+        if isinstance(s.value, ast.Tuple):
+            return at(ast.Return(at(ast.Tuple([self._merged(v) for v in s.value.elts], ast.Load()), s.value)), s)
+        return at(ast.Return(None if s.value is None else self._merged(s.value)), s)
 
     def _assign(self, s):
         if len(s.targets) == 1 and isinstance(s.targets[0], ast.Name) and s.targets[0].id in self.scope.aliases:
@@ -161,7 +163,9 @@ class Resolver:
             name = s.targets[0].id
             once = self.scope.assigned[name] == 1 and name not in self.scope.params
             return self._declare(*declared, s, self.names[name] if once else None, s.targets[0])
-        value = self.expression(s.value)
+        if self.narrow and len(s.targets) > 1 and self.scope.integer(s.value) is not None:
+            return self.block([at(ast.Assign([t], s.value), s) for t in s.targets])
+        value = self._assigned(s.targets[0], s.value)
         targets = [self.expression(t) for t in s.targets]
         if len(targets) == 1 and isinstance(targets[0], ast.Tuple):
             if isinstance(value, ast.Tuple):
@@ -174,6 +178,22 @@ class Resolver:
                 at(ast.Assign([t], load(name)), s) for t in targets
             ]
         return at(ast.Assign(targets, value), s)
+
+    def _assigned(self, target, node):
+        """The value of an assignment: a constant is a uint32 for a variable that has other values as well."""
+        if isinstance(target, ast.Tuple) and isinstance(node, ast.Tuple) and len(target.elts) == len(node.elts):
+            pairs = zip(target.elts, node.elts, strict=True)
+            return at(ast.Tuple([self._assigned(t, v) for t, v in pairs], ast.Load()), node)
+        if isinstance(target, ast.Name) and (self.scope.assigned[target.id] > 1 or target.id in self.scope.params):
+            return self._merged(node)
+        return self.expression(node)
+
+    def _merged(self, node):
+        """One of several values: by the rule of unsigned.py, a constant is a uint32."""
+        value = self.scope.integer(node) if self.narrow else None
+        if not unsigned.is_constant(value):
+            return self.expression(node)
+        return at(ast.Call(self._code("_np.uint32", node), [ast.Constant(value)], []), node)
 
     def _split_tuple(self, target, value, s):
         """col, row = x, y -> two assignments, where no value depends on a target."""
@@ -240,7 +260,9 @@ class Resolver:
         if node.keywords or not 1 <= len(node.args) <= 3:
             self.scope.refuse(node, f"u32.range takes 1 to 3 arguments, {len(node.args)} given")
         wide = [ast.Call(self._code("_np.int64", node), [self.expression(a)], []) for a in node.args]
-        return at(ast.Call(ast.Name("range", ast.Load()), wide, []), node)
+        function = ast.Name("range", ast.Load())
+        function.is_unsigned = True
+        return at(ast.Call(function, wide, []), node)
 
     def _loop_body(self, s):
         """(body, []), or for a loop with an else, (body, [before the loop, after it])."""
@@ -374,6 +396,11 @@ class Resolver:
                 return self._narrow(node)
         if isinstance(node, ast.Call):
             return self._call(node)
+        if isinstance(node, ast.IfExp):
+            arms = self._merged(node.body), self._merged(node.orelse)
+            return ast.copy_location(ast.IfExp(self.expression(node.test), *arms), node)
+        if isinstance(node, ast.BoolOp):
+            return ast.copy_location(ast.BoolOp(node.op, [self._merged(v) for v in node.values]), node)
         if isinstance(node, ast.Attribute) and node.attr in _UNCHECKED_ATTRIBUTES:
             self.scope.refuse(node, f".{node.attr} cannot be used in device code")
         if isinstance(node, ast.Subscript):
@@ -483,7 +510,8 @@ class Resolver:
             return self._call_stub(target, node)
         if is_device_function(target):
             return self._call_device(target.py_func, getattr(target, "signature", None), node)
-        arguments = [self.expression(a) for a in node.args]
+        resolve = self._merged if target in unsigned.CHOOSING else self.expression
+        arguments = [resolve(a) for a in node.args]
         ty = as_type(target) if isinstance(target, (types.Type, np.dtype)) or _is_scalar_class(target) else None
         if isinstance(ty, (types.Number, types.Boolean)):
             return self._plain_call(type_code(ty), arguments, node)
@@ -639,8 +667,9 @@ class Resolver:
                 node, f"{function.__name__} has {len(names)} parameters and its signature {len(argument_types)}"
             )
         wanted = dict(zip(names, argument_types, strict=True))
+        resolve = self._merged if unsigned.follows(function) else self.expression
         arguments = [
-            self._converted(self.expression(value) if isinstance(value, ast.AST) else self.embed(value, node),
+            self._converted(resolve(value) if isinstance(value, ast.AST) else self.embed(value, node),
                             wanted[name], node)
             for name, value in given.items()
         ]

@@ -151,11 +151,13 @@ class Scope:
         """Locals set once: to an integer literal (they may be array shapes), to a text (it may name a record's field),
         or to cuda.threadIdx and its kind."""
         for node in ast.walk(self.definition):
+            if isinstance(node, ast.Assign):
+                for target in node.targets:
+                    self._find_set_once(target, node.value)
             if isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
                 name = node.targets[0].id
-                if self.assigned[name] != 1 or name in self.params:
+                if name not in self.set_once:
                     continue
-                self.set_once[name] = node.value
                 if isinstance(node.value, ast.Constant) and type(node.value.value) is int:
                     self.local_constants[name] = node.value.value
                 elif isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
@@ -164,6 +166,14 @@ class Scope:
                     known, obj = self.static(node.value)
                     if known and isinstance(obj, (stubs.Dim3, stubs.Module)):
                         self.aliases[name] = obj
+
+    def _find_set_once(self, target, value):
+        """The names of a target that nothing else sets, with what each is set to."""
+        if isinstance(target, ast.Name) and self.assigned[target.id] == 1 and target.id not in self.params:
+            self.set_once[target.id] = value
+        elif isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple) and len(target.elts) == len(value.elts):
+            for one, of in zip(target.elts, value.elts, strict=True):
+                self._find_set_once(one, of)
 
     def refuse(self, node, what, instead=None):
         advice = f"; {instead}" if instead else ""

@@ -19,7 +19,7 @@ gridsize = Function("gridsize", "ndim", "cuda.gridsize(ndim) as uint32: the thre
                     module="u32")
 shape = Function("shape", "array", "array.shape as a tuple of uint32.", module="u32")
 size = Function("size", "array", "array.size as a uint32.", module="u32")
-range = Function("range", "start stop step", "Python's range over uint32, with a step above 0; stop + step must be "
-                 "less than 2**32.", module="u32")  # fmt: skip
+range = Function("range", "start stop step", "Python's range over uint32, with a step above 0. The number after the "
+                 "last must be less than 2**32: observe() says where it is not.", module="u32")  # fmt: skip
 
 NAMES = ("threadIdx", "blockIdx", "blockDim", "gridDim", "grid", "gridsize", "shape", "size", "range")

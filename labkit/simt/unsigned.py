@@ -6,12 +6,16 @@ All other pairs have Numba's types, and so has every function that is defined el
 source, a global or a variable of the enclosing function, or a local that is set once, to one of those; arithmetic of
 constants is a constant.
 
+Where a constant from 0 to 2**32 - 1 is one of several values, it is a uint32: `stage = 0` of a variable that is set
+again, `16 if inside else 0`, `min(width, 32)`, `return 0`, and an argument for a device function with the rule.
+
 Both devices go by this table: the CPU device in resolve.py, a GPU in a pass over Numba's IR.
 """
 
 from labkit.simt.runtime.operators import OPERATORS
 
 LARGEST = 2**32 - 1
+CHOOSING = (min, max)
 HOMES = set()
 
 

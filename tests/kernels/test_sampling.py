@@ -44,7 +44,7 @@ def test_the_best_rung_agrees():
     assert op("sample") is SAMPLE and op("sample_top_p") is SAMPLE_TOP_P
 
 
-@pytest.mark.sweep
+@pytest.mark.sampled(0, sweep=3)
 @pytest.mark.parametrize("launcher", SAMPLE.rungs, ids=lambda launcher: launcher.__name__)
 @pytest.mark.parametrize("operation", [SAMPLE, SAMPLE_TOP_P], ids=lambda operation: operation.name)
 def test_every_rung_agrees_at_every_size(operation, launcher):
@@ -308,8 +308,9 @@ def chi_square(kept, counts):
     return sum((seen - wanted) ** 2 / wanted for seen, wanted in groups), len(groups) - 1
 
 
-@pytest.mark.parametrize("parameters", [{}, *(pytest.param(one, marks=pytest.mark.sweep) for one in PARAMETERS[1:])],
-                         ids=str)
+@pytest.mark.parametrize("parameters", [
+    {}, *(pytest.param(one, marks=pytest.mark.slow if number % 3 else pytest.mark.sweep)
+          for number, one in enumerate(PARAMETERS[1:]))], ids=str)
 def test_tokens_come_as_often_as_they_should(parameters):
     """Fixed seeds, so the result is fixed: within four deviations of what chi-square is on average."""
     draws = 1000 if not parameters else 4000

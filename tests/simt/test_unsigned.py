@@ -128,6 +128,46 @@ def folded(a, out):
         0xFFFF_FFFE, (0xFFFF_FFFF * 64 + 23) % 2**32, 2**33 + 0xFFFF_FFFF]
 
 
+MERGED = """
+@cuda.jit(device=True)
+def one_of_two(x):
+    if x > 3:
+        return 7
+    return x
+
+
+@cuda.jit(device=True)
+def less(x, y):
+    return x - y
+
+
+@cuda.jit
+def merged(a, out):
+    n, m = 0, 1
+    k = 0
+    while k < 3:
+        n, k = n - a[0], k + 1
+    out[0] = int64(n)
+    out[1] = int64((a[0] if m > 3 else 0) - a[0])
+    out[2] = int64(one_of_two(a[0]) - 8)
+    out[3] = int64(less(FIVE, y=6))
+    i = j = 0
+    if a[0] > 3:
+        i, j = a[0], -1
+    out[4] = int64(i - 2 * a[0])
+    out[5] = int64(j - 2 * a[0])
+    out[6] = int64(min(a[0], FIVE) - max(6, a[0]))
+"""
+
+
+def test_a_constant_that_is_one_of_several_values(load):
+    a, narrow = np.array([5], np.uint32), 2**32
+    assert results(load(MERGED).merged, a, count=7) == [narrow - 15, narrow - 5, narrow - 1, narrow - 1, narrow - 5,
+                                                        2**64 - 11, narrow - 1]
+    assert results(load(MERGED, narrow=False).merged, a, count=7) == [
+        2**64 - 15, 2**64 - 5, 2**64 - 1, 2**64 - 1, 2**64 - 5, 2**64 - 11, 2**64 - 1]
+
+
 DEVICE = """
 @cuda.jit(device=True)
 def one_less(x):
@@ -204,6 +244,14 @@ def test_a_range_with_barriers_and_the_shape_of_two_axes(load):
         out = np.zeros_like(x)
         run(x, out)
         assert (out == x + 8).all()
+
+
+def test_a_range_that_would_wrap_is_an_error_when_observed(load):
+    kernel = load("@cuda.jit\ndef far(ends, out):\n    for i in u32.range(0, ends[0], 1 << 31):\n"
+                  "        out[0] += i\n").far
+    observe(kernel[1, 1], np.array([1 << 30], np.uint32), np.zeros(1, np.int64))
+    with pytest.raises(Exception, match=r"the next number, 4,294,967,296, must be less than 2\*\*32"):
+        observe(kernel[1, 1], np.array([(1 << 31) + 5], np.uint32), np.zeros(1, np.int64))
 
 
 def test_what_may_not_be_called_says_so(load):

@@ -5,7 +5,7 @@ labkit.kernels.matmul.float32.
 """
 
 import numpy as np
-from numba import float32, uint32
+from numba import float32
 
 from labkit import cuda
 from labkit.course.exercises import Edit, KernelExercise, PredictionExercise
@@ -123,12 +123,12 @@ def _make_outer_tiles(swapped=False, guarded=True, apart=4, rows=4):
     @cuda.jit
     def outer_tiles(x, y, out):
         col, row = cuda.grid(2)
-        row, col = uint32(row * apart), uint32(col * apart)
+        row, col = row * apart, col * apart
         if not guarded or (row < out.shape[0] and col < out.shape[1]):
             a = ptx.load_nc4(x, row)
             b = ptx.load_nc4(y, col)
             for i in range(rows):
-                at = uint32((row + uint32(i)) * out.shape[1] + col)
+                at = (row + i) * out.shape[1] + col
                 if swapped:
                     ptx.store_global4(out, at, a[0] * b[i], a[1] * b[i], a[2] * b[i], a[3] * b[i])
                 else:
@@ -223,8 +223,8 @@ MIRRORED_SUMS = KernelExercise(
         "nothing waits for the copies": Edit("ptx.cp_async_wait(1)", ""),
         "no barrier between the wait and the reads":
             Edit("cuda.syncthreads()\n"
-                 "total += tile[row % uint32(2) * uint32(64) + uint32(63) - i]",
-                 "total += tile[row % uint32(2) * uint32(64) + uint32(63) - i]"),
+                 "total += tile[row % 2 * 64 + 63 - i]",
+                 "total += tile[row % 2 * 64 + 63 - i]"),
         "no barrier between the reads and the next copy into the same place":
             Edit("cuda.syncthreads()\n"
                  "row = after",

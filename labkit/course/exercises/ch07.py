@@ -5,7 +5,7 @@ In kernels T, C and K count tiles: 16 rows of the output, 8 of its columns, 16 s
 """
 
 import numpy as np
-from numba import float32, uint32
+from numba import float32
 
 from labkit import cuda
 from labkit.course.exercises import Edit, KernelExercise, PredictionExercise
@@ -45,32 +45,32 @@ def _make_one_mma(a1_down=8, a1_right=0, b_transposed=False, swapped=False, c1_d
 
     @cuda.jit
     def one_mma(a, b, out):
-        lane = uint32(cuda.threadIdx.x)
-        g, q = uint32(lane // uint32(4)), uint32(lane % uint32(4))
+        lane = cuda.threadIdx.x
+        g, q = lane // 4, lane % 4
         if swapped:
-            g, q = uint32(lane % uint32(8)), uint32(lane // uint32(8))
-        top = uint32(uint32(cuda.blockIdx.x) * uint32(16))
-        row, col = uint32(top + g), uint32(uint32(2) * q)
-        one = uint32(1)
-        r, c = uint32(row + uint32(a1_down)), uint32(col + uint32(a1_right))
+            g, q = lane % 8, lane // 8
+        top = cuda.blockIdx.x * 16
+        row, col = top + g, 2 * q
+        one = 1
+        r, c = row + a1_down, col + a1_right
         a0 = ptx.pack_half2(float32(a[row, col]), float32(a[row, col + one]))
         a1 = ptx.pack_half2(float32(a[r, c]), float32(a[r, c + one]))
-        r, c = uint32(row + uint32(a2_down)), uint32(col + uint32(a2_right))
+        r, c = row + a2_down, col + a2_right
         a2 = ptx.pack_half2(float32(a[r, c]), float32(a[r, c + one]))
-        r, c = uint32(row + uint32(8)), uint32(col + uint32(8))
+        r, c = row + 8, col + 8
         a3 = ptx.pack_half2(float32(a[r, c]), float32(a[r, c + one]))
-        k = uint32(uint32(2) * q)
+        k = 2 * q
         if b_transposed:
             b0 = ptx.pack_half2(float32(b[g, k]), float32(b[g, k + one]))
-            b1 = ptx.pack_half2(float32(b[g + uint32(8), k]), float32(b[g + uint32(8), k + one]))
+            b1 = ptx.pack_half2(float32(b[g + 8, k]), float32(b[g + 8, k + one]))
         else:
             b0 = ptx.pack_half2(float32(b[k, g]), float32(b[k + one, g]))
-            b1 = ptx.pack_half2(float32(b[k + uint32(8), g]), float32(b[k + uint32(9), g]))
+            b1 = ptx.pack_half2(float32(b[k + 8, g]), float32(b[k + 9, g]))
         c0, c1, c2, c3 = ptx.mma_m16n8k16_f32_f16(a0, a1, a2, a3, b0, b1, ZERO, ZERO, ZERO, ZERO)
         out[row, col] = c0
-        out[row + uint32(c1_down), col + uint32(c1_right)] = c1
-        out[row + uint32(c2_down), col + uint32(c2_right)] = c2
-        out[row + uint32(8), col + one] = c3
+        out[row + c1_down, col + c1_right] = c1
+        out[row + c2_down, col + c2_right] = c2
+        out[row + 8, col + one] = c3
 
     return one_mma
 
@@ -138,30 +138,30 @@ def _make_linear_mma(backwards=False, keeps=True, whole=True):
 
     @cuda.jit
     def linear_mma(x, w, out):
-        lane = uint32(cuda.threadIdx.x)
-        g, q = uint32(lane // uint32(4)), uint32(lane % uint32(4))
-        row = uint32(uint32(cuda.blockIdx.y) * uint32(16) + g)
-        col = uint32(uint32(cuda.blockIdx.x) * uint32(8))
-        depth, one, eight = uint32(x.shape[1]), uint32(1), uint32(8)
+        lane = cuda.threadIdx.x
+        g, q = lane // 4, lane % 4
+        row = cuda.blockIdx.y * 16 + g
+        col = cuda.blockIdx.x * 8
+        depth, one, eight = x.shape[1], 1, 8
         c0, c1, c2, c3 = ZERO, ZERO, ZERO, ZERO
-        start = uint32(0)
-        while start + uint32(16) <= depth:
-            k = uint32(start + uint32(2) * q)
+        start = 0
+        while start + 16 <= depth:
+            k = start + 2 * q
             a0 = ptx.pack_half2(float32(x[row, k]), float32(x[row, k + one]))
             a1 = ptx.pack_half2(float32(x[row + eight, k]), float32(x[row + eight, k + one]))
             a2 = ptx.pack_half2(float32(x[row, k + eight]), float32(x[row, k + eight + one]))
             a3 = ptx.pack_half2(float32(x[row + eight, k + eight]), float32(x[row + eight, k + eight + one]))
-            n = uint32(col + g)
+            n = col + g
             if backwards:
-                n = uint32(col + eight - one - g)
+                n = col + eight - one - g
             b0 = ptx.pack_half2(float32(w[n, k]), float32(w[n, k + one]))
             b1 = ptx.pack_half2(float32(w[n, k + eight]), float32(w[n, k + eight + one]))
             if keeps:
                 c0, c1, c2, c3 = ptx.mma_m16n8k16_f32_f16(a0, a1, a2, a3, b0, b1, c0, c1, c2, c3)
             else:
                 c0, c1, c2, c3 = ptx.mma_m16n8k16_f32_f16(a0, a1, a2, a3, b0, b1, ZERO, ZERO, ZERO, ZERO)
-            start = uint32(start + uint32(step))
-        left = uint32(col + uint32(2) * q)
+            start += step
+        left = col + 2 * q
         out[row, left], out[row, left + one] = c0, c1
         out[row + eight, left], out[row + eight, left + one] = c2, c3
 
@@ -202,8 +202,8 @@ LINEAR_MMA = KernelExercise(
 
 # --- A swizzled tile -------------------------------------------------------------------------------------------------
 
-WRITE = "tile[uint32(row) * uint32(32) + (lane ^ uint32(row))] = a[left + uint32(row), lane]"
-READ = "out[col, left + lane] = tile[lane * uint32(32) + (uint32(col) ^ lane)]"
+WRITE = "tile[row * 32 + (lane ^ row)] = a[left + row, lane]"
+READ = "out[col, left + lane] = tile[lane * 32 + (col ^ lane)]"
 
 
 @cuda.jit
@@ -256,13 +256,13 @@ SWIZZLED_TRANSPOSE = KernelExercise(
     launch=lambda T: (T, 32),
     domain=of(0, *SUMMED),
     wrong={
-        "written in order and read swizzled": Edit(WRITE, WRITE.replace("(lane ^ uint32(row))", "lane")),
-        "written swizzled and read in order": Edit(READ, READ.replace("(uint32(col) ^ lane)", "uint32(col)")),
+        "written in order and read swizzled": Edit(WRITE, WRITE.replace("(lane ^ row)", "lane")),
+        "written swizzled and read in order": Edit(READ, READ.replace("(col ^ lane)", "col")),
         "not swizzled at all: a column lies in one bank": transpose_in_order,
         "a place of padding instead": transpose_padded,
         "no barrier between the writes and the reads": Edit("cuda.syncwarp()", ""),
         "it reads rows, and so copies":
-            Edit(READ, "out[col, left + lane] = tile[uint32(col) * uint32(32) + (uint32(col) ^ lane)]"),
+            Edit(READ, "out[col, left + lane] = tile[col * 32 + (col ^ lane)]"),
     },
 )
 

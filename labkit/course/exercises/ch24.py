@@ -73,6 +73,7 @@ MEAN_POOL = KernelExercise(
     sizes=tuple({"B": B, "S": S, "C": C} for B, S, C in ((1, 1, 3), (2, 3, 5), (3, 4, 64), (5, 9, 65), (4, 40, 130))),
     launch=lambda B, S, C: ((-(-C // 64), B), 64),
     tolerance=mean_tolerance,
+    benign_races=False,  # each mean is computed by one thread
     domain=(_pooled_with("all sentences are empty", lambda old: 0 * old),
             _pooled_with("every sentence has a single token", lambda old: 0 * old + 1),
             _pooled_with("the first sentence is empty", lambda old: np.where(np.arange(len(old)) == 0, 0, 5)),

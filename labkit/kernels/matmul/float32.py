@@ -5,15 +5,14 @@ Work    2*M*N*K flop; at least 4*(M*K + K*N + M*N) bytes, each matrix moved once
 Source  CUDA C++ Programming Guide, "Shared Memory"; NVIDIA CUTLASS, "Efficient GEMM in CUDA"; S. Boehm, "How to
         Optimize a CUDA Matmul Kernel for cuBLAS-like Performance" (2022)
 
-The loops over K are `while` loops over uint32: in the PTX they cost 21 instructions for four multiply-adds, where
-`range` over uint32 costs 67 and `range` with Numba's default int64 indices 87. uint32 + uint32 is a uint64 in Numba:
-where a sum goes round a loop or into an index, uint32(...) around it keeps it in one register.
+Indices are unsigned, in 32 bits (labkit.u32): with Numba's own, which are signed and have 64, matmul_coalesced takes 3.8
+times as long on an H100.
 """
 
 import numpy as np
-from numba import float32, uint32
+from numba import float32
 
-from labkit import cuda
+from labkit import cuda, u32
 from labkit.device import ptx
 from labkit.kernels.arguments import aligned, blocks_for, check_array, dynamic_shared
 from labkit.kernels.baselines import numpy_cupy_torch
@@ -50,15 +49,12 @@ def matmul_reference(a, b):
 
 @cuda.jit
 def matmul_naive_kernel(a, b, out):
-    row, col = cuda.grid(2)  # neighbouring threads differ in row
-    row, col = uint32(row), uint32(col)
+    row, col = u32.grid(2)  # neighbouring threads differ in row
     if row < out.shape[0] and col < out.shape[1]:
-        depth = uint32(a.shape[1])
+        depth = u32.shape(a)[1]
         total = float32(0.0)  # 0.0 alone would be a float64, and so would the sum
-        k = uint32(0)
-        while k < depth:
+        for k in u32.range(depth):
             total += a[row, k] * b[k, col]
-            k += uint32(1)
         out[row, col] = total
 
 
@@ -71,15 +67,12 @@ def matmul_naive(a, b, out, stream=0):
 
 @cuda.jit
 def matmul_coalesced_kernel(a, b, out):
-    col, row = cuda.grid(2)  # neighbouring threads differ in column: the only change
-    row, col = uint32(row), uint32(col)
+    col, row = u32.grid(2)  # neighbouring threads differ in column: the only change
     if row < out.shape[0] and col < out.shape[1]:
-        depth = uint32(a.shape[1])
+        depth = u32.shape(a)[1]
         total = float32(0.0)
-        k = uint32(0)
-        while k < depth:
+        for k in u32.range(depth):
             total += a[row, k] * b[k, col]
-            k += uint32(1)
         out[row, col] = total
 
 
@@ -97,14 +90,13 @@ def make_matmul_tiled(tile: int):
     def matmul_tiled_kernel(a, b, out):
         a_tile = cuda.shared.array((tile, tile), float32)
         b_tile = cuda.shared.array((tile, tile), float32)
-        x, y = uint32(cuda.threadIdx.x), uint32(cuda.threadIdx.y)
-        col = uint32(cuda.blockIdx.x) * uint32(tile) + x
-        row = uint32(cuda.blockIdx.y) * uint32(tile) + y
-        rows, depth, cols = uint32(a.shape[0]), uint32(a.shape[1]), uint32(b.shape[1])
+        x, y = u32.threadIdx.x, u32.threadIdx.y
+        col = u32.blockIdx.x * tile + x
+        row = u32.blockIdx.y * tile + y
+        rows, depth, cols = u32.shape(a)[0], u32.shape(a)[1], u32.shape(b)[1]
 
         total = float32(0.0)
-        start = uint32(0)
-        while start < depth:
+        for start in u32.range(0, depth, tile):
             # Beyond an edge a tile holds zeros, which add nothing. No thread may leave early: it still has to load.
             a_tile[y, x] = a[row, start + x] if row < rows and start + x < depth else float32(0.0)
             b_tile[y, x] = b[start + y, col] if start + y < depth and col < cols else float32(0.0)
@@ -112,7 +104,6 @@ def make_matmul_tiled(tile: int):
             for k in range(tile):
                 total += a_tile[y, k] * b_tile[k, x]
             cuda.syncthreads()  # both tiles are free to overwrite
-            start += uint32(tile)
 
         if row < rows and col < cols:
             out[row, col] = total
@@ -157,40 +148,38 @@ def make_matmul_register_blocked(thread_tile: int):
         acc = cuda.local.array(count, float32)  # every index is a constant once the loops are unrolled: registers
         a_part = cuda.local.array(thread_tile, float32)
         b_part = cuda.local.array(thread_tile, float32)
-        x, y = uint32(cuda.threadIdx.x), uint32(cuda.threadIdx.y)
-        thread = uint32(y * uint32(16) + x)
-        top = uint32(uint32(cuda.blockIdx.y) * uint32(tile))
-        left = uint32(uint32(cuda.blockIdx.x) * uint32(tile))
-        rows, depth, cols = uint32(a.shape[0]), uint32(a.shape[1]), uint32(b.shape[1])
-        for i in range(count):
+        x, y = u32.threadIdx.x, u32.threadIdx.y
+        thread = y * 16 + x
+        top = u32.blockIdx.y * tile
+        left = u32.blockIdx.x * tile
+        rows, depth, cols = u32.shape(a)[0], u32.shape(a)[1], u32.shape(b)[1]
+        for i in u32.range(count):
             acc[i] = float32(0.0)
 
-        start = uint32(0)
-        while start < depth:
-            for i in range(copies):
-                place = uint32(thread + uint32(i * 256))
-                r, c = uint32(place // uint32(DEPTH)), uint32(place % uint32(DEPTH))
+        for start in u32.range(0, depth, DEPTH):
+            for i in u32.range(copies):
+                place = thread + i * 256
+                r, c = place // DEPTH, place % DEPTH
                 inside = top + r < rows and start + c < depth
                 a_tile[r, c] = a[top + r, start + c] if inside else float32(0.0)
-            for i in range(copies):
-                place = uint32(thread + uint32(i * 256))
-                r, c = uint32(place // uint32(tile)), uint32(place % uint32(tile))
+            for i in u32.range(copies):
+                place = thread + i * 256
+                r, c = place // tile, place % tile
                 inside = start + r < depth and left + c < cols
                 b_tile[r, c] = b[start + r, left + c] if inside else float32(0.0)
             cuda.syncthreads()  # both tiles are complete
             for k in range(DEPTH):
-                for i in range(thread_tile):
-                    a_part[i] = a_tile[y + uint32(16 * i), k]
-                    b_part[i] = b_tile[k, x + uint32(16 * i)]
-                for i in range(thread_tile):  # 2 * thread_tile numbers loaded, for their products
-                    for j in range(thread_tile):
+                for i in u32.range(thread_tile):
+                    a_part[i] = a_tile[y + 16 * i, k]
+                    b_part[i] = b_tile[k, x + 16 * i]
+                for i in u32.range(thread_tile):  # 2 * thread_tile numbers loaded, for their products
+                    for j in u32.range(thread_tile):
                         acc[i * thread_tile + j] += a_part[i] * b_part[j]
             cuda.syncthreads()  # both tiles are free to overwrite
-            start = uint32(start + uint32(DEPTH))
 
-        for i in range(thread_tile):
-            for j in range(thread_tile):
-                row, col = top + y + uint32(16 * i), left + x + uint32(16 * j)
+        for i in u32.range(thread_tile):
+            for j in u32.range(thread_tile):
+                row, col = top + y + 16 * i, left + x + 16 * j
                 if row < rows and col < cols:
                     out[row, col] = acc[i * thread_tile + j]
 
@@ -248,40 +237,38 @@ def make_matmul_vectorized(wide: bool):
         acc = cuda.local.array(64, float32)
         a_part = cuda.local.array(8, float32)
         b_part = cuda.local.array(8, float32)
-        thread = uint32(cuda.threadIdx.x)
-        top = uint32(uint32(cuda.blockIdx.y) * uint32(WIDE))
-        left = uint32(uint32(cuda.blockIdx.x) * uint32(WIDE))
-        depth = uint32(a.shape[1])
-        row, col = uint32(thread // uint32(16) * uint32(4)), uint32(thread % uint32(16) * uint32(4))  # of its tile
-        a_row, a_col = uint32(thread // uint32(2)), uint32(thread % uint32(2) * uint32(4))  # what it loads of a
-        b_row, b_col = uint32(thread // uint32(32)), uint32(thread % uint32(32) * uint32(4))  # and of b
-        a_to = uint32(a_col * uint32(A_LINE) + a_row)
-        b_to = uint32(uint32(DEPTH * A_LINE) + b_row * uint32(WIDE) + b_col)
-        for i in range(64):
+        thread = u32.threadIdx.x
+        top = u32.blockIdx.y * WIDE
+        left = u32.blockIdx.x * WIDE
+        depth = u32.shape(a)[1]
+        row, col = thread // 16 * 4, thread % 16 * 4  # of its tile
+        a_row, a_col = thread // 2, thread % 2 * 4  # what it loads of a
+        b_row, b_col = thread // 32, thread % 32 * 4  # and of b
+        a_to = a_col * A_LINE + a_row
+        b_to = DEPTH * A_LINE + b_row * WIDE + b_col
+        for i in u32.range(64):
             acc[i] = float32(0.0)
 
-        start = uint32(0)
-        while start < depth:
-            p, q, r, s = load(a, uint32(top + a_row), uint32(start + a_col))
-            shared[a_to], shared[a_to + uint32(A_LINE)] = p, q  # a row of a becomes a column
-            shared[a_to + uint32(2 * A_LINE)], shared[a_to + uint32(3 * A_LINE)] = r, s
-            p, q, r, s = load(b, uint32(start + b_row), uint32(left + b_col))
+        for start in u32.range(0, depth, DEPTH):
+            p, q, r, s = load(a, top + a_row, start + a_col)
+            shared[a_to], shared[a_to + A_LINE] = p, q  # a row of a becomes a column
+            shared[a_to + 2 * A_LINE], shared[a_to + 3 * A_LINE] = r, s
+            p, q, r, s = load(b, start + b_row, left + b_col)
             ptx.store_shared4(shared, b_to, p, q, r, s)
             cuda.syncthreads()  # both tiles are complete
-            a_at, b_at = row, uint32(uint32(DEPTH * A_LINE) + col)
-            while a_at < uint32(DEPTH * A_LINE):
+            a_at, b_at = row, DEPTH * A_LINE + col
+            while a_at < DEPTH * A_LINE:
                 read_eight(shared, a_at, 64, a_part)
                 read_eight(shared, b_at, 64, b_part)
                 add_products(acc, a_part, b_part)
-                a_at, b_at = uint32(a_at + uint32(A_LINE)), uint32(b_at + uint32(WIDE))
+                a_at, b_at = a_at + A_LINE, b_at + WIDE
             cuda.syncthreads()  # both tiles are free to overwrite
-            start = uint32(start + uint32(DEPTH))
 
-        for i in range(8):
-            out_row = uint32(top + row + uint32(i // 4 * 64 + i % 4))
-            for j in range(0, 8, 4):
+        for i in u32.range(8):
+            out_row = top + row + (i // 4 * 64 + i % 4)
+            for j in u32.range(0, 8, 4):
                 n = i * 8 + j
-                store(out, out_row, uint32(left + col + uint32(j * 16)), acc[n], acc[n + 1], acc[n + 2], acc[n + 3])
+                store(out, out_row, left + col + j * 16, acc[n], acc[n + 1], acc[n + 2], acc[n + 3])
 
     return matmul_vectorized_kernel
 
@@ -316,44 +303,44 @@ def make_matmul_double_buffered(wide: bool):
         acc = cuda.local.array(64, float32)
         a_part = cuda.local.array(8, float32)
         b_part = cuda.local.array(8, float32)
-        thread = uint32(cuda.threadIdx.x)
-        top = uint32(uint32(cuda.blockIdx.y) * uint32(WIDE))
-        left = uint32(uint32(cuda.blockIdx.x) * uint32(WIDE))
-        depth = uint32(a.shape[1])
-        row, col = uint32(thread // uint32(16) * uint32(4)), uint32(thread % uint32(16) * uint32(4))
-        a_row, a_col = uint32(thread // uint32(2)), uint32(thread % uint32(2) * uint32(4))
-        b_row, b_col = uint32(thread // uint32(32)), uint32(thread % uint32(32) * uint32(4))
-        a_to = uint32(a_col * uint32(A_LINE) + a_row)
-        b_to = uint32(uint32(DEPTH * A_LINE) + b_row * uint32(WIDE) + b_col)
-        for i in range(64):
+        thread = u32.threadIdx.x
+        top = u32.blockIdx.y * WIDE
+        left = u32.blockIdx.x * WIDE
+        depth = u32.shape(a)[1]
+        row, col = thread // 16 * 4, thread % 16 * 4
+        a_row, a_col = thread // 2, thread % 2 * 4
+        b_row, b_col = thread // 32, thread % 32 * 4
+        a_to = a_col * A_LINE + a_row
+        b_to = DEPTH * A_LINE + b_row * WIDE + b_col
+        for i in u32.range(64):
             acc[i] = float32(0.0)
 
-        fill, start = uint32(0), uint32(0)
-        a0, a1, a2, a3 = load(a, uint32(top + a_row), a_col)
-        b0, b1, b2, b3 = load(b, b_row, uint32(left + b_col))
+        fill, start = 0, 0
+        a0, a1, a2, a3 = load(a, top + a_row, a_col)
+        b0, b1, b2, b3 = load(b, b_row, left + b_col)
         while start < depth:
-            shared[fill + a_to], shared[fill + a_to + uint32(A_LINE)] = a0, a1
-            shared[fill + a_to + uint32(2 * A_LINE)], shared[fill + a_to + uint32(3 * A_LINE)] = a2, a3
-            ptx.store_shared4(shared, uint32(fill + b_to), b0, b1, b2, b3)
+            shared[fill + a_to], shared[fill + a_to + A_LINE] = a0, a1
+            shared[fill + a_to + 2 * A_LINE], shared[fill + a_to + 3 * A_LINE] = a2, a3
+            ptx.store_shared4(shared, fill + b_to, b0, b1, b2, b3)
             cuda.syncthreads()  # this pair is complete, and no thread reads the other one, which is filled next
-            start = uint32(start + uint32(DEPTH))
+            start += DEPTH
             if start < depth:  # these loads are on their way through all of the products below
-                a0, a1, a2, a3 = load(a, uint32(top + a_row), uint32(start + a_col))
-                b0, b1, b2, b3 = load(b, uint32(start + b_row), uint32(left + b_col))
-            end = uint32(fill + uint32(DEPTH * A_LINE))
-            a_at, b_at = uint32(fill + row), uint32(end + col)
+                a0, a1, a2, a3 = load(a, top + a_row, start + a_col)
+                b0, b1, b2, b3 = load(b, start + b_row, left + b_col)
+            end = fill + DEPTH * A_LINE
+            a_at, b_at = fill + row, end + col
             while a_at < end:
                 read_eight(shared, a_at, 64, a_part)
                 read_eight(shared, b_at, 64, b_part)
                 add_products(acc, a_part, b_part)
-                a_at, b_at = uint32(a_at + uint32(A_LINE)), uint32(b_at + uint32(WIDE))
-            fill = uint32(uint32(TILES) - fill)
+                a_at, b_at = a_at + A_LINE, b_at + WIDE
+            fill = TILES - fill
 
-        for i in range(8):
-            out_row = uint32(top + row + uint32(i // 4 * 64 + i % 4))
-            for j in range(0, 8, 4):
+        for i in u32.range(8):
+            out_row = top + row + (i // 4 * 64 + i % 4)
+            for j in u32.range(0, 8, 4):
                 n = i * 8 + j
-                store(out, out_row, uint32(left + col + uint32(j * 16)), acc[n], acc[n + 1], acc[n + 2], acc[n + 3])
+                store(out, out_row, left + col + j * 16, acc[n], acc[n + 1], acc[n + 2], acc[n + 3])
 
     return matmul_double_buffered_kernel
 
@@ -388,42 +375,41 @@ def make_matmul_pipelined(exact: bool):
         b_even = cuda.local.array(8, float32)
         a_odd = cuda.local.array(8, float32)
         b_odd = cuda.local.array(8, float32)
-        thread = uint32(cuda.threadIdx.x)
-        lane, warp = uint32(thread % uint32(32)), uint32(thread // uint32(32))
-        top = uint32(uint32(cuda.blockIdx.y) * uint32(WIDE))
-        left = uint32(uint32(cuda.blockIdx.x) * uint32(WIDE))
-        depth = uint32(a.shape[1])
+        thread = u32.threadIdx.x
+        lane, warp = thread % 32, thread // 32
+        top = u32.blockIdx.y * WIDE
+        left = u32.blockIdx.x * WIDE
+        depth = u32.shape(a)[1]
         # Its thread tile: 2 x 4 warps, each with a tile of 64 x 32, in each of them 8 x 4 lanes.
-        row = uint32(warp // uint32(4) * uint32(64) + lane // uint32(4) * uint32(4))
-        col = uint32(warp % uint32(4) * uint32(32) + lane % uint32(4) * uint32(4))
+        row = warp // 4 * 64 + lane // 4 * 4
+        col = warp % 4 * 32 + lane % 4 * 4
         # What it copies.
-        a_row, a_col = uint32(top + thread // uint32(STEPS)), uint32(thread % uint32(STEPS))
-        b_row, b_col = uint32(thread // uint32(32)), uint32(left + thread % uint32(32) * uint32(4))
-        for i in range(64):
+        a_row, a_col = top + thread // STEPS, thread % STEPS
+        b_row, b_col = thread // 32, left + thread % 32 * 4
+        for i in u32.range(64):
             acc[i] = float32(0.0)
 
-        ahead, fill = uint32(0), uint32(0)  # how far the copies have come in K, and in the ring
-        for _ in range(STAGES - 1):
+        ahead, fill = 0, 0  # how far the copies have come in K, and in the ring
+        for _ in u32.range(STAGES - 1):
             if ahead < depth:
                 copy(shared, fill, a, a_row, a_col, b, b_row, b_col)
             ptx.cp_async_commit()  # a group may be empty: what counts is that there is one for each pair
-            ahead, fill = uint32(ahead + uint32(STEPS)), uint32(fill + uint32(PAIR))
-            a_col, b_row = uint32(a_col + uint32(STEPS)), uint32(b_row + uint32(STEPS))
+            ahead, fill = ahead + STEPS, fill + PAIR
+            a_col, b_row = a_col + STEPS, b_row + STEPS
         ptx.cp_async_wait(ON_THE_WAY)
         cuda.syncthreads()  # the first pair is complete
-        a_at, b_at = row, uint32(uint32(A_LINE) + col)
+        a_at, b_at = row, A_LINE + col
         read_eight(shared, a_at, 32, a_even)
         read_eight(shared, b_at, 16, b_even)
 
-        start = uint32(0)
-        while start < depth:
+        for _ in u32.range(0, depth, STEPS):
             if ahead < depth:
                 copy(shared, fill, a, a_row, a_col, b, b_row, b_col)
             ptx.cp_async_commit()
-            ahead, fill = uint32(ahead + uint32(STEPS)), uint32(fill + uint32(PAIR))
-            a_col, b_row = uint32(a_col + uint32(STEPS)), uint32(b_row + uint32(STEPS))
-            if fill == uint32(RING):
-                fill = uint32(0)
+            ahead, fill = ahead + STEPS, fill + PAIR
+            a_col, b_row = a_col + STEPS, b_row + STEPS
+            if fill == RING:
+                fill = 0
 
             # Written out, as the compiler would not unroll a loop of this size: with one it took a fifth longer.
             two_steps(shared, a_at, b_at, 0, acc, a_even, b_even, a_odd, b_odd)
@@ -433,25 +419,24 @@ def make_matmul_pipelined(exact: bool):
             two_steps(shared, a_at, b_at, 8, acc, a_even, b_even, a_odd, b_odd)
             two_steps(shared, a_at, b_at, 10, acc, a_even, b_even, a_odd, b_odd)
             two_steps(shared, a_at, b_at, 12, acc, a_even, b_even, a_odd, b_odd)
-            read_eight(shared, uint32(a_at + uint32(15 * LINE)), 32, a_odd)
-            read_eight(shared, uint32(b_at + uint32(15 * LINE)), 16, b_odd)
+            read_eight(shared, a_at + 15 * LINE, 32, a_odd)
+            read_eight(shared, b_at + 15 * LINE, 16, b_odd)
             add_products_to_and_fro(acc, a_even, b_even)
 
             ptx.cp_async_wait(ON_THE_WAY)
             cuda.syncthreads()  # the next pair is complete; and this one has been read by all, and may be filled again
-            a_at, b_at = uint32(a_at + uint32(PAIR)), uint32(b_at + uint32(PAIR))
-            if a_at >= uint32(RING):
-                a_at, b_at = row, uint32(uint32(A_LINE) + col)
+            a_at, b_at = a_at + PAIR, b_at + PAIR
+            if a_at >= RING:
+                a_at, b_at = row, A_LINE + col
             read_eight(shared, a_at, 32, a_even)
             read_eight(shared, b_at, 16, b_even)
             add_products_to_and_fro(acc, a_odd, b_odd)
-            start = uint32(start + uint32(STEPS))
 
-        for i in range(8):
-            out_row = uint32(top + row + uint32(i // 4 * 32 + i % 4))
-            for j in range(0, 8, 4):
+        for i in u32.range(8):
+            out_row = top + row + (i // 4 * 32 + i % 4)
+            for j in u32.range(0, 8, 4):
                 n = i * 8 + j
-                store(out, out_row, uint32(left + col + uint32(j * 4)), acc[n], acc[n + 1], acc[n + 2], acc[n + 3])
+                store(out, out_row, left + col + j * 4, acc[n], acc[n + 1], acc[n + 2], acc[n + 3])
 
     return matmul_pipelined_kernel
 

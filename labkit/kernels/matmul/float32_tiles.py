@@ -4,9 +4,9 @@ and products of what a thread holds in registers.
 A block computes WIDE x WIDE elements of out. Shared memory holds pairs of tiles, the tile of a transposed.
 """
 
-from numba import float32, uint32
+from numba import float32
 
-from labkit import cuda
+from labkit import cuda, u32
 from labkit.device import ptx
 
 WIDE = 128  # a block computes WIDE x WIDE elements
@@ -16,43 +16,43 @@ A_LINE = WIDE + 4  # the tile of a is transposed; 4 more, and what a warp writes
 @cuda.jit(device=True)
 def load_four(array, row, col):
     """array[row, col : col + 4] in one load, or zeros beyond an edge. Rows are a multiple of 4 long, and so is col."""
-    rows, cols = uint32(array.shape[0]), uint32(array.shape[1])
+    rows, cols = u32.shape(array)
     x, y, z, w = float32(0.0), float32(0.0), float32(0.0), float32(0.0)
     if row < rows and col < cols:
-        x, y, z, w = ptx.load_nc4(array, uint32(row * cols + col))
+        x, y, z, w = ptx.load_nc4(array, row * cols + col)
     return x, y, z, w
 
 
 @cuda.jit(device=True)
 def load_four_singly(array, row, col):
     """The same in four loads, for rows of any length."""
-    inside, cols = row < array.shape[0], uint32(array.shape[1])
+    inside, cols = row < array.shape[0], u32.shape(array)[1]
     x = array[row, col] if inside and col < cols else float32(0.0)
-    y = array[row, col + uint32(1)] if inside and col + uint32(1) < cols else float32(0.0)
-    z = array[row, col + uint32(2)] if inside and col + uint32(2) < cols else float32(0.0)
-    w = array[row, col + uint32(3)] if inside and col + uint32(3) < cols else float32(0.0)
+    y = array[row, col + 1] if inside and col + 1 < cols else float32(0.0)
+    z = array[row, col + 2] if inside and col + 2 < cols else float32(0.0)
+    w = array[row, col + 3] if inside and col + 3 < cols else float32(0.0)
     return x, y, z, w
 
 
 @cuda.jit(device=True)
 def store_four(out, row, col, x, y, z, w):
     """out[row, col : col + 4] = x, y, z, w in one store, unless it is beyond an edge."""
-    rows, cols = uint32(out.shape[0]), uint32(out.shape[1])
+    rows, cols = u32.shape(out)
     if row < rows and col < cols:
-        ptx.store_global4(out, uint32(row * cols + col), x, y, z, w)
+        ptx.store_global4(out, row * cols + col, x, y, z, w)
 
 
 @cuda.jit(device=True)
 def store_four_singly(out, row, col, x, y, z, w):
-    inside, cols = row < out.shape[0], uint32(out.shape[1])
+    inside, cols = row < out.shape[0], u32.shape(out)[1]
     if inside and col < cols:
         out[row, col] = x
-    if inside and col + uint32(1) < cols:
-        out[row, col + uint32(1)] = y
-    if inside and col + uint32(2) < cols:
-        out[row, col + uint32(2)] = z
-    if inside and col + uint32(3) < cols:
-        out[row, col + uint32(3)] = w
+    if inside and col + 1 < cols:
+        out[row, col + 1] = y
+    if inside and col + 2 < cols:
+        out[row, col + 2] = z
+    if inside and col + 3 < cols:
+        out[row, col + 3] = w
 
 
 @cuda.jit(device=True)
@@ -60,7 +60,7 @@ def read_eight(shared, at, further, part):
     """Four numbers from shared[at] on, and four from `further` behind: a thread tile is four quarters of 4 x 4
     elements."""
     part[0], part[1], part[2], part[3] = ptx.load_shared4(shared, at)
-    part[4], part[5], part[6], part[7] = ptx.load_shared4(shared, uint32(at + uint32(further)))
+    part[4], part[5], part[6], part[7] = ptx.load_shared4(shared, at + further)
 
 
 @cuda.jit(device=True)
@@ -82,32 +82,32 @@ RING = STAGES * PAIR
 @cuda.jit(device=True)
 def copy_pair(shared, fill, a, a_row, a_col, b, b_row, b_col):
     """Starts this thread's share of a pair of tiles: of a 8 numbers, 16 rows apart; of b twice 4, 8 rows apart."""
-    depth, cols = uint32(a.shape[1]), uint32(b.shape[1])
-    a_to = uint32(fill + a_col % uint32(STEPS) * uint32(LINE) + a_row % uint32(WIDE))
-    b_to = uint32(fill + b_row % uint32(STEPS) * uint32(LINE) + uint32(A_LINE) + b_col % uint32(WIDE))
-    a_from, b_from = uint32(a_row * depth + a_col), uint32(b_row * cols + b_col)
-    for i in range(8):
-        ptx.cp_async_4(shared, uint32(a_to + uint32(16 * i)), a, uint32(a_from + uint32(16 * i) * depth), 4)
-    for i in range(2):
-        ptx.cp_async_16(shared, uint32(b_to + uint32(8 * i * LINE)), b, uint32(b_from + uint32(8 * i) * cols), 16)
+    depth, cols = u32.shape(a)[1], u32.shape(b)[1]
+    a_to = fill + a_col % STEPS * LINE + a_row % WIDE
+    b_to = fill + b_row % STEPS * LINE + A_LINE + b_col % WIDE
+    a_from, b_from = a_row * depth + a_col, b_row * cols + b_col
+    for i in u32.range(8):
+        ptx.cp_async_4(shared, a_to + 16 * i, a, a_from + 16 * i * depth, 4)
+    for i in u32.range(2):
+        ptx.cp_async_16(shared, b_to + 8 * i * LINE, b, b_from + 8 * i * cols, 16)
 
 
 @cuda.jit(device=True)
 def copy_pair_guarded(shared, fill, a, a_row, a_col, b, b_row, b_col):
     """As copy_pair, but number by number, and zeros beyond the edges: there 0 bytes are copied."""
-    rows, depth, cols = uint32(a.shape[0]), uint32(a.shape[1]), uint32(b.shape[1])
-    a_to = uint32(fill + a_col % uint32(STEPS) * uint32(LINE) + a_row % uint32(WIDE))
-    b_to = uint32(fill + b_row % uint32(STEPS) * uint32(LINE) + uint32(A_LINE) + b_col % uint32(WIDE))
-    for i in range(8):
-        row = uint32(a_row + uint32(16 * i))
+    rows, depth, cols = u32.shape(a)[0], u32.shape(a)[1], u32.shape(b)[1]
+    a_to = fill + a_col % STEPS * LINE + a_row % WIDE
+    b_to = fill + b_row % STEPS * LINE + A_LINE + b_col % WIDE
+    for i in u32.range(8):
+        row = a_row + 16 * i
         inside = row < rows and a_col < depth
-        ptx.cp_async_4(shared, uint32(a_to + uint32(16 * i)),
-                       a, uint32(row * depth + a_col) if inside else uint32(0), uint32(4) if inside else uint32(0))
-    for i in range(8):
-        row, col = uint32(b_row + uint32(i // 4 * 8)), uint32(b_col + uint32(i % 4))
+        ptx.cp_async_4(shared, a_to + 16 * i,
+                       a, row * depth + a_col if inside else 0, 4 if inside else 0)
+    for i in u32.range(8):
+        row, col = b_row + i // 4 * 8, b_col + i % 4
         inside = row < depth and col < cols
-        ptx.cp_async_4(shared, uint32(b_to + uint32(i // 4 * 8 * LINE + i % 4)),
-                       b, uint32(row * cols + col) if inside else uint32(0), uint32(4) if inside else uint32(0))
+        ptx.cp_async_4(shared, b_to + (i // 4 * 8 * LINE + i % 4),
+                       b, row * cols + col if inside else 0, 4 if inside else 0)
 
 
 @cuda.jit(device=True)
@@ -123,11 +123,11 @@ def add_products_to_and_fro(acc, a_part, b_part):
 @cuda.jit(device=True)
 def two_steps(shared, a_at, b_at, step, acc, a_even, b_even, a_odd, b_odd):
     """The products of `step`, an even one, and of the next. Each step's numbers are read one step ahead."""
-    ahead = uint32((step + 1) * LINE)
-    read_eight(shared, uint32(a_at + ahead), 32, a_odd)
-    read_eight(shared, uint32(b_at + ahead), 16, b_odd)
+    ahead = (step + 1) * LINE
+    read_eight(shared, a_at + ahead, 32, a_odd)
+    read_eight(shared, b_at + ahead, 16, b_odd)
     add_products_to_and_fro(acc, a_even, b_even)
-    ahead = uint32((step + 2) * LINE)
-    read_eight(shared, uint32(a_at + ahead), 32, a_even)
-    read_eight(shared, uint32(b_at + ahead), 16, b_even)
+    ahead = (step + 2) * LINE
+    read_eight(shared, a_at + ahead, 32, a_even)
+    read_eight(shared, b_at + ahead, 16, b_even)
     add_products_to_and_fro(acc, a_odd, b_odd)

@@ -11,9 +11,9 @@ but -inf has no softmax and comes out as NaN, as it does in PyTorch.
 import math
 
 import numpy as np
-from numba import float32, uint32
+from numba import float32
 
-from labkit import cuda
+from labkit import cuda, u32
 from labkit.device import ptx
 from labkit.device.lazy import kernel_factory
 from labkit.kernels.arguments import check_array
@@ -51,25 +51,19 @@ def softmax_reference(x):
 
 @cuda.jit
 def softmax_naive_kernel(x, out):
-    row = uint32(cuda.grid(1))
+    row = u32.grid(1)
     if row < x.shape[0]:
-        cols = uint32(x.shape[1])
+        cols = u32.shape(x)[1]
         row_max = NOTHING
-        col = uint32(0)
-        while col < cols:
+        for col in u32.range(cols):
             row_max = max(row_max, x[row, col])
-            col += uint32(1)
         row_sum = ZERO
-        col = uint32(0)
-        while col < cols:
+        for col in u32.range(cols):
             exponential = math.exp(x[row, col] - row_max)
             out[row, col] = exponential
             row_sum += exponential
-            col += uint32(1)
-        col = uint32(0)
-        while col < cols:
+        for col in u32.range(cols):
             out[row, col] /= row_sum
-            col += uint32(1)
 
 
 @rung(kernel=softmax_naive_kernel, idea="one thread a row: three loops")
@@ -82,29 +76,23 @@ def softmax_naive(x, out, stream=0, block=BLOCK):
 @cuda.jit
 def softmax_block_tree_kernel(x, out):
     shared = cuda.shared.array(0, float32)  # one place for each thread; the launch says how many
-    row, thread = uint32(cuda.blockIdx.x), uint32(cuda.threadIdx.x)
-    threads, cols = uint32(cuda.blockDim.x), uint32(x.shape[1])
+    row, thread = u32.blockIdx.x, u32.threadIdx.x
+    threads, cols = u32.blockDim.x, u32.shape(x)[1]
 
     row_max = NOTHING
-    col = thread
-    while col < cols:
+    for col in u32.range(thread, cols, threads):
         row_max = max(row_max, x[row, col])
-        col += threads
     row_max = block_reduce_max(row_max, shared)
 
     row_sum = ZERO
-    col = thread
-    while col < cols:
+    for col in u32.range(thread, cols, threads):
         exponential = math.exp(x[row, col] - row_max)
         out[row, col] = exponential
         row_sum += exponential
-        col += threads
     row_sum = block_reduce_sum(row_sum, shared)
 
-    col = thread
-    while col < cols:
+    for col in u32.range(thread, cols, threads):
         out[row, col] /= row_sum
-        col += threads
 
 
 @rung(kernel=softmax_block_tree_kernel, idea="one block a row: two trees in shared memory")
@@ -117,30 +105,24 @@ def softmax_block_tree(x, out, stream=0, block=BLOCK):
 
 @cuda.jit
 def softmax_warp_kernel(x, out):
-    thread = uint32(cuda.threadIdx.x)
-    row = uint32(uint32(cuda.blockIdx.x) * uint32(WARPS) + (thread >> uint32(5)))
+    thread = u32.threadIdx.x
+    row = u32.blockIdx.x * WARPS + (thread >> 5)
     if row < x.shape[0]:  # the same for all lanes of a warp
-        cols, lane = uint32(x.shape[1]), thread & uint32(31)
+        cols, lane = u32.shape(x)[1], thread & 31
 
         row_max = NOTHING
-        col = lane
-        while col < cols:
+        for col in u32.range(lane, cols, 32):
             row_max = max(row_max, x[row, col])
-            col += uint32(32)
         row_max = warp_max(row_max)
 
         row_sum = ZERO
-        col = lane
-        while col < cols:
+        for col in u32.range(lane, cols, 32):
             row_sum += math.exp(x[row, col] - row_max)
-            col += uint32(32)
         row_sum = warp_sum(row_sum)
 
         scale = float32(1.0) / row_sum
-        col = lane
-        while col < cols:
+        for col in u32.range(lane, cols, 32):
             out[row, col] = math.exp(x[row, col] - row_max) * scale
-            col += uint32(32)
 
 
 @rung(kernel=softmax_warp_kernel, idea="one warp a row: ten shuffles")
@@ -179,32 +161,28 @@ def warp_merge(row_max, row_sum):
 @cuda.jit
 def softmax_online_kernel(x, out):
     partial_max, partial_sum = cuda.shared.array(32, float32), cuda.shared.array(32, float32)
-    row, thread = uint32(cuda.blockIdx.x), uint32(cuda.threadIdx.x)
-    threads, cols = uint32(cuda.blockDim.x), uint32(x.shape[1])
-    lane, warp = thread & uint32(31), thread >> uint32(5)
+    row, thread = u32.blockIdx.x, u32.threadIdx.x
+    threads, cols = u32.blockDim.x, u32.shape(x)[1]
+    lane, warp = thread & 31, thread >> 5
 
     row_max, row_sum = LOWEST, ZERO  # finite, so that -inf in a row is 0 and not NaN
-    col = thread
-    while col < cols:
+    for col in u32.range(thread, cols, threads):
         value = x[row, col]
         if value > row_max:
             row_sum *= math.exp(row_max - value)  # what came before is measured against the new maximum
             row_max = value
         row_sum += math.exp(value - row_max)
-        col += threads
 
     row_max, row_sum = warp_merge(row_max, row_sum)
-    if lane == uint32(0):
+    if lane == 0:
         partial_max[warp], partial_sum[warp] = row_max, row_sum
     cuda.syncthreads()
-    inside = lane < threads >> uint32(5)
+    inside = lane < threads >> 5
     row_max, row_sum = warp_merge(partial_max[lane] if inside else LOWEST, partial_sum[lane] if inside else ZERO)
 
     scale = float32(1.0) / row_sum
-    col = thread
-    while col < cols:
+    for col in u32.range(thread, cols, threads):
         out[row, col] = math.exp(x[row, col] - row_max) * scale
-        col += threads
 
 
 @rung(kernel=softmax_online_kernel, idea="one block a row: the maximum and the sum in one pass")
@@ -229,13 +207,13 @@ def make_softmax_vectorized(vectors: int):
     def softmax_vectorized_kernel(x, out):
         partial_max, partial_sum = cuda.shared.array(32, float32), cuda.shared.array(32, float32)
         values = cuda.local.array(held, float32)
-        row, thread = uint32(cuda.blockIdx.x), uint32(cuda.threadIdx.x)
-        threads, cols = uint32(cuda.blockDim.x), uint32(x.shape[1])
-        lane, warp = thread & uint32(31), thread >> uint32(5)
-        first = uint32(row * cols)
+        row, thread = u32.blockIdx.x, u32.threadIdx.x
+        threads, cols = u32.blockDim.x, u32.shape(x)[1]
+        lane, warp = thread & 31, thread >> 5
+        first = row * cols
 
-        for v in range(vectors):  # every load stands before the first use
-            col = uint32(uint32(4) * (uint32(v) * threads + thread))
+        for v in u32.range(vectors):  # every load stands before the first use
+            col = 4 * (v * threads + thread)
             if col < cols:
                 a, b, c, d = ptx.load_nc4(x, first + col)
             else:
@@ -246,10 +224,10 @@ def make_softmax_vectorized(vectors: int):
         for i in range(held):
             row_max = max(row_max, values[i])
         row_max = warp_max(row_max)
-        if lane == uint32(0):
+        if lane == 0:
             partial_max[warp] = row_max
         cuda.syncthreads()
-        inside = lane < threads >> uint32(5)
+        inside = lane < threads >> 5
         row_max = warp_max(partial_max[lane] if inside else NOTHING)
 
         row_sum = ZERO
@@ -257,14 +235,14 @@ def make_softmax_vectorized(vectors: int):
             values[i] = ptx.exp2_approx((values[i] - row_max) * LOG2_E)  # exp(x) = 2 ** (x * log2(e))
             row_sum += values[i]
         row_sum = warp_sum(row_sum)
-        if lane == uint32(0):
+        if lane == 0:
             partial_sum[warp] = row_sum  # an array of its own: no barrier has to protect partial_max
         cuda.syncthreads()
         row_sum = warp_sum(partial_sum[lane] if inside else ZERO)
 
         scale = float32(1.0) / row_sum
-        for v in range(vectors):
-            col = uint32(uint32(4) * (uint32(v) * threads + thread))
+        for v in u32.range(vectors):
+            col = 4 * (v * threads + thread)
             if col < cols:
                 ptx.store_global4(out, first + col, values[4 * v] * scale, values[4 * v + 1] * scale,
                                   values[4 * v + 2] * scale, values[4 * v + 3] * scale)
@@ -280,35 +258,35 @@ def make_softmax_in_registers(held: int):
     def softmax_in_registers_kernel(x, out):
         partial_max, partial_sum = cuda.shared.array(32, float32), cuda.shared.array(32, float32)
         values = cuda.local.array(held, float32)
-        row, thread = uint32(cuda.blockIdx.x), uint32(cuda.threadIdx.x)
-        threads, cols = uint32(cuda.blockDim.x), uint32(x.shape[1])
-        lane, warp = thread & uint32(31), thread >> uint32(5)
+        row, thread = u32.blockIdx.x, u32.threadIdx.x
+        threads, cols = u32.blockDim.x, u32.shape(x)[1]
+        lane, warp = thread & 31, thread >> 5
 
         row_max = NOTHING
-        for i in range(held):
-            col = uint32(uint32(i) * threads + thread)
+        for i in u32.range(held):
+            col = i * threads + thread
             values[i] = x[row, col] if col < cols else NOTHING
             row_max = max(row_max, values[i])
         row_max = warp_max(row_max)
-        if lane == uint32(0):
+        if lane == 0:
             partial_max[warp] = row_max
         cuda.syncthreads()
-        inside = lane < threads >> uint32(5)
+        inside = lane < threads >> 5
         row_max = warp_max(partial_max[lane] if inside else NOTHING)
 
         row_sum = ZERO
-        for i in range(held):
+        for i in u32.range(held):
             values[i] = ptx.exp2_approx((values[i] - row_max) * LOG2_E)
             row_sum += values[i]
         row_sum = warp_sum(row_sum)
-        if lane == uint32(0):
+        if lane == 0:
             partial_sum[warp] = row_sum
         cuda.syncthreads()
         row_sum = warp_sum(partial_sum[lane] if inside else ZERO)
 
         scale = float32(1.0) / row_sum
-        for i in range(held):
-            col = uint32(uint32(i) * threads + thread)
+        for i in u32.range(held):
+            col = i * threads + thread
             if col < cols:
                 out[row, col] = values[i] * scale
 

@@ -54,9 +54,11 @@ RUNGS = [(paged_decode_naive, F32), (paged_decode_naive, BF16), (paged_decode_on
          (paged_decode_one_block, BF16), (paged_decode_split, F32), (paged_decode_split, BF16),
          (paged_decode_mma, BF16)]
 OP_OF = {F32: PAGED_DECODE, BF16: PAGED_DECODE_BF16}
+SWEPT = [(paged_decode_split, F32), (paged_decode_mma, BF16)]  # each takes minutes to compile; the others are slow
 every_rung = pytest.mark.parametrize(("launch", "dtype"), [
     pytest.param(launch, dtype, id=f"{launch.__name__}-{dtype.name}",
-                 marks=() if launch is paged_decode_naive else pytest.mark.sweep) for launch, dtype in RUNGS])
+                 marks=() if launch is paged_decode_naive else
+                 pytest.mark.sweep if (launch, dtype) in SWEPT else pytest.mark.slow) for launch, dtype in RUNGS])
 SHAPES = ((32, 1), (64, 4), (80, 3), (96, 7), (128, 4))  # numbers of a head, query heads that share keys and values
 
 
