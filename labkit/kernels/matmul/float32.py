@@ -5,8 +5,8 @@ Work    2*M*N*K flop; at least 4*(M*K + K*N + M*N) bytes, each matrix moved once
 Source  CUDA C++ Programming Guide, "Shared Memory"; NVIDIA CUTLASS, "Efficient GEMM in CUDA"; S. Boehm, "How to
         Optimize a CUDA Matmul Kernel for cuBLAS-like Performance" (2022)
 
-Indices are unsigned, in 32 bits (labkit.u32): with Numba's own, which are signed and have 64, matmul_coalesced takes 3.8
-times as long on an H100.
+Indices are unsigned, in 32 bits (labkit.u32): with Numba's own, which are signed and have 64, matmul_coalesced takes
+3.8 times as long on an H100.
 """
 
 import numpy as np
