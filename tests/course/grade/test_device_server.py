@@ -72,7 +72,8 @@ def test_a_function_that_launches_passes(judge):
 def test_what_was_not_launched_was_not_launched(forged, judge):
     result = judged(judge, "row_starts", FORGED[forged], ABOVE)
     assert not result["passed"], result
-    assert result["verdict"] == ("wrong_result" if "memory" in forged else "demand"), result
+    verdicts = {"memory": "wrong_result", "by hand": "refused"}
+    assert result["verdict"] == next((v for word, v in verdicts.items() if word in forged), "demand"), result
 
 
 @pytest.mark.parametrize("case", REFUSED)
