@@ -270,13 +270,13 @@ def _counterpart(base, attribute):
 
 
 def _on_cpu(obj):
-    """An intrinsic of labkit.ptx as it is on a GPU -> the CPU device's; anything else as it is."""
+    """What labkit.ptx or labkit.u32 has on a GPU -> the CPU device's; anything else as it is."""
     if isinstance(obj, (stubs.Function, python_types.ModuleType, np.ndarray, int, float)):
         return obj
     ours = getattr(obj, "cpu_device", None) or libraries.counterpart(
         getattr(obj, "__module__", None), getattr(obj, "__name__", None)
     )
-    return ours if isinstance(ours, stubs.Function) else obj
+    return ours if isinstance(ours, (stubs.Function, stubs.Dim3)) else obj
 
 
 def waits(stub):

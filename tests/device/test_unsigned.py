@@ -5,9 +5,11 @@ import itertools
 import re
 import sys
 
+import numpy as np
 import pytest
 
-from labkit import device
+from labkit import cuda as on_the_cpu
+from labkit import device, observe
 from labkit.device import compiling
 from labkit.simt import unsigned
 
@@ -189,6 +191,15 @@ def plain(x, out):
             largest = max(largest, x[row, col])
         out[row, lane] = largest
 """
+
+
+def test_what_a_gpu_launches_can_be_observed(load):
+    """On a GPU `u32` has that device's registers, and observe() reads the same source."""
+    kernel = on_the_cpu.jit(load(ROWS).plain)
+    x, out = np.random.default_rng(0).random((3, 40), np.float32), np.zeros((3, 32), np.float32)
+    report = observe(kernel[1, 256], x, out)
+    found = [max(row[lane::32]) for row in x for lane in range(32)]
+    assert out.ravel().tolist() == [float(one) for one in found] and not report.races
 
 
 def test_plain_source_compiles_to_what_casts_compile_to(load):
