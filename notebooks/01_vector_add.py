@@ -65,7 +65,7 @@ show_source(elementwise.vector_add_per_thread_kernel)
 # Numba's own name for it is `cuda.grid(1)`; `u32.grid(1)` is the same number as an unsigned 32-bit integer. Numba
 # takes an index for a signed 64-bit number, as in Python, where -1 means the last element, and adds a test for negative
 # values to every access. An unsigned index needs no test. Vectors take the same time either way, as the kernel waits
-# for memory (on an H100, to within 0.5%). A matrix product does not, as lesson 05 shows.
+# for memory. A matrix product does not (lesson 05).
 #
 # The `if` is the guard. Before you run the next cell: which thread of which block is the first to find no element?
 

@@ -47,8 +47,7 @@ show_source(matmul_naive_kernel)
 # %% [markdown]
 # Two details are for the compiler. `float32(0.0)` keeps the sum in float32; a plain `0.0` is a float64, and the sum
 # would become one, too. `u32.grid` and `u32.range` give unsigned 32-bit integers. With `cuda.grid` and `range` this
-# kernel would take the same time, since it waits for memory; the next one would take 3.8 times as long (100 ms instead
-# of 27, on an H100).
+# kernel would take the same time, since it waits for memory. The next one would take several times as long.
 #
 # One detail is a mistake. Blocks are 16 × 16, a warp is 32 threads with `threadIdx.x` running fastest, and `row, col =
 # cuda.grid(2)` gives that fastest index to the row. So 16 neighbouring threads read 16 different rows of `a`, each 16
