@@ -35,10 +35,11 @@ def targets(course: Course) -> str:
 
 def _of_each_gpu(course: Course, maker: str) -> str:
     tables = []
-    for path in sorted((course.root / "data" / "measurements").glob("*.json")):
+    recorded = {path: read_json(path) for path in (course.root / "data" / "measurements").glob("*.json")}
+    for path, data in sorted(recorded.items(), key=lambda one: (-len(one[1].get("ops", ())), one[0])):
         bench = importlib.import_module("labkit.measure.bench")  # imports Numba: only where there is something to show
         try:
-            tables.append(getattr(bench, maker)(read_json(path)))
+            tables.append(getattr(bench, maker)(data))
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise CourseError(f"data/measurements/{path.name} is not what labkit bench writes: {error!r}") from None
     return "\n\n".join(table for table in tables if table)
