@@ -103,7 +103,13 @@ def run_lessons(
                     on_end(chapter, results[chapter.name])
 
     async def all_of_them() -> None:
-        await asyncio.gather(*map(one_after_the_other, stretches))
+        lanes = [asyncio.create_task(one_after_the_other(own)) for own in stretches]
+        try:
+            await asyncio.gather(*lanes)
+        finally:  # one has failed: the others end first, and what they fail with is no news
+            for lane in lanes:
+                lane.cancel()
+            await asyncio.gather(*lanes, return_exceptions=True)
 
     asyncio.run(all_of_them())
     return [results[chapter.name] for chapter in chapters]

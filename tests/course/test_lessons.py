@@ -166,3 +166,32 @@ def alive(pid: int) -> bool:
     except ProcessLookupError:
         return False
     return True
+
+
+def test_lessons_that_fail_together_give_one_error(monkeypatch, caplog):
+    """A full disk: the first lesson ends with it, and so do those that run beside it, when they are told to end."""
+    begun = []
+
+    class Kernels:
+        def __init__(self, *args, **kwargs):
+            pass
+
+        async def __aenter__(self):
+            return self
+
+        async def __aexit__(self, *raised):
+            return None
+
+    async def run_lesson(*args):
+        begun.append(args)
+        try:
+            await asyncio.sleep(60 if len(begun) == 1 else 0)
+        finally:
+            raise OSError("no space is left")
+
+    monkeypatch.setattr(execution, "Kernels", Kernels)
+    monkeypatch.setattr(run, "_run_lesson", run_lesson)
+    course = courses.load()
+    with pytest.raises(OSError, match="no space is left"):
+        run.run_lessons(course, course.chapters[:2], at_once=2)
+    assert len(begun) == 2 and "unhandled" not in caplog.text
