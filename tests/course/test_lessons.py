@@ -169,7 +169,7 @@ def alive(pid: int) -> bool:
 
 
 def test_lessons_that_fail_together_give_one_error(monkeypatch, caplog):
-    """A full disk: the first lesson ends with it, and so do those that run beside it, when they are told to end."""
+    """A full disk: the first lesson ends with it, and so do those that run beside it, when they are cancelled."""
     begun = []
 
     class Kernels:
