@@ -5,7 +5,7 @@
 # `hint("linear_patch")` gives a hint, and a second call a better one.
 
 # %%
-from numba import float32
+from numba import float32, uint32
 
 from labkit import check, cuda, hint, ptx
 

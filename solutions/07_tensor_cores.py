@@ -7,7 +7,7 @@
 # They run without a GPU: the CPU device does what the instruction does, lane by lane.
 
 # %%
-from numba import float32
+from numba import float32, uint32
 
 from labkit import check, cuda, hint, ptx
 
