@@ -7,8 +7,8 @@
 Cases that are marked `sweep` themselves, because they are expensive, are not among those that stay.
 
 The choice is made by a hash of the case's id, so it is the same in every run and every process; another word in
-LABKIT_SAMPLE draws another sample. pytest -m sweep runs the others, pytest -m slow what is left of those, and
-pytest -m '' all of them.
+LABKIT_SAMPLE draws another sample. pytest -m sweep runs the sweep, pytest -m slow the remaining cases, and
+pytest -m '' everything.
 """
 
 import hashlib

@@ -106,7 +106,7 @@ def run_lessons(
         lanes = [asyncio.create_task(one_after_the_other(own)) for own in stretches]
         try:
             await asyncio.gather(*lanes)
-        finally:  # one has failed: the others end first, and what they fail with is no news
+        finally:  # after a failure, cancel the other lanes: the first error is the one to report
             for lane in lanes:
                 lane.cancel()
             await asyncio.gather(*lanes, return_exceptions=True)

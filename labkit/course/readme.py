@@ -34,15 +34,15 @@ def targets(course: Course) -> str:
 
 
 def _of_each_gpu(course: Course, maker: str) -> str:
-    tables = []
-    recorded = {path: read_json(path) for path in (course.root / "data" / "measurements").glob("*.json")}
-    for path, data in sorted(recorded.items(), key=lambda one: (-len(one[1].get("ops", ())), one[0])):
+    tables = []  # (minus the number of operations, table): the fullest recording comes first
+    for path in sorted((course.root / "data" / "measurements").glob("*.json")):
         bench = importlib.import_module("labkit.measure.bench")  # imports Numba: only where there is something to show
         try:
-            tables.append(getattr(bench, maker)(data))
+            data = read_json(path)
+            tables.append((-len(data.get("ops", ())), getattr(bench, maker)(data)))
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise CourseError(f"data/measurements/{path.name} is not what labkit bench writes: {error!r}") from None
-    return "\n\n".join(table for table in tables if table)
+    return "\n\n".join(table for _, table in sorted(tables, key=lambda one: one[0]) if table)
 
 
 def grading(course: Course) -> str:

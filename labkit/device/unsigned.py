@@ -117,7 +117,7 @@ class _Constants:
 
     def merged(self, statement):
         """The constant that an assignment gives to a variable that has other values as well, or returns; else None."""
-        if isinstance(statement.value, ir.Expr) and statement.value.op == "cast":  # of what is returned
+        if isinstance(statement.value, ir.Expr) and statement.value.op == "cast":  # the value of a return statement
             return self.of(statement.value.value)
         return self._value(statement.value) if len(self.values[statement.target.name]) > 1 else None
 
@@ -169,7 +169,7 @@ class NarrowOperators(FunctionPass):
 
     @staticmethod
     def _narrowed(variables, constants):
-        """(the variables, with new ones in place of constants; the assignments of those)"""
+        """Replace each constant by a new variable; return the variables and the assignments to the new ones."""
         found, before = [], []
         for variable in variables:
             value = constants.of(variable)

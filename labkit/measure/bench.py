@@ -288,8 +288,8 @@ def targets_table(measurements: dict) -> str:
     goals = targets.evaluate(measurements)
     if len(measurements["ops"]) < len(HOMES) / 2:  # the recording of a few operations says nothing of the other goals
         goals = [goal for goal in goals if goal.met is not None]
-    goals = targets.table(goals)
-    return "\n\n".join([*parts, _folded("Goals", f"{_markdown(goals)}\n\n{' '.join(goals.notes)}")])
+    table = targets.table(goals)
+    return "\n\n".join([*parts, _folded("Goals", f"{_markdown(table)}\n\n{' '.join(table.notes)}")])
 
 
 def _markdown(table) -> str:

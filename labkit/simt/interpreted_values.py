@@ -117,7 +117,7 @@ def _unsigned_range(*bounds):
     if counted and counted[-1] + counted.step >= 1 << 32:
         raise ValueError(f"u32.range ends at {counted[-1]:,} with steps of {counted.step:,}; the next number, "
                          f"{counted[-1] + counted.step:,}, must be less than 2**32")
-    return _range(*bounds)
+    return counted
 
 
 def _as_interpreted(value):

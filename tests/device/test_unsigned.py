@@ -178,7 +178,7 @@ def cast_by_hand(x, out):
         largest, col = float32(-3e38), lane
         while col < cols:
             largest = max(largest, x[row, col])
-            col = uint32(col + uint32(32))
+            col += uint32(32)
         out[row, lane] = largest
 
 
@@ -203,11 +203,13 @@ def test_what_a_gpu_launches_can_be_observed(load):
 
 
 def test_plain_source_compiles_to_what_casts_compile_to(load):
-    module, matrix = load(ROWS), types.float32[:, ::1]
+    matrix = types.float32[:, ::1]
+    kernels = load(ROWS, narrow=False).cast_by_hand, load(ROWS).plain
     try:
-        texts = [compiling.ptx(getattr(module, name), types.void(matrix, matrix)) for name in ("cast_by_hand", "plain")]
+        texts = [compiling.ptx(kernel, types.void(matrix, matrix)) for kernel in kernels]
     except compiling.NoCompiler as error:
         pytest.skip(str(error))
-    counts = [len(re.findall(r"^\s+(?:@!?%p\d+ )?\w[\w.]*\b.*;", text, re.MULTILINE)) for text in texts]
-    assert counts[1] <= 2 * counts[0]  # the loop by hand goes round in 32 bits, which keeps LLVM from unrolling it
-    assert not re.search(r"\b(div|rem|selp)\.", texts[1])
+    by_hand, plain = (re.findall(r"^\s+(?:@!?%p\d+ )?(\w[\w.]*)\b.*;", text, re.MULTILINE) for text in texts)
+    jumps = plain.count("bra.uni")  # blocks may be laid out otherwise
+    assert len(plain) - jumps <= len(by_hand) + 2, (len(plain), jumps, len(by_hand))
+    assert not [one for one in plain if one.startswith(("div", "rem", "shr.s64", "selp"))]

@@ -32,8 +32,7 @@ def test_operation_agrees(op, size):
 
 
 @pytest.mark.sampled(0, sweep=8)
-@pytest.mark.parametrize(("op", "size"), [pytest.param(op, size, id=f"{op.name}-{'x'.join(map(str, size.values()))}")
-                                          for op, size in REST])
+@pytest.mark.parametrize(("op", "size"), named(REST, quick={op.name for op in OPS}))
 def test_operation_agrees_at_more_sizes(op, size):
     """Columns beyond the edge of a block, K that fills no turn, 512 threads, more than one round, wide lanes."""
     assert agree(op, sizes=(size,), seed=4).passed
