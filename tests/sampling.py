@@ -2,21 +2,23 @@
 
     @pytest.mark.sampled(6)                 of a parametrised test, six cases stay; the others are a sweep
     @pytest.mark.sampled(1, by="op")        the same for each value of a parameter: one case of each op
-    @pytest.mark.sampled(6, sweep=100)      of the others, a hundred are in the sweep and the rest are slow
+    @pytest.mark.sampled(6, sweep=100)      of the others, a hundred are swept; without `sweep`, SWEPT of them
+    @pytest.mark.sweep                      expensive: no case stays, SWEPT of them are swept
 
-Cases that are marked `sweep` themselves, because they are expensive, are not among those that stay.
+What is left of a sweep is slow: nothing runs it but pytest -m slow, and pytest -m '' runs everything.
 
 The choice is made by a hash of the case's id, so it is the same in every run and every process; another word in
-LABKIT_SAMPLE draws another sample. pytest -m sweep runs the sweep, pytest -m slow the remaining cases, and
-pytest -m '' everything.
+LABKIT_SAMPLE draws another sample. Cases that are marked `sweep` one by one are not among those that stay.
 """
 
 import hashlib
-import math
 import os
 from collections import defaultdict
 
 import pytest
+
+# With two, .ci/run takes some fifty minutes on two cores.
+SWEPT = 2
 
 
 def _order(item) -> str:
@@ -31,21 +33,22 @@ def _name(value) -> str:
 
 
 def mark_sweeps(items) -> None:
-    """Gives the marker `sweep` to every case of a sampled test that was not chosen."""
+    """Gives the marker `sweep` to the cases of a sampled test that were not chosen, and `slow` to most of a sweep."""
     groups = defaultdict(list)
     for item in items:
+        if not hasattr(item, "callspec"):
+            continue
         if item.get_closest_marker("sweep"):
+            groups[item.path, item.originalname, None].append((item, 0, SWEPT))
             continue
         for marker in item.iter_markers("sampled"):
             by = marker.kwargs.get("by")
             names = (by,) if isinstance(by, str) else by or ()
             values = tuple(_name(item.callspec.params[name]) for name in names)
-            chosen = marker.args[0], marker.kwargs.get("sweep", math.inf)
-            groups[item.path, item.originalname, values].append((item, *chosen))
+            swept = marker.kwargs.get("sweep", SWEPT)
+            groups[item.path, item.originalname, values].append((item, marker.args[0], swept))
     for members in groups.values():
         members.sort(key=lambda member: _order(member[0]))
-        for number, (item, count, more) in enumerate(members):
-            if number >= count + more:
-                item.add_marker(pytest.mark.slow)
-            elif number >= count:
-                item.add_marker(pytest.mark.sweep)
+        for number, (item, stay, swept) in enumerate(members):
+            if number >= stay:
+                item.add_marker(pytest.mark.sweep if number < stay + swept else pytest.mark.slow)

@@ -27,7 +27,11 @@ class Item:
 def staying(items) -> list[tuple]:
     mark_sweeps(items)
     return [(item.callspec.params["op"], item.callspec.params["size"])
-            for item in items if not item.get_closest_marker("sweep")]
+            for item in items if not markers(item)]
+
+
+def markers(item) -> list[str]:
+    return [name for name in ("sweep", "slow") if item.get_closest_marker(name)]
 
 
 def cases(count, **by):
@@ -43,10 +47,15 @@ def test_so_many_stay_of_all_or_of_each_value_the_same_ones_each_time(monkeypatc
 
 
 def test_of_a_long_sweep_a_part_is_slow():
-    items = cases(5, sweep=4)
-    assert len(staying(items)) == 5 + 7
-    marks = [[mark for mark in ("sweep", "slow") if item.get_closest_marker(mark)] for item in items]
-    assert sorted(marks) == [*[[]] * 5, *[["slow"]] * 7, *[["sweep"]] * 4]
+    for items, swept in ((cases(5, sweep=4), 4), (cases(5), 2)):
+        assert len(staying(items)) == 5
+        assert sorted(map(markers, items)) == [*[[]] * 5, *[["slow"]] * (11 - swept), *[["sweep"]] * swept]
+
+
+def test_of_a_test_that_is_a_sweep_some_cases_are_slow_too():
+    items = [Item("add", size, pytest.mark.sweep.mark) for size in range(8)]
+    assert staying(items) == []
+    assert sorted(map(markers, items)) == [["sweep"], ["sweep"], *[["sweep", "slow"]] * 6]
 
 
 def test_a_case_that_is_a_sweep_by_itself_takes_no_place_of_another():

@@ -29,7 +29,7 @@ def test_a_random_block_is_the_same_in_both_runs():
     check(differential.of_blocks, differential.blocks([1], length=5), KEPT)
 
 
-@pytest.mark.sweep
+@pytest.mark.sampled(0, sweep=5)
 @pytest.mark.parametrize("first", range(0, 300, TOGETHER))
 def test_more_random_programs(tmp_path, first):
     check(differential.of_programs, differential.programs(range(first, first + TOGETHER)), tmp_path)

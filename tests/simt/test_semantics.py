@@ -33,7 +33,7 @@ def out(*shape):
     return np.full(shape, -1, np.int64)
 
 
-@pytest.mark.sampled(16)
+@pytest.mark.sampled(16, sweep=10)
 @pytest.mark.parametrize("kernel, grid, block, args, options", CASES)
 def test_kernel(kernel, grid, block, args, options):
     agree(kernel, grid, block, *args, **options)

@@ -16,7 +16,7 @@ SEEDS = 10
 MOST = 0.75  # of the allowed error
 
 
-@pytest.mark.sweep
+@pytest.mark.sampled(0, sweep=16)
 @pytest.mark.parametrize("name", WITH_TOLERANCE)
 def test_a_right_answer_stays_far_below_the_allowed_error(name, monkeypatch):
     exercise, found, needed = EXERCISES[name], compare.differences, []

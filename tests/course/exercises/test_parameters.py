@@ -33,7 +33,7 @@ def test_the_lint_finds_a_scalar_that_is_bound():
     assert bound_floats(fixed) == [0]
 
 
-@pytest.mark.sampled(12)
+@pytest.mark.sampled(12, sweep=200)
 @pytest.mark.parametrize("name", [name for name, each in COMPUTED.items() if not getattr(each, "judge", None)])
 def test_every_input_changes_the_result(name):
     assert faults(COMPUTED[name]) == []

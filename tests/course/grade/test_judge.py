@@ -28,7 +28,7 @@ def judge(tmp_path_factory):
 
 
 @pytest.mark.cpu_device
-@pytest.mark.sampled(0, sweep=10)
+@pytest.mark.sampled(0, sweep=4)
 @pytest.mark.parametrize("chapter", CHAPTERS, ids=lambda chapter: chapter.name)
 def test_every_answer_passes_and_no_exercise_does_as_it_is_given(chapter, judge):
     wrong = []

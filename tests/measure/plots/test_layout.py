@@ -18,7 +18,7 @@ PARTS = {  # public functions that no notebook and no report calls, since they a
 }
 
 
-@pytest.mark.sampled(12)
+@pytest.mark.sampled(12, sweep=24)
 @pytest.mark.parametrize("name", gallery.FIGURES)
 def test_every_figure_is_readable(name):
     assert layout.faults(gallery.FIGURES[name]()) == []

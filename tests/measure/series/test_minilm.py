@@ -90,7 +90,7 @@ def test_every_launch_of_a_pass_is_recorded_and_none_runs():
     assert (forward.batch.pooled.copy_to_host() == 7).all() and shape == (80, 2, 80)
 
 
-@pytest.mark.sweep
+@pytest.mark.slow
 @ON_CPU
 def test_a_recording_of_all_of_it_is_accepted(monkeypatch):
     """What bench refuses, it refuses at the end of a long run."""
