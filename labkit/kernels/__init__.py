@@ -2,6 +2,11 @@
 
 from labkit.simt import unsigned
 
-for name in ("broadcast", "elementwise", "gelu", "matmul.float32", "matmul.float32_tiles", "reduce", "residual_add",
-             "softmax.rows"):  # the others still cast each index
-    unsigned.applies_to(f"{__name__}.{name}")
+WITH_PLAIN_INDICES = (
+    "attention.decode", "attention.flash", "attention.one_query", "attention.paged", "attention.paged_prefill",
+    "attention.paged_tiles", "broadcast", "elementwise", "gelu", "linear.layers", "linear.next_token",
+    "linear.weights_left", "logprobs", "matmul.float32", "matmul.float32_tiles", "matmul.half", "matmul.wgmma",
+    "penalties", "reduce", "residual_add", "sampling_rows", "softmax.rows",
+)  # fmt: skip; the others still cast each index
+for module in WITH_PLAIN_INDICES:
+    unsigned.applies_to(f"{__name__}.{module}")

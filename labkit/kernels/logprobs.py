@@ -21,7 +21,7 @@ from dataclasses import dataclass
 import numpy as np
 from numba import float32, int32, int64, uint32
 
-from labkit import cuda
+from labkit import cuda, u32
 from labkit.device import ptx
 from labkit.device.lazy import kernel_factory
 from labkit.kernels.argmax import LEAST, key_of, warp_largest_key
@@ -83,8 +83,8 @@ def logprob_of(x, row_max, log_sum):
 def block_sum(value, of_warps):
     """One barrier; another has to pass before of_warps is used again."""
     value = warp_sum(value)
-    if uint32(cuda.threadIdx.x) & uint32(31) == uint32(0):
-        of_warps[uint32(cuda.threadIdx.x) >> uint32(5)] = value
+    if u32.threadIdx.x & 31 == 0:
+        of_warps[u32.threadIdx.x >> 5] = value
     cuda.syncthreads()
     total = of_warps[0]
     for warp in range(1, WARPS):
@@ -96,43 +96,40 @@ def block_sum(value, of_warps):
 def logprobs_passes_kernel(logits, tokens, wanted, out):
     of_warps, above_of_warps = cuda.shared.array(WARPS, float32), cuda.shared.array(WARPS, int32)
     keys_of_warps = cuda.shared.array(WARPS, int64)
-    row, thread, cols = uint32(cuda.blockIdx.x), uint32(cuda.threadIdx.x), uint32(logits.shape[1])
+    row, thread, cols = u32.blockIdx.x, u32.threadIdx.x, u32.shape(logits)[1]
     token, count = tokens[row], wanted[row]
-    if thread < uint32(MOST):
-        out[row, uint32(TOP) + thread], out[row, uint32(TOKENS) + thread] = NOTHING, NO_TOKEN
-    if thread < uint32(TOP):
+    if thread < MOST:
+        out[row, TOP + thread], out[row, TOKENS + thread] = NOTHING, NO_TOKEN
+    if thread < TOP:
         out[row, thread] = ZERO
     if count < int32(0):
         return
     own = logits[row, uint32(max(token, int32(0)))]
-    key, above, col = LEAST, int32(0), thread
-    while col < cols:
+    key, above = LEAST, int32(0)
+    for col in u32.range(thread, cols, THREADS):
         x = logits[row, col]
         key = max(key, key_of(x, col))
         if x > own:
             above += int32(1)
-        col += uint32(THREADS)
     largest = block_largest_key(key, keys_of_warps)
-    row_max, row_sum, col = value_of(largest), ZERO, thread
-    while col < cols:
+    row_max, row_sum = value_of(largest), ZERO
+    for col in u32.range(thread, cols, THREADS):
         row_sum += exponential(row_max, logits[row, col])
-        col += uint32(THREADS)
     log_sum, above = math.log(block_sum(row_sum, of_warps)), block_sum(above, above_of_warps)
     if row_max == NOTHING:
         log_sum = INFINITE
-    if thread == uint32(0):
+    if thread == 0:
         out[row, 0] = logprob_of(own, row_max, log_sum) if token >= int32(0) else ZERO
         out[row, 1] = float32(int32(1) + above) if token >= int32(0) else ZERO
-    for place in range(min(count, int32(MOST))):
-        if largest != LEAST and thread == uint32(0):
-            out[row, uint32(TOP) + uint32(place)] = logprob_of(value_of(largest), row_max, log_sum)
-            out[row, uint32(TOKENS) + uint32(place)] = float32(index_of(largest))
-        before, key, col = largest, LEAST, thread
-        while col < cols:
+    for place in u32.range(min(count, int32(MOST))):
+        if largest != LEAST and thread == 0:
+            out[row, TOP + place] = logprob_of(value_of(largest), row_max, log_sum)
+            out[row, TOKENS + place] = float32(index_of(largest))
+        before, key = largest, LEAST
+        for col in u32.range(thread, cols, THREADS):
             other = key_of(logits[row, col], col)
             if other < before:
                 key = max(key, other)
-            col += uint32(THREADS)
         cuda.syncthreads()
         largest = block_largest_key(key, keys_of_warps)
 
@@ -152,37 +149,37 @@ def logprobs_passes(logits, tokens, wanted, out, stream=0):
 def best_left(values, taken, first):
     """(key, slot) of the largest of a thread's logits whose bit in `taken` is not set; LEAST if there is none. Slots
     ascend with columns, so of equal logits the first is the lower token."""
-    best, slot = NOTHING, uint32(HELD)
-    for i in range(HELD):
-        if taken & uint32(1 << i) == uint32(0) and (slot == uint32(HELD) or values[i] > best):
-            best, slot = values[i], uint32(i)
-    if slot == uint32(HELD):
+    best, slot = NOTHING, HELD
+    for i in u32.range(HELD):
+        if taken & 1 << i == 0 and (slot == HELD or values[i] > best):
+            best, slot = values[i], i
+    if slot == HELD:
         return LEAST, slot
-    return key_of(best, uint32(first + uint32(4 * THREADS) * (slot >> uint32(2)) + (slot & uint32(3)))), slot
+    return key_of(best, first + 4 * THREADS * (slot >> 2) + (slot & 3)), slot
 
 
 @cuda.jit(device=True)
 def merge_sorted(keys, first, lists, count, out, at):
     """Merge sorted lists of `count` keys, MOST apart from index `first` on, by one warp: the `count` largest to out
     from index `at` on, the largest first. Up to 64 lists: a lane holds the heads of two."""
-    lane = uint32(cuda.threadIdx.x) & uint32(31)
-    one, other = uint32(first + lane * uint32(MOST)), uint32(first + (lane + uint32(32)) * uint32(MOST))
-    one_end = uint32(one + count) if lane < lists else one
-    other_end = uint32(other + count) if lane + uint32(32) < lists else other
+    lane = u32.threadIdx.x & 31
+    one, other = first + lane * MOST, first + (lane + 32) * MOST
+    one_end = one + count if lane < lists else one
+    other_end = other + count if lane + 32 < lists else other
     head, other_head = LEAST, LEAST
     if one < one_end:
         head = keys[one]
     if other < other_end:
         other_head = keys[other]
-    for place in range(count):
+    for place in u32.range(count):
         largest = warp_largest_key(max(head, other_head))
-        if lane == uint32(0):
-            out[uint32(at + uint32(place))] = largest
+        if lane == 0:
+            out[at + place] = largest
         if head == largest and one < one_end:  # no two keys are equal, but for LEAST at a list's end
-            one += uint32(1)
+            one += 1
             head = keys[one] if one < one_end else LEAST
         elif other_head == largest and other < other_end:
-            other += uint32(1)
+            other += 1
             other_head = keys[other] if other < other_end else LEAST
 
 
@@ -193,53 +190,53 @@ def make_logprobs_chunk(load):
         keys = cuda.shared.array(SLOTS, int64)
         of_warps, above_of_warps = cuda.shared.array((WARPS, 2), float32), cuda.shared.array(WARPS, int32)
         values = cuda.local.array(HELD, float32)
-        chunk, row, thread = uint32(cuda.blockIdx.x), uint32(cuda.blockIdx.y), uint32(cuda.threadIdx.x)
-        lane, warp = thread & uint32(31), thread >> uint32(5)
-        cols, chunks = uint32(logits.shape[1]), uint32(cuda.gridDim.x)
+        chunk, row, thread = u32.blockIdx.x, u32.blockIdx.y, u32.threadIdx.x
+        lane, warp = thread & 31, thread >> 5
+        cols, chunks = u32.shape(logits)[1], u32.gridDim.x
         if wanted[row] < int32(0):
             return
         count, own = uint32(min(wanted[row], int32(MOST))), logits[row, uint32(max(tokens[row], int32(0)))]
-        first = uint32(chunk * uint32(CHUNK) + uint32(4) * thread)
-        for v in range(HELD // 4):
-            a, b, c, d = load(logits, row, uint32(first + uint32(4 * THREADS * v)), cols)
+        first = chunk * CHUNK + 4 * thread
+        for v in u32.range(HELD // 4):
+            a, b, c, d = load(logits, row, first + 4 * THREADS * v, cols)
             values[4 * v], values[4 * v + 1], values[4 * v + 2], values[4 * v + 3] = a, b, c, d
-        taken, above, top = uint32(0), int32(0), NOTHING
-        for i in range(HELD):
-            if first + uint32(4 * THREADS * (i // 4) + i % 4) >= cols:
-                taken |= uint32(1 << i)
+        taken, above, top = 0, int32(0), NOTHING
+        for i in u32.range(HELD):
+            if first + (4 * THREADS * (i // 4) + i % 4) >= cols:
+                taken |= 1 << i
             top = max(top, values[i])
             if values[i] > own:
                 above += int32(1)
         top, total = warp_max(top), ZERO
-        for i in range(HELD):
+        for i in u32.range(HELD):
             total += exponential(top, values[i])
         total, above = warp_sum(total), warp_sum(above)
-        if lane == uint32(0):
+        if lane == 0:
             of_warps[warp, 0], of_warps[warp, 1], above_of_warps[warp] = top, total, above
 
         # The warp's own `count` largest, one after the other: who had the largest looks for the next.
-        key, slot = LEAST, uint32(0)
-        if count != uint32(0):
+        key, slot = LEAST, 0
+        if count != 0:
             key, slot = best_left(values, taken, first)
-        for place in range(count):
+        for place in u32.range(count):
             largest = warp_largest_key(key)
-            if lane == uint32(0):
-                keys[warp * uint32(MOST) + uint32(place)] = largest
+            if lane == 0:
+                keys[warp * MOST + place] = largest
             if key == largest and key != LEAST:
                 taken |= uint32(1) << slot
                 key, slot = best_left(values, taken, first)
         cuda.syncthreads()
-        if warp != uint32(0):
+        if warp != 0:
             return
         top, total, above = NOTHING, ZERO, int32(0)
-        if lane < uint32(WARPS):
+        if lane < WARPS:
             top, total, above = of_warps[lane, 0], of_warps[lane, 1], above_of_warps[lane]
         row_max = warp_max(top)
         total, above = warp_sum(total * exponential(row_max, top)), warp_sum(above)
-        at = uint32(row * chunks + chunk)
-        if lane == uint32(0):
+        at = row * chunks + chunk
+        if lane == 0:
             chunk_stats[row, chunk, 0], chunk_stats[row, chunk, 1], chunk_above[row, chunk] = row_max, total, above
-        merge_sorted(keys, uint32(0), uint32(WARPS), count, chunk_keys, uint32(at * uint32(MOST)))
+        merge_sorted(keys, 0, WARPS, count, chunk_keys, at * MOST)
 
     return logprobs_chunk_kernel
 
@@ -247,7 +244,7 @@ def make_logprobs_chunk(load):
 @cuda.jit(launch_bounds=32)
 def logprobs_merge_kernel(tokens, wanted, logits, chunk_stats, chunk_above, chunk_keys, out):
     keys = cuda.shared.array(MOST, int64)
-    row, lane, chunks = uint32(cuda.blockIdx.x), uint32(cuda.threadIdx.x), uint32(chunk_stats.shape[1])
+    row, lane, chunks = u32.blockIdx.x, u32.threadIdx.x, u32.shape(chunk_stats)[1]
     token, count, above = tokens[row], uint32(max(min(wanted[row], int32(MOST)), int32(0))), int32(0)
     own, log_sum, row_max = ZERO, ZERO, NOTHING
     if wanted[row] >= int32(0):
@@ -255,7 +252,7 @@ def logprobs_merge_kernel(tokens, wanted, logits, chunk_stats, chunk_above, chun
         top, total, other, other_total = NOTHING, ZERO, NOTHING, ZERO
         if lane < chunks:
             top, total, above = chunk_stats[row, lane, 0], chunk_stats[row, lane, 1], chunk_above[row, lane]
-        chunk = uint32(lane + uint32(32))
+        chunk = lane + 32
         if chunk < chunks:
             other, other_total = chunk_stats[row, chunk, 0], chunk_stats[row, chunk, 1]
             above += chunk_above[row, chunk]
@@ -264,14 +261,14 @@ def logprobs_merge_kernel(tokens, wanted, logits, chunk_stats, chunk_above, chun
         log_sum, above = math.log(warp_sum(total)), warp_sum(above)
         if row_max == NOTHING:
             log_sum = INFINITE
-        merge_sorted(chunk_keys, uint32(row * chunks * uint32(MOST)), chunks, count, keys, uint32(0))
+        merge_sorted(chunk_keys, row * chunks * MOST, chunks, count, keys, 0)
     cuda.syncwarp()
-    if lane < uint32(MOST):
+    if lane < MOST:
         key = keys[lane] if lane < count else LEAST
         found = key != LEAST
-        out[row, uint32(TOP) + lane] = logprob_of(value_of(key), row_max, log_sum) if found else NOTHING
-        out[row, uint32(TOKENS) + lane] = float32(index_of(key)) if found else NO_TOKEN
-    if lane == uint32(0):
+        out[row, TOP + lane] = logprob_of(value_of(key), row_max, log_sum) if found else NOTHING
+        out[row, TOKENS + lane] = float32(index_of(key)) if found else NO_TOKEN
+    if lane == 0:
         logprob, rank = ZERO, ZERO
         if wanted[row] >= int32(0) and token >= int32(0):
             logprob, rank = logprob_of(own, row_max, log_sum), float32(int32(1) + above)

@@ -19,7 +19,7 @@ what was just drawn.
 import numpy as np
 from numba import float32, int32, uint32
 
-from labkit import cuda
+from labkit import cuda, u32
 from labkit.kernels.arguments import MAX_GRID_YZ, check_array
 from labkit.kernels.baselines import Baseline
 from labkit.kernels.op import Op, Work, rung
@@ -53,17 +53,17 @@ def prompt_row(prompt, vocabulary: int) -> np.ndarray:
 
 @cuda.jit
 def penalise_kernel(logits, table, slots, repetition, frequency, presence, out, in_place):
-    col, row = uint32(cuda.grid(1)), uint32(cuda.blockIdx.y)
+    col, row = u32.grid(1), u32.blockIdx.y
     if col < logits.shape[1]:
-        slot, word = slots[row], uint32(0)
+        slot, word = slots[row], 0
         if slot >= int32(0):
             word = table[uint32(slot), col]
-        if word != uint32(0):
+        if word != 0:
             x, times = logits[row, col], uint32(word & ~IN_PROMPT)
             x = x / repetition[row] if x > ZERO else x * repetition[row]
             # fma: the same roundings on every device, and so the same token
             x = cuda.fma(-frequency[row], float32(times), x)
-            if times != uint32(0):
+            if times != 0:
                 x -= presence[row]
             out[row, col] = x
         elif not in_place:
@@ -90,7 +90,7 @@ def penalise(logits, table, slots, repetition, frequency, presence, out, stream=
 
 @cuda.jit
 def count_tokens_kernel(table, slots, tokens):
-    row = uint32(cuda.grid(1))
+    row = u32.grid(1)
     if row < tokens.shape[0]:
         slot, token = slots[row], tokens[row]
         if slot >= int32(0) and token >= int32(0):

@@ -3,7 +3,7 @@
 import numpy as np
 from numba import float32, int64, uint32, uint64
 
-from labkit import cuda
+from labkit import cuda, u32
 from labkit.device.lazy import kernel_factory
 from labkit.kernels.argmax import LEAST, key_of
 from labkit.kernels.arguments import MAX_GRID_YZ, aligned, check_array
@@ -64,34 +64,30 @@ def make_row_passes(load):
     @cuda.jit(device=True)
     def largest_key_of(logits, row, of_warps):
         four = cuda.local.array(4, float32)
-        key, cols = LEAST, uint32(logits.shape[1])
-        col = uint32(uint32(4) * uint32(cuda.threadIdx.x))
-        while col < cols:
+        key, cols = LEAST, u32.shape(logits)[1]
+        for col in u32.range(4 * u32.threadIdx.x, cols, 4 * THREADS):
             four[0], four[1], four[2], four[3] = load(logits, row, col, cols)
-            for i in range(4):
-                key = max(key, key_of(four[i], uint32(col + uint32(i))))
-            col += uint32(4 * THREADS)
+            for i in u32.range(4):
+                key = max(key, key_of(four[i], col + i))
         return block_largest_key(key, of_warps)
 
     @cuda.jit(device=True)
     def kept(logits, row, begin, end, row_max, scale, least, threshold, by_count, of_warps):
         """What the tokens from begin to end weigh whose key is at least the threshold; or how many they are."""
         four = cuda.local.array(4, float32)
-        own, cols = int64(0), uint32(logits.shape[1])
-        col = uint32(begin + uint32(4) * uint32(cuda.threadIdx.x))
-        while col < end:
+        own, cols = int64(0), u32.shape(logits)[1]
+        for col in u32.range(begin + 4 * u32.threadIdx.x, end, 4 * THREADS):
             four[0], four[1], four[2], four[3] = load(logits, row, col, cols)
-            for i in range(4):
-                weight = kept_weight(four[i], col + uint32(i), row_max, scale, least, threshold)
+            for i in u32.range(4):
+                weight = kept_weight(four[i], col + i, row_max, scale, least, threshold)
                 own += min(weight, int64(1)) if by_count else weight
-            col += uint32(4 * THREADS)
         cuda.syncthreads()  # all have read what the pass before found
         return block_total(own, of_warps)
 
     @cuda.jit(device=True)
     def draw(logits, row, seeds, steps, row_max, scale, least, threshold, tokens, of_warps, also_of_warps):
         """The token at which the sum of kept weights exceeds the share drawn: chunk after chunk, then within one."""
-        begin, end, cols = uint32(0), uint32(logits.shape[1]), uint32(logits.shape[1])
+        begin, end, cols = 0, u32.shape(logits)[1], u32.shape(logits)[1]
         at, drawn, first = int64(0), False, True
         while not drawn:
             mass = kept(logits, row, begin, end, row_max, scale, least, threshold, False, of_warps)
@@ -103,7 +99,7 @@ def make_row_passes(load):
                 at -= mass
                 begin = end
             if not drawn:
-                end = min(uint32(begin + uint32(CHUNK)), cols)
+                end = min(begin + CHUNK, cols)
         draw_in(logits, row, begin, at, row_max, scale, least, threshold, tokens, also_of_warps)
 
     return largest_key_of, kept, draw
@@ -116,7 +112,7 @@ def make_bisection(load):
     @cuda.jit(launch_bounds=THREADS)
     def sample_bisection_kernel(logits, temperature, top_k, top_p, min_p, seeds, steps, tokens):
         of_warps, also_of_warps = cuda.shared.array(WARPS, int64), cuda.shared.array(WARPS, int64)
-        row, cols = uint32(cuda.blockIdx.x), uint32(logits.shape[1])
+        row, cols = u32.blockIdx.x, u32.shape(logits)[1]
         key = largest_key_of(logits, row, also_of_warps)
         token, known = known_token(key, temperature[row])
         if known:
@@ -125,7 +121,7 @@ def make_bisection(load):
             return
         row_max, scale, least = value_of(key), scale_of(temperature[row]), least_weight(min_p[row])
         filters, threshold = filters_of(top_k[row], top_p[row], cols), LEAST
-        by_count, more = filters & BY_COUNT != uint32(0), filters & (BY_COUNT | BY_MASS) != uint32(0)
+        by_count, more = filters & BY_COUNT != 0, filters & (BY_COUNT | BY_MASS) != 0
         while more:
             # Its bits from the highest on: is a threshold with this bit set still low enough? Before all of them one
             # pass without any, to see what there is a share of.
@@ -133,7 +129,7 @@ def make_bisection(load):
             threshold = LEAST
             while True:
                 trial = lowest if bit == uint64(64) else threshold + int64(uint64(1) << bit)
-                reached = kept(logits, row, uint32(0), cols, row_max, scale, least, trial, by_count, of_warps)
+                reached = kept(logits, row, 0, cols, row_max, scale, least, trial, by_count, of_warps)
                 if bit == uint64(64):
                     if not by_count:
                         need = reaching(top_p[row], reached)
@@ -142,7 +138,7 @@ def make_bisection(load):
                 if bit == uint64(0):
                     break
                 bit -= uint64(1)
-            more = by_count and filters & BY_MASS != uint32(0)
+            more = by_count and filters & BY_MASS != 0
             by_count = False
         draw(logits, row, seeds, steps, row_max, scale, least, threshold, tokens, of_warps, also_of_warps)
 
@@ -166,22 +162,20 @@ def make_histogram_pass(load):
     def histogram(logits, row, begin, end, row_max, scale, per_unit, least, floor, filters, count, low, high):
         """Enters the tokens from begin to end, whole chunks but for the row's last, into the block's histogram. Returns
         what this thread's weigh that min_p keeps, those below the floor included."""
-        thread, cols = uint32(cuda.threadIdx.x), uint32(logits.shape[1])
-        count[thread], low[thread], high[thread] = uint32(0), uint32(0), uint32(0)
+        thread, cols = u32.threadIdx.x, u32.shape(logits)[1]
+        count[thread], low[thread], high[thread] = 0, 0, 0
         cuda.syncthreads()
         values = cuda.local.array(HELD, float32)
         own = int64(0)
-        col = uint32(begin + uint32(4) * thread)
-        while col < end:
-            for v in range(HELD // 4):
-                a, b, c, d = load(logits, row, uint32(col + uint32(4 * THREADS * v)), cols)
+        for col in u32.range(begin + 4 * thread, end, CHUNK):
+            for v in u32.range(HELD // 4):
+                a, b, c, d = load(logits, row, col + 4 * THREADS * v, cols)
                 values[4 * v], values[4 * v + 1], values[4 * v + 2], values[4 * v + 3] = a, b, c, d
             for i in range(HELD):
                 below = distance(row_max, values[i])
                 weight = tally(below, scale, floor, bin_of(below, per_unit), filters, count, low, high)
                 if weight >= least:
                     own += weight
-            col += uint32(CHUNK)
         cuda.syncthreads()
         return own
 
@@ -200,18 +194,18 @@ def make_histogram(load):
                             cuda.shared.array(BINS, uint32))
         indices, waiting = cuda.shared.array(CANDIDATES, uint32), cuda.shared.array(1, uint32)
         found = cuda.shared.array(5, int64)
-        row, thread, cols = uint32(cuda.blockIdx.x), uint32(cuda.threadIdx.x), uint32(logits.shape[1])
+        row, thread, cols = u32.blockIdx.x, u32.threadIdx.x, u32.shape(logits)[1]
         key = largest_key_of(logits, row, also_of_warps)
         token, known = known_token(key, temperature[row])
         if known:
-            if thread == uint32(0):
+            if thread == 0:
                 tokens[row] = token
             return
         row_max, scale, least = value_of(key), scale_of(temperature[row]), least_weight(min_p[row])
         filters, threshold = filters_of(top_k[row], top_p[row], cols), LEAST
         if filters & (BY_COUNT | BY_MASS):
             per_unit = bins_per_unit(row_max, NOTHING, scale)
-            own = histogram(logits, row, uint32(0), cols, row_max, scale, per_unit, least, least, filters, count, low,
+            own = histogram(logits, row, 0, cols, row_max, scale, per_unit, least, least, filters, count, low,
                             high)
             threshold = threshold_of(logits, row, row_max, scale, per_unit, least, filters, top_k[row], top_p[row],
                                      int64(count[thread]), mass_at(low, high, thread), block_total(own, of_warps),

@@ -111,6 +111,11 @@ def served_share(series: Mapping) -> float | None:
     return series.get("engine_process_share_of_alone")
 
 
+def logprobs_share(series: Mapping) -> float:
+    """From "engine_logprobs": tokens out a second with five logprobs of each token, over those without."""
+    return next(row["share_of_none"] for row in series["rows"] if row["name"] == "logprobs=5")
+
+
 def first_token_ms(series: Mapping) -> float:
     """From "serve": p50, where requests arrive half as often as they can be served."""
     return series["half_load"]["median_ttft_ms"]
@@ -168,6 +173,8 @@ GOALS = (
          "tokens/s"),
     Goal("Llama 3.2 1B, from the start of a process to the first token, second run", "engine_start", {}, 12.0, "s",
          read=start_seconds),
+    Goal("the 1B engine with logprobs=5, 128 requests of 128 tokens, share of the engine without", "engine_logprobs", {},
+         0.90, "of its tokens/s", read=logprobs_share),
     Goal("the 1B engine behind its API, in a process of its own, 128 clients, share of the engine alone", "serve", {},
          0.85, "of its tokens/s", read=served_share),
     Goal("the same in the server's process, at half its load, time to the first token, p50", "serve", {}, 150.0, "ms",

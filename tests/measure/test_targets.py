@@ -56,6 +56,13 @@ def test_no_goal_is_set_twice():
     assert len(found) == len(set(found))
 
 
+def test_logprobs_are_held_against_none():
+    rows = [{"name": "none", "share_of_none": 1.0}, {"name": "logprobs=20", "share_of_none": 0.91},
+            {"name": "logprobs=5", "share_of_none": 0.89}]
+    found = evaluate({"ops": {}, "series": {"engine_logprobs": {"rows": rows}}})
+    assert [(one.value, one.met) for one in found if one.goal.source == "engine_logprobs"] == [(0.89, False)]
+
+
 def test_the_server_is_held_against_the_engine_alone():
     series = {"share_of_alone": 0.9, "engine_process_share_of_alone": 0.8, "half_load": {"median_ttft_ms": 90.0},
               "loop_lag": {"closed": {"p50": 1.0, "p99": 21.0}}}

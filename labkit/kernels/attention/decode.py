@@ -8,7 +8,7 @@ Source  T. Dao et al., "Flash-Decoding" (2023)
 
 from numba import float32, uint32
 
-from labkit import cuda
+from labkit import cuda, u32
 from labkit.device import ptx
 from labkit.device.lazy import kernel_factory
 from labkit.kernels.reduce import ALL_LANES, NOTHING, ZERO, block_max, block_sum
@@ -55,17 +55,17 @@ def make_decode(size: int, half: bool = False):
 
     @cuda.jit(device=True)
     def read_query(query_part, qkv, at, i0):
-        for k in range(4):
+        for k in u32.range(4):
             if i0 + k < LOADS:
-                read(query_part, CHUNK * (i0 + k), qkv, uint32(at + uint32(16 * (i0 + k))))
+                read(query_part, CHUNK * (i0 + k), qkv, at + 16 * (i0 + k))
 
     @cuda.jit(device=True)
     def products(query_part, keys_values, at, i0):
         numbers = cuda.local.array(CHUNK, float32)
         score = ZERO
-        for k in range(4):
+        for k in u32.range(4):
             if i0 + k < LOADS:
-                read(numbers, 0, keys_values, uint32(at + uint32(16 * (i0 + k))))
+                read(numbers, 0, keys_values, at + 16 * (i0 + k))
                 for n in range(CHUNK):
                     score += query_part[CHUNK * (i0 + k) + n] * numbers[n]
         return score
@@ -73,7 +73,7 @@ def make_decode(size: int, half: bool = False):
     @cuda.jit(device=True)
     def score_of(query_part, keys_values, row, column):
         """This lane's share of the product of the query and the key in `row`."""
-        at = uint32(row * uint32(keys_values.shape[1]) + column)
+        at = row * u32.shape(keys_values)[1] + column
         score = products(query_part, keys_values, at, 0)
         if LOADS > 4:
             score += products(query_part, keys_values, at, 4)
@@ -92,19 +92,19 @@ def make_decode(size: int, half: bool = False):
         own_scores = cuda.local.array(STEPS, float32)
         numbers = cuda.local.array(CHUNK, float32)
         acc_part = cuda.local.array(CHUNK, float32)
-        thread = uint32(cuda.threadIdx.x)
-        head, t = uint32(cuda.blockIdx.y), uint32(cuda.blockIdx.z)
-        rows, width = uint32(out.shape[0]), uint32(out.shape[1])
-        query_column = uint32(head * uint32(SIZE))
-        key_column = uint32(first + query_column)
-        columns = uint32(keys_values.shape[1])
+        thread = u32.threadIdx.x
+        head, t = u32.blockIdx.y, u32.blockIdx.z
+        rows, width = u32.shape(out)
+        query_column = head * SIZE
+        key_column = first + query_column
+        columns = u32.shape(keys_values)[1]
         before = uint32(start[0])
-        seen = min(uint32(before + (t + uint32(1) if causal else rows)), uint32(keys_values.shape[0]))
-        key0 = uint32(uint32(cuda.blockIdx.x) * uint32(SLICE))
+        seen = min(before + (t + 1 if causal else rows), u32.shape(keys_values)[0])
+        key0 = u32.blockIdx.x * SLICE
         if key0 < seen:  # the grid has slices for a full cache
-            end = min(uint32(key0 + uint32(SLICE)), seen)
-            part, key = uint32(thread % uint32(LANES)), uint32(thread // uint32(LANES))
-            at = uint32(t * uint32(qkv.shape[1]) + query_column + part * uint32(CHUNK))
+            end = min(key0 + SLICE, seen)
+            part, key = thread % LANES, thread // LANES
+            at = t * u32.shape(qkv)[1] + query_column + part * CHUNK
             read_query(query_part, qkv, at, 0)
             if LOADS > 4:
                 read_query(query_part, qkv, at, 4)
@@ -112,63 +112,59 @@ def make_decode(size: int, half: bool = False):
                 read_query(query_part, qkv, at, 8)
             if LOADS > 12:
                 read_query(query_part, qkv, at, 12)
-            key_column, last = uint32(key_column + part * uint32(CHUNK)), uint32(end - uint32(1))
+            key_column, last = key_column + part * CHUNK, end - 1
             # No branches, so that all loads can be under way at once.
-            row = uint32(key0 + key)
+            row = key0 + key
             own_scores[0] = score_of(query_part, keys_values, min(row, last), key_column)
-            own_scores[1] = score_of(query_part, keys_values, min(uint32(row + uint32(KEYS)), last), key_column)
+            own_scores[1] = score_of(query_part, keys_values, min(row + KEYS, last), key_column)
             if STEPS == 4:
-                own_scores[2] = score_of(query_part, keys_values, min(uint32(row + uint32(2 * KEYS)), last), key_column)
-                own_scores[3] = score_of(query_part, keys_values, min(uint32(row + uint32(3 * KEYS)), last), key_column)
+                own_scores[2] = score_of(query_part, keys_values, min(row + 2 * KEYS, last), key_column)
+                own_scores[3] = score_of(query_part, keys_values, min(row + 3 * KEYS, last), key_column)
             row_max = NOTHING
-            for step in range(STEPS):
-                own = uint32(key + uint32(step * KEYS))
+            for step in u32.range(STEPS):
+                own = key + step * KEYS
                 score = own_scores[step] * scale
                 for distance in DISTANCES:
                     score += cuda.shfl_xor_sync(ALL_LANES, score, distance)
                 score = score if key0 + own < end else NOTHING
                 row_max = max(row_max, score)
-                if part == uint32(0):
+                if part == 0:
                     scores[own] = score
             row_max = block_max(row_max, partial)  # its barriers also make the scores visible to all
             exponential = ptx.exp2_approx(scores[thread] - row_max)
             scores[thread] = exponential  # 0 for what is not seen
-            if thread < uint32(SCORES - SLICE):
-                scores[thread + uint32(SLICE)] = ZERO
+            if thread < SCORES - SLICE:
+                scores[thread + SLICE] = ZERO
             row_sum = block_sum(exponential, partial)
 
-            group, column = uint32(thread // uint32(PARTS)), uint32(thread % uint32(PARTS) * uint32(CHUNK))
-            if group < uint32(GROUPS):  # each takes every GROUPS-th key
-                value_column = uint32(first + query_column + width + column)
-                for n in range(CHUNK):
+            group, column = thread // PARTS, thread % PARTS * CHUNK
+            if group < GROUPS:  # each takes every GROUPS-th key
+                value_column = first + query_column + width + column
+                for n in u32.range(CHUNK):
                     acc_part[n] = ZERO
                 own = group
-                while own < uint32(SCORES):
+                while own < SCORES:
                     for _ in range(ROUND):
-                        row = min(uint32(key0 + own), last)
-                        read(numbers, 0, keys_values, uint32(row * columns + value_column))
+                        row = min(key0 + own, last)
+                        read(numbers, 0, keys_values, row * columns + value_column)
                         exponential = scores[own]
-                        for n in range(CHUNK):
+                        for n in u32.range(CHUNK):
                             acc_part[n] += exponential * numbers[n]
-                        own = uint32(own + uint32(GROUPS))
-                for n in range(0, CHUNK, 4):
-                    ptx.store_shared4(sums, uint32(group * uint32(SIZE) + column + uint32(n)), acc_part[n],
+                        own += GROUPS
+                for n in u32.range(0, CHUNK, 4):
+                    ptx.store_shared4(sums, group * SIZE + column + n, acc_part[n],
                                       acc_part[n + 1], acc_part[n + 2], acc_part[n + 3])
             cuda.syncthreads()
-            record = uint32((uint32(t * uint32(cuda.gridDim.y) + head) * uint32(cuda.gridDim.x)
-                             + uint32(cuda.blockIdx.x)) * uint32(RECORD))
-            i = thread
-            while i < uint32(SIZE):
+            record = (((t * u32.gridDim.y + head) * u32.gridDim.x
+                             + u32.blockIdx.x) * RECORD)
+            for i in u32.range(thread, SIZE, DECODE_THREADS):
                 acc = ZERO
-                place = i
-                while place < uint32(FOUND):
+                for place in u32.range(i, FOUND, SIZE):
                     acc += sums[place]
-                    place = uint32(place + uint32(SIZE))
                 found[record + i] = acc
-                i = uint32(i + uint32(DECODE_THREADS))
-            if thread == uint32(0):
-                found[record + uint32(SIZE)] = row_sum
-                found[record + uint32(SIZE + 1)] = row_max
+            if thread == 0:
+                found[record + SIZE] = row_sum
+                found[record + (SIZE + 1)] = row_max
 
     @cuda.jit
     def attention_decode_combine_kernel(found, start, out, capacity, slices, causal):
@@ -179,43 +175,41 @@ def make_decode(size: int, half: bool = False):
         maxima = cuda.local.array(AT_ONCE, float32)
         row_sums = cuda.local.array(AT_ONCE, float32)
         parts = cuda.local.array(AT_ONCE, float32)
-        thread = uint32(cuda.threadIdx.x)
-        team, i = uint32(thread // uint32(SIZE)), uint32(thread % uint32(SIZE))
-        head, t = uint32(cuda.blockIdx.x), uint32(cuda.blockIdx.y)
-        seen = uint32(uint32(start[0]) + (t + uint32(1) if causal else uint32(out.shape[0])))
-        count = uint32((min(seen, capacity) + uint32(SLICE - 1)) // uint32(SLICE))
-        first = uint32(uint32(uint32(t * uint32(cuda.gridDim.x)) + head) * slices)
+        thread = u32.threadIdx.x
+        team, i = thread // SIZE, thread % SIZE
+        head, t = u32.blockIdx.x, u32.blockIdx.y
+        seen = uint32(start[0]) + (t + 1 if causal else u32.shape(out)[0])
+        count = (min(seen, capacity) + (SLICE - 1)) // SLICE
+        first = (t * u32.gridDim.x + head) * slices
         row_max, row_sum, acc = NOTHING, ZERO, ZERO
-        slice_ = team
-        while slice_ < count:
-            for n in range(AT_ONCE):  # no branches, so that all loads can be under way at once
-                one = uint32(slice_ + uint32(n * TEAMS))
-                record = uint32(uint32(first + min(one, uint32(count - uint32(1)))) * uint32(RECORD))
-                parts[n], row_sums[n] = found[record + i], found[record + uint32(SIZE)]
-                maxima[n] = found[record + uint32(SIZE + 1)] if one < count else NOTHING
+        for slice_ in u32.range(team, count, AT_ONCE * TEAMS):
+            for n in u32.range(AT_ONCE):  # no branches, so that all loads can be under way at once
+                one = slice_ + n * TEAMS
+                record = (first + min(one, count - 1)) * RECORD
+                parts[n], row_sums[n] = found[record + i], found[record + SIZE]
+                maxima[n] = found[record + (SIZE + 1)] if one < count else NOTHING
             new = row_max
-            for n in range(AT_ONCE):
+            for n in u32.range(AT_ONCE):
                 new = max(new, maxima[n])
             correction = ptx.exp2_approx(row_max - new)
             row_sum, acc = row_sum * correction, acc * correction
-            for n in range(AT_ONCE):
+            for n in u32.range(AT_ONCE):
                 weight = ptx.exp2_approx(maxima[n] - new)
                 row_sum += row_sums[n] * weight
                 acc += parts[n] * weight
             row_max = new
-            slice_ = uint32(slice_ + uint32(AT_ONCE * TEAMS))
         team_acc[thread] = acc
-        if i == uint32(0):
+        if i == 0:
             team_max[team], team_sum[team] = row_max, row_sum
         cuda.syncthreads()
-        if team == uint32(0):
-            for other in range(1, TEAMS):
+        if team == 0:
+            for other in u32.range(1, TEAMS):
                 new = max(row_max, team_max[other])
                 correction, weight = ptx.exp2_approx(row_max - new), ptx.exp2_approx(team_max[other] - new)
                 row_sum = row_sum * correction + team_sum[other] * weight
-                acc = acc * correction + team_acc[uint32(other * SIZE) + i] * weight
+                acc = acc * correction + team_acc[other * SIZE + i] * weight
                 row_max = new
-            out[t, uint32(head * uint32(SIZE)) + i] = acc / row_sum
+            out[t, head * SIZE + i] = acc / row_sum
 
     return attention_decode_slice_kernel, attention_decode_combine_kernel
 

@@ -19,7 +19,7 @@ import math
 import numpy as np
 from numba import float32, uint32
 
-from labkit import cuda, device
+from labkit import cuda, device, u32
 from labkit.device import ptx
 from labkit.device.lazy import kernel_factory
 from labkit.kernels.arguments import MAX_GRID_YZ, MAX_SHARED, aligned, dynamic_shared
@@ -61,60 +61,44 @@ WHOLE_THREADS = 256
 @cuda.jit
 def attention_whole_matrix_kernel(qkv, keys_values, start, out, first, size, scale, causal):
     scores = cuda.shared.array(0, float32)  # rows * capacity
-    thread = uint32(cuda.threadIdx.x)
-    lane, warp = uint32(thread % uint32(32)), uint32(thread // uint32(32))
-    rows, width, capacity = uint32(out.shape[0]), uint32(out.shape[1]), uint32(keys_values.shape[0])
-    head_column = uint32(uint32(cuda.blockIdx.x) * size)
+    thread = u32.threadIdx.x
+    lane, warp = thread % 32, thread // 32
+    rows, width, capacity = u32.shape(out)[0], u32.shape(out)[1], u32.shape(keys_values)[0]
+    head_column = u32.blockIdx.x * size
     before = uint32(start[0])
-    keys = min(uint32(before + rows), capacity)
+    keys = min(before + rows, capacity)
 
-    place = thread
-    while place < uint32(rows * keys):  # the scores
-        t, j = uint32(place // keys), uint32(place % keys)
+    for place in u32.range(thread, rows * keys, WHOLE_THREADS):  # the scores
+        t, j = place // keys, place % keys
         score = ZERO
-        i = uint32(0)
-        while i < size:
+        for i in u32.range(size):
             score += qkv[t, head_column + i] * keys_values[j, first + head_column + i]
-            i += uint32(1)
-        unseen = causal != uint32(0) and j > uint32(before + t)
+        unseen = causal != 0 and j > before + t
         scores[place] = NOTHING if unseen else score * scale
-        place = uint32(place + uint32(WHOLE_THREADS))
     cuda.syncthreads()  # the matrix is complete
 
-    t = warp
-    while t < rows:  # softmax, a warp a row
+    for t in u32.range(warp, rows, WHOLE_THREADS // 32):  # softmax, a warp a row
         row_max = NOTHING
-        j = lane
-        while j < keys:
-            row_max = max(row_max, scores[uint32(t * keys) + j])
-            j += uint32(32)
+        for j in u32.range(lane, keys, 32):
+            row_max = max(row_max, scores[t * keys + j])
         row_max = warp_max(row_max)
         row_sum = ZERO
-        j = lane
-        while j < keys:
-            exponential = ptx.exp2_approx(scores[uint32(t * keys) + j] - row_max)
-            scores[uint32(t * keys) + j] = exponential
+        for j in u32.range(lane, keys, 32):
+            exponential = ptx.exp2_approx(scores[t * keys + j] - row_max)
+            scores[t * keys + j] = exponential
             row_sum += exponential
-            j += uint32(32)
         share = float32(1.0) / warp_sum(row_sum)
-        j = lane
-        while j < keys:
-            scores[uint32(t * keys) + j] *= share
-            j += uint32(32)
-        t = uint32(t + uint32(WHOLE_THREADS // 32))
+        for j in u32.range(lane, keys, 32):
+            scores[t * keys + j] *= share
     cuda.syncthreads()  # the weights are complete
 
-    place = thread
-    while place < uint32(rows * size):  # the weighted values
-        t, i = uint32(place // size), uint32(place % size)
-        column = uint32(first + width + head_column + i)
+    for place in u32.range(thread, rows * size, WHOLE_THREADS):  # the weighted values
+        t, i = place // size, place % size
+        column = first + width + head_column + i
         acc = ZERO
-        j = uint32(0)
-        while j < keys:
-            acc += scores[uint32(t * keys) + j] * keys_values[j, column]
-            j += uint32(1)
+        for j in u32.range(keys):
+            acc += scores[t * keys + j] * keys_values[j, column]
         out[t, head_column + i] = acc
-        place = uint32(place + uint32(WHOLE_THREADS))
 
 
 @rung(kernel=attention_whole_matrix_kernel, idea="one block a head: its whole matrix of scores in shared memory",
@@ -158,16 +142,16 @@ def make_copy_rows(height: int, size: int, pitch: int, threads: int, chunk: int,
 
     @cuda.jit(device=True)
     def copy_rows(shared, at, matrix, row0, rows, col0, thread):
-        columns = uint32(matrix.shape[1])
-        for i in range(copies):
-            piece = uint32(thread + uint32(i * threads))
-            row, part = uint32(piece // uint32(chunks)), uint32(piece % uint32(chunks))
-            place = uint32(part ^ row >> uint32(shift) & uint32(mask)) if swizzled else part
-            if exact or piece < uint32(pieces):
-                inside = uint32(row0 + row) < rows
-                source = uint32(uint32(row0 + row) * columns + col0 + part * uint32(chunk))
-                ptx.cp_async_16(shared, uint32(at + row * uint32(pitch) + place * uint32(chunk)),
-                                matrix, source if inside else uint32(0), uint32(16) if inside else uint32(0))
+        columns = u32.shape(matrix)[1]
+        for i in u32.range(copies):
+            piece = thread + i * threads
+            row, part = piece // chunks, piece % chunks
+            place = part ^ row >> shift & mask if swizzled else part
+            if exact or piece < pieces:
+                inside = row0 + row < rows
+                source = (row0 + row) * columns + col0 + part * chunk
+                ptx.cp_async_16(shared, at + row * pitch + place * chunk,
+                                matrix, source if inside else 0, 16 if inside else 0)
 
     return copy_rows
 
@@ -190,16 +174,16 @@ def make_flash_steps(size: int, down: int):
     @cuda.jit(device=True)
     def read_four(part, shared, at, pitch):
         """Four neighbouring numbers for each of this thread's queries."""
-        for i in range(DOWN):
-            four = ptx.load_shared4(shared, uint32(at + uint32(i * GROUPS * pitch)))
+        for i in u32.range(DOWN):
+            four = ptx.load_shared4(shared, at + i * GROUPS * pitch)
             for n in range(4):
                 part[4 * i + n] = four[n]
 
     @cuda.jit(device=True)
     def add_scores(scores, query_part, shared, key_at, j0):
         """scores += four steps of the products of this thread's queries and four of its keys."""
-        for j in range(4):
-            four = ptx.load_shared4(shared, uint32(key_at + uint32((j0 + j) * ACROSS * PITCH)))
+        for j in u32.range(4):
+            four = ptx.load_shared4(shared, key_at + (j0 + j) * ACROSS * PITCH)
             for n in range(4):
                 for i in range(DOWN):
                     scores[8 * i + j0 + j] += query_part[4 * i + n] * four[n]
@@ -207,8 +191,8 @@ def make_flash_steps(size: int, down: int):
     @cuda.jit(device=True)
     def add_values(acc, exp_part, shared, value_at, n):
         """acc += the value of a tile's key n, times its exponentials."""
-        for q in range(QUADS):
-            four = ptx.load_shared4(shared, uint32(value_at + uint32(n * SIZE + q * 4 * ACROSS)))
+        for q in u32.range(QUADS):
+            four = ptx.load_shared4(shared, value_at + (n * SIZE + q * 4 * ACROSS))
             for j in range(4):
                 for i in range(DOWN):
                     acc[COLUMNS * i + 4 * q + j] += exp_part[4 * i + n] * four[j]
@@ -219,7 +203,7 @@ def make_flash_steps(size: int, down: int):
         for k in range(PART):
             i = i0 + k
             new = row_max[i]
-            for j in range(8):
+            for j in u32.range(8):
                 new = max(new, scores[8 * i + j])
             for distance in DISTANCES:
                 new = max(new, cuda.shfl_xor_sync(ALL_LANES, new, distance))
@@ -227,12 +211,12 @@ def make_flash_steps(size: int, down: int):
             row_max[i] = new
             shift = -(new * scale)
             part = ZERO
-            for j in range(8):
+            for j in u32.range(8):
                 exponential = ptx.exp2_approx(scores[8 * i + j] * scale + shift)
                 part += exponential
-                shared[uint32(exp_at + uint32(i * GROUPS * EXP_PITCH + j * ACROSS))] = exponential
+                shared[exp_at + i * GROUPS * EXP_PITCH + j * ACROSS] = exponential
             row_sum[i] = row_sum[i] * correction + part  # of this thread's keys; the row's at the end
-            for j in range(COLUMNS):
+            for j in u32.range(COLUMNS):
                 acc[COLUMNS * i + j] *= correction
 
     return read_four, add_scores, add_values, take_exponentials
@@ -276,83 +260,83 @@ def make_flash(size: int, down: int):
         query_part = cuda.local.array(QUERY_PART, float32)
         row_max = cuda.local.array(DOWN, float32)
         row_sum = cuda.local.array(DOWN, float32)
-        thread = uint32(cuda.threadIdx.x)
-        x, y = uint32(thread % uint32(ACROSS)), uint32(thread // uint32(ACROSS))
-        rows, width = uint32(out.shape[0]), uint32(out.shape[1])
-        head_column = uint32(uint32(cuda.blockIdx.x) * uint32(SIZE))
-        key_column = uint32(first + head_column)
-        row0 = uint32(uint32(cuda.gridDim.y - cuda.blockIdx.y - 1) * uint32(ROWS))  # causal: the most work comes first
+        thread = u32.threadIdx.x
+        x, y = thread % ACROSS, thread // ACROSS
+        rows, width = u32.shape(out)
+        head_column = u32.blockIdx.x * SIZE
+        key_column = first + head_column
+        row0 = (u32.gridDim.y - u32.blockIdx.y - 1) * ROWS  # causal: the most work comes first
         before = uint32(start[0])
-        keys = min(uint32(before + rows), uint32(keys_values.shape[0]))  # what lies beyond may be anything
-        seen_by_first = min(uint32(before + row0 + uint32(1)), keys) if causal else keys
-        end = min(uint32(before + row0 + uint32(ROWS)), keys) if causal else keys  # no query here sees more
-        for i in range(ACCUMULATORS):
+        keys = min(before + rows, u32.shape(keys_values)[0])  # what lies beyond may be anything
+        seen_by_first = min(before + row0 + 1, keys) if causal else keys
+        end = min(before + row0 + ROWS, keys) if causal else keys  # no query here sees more
+        for i in u32.range(ACCUMULATORS):
             acc[i] = ZERO
-        for i in range(DOWN):
+        for i in u32.range(DOWN):
             row_max[i], row_sum[i] = NOTHING, ZERO
 
-        copy_queries(shared, uint32(0), qkv, row0, rows, head_column, thread)
-        copy_keys(shared, uint32(KEYS_AT), keys_values, uint32(0), end, key_column, thread)
+        copy_queries(shared, 0, qkv, row0, rows, head_column, thread)
+        copy_keys(shared, KEYS_AT, keys_values, 0, end, key_column, thread)
         ptx.cp_async_commit()
         ptx.cp_async_wait(0)
         cuda.syncthreads()  # the queries and the first keys are there
-        key0 = uint32(0)
+        key0 = 0
         while key0 < end:
             # These values are on their way while the scores are computed, the next keys during the rest.
-            copy_values(shared, uint32(VALUES_AT), keys_values, key0, end, uint32(key_column + width), thread)
+            copy_values(shared, VALUES_AT, keys_values, key0, end, key_column + width, thread)
             ptx.cp_async_commit()
-            for i in range(SCORES):
+            for i in u32.range(SCORES):
                 scores[i] = ZERO
-            query_at, key_at = uint32(y * uint32(PITCH)), uint32(uint32(KEYS_AT) + x * uint32(PITCH))
-            query_end = uint32(query_at + uint32(SIZE))
+            query_at, key_at = y * PITCH, KEYS_AT + x * PITCH
+            query_end = query_at + SIZE
             while query_at < query_end:
                 read_four(query_part, shared, query_at, PITCH)
                 add_scores(scores, query_part, shared, key_at, 0)
                 add_scores(scores, query_part, shared, key_at, 4)
-                query_at, key_at = uint32(query_at + uint32(4)), uint32(key_at + uint32(4))
+                query_at, key_at = query_at + 4, key_at + 4
             ptx.cp_async_wait(0)
             cuda.syncthreads()  # the values are there, and no thread reads these keys any more
-            key1 = uint32(key0 + uint32(KEYS))
+            key1 = key0 + KEYS
             if key1 < end:
-                copy_keys(shared, uint32(KEYS_AT), keys_values, key1, end, key_column, thread)
+                copy_keys(shared, KEYS_AT, keys_values, key1, end, key_column, thread)
             ptx.cp_async_commit()
 
             if key1 > seen_by_first:  # some query does not see some key of this tile
-                for i in range(DOWN):
-                    own = uint32(before + row0 + y + uint32(i * GROUPS + 1))
+                for i in u32.range(DOWN):
+                    own = before + row0 + y + (i * GROUPS + 1)
                     seen = min(own, keys) if causal else keys
-                    for j in range(8):
-                        if uint32(key0 + x + uint32(j * ACROSS)) >= seen:
+                    for j in u32.range(8):
+                        if key0 + x + j * ACROSS >= seen:
                             scores[8 * i + j] = NOTHING
-            exp_at = uint32(uint32(EXP_AT) + y * uint32(EXP_PITCH))
-            take_exponentials(scores, acc, row_max, row_sum, shared, uint32(exp_at + x), scale, 0)
+            exp_at = EXP_AT + y * EXP_PITCH
+            take_exponentials(scores, acc, row_max, row_sum, shared, exp_at + x, scale, 0)
             if DOWN > PART:
-                take_exponentials(scores, acc, row_max, row_sum, shared, uint32(exp_at + x), scale, PART)
+                take_exponentials(scores, acc, row_max, row_sum, shared, exp_at + x, scale, PART)
             cuda.syncwarp()  # the exponentials of this warp's queries are complete; no other warp reads them
 
-            value_at = uint32(uint32(VALUES_AT) + x * uint32(4))
-            exp_end = uint32(exp_at + uint32(KEYS))
+            value_at = VALUES_AT + x * 4
+            exp_end = exp_at + KEYS
             while exp_at < exp_end:
                 read_four(query_part, shared, exp_at, EXP_PITCH)
                 add_values(acc, query_part, shared, value_at, 0)
                 add_values(acc, query_part, shared, value_at, 1)
                 add_values(acc, query_part, shared, value_at, 2)
                 add_values(acc, query_part, shared, value_at, 3)
-                exp_at, value_at = uint32(exp_at + uint32(4)), uint32(value_at + uint32(4 * SIZE))
+                exp_at, value_at = exp_at + 4, value_at + 4 * SIZE
             ptx.cp_async_wait(0)
             cuda.syncthreads()  # the next keys are there, and no thread reads these values any more
             key0 = key1
 
-        for i in range(DOWN):
+        for i in u32.range(DOWN):
             whole = row_sum[i]
             for distance in DISTANCES:
                 whole += cuda.shfl_xor_sync(ALL_LANES, whole, distance)
             share = float32(1.0) / whole
-            row = uint32(row0 + y + uint32(i * GROUPS))
+            row = row0 + y + i * GROUPS
             if row < rows:
-                for q in range(QUADS):
+                for q in u32.range(QUADS):
                     at = COLUMNS * i + 4 * q
-                    place = uint32(row * width + head_column + x * uint32(4) + uint32(q * 4 * ACROSS))
+                    place = row * width + head_column + x * 4 + q * 4 * ACROSS
                     ptx.store_global4(out, place, acc[at] * share, acc[at + 1] * share, acc[at + 2] * share,
                                       acc[at + 3] * share)
 

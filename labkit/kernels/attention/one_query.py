@@ -21,7 +21,7 @@ import math
 import numpy as np
 from numba import float32, uint32
 
-from labkit import cuda, device
+from labkit import cuda, device, u32
 from labkit.device import ptx
 from labkit.device.lazy import kernel_factory
 from labkit.kernels.arguments import check_array
@@ -89,30 +89,30 @@ def make_one_query(half: bool, size: int, splits: int, ahead: bool, early: bool 
         keys = cuda.local.array(NUMBERS, float32)
         values = cuda.local.array(NUMBERS, float32)
         scores = cuda.local.array(ROUND, float32)
-        columns = uint32(cache.shape[1])
+        columns = u32.shape(cache)[1]
         # No branches, so that all loads can be under way at once.
-        for n in range(ROUND):
-            row = min(uint32(first + uint32(n * KEYS)), uint32(end - uint32(1)))
-            read(keys, n * COUNT, cache, uint32(row * columns + column))
-        for n in range(ROUND):
-            row = min(uint32(first + uint32(n * KEYS)), uint32(end - uint32(1)))
-            read(values, n * COUNT, cache, uint32(uint32(row * columns + column) + uint32(columns >> uint32(1))))
+        for n in u32.range(ROUND):
+            row = min(first + n * KEYS, end - 1)
+            read(keys, n * COUNT, cache, row * columns + column)
+        for n in u32.range(ROUND):
+            row = min(first + n * KEYS, end - 1)
+            read(values, n * COUNT, cache, row * columns + column + (columns >> 1))
         new = row_max
-        for n in range(ROUND):
+        for n in u32.range(ROUND):
             score = ZERO
             for i in range(COUNT):
                 score += query[i] * keys[n * COUNT + i]
             for i in range(EXCHANGES):
                 score += cuda.shfl_xor_sync(ALL_LANES, score, 1 << i)
-            scores[n] = score if uint32(first + uint32(n * KEYS)) < end else LOWEST
+            scores[n] = score if first + n * KEYS < end else LOWEST
             new = max(new, scores[n])
         correction = ptx.exp2_approx(row_max - new)
         row_sum *= correction
         for i in range(COUNT):
             acc[i] *= correction
-        for n in range(ROUND):
+        for n in u32.range(ROUND):
             exponential = ptx.exp2_approx(scores[n] - new)
-            exponential = exponential if uint32(first + uint32(n * KEYS)) < end else ZERO
+            exponential = exponential if first + n * KEYS < end else ZERO
             row_sum += exponential
             for i in range(COUNT):
                 acc[i] += exponential * values[n * COUNT + i]
@@ -124,33 +124,33 @@ def make_one_query(half: bool, size: int, splits: int, ahead: bool, early: bool 
         records = cuda.shared.array(RECORDS, float32)
         query = cuda.local.array(COUNT, float32)
         acc = cuda.local.array(COUNT, float32)
-        thread = uint32(cuda.threadIdx.x)
-        lane, warp = thread % uint32(32), thread // uint32(32)
+        thread = u32.threadIdx.x
+        lane, warp = thread % 32, thread // 32
         # One axis: neighbouring blocks, and so the SMs that start first, have shares of different heads.
-        block = uint32(cuda.blockIdx.x)
-        head, split = uint32(block // uint32(splits)), uint32(block % uint32(splits))
+        block = u32.blockIdx.x
+        head, split = block // splits, block % splits
         if EARLY:
             ptx.griddepcontrol_launch_dependents()
-            if ahead and thread == uint32(0):
+            if ahead and thread == 0:
                 fetch_ahead(next_weights, next_count)
             ptx.griddepcontrol_wait()
-        seen = min(uint32(uint32(start[0]) + uint32(1)), uint32(cache.shape[0]))
-        share = uint32((seen + uint32(splits - 1)) // uint32(splits))
-        first = uint32(split * share)
-        end = min(uint32(first + share), seen)
-        piece, key = uint32(lane % uint32(LANES)), uint32(thread // uint32(LANES))
-        own = uint32((piece if WHOLE else min(piece, uint32(PIECES - 1))) * uint32(COUNT))
-        column = uint32(head * uint32(SIZE) + own)
+        seen = min(uint32(start[0]) + 1, u32.shape(cache)[0])
+        share = (seen + (splits - 1)) // splits
+        first = split * share
+        end = min(first + share, seen)
+        piece, key = lane % LANES, thread // LANES
+        own = (piece if WHOLE else min(piece, PIECES - 1)) * COUNT
+        column = head * SIZE + own
         read(query, 0, q, column)
-        for i in range(COUNT):
-            query[i] *= scale if WHOLE or piece < uint32(PIECES) else ZERO
+        for i in u32.range(COUNT):
+            query[i] *= scale if WHOLE or piece < PIECES else ZERO
             acc[i] = ZERO
-        if ahead and not EARLY and thread == uint32(0):
+        if ahead and not EARLY and thread == 0:
             fetch_ahead(next_weights, next_count)
         row_max, row_sum = LOWEST, ZERO
         while first < end:  # the same for all threads
-            row_max, row_sum = add_round(query, acc, row_max, row_sum, cache, uint32(first + key), end, column)
-            first = uint32(first + uint32(ROUND * KEYS))
+            row_max, row_sum = add_round(query, acc, row_max, row_sum, cache, first + key, end, column)
+            first += ROUND * KEYS
 
         # The groups of a warp become one, then the warps.
         new = row_max
@@ -160,34 +160,32 @@ def make_one_query(half: bool, size: int, splits: int, ahead: bool, early: bool 
         row_sum *= weight
         for n in range(ACROSS):
             row_sum += cuda.shfl_xor_sync(ALL_LANES, row_sum, LANES << n)
-        for i in range(COUNT):
+        for i in u32.range(COUNT):
             value = acc[i] * weight
             for n in range(ACROSS):
                 value += cuda.shfl_xor_sync(ALL_LANES, value, LANES << n)
             acc[i] = value
-        record = uint32(warp * uint32(HEAD_RECORD))
-        if lane < uint32(PIECES):
-            for i in range(COUNT):
-                records[record + own + uint32(i)] = acc[i]
-        if lane == uint32(0):
-            records[record + uint32(SIZE)] = row_sum
-            records[record + uint32(SIZE + 1)] = new
+        record = warp * HEAD_RECORD
+        if lane < PIECES:
+            for i in u32.range(COUNT):
+                records[record + own + i] = acc[i]
+        if lane == 0:
+            records[record + SIZE] = row_sum
+            records[record + (SIZE + 1)] = new
         cuda.syncthreads()  # every warp's record is complete
-        i = thread
-        while i < uint32(SIZE):
+        for i in u32.range(thread, SIZE, THREADS):
             row_max = LOWEST
-            for other in range(WARPS):
-                row_max = max(row_max, records[uint32(other * HEAD_RECORD + SIZE + 1)])
+            for other in u32.range(WARPS):
+                row_max = max(row_max, records[other * HEAD_RECORD + SIZE + 1])
             row_sum, value = ZERO, ZERO
-            for other in range(WARPS):
-                weight = ptx.exp2_approx(records[uint32(other * HEAD_RECORD + SIZE + 1)] - row_max)
-                row_sum += weight * records[uint32(other * HEAD_RECORD + SIZE)]
-                value += weight * records[uint32(uint32(other * HEAD_RECORD) + i)]
-            found[uint32(block * uint32(SIZE) + i)] = value
-            if i == uint32(0):
+            for other in u32.range(WARPS):
+                weight = ptx.exp2_approx(records[other * HEAD_RECORD + SIZE + 1] - row_max)
+                row_sum += weight * records[other * HEAD_RECORD + SIZE]
+                value += weight * records[other * HEAD_RECORD + i]
+            found[block * SIZE + i] = value
+            if i == 0:
                 statistics[block] = row_max
-                statistics[uint32(block + uint32(cuda.gridDim.x))] = row_sum
-            i = uint32(i + uint32(THREADS))
+                statistics[block + u32.gridDim.x] = row_sum
 
     one_query_kernel.begins_early = early
     return one_query_kernel

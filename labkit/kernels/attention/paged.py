@@ -45,9 +45,8 @@ from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
-from numba import uint32
 
-from labkit import cuda, device
+from labkit import cuda, device, u32
 from labkit.device.lazy import kernel_factory
 from labkit.kernels.arguments import MAX_GRID_YZ, check_array, dynamic_shared
 from labkit.kernels.attention.paged_prefill import paged_prefill
@@ -164,10 +163,10 @@ def make_paged_decode_naive(size: int, bf16: bool):
 
     @cuda.jit
     def paged_decode_naive_kernel(q, keys, values, page_table, lengths, out, scale):
-        heads, thread = uint32(q.shape[1]), uint32(cuda.grid(1))
-        sequence, head = uint32(thread // heads), uint32(thread % heads)
-        if sequence < uint32(q.shape[0]):
-            tokens, scale = find_length(lengths, sequence, uint32(page_table.shape[1]), scale)
+        heads, thread = u32.shape(q)[1], u32.grid(1)
+        sequence, head = thread // heads, thread % heads
+        if sequence < u32.shape(q)[0]:
+            tokens, scale = find_length(lengths, sequence, u32.shape(page_table)[1], scale)
             attend(q, sequence, head, keys, values, page_table, sequence, tokens, out, scale)
 
     return paged_decode_naive_kernel

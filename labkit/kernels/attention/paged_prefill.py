@@ -29,9 +29,8 @@ import math
 from dataclasses import replace
 
 import numpy as np
-from numba import uint32
 
-from labkit import cuda, device
+from labkit import cuda, device, u32
 from labkit.device.lazy import kernel_factory
 from labkit.kernels.arguments import MAX_GRID_YZ, check_array, dynamic_shared
 from labkit.kernels.attention.flash import ASYNC, THREADS
@@ -85,13 +84,13 @@ def make_paged_prefill_naive(size: int, bf16: bool):
 
     @cuda.jit
     def paged_prefill_naive_kernel(q, keys, values, page_table, begins, lengths, contexts, out, scale, longest):
-        head, sequence = uint32(cuda.blockIdx.y), uint32(cuda.blockIdx.z)
-        row = uint32(uint32(cuda.blockIdx.x) * uint32(NAIVE_THREADS) + uint32(cuda.threadIdx.x))
-        begin, tokens, scale = find_sentence(begins, lengths, sequence, uint32(q.shape[0]), longest, scale)
-        before, keys_seen, scale = find_context(contexts, sequence, tokens, uint32(page_table.shape[1]), scale)
+        head, sequence = u32.blockIdx.y, u32.blockIdx.z
+        row = u32.blockIdx.x * NAIVE_THREADS + u32.threadIdx.x
+        begin, tokens, scale = find_sentence(begins, lengths, sequence, u32.shape(q)[0], longest, scale)
+        before, keys_seen, scale = find_context(contexts, sequence, tokens, u32.shape(page_table)[1], scale)
         if row < tokens:
-            attend(q, uint32(begin + row), head, keys, values, page_table, sequence,
-                   min(uint32(before + row + uint32(1)), keys_seen), out, scale)
+            attend(q, begin + row, head, keys, values, page_table, sequence,
+                   min(before + row + 1, keys_seen), out, scale)
 
     return paged_prefill_naive_kernel
 

@@ -11,7 +11,7 @@ bit, in one launch for the whole prompt, in parts, and in any company.
 
 from numba import float32, uint16, uint32
 
-from labkit import cuda
+from labkit import cuda, u32
 from labkit.device import ptx
 from labkit.device.lazy import kernel_factory
 from labkit.kernels.attention.flash import THREADS, make_copy_rows, make_flash_steps
@@ -31,13 +31,13 @@ def make_copy_tile(keys: int, size: int, pitch: int, threads: int, chunk: int, s
 
     @cuda.jit(device=True)
     def copy_tile(shared, at, cache, page_table, sequence, key0, end, kv_heads, kv_head, thread):
-        for n in range(PAGES):
-            first = uint32(key0 + uint32(n * PAGE))
+        for n in u32.range(PAGES):
+            first = key0 + n * PAGE
             # Behind the last page the table may hold anything: the last one stands in, and nothing of it is read.
-            page = uint32(page_table[sequence, uint32(min(first, uint32(end - uint32(1))) // uint32(PAGE))])
-            row = uint32(uint32(page * kv_heads + kv_head) * uint32(PAGE))
-            rows = min(uint32(end - first), uint32(PAGE)) if first < end else uint32(0)
-            copy_page(shared, uint32(at + uint32(n * ROWS)), cache, row, uint32(row + rows), uint32(0), thread)
+            page = uint32(page_table[sequence, min(first, end - 1) // PAGE])
+            row = (page * kv_heads + kv_head) * PAGE
+            rows = min(end - first, PAGE) if first < end else 0
+            copy_page(shared, at + n * ROWS, cache, row, row + rows, 0, thread)
 
     return copy_tile
 
@@ -77,86 +77,86 @@ def make_paged_prefill(size: int, down: int):
         query_part = cuda.local.array(QUERY_PART, float32)
         row_max = cuda.local.array(DOWN, float32)
         row_sum = cuda.local.array(DOWN, float32)
-        thread = uint32(cuda.threadIdx.x)
-        x, y = uint32(thread % uint32(ACROSS)), uint32(thread // uint32(ACROSS))
-        rows, width = uint32(out.shape[0]), uint32(out.shape[1])
-        head, sequence = uint32(cuda.blockIdx.x), uint32(cuda.blockIdx.z)
-        head_column = uint32(head * uint32(SIZE))
-        kv_head = uint32(head // uint32(uint32(cuda.gridDim.x) // kv_heads))
+        thread = u32.threadIdx.x
+        x, y = thread % ACROSS, thread // ACROSS
+        rows, width = u32.shape(out)
+        head, sequence = u32.blockIdx.x, u32.blockIdx.z
+        head_column = head * SIZE
+        kv_head = head // (u32.gridDim.x // kv_heads)
         begin, tokens, scale = find_sentence(begins, lengths, sequence, rows, longest, scale)
-        before, seen, scale = find_context(contexts, sequence, tokens, uint32(page_table.shape[1]), scale)
-        row0 = uint32(uint32(cuda.gridDim.y - cuda.blockIdx.y - 1) * uint32(ROWS))  # the most work comes first
+        before, seen, scale = find_context(contexts, sequence, tokens, u32.shape(page_table)[1], scale)
+        row0 = (u32.gridDim.y - u32.blockIdx.y - 1) * ROWS  # the most work comes first
         if row0 >= tokens:
             return
-        seen_by_first = min(uint32(before + row0 + uint32(1)), seen)
-        end = min(uint32(before + row0 + uint32(ROWS)), seen)  # no query here sees more
-        for i in range(ACCUMULATORS):
+        seen_by_first = min(before + row0 + 1, seen)
+        end = min(before + row0 + ROWS, seen)  # no query here sees more
+        for i in u32.range(ACCUMULATORS):
             acc[i] = ZERO
-        for i in range(DOWN):
+        for i in u32.range(DOWN):
             row_max[i], row_sum[i] = NOTHING, ZERO
 
-        copy_queries(shared, uint32(0), q, uint32(begin + row0), uint32(begin + tokens), head_column, thread)
-        if end > uint32(0):
-            copy_keys(shared, uint32(KEYS_AT), keys, page_table, sequence, uint32(0), end, kv_heads, kv_head, thread)
+        copy_queries(shared, 0, q, begin + row0, begin + tokens, head_column, thread)
+        if end > 0:
+            copy_keys(shared, KEYS_AT, keys, page_table, sequence, 0, end, kv_heads, kv_head, thread)
         ptx.cp_async_commit()
         ptx.cp_async_wait(0)
         cuda.syncthreads()  # the queries and the first keys are there
-        key0 = uint32(0)
+        key0 = 0
         while key0 < end:
             # These values are on their way while the scores are computed, the next keys during the rest.
-            copy_values(shared, uint32(VALUES_AT), values, page_table, sequence, key0, end, kv_heads, kv_head, thread)
+            copy_values(shared, VALUES_AT, values, page_table, sequence, key0, end, kv_heads, kv_head, thread)
             ptx.cp_async_commit()
-            for i in range(SCORES):
+            for i in u32.range(SCORES):
                 scores[i] = ZERO
-            query_at, key_at = uint32(y * uint32(PITCH)), uint32(uint32(KEYS_AT) + x * uint32(PITCH))
-            query_end = uint32(query_at + uint32(SIZE))
+            query_at, key_at = y * PITCH, KEYS_AT + x * PITCH
+            query_end = query_at + SIZE
             while query_at < query_end:
                 read_four(query_part, shared, query_at, PITCH)
                 add_scores(scores, query_part, shared, key_at, 0)
                 add_scores(scores, query_part, shared, key_at, 4)
-                query_at, key_at = uint32(query_at + uint32(4)), uint32(key_at + uint32(4))
+                query_at, key_at = query_at + 4, key_at + 4
             ptx.cp_async_wait(0)
             cuda.syncthreads()  # the values are there, and no thread reads these keys any more
-            key1 = uint32(key0 + uint32(TILE))
+            key1 = key0 + TILE
             if key1 < end:
-                copy_keys(shared, uint32(KEYS_AT), keys, page_table, sequence, key1, end, kv_heads, kv_head, thread)
+                copy_keys(shared, KEYS_AT, keys, page_table, sequence, key1, end, kv_heads, kv_head, thread)
             ptx.cp_async_commit()
 
             if key1 > seen_by_first:  # some query does not see some key of this tile
-                for i in range(DOWN):
-                    own = min(uint32(before + row0 + y + uint32(i * GROUPS + 1)), seen)
-                    for j in range(8):
-                        if uint32(key0 + x + uint32(j * ACROSS)) >= own:
+                for i in u32.range(DOWN):
+                    own = min(before + row0 + y + (i * GROUPS + 1), seen)
+                    for j in u32.range(8):
+                        if key0 + x + j * ACROSS >= own:
                             scores[8 * i + j] = NOTHING
-            exp_at = uint32(uint32(EXP_AT) + y * uint32(EXP_PITCH))
-            take_exponentials(scores, acc, row_max, row_sum, shared, uint32(exp_at + x), scale, 0)
+            exp_at = EXP_AT + y * EXP_PITCH
+            take_exponentials(scores, acc, row_max, row_sum, shared, exp_at + x, scale, 0)
             if DOWN > PART:
-                take_exponentials(scores, acc, row_max, row_sum, shared, uint32(exp_at + x), scale, PART)
+                take_exponentials(scores, acc, row_max, row_sum, shared, exp_at + x, scale, PART)
             cuda.syncwarp()  # the exponentials of this warp's queries are complete; no other warp reads them
 
-            value_at = uint32(uint32(VALUES_AT) + x * uint32(4))
-            exp_end = uint32(exp_at + uint32(TILE))
+            value_at = VALUES_AT + x * 4
+            exp_end = exp_at + TILE
             while exp_at < exp_end:
                 read_four(query_part, shared, exp_at, EXP_PITCH)
                 add_values(acc, query_part, shared, value_at, 0)
                 add_values(acc, query_part, shared, value_at, 1)
                 add_values(acc, query_part, shared, value_at, 2)
                 add_values(acc, query_part, shared, value_at, 3)
-                exp_at, value_at = uint32(exp_at + uint32(4)), uint32(value_at + uint32(4 * SIZE))
+                exp_at, value_at = exp_at + 4, value_at + 4 * SIZE
             ptx.cp_async_wait(0)
             cuda.syncthreads()  # the next keys are there, and no thread reads these values any more
             key0 = key1
 
-        for i in range(DOWN):
+        for i in u32.range(DOWN):
             whole = row_sum[i]
             for distance in DISTANCES:
                 whole += cuda.shfl_xor_sync(ALL_LANES, whole, distance)
             share = float32(1.0) / whole
-            t = uint32(row0 + y + uint32(i * GROUPS))
+            t = row0 + y + i * GROUPS
             if t < tokens:
-                for quad in range(QUADS):
+                for quad in u32.range(QUADS):
                     at = COLUMNS * i + 4 * quad
-                    to = uint32((begin + t) * width + head_column + x * uint32(4) + uint32(quad * 4 * ACROSS))
+                    to = (begin + t) * width + head_column + x * 4 + quad * 4 * ACROSS
                     ptx.store_global4(out, to, acc[at] * share, acc[at + 1] * share, acc[at + 2] * share,
                                       acc[at + 3] * share)
 
@@ -192,7 +192,7 @@ def make_paged_prefill_mma(size: int, warps: int, down: int):
     @cuda.jit(device=True)
     def start_tile(shared, at, keys, values, page_table, sequence, key0, end, kv_heads, kv_head, thread):
         copy_rows(shared, at, keys, page_table, sequence, key0, end, kv_heads, kv_head, thread)
-        copy_rows(shared, uint32(at + uint32(TILE)), values, page_table, sequence, key0, end, kv_heads, kv_head,
+        copy_rows(shared, at + TILE, values, page_table, sequence, key0, end, kv_heads, kv_head,
                   thread)
 
     @cuda.jit(launch_bounds=(THREADS, max(1, 65_536 // (REGISTERS * THREADS))))
@@ -206,38 +206,38 @@ def make_paged_prefill_mma(size: int, warps: int, down: int):
         words = cuda.local.array(WORDS, uint32)
         row_max = cuda.local.array(LANE_ROWS, float32)
         row_sum = cuda.local.array(LANE_ROWS, float32)
-        thread = uint32(cuda.threadIdx.x)
-        lane, warp = uint32(thread % uint32(32)), uint32(thread // uint32(32))
-        rows, width = uint32(out.shape[0]), uint32(out.shape[1])
-        head, sequence = uint32(cuda.blockIdx.x), uint32(cuda.blockIdx.z)
-        head_column = uint32(head * uint32(SIZE))
-        kv_head = uint32(head // uint32(uint32(cuda.gridDim.x) // kv_heads))
+        thread = u32.threadIdx.x
+        lane, warp = thread % 32, thread // 32
+        rows, width = u32.shape(out)
+        head, sequence = u32.blockIdx.x, u32.blockIdx.z
+        head_column = head * SIZE
+        kv_head = head // (u32.gridDim.x // kv_heads)
         begin, tokens, scale = find_sentence(begins, lengths, sequence, rows, longest, scale)
-        before, seen, scale = find_context(contexts, sequence, tokens, uint32(page_table.shape[1]), scale)
-        row0 = uint32(uint32(cuda.gridDim.y - cuda.blockIdx.y - 1) * uint32(ROWS))  # the most work comes first
+        before, seen, scale = find_context(contexts, sequence, tokens, u32.shape(page_table)[1], scale)
+        row0 = (u32.gridDim.y - u32.blockIdx.y - 1) * ROWS  # the most work comes first
         if row0 >= tokens:
             return
-        mine = uint32(row0 + warp * uint32(WARP_ROWS))  # this warp's first row
-        seen_by_first = min(uint32(before + mine + uint32(1)), seen)
-        seen_by_last = min(uint32(before + mine + uint32(WARP_ROWS)), seen) if mine < tokens else uint32(0)
-        end = min(uint32(before + row0 + uint32(ROWS)), seen)  # no query here sees more
-        own = uint32(before + mine + lane // uint32(4) + uint32(1))  # what this lane's row 0 sees
-        for i in range(ACCUMULATORS):
+        mine = row0 + warp * WARP_ROWS  # this warp's first row
+        seen_by_first = min(before + mine + 1, seen)
+        seen_by_last = min(before + mine + WARP_ROWS, seen) if mine < tokens else 0
+        end = min(before + row0 + ROWS, seen)  # no query here sees more
+        own = before + mine + lane // 4 + 1  # what this lane's row 0 sees
+        for i in u32.range(ACCUMULATORS):
             acc[i] = ZERO
-        for i in range(LANE_ROWS):
+        for i in u32.range(LANE_ROWS):
             row_max[i], row_sum[i] = NOTHING, ZERO
 
-        swizzle = uint32(lane >> uint32(SHIFT) & uint32(MASK))
-        query_at = uint32((warp * uint32(WARP_ROWS) + lane % uint32(16)) * uint32(PITCH))
-        wide = uint32(lane // uint32(16) ^ swizzle)  # for queries and values: rows L % 16, right piece from lane 16 on
-        key_at = uint32(KEYS_AT) + (lane % uint32(8) + lane // uint32(16) * uint32(8)) * uint32(PITCH)
-        tall = uint32(lane // uint32(8) % uint32(2) ^ swizzle)  # for keys: the right piece before the next eight rows
-        value_at = uint32(uint32(KEYS_AT + TILE) + lane % uint32(16) * uint32(PITCH))
+        swizzle = lane >> SHIFT & MASK
+        query_at = (warp * WARP_ROWS + lane % 16) * PITCH
+        wide = lane // 16 ^ swizzle  # for queries and values: rows L % 16, right piece from lane 16 on
+        key_at = KEYS_AT + (lane % 8 + lane // 16 * 8) * PITCH
+        tall = lane // 8 % 2 ^ swizzle  # for keys: the right piece before the next eight rows
+        value_at = KEYS_AT + TILE + lane % 16 * PITCH
 
-        copy_queries(shared, uint32(0), q, uint32(begin + row0), uint32(begin + tokens), head_column, thread)
+        copy_queries(shared, 0, q, begin + row0, begin + tokens, head_column, thread)
         ptx.cp_async_commit()
-        if end > uint32(0):
-            start_tile(shared, uint32(KEYS_AT), keys, values, page_table, sequence, uint32(0), end, kv_heads, kv_head,
+        if end > 0:
+            start_tile(shared, KEYS_AT, keys, values, page_table, sequence, 0, end, kv_heads, kv_head,
                        thread)
         ptx.cp_async_commit()
         if KEPT:
@@ -245,35 +245,35 @@ def make_paged_prefill_mma(size: int, warps: int, down: int):
             cuda.syncthreads()  # the queries are there
             for k in range(STEPS):
                 read_queries(query_words, shared, query_at, wide, k, k * WORDS)
-        key0, stage = uint32(0), uint32(0)
+        key0, stage = 0, 0
         while key0 < end:
             ptx.cp_async_wait(0)
             cuda.syncthreads()  # this tile has landed, and the other has been read by every warp
-            key1 = uint32(key0 + uint32(KEYS))
+            key1 = key0 + KEYS
             if key1 < end:
-                start_tile(shared, uint32(uint32(KEYS_AT + STAGE) - stage), keys, values, page_table, sequence, key1,
+                start_tile(shared, KEYS_AT + STAGE - stage, keys, values, page_table, sequence, key1,
                            end, kv_heads, kv_head, thread)
                 ptx.cp_async_commit()
             if key0 < seen_by_last:
-                for i in range(SCORES):
+                for i in u32.range(SCORES):
                     scores[i] = ZERO
                 for k in range(STEPS):
                     if KEPT:
-                        add_scores(scores, query_words, shared, uint32(key_at + stage), tall, k, k * WORDS)
+                        add_scores(scores, query_words, shared, key_at + stage, tall, k, k * WORDS)
                     else:
                         read_queries(query_words, shared, query_at, wide, k, 0)
-                        add_scores(scores, query_words, shared, uint32(key_at + stage), tall, k, 0)
+                        add_scores(scores, query_words, shared, key_at + stage, tall, k, 0)
                 if key1 > seen_by_first:  # some query of this warp does not see some key of this tile
-                    key = uint32(key0 + lane % uint32(4) * uint32(2))
-                    for r in range(LANE_ROWS):
-                        hide(scores, key, min(uint32(own + uint32(8 * r)), seen), r)
-                for r in range(LANE_ROWS):
+                    key = key0 + lane % 4 * 2
+                    for r in u32.range(LANE_ROWS):
+                        hide(scores, key, min(own + 8 * r, seen), r)
+                for r in u32.range(LANE_ROWS):
                     take_exponentials(scores, acc, row_max, row_sum, scale, r)
                 for k in range(KEYS // 16):
-                    add_values(scores, acc, words, shared, uint32(value_at + stage), wide, k)
-            key0, stage = key1, uint32(uint32(STAGE) - stage)
+                    add_values(scores, acc, words, shared, value_at + stage, wide, k)
+            key0, stage = key1, STAGE - stage
 
-        for r in range(LANE_ROWS):
+        for r in u32.range(LANE_ROWS):
             whole = row_sum[r]
             whole += cuda.shfl_xor_sync(ALL_LANES, whole, 1)
             whole += cuda.shfl_xor_sync(ALL_LANES, whole, 2)
@@ -281,24 +281,24 @@ def make_paged_prefill_mma(size: int, warps: int, down: int):
         # Out through the place of this warp's queries, so that lanes store rows whole, 16 bytes each.
         ptx.cp_async_wait(0)
         cuda.syncwarp()  # all lanes have read the queries
-        place0 = uint32(warp * uint32(WARP_ROWS * PITCH))
-        for r in range(LANE_ROWS):
-            row = uint32(lane // uint32(4) + uint32(8 * r))
-            for j in range(PIECES):
+        place0 = warp * (WARP_ROWS * PITCH)
+        for r in u32.range(LANE_ROWS):
+            row = lane // 4 + 8 * r
+            for j in u32.range(PIECES):
                 at = (r // 2 * PIECES + j) * 4 + r % 2 * 2
-                piece = uint32(j) ^ row >> uint32(SHIFT) & uint32(MASK)
-                to = uint32(place0 + row * uint32(PITCH) + piece * uint32(CHUNK))
-                pairs[uint32(to // uint32(2) + lane % uint32(4))] = ptx.pack_bf162(acc[at] * row_sum[r],
+                piece = j ^ row >> SHIFT & MASK
+                to = place0 + row * PITCH + piece * CHUNK
+                pairs[to // 2 + lane % 4] = ptx.pack_bf162(acc[at] * row_sum[r],
                                                                                    acc[at + 1] * row_sum[r])
         cuda.syncwarp()
-        for i in range(MOVES):
-            move = uint32(lane + uint32(32 * i))
-            row, piece = uint32(move // uint32(PIECES)), uint32(move % uint32(PIECES))
-            swizzled = uint32(piece ^ row >> uint32(SHIFT) & uint32(MASK))
-            a, b, c, d = ptx.load_shared4(shared, uint32(place0 + row * uint32(PITCH) + swizzled * uint32(CHUNK)))
-            t = uint32(mine + row)
+        for i in u32.range(MOVES):
+            move = lane + 32 * i
+            row, piece = move // PIECES, move % PIECES
+            swizzled = piece ^ row >> SHIFT & MASK
+            a, b, c, d = ptx.load_shared4(shared, place0 + row * PITCH + swizzled * CHUNK)
+            t = mine + row
             if t < tokens:
-                ptx.store_global4(out, uint32((begin + t) * width + head_column + piece * uint32(CHUNK)), a, b, c, d)
+                ptx.store_global4(out, (begin + t) * width + head_column + piece * CHUNK, a, b, c, d)
 
     paged_prefill_mma_kernel.rows, paged_prefill_mma_kernel.threads = ROWS, THREADS
     paged_prefill_mma_kernel.shared_bytes = 2 * (KEYS_AT + 2 * STAGE)

@@ -11,9 +11,9 @@ layout in which mma.sync wants that factor: nothing has to be transposed. See ma
 """
 
 import numpy as np
-from numba import float32, uint32
+from numba import float32
 
-from labkit import cuda, device
+from labkit import cuda, device, u32
 from labkit.device import ptx
 from labkit.kernels.arguments import blocks_for
 from labkit.kernels.baselines import Baseline, gelu_by_cublas, numpy_cupy_torch
@@ -70,15 +70,12 @@ def check_linear(x, weights, bias, residual, out, multiple: int = 8, dtype=np.fl
 
 @cuda.jit
 def linear_naive_kernel(x, weights, bias, out):
-    col, row = cuda.grid(2)
-    row, col = uint32(row), uint32(col)
+    col, row = u32.grid(2)
     if row < out.shape[0] and col < out.shape[1]:
-        depth = uint32(x.shape[1])
+        depth = u32.shape(x)[1]
         total = float32(bias[col])
-        k = uint32(0)
-        while k < depth:
+        for k in u32.range(depth):
             total += float32(x[row, k]) * float32(weights[col, k])
-            k += uint32(1)
         out[row, col] = total
 
 
@@ -86,13 +83,12 @@ def linear_naive_kernel(x, weights, bias, out):
 def linear_tiled_kernel(x, weights, bias, out):
     x_tile = cuda.shared.array((TILE, TILE), float32)
     w_tile = cuda.shared.array((TILE, PITCH), float32)  # threads read down it, each from another bank
-    tx, ty = uint32(cuda.threadIdx.x), uint32(cuda.threadIdx.y)
-    col0 = uint32(cuda.blockIdx.x) * uint32(TILE)
-    row, col = uint32(cuda.blockIdx.y) * uint32(TILE) + ty, col0 + tx
-    rows, depth, cols = uint32(x.shape[0]), uint32(x.shape[1]), uint32(weights.shape[0])
+    tx, ty = u32.threadIdx.x, u32.threadIdx.y
+    col0 = u32.blockIdx.x * TILE
+    row, col = u32.blockIdx.y * TILE + ty, col0 + tx
+    rows, depth, cols = u32.shape(x)[0], u32.shape(x)[1], u32.shape(weights)[0]
     total = float32(0.0)
-    start = uint32(0)
-    while start < depth:
+    for start in u32.range(0, depth, TILE):
         k = start + tx  # neighbours read neighbours along K, in x and in the weights
         x_tile[ty, tx] = float32(x[row, k]) if row < rows and k < depth else float32(0.0)
         w_tile[ty, tx] = float32(weights[col0 + ty, k]) if col0 + ty < cols and k < depth else float32(0.0)
@@ -100,7 +96,6 @@ def linear_tiled_kernel(x, weights, bias, out):
         for step in range(TILE):
             total += x_tile[ty, step] * w_tile[tx, step]
         cuda.syncthreads()  # both tiles are free to overwrite
-        start += uint32(TILE)
     if row < rows and col < cols:
         out[row, col] = total + float32(bias[col])
 
@@ -138,30 +133,28 @@ def linear_f32_tiled(x, weights, bias, out, stream=0):
 
 @cuda.jit
 def linear_tensor_core_kernel(x, weights, bias, out):
-    thread = uint32(cuda.threadIdx.x)
-    lane, warp = thread % uint32(32), thread // uint32(32)
-    row = uint32(cuda.blockIdx.y) * uint32(32) + warp // uint32(2) * uint32(16)  # of this warp's 16 x 16 tile
-    col = uint32(cuda.blockIdx.x) * uint32(32) + warp % uint32(2) * uint32(16)
-    down, right = lane // uint32(4), lane % uint32(4) * uint32(2)
-    rows, depth, cols = uint32(x.shape[0]), uint32(x.shape[1]), uint32(weights.shape[0])
+    thread = u32.threadIdx.x
+    lane, warp = thread % 32, thread // 32
+    row = u32.blockIdx.y * 32 + warp // 2 * 16  # of this warp's 16 x 16 tile
+    col = u32.blockIdx.x * 32 + warp % 2 * 16
+    down, right = lane // 4, lane % 4 * 2
+    rows, depth, cols = u32.shape(x)[0], u32.shape(x)[1], u32.shape(weights)[0]
     acc = cuda.local.array(8, float32)
     for i in range(8):
         acc[i] = float32(0.0)
-    k = uint32(0)
-    while k < depth:
+    for k in u32.range(0, depth, 16):
         a0 = pair_in_row(x, row + down, k + right)
-        a1 = pair_in_row(x, row + down + uint32(8), k + right)
-        a2 = pair_in_row(x, row + down, k + right + uint32(8))
-        a3 = pair_in_row(x, row + down + uint32(8), k + right + uint32(8))
-        for j in range(2):  # column n of the right factor is row n of the weights
-            b0 = pair_in_row(weights, col + down + uint32(8 * j), k + right)
-            b1 = pair_in_row(weights, col + down + uint32(8 * j), k + right + uint32(8))
+        a1 = pair_in_row(x, row + down + 8, k + right)
+        a2 = pair_in_row(x, row + down, k + right + 8)
+        a3 = pair_in_row(x, row + down + 8, k + right + 8)
+        for j in u32.range(2):  # column n of the right factor is row n of the weights
+            b0 = pair_in_row(weights, col + down + 8 * j, k + right)
+            b1 = pair_in_row(weights, col + down + 8 * j, k + right + 8)
             add_product(acc, 4 * j, a0, a1, a2, a3, b0, b1)
-        k += uint32(16)
-    for j in range(2):
-        for below in range(2):
-            for beside in range(2):
-                r, c = row + down + uint32(8 * below), col + uint32(8 * j + beside) + right
+    for j in u32.range(2):
+        for below in u32.range(2):
+            for beside in u32.range(2):
+                r, c = row + down + 8 * below, col + (8 * j + beside) + right
                 if r < rows and c < cols:
                     out[r, c] = acc[4 * j + 2 * below + beside] + float32(bias[c])
 
@@ -251,7 +244,7 @@ def linear_pipelined(x, weights, bias, out, stream=0):
 def make_gelu_float16(gelu):
     @cuda.jit
     def gelu_float16_kernel(values):
-        i = uint32(uint32(cuda.grid(1)) * uint32(8))  # a thread's eight float16 values, 16 bytes
+        i = u32.grid(1) * 8  # a thread's eight float16 values, 16 bytes
         if i < values.size:
             a, b, c, d = ptx.load_global4(values, i)
             a0, a1 = ptx.unpack_half2(a)
@@ -277,7 +270,7 @@ def add_words(one, other):
 
 @cuda.jit
 def add_float16_kernel(values, residual):
-    i = uint32(uint32(cuda.grid(1)) * uint32(8))
+    i = u32.grid(1) * 8
     if i < values.size:
         a, b, c, d = ptx.load_global4(values, i)
         e, f, g, h = ptx.load_global4(residual, i)

@@ -19,7 +19,7 @@ import functools
 import numpy as np
 from numba import float32, int32, int64, uint32
 
-from labkit import cuda, device
+from labkit import cuda, device, u32
 from labkit.device import ptx
 from labkit.device.lazy import kernel_factory
 from labkit.kernels.argmax import LEAST, key_of, warp_largest_key
@@ -53,8 +53,8 @@ def make_row_logits(half: bool, depth: int, early: bool = False):
     @cuda.jit(device=True)
     def place(lane, j):
         """Where this lane's numbers begin; beyond the row, where x is 0, those at its beginning."""
-        k = uint32(uint32(EACH) * lane + uint32(32 * EACH * j))
-        return k if EXACT or k < uint32(DEPTH) else uint32(0)
+        k = EACH * lane + 32 * EACH * j
+        return k if EXACT or k < DEPTH else 0
 
     @cuda.jit(device=True)
     def numbers_of(words, at, numbers, to):
@@ -71,10 +71,10 @@ def make_row_logits(half: bool, depth: int, early: bool = False):
     @cuda.jit(device=True)
     def load_rows(words, table, first, rows, lane):
         """The warp's next rows of the table; beyond its end, the last one."""
-        for n in range(ROWS):
-            at = uint32(min(uint32(first + uint32(n)), uint32(rows - uint32(1))) * uint32(DEPTH))
-            for j in range(TURNS):
-                load_four(words, 4 * (n * TURNS + j), table, uint32(at + place(lane, j)))
+        for n in u32.range(ROWS):
+            at = min(first + n, rows - 1) * DEPTH
+            for j in u32.range(TURNS):
+                load_four(words, 4 * (n * TURNS + j), table, at + place(lane, j))
 
     @cuda.jit(launch_bounds=(THREADS, BLOCKS))
     def row_logits_kernel(x, norm_weight, norm_bias, table, logits, best):
@@ -84,10 +84,10 @@ def make_row_logits(half: bool, depth: int, early: bool = False):
         words = cuda.local.array(WORDS, WORD)
         four = cuda.local.array(4, WORD)
         totals = cuda.local.array(ROWS, float32)
-        thread = uint32(cuda.threadIdx.x)
-        lane, warp = thread % uint32(32), thread // uint32(32)
-        rows = uint32(table.shape[0])
-        first = uint32(uint32(uint32(cuda.blockIdx.x) * uint32(WARPS) + warp) * uint32(ROWS))
+        thread = u32.threadIdx.x
+        lane, warp = thread % 32, thread // 32
+        rows = u32.shape(table)[0]
+        first = (u32.blockIdx.x * WARPS + warp) * ROWS
         if EARLY:
             ptx.griddepcontrol_launch_dependents()
             load_rows(words, table, first, rows, lane)
@@ -96,8 +96,8 @@ def make_row_logits(half: bool, depth: int, early: bool = False):
         if not EARLY:
             load_rows(words, table, first, rows, lane)
         mean, scale = statistics(row, lane)
-        for j in range(TURNS):
-            inside = EXACT or uint32(uint32(EACH) * lane + uint32(32 * EACH * j)) < uint32(DEPTH)
+        for j in u32.range(TURNS):
+            inside = EXACT or EACH * lane + 32 * EACH * j < DEPTH
             load_four(four, 0, norm_weight, place(lane, j))
             numbers_of(four, 0, some, 0)
             for i in range(EACH):
@@ -109,29 +109,29 @@ def make_row_logits(half: bool, depth: int, early: bool = False):
 
         largest = LEAST
         while first < rows:  # the same for all lanes of a warp
-            for n in range(ROWS):
+            for n in u32.range(ROWS):
                 total = ZERO
-                for j in range(TURNS):
+                for j in u32.range(TURNS):
                     numbers_of(words, 4 * (n * TURNS + j), some, 0)
                     for i in range(EACH):
                         total += some[i] * row[EACH * j + i]
                 totals[n] = total
-            for n in range(ROWS):
+            for n in u32.range(ROWS):
                 total = warp_sum(totals[n])
-                at = uint32(first + uint32(n))
+                at = first + n
                 if at < rows:
                     largest = max(largest, key_of(total, at))
-                    if lane == uint32(0):
+                    if lane == 0:
                         logits[0, at] = total
-            first = uint32(first + uint32(uint32(cuda.gridDim.x) * uint32(WARPS * ROWS)))
+            first += u32.gridDim.x * (WARPS * ROWS)
             load_rows(words, table, first, rows, lane)
-        if lane == uint32(0):
+        if lane == 0:
             keys[warp] = largest
         cuda.syncthreads()  # the largest of every warp is there
-        if thread == uint32(0):
+        if thread == 0:
             for other in range(WARPS):
                 largest = max(largest, keys[other])
-            best[uint32(cuda.blockIdx.x)] = largest
+            best[u32.blockIdx.x] = largest
 
     row_logits_kernel.begins_early = early
     return row_logits_kernel
@@ -144,21 +144,19 @@ def make_pick_next(early: bool):
     @cuda.jit
     def pick_next_kernel(best, ids, start, count):
         keys = cuda.shared.array(WARPS, int64)
-        thread = uint32(cuda.threadIdx.x)
-        lane, warp = thread % uint32(32), thread // uint32(32)
+        thread = u32.threadIdx.x
+        lane, warp = thread % 32, thread // 32
         if EARLY:
             ptx.griddepcontrol_launch_dependents()
             ptx.griddepcontrol_wait()
         largest = LEAST
-        i = thread
-        while i < uint32(best.size):
+        for i in u32.range(thread, u32.size(best), THREADS):
             largest = max(largest, best[i])
-            i = uint32(i + uint32(THREADS))
         largest = warp_largest_key(largest)
-        if lane == uint32(0):
+        if lane == 0:
             keys[warp] = largest
         cuda.syncthreads()  # the largest of every warp is there
-        if thread == uint32(0):
+        if thread == 0:
             for other in range(WARPS):
                 largest = max(largest, keys[other])
             ids[0] = int32(~uint32(largest))

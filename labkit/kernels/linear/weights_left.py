@@ -27,7 +27,7 @@ from typing import NamedTuple
 import numpy as np
 from numba import float32, uint32, uint64
 
-from labkit import cuda
+from labkit import cuda, u32
 from labkit.device import ptx
 from labkit.device.lazy import kernel_factory
 from labkit.kernels.arguments import aligned, dynamic_shared
@@ -83,17 +83,17 @@ def make_store_left(swiglu: bool, floats: bool):
 
     @cuda.jit(device=True, forceinline=True)
     def store_left(acc, box, out, row, token, tokens, outputs):
-        for j in range(8 * box, 8 * box + 8):
-            for odd in range(2):
-                near = uint32(token + uint32(8 * j + odd))
-                at = uint32(near * outputs)
+        for j in u32.range(8 * box, 8 * box + 8):
+            for odd in u32.range(2):
+                near = token + (8 * j + odd)
+                at = near * outputs
                 if swiglu:
-                    col = uint32(row // uint32(2 * GROUP) * uint32(GROUP) + row % uint32(GROUP))
+                    col = row // (2 * GROUP) * GROUP + row % GROUP
                     if near < tokens and col < outputs:
                         out[at + col] = bfloat16_bits(swiglu_bfloat16(acc[4 * j + odd], acc[4 * j + odd + 2]))
                 else:
-                    for down in range(2):
-                        col = uint32(row + uint32(8 * down))
+                    for down in u32.range(2):
+                        col = row + 8 * down
                         if near < tokens and col < outputs:
                             value = acc[4 * j + odd + 2 * down]
                             out[at + col] = value if floats else bfloat16_bits(value)
@@ -108,12 +108,12 @@ def make_loads(tile: Tile):
 
     @cuda.jit(device=True)
     def load_weights(tiles, loaded, stage, weight_map, row, k):
-        ptx.mbarrier_expect_tx(loaded, stage, uint32(STAGE_BYTES))  # whole boxes count, also beyond an edge
-        ptx.tma_load_2d(tiles, stage * uint32(STAGE), weight_map, k, row, loaded, stage)
+        ptx.mbarrier_expect_tx(loaded, stage, STAGE_BYTES)  # whole boxes count, also beyond an edge
+        ptx.tma_load_2d(tiles, stage * STAGE, weight_map, k, row, loaded, stage)
 
     @cuda.jit(device=True)
     def load_x(tiles, loaded, stage, x_map, token, k):
-        ptx.tma_load_2d(tiles, uint32(stage * uint32(STAGE) + uint32(A_ELEMENTS)), x_map, k, token, loaded, stage)
+        ptx.tma_load_2d(tiles, stage * STAGE + A_ELEMENTS, x_map, k, token, loaded, stage)
 
     return load_weights, load_x
 
@@ -134,9 +134,9 @@ def make_weights_left(tile: Tile, *, shared_k: bool, swiglu: bool = False, float
 
     @cuda.jit(device=True, forceinline=True)
     def write_part(acc, partial, at, thread, tokens):
-        for j in range(8):
-            if uint32(8 * j // 16 * 16) < tokens:
-                ptx.store_global4(partial, uint32(at + uint32(uint32(256 * j) + thread) * uint32(4)),
+        for j in u32.range(8):
+            if 8 * j // 16 * 16 < tokens:
+                ptx.store_global4(partial, at + (256 * j + thread) * 4,
                                   acc[4 * j], acc[4 * j + 1], acc[4 * j + 2], acc[4 * j + 3])
 
     @cuda.jit(device=True, forceinline=True)
@@ -144,19 +144,19 @@ def make_weights_left(tile: Tile, *, shared_k: bool, swiglu: bool = False, float
         """acc = the sum of all parts, in their order. No branches: the loads of all parts of 16 tokens are under way at
         once, and a part that is not there adds zero."""
         found = cuda.local.array(FOUND, float32)
-        for pair in range(4):
-            if uint32(16 * pair) < tokens:
-                for n in range(2):
-                    own = uint32(at + uint32(uint32(256 * (2 * pair + n)) + thread) * uint32(4))
-                    for part in range(MOST_PARTS):
-                        of = uint32(own + min(uint32(part), uint32(parts - uint32(1))) * uint32(ROWS * COLS))
+        for pair in u32.range(4):
+            if 16 * pair < tokens:
+                for n in u32.range(2):
+                    own = at + (256 * (2 * pair + n) + thread) * 4
+                    for part in u32.range(MOST_PARTS):
+                        of = own + min(part, parts - 1) * (ROWS * COLS)
                         to = 4 * (MOST_PARTS * n + part)
                         found[to], found[to + 1], found[to + 2], found[to + 3] = ptx.load_global4(partial, of)
-                for n in range(2):
+                for n in u32.range(2):
                     for i in range(4):
                         total = ZERO
-                        for part in range(MOST_PARTS):
-                            total += found[4 * (MOST_PARTS * n + part) + i] if uint32(part) < parts else ZERO
+                        for part in u32.range(MOST_PARTS):
+                            total += found[4 * (MOST_PARTS * n + part) + i] if part < parts else ZERO
                         acc[4 * (2 * pair + n) + i] = total
 
     @cuda.jit(device=True, forceinline=True)
@@ -176,101 +176,101 @@ def make_weights_left(tile: Tile, *, shared_k: bool, swiglu: bool = False, float
         loaded = cuda.shared.array(STAGES, np.uint64)
         freed = cuda.shared.array(STAGES, np.uint64)
         last = cuda.shared.array(1, np.uint32)
-        thread = uint32(cuda.threadIdx.x)
-        warpgroup, member = thread // uint32(128), thread % uint32(128)
-        if thread == uint32(0):
-            for stage in range(STAGES):
-                ptx.mbarrier_init(loaded, uint32(stage), uint32(1))
-                ptx.mbarrier_init(freed, uint32(stage), uint32(2))
+        thread = u32.threadIdx.x
+        warpgroup, member = thread // 128, thread % 128
+        if thread == 0:
+            for stage in u32.range(STAGES):
+                ptx.mbarrier_init(loaded, stage, 1)
+                ptx.mbarrier_init(freed, stage, 2)
             ptx.fence_mbarrier_init()
-        if thread == uint32(256):
+        if thread == 256:
             ptx.prefetch_tensor_map(weight_map)
             ptx.prefetch_tensor_map(x_map)
         cuda.syncthreads()
 
-        across = uint32((tokens + uint32(COLS - 1)) // uint32(COLS))  # neighbours have the same weights
-        count = uint32((rows + uint32(ROWS - 1)) // uint32(ROWS) * across)
-        items = uint32(count * parts) if shared_k else count
-        number = uint32(cuda.blockIdx.x)
-        stage, parity = uint32(0), uint32(0)
-        if warpgroup == uint32(2):
+        across = (tokens + (COLS - 1)) // COLS  # neighbours have the same weights
+        count = (rows + (ROWS - 1)) // ROWS * across
+        items = count * parts if shared_k else count
+        number = u32.blockIdx.x
+        stage, parity = 0, 0
+        if warpgroup == 2:
             ptx.setmaxnreg_decrease(24)
-            if member == uint32(0):
+            if member == 0:
                 ahead = True
                 while number < items:
-                    part = uint32(number // count) if shared_k else uint32(0)
-                    k = uint32(part * depth_of_part)
-                    end = min(uint32(k + depth_of_part), depth)
-                    at_tile = uint32(number - uint32(part * count))
-                    row, token = uint32(at_tile // across * uint32(ROWS)), uint32(at_tile % across * uint32(COLS))
+                    part = number // count if shared_k else 0
+                    k = part * depth_of_part
+                    end = min(k + depth_of_part, depth)
+                    at_tile = number - part * count
+                    row, token = at_tile // across * ROWS, at_tile % across * COLS
                     if ahead:  # the ring is empty: weights come while the kernel before this one ends
-                        for s in range(STAGES):
-                            if uint32(k + uint32(s * DEPTH)) < end:
-                                load_weights(tiles, loaded, uint32(s), weight_map, row, uint32(k + uint32(s * DEPTH)))
+                        for s in u32.range(STAGES):
+                            if k + s * DEPTH < end:
+                                load_weights(tiles, loaded, s, weight_map, row, k + s * DEPTH)
                         ptx.griddepcontrol_wait()
                     while k < end:
                         if not ahead:
-                            ptx.mbarrier_wait(freed, stage, uint32(1) - parity)  # passes at once in the first lap
+                            ptx.mbarrier_wait(freed, stage, 1 - parity)  # passes at once in the first lap
                             load_weights(tiles, loaded, stage, weight_map, row, k)
                         load_x(tiles, loaded, stage, x_map, token, k)
-                        k = uint32(k + uint32(DEPTH))
-                        stage = uint32(stage + uint32(1))
-                        if stage == uint32(STAGES):
-                            stage, parity, ahead = uint32(0), uint32(1) - parity, False
+                        k += DEPTH
+                        stage += 1
+                        if stage == STAGES:
+                            stage, parity, ahead = 0, 1 - parity, False
                     ahead = False
-                    number = uint32(number + uint32(cuda.gridDim.x))
+                    number += u32.gridDim.x
         else:
             ptx.setmaxnreg_increase(240)
             ptx.griddepcontrol_wait()  # out and partial may still be read
             acc = cuda.local.array(ACCUMULATORS, float32)
-            a_first = ptx.wgmma_descriptor(tiles, warpgroup * uint32(BOX), 16, ROW_GROUP, 128)
-            b_first = ptx.wgmma_descriptor(tiles, uint32(A_ELEMENTS), B_LEADING, ROW_GROUP, 128)
+            a_first = ptx.wgmma_descriptor(tiles, warpgroup * BOX, 16, ROW_GROUP, 128)
+            b_first = ptx.wgmma_descriptor(tiles, A_ELEMENTS, B_LEADING, ROW_GROUP, 128)
             # A thread's accumulators: rows `own` and own + 8 of the tile, columns 8 * j + token and the next.
-            own = uint32(warpgroup * uint32(64) + member // uint32(32) * uint32(16) + member % uint32(32) // uint32(4))
-            own_token = uint32(member % uint32(4) * uint32(2))
+            own = warpgroup * 64 + member // 32 * 16 + member % 32 // 4
+            own_token = member % 4 * 2
             while number < items:
-                part = uint32(number // count) if shared_k else uint32(0)
-                first_k = uint32(part * depth_of_part)
-                end = min(uint32(first_k + depth_of_part), depth)
-                at_tile = uint32(number - uint32(part * count))
+                part = number // count if shared_k else 0
+                first_k = part * depth_of_part
+                end = min(first_k + depth_of_part, depth)
+                at_tile = number - part * count
                 k = first_k
                 while k < end:
                     ptx.mbarrier_wait(loaded, stage, parity)
-                    a_tile = a_first + uint64(stage * uint32(STAGE_STEP))
-                    b_tile = b_first + uint64(stage * uint32(STAGE_STEP))
+                    a_tile = a_first + uint64(stage * STAGE_STEP)
+                    b_tile = b_first + uint64(stage * STAGE_STEP)
                     ptx.wgmma_fence()
                     for i in range(DEPTH // 16):
-                        add = uint32(1) if i > 0 else uint32(k > first_k)
+                        add = 1 if i > 0 else uint32(k > first_k)
                         wgmma(acc, a_tile + uint64(2 * i), b_tile + uint64(B_STEP * i), add)
                     ptx.wgmma_commit()
                     ptx.wgmma_wait(0)  # the other consumer's products keep the tensor cores busy meanwhile
-                    if member == uint32(0):
+                    if member == 0:
                         ptx.mbarrier_arrive(freed, stage)
-                    k = uint32(k + uint32(DEPTH))
-                    stage = uint32(stage + uint32(1))
-                    if stage == uint32(STAGES):
-                        stage, parity = uint32(0), uint32(1) - parity
+                    k += DEPTH
+                    stage += 1
+                    if stage == STAGES:
+                        stage, parity = 0, 1 - parity
 
-                row, token = uint32(at_tile // across * uint32(ROWS) + own), uint32(at_tile % across * uint32(COLS))
-                left = uint32(tokens - token)  # tokens of this tile and of those beside it
+                row, token = at_tile // across * ROWS + own, at_tile % across * COLS
+                left = tokens - token  # tokens of this tile and of those beside it
                 if shared_k:
-                    first = uint32(uint32(at_tile * parts) * uint32(ROWS * COLS))
-                    write_part(acc, partial, uint32(first + uint32(part * uint32(ROWS * COLS))), thread, left)
-                    ptx.named_barrier_sync(uint32(1), uint32(256))  # both consumers have written
-                    if thread == uint32(0):
+                    first = at_tile * parts * (ROWS * COLS)
+                    write_part(acc, partial, first + part * (ROWS * COLS), thread, left)
+                    ptx.named_barrier_sync(1, 256)  # both consumers have written
+                    if thread == 0:
                         cuda.threadfence()  # and every block sees it before it sees the count
                         # The count is 0 again after the last block: the next launch needs nothing.
-                        order = uint32(cuda.atomic.inc(arrived, at_tile, uint32(parts - uint32(1))))
-                        last[0] = uint32(1) if order == uint32(parts - uint32(1)) else uint32(0)
+                        order = uint32(cuda.atomic.inc(arrived, at_tile, parts - 1))
+                        last[0] = 1 if order == parts - 1 else 0
                         cuda.threadfence()
-                    ptx.named_barrier_sync(uint32(1), uint32(256))
-                    if last[0] == uint32(1):
+                    ptx.named_barrier_sync(1, 256)
+                    if last[0] == 1:
                         add_parts(acc, partial, first, thread, left, parts)
-                        store_all(acc, out, row, uint32(token + own_token), tokens, outputs)
-                    ptx.named_barrier_sync(uint32(1), uint32(256))  # `last` has been read
+                        store_all(acc, out, row, token + own_token, tokens, outputs)
+                    ptx.named_barrier_sync(1, 256)  # `last` has been read
                 else:
-                    store_all(acc, out, row, uint32(token + own_token), tokens, outputs)
-                number = uint32(number + uint32(cuda.gridDim.x))
+                    store_all(acc, out, row, token + own_token, tokens, outputs)
+                number += u32.gridDim.x
 
     weights_left_kernel.begins_early = True
     return weights_left_kernel

@@ -17,7 +17,7 @@ from dataclasses import replace
 import numpy as np
 from numba import float32, uint32
 
-from labkit import cuda, device
+from labkit import cuda, device, u32
 from labkit.device import ptx
 from labkit.kernels.arguments import blocks_for
 from labkit.kernels.baselines import Baseline, numpy_cupy_torch
@@ -56,15 +56,12 @@ def tolerance_f16_accumulators(a, b):
 
 @cuda.jit
 def matmul_half_naive_kernel(a, b, out):
-    col, row = cuda.grid(2)
-    row, col = uint32(row), uint32(col)
+    col, row = u32.grid(2)
     if row < out.shape[0] and col < out.shape[1]:
-        depth = uint32(a.shape[1])
+        depth = u32.shape(a)[1]
         total = float32(0.0)
-        k = uint32(0)
-        while k < depth:
+        for k in u32.range(depth):
             total += float32(a[row, k]) * float32(b[k, col])
-            k += uint32(1)
         out[row, col] = total
 
 
@@ -79,20 +76,18 @@ def matmul_half_naive(a, b, out, stream=0):
 def matmul_half_tiled_kernel(a, b, out):
     a_tile = cuda.shared.array((TILE, TILE), float32)  # a half is converted once for 16 uses
     b_tile = cuda.shared.array((TILE, TILE), float32)
-    x, y = uint32(cuda.threadIdx.x), uint32(cuda.threadIdx.y)
-    col = uint32(cuda.blockIdx.x) * uint32(TILE) + x
-    row = uint32(cuda.blockIdx.y) * uint32(TILE) + y
-    rows, depth, cols = uint32(a.shape[0]), uint32(a.shape[1]), uint32(b.shape[1])
+    x, y = u32.threadIdx.x, u32.threadIdx.y
+    col = u32.blockIdx.x * TILE + x
+    row = u32.blockIdx.y * TILE + y
+    rows, depth, cols = u32.shape(a)[0], u32.shape(a)[1], u32.shape(b)[1]
     total = float32(0.0)
-    start = uint32(0)
-    while start < depth:
+    for start in u32.range(0, depth, TILE):
         a_tile[y, x] = float32(a[row, start + x]) if row < rows and start + x < depth else float32(0.0)
         b_tile[y, x] = float32(b[start + y, col]) if start + y < depth and col < cols else float32(0.0)
         cuda.syncthreads()  # both tiles are complete
         for k in range(TILE):
             total += a_tile[y, k] * b_tile[k, x]
         cuda.syncthreads()  # both tiles are free to overwrite
-        start += uint32(TILE)
     if row < rows and col < cols:
         out[row, col] = total
 
@@ -110,58 +105,56 @@ def matmul_half_tiled(a, b, out, stream=0):
 @cuda.jit(device=True)
 def pair_in_row(matrix, row, col):
     """matrix[row, col] and its right neighbour in one word, zeros beyond the edges."""
-    rows, cols = uint32(matrix.shape[0]), uint32(matrix.shape[1])
+    rows, cols = u32.shape(matrix)
     left = float32(matrix[row, col]) if row < rows and col < cols else float32(0.0)
-    right = float32(matrix[row, col + uint32(1)]) if row < rows and col + uint32(1) < cols else float32(0.0)
+    right = float32(matrix[row, col + 1]) if row < rows and col + 1 < cols else float32(0.0)
     return ptx.pack_half2(left, right)
 
 
 @cuda.jit(device=True)
 def pair_in_column(matrix, row, col):
     """matrix[row, col] and its neighbour below in one word, zeros beyond the edges."""
-    rows, cols = uint32(matrix.shape[0]), uint32(matrix.shape[1])
+    rows, cols = u32.shape(matrix)
     upper = float32(matrix[row, col]) if row < rows and col < cols else float32(0.0)
-    lower = float32(matrix[row + uint32(1), col]) if row + uint32(1) < rows and col < cols else float32(0.0)
+    lower = float32(matrix[row + 1, col]) if row + 1 < rows and col < cols else float32(0.0)
     return ptx.pack_half2(upper, lower)
 
 
 @cuda.jit(device=True)
 def store_accumulators(acc, at, out, row, col):
     """A lane's four accumulators of a 16 x 8 product whose first element is (row, col)."""
-    lane = uint32(cuda.threadIdx.x) % uint32(32)
-    rows, cols = uint32(out.shape[0]), uint32(out.shape[1])
-    for below in range(2):
-        for right in range(2):
-            r = row + lane // uint32(4) + uint32(8 * below)
-            c = col + lane % uint32(4) * uint32(2) + uint32(right)
+    lane = u32.threadIdx.x % 32
+    rows, cols = u32.shape(out)
+    for below in u32.range(2):
+        for right in u32.range(2):
+            r = row + lane // 4 + 8 * below
+            c = col + lane % 4 * 2 + right
             if r < rows and c < cols:
                 out[r, c] = acc[at + below * 2 + right]
 
 
 @cuda.jit
 def matmul_half_tensor_core_kernel(a, b, out):
-    thread = uint32(cuda.threadIdx.x)
-    lane, warp = thread % uint32(32), thread // uint32(32)
-    row = uint32(cuda.blockIdx.y) * uint32(32) + warp // uint32(2) * uint32(16)  # of this warp's 16 x 16 tile
-    col = uint32(cuda.blockIdx.x) * uint32(32) + warp % uint32(2) * uint32(16)
-    down, right = lane // uint32(4), lane % uint32(4) * uint32(2)
+    thread = u32.threadIdx.x
+    lane, warp = thread % 32, thread // 32
+    row = u32.blockIdx.y * 32 + warp // 2 * 16  # of this warp's 16 x 16 tile
+    col = u32.blockIdx.x * 32 + warp % 2 * 16
+    down, right = lane // 4, lane % 4 * 2
     acc = cuda.local.array(8, float32)
     for i in range(8):
         acc[i] = float32(0.0)
-    depth = uint32(a.shape[1])
-    k = uint32(0)
-    while k < depth:
+    depth = u32.shape(a)[1]
+    for k in u32.range(0, depth, 16):
         a0 = pair_in_row(a, row + down, k + right)
-        a1 = pair_in_row(a, row + down + uint32(8), k + right)
-        a2 = pair_in_row(a, row + down, k + right + uint32(8))
-        a3 = pair_in_row(a, row + down + uint32(8), k + right + uint32(8))
-        for j in range(2):  # two products of 16 x 8 beside each other
-            b0 = pair_in_column(b, k + right, col + down + uint32(8 * j))
-            b1 = pair_in_column(b, k + right + uint32(8), col + down + uint32(8 * j))
+        a1 = pair_in_row(a, row + down + 8, k + right)
+        a2 = pair_in_row(a, row + down, k + right + 8)
+        a3 = pair_in_row(a, row + down + 8, k + right + 8)
+        for j in u32.range(2):  # two products of 16 x 8 beside each other
+            b0 = pair_in_column(b, k + right, col + down + 8 * j)
+            b1 = pair_in_column(b, k + right + 8, col + down + 8 * j)
             add_product(acc, 4 * j, a0, a1, a2, a3, b0, b1)
-        k += uint32(16)
-    for j in range(2):
-        store_accumulators(acc, 4 * j, out, row, col + uint32(8 * j))
+    for j in u32.range(2):
+        store_accumulators(acc, 4 * j, out, row, col + 8 * j)
 
 
 @rung(kernel=matmul_half_tensor_core_kernel, needs=MMA,
@@ -182,42 +175,40 @@ HAND_COPIES = HAND * HAND_DEPTH // HAND_THREADS
 def matmul_half_hand_blocked_kernel(a, b, out):
     a_tile = cuda.shared.array((HAND, HAND_DEPTH), np.float16)
     b_tile = cuda.shared.array((HAND_DEPTH, HAND), np.float16)
-    thread = uint32(cuda.threadIdx.x)
-    lane, warp = thread % uint32(32), thread // uint32(32)
-    row0, col0 = uint32(cuda.blockIdx.y) * uint32(HAND), uint32(cuda.blockIdx.x) * uint32(HAND)
-    warp_row, warp_col = warp // uint32(2) * uint32(32), warp % uint32(2) * uint32(32)
-    down, right = lane // uint32(4), lane % uint32(4) * uint32(2)
-    rows, depth, cols = uint32(a.shape[0]), uint32(a.shape[1]), uint32(b.shape[1])
+    thread = u32.threadIdx.x
+    lane, warp = thread % 32, thread // 32
+    row0, col0 = u32.blockIdx.y * HAND, u32.blockIdx.x * HAND
+    warp_row, warp_col = warp // 2 * 32, warp % 2 * 32
+    down, right = lane // 4, lane % 4 * 2
+    rows, depth, cols = u32.shape(a)[0], u32.shape(a)[1], u32.shape(b)[1]
     acc = cuda.local.array(32, float32)
-    for i in range(32):
+    for i in u32.range(32):
         acc[i] = float32(0.0)
-    start = uint32(0)
-    while start < depth:
-        for i in range(HAND_COPIES):
-            place = thread + uint32(i * HAND_THREADS)
-            y, x = place // uint32(HAND_DEPTH), place % uint32(HAND_DEPTH)
+    for start in u32.range(0, depth, HAND_DEPTH):
+        for i in u32.range(HAND_COPIES):
+            place = thread + i * HAND_THREADS
+            y, x = place // HAND_DEPTH, place % HAND_DEPTH
             inside = row0 + y < rows and start + x < depth
             a_tile[y, x] = float32(a[row0 + y, start + x]) if inside else float32(0.0)
-            y, x = place // uint32(HAND), place % uint32(HAND)
+            y, x = place // HAND, place % HAND
             inside = start + y < depth and col0 + x < cols
             b_tile[y, x] = float32(b[start + y, col0 + x]) if inside else float32(0.0)
         cuda.syncthreads()  # both tiles are complete
-        for step in range(2):
-            k = uint32(16 * step) + right
-            for i in range(2):  # 32 x 32 of a warp: two products down, four across
-                y = warp_row + uint32(16 * i) + down
-                a0, a1 = pair_in_row(a_tile, y, k), pair_in_row(a_tile, y + uint32(8), k)
-                a2, a3 = pair_in_row(a_tile, y, k + uint32(8)), pair_in_row(a_tile, y + uint32(8), k + uint32(8))
-                for j in range(4):
-                    x = warp_col + uint32(8 * j) + down
-                    b0, b1 = pair_in_column(b_tile, k, x), pair_in_column(b_tile, k + uint32(8), x)
+        for step in u32.range(2):
+            k = 16 * step + right
+            for i in u32.range(2):  # 32 x 32 of a warp: two products down, four across
+                y = warp_row + 16 * i + down
+                a0, a1 = pair_in_row(a_tile, y, k), pair_in_row(a_tile, y + 8, k)
+                a2, a3 = pair_in_row(a_tile, y, k + 8), pair_in_row(a_tile, y + 8, k + 8)
+                for j in u32.range(4):
+                    x = warp_col + 8 * j + down
+                    b0, b1 = pair_in_column(b_tile, k, x), pair_in_column(b_tile, k + 8, x)
                     add_product(acc, (i * 4 + j) * 4, a0, a1, a2, a3, b0, b1)
         cuda.syncthreads()  # both tiles are free to overwrite
-        start += uint32(HAND_DEPTH)
-    for i in range(2):
-        for j in range(4):
-            store_accumulators(acc, (i * 4 + j) * 4, out, row0 + warp_row + uint32(16 * i),
-                               col0 + warp_col + uint32(8 * j))
+    for i in u32.range(2):
+        for j in u32.range(4):
+            store_accumulators(acc, (i * 4 + j) * 4, out, row0 + warp_row + 16 * i,
+                               col0 + warp_col + 8 * j)
 
 
 @rung(kernel=matmul_half_hand_blocked_kernel, needs=MMA,
@@ -351,17 +342,14 @@ MATMUL_HALF = Op(
 
 @cuda.jit
 def matmul_bf16_naive_kernel(a, b, out):
-    col, row = cuda.grid(2)
-    row, col = uint32(row), uint32(col)
+    col, row = u32.grid(2)
     if row < out.shape[0] and col < out.shape[1]:
-        depth = uint32(a.shape[1])
+        depth = u32.shape(a)[1]
         total = float32(0.0)
-        k = uint32(0)
-        while k < depth:  # a bfloat16 is the upper half of a float32
-            left = ptx.bits_float(uint32(uint32(a[row, k]) << uint32(16)))
-            right = ptx.bits_float(uint32(uint32(b[k, col]) << uint32(16)))
+        for k in u32.range(depth):  # a bfloat16 is the upper half of a float32
+            left = ptx.bits_float(uint32(a[row, k]) << 16)
+            right = ptx.bits_float(uint32(b[k, col]) << 16)
             total += left * right
-            k += uint32(1)
         out[row, col] = total
 
 

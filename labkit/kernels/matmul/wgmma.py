@@ -28,7 +28,7 @@ import functools
 import numpy as np
 from numba import float32, uint32, uint64
 
-from labkit import cuda, device
+from labkit import cuda, device, u32
 from labkit.device import ptx
 from labkit.device.lazy import kernel_factory
 from labkit.kernels.arguments import aligned, check_array, dynamic_shared
@@ -78,65 +78,65 @@ def make_wgmma(*, weights: bool, bias: bool):
         tiles = cuda.shared.array(0, np.float16, alignment=1024)
         words = cuda.shared.array(0, np.uint32, alignment=1024)  # the same memory, two float16 values at a time
         loaded = cuda.shared.array(STAGES, np.uint64)
-        thread = uint32(cuda.threadIdx.x)
-        warpgroup, member = thread // uint32(128), thread % uint32(128)
-        row, col = place(uint32(cuda.blockIdx.x), rows, cols)
+        thread = u32.threadIdx.x
+        warpgroup, member = thread // 128, thread % 128
+        row, col = place(u32.blockIdx.x, rows, cols)
 
-        if thread == uint32(0):
-            for stage in range(STAGES):
-                ptx.mbarrier_init(loaded, uint32(stage), uint32(1))
+        if thread == 0:
+            for stage in u32.range(STAGES):
+                ptx.mbarrier_init(loaded, stage, 1)
             ptx.fence_mbarrier_init()
-            for stage in range(STAGES):
-                if uint32(stage * DEPTH) < depth:
-                    load(tiles, loaded, uint32(stage), a_map, b_map, row, col, uint32(stage * DEPTH))
+            for stage in u32.range(STAGES):
+                if stage * DEPTH < depth:
+                    load(tiles, loaded, stage, a_map, b_map, row, col, stage * DEPTH)
         cuda.syncthreads()  # the barriers are there
 
         acc = cuda.local.array(ACCUMULATORS, float32)
-        a_first = ptx.wgmma_descriptor(tiles, warpgroup * uint32(BOX), 16, ROW_GROUP, 128)
-        b_first = ptx.wgmma_descriptor(tiles, uint32(A_ELEMENTS), B_LEADING, ROW_GROUP, 128)
-        stage, parity, k = uint32(0), uint32(0), uint32(0)
+        a_first = ptx.wgmma_descriptor(tiles, warpgroup * BOX, 16, ROW_GROUP, 128)
+        b_first = ptx.wgmma_descriptor(tiles, A_ELEMENTS, B_LEADING, ROW_GROUP, 128)
+        stage, parity, k = 0, 0, 0
         while k < depth:
             ptx.mbarrier_wait(loaded, stage, parity)
-            a_tile = a_first + uint64(stage * uint32(STAGE_STEP))
-            b_tile = b_first + uint64(stage * uint32(STAGE_STEP))
+            a_tile = a_first + uint64(stage * STAGE_STEP)
+            b_tile = b_first + uint64(stage * STAGE_STEP)
             ptx.wgmma_fence()
             for i in range(DEPTH // 16):
-                add = uint32(1) if i > 0 else uint32(k > uint32(0))
+                add = 1 if i > 0 else uint32(k > 0)
                 wgmma(acc, a_tile + uint64(2 * i), b_tile + uint64(B_STEP * i), add)
             ptx.wgmma_commit()
             ptx.wgmma_wait(0)
             cuda.syncthreads()  # both warpgroups have read the stage: it is free to overwrite
-            k = uint32(k + uint32(DEPTH))
-            ahead = uint32(k + uint32((STAGES - 1) * DEPTH))
-            if thread == uint32(0) and ahead < depth:
+            k += DEPTH
+            ahead = k + (STAGES - 1) * DEPTH
+            if thread == 0 and ahead < depth:
                 load(tiles, loaded, stage, a_map, b_map, row, col, ahead)
-            stage = uint32(stage + uint32(1))
-            if stage == uint32(STAGES):  # once round the ring: the barriers are in their next phase
-                stage, parity = uint32(0), uint32(1) - parity
+            stage += 1
+            if stage == STAGES:  # once round the ring: the barriers are in their next phase
+                stage, parity = 0, 1 - parity
 
         # A thread's accumulators: rows `upper` and upper + 8 of its warpgroup's 64, columns 8 * j + 2 * quad and the
         # next.
-        lane, quad = member % uint32(32), member % uint32(4)
-        eighth = lane // uint32(4)  # its row among eight, which the swizzle takes
-        upper = member // uint32(32) * uint32(16) + eighth
+        lane, quad = member % 32, member % 4
+        eighth = lane // 4  # its row among eight, which the swizzle takes
+        upper = member // 32 * 16 + eighth
         if bias:
-            for j in range(COLS // 8):
-                near = uint32(min(uint32(col + uint32(8 * j) + quad * uint32(2)), uint32(cols - uint32(2))))
-                x, y = float32(bias_of[near]), float32(bias_of[near + uint32(1)])
+            for j in u32.range(COLS // 8):
+                near = min(col + 8 * j + quad * 2, cols - 2)
+                x, y = float32(bias_of[near]), float32(bias_of[near + 1])
                 acc[4 * j] += x
                 acc[4 * j + 1] += y
                 acc[4 * j + 2] += x
                 acc[4 * j + 3] += y
-        finished = warpgroup * uint32(BOXES * BOX)  # the first stage is free by now: it takes the float16 output
-        word = finished // uint32(2) + upper * uint32(32) + quad
+        finished = warpgroup * (BOXES * BOX)  # the first stage is free by now: it takes the float16 output
+        word = finished // 2 + upper * 32 + quad
         epilogue(acc, 0, words, word, eighth)
         epilogue(acc, 1, words, word, eighth)
         ptx.fence_proxy_async()
         cuda.syncthreads()
-        if member == uint32(0):
-            for box in range(BOXES):
-                ptx.tma_store_2d(out_map, col + uint32(box * 64), row + warpgroup * uint32(64), tiles,
-                                 finished + uint32(box * BOX))
+        if member == 0:
+            for box in u32.range(BOXES):
+                ptx.tma_store_2d(out_map, col + box * 64, row + warpgroup * 64, tiles,
+                                 finished + box * BOX)
             ptx.tma_store_commit()
             ptx.tma_store_wait(0)
 
@@ -214,110 +214,110 @@ def make_wgmma_specialised(tile: Tile, *, weights: bool, bias: bool, activation,
         freed = cuda.shared.array(STAGES, np.uint64)
         arrived = cuda.shared.array(2, np.uint64)  # the residual, for each consumer
         bias_tile = cuda.shared.array(BOTH_COLS, float32, alignment=16)
-        thread = uint32(cuda.threadIdx.x)
-        warpgroup, member = thread // uint32(128), thread % uint32(128)
-        first_member = member == uint32(0)
+        thread = u32.threadIdx.x
+        warpgroup, member = thread // 128, thread % 128
+        first_member = member == 0
 
-        if thread == uint32(0):
-            for stage in range(STAGES):
-                ptx.mbarrier_init(loaded, uint32(stage), uint32(1))
-                ptx.mbarrier_init(freed, uint32(stage), uint32(2))
-            for consumer in range(2):
-                ptx.mbarrier_init(arrived, uint32(consumer), uint32(1))
+        if thread == 0:
+            for stage in u32.range(STAGES):
+                ptx.mbarrier_init(loaded, stage, 1)
+                ptx.mbarrier_init(freed, stage, 2)
+            for consumer in u32.range(2):
+                ptx.mbarrier_init(arrived, consumer, 1)
             ptx.fence_mbarrier_init()
-        if thread == uint32(256):
+        if thread == 256:
             ptx.prefetch_tensor_map(a_map)
             ptx.prefetch_tensor_map(b_map)
             ptx.prefetch_tensor_map(out_map)
         cuda.syncthreads()
 
-        count = uint32((rows + uint32(ROWS - 1)) // uint32(ROWS) * ((cols + uint32(COLS - 1)) // uint32(COLS)))
-        number = uint32(cuda.blockIdx.x)
-        first_k, end, part = uint32(0), depth, uint32(0)
+        count = (rows + (ROWS - 1)) // ROWS * ((cols + (COLS - 1)) // COLS)
+        number = u32.blockIdx.x
+        first_k, end, part = 0, depth, 0
         if split:  # one tile a block: this one's share of its K
             part = number // count
-            number = uint32(number - uint32(part * count))
-            first_k = uint32(part * depth_of_part)
-            end = min(uint32(first_k + depth_of_part), depth)
-        stage, parity = uint32(0), uint32(0)
+            number -= part * count
+            first_k = part * depth_of_part
+            end = min(first_k + depth_of_part, depth)
+        stage, parity = 0, 0
 
-        if warpgroup == uint32(2):
+        if warpgroup == 2:
             ptx.setmaxnreg_decrease(24)
             if first_member:
                 while number < count:
                     row, col = place(number, rows, cols)
                     k = first_k
                     while k < end:
-                        ptx.mbarrier_wait(freed, stage, uint32(1) - parity)  # passes at once in the first lap
+                        ptx.mbarrier_wait(freed, stage, 1 - parity)  # passes at once in the first lap
                         load(tiles, loaded, stage, a_map, b_map, row, col, k)
-                        k = uint32(k + uint32(DEPTH))
-                        stage = uint32(stage + uint32(1))
-                        if stage == uint32(STAGES):
-                            stage, parity = uint32(0), uint32(1) - parity
-                    number = uint32(number + (count if split else uint32(cuda.gridDim.x)))
+                        k += DEPTH
+                        stage += 1
+                        if stage == STAGES:
+                            stage, parity = 0, 1 - parity
+                    number = number + (count if split else u32.gridDim.x)
         else:
             ptx.setmaxnreg_increase(240)
             acc = cuda.local.array(ACCUMULATORS, float32)
-            a_first = ptx.wgmma_descriptor(tiles, warpgroup * uint32(BOX), 16, ROW_GROUP, 128)
-            b_first = ptx.wgmma_descriptor(tiles, uint32(A_ELEMENTS), B_LEADING, ROW_GROUP, 128)
+            a_first = ptx.wgmma_descriptor(tiles, warpgroup * BOX, 16, ROW_GROUP, 128)
+            b_first = ptx.wgmma_descriptor(tiles, A_ELEMENTS, B_LEADING, ROW_GROUP, 128)
 
             # A thread's accumulators: rows `upper` and upper + 8 of its consumer's 64, columns 8 * j + 2 * quad and the
             # next.
-            lane, quad = member % uint32(32), member % uint32(4)
-            eighth = lane // uint32(4)  # its row among eight, which the swizzle takes
-            upper = member // uint32(32) * uint32(16) + eighth
-            finished = uint32(FINISHED) + warpgroup * uint32(BOXES * BOX)
-            word = finished // uint32(2) + upper * uint32(32) + quad
-            bias_first = warpgroup * uint32(COLS)
-            residual_parity = uint32(0)
+            lane, quad = member % 32, member % 4
+            eighth = lane // 4  # its row among eight, which the swizzle takes
+            upper = member // 32 * 16 + eighth
+            finished = FINISHED + warpgroup * (BOXES * BOX)
+            word = finished // 2 + upper * 32 + quad
+            bias_first = warpgroup * COLS
+            residual_parity = 0
 
             while number < count:
                 row, col = place(number, rows, cols)
-                row = uint32(row + warpgroup * uint32(64))
+                row += warpgroup * 64
                 if residual and first_member:
                     ptx.tma_store_wait(0)  # the last tile has left shared memory
-                    ptx.mbarrier_expect_tx(arrived, warpgroup, uint32(RESIDUAL_BYTES))
-                    for box in range(BOXES):
-                        ptx.tma_load_2d(tiles, finished + uint32(box * BOX), residual_map, col + uint32(box * 64), row,
+                    ptx.mbarrier_expect_tx(arrived, warpgroup, RESIDUAL_BYTES)
+                    for box in u32.range(BOXES):
+                        ptx.tma_load_2d(tiles, finished + box * BOX, residual_map, col + box * 64, row,
                                         arrived, warpgroup)
                 if bias:  # asked for now and looked at after the products: the loads have all that time
-                    near = uint32(min(uint32(col + member), uint32(cols - uint32(1))))
+                    near = min(col + member, cols - 1)
                     bias_near = bias_of[near]
-                    bias_far = bias_of[uint32(min(uint32(near + uint32(128)), uint32(cols - uint32(1))))]
+                    bias_far = bias_of[min(near + 128, cols - 1)]
 
                 k = first_k
                 while k < end:
                     ptx.mbarrier_wait(loaded, stage, parity)
-                    a_tile = a_first + uint64(stage * uint32(STAGE_STEP))
-                    b_tile = b_first + uint64(stage * uint32(STAGE_STEP))
+                    a_tile = a_first + uint64(stage * STAGE_STEP)
+                    b_tile = b_first + uint64(stage * STAGE_STEP)
                     ptx.wgmma_fence()
                     for i in range(DEPTH // 16):
-                        add = uint32(1) if i > 0 else uint32(k > first_k)
+                        add = 1 if i > 0 else uint32(k > first_k)
                         wgmma(acc, a_tile + uint64(2 * i), b_tile + uint64(B_STEP * i), add)
                     ptx.wgmma_commit()
                     ptx.wgmma_wait(0)  # the other consumer's products keep the tensor cores busy meanwhile
                     if first_member:
                         ptx.mbarrier_arrive(freed, stage)
-                    k = uint32(k + uint32(DEPTH))
-                    stage = uint32(stage + uint32(1))
-                    if stage == uint32(STAGES):
-                        stage, parity = uint32(0), uint32(1) - parity
+                    k += DEPTH
+                    stage += 1
+                    if stage == STAGES:
+                        stage, parity = 0, 1 - parity
 
                 if split or floats:
-                    store_part(acc, bias_of, uint32(part * rows), uint32(row + upper),
-                               uint32(col + uint32(2) * quad), rows, cols)
+                    store_part(acc, bias_of, part * rows, row + upper,
+                               col + 2 * quad, rows, cols)
                 else:
                     if bias:
-                        if COLS >= 128 or member < uint32(COLS):
+                        if COLS >= 128 or member < COLS:
                             bias_tile[bias_first + place_of_bias(member)] = number_of(bias_near)
-                        if COLS > 128 and member < uint32(COLS - 128):
-                            bias_tile[bias_first + place_of_bias(member + uint32(128))] = number_of(bias_far)
+                        if COLS > 128 and member < COLS - 128:
+                            bias_tile[bias_first + place_of_bias(member + 128)] = number_of(bias_far)
                     if first_member:
                         ptx.tma_store_wait(0)  # the last tile has left shared memory
-                    ptx.named_barrier_sync(warpgroup + uint32(1), uint32(128))
+                    ptx.named_barrier_sync(warpgroup + 1, 128)
                     if bias:
-                        for j in range(COLS // 16):
-                            x, y, z, w = ptx.load_shared4(bias_tile, bias_first + uint32(16 * j) + quad * uint32(4))
+                        for j in u32.range(COLS // 16):
+                            x, y, z, w = ptx.load_shared4(bias_tile, bias_first + 16 * j + quad * 4)
                             for down in range(2):
                                 acc[8 * j + 2 * down] += x
                                 acc[8 * j + 2 * down + 1] += y
@@ -325,7 +325,7 @@ def make_wgmma_specialised(tile: Tile, *, weights: bool, bias: bool, activation,
                                 acc[8 * j + 2 * down + 5] += w
                     if residual:
                         ptx.mbarrier_wait(arrived, warpgroup, residual_parity)
-                        residual_parity = uint32(1) - residual_parity
+                        residual_parity = 1 - residual_parity
                     epilogue(acc, 0, words, word, eighth)
                     if BOXES > 1:
                         epilogue(acc, 1, words, word, eighth)
@@ -334,14 +334,14 @@ def make_wgmma_specialised(tile: Tile, *, weights: bool, bias: bool, activation,
                     if BOXES > 3:
                         epilogue(acc, 3, words, word, eighth)
                     ptx.fence_proxy_async()
-                    ptx.named_barrier_sync(warpgroup + uint32(1), uint32(128))
+                    ptx.named_barrier_sync(warpgroup + 1, 128)
                     if swiglu:
-                        col = uint32(col // uint32(2))
+                        col = col // 2
                     if first_member:
-                        for box in range(BOXES):
-                            ptx.tma_store_2d(out_map, col + uint32(box * 64), row, tiles, finished + uint32(box * BOX))
+                        for box in u32.range(BOXES):
+                            ptx.tma_store_2d(out_map, col + box * 64, row, tiles, finished + box * BOX)
                         ptx.tma_store_commit()
-                number = uint32(number + (count if split else uint32(cuda.gridDim.x)))
+                number = number + (count if split else u32.gridDim.x)
             if first_member:
                 ptx.tma_store_wait(0)
 
