@@ -182,12 +182,12 @@ climb(h200, "double_buffered")
 #   is fetched once.
 
 # %%
-from labkit.kernels.matmul.float32_tiles import add_products_to_and_fro, copy_pair, two_steps
+from labkit.kernels.matmul.float32_tiles import add_products_serpentine, copy_pair, two_steps
 
 show_source(copy_pair)
 
 # %%
-show_source(add_products_to_and_fro)
+show_source(add_products_serpentine)
 
 # %%
 show_source(two_steps)

@@ -193,7 +193,7 @@ import inspect
 from labkit.kernels.attention.flash import make_flash
 
 parts = inspect.getclosurevars(make_flash(64, 4).py_func).nonlocals
-show_source(parts["take_exponentials"])
+show_source(parts["online_softmax_update"])
 
 # %% [markdown]
 # `exp2_approx` computes $2^x$, so `scale` includes $\log_2 e$. The rest is familiar: `cp.async` copies the values while
@@ -264,7 +264,7 @@ pictures.schedules()
 from labkit.kernels.attention.wgmma import make_flash_wgmma
 
 loop = inspect.getsource(make_flash_wgmma).split("while number < my_count:")[1].split("number = uint32(number +")[0]
-wanted = ("start_scores", "start_mixing", "wgmma_wait", "take_exponentials", "multiply_rows", "pack(")
+wanted = ("start_scores", "start_mixing", "wgmma_wait", "online_softmax_update", "multiply_rows", "pack(")
 print(*[line.strip() for line in loop.splitlines() if any(one in line for one in wanted)], "", sep="\n")
 climb("attention_half flash", "attention_half flash_wgmma", "attention_half PyTorch, fused")
 

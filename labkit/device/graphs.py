@@ -9,7 +9,7 @@ it holds addresses: the arrays must live as long as the graph. Those that `work`
 launcher allocates for itself if it hands them to `keep`.
 On the CPU device a graph is the recorded list of launches; replaying runs them in order.
 
-A kernel with the attribute begins_early waits inside for the one before it (ptx.griddepcontrol_wait). Where one follows
+A kernel with the attribute uses_pdl waits inside for the one before it (ptx.griddepcontrol_wait). Where one follows
 another kernel, the edge between them becomes a programmatic one: its blocks may start while the other ends.
 
 Source  CUDA Driver API, "Graph Management": cuStreamBeginCapture, cuGraphInstantiate, cuGraphLaunch; CUDA C++
@@ -119,7 +119,7 @@ class _GpuGraph:
         self._graph = self._call(driver.cuStreamEndCapture(handle))
         _, self.nodes = self._call(driver.cuGraphGetNodes(self._graph, 0))
         self.early = 0  # nodes that may begin before the node before them has ended
-        if overlapping and any(getattr(kernel, "begins_early", False) for kernel in launched):
+        if overlapping and any(getattr(kernel, "uses_pdl", False) for kernel in launched):
             self._overlap(launched)
         self._executable = self._call(driver.cuGraphInstantiate(self._graph, 0)) if self.nodes else None
 
@@ -144,7 +144,7 @@ class _GpuGraph:
         if len(kernels) != len(launched):
             return
         early = {node for node, kernel in zip(kernels, launched, strict=True)
-                 if getattr(kernel, "begins_early", False)}
+                 if getattr(kernel, "uses_pdl", False)}
         changed = [number for number, (begin, end) in enumerate(zip(begins, ends, strict=True))
                    if int(end) in early and kinds[int(begin)] == of_kernel]
         begins, ends, data = ([some[number] for number in changed] for some in (begins, ends, data))

@@ -27,7 +27,7 @@ class BlockManager:
     """prefix_caching: whether pages are found again by their contents."""
 
     # Pages that must be free, for each sequence that runs, when another one begins: else it would soon have to leave.
-    kept_for_each = 1
+    watermark = 1
 
     def __init__(self, num_pages: int, page_size: int = PAGE, prefix_caching: bool = True):
         if num_pages < 1 or page_size < 1:

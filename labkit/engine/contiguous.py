@@ -21,7 +21,7 @@ from labkit.kernels.attention.pages import PAGE
 class ContiguousBlocks(BlockManager):
     """longest: in tokens, of any sequence. Pages that make no whole piece are never used."""
 
-    kept_for_each = 0  # whoever runs has all that it may need
+    watermark = 0  # whoever runs has all that it may need
 
     def __init__(self, num_pages: int, page_size: int = PAGE, prefix_caching: bool = False, *, longest: int):
         super().__init__(num_pages, page_size, prefix_caching=False)

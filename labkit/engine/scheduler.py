@@ -137,7 +137,7 @@ class Scheduler:
     def _admit(self, budget: int, step: Step) -> None:
         while budget and self._seats and (sequence := self._next_waiting()):
             prefix = self.blocks.cached_prefix(sequence)
-            kept = self.blocks.kept_for_each * len(self.running)
+            kept = self.blocks.watermark * len(self.running)
             wanted = self.blocks.needed(sequence, sequence.length, prefix) + kept
             if sequence.pending or wanted > self.blocks.num_free:
                 break

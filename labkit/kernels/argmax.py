@@ -20,7 +20,7 @@ from labkit.kernels.op import Op, Work, rung
 BLOCK = 512
 ALL_LANES = 0xFFFFFFFF
 LEAST = int64(-(2**63))  # less than the key of any element
-NOTHING, NO_INDEX = float32(-np.inf), int32(0x7FFFFFFF)
+NEG_INF, NO_INDEX = float32(-np.inf), int32(0x7FFFFFFF)
 
 
 def argmax_reference(x):
@@ -43,7 +43,7 @@ def argmax_sequential_kernel(x, out):
     row = uint32(cuda.grid(1))
     if row < x.shape[0]:
         cols = uint32(x.shape[1])
-        largest, at = NOTHING, NO_INDEX  # less than any element: of equal values the smaller index wins
+        largest, at = NEG_INF, NO_INDEX  # less than any element: of equal values the smaller index wins
         col = uint32(0)
         while col < cols:
             value = x[row, col]
@@ -80,7 +80,7 @@ def argmax_pairs_kernel(x, out):
     row, thread = uint32(cuda.blockIdx.x), uint32(cuda.threadIdx.x)
     lane, warp = thread & uint32(31), thread >> uint32(5)
     cols = uint32(x.shape[1])
-    largest, at = NOTHING, NO_INDEX
+    largest, at = NEG_INF, NO_INDEX
     col = thread
     while col < cols:
         value = x[row, col]
@@ -92,7 +92,7 @@ def argmax_pairs_kernel(x, out):
         values[warp], indices[warp] = largest, at
     cuda.syncthreads()
     inside = lane < uint32(BLOCK // 32)
-    largest, at = warp_largest(values[lane] if inside else NOTHING, indices[lane] if inside else NO_INDEX)
+    largest, at = warp_largest(values[lane] if inside else NEG_INF, indices[lane] if inside else NO_INDEX)
     if thread == uint32(0):
         out[row] = at
 
@@ -169,11 +169,11 @@ def argmax_in_flight_kernel(x, out):
     row, thread = uint32(cuda.blockIdx.x), uint32(cuda.threadIdx.x)
     lane, warp = thread & uint32(31), thread >> uint32(5)
     cols = uint32(x.shape[1])
-    largest, at, begin = NOTHING, thread, thread
+    largest, at, begin = NEG_INF, thread, thread
     while begin < cols:
         for i in range(IN_FLIGHT):
             col = uint32(begin + uint32(WIDE * i))
-            values[i] = x[row, col] if col < cols else NOTHING
+            values[i] = x[row, col] if col < cols else NEG_INF
         for i in range(IN_FLIGHT):
             if values[i] > largest or (values[i] != values[i] and largest == largest):  # a thread's columns ascend
                 largest, at = values[i], uint32(begin + uint32(WIDE * i))

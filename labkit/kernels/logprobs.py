@@ -28,7 +28,7 @@ from labkit.kernels.argmax import LEAST, key_of, warp_largest_key
 from labkit.kernels.arguments import MAX_GRID_YZ, aligned, check_array
 from labkit.kernels.baselines import Baseline
 from labkit.kernels.op import Op, Work, rung
-from labkit.kernels.reduce import NOTHING, ZERO, warp_max, warp_sum
+from labkit.kernels.reduce import NEG_INF, ZERO, warp_max, warp_sum
 from labkit.kernels.sampling_search import (
     CHUNK,
     HELD,
@@ -99,7 +99,7 @@ def logprobs_passes_kernel(logits, tokens, wanted, out):
     row, thread, cols = u32.blockIdx.x, u32.threadIdx.x, u32.shape(logits)[1]
     token, count = tokens[row], wanted[row]
     if thread < MOST:
-        out[row, TOP + thread], out[row, TOKENS + thread] = NOTHING, NO_TOKEN
+        out[row, TOP + thread], out[row, TOKENS + thread] = NEG_INF, NO_TOKEN
     if thread < TOP:
         out[row, thread] = ZERO
     if count < int32(0):
@@ -116,7 +116,7 @@ def logprobs_passes_kernel(logits, tokens, wanted, out):
     for col in u32.range(thread, cols, THREADS):
         row_sum += exponential(row_max, logits[row, col])
     log_sum, above = math.log(block_sum(row_sum, of_warps)), block_sum(above, above_of_warps)
-    if row_max == NOTHING:
+    if row_max == NEG_INF:
         log_sum = INFINITE
     if thread == 0:
         out[row, 0] = logprob_of(own, row_max, log_sum) if token >= int32(0) else ZERO
@@ -149,7 +149,7 @@ def logprobs_passes(logits, tokens, wanted, out, stream=0):
 def best_left(values, taken, first):
     """(key, slot) of the largest of a thread's logits whose bit in `taken` is not set; LEAST if there is none. Slots
     ascend with columns, so of equal logits the first is the lower token."""
-    best, slot = NOTHING, HELD
+    best, slot = NEG_INF, HELD
     for i in u32.range(HELD):
         if taken & 1 << i == 0 and (slot == HELD or values[i] > best):
             best, slot = values[i], i
@@ -200,7 +200,7 @@ def make_logprobs_chunk(load):
         for v in u32.range(HELD // 4):
             a, b, c, d = load(logits, row, first + 4 * THREADS * v, cols)
             values[4 * v], values[4 * v + 1], values[4 * v + 2], values[4 * v + 3] = a, b, c, d
-        taken, above, top = 0, int32(0), NOTHING
+        taken, above, top = 0, int32(0), NEG_INF
         for i in u32.range(HELD):
             if first + (4 * THREADS * (i // 4) + i % 4) >= cols:
                 taken |= 1 << i
@@ -228,7 +228,7 @@ def make_logprobs_chunk(load):
         cuda.syncthreads()
         if warp != 0:
             return
-        top, total, above = NOTHING, ZERO, int32(0)
+        top, total, above = NEG_INF, ZERO, int32(0)
         if lane < WARPS:
             top, total, above = of_warps[lane, 0], of_warps[lane, 1], above_of_warps[lane]
         row_max = warp_max(top)
@@ -246,10 +246,10 @@ def logprobs_merge_kernel(tokens, wanted, logits, chunk_stats, chunk_above, chun
     keys = cuda.shared.array(MOST, int64)
     row, lane, chunks = u32.blockIdx.x, u32.threadIdx.x, u32.shape(chunk_stats)[1]
     token, count, above = tokens[row], uint32(max(min(wanted[row], int32(MOST)), int32(0))), int32(0)
-    own, log_sum, row_max = ZERO, ZERO, NOTHING
+    own, log_sum, row_max = ZERO, ZERO, NEG_INF
     if wanted[row] >= int32(0):
         own = logits[row, uint32(max(token, int32(0)))]
-        top, total, other, other_total = NOTHING, ZERO, NOTHING, ZERO
+        top, total, other, other_total = NEG_INF, ZERO, NEG_INF, ZERO
         if lane < chunks:
             top, total, above = chunk_stats[row, lane, 0], chunk_stats[row, lane, 1], chunk_above[row, lane]
         chunk = lane + 32
@@ -259,14 +259,14 @@ def logprobs_merge_kernel(tokens, wanted, logits, chunk_stats, chunk_above, chun
         row_max = warp_max(max(top, other))
         total = total * exponential(row_max, top) + other_total * exponential(row_max, other)
         log_sum, above = math.log(warp_sum(total)), warp_sum(above)
-        if row_max == NOTHING:
+        if row_max == NEG_INF:
             log_sum = INFINITE
         merge_sorted(chunk_keys, row * chunks * MOST, chunks, count, keys, 0)
     cuda.syncwarp()
     if lane < MOST:
         key = keys[lane] if lane < count else LEAST
         found = key != LEAST
-        out[row, TOP + lane] = logprob_of(value_of(key), row_max, log_sum) if found else NOTHING
+        out[row, TOP + lane] = logprob_of(value_of(key), row_max, log_sum) if found else NEG_INF
         out[row, TOKENS + lane] = float32(index_of(key)) if found else NO_TOKEN
     if lane == 0:
         logprob, rank = ZERO, ZERO

@@ -21,9 +21,9 @@ from labkit.kernels.tolerance import dot_products
 BLOCK = 256
 WARPS = BLOCK // 32
 ALL_LANES = 0xFFFFFFFF
-DISTANCES = (16, 8, 4, 2, 1)
+XOR_OFFSETS = (16, 8, 4, 2, 1)
 ZERO = float32(0.0)
-NOTHING = float32(-np.inf)  # the maximum of no numbers
+NEG_INF = float32(-np.inf)  # the maximum of no numbers
 
 
 def reduce_sum_reference(x):
@@ -50,7 +50,7 @@ def larger(a, b):
 @cuda.jit(device=True)
 def warp_sum(value):
     """The sum over the 32 lanes of a warp in five steps: with the lane 16 away, then 8, 4, 2, 1. No shared memory."""
-    for distance in DISTANCES:
+    for distance in XOR_OFFSETS:
         value += cuda.shfl_xor_sync(ALL_LANES, value, distance)
     return value
 
@@ -58,7 +58,7 @@ def warp_sum(value):
 @cuda.jit(device=True)
 def warp_max(value):
     """As warp_sum: the largest."""
-    for distance in DISTANCES:
+    for distance in XOR_OFFSETS:
         value = max(value, cuda.shfl_xor_sync(ALL_LANES, value, distance))
     return value
 
@@ -123,7 +123,7 @@ def block_max(value, partial):
     if lane == 0:
         partial[warp] = value
     cuda.syncthreads()
-    largest = warp_max(partial[lane] if lane < u32.blockDim.x >> 5 else NOTHING)
+    largest = warp_max(partial[lane] if lane < u32.blockDim.x >> 5 else NEG_INF)
     cuda.syncthreads()
     return largest
 
@@ -230,11 +230,11 @@ sum_warp_kernel = make_reduce_warp(add, ZERO, warp_sum)
 sum_two_level_kernel = make_reduce_two_level(add, ZERO, block_sum)
 sum_vectorized_kernel = make_reduce_vectorized(add, ZERO, block_sum)
 
-max_sequential_kernel = make_reduce_sequential(larger, NOTHING)
-max_tree_kernel = make_reduce_tree(larger, NOTHING, block_reduce_max)
-max_warp_kernel = make_reduce_warp(larger, NOTHING, warp_max)
-max_two_level_kernel = make_reduce_two_level(larger, NOTHING, block_max)
-max_vectorized_kernel = make_reduce_vectorized(larger, NOTHING, block_max)
+max_sequential_kernel = make_reduce_sequential(larger, NEG_INF)
+max_tree_kernel = make_reduce_tree(larger, NEG_INF, block_reduce_max)
+max_warp_kernel = make_reduce_warp(larger, NEG_INF, warp_max)
+max_two_level_kernel = make_reduce_two_level(larger, NEG_INF, block_max)
+max_vectorized_kernel = make_reduce_vectorized(larger, NEG_INF, block_max)
 
 
 @rung(kernel=sum_sequential_kernel, idea="one thread a row, one element after another")

@@ -34,7 +34,7 @@ from labkit.kernels.elements import BFLOAT16, FLOAT32, Element, element_of
 from labkit.kernels.norm.rmsnorm import rmsnorm_reference
 from labkit.kernels.norm.rows import flat, small
 from labkit.kernels.op import Op, Work, rung, uniform
-from labkit.kernels.overlap import begins_early
+from labkit.kernels.pdl import uses_pdl
 from labkit.kernels.tolerance import EPS32, EPS_BF16
 
 EPS = 1e-6  # Qwen3's, for q_norm and k_norm
@@ -228,7 +228,7 @@ def lanes_of(dim: int) -> int:
 
 @kernel_factory
 def make_rope_split_cache(element: Element, together: bool, normalised: bool, eps: float, early: bool = False):
-    """together: both parts of a head come in eights, at multiples of 16 bytes. early: as in kernels/overlap.py, with
+    """together: both parts of a head come in eights, at multiples of 16 bytes. early: as in kernels/pdl.py, with
     the slots, the positions and the table's rows first, which no kernel of a step writes."""
     (load, store), rounded = ACCESS[element].neighbours(together), ACCESS[element].rounded
     load_row = ACCESS[FLOAT32].neighbours(together)[0]
@@ -305,7 +305,7 @@ def make_rope_split_cache(element: Element, together: bool, normalised: bool, ep
                     store(values, to, left, a, 0)
                     store(values, uint32(to + half), left, b, 0)
 
-    rope_split_cache_kernel.begins_early = early
+    rope_split_cache_kernel.uses_pdl = early
     return rope_split_cache_kernel
 
 
@@ -321,7 +321,7 @@ def rope_split_cache(qkv, table, positions, slots, q, keys, values, q_norm=None,
     lanes = lanes_of(dim)
     threads = (heads + 2 * shared) * lanes
     block = min(BLOCK, -(-threads // 32) * 32)
-    kernel = make_rope_split_cache(element, together, normalised, eps, begins_early(count))
+    kernel = make_rope_split_cache(element, together, normalised, eps, uses_pdl(count))
     kernel[blocks_for((count, threads), (1, block)), block, stream](
         flat(qkv), flat(table), positions, slots, *map(flat, (*norms, q, keys, values)),
         *map(np.uint32, (heads, shared, dim, lanes, page, pages * page)))

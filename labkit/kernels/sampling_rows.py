@@ -8,7 +8,7 @@ from labkit.device.lazy import kernel_factory
 from labkit.kernels.argmax import LEAST, key_of
 from labkit.kernels.arguments import MAX_GRID_YZ, aligned, check_array
 from labkit.kernels.op import rung
-from labkit.kernels.reduce import NOTHING
+from labkit.kernels.reduce import NEG_INF
 from labkit.kernels.sampling_search import (
     BINS,
     BY_COUNT,
@@ -204,7 +204,7 @@ def make_histogram(load):
         row_max, scale, least = value_of(key), scale_of(temperature[row]), least_weight(min_p[row])
         filters, threshold = filters_of(top_k[row], top_p[row], cols), LEAST
         if filters & (BY_COUNT | BY_MASS):
-            per_unit = bins_per_unit(row_max, NOTHING, scale)
+            per_unit = bins_per_unit(row_max, NEG_INF, scale)
             own = histogram(logits, row, 0, cols, row_max, scale, per_unit, least, least, filters, count, low,
                             high)
             threshold = threshold_of(logits, row, row_max, scale, per_unit, least, filters, top_k[row], top_p[row],

@@ -11,7 +11,7 @@ from labkit import cuda
 from labkit.device import ptx
 from labkit.kernels.argmax import LEAST, key_of
 from labkit.kernels.philox import philox
-from labkit.kernels.reduce import ALL_LANES, NOTHING
+from labkit.kernels.reduce import ALL_LANES, NEG_INF
 from labkit.kernels.token_weights import LOG2_E, ONE, ZERO, distance, high_half, reaching, weight_at
 
 THREADS = 512
@@ -37,7 +37,7 @@ NO_LOGPROB = float32(np.nan)
 @cuda.jit(device=True)
 def load_wide(logits, row, col, cols):
     """In one load of 128 bits, where every row begins at a multiple of 16 bytes."""
-    a, b, c, d = NOTHING, NOTHING, NOTHING, NOTHING
+    a, b, c, d = NEG_INF, NEG_INF, NEG_INF, NEG_INF
     if col < cols:
         a, b, c, d = ptx.load_nc4(logits, row * cols + col)
     return a, b, c, d
@@ -45,10 +45,10 @@ def load_wide(logits, row, col, cols):
 
 @cuda.jit(device=True)
 def load_narrow(logits, row, col, cols):
-    a = logits[row, col] if col < cols else NOTHING
-    b = logits[row, uint32(col + uint32(1))] if col + uint32(1) < cols else NOTHING
-    c = logits[row, uint32(col + uint32(2))] if col + uint32(2) < cols else NOTHING
-    d = logits[row, uint32(col + uint32(3))] if col + uint32(3) < cols else NOTHING
+    a = logits[row, col] if col < cols else NEG_INF
+    b = logits[row, uint32(col + uint32(1))] if col + uint32(1) < cols else NEG_INF
+    c = logits[row, uint32(col + uint32(2))] if col + uint32(2) < cols else NEG_INF
+    d = logits[row, uint32(col + uint32(3))] if col + uint32(3) < cols else NEG_INF
     return a, b, c, d
 
 
@@ -139,7 +139,7 @@ def known_token(key, temperature):
     row_max = value_of(key)
     if row_max != row_max:
         return NAN_ROW, True
-    if row_max == NOTHING:
+    if row_max == NEG_INF:
         return EMPTY_ROW, True
     return index_of(key), not temperature > ZERO
 
@@ -251,7 +251,7 @@ def pick_bin(count, mass, by_mass, need, counts_of_warps, masses_of_warps, found
 def candidate(x, col, row_max, scale, per_unit, floor, at, indices, waiting):
     """The token's key if it belongs to bin `at`, and LEAST otherwise. Its index is kept, as long as there is space."""
     below = distance(row_max, x)
-    if x == NOTHING or bin_of(below, per_unit) != at or weight_at(below, scale) < floor:
+    if x == NEG_INF or bin_of(below, per_unit) != at or weight_at(below, scale) < floor:
         return LEAST
     place = cuda.atomic.add(waiting, 0, uint32(1))
     if place < uint32(CANDIDATES):

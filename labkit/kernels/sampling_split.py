@@ -21,7 +21,7 @@ from labkit import cuda
 from labkit.device import ptx
 from labkit.device.lazy import kernel_factory
 from labkit.kernels.argmax import LEAST, NO_INDEX, key_of
-from labkit.kernels.reduce import ALL_LANES, NOTHING, ZERO, warp_max
+from labkit.kernels.reduce import ALL_LANES, NEG_INF, ZERO, warp_max
 from labkit.kernels.sampling_search import (
     BINS,
     BY_COUNT,
@@ -107,7 +107,7 @@ def warp_joined(largest, at, plain, warm, lowest, scale):
 def joined_chunks(chunk_stats, chunk_first, row, scale):
     """The same of a whole row, for every warp of a block. Two chunks a lane: a row has at most 64."""
     lane, chunks = uint32(cuda.threadIdx.x) & uint32(31), uint32(chunk_stats.shape[1])
-    largest, plain, warm, lowest, at = NOTHING, ZERO, ZERO, -NOTHING, NO_INDEX
+    largest, plain, warm, lowest, at = NEG_INF, ZERO, ZERO, -NEG_INF, NO_INDEX
     if lane < chunks:
         largest, plain, warm, lowest = ptx.load_global4(chunk_stats, uint32(4) * (row * chunks + lane))
         at = chunk_first[row, lane]
@@ -131,7 +131,7 @@ def known_of_sum(row_max, at, plain, temperature):
     """(token, True) where nothing has to be drawn. A sum with a NaN in it is one."""
     if plain != plain:
         return NAN_ROW, True
-    if row_max == NOTHING:
+    if row_max == NEG_INF:
         return EMPTY_ROW, True
     return at, not temperature > ZERO
 
@@ -142,17 +142,17 @@ def count_bound(warp_maxima, row, top_k):
     -inf where there are too few warps to say."""
     lane = uint32(cuda.threadIdx.x) & uint32(31)
     values = cuda.local.array(BOUNDING_HELD, float32)
-    low, high = -NOTHING, NOTHING
+    low, high = -NEG_INF, NEG_INF
     for i in range(BOUNDING_HELD):
         at = uint32(lane + uint32(32 * i))
-        x = warp_maxima[row, at] if at < warp_maxima.shape[1] else NOTHING
+        x = warp_maxima[row, at] if at < warp_maxima.shape[1] else NEG_INF
         values[i], high = x, max(high, x)
-        if x > NOTHING:
+        if x > NEG_INF:
             low = min(low, x)
     for apart in (16, 8, 4, 2, 1):
         low = min(low, cuda.shfl_xor_sync(ALL_LANES, low, apart))
         high = max(high, cuda.shfl_xor_sync(ALL_LANES, high, apart))
-    bound, trial = NOTHING, low
+    bound, trial = NEG_INF, low
     for _ in range(HALVINGS):
         count = uint32(0)
         for i in range(BOUNDING_HELD):
@@ -234,7 +234,7 @@ def make_split(load):
             if thread == uint32(0):
                 gathered[row] = uint32(0)
 
-        largest = NOTHING
+        largest = NEG_INF
         for i in range(HELD):
             largest = max(largest, values[i])
         of_lane, at = largest, NO_INDEX
@@ -243,13 +243,13 @@ def make_split(load):
             for i in range(HELD - 1, -1, -1):
                 if values[i] == largest:
                     at = int32(chunk * uint32(CHUNK) + uint32(4 * THREADS * (i // 4) + i % 4) + uint32(4) * thread)
-        plain, warm, lowest, scale = ZERO, ZERO, -NOTHING, scale_of(warmth)
+        plain, warm, lowest, scale = ZERO, ZERO, -NEG_INF, scale_of(warmth)
         for i in range(HELD):
             plain += ptx.exp2_approx(-distance(largest, values[i]) * LOG2_E)
         if wanted & (BY_COUNT | BY_MASS):
             for i in range(HELD):
                 warm += exponential(distance(largest, values[i]), scale)
-                if values[i] > NOTHING:
+                if values[i] > NEG_INF:
                     lowest = min(lowest, values[i])
         at, plain, warm, lowest = warp_sums(at, plain, warm, lowest)
         if lane == uint32(0):
@@ -260,7 +260,7 @@ def make_split(load):
         cuda.syncthreads()
         if warp != uint32(0):
             return
-        largest, plain, warm, lowest, at = NOTHING, ZERO, ZERO, -NOTHING, NO_INDEX
+        largest, plain, warm, lowest, at = NEG_INF, ZERO, ZERO, -NEG_INF, NO_INDEX
         if lane < uint32(WARPS):
             largest, plain, warm, lowest = of_warps[lane, 0], of_warps[lane, 1], of_warps[lane, 2], of_warps[lane, 3]
             at = first_of_warps[lane]
@@ -283,7 +283,7 @@ def make_split(load):
         token, known = known_of_sum(row_max, at, plain, warmth)
         searched = not known and wanted & (BY_COUNT | BY_MASS) != uint32(0)
         by_mass, exact = wanted & BY_COUNT == uint32(0), wanted & BY_COUNT != uint32(0) or min_p[row] > ZERO
-        bound, floor = NOTHING, ZERO
+        bound, floor = NEG_INF, ZERO
         if searched:
             if not by_mass:
                 bound = count_bound(warp_maxima, row, top_k[row])

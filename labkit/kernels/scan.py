@@ -30,7 +30,7 @@ from labkit.kernels.op import Op, Work, rung, uniform
 from labkit.kernels.scan_blocks import (
     ALL_LANES,
     BLOCK,
-    DISTANCES,
+    XOR_OFFSETS,
     check_scan,
     kernels_of_levels,
     levels_of,
@@ -137,7 +137,7 @@ def make_reduce_first(dtype):
         total = zero
         for k in range(ITEMS):
             total = dtype(total + values[k])
-        for distance in DISTANCES:
+        for distance in XOR_OFFSETS:
             total = dtype(total + cuda.shfl_xor_sync(ALL_LANES, total, distance))
         _, total = across_warps(total, partial)
         if cuda.threadIdx.x == 0:
@@ -246,7 +246,7 @@ def look_back_functions(dtype):
             through = uint32(cuda.ballot_sync(ALL_LANES, there and known == uint64(THROUGH)))
             nearest = uint32(cuda.ffs(through) - 1) if through != uint32(0) else uint32(31)
             part = number if there and lane <= nearest else zero
-            for distance in DISTANCES:
+            for distance in XOR_OFFSETS:
                 part = dtype(part + cuda.shfl_xor_sync(ALL_LANES, part, distance))
             before = dtype(part + before)
             searching = through == uint32(0) and end > uint32(32)

@@ -17,7 +17,7 @@ from labkit.kernels.op import rung
 
 BLOCK = 512
 ALL_LANES = 0xFFFFFFFF
-DISTANCES = (1, 2, 4, 8, 16)
+XOR_OFFSETS = (1, 2, 4, 8, 16)
 TYPES = {"int32": int32, "float32": float32}
 
 
@@ -122,7 +122,7 @@ def scan_functions(dtype):
     def warp_scan(value):
         """The inclusive scan over the 32 lanes of a warp, in five steps."""
         lane = uint32(cuda.threadIdx.x) & uint32(31)
-        for distance in DISTANCES:
+        for distance in XOR_OFFSETS:
             before = cuda.shfl_up_sync(ALL_LANES, value, distance)
             if lane >= uint32(distance):
                 value = dtype(value + before)

@@ -27,7 +27,7 @@ from labkit._common import paths
 from labkit._common.errors import did_you_mean, names_like
 from labkit._common.files import read_json, write_text
 from labkit._common.tables import number, size_text, to_markdown
-from labkit.measure import Ladder, LadderRow, comparisons, roofline, sense, targets
+from labkit.measure import Ladder, LadderRow, comparisons, roofline, targets, validate
 from labkit.measure.ops import HOMES, op
 from labkit.measure.series.matmul import matmul_sizes
 from labkit.measure.series.overheads import copies, launch_overhead
@@ -186,7 +186,7 @@ def merge(path: Path, data: dict) -> dict:
     merged["ops"] = dict(sorted(merged["ops"].items(), key=lambda item: course.index(item[0])))
     for note in ("seconds", "problems"):
         merged.pop(note, None)  # of this run, not of the file
-    sense.check(merged, known)
+    validate.check(merged, known)
     write_text(path, json.dumps(merged, indent=1, allow_nan=False) + "\n")
     return merged
 
@@ -257,10 +257,10 @@ def main(console=None, ops: Sequence[str] = (), out: str | None = None, quick: b
 def beside_the_recording(console, data: dict) -> None:
     """Says which of the times in `data` do not agree with what was recorded on this GPU."""
     known = measure.recorded() if device.on_gpu() else None
-    shared, apart = sense.against(known, data) if known else (0, [])
+    shared, apart = validate.against(known, data) if known else (0, [])
     if shared:
         console.print(f"{shared - len(apart)} of {shared} times agree with the recording of "
-                      f"{known['machine']['date']}: within {sense.NOISE:.0%} of it, or within its spread.",
+                      f"{known['machine']['date']}: within {validate.NOISE:.0%} of it, or within its spread.",
                       highlight=False)
     for each in apart:
         console.print(f"Recorded, and now: {each}", highlight=False, markup=False, soft_wrap=True)

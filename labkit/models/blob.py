@@ -91,7 +91,7 @@ def _check_finite(tensor: np.ndarray, name: str) -> None:
 
 
 @dataclass(frozen=True)
-class Later:
+class LazyTensor:
     """An array that is made when it is copied to the device, and dropped then: a model's weights need not lie in the
     host's memory a second time."""
 
@@ -103,8 +103,8 @@ class Later:
 class Blob(Named):
     """Device arrays by name, views into one buffer.
 
-    tensors: name -> NumPy array, such as read(path) gives, or Later. dtype: what floating-point tensors become on the
-    way; None leaves them as they are, uint16 means bfloat16. names: these tensors only, in this order; a dictionary
+    tensors: name -> NumPy array, such as read(path) returns, or LazyTensor. dtype: convert floating-point tensors to
+    it; None leaves them as they are, uint16 means bfloat16. names: these tensors only, in this order; a dictionary
     also says what the blob calls them: {name here: name in tensors}. finite: a NaN or an infinity among them raises
     ValueError.
     """
@@ -121,7 +121,7 @@ class Blob(Named):
         self.entries, self.nbytes = layout({name: source.shape for name, (source, _) in sources.items()}, dtypes)
         self.buffer = zeros(max(self.nbytes, 1), np.uint8)  # zeros between the tensors
         for name, (source, brain) in sources.items():  # one at a time: the host never holds all of them once more
-            place, array = self.entries[name], source.make() if isinstance(source, Later) else source
+            place, array = self.entries[name], source.make() if isinstance(source, LazyTensor) else source
             part = np.ascontiguousarray(converted(array, dtype, brain), place.dtype).reshape(-1)
             if finite:
                 _check_finite(part, names[name])

@@ -47,7 +47,7 @@ from labkit.kernels.matmul.mma import MMA
 from labkit.kernels.norm.rmsnorm import add_rmsnorm, rmsnorm
 from labkit.kernels.op import missing
 from labkit.kernels.rope import frequencies, rope_split_cache, rope_table
-from labkit.models.blob import Blob, Later, converted, is_bfloat16
+from labkit.models.blob import Blob, LazyTensor, converted, is_bfloat16
 from labkit.models.step import Inputs, Piece, Shape, Step
 
 # --- The shape of a model --------------------------------------------------------------------------------------------
@@ -254,7 +254,9 @@ def names_in(tensors: Mapping[str, np.ndarray], config: Config) -> dict[str, str
     return names
 
 
-def arranged(tensors: Mapping[str, np.ndarray], config: Config, dtype, arrange_gate_up: Callable) -> dict[str, Later]:
+def arranged(
+    tensors: Mapping[str, np.ndarray], config: Config, dtype, arrange_gate_up: Callable,
+) -> dict[str, LazyTensor]:
     """The parameters as the launches want them: queries, keys and values as one product, "self_attn.qkv_proj", and the
     MLP's two first ones as one, "mlp.gate_up_proj". Each is read and arranged when it is copied to the device."""
     names, expected, dtype = names_in(tensors, config), shapes(config), np.dtype(dtype)
@@ -262,20 +264,20 @@ def arranged(tensors: Mapping[str, np.ndarray], config: Config, dtype, arrange_g
     def read(ours: str) -> np.ndarray:
         return converted(tensors[names[ours]], dtype, is_bfloat16(tensors, names[ours]))
 
-    found = {ours: Later(expected[ours], dtype, functools.partial(read, ours)) for ours in names}
+    found = {ours: LazyTensor(expected[ours], dtype, functools.partial(read, ours)) for ours in names}
     for layer in range(config.num_hidden_layers):
         at = f"layers.{layer}."
         for kind in ("weight", "bias"):
             parts = [f"{at}self_attn.{part}_proj.{kind}" for part in "qkv"]
             if parts[0] in found:
                 made = [found.pop(part).make for part in parts]
-                found[f"{at}self_attn.qkv_proj.{kind}"] = Later(
+                found[f"{at}self_attn.qkv_proj.{kind}"] = LazyTensor(
                     (config.qkv, *expected[parts[0]][1:]), dtype,
                     lambda made=made: np.concatenate([make() for make in made]))
         gate, up = (found.pop(f"{at}mlp.{part}_proj.weight").make for part in ("gate", "up"))
         if layer == 0:
             shape = arrange_gate_up(gate(), up()).shape  # the same in all layers
-        found[f"{at}mlp.gate_up_proj.weight"] = Later(
+        found[f"{at}mlp.gate_up_proj.weight"] = LazyTensor(
             shape, dtype, lambda gate=gate, up=up: arrange_gate_up(gate(), up()))
     return found
 

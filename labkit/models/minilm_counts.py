@@ -47,8 +47,8 @@ class Sizes:
 
 # kernel -> (what it does, its kind, the numbers that it reads and writes, its flops).
 COSTS: dict[str, tuple[str, str, Callable[[Sizes], int], Callable[[Sizes], int]]] = {
-    "take_heads_apart_kernel": ("split into heads", "copy", lambda s: 2 * s.rows * s.width, lambda s: 0),
-    "put_heads_together_kernel": ("merge heads", "copy", lambda s: 2 * s.rows * s.width, lambda s: 0),
+    "split_heads_kernel": ("split into heads", "copy", lambda s: 2 * s.rows * s.width, lambda s: 0),
+    "merge_heads_kernel": ("merge heads", "copy", lambda s: 2 * s.rows * s.width, lambda s: 0),
     "sentence_scores_half_kernel": (
         "scores", "attention", lambda s: 2 * s.tokens * s.width + s.heads * s.pairs, lambda s: 2 * s.pairs * s.width),
     "sentence_softmax_kernel": ("softmax", "attention", lambda s: 2 * s.heads * s.pairs, lambda s: 0),

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from labkit.kernels.attention.heads_apart import put_heads_together, take_heads_apart
+from labkit.kernels.attention.head_layout import merge_heads, split_heads
 from labkit.kernels.attention.sentences import (
     attention_sentences_three_launches_half,
     attention_sentences_whole_matrix,
@@ -94,9 +94,9 @@ def attention_of_three_products(x, w, b, kernels, heads, stream, seen) -> None:
                        stream=stream)  # (T, C)
         seen(part, products[which])
     for which in range(len(PARTS)):
-        take_heads_apart(products[which], which, b.lengths, heads, apart, begins, lengths, stream=stream)  # (T*H, 3D)
+        split_heads(products[which], which, b.lengths, heads, apart, begins, lengths, stream=stream)  # (T*H, 3D)
     kernels.attention(apart, 1, begins, lengths, b.longest, context, **b.given(kernels.attention_takes), stream=stream)
-    put_heads_together(context, B, heads, b.attended, stream=stream)  # (T, C)
+    merge_heads(context, B, heads, b.attended, stream=stream)  # (T, C)
     seen("attended", b.attended)
 
 

@@ -311,7 +311,7 @@ class EngineProcess(Controls):
         context = multiprocessing.get_context("spawn")
         ours, theirs = context.Pipe()
         self._process = context.Process(target=serve, args=(theirs, settings, load), name="engine")
-        with signals_held_back():
+        with blocked_signals():
             self._process.start()
         theirs.close()
         self._channel = Channel(ours)
@@ -452,7 +452,7 @@ def in_words(exit_code: int | None) -> str:
 
 
 @contextlib.contextmanager
-def signals_held_back() -> Iterator[None]:
+def blocked_signals() -> Iterator[None]:
     """From this thread, and for good from a process that it starts meanwhile; not on Windows."""
     if not hasattr(signal, "pthread_sigmask"):
         yield

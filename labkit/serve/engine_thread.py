@@ -38,7 +38,7 @@ log = logging.getLogger(__name__)
 # Python runs. So each of n streams shows what it has once in n of these: the readers take a fifth of the host's time.
 PACE_S = 0.0005
 GOLDEN = 0.618034  # the multiples of this have fractions that are spread evenly, however many there are
-HOPELESS = 3  # faults one after the other, without a step that went well between them
+MAX_CONSECUTIVE_FAULTS = 3  # faults one after the other, without a step that went well between them
 
 
 class Busy(Exception):
@@ -105,7 +105,7 @@ class Stream:
         self.deadline = None if deadline_s is None else time.monotonic() + deadline_s
         self.due = 0.0  # when an output that goes on is returned again
         self.entered = False  # the engine has it
-        self.spared = False  # by a fault: it had not begun
+        self.retried = False  # by a fault: it had not begun
         self.logprobs: dict[int, list] = {}  # that came from another process, as unpack_logprobs has them
         self._engine, self.loop = engine, loop
         self._newest: RequestOutput | None = None
@@ -228,7 +228,7 @@ class Controls(abc.ABC):
         """Why it does not serve; "" while it does."""
         if not self.running:
             return self._ended
-        return "" if self.healthy else f"the engine's last {HOPELESS} steps all failed"
+        return "" if self.healthy else f"the engine's last {MAX_CONSECUTIVE_FAULTS} steps all failed"
 
     @property
     def alive(self) -> bool:
@@ -386,7 +386,7 @@ class EngineThread(Controls):
 
     @property
     def healthy(self) -> bool:
-        return self._faults_in_a_row < HOPELESS
+        return self._faults_in_a_row < MAX_CONSECUTIVE_FAULTS
 
     @property
     def embedding_size(self) -> int | None:
@@ -432,7 +432,7 @@ class EngineThread(Controls):
         try:
             while not self._is_over():
                 self._wait()
-                self._tend()
+                self._process_inbox()
                 if self._may_step():
                     self._step()
         except BaseException:
@@ -441,7 +441,7 @@ class EngineThread(Controls):
             self._draining, self._end_at = True, 0.0
         for stream in list(self._streams.values()):
             self._end(stream, Draining("the server ended before the answer was complete"))
-        self._tend()
+        self._process_inbox()
         self.stats = self.engine.stats()
         self.changed()
 
@@ -467,7 +467,7 @@ class EngineThread(Controls):
     def _may_step(self) -> bool:
         return self._steps_wanted() and (not self._next_step or time.monotonic() >= self._next_step)
 
-    def _tend(self) -> None:
+    def _process_inbox(self) -> None:
         """What others asked for, and deadlines."""
         changed = False
         while self._inbox:
@@ -558,8 +558,8 @@ class EngineThread(Controls):
         for stream in list(self._streams.values()):
             if not stream.entered:
                 continue
-            if not stream.spared and not _has_begun(stream.request):
-                stream.spared = True
+            if not stream.retried and not _has_begun(stream.request):
+                stream.retried = True
                 self._enter(stream)
                 continue
             fault = StepFault(f"a step of this request's batch failed: {type(error).__name__}")

@@ -244,7 +244,7 @@ class Chain(CountingDriver):
 def edges_after(monkeypatch, kinds, early, **options):
     """The kinds of a graph's edges, in order, and how many nodes it says begin early. early: of each kernel."""
     chain = Chain(kinds, **options)
-    kernels = [SimpleNamespace(begins_early=one, carveout=50 if one else None) for one in early]
+    kernels = [SimpleNamespace(uses_pdl=one, carveout=50 if one else None) for one in early]
 
     @contextlib.contextmanager
     def launched():

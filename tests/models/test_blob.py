@@ -10,7 +10,7 @@ from safetensors import numpy as library
 from labkit.kernels.arguments import aligned
 from labkit.kernels.dtypes import bfloat16_of
 from labkit.kernels.residual_add import residual_add_vectorized
-from labkit.models.blob import ALIGNMENT, Blob, Later, layout
+from labkit.models.blob import ALIGNMENT, Blob, LazyTensor, layout
 from labkit.models.safetensors import read
 
 SHAPES = {"one": (1,), "three": (3,), "matrix": (5, 7), "bytes": (13,), "deep": (2, 3, 4), "scalar": (), "last": (2,)}
@@ -119,12 +119,12 @@ def test_what_is_made_later_is_made_once_and_checked():
         made.append(1)
         return np.arange(6, dtype=np.float32).reshape(2, 3)
 
-    later = Later((2, 3), np.dtype(np.float32), make)
+    later = LazyTensor((2, 3), np.dtype(np.float32), make)
     blob = Blob({"a": np.ones(5, np.float32), "b": later, "c": np.array(7, np.float32)}, dtype=np.uint16, finite=True)
     assert made == [1] and blob.entries["b"].offset == 16 and blob.nbytes == 34
     np.testing.assert_array_equal(blob["b"].copy_to_host(), bfloat16_of(np.arange(6.0).reshape(2, 3)))
     host = blob.buffer.copy_to_host()
     assert (host[10:16] == 0).all() and (host[28:32] == 0).all(), "zeros between the tensors"
-    wrong = Later((2,), np.dtype(np.float32), lambda: np.array([1, np.inf], np.float32))
+    wrong = LazyTensor((2,), np.dtype(np.float32), lambda: np.array([1, np.inf], np.float32))
     with pytest.raises(ValueError, match="b: 1 of its 2 numbers are not finite"):
         Blob({"b": wrong}, finite=True)

@@ -10,7 +10,7 @@ import numpy as np
 
 from labkit.course import answer_cells
 from labkit.course.check.cases import Attempt, Case, arguments_of
-from labkit.course.check.complaints import matrix_product
+from labkit.course.check.diagnostics import matrix_product
 from labkit.course.check.precision import float64_at
 from labkit.course.check.verdict import counted, parsed, place
 from labkit.course.exercises import Exercise

@@ -24,12 +24,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from labkit import device
-from labkit.course.check import rough_run
+from labkit.course.check import prefilter
 from labkit.course.check.cases import Case, arguments_of, threads_of
 from labkit.course.check.changes import Change, changes, grows_itself
 from labkit.course.check.compare import compared
-from labkit.course.check.complaints import Source, sources_of
 from labkit.course.check.confined import FORKS, confined
+from labkit.course.check.diagnostics import Source, sources_of
 from labkit.course.check.divergence import divergent_blocks
 from labkit.course.check.limits import HostTimeout, announced, host_limit
 from labkit.course.check.preflight import refused
@@ -51,7 +51,7 @@ PROVING = 600  # for all cases of one that is right where the answer failed
 ENDLESS = 20  # for a function of the host that a limit ended
 TURNS = (256, 1_024, 4_096, 16_384, 65_536)  # of loops, in a run of the answer; a case with more is too slow
 MOST_TURNS = 8 * TURNS[-1]  # in a run of a changed answer, which may never end
-ROUGH_TURNS = 100_000  # the same, in a rough run
+PREFILTER_TURNS = 100_000  # the same, in a rough run
 CANDIDATE_S, LAUNCHED_S = 0.3, 10.0  # for a run of a function of the host, and of one that launches
 CPU_S, WALL_S = 30.0, 90.0  # for the process of the search, in which what is found is compiled and checked
 MEMORY_BYTES = 1 << 30  # more than this process holds
@@ -291,7 +291,7 @@ class _Search:
 
     def _can_be_rough(self, kept, case: Case) -> bool:
         """Whether rough runs of the answer can be trusted to sort changes out."""
-        if self.exercise.kind != "kernel" or not rough_run.works(self._trees(), self._names()):
+        if self.exercise.kind != "kernel" or not prefilter.works(self._trees(), self._names()):
             return False
         if self._roughly_right(None, None, case):
             return False
@@ -313,7 +313,7 @@ class _Search:
             trees[source.function.__name__] = tree
         self.failed_roughly, run = False, None
         try:
-            run = rough_run.RoughRun(self.exercise, self.answer.__name__, trees, self._names(), ROUGH_TURNS)
+            run = prefilter.Prefilter(self.exercise, self.answer.__name__, trees, self._names(), PREFILTER_TURNS)
             return run.right(case)
         except Exception:
             self.failed_roughly = True

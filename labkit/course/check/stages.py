@@ -9,7 +9,7 @@ import numpy as np
 from labkit import device
 from labkit._common.tables import size_text
 from labkit.course.check.cases import Attempt, Case, threads_of
-from labkit.course.check.complaints import uses_shared
+from labkit.course.check.diagnostics import uses_shared
 from labkit.course.check.preflight import computes_in_float64
 from labkit.course.check.run import depends_on_before, explained_by_before, observer, run_once
 from labkit.course.exercises import Exercise

@@ -11,7 +11,7 @@ from numba import float32, uint32
 from labkit import cuda, u32
 from labkit.device import ptx
 from labkit.device.lazy import kernel_factory
-from labkit.kernels.reduce import ALL_LANES, NOTHING, ZERO, block_max, block_sum
+from labkit.kernels.reduce import ALL_LANES, NEG_INF, ZERO, block_max, block_sum
 
 DECODE_THREADS = 128
 SLICE = 128  # keys of a block
@@ -36,7 +36,7 @@ def make_decode(size: int, half: bool = False):
     TURNS = -(-TURNS // ROUND) * ROUND
     SCORES, FOUND = TURNS * GROUPS, GROUPS * SIZE
     STEPS, KEYS = SLICE * LANES // DECODE_THREADS, DECODE_THREADS // LANES  # keys of a thread, and of all, for scores
-    DISTANCES = (1,) if half else (1, 2)
+    XOR_OFFSETS = (1,) if half else (1, 2)
     TEAMS, AT_ONCE = teams_of(size), 4  # threads that combine slices, for each number; slices that one loads at once
     OF_TEAMS = TEAMS * size
     RECORD = SIZE + 4  # of a slice: its weighted values, its row_sum, its row_max and two numbers that are never read
@@ -120,13 +120,13 @@ def make_decode(size: int, half: bool = False):
             if STEPS == 4:
                 own_scores[2] = score_of(query_part, keys_values, min(row + 2 * KEYS, last), key_column)
                 own_scores[3] = score_of(query_part, keys_values, min(row + 3 * KEYS, last), key_column)
-            row_max = NOTHING
+            row_max = NEG_INF
             for step in u32.range(STEPS):
                 own = key + step * KEYS
                 score = own_scores[step] * scale
-                for distance in DISTANCES:
+                for distance in XOR_OFFSETS:
                     score += cuda.shfl_xor_sync(ALL_LANES, score, distance)
-                score = score if key0 + own < end else NOTHING
+                score = score if key0 + own < end else NEG_INF
                 row_max = max(row_max, score)
                 if part == 0:
                     scores[own] = score
@@ -181,13 +181,13 @@ def make_decode(size: int, half: bool = False):
         seen = uint32(start[0]) + (t + 1 if causal else u32.shape(out)[0])
         count = (min(seen, capacity) + (SLICE - 1)) // SLICE
         first = (t * u32.gridDim.x + head) * slices
-        row_max, row_sum, acc = NOTHING, ZERO, ZERO
+        row_max, row_sum, acc = NEG_INF, ZERO, ZERO
         for slice_ in u32.range(team, count, AT_ONCE * TEAMS):
             for n in u32.range(AT_ONCE):  # no branches, so that all loads can be under way at once
                 one = slice_ + n * TEAMS
                 record = (first + min(one, count - 1)) * RECORD
                 parts[n], row_sums[n] = found[record + i], found[record + SIZE]
-                maxima[n] = found[record + (SIZE + 1)] if one < count else NOTHING
+                maxima[n] = found[record + (SIZE + 1)] if one < count else NEG_INF
             new = row_max
             for n in u32.range(AT_ONCE):
                 new = max(new, maxima[n])

@@ -27,7 +27,7 @@ from labkit.kernels.attention.decode import DECODE_THREADS, SLICE, decode_worksp
 from labkit.kernels.attention.heads import check_heads, keys_and_values
 from labkit.kernels.matmul.mma import swizzle_of
 from labkit.kernels.op import rung
-from labkit.kernels.reduce import ALL_LANES, NOTHING, ZERO, warp_max, warp_sum
+from labkit.kernels.reduce import ALL_LANES, NEG_INF, ZERO, warp_max, warp_sum
 
 ASYNC = (8, 0)  # the compute capability that cp.async needs
 STEP = 16  # heads are a multiple of this
@@ -74,11 +74,11 @@ def attention_whole_matrix_kernel(qkv, keys_values, start, out, first, size, sca
         for i in u32.range(size):
             score += qkv[t, head_column + i] * keys_values[j, first + head_column + i]
         unseen = causal != 0 and j > before + t
-        scores[place] = NOTHING if unseen else score * scale
+        scores[place] = NEG_INF if unseen else score * scale
     cuda.syncthreads()  # the matrix is complete
 
     for t in u32.range(warp, rows, WHOLE_THREADS // 32):  # softmax, a warp a row
-        row_max = NOTHING
+        row_max = NEG_INF
         for j in u32.range(lane, keys, 32):
             row_max = max(row_max, scores[t * keys + j])
         row_max = warp_max(row_max)
@@ -158,7 +158,7 @@ def make_copy_rows(height: int, size: int, pitch: int, threads: int, chunk: int,
 
 def make_flash_steps(size: int, down: int):
     """The device functions of which make_flash's tile of keys is made: read_four, add_scores, add_values and
-    take_exponentials."""
+    online_softmax_update."""
     SIZE, DOWN = size, down
     PART = min(down, 4)
     ACROSS = 8 if size % 32 == 0 else 4
@@ -166,7 +166,7 @@ def make_flash_steps(size: int, down: int):
     QUADS = SIZE // (4 * ACROSS)
     COLUMNS = 4 * QUADS
     PITCH, EXP_PITCH = SIZE + 4, 8 * ACROSS + 8
-    DISTANCES = (4, 2, 1) if ACROSS == 8 else (2, 1)
+    XOR_OFFSETS = (4, 2, 1) if ACROSS == 8 else (2, 1)
 
     # The parts of these functions are as large as the compiler unrolls: a loop that stayed one would index scores and
     # acc by a number that is not constant, and they would lose their registers.
@@ -198,14 +198,14 @@ def make_flash_steps(size: int, down: int):
                     acc[COLUMNS * i + 4 * q + j] += exp_part[4 * i + n] * four[j]
 
     @cuda.jit(device=True)
-    def take_exponentials(scores, acc, row_max, row_sum, shared, exp_at, scale, i0):
+    def online_softmax_update(scores, acc, row_max, row_sum, shared, exp_at, scale, i0):
         """The scores of PART queries become exponentials, in shared memory; their sums so far are corrected."""
         for k in range(PART):
             i = i0 + k
             new = row_max[i]
             for j in u32.range(8):
                 new = max(new, scores[8 * i + j])
-            for distance in DISTANCES:
+            for distance in XOR_OFFSETS:
                 new = max(new, cuda.shfl_xor_sync(ALL_LANES, new, distance))
             correction = ptx.exp2_approx((row_max[i] - new) * scale)  # 0 for the first tile
             row_max[i] = new
@@ -219,7 +219,7 @@ def make_flash_steps(size: int, down: int):
             for j in u32.range(COLUMNS):
                 acc[COLUMNS * i + j] *= correction
 
-    return read_four, add_scores, add_values, take_exponentials
+    return read_four, add_scores, add_values, online_softmax_update
 
 
 @kernel_factory
@@ -243,14 +243,14 @@ def make_flash(size: int, down: int):
     VALUES_AT = KEYS_AT + KEYS * PITCH
     EXP_AT = VALUES_AT + KEYS * SIZE
     NUMBERS = EXP_AT + ROWS * EXP_PITCH
-    DISTANCES = (4, 2, 1) if ACROSS == 8 else (2, 1)
+    XOR_OFFSETS = (4, 2, 1) if ACROSS == 8 else (2, 1)
     BLOCKS = max(1, min({1: 4, 2: 4, 4: 3}.get(DOWN, 2), 233_472 // (4 * NUMBERS + 1024)))
     if SIZE > 64 and DOWN > 4 or SIZE > 128:
         BLOCKS = 1
     copy_queries = make_copy_rows(ROWS, SIZE, PITCH, THREADS, 4)
     copy_keys = make_copy_rows(KEYS, SIZE, PITCH, THREADS, 4)
     copy_values = make_copy_rows(KEYS, SIZE, SIZE, THREADS, 4)
-    read_four, add_scores, add_values, take_exponentials = make_flash_steps(SIZE, DOWN)
+    read_four, add_scores, add_values, online_softmax_update = make_flash_steps(SIZE, DOWN)
 
     @cuda.jit(launch_bounds=(THREADS, BLOCKS))
     def attention_flash_kernel(qkv, keys_values, start, out, first, scale, causal):
@@ -273,7 +273,7 @@ def make_flash(size: int, down: int):
         for i in u32.range(ACCUMULATORS):
             acc[i] = ZERO
         for i in u32.range(DOWN):
-            row_max[i], row_sum[i] = NOTHING, ZERO
+            row_max[i], row_sum[i] = NEG_INF, ZERO
 
         copy_queries(shared, 0, qkv, row0, rows, head_column, thread)
         copy_keys(shared, KEYS_AT, keys_values, 0, end, key_column, thread)
@@ -307,11 +307,11 @@ def make_flash(size: int, down: int):
                     seen = min(own, keys) if causal else keys
                     for j in u32.range(8):
                         if key0 + x + j * ACROSS >= seen:
-                            scores[8 * i + j] = NOTHING
+                            scores[8 * i + j] = NEG_INF
             exp_at = EXP_AT + y * EXP_PITCH
-            take_exponentials(scores, acc, row_max, row_sum, shared, exp_at + x, scale, 0)
+            online_softmax_update(scores, acc, row_max, row_sum, shared, exp_at + x, scale, 0)
             if DOWN > PART:
-                take_exponentials(scores, acc, row_max, row_sum, shared, exp_at + x, scale, PART)
+                online_softmax_update(scores, acc, row_max, row_sum, shared, exp_at + x, scale, PART)
             cuda.syncwarp()  # the exponentials of this warp's queries are complete; no other warp reads them
 
             value_at = VALUES_AT + x * 4
@@ -329,7 +329,7 @@ def make_flash(size: int, down: int):
 
         for i in u32.range(DOWN):
             whole = row_sum[i]
-            for distance in DISTANCES:
+            for distance in XOR_OFFSETS:
                 whole += cuda.shfl_xor_sync(ALL_LANES, whole, distance)
             share = float32(1.0) / whole
             row = row0 + y + i * GROUPS

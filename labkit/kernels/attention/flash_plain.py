@@ -16,7 +16,7 @@ from labkit import cuda
 from labkit.device.lazy import kernel_factory
 from labkit.kernels.attention.heads import check_heads
 from labkit.kernels.op import rung
-from labkit.kernels.reduce import NOTHING, ZERO
+from labkit.kernels.reduce import NEG_INF, ZERO
 
 QUERIES, KEYS = 64, 32  # of a block, one for each thread; of a tile
 WIDEST = 64  # numbers of a head
@@ -40,7 +40,7 @@ def make_flash_plain(size: int):
         for i in range(SIZE):
             query[i] = qkv[min(t, tokens - 1), column + i] * scale
             acc[i] = ZERO
-        row_max, row_sum = NOTHING, ZERO
+        row_max, row_sum = NEG_INF, ZERO
 
         for first in range(0, end, KEYS):
             for place in range(thread, min(KEYS, end - first) * SIZE, QUERIES):  # the tile, neighbours side by side

@@ -40,15 +40,15 @@ from labkit.kernels.attention.wgmma import attention_flash_wgmma, takes_flash_wg
 from labkit.kernels.baselines import sdpa
 from labkit.kernels.matmul.mma import CHUNK, MMA, add_product, add_product_bf16
 from labkit.kernels.op import rung, uniform
-from labkit.kernels.reduce import ALL_LANES, NOTHING, ZERO
+from labkit.kernels.reduce import ALL_LANES, NEG_INF, ZERO
 from labkit.kernels.tolerance import EPS16, SMALLEST16
 
 KEYS = 64  # of a tile
 
 
 def make_half_steps(size: int, down: int, keys: int, pitch: int, bf16: bool = False):
-    """The device functions of which a tile of `keys` keys is made: read_queries, add_scores, hide, take_exponentials
-    and add_values. A warp has `down` times 16 queries of `size` float16 values, or bfloat16; rows of shared memory take
+    """Make the device functions for a tile of `keys` keys: read_queries, add_scores, hide, online_softmax_update and
+    add_values. A warp has `down` times 16 queries of `size` float16 values, or bfloat16; rows of shared memory take
     `pitch`."""
     DOWN, PITCH = down, pitch
     STEPS, PIECES, ACROSS = size // 16, size // CHUNK, keys // 8
@@ -84,10 +84,10 @@ def make_half_steps(size: int, down: int, keys: int, pitch: int, bf16: bool = Fa
         for j in range(ACROSS):
             for right in range(2):
                 if uint32(key + uint32(8 * j + right)) >= seen:
-                    scores[r // 2 * ACROSS * 4 + r % 2 * 2 + 4 * j + right] = NOTHING
+                    scores[r // 2 * ACROSS * 4 + r % 2 * 2 + 4 * j + right] = NEG_INF
 
     @cuda.jit(device=True)
-    def take_exponentials(scores, acc, row_max, row_sum, scale, r):
+    def online_softmax_update(scores, acc, row_max, row_sum, scale, r):
         """The scores of this lane's row r become exponentials, and its sums so far are corrected. Row 0 is L // 4, row
         1 the row 8 below; 2 and 3 are the same of the warp's next 16 queries."""
         first = r // 2 * ACROSS * 4 + r % 2 * 2
@@ -127,7 +127,7 @@ def make_half_steps(size: int, down: int, keys: int, pitch: int, bf16: bool = Fa
                 add(acc, to, a0, a1, a2, a3, b0, b1)
                 add(acc, to + 4, a0, a1, a2, a3, b2, b3)
 
-    return read_queries, add_scores, hide, take_exponentials, add_values
+    return read_queries, add_scores, hide, online_softmax_update, add_values
 
 
 @kernel_factory
@@ -150,7 +150,7 @@ def make_flash_half(size: int, warps: int, down: int):
     REGISTERS = 128 if size <= 64 and down == 1 else 256
     copy_queries = make_copy_rows(ROWS, SIZE, PITCH, THREADS, CHUNK, SWIZZLED)
     copy_rows = make_copy_rows(KEYS, SIZE, PITCH, THREADS, CHUNK, SWIZZLED)
-    read_queries, add_scores, hide, take_exponentials, add_values = make_half_steps(SIZE, DOWN, KEYS, PITCH)
+    read_queries, add_scores, hide, online_softmax_update, add_values = make_half_steps(SIZE, DOWN, KEYS, PITCH)
 
     @cuda.jit(device=True)
     def copy_tile(shared, at, keys_values, key0, end, key_column, width, thread):
@@ -182,7 +182,7 @@ def make_flash_half(size: int, warps: int, down: int):
         for i in range(ACCUMULATORS):
             acc[i] = ZERO
         for i in range(LANE_ROWS):
-            row_max[i], row_sum[i] = NOTHING, ZERO
+            row_max[i], row_sum[i] = NEG_INF, ZERO
 
         swizzle = lane & uint32(MASK)
         query_at = uint32((warp * uint32(WARP_ROWS) + lane % uint32(16)) * uint32(PITCH))
@@ -220,7 +220,7 @@ def make_flash_half(size: int, warps: int, down: int):
                 for r in range(LANE_ROWS):
                     hide(scores, key, min(uint32(own + uint32(8 * r)), keys) if causal else keys, r)
             for r in range(LANE_ROWS):
-                take_exponentials(scores, acc, row_max, row_sum, scale, r)
+                online_softmax_update(scores, acc, row_max, row_sum, scale, r)
             for k in range(KEYS // 16):
                 add_values(scores, acc, words, shared, uint32(value_at + stage), wide, k)
             key0, stage = key1, uint32(uint32(STAGE) - stage)

@@ -44,7 +44,7 @@ from labkit.kernels.linear.one_row import (
     what_is_ahead,
 )
 from labkit.kernels.op import Op, Work, rung, uniform
-from labkit.kernels.overlap import begins_early
+from labkit.kernels.pdl import uses_pdl
 from labkit.kernels.reduce import ALL_LANES, ZERO
 from labkit.kernels.tolerance import EPS32
 
@@ -61,7 +61,7 @@ def splits_of(heads: int) -> int:
 @kernel_factory
 def make_one_query(half: bool, size: int, splits: int, ahead: bool, early: bool = False):
     """LANES neighbours share a key, 16 bytes each; the groups of lanes of all warps take keys in turn, and each has a
-    row_max, a row_sum and an acc of its own until the end. early: as in kernels/overlap.py."""
+    row_max, a row_sum and an acc of its own until the end. early: as in kernels/pdl.py."""
     COUNT = 8 if half else 4  # numbers in 16 bytes
     SIZE, PIECES = size, size // COUNT
     LANES = 1 << (PIECES - 1).bit_length()
@@ -187,7 +187,7 @@ def make_one_query(half: bool, size: int, splits: int, ahead: bool, early: bool 
                 statistics[block] = row_max
                 statistics[block + u32.gridDim.x] = row_sum
 
-    one_query_kernel.begins_early = early
+    one_query_kernel.uses_pdl = early
     return one_query_kernel
 
 
@@ -228,7 +228,7 @@ def one_query(q, cache, start, heads: int, parts: Parts, *, ahead=None, stream=0
     if cache.shape[1] != 2 * width:
         raise ValueError(f"cache has {cache.shape[1]} columns; keys and values of {width} numbers need {2 * width}")
     check_array("parts.found", parts.found, shape=(heads * parts.splits * size,))
-    kernel = make_one_query(half, size, parts.splits, ahead is not None and fetches_ahead(), begins_early(1))
+    kernel = make_one_query(half, size, parts.splits, ahead is not None and fetches_ahead(), uses_pdl(1))
     kernel[heads * parts.splits, THREADS, stream](q, cache, start, parts.found, parts.statistics,
                                                   scale_for_powers_of_two(size), *what_is_ahead(ahead, cache))
 

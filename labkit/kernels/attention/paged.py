@@ -58,7 +58,7 @@ from labkit.kernels.attention.paged_split import (
     blocks_of_group,
     make_paged_decode,
     make_paged_decode_mma,
-    record_of,
+    partial_stride,
 )
 from labkit.kernels.attention.pages import (
     LOG2_E,
@@ -78,7 +78,7 @@ from labkit.kernels.baselines import unfused_attention
 from labkit.kernels.dtypes import bfloat16_of
 from labkit.kernels.matmul.mma import MMA
 from labkit.kernels.op import Op, Work, rung, uniform
-from labkit.kernels.overlap import begins_early
+from labkit.kernels.pdl import uses_pdl
 
 __all__ = ["DecodeParts", "PAGED_DECODE", "PAGED_DECODE_BF16", "decode_parts", "paged_decode", "paged_decode_mma",
            "paged_decode_naive", "paged_decode_one_block", "paged_decode_reference", "paged_decode_split",
@@ -115,7 +115,7 @@ def decode_parts(sequences: int, heads: int, size: int, dtype=np.uint16) -> Deco
     """What paged_decode needs for up to so many sequences of so many query heads, of whatever lengths, and however many
     heads keys and values have. dtype: that of q; all dtypes need the same."""
     records = heads + heads // MOST  # blocks_of_group may leave the last block of a group fewer heads than it has space
-    partial = cuda.device_array(sequences * SPLITS * records * record_of(size), np.float32)
+    partial = cuda.device_array(sequences * SPLITS * records * partial_stride(size), np.float32)
     return DecodeParts(partial, cuda.to_device(np.zeros(sequences * heads, np.uint32)))
 
 
@@ -138,11 +138,11 @@ def _launch_decode(factory, most: int, splits: int, q, keys, values, page_table,
     kv_heads = heads // ratio
     blocks, each = blocks_of_group(ratio, most)
     parts = parts or _kept_parts(sequences, heads, size)
-    numbers = sequences * SPLITS * kv_heads * blocks * each * record_of(size)
+    numbers = sequences * SPLITS * kv_heads * blocks * each * partial_stride(size)
     if parts.partial.size < numbers or parts.arrived.size < sequences * kv_heads * blocks:
         raise ValueError(f"parts are too small for {sequences} sequences of {heads} heads of {size} numbers; make them "
                          f"with decode_parts({sequences}, {heads}, {size})")
-    kernel = factory(size, each, begins_early(sequences)) if factory is make_paged_decode_mma else factory(
+    kernel = factory(size, each, uses_pdl(sequences)) if factory is make_paged_decode_mma else factory(
         size, each, np.dtype(q.dtype) == np.uint16, splits)
     arguments = (as_matrix(q), as_matrix(keys), as_matrix(values), page_table, lengths, as_matrix(out),
                  np.float32(scale * LOG2_E), np.uint32(ratio), np.uint32(kv_heads), *parts)

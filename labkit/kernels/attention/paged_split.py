@@ -19,7 +19,7 @@ from labkit.kernels.attention.half import make_half_steps
 from labkit.kernels.attention.pages import PAGE, find_length
 from labkit.kernels.attention.sentences_flash import rows_in_shared
 from labkit.kernels.matmul.mma import CHUNK
-from labkit.kernels.reduce import ALL_LANES, NOTHING, ZERO
+from labkit.kernels.reduce import ALL_LANES, NEG_INF, ZERO
 
 WARPS, THREADS = 4, 128
 SPLITS = 16  # parts of a sequence, at most
@@ -35,7 +35,7 @@ def blocks_of_group(group: int, most: int) -> tuple[int, int]:
     return blocks, -(-group // blocks)
 
 
-def record_of(size: int) -> int:
+def partial_stride(size: int) -> int:
     """Numbers of what was found for a query head in a part of its keys: acc, row_sum, row_max and two that are never
     read."""
     return size + 4
@@ -54,7 +54,7 @@ def find_parts(tokens, splits):
 
 
 @cuda.jit(device=True)
-def find_own(parts, block, blocks):
+def split_range(parts, block, blocks):
     """(first part, behind the last part, blocks that have any) of a block, of a grid of so many for the sequence."""
     each = uint32((parts + blocks - uint32(1)) // blocks)
     first = uint32(block * each)
@@ -75,12 +75,12 @@ def fold(row_max, row_sum, left, right, n, part_max, part_sum, part_left, part_r
 
 def make_join(size: int, heads: int, bf16: bool, splits: int):
     """The device functions that join: write_zeros, of an empty slot; place, where in shared memory a number of acc
-    lies; join_warps, at the end of a part; epilogue, at the end of a block.
+    lies; merge_partials, at the end of a part; reduce_splits, at the end of a block.
 
     A thread has up to PAIRS pairs of neighbouring columns of a query head, and for each a row_max, a row_sum and the
     two numbers, folded over the block's parts so far.
     """
-    HEADS, SIZE, RECORD = heads, size, record_of(size)
+    HEADS, SIZE, RECORD = heads, size, partial_stride(size)
     COLUMNS = size // 2  # pairs of a head
     ALL, PAIRS = heads * COLUMNS, -(-heads * COLUMNS // THREADS)
     SPLIT = splits > 1
@@ -108,7 +108,7 @@ def make_join(size: int, heads: int, bf16: bool, splits: int):
         return uint32(head * uint32(SIZE) + (column ^ (head & uint32(TURNS)) * uint32(APART)))
 
     @cuda.jit(device=True)
-    def join_warps(found, places, maxima, sums, row_max, row_sum, left, right, alone, part, group, partial, thread):
+    def merge_partials(found, places, maxima, sums, row_max, row_sum, left, right, alone, part, group, partial, thread):
         """A part's end. found[places[warp] + place(head, column)]: acc of a warp. maxima, sums: [warp * HEADS + head].
         alone: the block has all of the sequence's parts, and folds this one; else it goes to `partial`."""
         cuda.syncthreads()  # what every warp found is complete
@@ -136,8 +136,8 @@ def make_join(size: int, heads: int, bf16: bool, splits: int):
         cuda.syncthreads()  # and has been read by every thread
 
     @cuda.jit(device=True)
-    def epilogue(last, out, first_row, count, row_max, row_sum, left, right, parts, blocks, group, partial, arrived,
-               thread):
+    def reduce_splits(last, out, first_row, count, row_max, row_sum, left, right, parts, blocks, group, partial,
+                      arrived, thread):
         """first_row, count: the block's rows of out as a matrix (B * H, D). group: the number of the `blocks` that
         belong together."""
         if SPLIT and blocks > uint32(1):
@@ -171,7 +171,7 @@ def make_join(size: int, heads: int, bf16: bool, splits: int):
                 fold(row_max, row_sum, left, right, n, part_max, partial[one + uint32(SIZE)], partial[one + column],
                      partial[one + column + uint32(1)])
 
-    return write_zeros, place, join_warps, epilogue
+    return write_zeros, place, merge_partials, reduce_splits
 
 
 # --- Products in registers: float32 and bfloat16 ----------------------------------------------------------------------
@@ -203,7 +203,7 @@ def make_decode_steps(heads: int, bf16: bool, lanes: int):
                 score += queries[head * COUNT + i] * numbers[n * COUNT + i]
             for i in range(EXCHANGES):
                 score += cuda.shfl_xor_sync(ALL_LANES, score, 1 << i)
-            scores[n * HEADS + head] = score if seen else NOTHING
+            scores[n * HEADS + head] = score if seen else NEG_INF
 
     @cuda.jit(device=True)
     def add_value(acc, scores, numbers, n):
@@ -235,7 +235,7 @@ def make_paged_decode(size: int, heads: int, bf16: bool, splits: int):
     NUMBERS, QUERIES, SCORES = ROUND * COUNT, heads * COUNT, ROUND * heads
     FOUND, FOUND_SUMS, PAIRS = WARPS * heads * size, WARPS * heads, -(-heads * size // (2 * THREADS))
     read, score_key, add_value = make_decode_steps(heads, bf16, LANES)
-    write_zeros, place, join_warps, epilogue = make_join(size, heads, bf16, splits)
+    write_zeros, place, merge_partials, reduce_splits = make_join(size, heads, bf16, splits)
 
     @cuda.jit(device=True)
     def add_round(queries, acc, row_max, row_sum, keys, values, at, first, last):
@@ -313,7 +313,7 @@ def make_paged_decode(size: int, heads: int, bf16: bool, splits: int):
                 write_zeros(out, first_row, count, thread)
             return
         pages, share, parts = find_parts(tokens, splits)
-        part, last_part, blocks_used = find_own(parts, block, uint32(cuda.gridDim.x))
+        part, last_part, blocks_used = split_range(parts, block, uint32(cuda.gridDim.x))
         if part >= last_part:
             return  # the grid has blocks for a full page table
         piece, key = uint32(lane % uint32(LANES)), uint32(lane // uint32(LANES))
@@ -355,11 +355,11 @@ def make_paged_decode(size: int, heads: int, bf16: bool, splits: int):
                 if lane == uint32(0):
                     maxima[uint32(warp * uint32(HEADS)) + uint32(head)] = row_max[head]
                     sums[uint32(warp * uint32(HEADS)) + uint32(head)] = row_sum[head]
-            join_warps(found, places, maxima, sums, whole_max, whole_sum, left, right, blocks_used == uint32(1), part,
-                       group, partial, thread)
+            merge_partials(found, places, maxima, sums, whole_max, whole_sum, left, right, blocks_used == uint32(1),
+                           part, group, partial, thread)
             part = uint32(part + uint32(1))
-        epilogue(last_block, out, first_row, count, whole_max, whole_sum, left, right, parts, blocks_used, group,
-                 partial, arrived, thread)
+        reduce_splits(last_block, out, first_row, count, whole_max, whole_sum, left, right, parts, blocks_used, group,
+                      partial, arrived, thread)
 
     paged_decode_kernel.threads, paged_decode_kernel.shared_bytes = THREADS, 0
     return paged_decode_kernel
@@ -376,7 +376,7 @@ def make_paged_decode_mma(size: int, heads: int, early: bool = False):
     it waits for no other warp. A multiplication takes a tenth of the instructions that products in registers take, for
     every number of heads up to 16, and so leaves time for loads.
 
-    early: as in kernels/overlap.py; the first pages are fetched into L2 meanwhile, where what the step still adds to
+    early: as in kernels/pdl.py; the first pages are fetched into L2 meanwhile, where what the step still adds to
     them is written, too.
     """
     SIZE, HEADS = size, heads
@@ -394,8 +394,8 @@ def make_paged_decode_mma(size: int, heads: int, early: bool = False):
     EARLY, PAGE_ELEMENTS, PAGE_BYTES = early, PAGE * size, 2 * PAGE * size
     copy_queries = make_copy_rows(16, SIZE, PITCH, THREADS, CHUNK, SWIZZLED)
     copy_page = make_copy_rows(PAGE, SIZE, PITCH, 32, CHUNK, SWIZZLED)
-    read_queries, add_scores, hide, take_exponentials, add_values = make_half_steps(SIZE, 1, PAGE, PITCH, True)
-    write_zeros, place, join_warps, epilogue = make_join(size, heads, True, SPLITS)
+    read_queries, add_scores, hide, online_softmax_update, add_values = make_half_steps(SIZE, 1, PAGE, PITCH, True)
+    write_zeros, place, merge_partials, reduce_splits = make_join(size, heads, True, SPLITS)
 
     @cuda.jit(device=True)
     def start_page(shared, at, keys, values, page_table, sequence, page, end, tokens, kv_heads, kv_head, lane):
@@ -444,7 +444,7 @@ def make_paged_decode_mma(size: int, heads: int, early: bool = False):
             ptx.griddepcontrol_launch_dependents()
         tokens, scale = find_length(lengths, sequence, uint32(page_table.shape[1]), scale)
         pages, share, parts = find_parts(max(tokens, uint32(1)), SPLITS)
-        part, last_part, blocks_used = find_own(parts, block, uint32(cuda.gridDim.x))
+        part, last_part, blocks_used = split_range(parts, block, uint32(cuda.gridDim.x))
         page = uint32(uint32(part * share) + warp)
         last_page = min(uint32(last_part * share), pages)  # behind the block's last one
         if EARLY:
@@ -483,7 +483,7 @@ def make_paged_decode_mma(size: int, heads: int, early: bool = False):
             for i in range(ACCUMULATORS):
                 acc[i] = ZERO
             for r in range(2):
-                row_max[r], row_sum[r] = NOTHING, ZERO
+                row_max[r], row_sum[r] = NEG_INF, ZERO
             while page < end:
                 ptx.cp_async_wait(PENDING)
                 cuda.syncwarp()  # this page has landed, and every lane has read the one before it
@@ -498,7 +498,7 @@ def make_paged_decode_mma(size: int, heads: int, early: bool = False):
                 for r in range(LANE_ROWS):
                     if uint32(page + uint32(1)) * uint32(PAGE) > tokens:
                         hide(scores, key, tokens, r)
-                    take_exponentials(scores, acc, row_max, row_sum, scale, r)
+                    online_softmax_update(scores, acc, row_max, row_sum, scale, r)
                 add_values(scores, acc, words, shared, uint32(at + uint32(TILE) + row_at), wide, 0)
                 page = uint32(page + uint32(WARPS))
                 free = stage
@@ -521,12 +521,12 @@ def make_paged_decode_mma(size: int, heads: int, early: bool = False):
                     if lane % uint32(4) == uint32(0):
                         sums[uint32(warp * uint32(HEADS)) + head] = whole
                         maxima[uint32(warp * uint32(HEADS)) + head] = max(LOWEST, row_max[r] * scale)
-            join_warps(found, places, maxima, sums, whole_max, whole_sum, left, right, blocks_used == uint32(1), part,
-                       group, partial, thread)
+            merge_partials(found, places, maxima, sums, whole_max, whole_sum, left, right, blocks_used == uint32(1),
+                           part, group, partial, thread)
             part = uint32(part + uint32(1))
-        epilogue(last_block, out, first_row, count, whole_max, whole_sum, left, right, parts, blocks_used, group,
-                 partial, arrived, thread)
+        reduce_splits(last_block, out, first_row, count, whole_max, whole_sum, left, right, parts, blocks_used, group,
+                      partial, arrived, thread)
 
-    paged_decode_mma_kernel.threads, paged_decode_mma_kernel.begins_early = THREADS, early
+    paged_decode_mma_kernel.threads, paged_decode_mma_kernel.uses_pdl = THREADS, early
     paged_decode_mma_kernel.shared_bytes = 2 * (QUERIES_AT + QUERY_TILE)
     return paged_decode_mma_kernel

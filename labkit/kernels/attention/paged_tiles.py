@@ -20,7 +20,7 @@ from labkit.kernels.attention.heads import find_sentence
 from labkit.kernels.attention.pages import PAGE, find_context
 from labkit.kernels.attention.sentences_flash import rows_in_shared
 from labkit.kernels.matmul.mma import CHUNK
-from labkit.kernels.reduce import ALL_LANES, NOTHING, ZERO
+from labkit.kernels.reduce import ALL_LANES, NEG_INF, ZERO
 
 
 def make_copy_tile(keys: int, size: int, pitch: int, threads: int, chunk: int, swizzled: bool = False):
@@ -62,12 +62,12 @@ def make_paged_prefill(size: int, down: int):
     VALUES_AT = KEYS_AT + TILE * PITCH
     EXP_AT = VALUES_AT + TILE * SIZE
     NUMBERS = EXP_AT + ROWS * EXP_PITCH
-    DISTANCES = (4, 2, 1) if ACROSS == 8 else (2, 1)
+    XOR_OFFSETS = (4, 2, 1) if ACROSS == 8 else (2, 1)
     BLOCKS = max(1, min(4 if DOWN <= 2 else 3, 233_472 // (4 * NUMBERS + 1024)))
     copy_queries = make_copy_rows(ROWS, SIZE, PITCH, THREADS, 4)
     copy_keys = make_copy_tile(TILE, SIZE, PITCH, THREADS, 4)
     copy_values = make_copy_tile(TILE, SIZE, SIZE, THREADS, 4)
-    read_four, add_scores, add_values, take_exponentials = make_flash_steps(SIZE, DOWN)
+    read_four, add_scores, add_values, online_softmax_update = make_flash_steps(SIZE, DOWN)
 
     @cuda.jit(launch_bounds=(THREADS, BLOCKS))
     def paged_prefill_kernel(q, keys, values, page_table, begins, lengths, contexts, out, scale, longest, kv_heads):
@@ -93,7 +93,7 @@ def make_paged_prefill(size: int, down: int):
         for i in u32.range(ACCUMULATORS):
             acc[i] = ZERO
         for i in u32.range(DOWN):
-            row_max[i], row_sum[i] = NOTHING, ZERO
+            row_max[i], row_sum[i] = NEG_INF, ZERO
 
         copy_queries(shared, 0, q, begin + row0, begin + tokens, head_column, thread)
         if end > 0:
@@ -127,11 +127,11 @@ def make_paged_prefill(size: int, down: int):
                     own = min(before + row0 + y + (i * GROUPS + 1), seen)
                     for j in u32.range(8):
                         if key0 + x + j * ACROSS >= own:
-                            scores[8 * i + j] = NOTHING
+                            scores[8 * i + j] = NEG_INF
             exp_at = EXP_AT + y * EXP_PITCH
-            take_exponentials(scores, acc, row_max, row_sum, shared, exp_at + x, scale, 0)
+            online_softmax_update(scores, acc, row_max, row_sum, shared, exp_at + x, scale, 0)
             if DOWN > PART:
-                take_exponentials(scores, acc, row_max, row_sum, shared, exp_at + x, scale, PART)
+                online_softmax_update(scores, acc, row_max, row_sum, shared, exp_at + x, scale, PART)
             cuda.syncwarp()  # the exponentials of this warp's queries are complete; no other warp reads them
 
             value_at = VALUES_AT + x * 4
@@ -149,7 +149,7 @@ def make_paged_prefill(size: int, down: int):
 
         for i in u32.range(DOWN):
             whole = row_sum[i]
-            for distance in DISTANCES:
+            for distance in XOR_OFFSETS:
                 whole += cuda.shfl_xor_sync(ALL_LANES, whole, distance)
             share = float32(1.0) / whole
             t = row0 + y + i * GROUPS
@@ -187,7 +187,7 @@ def make_paged_prefill_mma(size: int, warps: int, down: int):
     REGISTERS = 168 if size <= 64 and down == 1 else 256
     copy_queries = make_copy_rows(ROWS, SIZE, PITCH, THREADS, CHUNK, SWIZZLED)
     copy_rows = make_copy_tile(KEYS, SIZE, PITCH, THREADS, CHUNK, SWIZZLED)
-    read_queries, add_scores, hide, take_exponentials, add_values = make_half_steps(SIZE, DOWN, KEYS, PITCH, True)
+    read_queries, add_scores, hide, online_softmax_update, add_values = make_half_steps(SIZE, DOWN, KEYS, PITCH, True)
 
     @cuda.jit(device=True)
     def start_tile(shared, at, keys, values, page_table, sequence, key0, end, kv_heads, kv_head, thread):
@@ -225,7 +225,7 @@ def make_paged_prefill_mma(size: int, warps: int, down: int):
         for i in u32.range(ACCUMULATORS):
             acc[i] = ZERO
         for i in u32.range(LANE_ROWS):
-            row_max[i], row_sum[i] = NOTHING, ZERO
+            row_max[i], row_sum[i] = NEG_INF, ZERO
 
         swizzle = lane >> SHIFT & MASK
         query_at = (warp * WARP_ROWS + lane % 16) * PITCH
@@ -268,7 +268,7 @@ def make_paged_prefill_mma(size: int, warps: int, down: int):
                     for r in u32.range(LANE_ROWS):
                         hide(scores, key, min(own + 8 * r, seen), r)
                 for r in u32.range(LANE_ROWS):
-                    take_exponentials(scores, acc, row_max, row_sum, scale, r)
+                    online_softmax_update(scores, acc, row_max, row_sum, scale, r)
                 for k in range(KEYS // 16):
                     add_values(scores, acc, words, shared, value_at + stage, wide, k)
             key0, stage = key1, STAGE - stage

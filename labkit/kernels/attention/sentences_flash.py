@@ -26,7 +26,7 @@ from labkit.kernels.attention.half import KEYS, make_half_steps
 from labkit.kernels.attention.heads import check_sentences, find_sentence
 from labkit.kernels.matmul.mma import CHUNK, MMA, swizzle_of
 from labkit.kernels.op import rung
-from labkit.kernels.reduce import ALL_LANES, NOTHING, ZERO
+from labkit.kernels.reduce import ALL_LANES, NEG_INF, ZERO
 
 WIDEST, WIDEST_HALF = 256, 128
 SIZES = f"heads of a multiple of {STEP} numbers, at most {WIDEST}"
@@ -86,7 +86,7 @@ def make_sentences_flash_half(size: int, warps: int, down: int, keys: int, teams
     REGISTERS = (128 if size <= 64 else 256) if down == 1 else 168 if size <= 32 else 256
     copy_queries = make_copy_rows(ROWS, SIZE, PITCH, TEAM, CHUNK, SWIZZLED)
     copy_rows = make_copy_rows(keys, SIZE, PITCH, TEAM, CHUNK, SWIZZLED)
-    read_queries, add_scores, hide, take_exponentials, add_values = make_half_steps(SIZE, DOWN, keys, PITCH)
+    read_queries, add_scores, hide, online_softmax_update, add_values = make_half_steps(SIZE, DOWN, keys, PITCH)
 
     @cuda.jit(device=True)
     def copy_tile(shared, at, qkv, row, end, key_column, width, member):
@@ -126,7 +126,7 @@ def make_sentences_flash_half(size: int, warps: int, down: int, keys: int, teams
         for i in range(ACCUMULATORS):
             acc[i] = ZERO
         for i in range(LANE_ROWS):
-            row_max[i], row_sum[i] = NOTHING, ZERO
+            row_max[i], row_sum[i] = NEG_INF, ZERO
 
         base = uint32(team * uint32(NUMBERS))
         swizzle = uint32(lane >> uint32(SHIFT) & uint32(MASK))
@@ -167,7 +167,7 @@ def make_sentences_flash_half(size: int, warps: int, down: int, keys: int, teams
                     for r in range(LANE_ROWS):
                         hide(scores, key, tokens, r)
                 for r in range(LANE_ROWS):
-                    take_exponentials(scores, acc, row_max, row_sum, scale, r)
+                    online_softmax_update(scores, acc, row_max, row_sum, scale, r)
                 for k in range(keys // 16):
                     add_values(scores, acc, words, shared, uint32(stage + value_at), wide, k)
             if STAGES == 2 and key1 < tokens:
@@ -271,12 +271,12 @@ def make_sentences_flash(size: int, down: int):
     VALUES_AT = KEYS_AT + TILE * PITCH
     EXP_AT = VALUES_AT + TILE * SIZE
     NUMBERS = EXP_AT + ROWS * EXP_PITCH
-    DISTANCES = (4, 2, 1) if ACROSS == 8 else (2, 1)
+    XOR_OFFSETS = (4, 2, 1) if ACROSS == 8 else (2, 1)
     BLOCKS = 1 if SIZE > 128 else max(1, min(4 if DOWN <= 2 else 3, 233_472 // (4 * NUMBERS + 1024)))
     copy_queries = make_copy_rows(ROWS, SIZE, PITCH, THREADS, 4)
     copy_keys = make_copy_rows(TILE, SIZE, PITCH, THREADS, 4)
     copy_values = make_copy_rows(TILE, SIZE, SIZE, THREADS, 4)
-    read_four, add_scores, add_values, take_exponentials = make_flash_steps(SIZE, DOWN)
+    read_four, add_scores, add_values, online_softmax_update = make_flash_steps(SIZE, DOWN)
 
     @cuda.jit(launch_bounds=(THREADS, BLOCKS))
     def attention_sentences_flash_kernel(qkv, begins, lengths, out, longest, scale):
@@ -299,7 +299,7 @@ def make_sentences_flash(size: int, down: int):
         for i in range(ACCUMULATORS):
             acc[i] = ZERO
         for i in range(DOWN):
-            row_max[i], row_sum[i] = NOTHING, ZERO
+            row_max[i], row_sum[i] = NEG_INF, ZERO
 
         copy_queries(shared, uint32(0), qkv, uint32(begin + row0), end, head_column, thread)
         copy_keys(shared, uint32(KEYS_AT), qkv, begin, end, key_column, thread)
@@ -331,11 +331,11 @@ def make_sentences_flash(size: int, down: int):
                 for i in range(DOWN):
                     for j in range(8):
                         if uint32(key0 + x + uint32(j * ACROSS)) >= tokens:
-                            scores[8 * i + j] = NOTHING
+                            scores[8 * i + j] = NEG_INF
             exp_at = uint32(uint32(EXP_AT) + y * uint32(EXP_PITCH))
-            take_exponentials(scores, acc, row_max, row_sum, shared, uint32(exp_at + x), scale, 0)
+            online_softmax_update(scores, acc, row_max, row_sum, shared, uint32(exp_at + x), scale, 0)
             if DOWN > PART:
-                take_exponentials(scores, acc, row_max, row_sum, shared, uint32(exp_at + x), scale, PART)
+                online_softmax_update(scores, acc, row_max, row_sum, shared, uint32(exp_at + x), scale, PART)
             cuda.syncwarp()  # the exponentials of this warp's queries are complete; no other warp reads them
 
             value_at = uint32(uint32(VALUES_AT) + x * uint32(4))
@@ -353,7 +353,7 @@ def make_sentences_flash(size: int, down: int):
 
         for i in range(DOWN):
             whole = row_sum[i]
-            for distance in DISTANCES:
+            for distance in XOR_OFFSETS:
                 whole += cuda.shfl_xor_sync(ALL_LANES, whole, distance)
             share = float32(1.0) / whole
             t = uint32(row0 + y + uint32(i * GROUPS))

@@ -28,7 +28,7 @@ from labkit.kernels.attention.sentences_flash import SIZES_HALF, WIDEST_HALF, ch
 from labkit.kernels.attention.unfused import BLOCK, TILE, tile_product
 from labkit.kernels.matmul.mma import CHUNK, MMA, add_product, make_copy
 from labkit.kernels.op import rung
-from labkit.kernels.reduce import NOTHING, ZERO, warp_max, warp_sum
+from labkit.kernels.reduce import NEG_INF, ZERO, warp_max, warp_sum
 
 ROWS = 4  # of a block of the softmax, a warp each
 HELD = (1, 2, 4, 8, 16)  # pairs of neighbouring scores that a lane keeps
@@ -99,10 +99,10 @@ def make_sentence_softmax(held: int, half: bool):
         if row < tokens:  # the same for all lanes of a warp
             first = uint32((pair * length + row) * length)
             mine = uint32(uint32(2) * (thread & uint32(31)))
-            row_max = NOTHING
+            row_max = NEG_INF
             for i in range(COUNT):
                 col = uint32(uint32(64 * (i // 2) + i % 2) + mine)
-                values[i] = float32(scores[uint32(first + col)]) * scale if col < tokens else NOTHING
+                values[i] = float32(scores[uint32(first + col)]) * scale if col < tokens else NEG_INF
                 row_max = max(row_max, values[i])
             row_max = warp_max(row_max)
             row_sum = ZERO
@@ -319,7 +319,7 @@ def make_sentences_whole_matrix(size: int):
         row = uint32(0)
         while row < uint32(16):
             first = uint32(strip_at // uint32(2) + row * words)
-            row_max = NOTHING
+            row_max = NEG_INF
             word = lane
             while word < last:
                 left, right = ptx.unpack_half2(pairs[uint32(first + word)])

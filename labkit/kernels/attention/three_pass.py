@@ -28,7 +28,7 @@ from labkit.kernels.attention.flash_plain import attention_flash_plain
 from labkit.kernels.attention.heads import check_heads, keys_and_values
 from labkit.kernels.baselines import Baseline, numpy_cupy_torch, sdpa
 from labkit.kernels.op import Op, Work, rung, uniform
-from labkit.kernels.reduce import NOTHING, ZERO, block_max, block_sum
+from labkit.kernels.reduce import NEG_INF, ZERO, block_max, block_sum
 from labkit.kernels.tolerance import EPS32
 
 BLOCK = 256
@@ -69,7 +69,7 @@ def attention_reference(qkv, heads, cache=None, start=None, *, causal=False):
 def weigh_keys(qkv, keys_values, first, head_column, size, seen, scale, scores, partial):
     """Passes 1 and 2: scores[j] becomes exp(score of key j - row_max); returns their sum."""
     t, thread = uint32(cuda.blockIdx.x), uint32(cuda.threadIdx.x)
-    row_max = NOTHING
+    row_max = NEG_INF
     j = thread
     while j < seen:
         score = ZERO

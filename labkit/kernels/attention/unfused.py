@@ -20,13 +20,13 @@ from numba import float32, uint32
 from labkit import cuda, device
 from labkit.device.lazy import kernel_factory
 from labkit.kernels.attention.heads import check_heads, keys_and_values
-from labkit.kernels.reduce import NOTHING, ZERO, block_max, block_sum
+from labkit.kernels.reduce import NEG_INF, ZERO, block_max, block_sum
 
 BLOCK = 256
 FEW = 4  # queries: more of them share tiles
 TILE, DEPTH = 64, 16  # a tile of the products is TILE x TILE, in steps of DEPTH
-LINE = TILE + 1
-STEP = DEPTH * LINE  # numbers in a tile in shared memory
+STRIDE = TILE + 1
+STEP = DEPTH * STRIDE  # numbers in a tile in shared memory
 LONGEST = 4096  # keys: a block of 256 threads keeps 16 of them each
 
 # --- Scores and values, one query at a time --------------------------------------------------------------------------
@@ -99,7 +99,7 @@ def tile_product(a, a_at, a_row, b, b_at, b_row, b_col, out, out_at, out_row, M,
         for r in range(4):
             m, k = uint32(row + uint32(16 * r)), uint32(step + col)
             inside = uint32(top + m) < M and k < K
-            a_tile[uint32(col * uint32(LINE)) + m] = a[uint32(a_at + uint32(top + m) * a_row + k)] if inside else ZERO
+            a_tile[uint32(col * uint32(STRIDE)) + m] = a[uint32(a_at + uint32(top + m) * a_row + k)] if inside else ZERO
             if b_col == uint32(1):  # neighbours along a row of b
                 d, n = uint32(thread // uint32(64) + uint32(4 * r)), uint32(thread % uint32(64))
             else:
@@ -107,13 +107,13 @@ def tile_product(a, a_at, a_row, b, b_at, b_row, b_col, out, out_at, out_row, M,
             k = uint32(step + d)
             inside = uint32(left + n) < N and k < K
             at = uint32(b_at + k * b_row + uint32(left + n) * b_col)
-            b_tile[uint32(d * uint32(LINE)) + n] = b[at] if inside else ZERO
+            b_tile[uint32(d * uint32(STRIDE)) + n] = b[at] if inside else ZERO
         cuda.syncthreads()
         for k in range(DEPTH):
             for i in range(4):
-                x = a_tile[uint32(uint32(k * LINE + 16 * i) + row)]
+                x = a_tile[uint32(uint32(k * STRIDE + 16 * i) + row)]
                 for j in range(4):
-                    sums[4 * i + j] += x * b_tile[uint32(uint32(k * LINE + 16 * j) + col)]
+                    sums[4 * i + j] += x * b_tile[uint32(uint32(k * STRIDE + 16 * j) + col)]
         cuda.syncthreads()
         step += uint32(DEPTH)
     for i in range(4):
@@ -163,7 +163,7 @@ def mask_scores_kernel(scores, start):
     before = uint32(start[0])
     in_use = min(uint32(before + uint32(scores.shape[1])), uint32(scores.shape[2]))
     if j < in_use and j > uint32(before + t):
-        scores[head, t, j] = NOTHING
+        scores[head, t, j] = NEG_INF
 
 
 @cuda.jit
@@ -171,7 +171,7 @@ def softmax_scores_kernel(scores, start):
     partial = cuda.shared.array(32, float32)
     t, head, thread = uint32(cuda.blockIdx.x), uint32(cuda.blockIdx.y), uint32(cuda.threadIdx.x)
     in_use = min(uint32(uint32(start[0]) + uint32(scores.shape[1])), uint32(scores.shape[2]))
-    row_max = NOTHING
+    row_max = NEG_INF
     j = thread
     while j < in_use:
         row_max = max(row_max, scores[head, t, j])
@@ -207,10 +207,10 @@ def make_masked_softmax_from(held: int):
         in_use = min(uint32(before + uint32(scores.shape[1])), uint32(scores.shape[2]))
         seen = min(uint32(before + t + uint32(1)), in_use) if causal else in_use
 
-        row_max = NOTHING
+        row_max = NEG_INF
         for i in range(held):
             j = uint32(uint32(BLOCK * i) + thread)
-            values[i] = scores[head, t, j] * scale if j < seen else NOTHING
+            values[i] = scores[head, t, j] * scale if j < seen else NEG_INF
             row_max = max(row_max, values[i])
         row_max = block_max(row_max, partial)
         row_sum = ZERO

@@ -31,7 +31,7 @@ from labkit.kernels.attention.heads import keys_and_values
 from labkit.kernels.matmul.wgmma import HOPPER
 from labkit.kernels.matmul.wgmma_tiles import ROW_GROUP
 from labkit.kernels.op import missing, rung
-from labkit.kernels.reduce import ALL_LANES, NOTHING, ZERO
+from labkit.kernels.reduce import ALL_LANES, NEG_INF, ZERO
 
 PANEL = 64  # float16 values of a row of shared memory: 128 bytes, the widest swizzle
 BOX = 64 * PANEL  # float16 values of 64 rows
@@ -146,9 +146,9 @@ def make_flash_wgmma(size: int, consumers: int, keys: int, stages: int):
                 at = 32 * chunk + 4 * j + right
                 this = uint32(key + uint32(64 * chunk + 8 * j + right))
                 if this >= upper:
-                    scores[at] = NOTHING
+                    scores[at] = NEG_INF
                 if this >= lower:
-                    scores[at + 2] = NOTHING
+                    scores[at + 2] = NEG_INF
 
     @cuda.jit(device=True, forceinline=True)
     def hide(scores, key, upper, lower):
@@ -179,7 +179,7 @@ def make_flash_wgmma(size: int, consumers: int, keys: int, stages: int):
         return upper_sum, lower_sum
 
     @cuda.jit(device=True, forceinline=True)
-    def take_exponentials(scores, row_max, row_sum, correction, scale):
+    def online_softmax_update(scores, row_max, row_sum, correction, scale):
         """Scores become exponentials; what the sums so far have to be multiplied by is left in `correction`."""
         upper, lower = max_chunk(scores, 0, row_max[0], row_max[1])
         if CHUNKS > 1:
@@ -301,7 +301,7 @@ def make_flash_wgmma(size: int, consumers: int, keys: int, stages: int):
                 for j in range(16):
                     acc[j + 32], acc[j + 48] = ZERO, ZERO
             for r in range(2):
-                row_max[r], row_sum[r] = NOTHING, ZERO
+                row_max[r], row_sum[r] = NEG_INF, ZERO
 
             # A thread's rows are `upper` and upper + 8 of its consumer's 64; of 8 columns it has 2 * quad and the next.
             lane, quad = member % uint32(32), member % uint32(4)
@@ -331,7 +331,7 @@ def make_flash_wgmma(size: int, consumers: int, keys: int, stages: int):
                 key = uint32(quad * uint32(2))
                 if uint32(KEYS) > warp_sees:
                     hide(scores, key, sees, sees_lower)
-                take_exponentials(scores, row_max, row_sum, correction, scale)
+                online_softmax_update(scores, row_max, row_sum, correction, scale)
                 pack(words, scores)
                 number = uint32(1)
                 value_stage, value_parity = uint32(0), uint32(0)
@@ -350,7 +350,7 @@ def make_flash_wgmma(size: int, consumers: int, keys: int, stages: int):
                     key = uint32(key + uint32(KEYS))
                     if uint32(number * uint32(KEYS) + uint32(KEYS)) > warp_sees:
                         hide(scores, key, sees, sees_lower)
-                    take_exponentials(scores, row_max, row_sum, correction, scale)
+                    online_softmax_update(scores, row_max, row_sum, correction, scale)
                     # Never less than zero. But the compiler, which may wait before it takes exponentials, and would,
                     # has to have their sum first where a branch depends on it.
                     while cuda.any_sync(ALL_LANES, row_sum[0] + row_sum[1] < ZERO):

@@ -9,7 +9,7 @@ On a GPU, bfloat16, K a multiple of 8:
 
     up to 8 rows     the weights are streamed to tensor cores by mma.sync (streamed.py); up to 32 rows if the layer has
                      fewer than 8,192 rows of weights and K is below 4,096
-    up to 256 rows   128 rows of weights at a time by wgmma and TMA, tokens as columns (weights_left.py), on Hopper
+    up to 256 rows   128 rows of weights at a time by wgmma and TMA, tokens as columns (swap_ab.py), on Hopper
     more             128 rows of x at a time by wgmma and TMA (matmul/wgmma.py) on Hopper, if N is a multiple of 8. On
                      other GPUs by mma.sync: rounded outputs in tiles (matmul/mma.py), SwiGLU and float32 outputs
                      streamed, 32 rows at a time
@@ -52,9 +52,9 @@ from labkit.kernels.linear.streamed import (
     streamed_warp,
     streamed_wide,
 )
-from labkit.kernels.linear.weights_left import IDEA as IDEA_LEFT
-from labkit.kernels.linear.weights_left import MOST_TOKENS, check_left, kernels_left, multiply_left
-from labkit.kernels.linear.weights_left import SIZES as SIZES_LEFT
+from labkit.kernels.linear.swap_ab import IDEA as IDEA_SWAP_AB
+from labkit.kernels.linear.swap_ab import MOST_TOKENS, check_swap_ab, multiply_swap_ab, swap_ab_kernels
+from labkit.kernels.linear.swap_ab import SIZES as SIZES_SWAP_AB
 from labkit.kernels.matmul.half import PIPELINED_TILES, pipelined_tile
 from labkit.kernels.matmul.mma import MMA, check_product, launch, make_pipelined
 from labkit.kernels.matmul.wgmma import (
@@ -139,7 +139,7 @@ def _pick(x, weight, out, bias, swiglu: bool = False):
 
 
 def left(x, weight, bias, out, elements=None, *, swiglu: bool = False, stream=0):
-    multiply_left(x, weight, out, swiglu=swiglu, stream=stream)
+    multiply_swap_ab(x, weight, out, swiglu=swiglu, stream=stream)
 
 
 def specialised(x, weight, bias, out, elements=None, stream=0):
@@ -181,12 +181,12 @@ def linear_bf16_wgmma(x, weight, out, stream=0):
     specialised(x, weight, None, out, stream=stream)
 
 
-@rung(kernel=kernels_left(), needs=HOPPER, idea=IDEA_LEFT, sizes=SIZES_LEFT)
+@rung(kernel=swap_ab_kernels(), needs=HOPPER, idea=IDEA_SWAP_AB, sizes=SIZES_SWAP_AB)
 def linear_bf16_left(x, weight, out, stream=0):
     """For some tens of rows: the time is that of reading the weights, of which 128 rows are a tile."""
     check_linear(x, weight, None, out)
-    check_left(x, weight)
-    multiply_left(x, weight, out, stream=stream)
+    check_swap_ab(x, weight)
+    multiply_swap_ab(x, weight, out, stream=stream)
 
 
 @rung(kernel=(make_thread_wide(BFLOAT16, BFLOAT16), make_thread(BFLOAT16, BFLOAT16), make_tensor(1, 1)),
@@ -213,12 +213,12 @@ def linear_swiglu_wgmma(x, gate_up, out, stream=0):
     specialised_swiglu(x, gate_up, None, out, stream=stream)
 
 
-@rung(kernel=kernels_left(swiglu=True), needs=HOPPER, idea=IDEA_LEFT, sizes=SIZES_LEFT)
+@rung(kernel=swap_ab_kernels(swiglu=True), needs=HOPPER, idea=IDEA_SWAP_AB, sizes=SIZES_SWAP_AB)
 def linear_swiglu_left(x, gate_up, out, stream=0):
     """As linear_bf16_left: a thread has eight outputs' gates and their ups among its accumulators."""
     check_linear(x, gate_up, None, out, swiglu=True)
-    check_left(x, gate_up)
-    multiply_left(x, gate_up, out, swiglu=True, stream=stream)
+    check_swap_ab(x, gate_up)
+    multiply_swap_ab(x, gate_up, out, swiglu=True, stream=stream)
 
 
 @rung(kernel=(make_thread_wide(BFLOAT16, BFLOAT16, swiglu=True), make_thread(BFLOAT16, BFLOAT16, swiglu=True)),
@@ -244,12 +244,12 @@ def lm_head_wgmma(x, weight, out, stream=0):
     specialised_floats(x, weight, None, out, stream=stream)
 
 
-@rung(kernel=kernels_left(floats=True), needs=HOPPER, idea=IDEA_LEFT, sizes=SIZES_LEFT)
+@rung(kernel=swap_ab_kernels(floats=True), needs=HOPPER, idea=IDEA_SWAP_AB, sizes=SIZES_SWAP_AB)
 def lm_head_left(x, weight, out, stream=0):
     """As linear_bf16_left; accumulators are stored as they are."""
     check_linear(x, weight, None, out)
-    check_left(x, weight)
-    multiply_left(x, weight, out, stream=stream)
+    check_swap_ab(x, weight)
+    multiply_swap_ab(x, weight, out, stream=stream)
 
 
 @rung(kernel=make_thread_wide(BFLOAT16, FLOAT32), idea="the one to use, by the number of rows")

@@ -46,7 +46,7 @@ from labkit.kernels.linear.fused import (
 )
 from labkit.kernels.matmul import mma as tensor_core
 from labkit.kernels.matmul import wgmma
-from labkit.kernels.matmul.float32_tiles import load_four, load_four_singly
+from labkit.kernels.matmul.float32_tiles import load_four, load_four_scalar
 from labkit.kernels.matmul.mma import MMA, Tile, add_product, launch, make_pipelined
 from labkit.kernels.matmul.wgmma import HOPPER, multiply_parts, multiply_specialised
 from labkit.kernels.matmul.wgmma_tiles import unchanged
@@ -93,7 +93,7 @@ def make_skinny(rows_each: int, wide: bool, split: bool, gelu: bool | str, resid
     QUADS, ACCUMULATORS = ROWS // 4, 4 * ROWS
     KEPT = max(1, ACCUMULATORS // 8)  # accumulators of a lane after three folds
     X_SIZE, MEETING = CHUNK * PITCH, WARPS * ROWS * COLS
-    load, epilogue = load_four if wide else load_four_singly, epilogue_for(gelu, residual)
+    load, epilogue = load_four if wide else load_four_scalar, epilogue_for(gelu, residual)
     fold_16, fold_8 = make_fold(ACCUMULATORS, 16), make_fold(ACCUMULATORS // 2, 8)
     fold_4 = make_fold(ACCUMULATORS // 4, 4)
 

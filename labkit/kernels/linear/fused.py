@@ -28,15 +28,15 @@ from labkit.kernels.arguments import aligned, blocks_for, check_array, dynamic_s
 from labkit.kernels.baselines import Baseline, gelu_by_cublas
 from labkit.kernels.gelu import gelu_erf, gelu_erf_reference, gelu_sigmoid, gelu_tanh_reference
 from labkit.kernels.matmul.float32_tiles import (
-    A_LINE,
-    LINE,
-    ON_THE_WAY,
+    A_STRIDE,
+    IN_FLIGHT,
     PAIR,
     RING,
     STAGES,
     STEPS,
+    STRIDE,
     WIDE,
-    add_products_to_and_fro,
+    add_products_serpentine,
     copy_pair_guarded,
     read_eight,
     two_steps,
@@ -177,8 +177,8 @@ def fused_tiled(x, weights, bias, out, *, residual=None, gelu=False, parts=None,
 def copy_pair_rows(shared, fill, a, a_row, a_col, b, b_row, b_col):
     """As matmul's copy_pair, but rows beyond the last of a are zeros: any number of tokens."""
     rows, depth, cols = uint32(a.shape[0]), uint32(a.shape[1]), uint32(b.shape[1])
-    a_to = uint32(fill + a_col % uint32(STEPS) * uint32(LINE) + a_row % uint32(WIDE))
-    b_to = uint32(fill + b_row % uint32(STEPS) * uint32(LINE) + uint32(A_LINE) + b_col % uint32(WIDE))
+    a_to = uint32(fill + a_col % uint32(STEPS) * uint32(STRIDE) + a_row % uint32(WIDE))
+    b_to = uint32(fill + b_row % uint32(STEPS) * uint32(STRIDE) + uint32(A_STRIDE) + b_col % uint32(WIDE))
     for i in range(8):
         row = uint32(a_row + uint32(16 * i))
         inside = row < rows
@@ -186,7 +186,7 @@ def copy_pair_rows(shared, fill, a, a_row, a_col, b, b_row, b_col):
                        a, uint32(row * depth + a_col) if inside else uint32(0), uint32(4) if inside else uint32(0))
     b_from = uint32(b_row * cols + b_col)
     for i in range(2):
-        ptx.cp_async_16(shared, uint32(b_to + uint32(8 * i * LINE)), b, uint32(b_from + uint32(8 * i) * cols), 16)
+        ptx.cp_async_16(shared, uint32(b_to + uint32(8 * i * STRIDE)), b, uint32(b_from + uint32(8 * i) * cols), 16)
 
 
 @kernel_factory
@@ -254,9 +254,9 @@ def make_fused_pipelined(exact: bool, split: bool, gelu: bool | str, residual: b
             ptx.cp_async_commit()  # a group may be empty: what counts is that there is one for each pair
             ahead, fill = uint32(ahead + uint32(STEPS)), uint32(fill + uint32(PAIR))
             a_col, b_row = uint32(a_col + uint32(STEPS)), uint32(b_row + uint32(STEPS))
-        ptx.cp_async_wait(ON_THE_WAY)
+        ptx.cp_async_wait(IN_FLIGHT)
         cuda.syncthreads()  # the first pair is complete
-        a_at, b_at = row, uint32(uint32(A_LINE) + col)
+        a_at, b_at = row, uint32(uint32(A_STRIDE) + col)
         read_eight(shared, a_at, 32, a_even)
         read_eight(shared, b_at, 16, b_even)
 
@@ -275,18 +275,18 @@ def make_fused_pipelined(exact: bool, split: bool, gelu: bool | str, residual: b
             two_steps(shared, a_at, b_at, 8, acc, a_even, b_even, a_odd, b_odd)
             two_steps(shared, a_at, b_at, 10, acc, a_even, b_even, a_odd, b_odd)
             two_steps(shared, a_at, b_at, 12, acc, a_even, b_even, a_odd, b_odd)
-            read_eight(shared, uint32(a_at + uint32(15 * LINE)), 32, a_odd)
-            read_eight(shared, uint32(b_at + uint32(15 * LINE)), 16, b_odd)
-            add_products_to_and_fro(acc, a_even, b_even)
+            read_eight(shared, uint32(a_at + uint32(15 * STRIDE)), 32, a_odd)
+            read_eight(shared, uint32(b_at + uint32(15 * STRIDE)), 16, b_odd)
+            add_products_serpentine(acc, a_even, b_even)
 
-            ptx.cp_async_wait(ON_THE_WAY)
+            ptx.cp_async_wait(IN_FLIGHT)
             cuda.syncthreads()  # the next pair is complete; and this one has been read by all, and may be filled again
             a_at, b_at = uint32(a_at + uint32(PAIR)), uint32(b_at + uint32(PAIR))
             if a_at >= uint32(RING):
-                a_at, b_at = row, uint32(uint32(A_LINE) + col)
+                a_at, b_at = row, uint32(uint32(A_STRIDE) + col)
             read_eight(shared, a_at, 32, a_even)
             read_eight(shared, b_at, 16, b_even)
-            add_products_to_and_fro(acc, a_odd, b_odd)
+            add_products_serpentine(acc, a_odd, b_odd)
             start = uint32(start + uint32(STEPS))
 
         for i in range(8):

@@ -29,7 +29,7 @@ from labkit.kernels.norm.layernorm import layernorm_reference
 from labkit.kernels.norm.layernorm import tolerance as layernorm_tolerance
 from labkit.kernels.norm.rows import EPSILON
 from labkit.kernels.op import Op, Work, rung, uniform
-from labkit.kernels.overlap import begins_early
+from labkit.kernels.pdl import uses_pdl
 from labkit.kernels.reduce import ZERO, warp_sum
 
 THREADS, WARPS = 256, 8
@@ -40,7 +40,7 @@ BLOCKS = 2  # that an SM holds
 
 @kernel_factory
 def make_row_logits(half: bool, depth: int, early: bool = False):
-    """early: as in kernels/overlap.py, the first rows of the table first."""
+    """early: as in kernels/pdl.py, the first rows of the table first."""
     EACH = 8 if half else 4
     WORD = uint32 if half else float32
     DEPTH, TURNS = depth, -(-depth // (32 * EACH))
@@ -133,7 +133,7 @@ def make_row_logits(half: bool, depth: int, early: bool = False):
                 largest = max(largest, keys[other])
             best[u32.blockIdx.x] = largest
 
-    row_logits_kernel.begins_early = early
+    row_logits_kernel.uses_pdl = early
     return row_logits_kernel
 
 
@@ -162,7 +162,7 @@ def make_pick_next(early: bool):
             ids[0] = int32(~uint32(largest))
             start[0] += int32(count)
 
-    pick_next_kernel.begins_early = early
+    pick_next_kernel.uses_pdl = early
     return pick_next_kernel
 
 
@@ -191,7 +191,7 @@ def row_logits(x, norm_weight, norm_bias, table, logits, best, *, stream=0):
     if not aligned(x, norm_weight, norm_bias, table):
         raise ValueError("x, norm_weight, norm_bias and table must begin at multiples of 16 bytes; pass a copy of a "
                          "view that does not")
-    kernel = make_row_logits(dtype == np.float16, depth, begins_early(1))
+    kernel = make_row_logits(dtype == np.float16, depth, uses_pdl(1))
     kernel[blocks_of(), THREADS, stream](x, norm_weight, norm_bias, table, logits, best)
 
 
@@ -200,7 +200,7 @@ def pick_next(best, ids, start, count=1, *, stream=0):
     check_array("best", best, shape=(blocks_of(),), dtype=np.int64)
     check_array("ids", ids, shape=(1,), dtype=np.int32)
     check_array("start", start, shape=(1,), dtype=np.int32)
-    make_pick_next(begins_early(1))[1, THREADS, stream](best, ids, start, np.int32(count))
+    make_pick_next(uses_pdl(1))[1, THREADS, stream](best, ids, start, np.int32(count))
 
 
 # --- The operations ---------------------------------------------------------------------------------------------------

@@ -39,7 +39,7 @@ from labkit.kernels.linear.streamed import (
 )
 from labkit.kernels.matmul.mma import add_product_bf16
 from labkit.kernels.norm.rows import small
-from labkit.kernels.overlap import CARVEOUT, begins_early, load_of
+from labkit.kernels.pdl import CARVEOUT, load_of, uses_pdl
 from labkit.kernels.reduce import warp_sum
 
 ROWS = 8  # of x at most: the columns of a tile of mma.sync
@@ -178,7 +178,7 @@ def make_normed(columns: int, most: int, eps: float, *, swiglu: bool = False, ea
                 else:
                     out[token, col] = epilogue(total, out, col)
 
-    streamed_normed_kernel.begins_early, streamed_normed_kernel.carveout = early, CARVEOUT
+    streamed_normed_kernel.uses_pdl, streamed_normed_kernel.carveout = early, CARVEOUT
     return streamed_normed_kernel
 
 
@@ -201,5 +201,5 @@ def linear_normed(x, residual, norm_weight, summed, weight, out, eps, *, swiglu:
     check_array("out", out, shape=(rows, out.shape[1]), dtype=np.uint16)
     if not aligned(x, residual, norm_weight, summed, weight):
         raise ValueError("x, residual, norm_weight, summed and weight must begin at multiples of 16 bytes")
-    kernel = make_normed(columns, 1 if rows == 1 else ROWS, eps, swiglu=swiglu, early=begins_early(rows))
+    kernel = make_normed(columns, 1 if rows == 1 else ROWS, eps, swiglu=swiglu, early=uses_pdl(rows))
     kernel[-(-weight.shape[0] // 16), TENSOR_THREADS, stream](x, residual, norm_weight, summed, weight, out)

@@ -23,7 +23,7 @@ weights come, products are added up, and the result goes back. Three things shor
     ahead            what the next launch reads is fetched into L2 meanwhile (`ahead`): a launch that only waits for
                      latencies leaves memory idle, and the next one finds its weights in L2. Compute capability 9.0
     early            in a graph a launch begins while the one before it ends, and asks for its weights before it waits
-                     for its row (kernels/overlap.py). Compute capability 9.0
+                     for its row (kernels/pdl.py). Compute capability 9.0
 
 A block has 16 columns (8 where float32 columns are few, for more blocks); its threads share K, and their sums meet in
 shared memory. The sums are always added in the same order.
@@ -45,7 +45,7 @@ from labkit.kernels.norm.layernorm import layernorm_reference
 from labkit.kernels.norm.layernorm import tolerance as layernorm_tolerance
 from labkit.kernels.norm.rows import EPSILON, small
 from labkit.kernels.op import Op, Work, rung, uniform
-from labkit.kernels.overlap import begins_early
+from labkit.kernels.pdl import uses_pdl
 from labkit.kernels.reduce import warp_max, warp_sum
 from labkit.kernels.tolerance import EPS16, EPS32, SMALLEST16
 
@@ -112,7 +112,7 @@ def make_row_statistics(depth: int, each: int = 4):
 def make_one_row(half: bool, source: str, after: str, depth: int, lanes: int, threads: int, ahead: bool,
                  heads: int = 0, splits: int = 0, early: bool = False):
     """lanes: neighbours that read a row of the weights together, 16 bytes each. heads, splits: of what is joined.
-    early: as in kernels/overlap.py, all of a round's weights first.
+    early: as in kernels/pdl.py, all of a round's weights first.
 
     Its arguments: source PLAIN x, NORM x and the norm's parameters, JOIN found and statistics of one_query.py; what is
     not there is any array.
@@ -300,7 +300,7 @@ def make_one_row(half: bool, source: str, after: str, depth: int, lanes: int, th
             elif place < uint32(cache.shape[0]):  # a cache that is full stays as it is
                 cache[place, uint32(col - uint32(DEPTH))] = total
 
-    one_row_kernel.begins_early = early
+    one_row_kernel.uses_pdl = early
     return one_row_kernel
 
 
@@ -359,7 +359,7 @@ def launch(source, after, x, norm, weights, bias, residual, out, cache, start, s
     depth, cols, half = shape
     lanes, threads = plan(depth, cols, half)
     fetch = (ahead is not None or after == QKV) and fetches_ahead()
-    kernel = make_one_row(half, source, after, depth, lanes, threads, fetch, heads, splits, begins_early(1))
+    kernel = make_one_row(half, source, after, depth, lanes, threads, fetch, heads, splits, uses_pdl(1))
     blocks = -(-cols // (lanes * (8 if half else 4)))
     kernel[blocks, threads, stream](x, *norm, weights, bias, out if residual is None else residual, out, cache, start,
                                     *what_is_ahead(ahead, weights))
@@ -411,7 +411,7 @@ def make_one_row_embedding(early: bool):
                 value = float32(tokens[token, col]) + float32(positions[position, col])
             out[0, col] = value
 
-    one_row_embedding_kernel.begins_early = early
+    one_row_embedding_kernel.uses_pdl = early
     return one_row_embedding_kernel
 
 
@@ -419,7 +419,7 @@ def one_row_embedding(ids, tokens, positions, start, out, *, stream=0):
     """out = tokens[ids[0]] + positions[start[0]], in float32 whatever the tables hold; NaN where there is no such
     row."""
     check_array("out", out, ndim=2)
-    kernel = make_one_row_embedding(begins_early(1))
+    kernel = make_one_row_embedding(uses_pdl(1))
     kernel[-(-out.shape[1] // BLOCK), BLOCK, stream](ids, tokens, positions, start, out)
 
 

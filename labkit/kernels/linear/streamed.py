@@ -36,7 +36,7 @@ from labkit.kernels.arguments import aligned, blocks_for, check_array
 from labkit.kernels.elements import BFLOAT16, ELEMENTS, SWIGLU, Element, element_of
 from labkit.kernels.matmul.mma import MMA, add_product_bf16
 from labkit.kernels.op import rung
-from labkit.kernels.overlap import CARVEOUT, begins_early, load_of
+from labkit.kernels.pdl import CARVEOUT, load_of, uses_pdl
 from labkit.kernels.reduce import warp_sum
 
 ZERO, NONE = float32(0.0), uint32(0)
@@ -290,7 +290,7 @@ def make_tensor(token_tiles: int, row_tiles: int, *, out_element: Element = BFLO
     eight loads of weights in a row. Which warp adds what, and in which order, depends on K only: an output has the same
     bits for any number of tokens and any tiles.
 
-    early: its weights travel to L2 while the kernel before it ends; see kernels/overlap.py.
+    early: its weights travel to L2 while the kernel before it ends; see kernels/pdl.py.
     """
     TILES, ROW_TILES = token_tiles, row_tiles
     TOKENS = 8 * token_tiles
@@ -386,7 +386,7 @@ def make_tensor(token_tiles: int, row_tiles: int, *, out_element: Element = BFLO
                         out[row, col] = epilogue(total, bias_of, col)
                 number += uint32(TENSOR_THREADS)
 
-    streamed_tensor_kernel.begins_early, streamed_tensor_kernel.carveout = early, CARVEOUT
+    streamed_tensor_kernel.uses_pdl, streamed_tensor_kernel.carveout = early, CARVEOUT
     return streamed_tensor_kernel
 
 
@@ -467,7 +467,7 @@ def by_tensor_cores(x, weight, bias, out, elements, *, swiglu: bool = False, str
     """Any number of tokens, 32 or fewer at a time."""
     token_tiles, row_tiles = tiles_for(x.shape[0], weight.shape[0])
     kernel = make_tensor(token_tiles, row_tiles, out_element=elements[1], bias=bias is not None, swiglu=swiglu,
-                         early=begins_early(x.shape[0]))
+                         early=uses_pdl(x.shape[0]))
     grid = blocks_for((weight.shape[0], x.shape[0]), (16 * row_tiles, 8 * token_tiles))
     kernel[grid, TENSOR_THREADS, stream](x, weight, out if bias is None else bias, out)
 

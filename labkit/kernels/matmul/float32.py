@@ -17,23 +17,23 @@ from labkit.device import ptx
 from labkit.kernels.arguments import aligned, blocks_for, check_array, dynamic_shared
 from labkit.kernels.baselines import numpy_cupy_torch
 from labkit.kernels.matmul.float32_tiles import (
-    A_LINE,
-    LINE,
-    ON_THE_WAY,
+    A_STRIDE,
+    IN_FLIGHT,
     PAIR,
     RING,
     STAGES,
     STEPS,
+    STRIDE,
     WIDE,
     add_products,
-    add_products_to_and_fro,
+    add_products_serpentine,
     copy_pair,
     copy_pair_guarded,
     load_four,
-    load_four_singly,
+    load_four_scalar,
     read_eight,
     store_four,
-    store_four_singly,
+    store_four_scalar,
     two_steps,
 )
 from labkit.kernels.op import Op, Work, rung, uniform
@@ -219,12 +219,12 @@ def _launch_register_blocked(kernel, thread_tile, a, b, out, stream):
 
 # --- 128 bits at a time -----------------------------------------------------------------------------------------------
 
-TILES = DEPTH * (A_LINE + WIDE)  # numbers in a pair of tiles: that of a, then that of b
+TILES = DEPTH * (A_STRIDE + WIDE)  # numbers in a pair of tiles: that of a, then that of b
 TWO_PAIRS = 2 * TILES
 
 
 def _four_at_a_time(wide: bool):
-    return (load_four, store_four) if wide else (load_four_singly, store_four_singly)
+    return (load_four, store_four) if wide else (load_four_scalar, store_four_scalar)
 
 
 def make_matmul_vectorized(wide: bool):
@@ -244,24 +244,24 @@ def make_matmul_vectorized(wide: bool):
         row, col = thread // 16 * 4, thread % 16 * 4  # of its tile
         a_row, a_col = thread // 2, thread % 2 * 4  # what it loads of a
         b_row, b_col = thread // 32, thread % 32 * 4  # and of b
-        a_to = a_col * A_LINE + a_row
-        b_to = DEPTH * A_LINE + b_row * WIDE + b_col
+        a_to = a_col * A_STRIDE + a_row
+        b_to = DEPTH * A_STRIDE + b_row * WIDE + b_col
         for i in u32.range(64):
             acc[i] = float32(0.0)
 
         for start in u32.range(0, depth, DEPTH):
             p, q, r, s = load(a, top + a_row, start + a_col)
-            shared[a_to], shared[a_to + A_LINE] = p, q  # a row of a becomes a column
-            shared[a_to + 2 * A_LINE], shared[a_to + 3 * A_LINE] = r, s
+            shared[a_to], shared[a_to + A_STRIDE] = p, q  # a row of a becomes a column
+            shared[a_to + 2 * A_STRIDE], shared[a_to + 3 * A_STRIDE] = r, s
             p, q, r, s = load(b, start + b_row, left + b_col)
             ptx.store_shared4(shared, b_to, p, q, r, s)
             cuda.syncthreads()  # both tiles are complete
-            a_at, b_at = row, DEPTH * A_LINE + col
-            while a_at < DEPTH * A_LINE:
+            a_at, b_at = row, DEPTH * A_STRIDE + col
+            while a_at < DEPTH * A_STRIDE:
                 read_eight(shared, a_at, 64, a_part)
                 read_eight(shared, b_at, 64, b_part)
                 add_products(acc, a_part, b_part)
-                a_at, b_at = a_at + A_LINE, b_at + WIDE
+                a_at, b_at = a_at + A_STRIDE, b_at + WIDE
             cuda.syncthreads()  # both tiles are free to overwrite
 
         for i in u32.range(8):
@@ -310,8 +310,8 @@ def make_matmul_double_buffered(wide: bool):
         row, col = thread // 16 * 4, thread % 16 * 4
         a_row, a_col = thread // 2, thread % 2 * 4
         b_row, b_col = thread // 32, thread % 32 * 4
-        a_to = a_col * A_LINE + a_row
-        b_to = DEPTH * A_LINE + b_row * WIDE + b_col
+        a_to = a_col * A_STRIDE + a_row
+        b_to = DEPTH * A_STRIDE + b_row * WIDE + b_col
         for i in u32.range(64):
             acc[i] = float32(0.0)
 
@@ -319,21 +319,21 @@ def make_matmul_double_buffered(wide: bool):
         a0, a1, a2, a3 = load(a, top + a_row, a_col)
         b0, b1, b2, b3 = load(b, b_row, left + b_col)
         while start < depth:
-            shared[fill + a_to], shared[fill + a_to + A_LINE] = a0, a1
-            shared[fill + a_to + 2 * A_LINE], shared[fill + a_to + 3 * A_LINE] = a2, a3
+            shared[fill + a_to], shared[fill + a_to + A_STRIDE] = a0, a1
+            shared[fill + a_to + 2 * A_STRIDE], shared[fill + a_to + 3 * A_STRIDE] = a2, a3
             ptx.store_shared4(shared, fill + b_to, b0, b1, b2, b3)
             cuda.syncthreads()  # this pair is complete, and no thread reads the other one, which is filled next
             start += DEPTH
             if start < depth:  # these loads are on their way through all of the products below
                 a0, a1, a2, a3 = load(a, top + a_row, start + a_col)
                 b0, b1, b2, b3 = load(b, start + b_row, left + b_col)
-            end = fill + DEPTH * A_LINE
+            end = fill + DEPTH * A_STRIDE
             a_at, b_at = fill + row, end + col
             while a_at < end:
                 read_eight(shared, a_at, 64, a_part)
                 read_eight(shared, b_at, 64, b_part)
                 add_products(acc, a_part, b_part)
-                a_at, b_at = a_at + A_LINE, b_at + WIDE
+                a_at, b_at = a_at + A_STRIDE, b_at + WIDE
             fill = TILES - fill
 
         for i in u32.range(8):
@@ -365,7 +365,7 @@ def matmul_double_buffered(a, b, out, stream=0):
 def make_matmul_pipelined(exact: bool):
     """exact: out is made of whole tiles, K of whole steps, and the matrices are aligned; then nothing needs a guard."""
     copy = copy_pair if exact else copy_pair_guarded
-    store = store_four if exact else store_four_singly
+    store = store_four if exact else store_four_scalar
 
     @cuda.jit(launch_bounds=(256, 2))
     def matmul_pipelined_kernel(a, b, out):
@@ -396,9 +396,9 @@ def make_matmul_pipelined(exact: bool):
             ptx.cp_async_commit()  # a group may be empty: what counts is that there is one for each pair
             ahead, fill = ahead + STEPS, fill + PAIR
             a_col, b_row = a_col + STEPS, b_row + STEPS
-        ptx.cp_async_wait(ON_THE_WAY)
+        ptx.cp_async_wait(IN_FLIGHT)
         cuda.syncthreads()  # the first pair is complete
-        a_at, b_at = row, A_LINE + col
+        a_at, b_at = row, A_STRIDE + col
         read_eight(shared, a_at, 32, a_even)
         read_eight(shared, b_at, 16, b_even)
 
@@ -419,18 +419,18 @@ def make_matmul_pipelined(exact: bool):
             two_steps(shared, a_at, b_at, 8, acc, a_even, b_even, a_odd, b_odd)
             two_steps(shared, a_at, b_at, 10, acc, a_even, b_even, a_odd, b_odd)
             two_steps(shared, a_at, b_at, 12, acc, a_even, b_even, a_odd, b_odd)
-            read_eight(shared, a_at + 15 * LINE, 32, a_odd)
-            read_eight(shared, b_at + 15 * LINE, 16, b_odd)
-            add_products_to_and_fro(acc, a_even, b_even)
+            read_eight(shared, a_at + 15 * STRIDE, 32, a_odd)
+            read_eight(shared, b_at + 15 * STRIDE, 16, b_odd)
+            add_products_serpentine(acc, a_even, b_even)
 
-            ptx.cp_async_wait(ON_THE_WAY)
+            ptx.cp_async_wait(IN_FLIGHT)
             cuda.syncthreads()  # the next pair is complete; and this one has been read by all, and may be filled again
             a_at, b_at = a_at + PAIR, b_at + PAIR
             if a_at >= RING:
-                a_at, b_at = row, A_LINE + col
+                a_at, b_at = row, A_STRIDE + col
             read_eight(shared, a_at, 32, a_even)
             read_eight(shared, b_at, 16, b_even)
-            add_products_to_and_fro(acc, a_odd, b_odd)
+            add_products_serpentine(acc, a_odd, b_odd)
 
         for i in u32.range(8):
             out_row = top + row + (i // 4 * 32 + i % 4)

@@ -10,7 +10,7 @@ from labkit import cuda, u32
 from labkit.device import ptx
 
 WIDE = 128  # a block computes WIDE x WIDE elements
-A_LINE = WIDE + 4  # the tile of a is transposed; 4 more, and what a warp writes into it lies in 32 different banks
+A_STRIDE = WIDE + 4  # the tile of a is transposed; 4 more, and what a warp writes into it lies in 32 different banks
 
 
 @cuda.jit(device=True)
@@ -24,7 +24,7 @@ def load_four(array, row, col):
 
 
 @cuda.jit(device=True)
-def load_four_singly(array, row, col):
+def load_four_scalar(array, row, col):
     """The same in four loads, for rows of any length."""
     inside, cols = row < array.shape[0], u32.shape(array)[1]
     x = array[row, col] if inside and col < cols else float32(0.0)
@@ -43,7 +43,7 @@ def store_four(out, row, col, x, y, z, w):
 
 
 @cuda.jit(device=True)
-def store_four_singly(out, row, col, x, y, z, w):
+def store_four_scalar(out, row, col, x, y, z, w):
     inside, cols = row < out.shape[0], u32.shape(out)[1]
     if inside and col < cols:
         out[row, col] = x
@@ -73,9 +73,9 @@ def add_products(acc, a_part, b_part):
 
 STEPS = 16  # columns of a, and rows of b, in one tile
 STAGES = 3  # pairs of tiles: one is read, two are on their way
-ON_THE_WAY = STAGES - 2  # groups of copies that may be unfinished when the next pair is wanted
-LINE = A_LINE + WIDE  # a line of shared memory is one step: a column of the tile of a, then a row of the tile of b
-PAIR = STEPS * LINE
+IN_FLIGHT = STAGES - 2  # groups of copies that may be unfinished when the next pair is wanted
+STRIDE = A_STRIDE + WIDE  # a line of shared memory is one step: a column of the tile of a, then a row of the tile of b
+PAIR = STEPS * STRIDE
 RING = STAGES * PAIR
 
 
@@ -83,21 +83,21 @@ RING = STAGES * PAIR
 def copy_pair(shared, fill, a, a_row, a_col, b, b_row, b_col):
     """Starts this thread's share of a pair of tiles: of a 8 numbers, 16 rows apart; of b twice 4, 8 rows apart."""
     depth, cols = u32.shape(a)[1], u32.shape(b)[1]
-    a_to = fill + a_col % STEPS * LINE + a_row % WIDE
-    b_to = fill + b_row % STEPS * LINE + A_LINE + b_col % WIDE
+    a_to = fill + a_col % STEPS * STRIDE + a_row % WIDE
+    b_to = fill + b_row % STEPS * STRIDE + A_STRIDE + b_col % WIDE
     a_from, b_from = a_row * depth + a_col, b_row * cols + b_col
     for i in u32.range(8):
         ptx.cp_async_4(shared, a_to + 16 * i, a, a_from + 16 * i * depth, 4)
     for i in u32.range(2):
-        ptx.cp_async_16(shared, b_to + 8 * i * LINE, b, b_from + 8 * i * cols, 16)
+        ptx.cp_async_16(shared, b_to + 8 * i * STRIDE, b, b_from + 8 * i * cols, 16)
 
 
 @cuda.jit(device=True)
 def copy_pair_guarded(shared, fill, a, a_row, a_col, b, b_row, b_col):
     """As copy_pair, but number by number, and zeros beyond the edges: there 0 bytes are copied."""
     rows, depth, cols = u32.shape(a)[0], u32.shape(a)[1], u32.shape(b)[1]
-    a_to = fill + a_col % STEPS * LINE + a_row % WIDE
-    b_to = fill + b_row % STEPS * LINE + A_LINE + b_col % WIDE
+    a_to = fill + a_col % STEPS * STRIDE + a_row % WIDE
+    b_to = fill + b_row % STEPS * STRIDE + A_STRIDE + b_col % WIDE
     for i in u32.range(8):
         row = a_row + 16 * i
         inside = row < rows and a_col < depth
@@ -106,12 +106,12 @@ def copy_pair_guarded(shared, fill, a, a_row, a_col, b, b_row, b_col):
     for i in u32.range(8):
         row, col = b_row + i // 4 * 8, b_col + i % 4
         inside = row < depth and col < cols
-        ptx.cp_async_4(shared, b_to + (i // 4 * 8 * LINE + i % 4),
+        ptx.cp_async_4(shared, b_to + (i // 4 * 8 * STRIDE + i % 4),
                        b, row * cols + col if inside else 0, 4 if inside else 0)
 
 
 @cuda.jit(device=True)
-def add_products_to_and_fro(acc, a_part, b_part):
+def add_products_serpentine(acc, a_part, b_part):
     """As add_products, in an order in which each product shares a factor with the one before: a register that is read
     twice in a row is fetched once."""
     for j in range(8):
@@ -123,11 +123,11 @@ def add_products_to_and_fro(acc, a_part, b_part):
 @cuda.jit(device=True)
 def two_steps(shared, a_at, b_at, step, acc, a_even, b_even, a_odd, b_odd):
     """The products of `step`, an even one, and of the next. Each step's numbers are read one step ahead."""
-    ahead = (step + 1) * LINE
+    ahead = (step + 1) * STRIDE
     read_eight(shared, a_at + ahead, 32, a_odd)
     read_eight(shared, b_at + ahead, 16, b_odd)
-    add_products_to_and_fro(acc, a_even, b_even)
-    ahead = (step + 2) * LINE
+    add_products_serpentine(acc, a_even, b_even)
+    ahead = (step + 2) * STRIDE
     read_eight(shared, a_at + ahead, 32, a_even)
     read_eight(shared, b_at + ahead, 16, b_even)
-    add_products_to_and_fro(acc, a_odd, b_odd)
+    add_products_serpentine(acc, a_odd, b_odd)

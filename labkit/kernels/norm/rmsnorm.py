@@ -29,7 +29,7 @@ from labkit.kernels.eights import ACCESS, in_eights, rounded_as
 from labkit.kernels.elements import BFLOAT16, FLOAT32, Element, element_of
 from labkit.kernels.norm.rows import block_sum_once, flat, small
 from labkit.kernels.op import Op, Work, rung, uniform
-from labkit.kernels.overlap import begins_early
+from labkit.kernels.pdl import uses_pdl
 from labkit.kernels.reduce import block_reduce_sum, warp_sum
 from labkit.kernels.tolerance import EPS32, EPS_BF16
 
@@ -160,7 +160,7 @@ def make_rmsnorm(element: Element, alone: bool, octets: int, together: bool, wit
                  early: bool = False):
     """A kernel for rows of up to 8 * octets columns a thread. alone: a warp has a row, not a block. together: columns
     come in eights, at multiples of 16 bytes. with_residual: total = x + residual, and that is normalised. early: as in
-    kernels/overlap.py, the weights first."""
+    kernels/pdl.py, the weights first."""
     (load, store), rounded = ACCESS[element].neighbours(together), ACCESS[element].rounded
     count, SMALL, EARLY = 8 * octets, small(eps), early
 
@@ -208,7 +208,7 @@ def make_rmsnorm(element: Element, alone: bool, octets: int, together: bool, wit
             for o in range(octets):
                 store(out, uint32(first + uint32(o) * step), left - int32(uint32(o) * step), v, 8 * o)
 
-    rmsnorm_registers_kernel.begins_early = early
+    rmsnorm_registers_kernel.uses_pdl = early
     return rmsnorm_registers_kernel
 
 
@@ -220,7 +220,7 @@ def _launch(element, x, residual, weight, total, out, eps, stream, with_residual
     warps = -(-columns // (256 * octets))
     together = together and in_eights(columns, x, residual, weight, total, out)
     each = min(ROWS, rows) if warps == 1 else 1
-    kernel = make_rmsnorm(element, warps == 1, octets, together, with_residual, eps, begins_early(rows))
+    kernel = make_rmsnorm(element, warps == 1, octets, together, with_residual, eps, uses_pdl(rows))
     kernel[-(-rows // each), 32 * warps * each, stream](flat(x), flat(residual), weight, flat(total), flat(out))
 
 

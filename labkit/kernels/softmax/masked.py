@@ -23,7 +23,7 @@ from labkit.device.lazy import kernel_factory
 from labkit.kernels.arguments import MAX_GRID_YZ, check_array
 from labkit.kernels.baselines import Baseline, numpy_cupy_torch
 from labkit.kernels.op import Op, Work, rung, uniform
-from labkit.kernels.reduce import NOTHING, ZERO, block_max, block_sum, warp_max, warp_sum
+from labkit.kernels.reduce import NEG_INF, ZERO, block_max, block_sum, warp_max, warp_sum
 from labkit.kernels.softmax.rows import softmax_block_tree_kernel
 from labkit.kernels.tolerance import EPS32
 
@@ -62,7 +62,7 @@ def scale_kernel(scores, out, scale):
 
 
 @cuda.jit(device=True)
-def columns_seen(row, size, lengths, sequence, mask):
+def num_visible(row, size, lengths, sequence, mask):
     """How many of its first columns a query sees."""
     seen = size
     if mask & CAUSAL:
@@ -77,8 +77,8 @@ def mask_kernel(x, lengths, heads, mask):
     col, row, matrix = cuda.grid(3)
     col, row, matrix = uint32(col), uint32(row), uint32(matrix)
     size = uint32(x.shape[2])
-    if col < size and col >= columns_seen(row, size, lengths, matrix // heads, mask):
-        x[matrix, row, col] = NOTHING
+    if col < size and col >= num_visible(row, size, lengths, matrix // heads, mask):
+        x[matrix, row, col] = NEG_INF
 
 
 @rung(kernel=(scale_kernel, mask_kernel, softmax_block_tree_kernel), idea="three kernels: scale, mask, softmax")
@@ -106,14 +106,14 @@ def masked_softmax_three_read_kernel(scores, lengths, out, scale, mask):
     row, thread = uint32(cuda.blockIdx.x), uint32(cuda.threadIdx.x)
     matrix = uint32(cuda.blockIdx.z * cuda.gridDim.y + cuda.blockIdx.y)
     size, threads = uint32(scores.shape[2]), uint32(cuda.blockDim.x)
-    seen = columns_seen(row, size, lengths, uint32(cuda.blockIdx.z), mask)
+    seen = num_visible(row, size, lengths, uint32(cuda.blockIdx.z), mask)
 
-    row_max = NOTHING
+    row_max = NEG_INF
     col = thread
     while col < size:
         value = scores[matrix, row, col] * scale
         if col >= seen:
-            value = NOTHING
+            value = NEG_INF
         row_max = max(row_max, value)
         col += threads
     row_max = block_max(row_max, partial)
@@ -123,7 +123,7 @@ def masked_softmax_three_read_kernel(scores, lengths, out, scale, mask):
     while col < size:
         value = scores[matrix, row, col] * scale
         if col >= seen:
-            value = NOTHING
+            value = NEG_INF
         row_sum += math.exp(value - row_max)
         col += threads
     row_sum = block_sum(row_sum, partial)
@@ -149,9 +149,9 @@ def masked_softmax_bounded_kernel(scores, lengths, out, scale, mask):
     row, thread = uint32(cuda.blockIdx.x), uint32(cuda.threadIdx.x)
     matrix = uint32(cuda.blockIdx.z * cuda.gridDim.y + cuda.blockIdx.y)
     size, threads = uint32(scores.shape[2]), uint32(cuda.blockDim.x)
-    seen = columns_seen(row, size, lengths, uint32(cuda.blockIdx.z), mask)
+    seen = num_visible(row, size, lengths, uint32(cuda.blockIdx.z), mask)
 
-    row_max = NOTHING
+    row_max = NEG_INF
     col = thread
     while col < seen:  # not size: what the mask hides is never loaded
         row_max = max(row_max, scores[matrix, row, col] * scale)
@@ -201,7 +201,7 @@ def make_warp_row(vectors: int):
             matrix = uint32(cuda.blockIdx.z * cuda.gridDim.y + cuda.blockIdx.y)
             first = uint32((matrix * size + row) * size)
             mine = uint32(uint32(4) * (thread & uint32(31)))
-            seen = columns_seen(row, size, lengths, uint32(cuda.blockIdx.z), mask)
+            seen = num_visible(row, size, lengths, uint32(cuda.blockIdx.z), mask)
 
             for v in range(vectors):  # all loads stand before the first use
                 col = uint32(uint32(128 * v) + mine)
@@ -209,10 +209,10 @@ def make_warp_row(vectors: int):
                     a, b, c, d = ptx.load_nc4(scores, first + col)
                     values[4 * v], values[4 * v + 1], values[4 * v + 2], values[4 * v + 3] = a, b, c, d
 
-            row_max = NOTHING
+            row_max = NEG_INF
             for i in range(held):
                 col = uint32(uint32(128 * (i // 4) + i % 4) + mine)
-                values[i] = values[i] * factor if col < seen else NOTHING
+                values[i] = values[i] * factor if col < seen else NEG_INF
                 row_max = max(row_max, values[i])
             row_max = warp_max(row_max)
 
@@ -246,12 +246,12 @@ def make_warp_row_unaligned(held: int):
         if row < size:
             matrix = uint32(cuda.blockIdx.z * cuda.gridDim.y + cuda.blockIdx.y)
             lane = thread & uint32(31)
-            seen = columns_seen(row, size, lengths, uint32(cuda.blockIdx.z), mask)
+            seen = num_visible(row, size, lengths, uint32(cuda.blockIdx.z), mask)
 
-            row_max = NOTHING
+            row_max = NEG_INF
             for i in range(held):
                 col = uint32(uint32(32 * i) + lane)
-                values[i] = scores[matrix, row, col] * factor if col < seen else NOTHING
+                values[i] = scores[matrix, row, col] * factor if col < seen else NEG_INF
                 row_max = max(row_max, values[i])
             row_max = warp_max(row_max)
 
@@ -283,7 +283,7 @@ def make_block_row(vectors: int):
         size, threads = uint32(scores.shape[2]), uint32(cuda.blockDim.x)
         lane, warp = thread & uint32(31), thread >> uint32(5)
         first = uint32((matrix * size + row) * size)
-        seen = columns_seen(row, size, lengths, uint32(cuda.blockIdx.z), mask)
+        seen = num_visible(row, size, lengths, uint32(cuda.blockIdx.z), mask)
 
         for v in range(vectors):
             col = uint32(uint32(4) * (uint32(v) * threads + thread))
@@ -291,17 +291,17 @@ def make_block_row(vectors: int):
                 a, b, c, d = ptx.load_nc4(scores, first + col)
                 values[4 * v], values[4 * v + 1], values[4 * v + 2], values[4 * v + 3] = a, b, c, d
 
-        row_max = NOTHING
+        row_max = NEG_INF
         for i in range(held):
             col = uint32(uint32(4) * (uint32(i // 4) * threads + thread) + uint32(i % 4))
-            values[i] = values[i] * factor if col < seen else NOTHING
+            values[i] = values[i] * factor if col < seen else NEG_INF
             row_max = max(row_max, values[i])
         row_max = warp_max(row_max)
         if lane == uint32(0):
             partial_max[warp] = row_max
         cuda.syncthreads()
         inside = lane < threads >> uint32(5)
-        row_max = warp_max(partial_max[lane] if inside else NOTHING)
+        row_max = warp_max(partial_max[lane] if inside else NEG_INF)
 
         row_sum = ZERO
         for i in range(held):
@@ -336,19 +336,19 @@ def make_block_row_unaligned(held: int):
         matrix = uint32(cuda.blockIdx.z * cuda.gridDim.y + cuda.blockIdx.y)
         size, threads = uint32(scores.shape[2]), uint32(cuda.blockDim.x)
         lane, warp = thread & uint32(31), thread >> uint32(5)
-        seen = columns_seen(row, size, lengths, uint32(cuda.blockIdx.z), mask)
+        seen = num_visible(row, size, lengths, uint32(cuda.blockIdx.z), mask)
 
-        row_max = NOTHING
+        row_max = NEG_INF
         for i in range(held):
             col = uint32(uint32(i) * threads + thread)
-            values[i] = scores[matrix, row, col] * factor if col < seen else NOTHING
+            values[i] = scores[matrix, row, col] * factor if col < seen else NEG_INF
             row_max = max(row_max, values[i])
         row_max = warp_max(row_max)
         if lane == uint32(0):
             partial_max[warp] = row_max
         cuda.syncthreads()
         inside = lane < threads >> uint32(5)
-        row_max = warp_max(partial_max[lane] if inside else NOTHING)
+        row_max = warp_max(partial_max[lane] if inside else NEG_INF)
 
         row_sum = ZERO
         for i in range(held):

@@ -22,7 +22,7 @@ from labkit.kernels.libraries import triton_softmax
 from labkit.kernels.op import Op, Work, rung, uniform
 from labkit.kernels.reduce import (
     ALL_LANES,
-    NOTHING,
+    NEG_INF,
     ZERO,
     block_reduce_max,
     block_reduce_sum,
@@ -54,7 +54,7 @@ def softmax_naive_kernel(x, out):
     row = u32.grid(1)
     if row < x.shape[0]:
         cols = u32.shape(x)[1]
-        row_max = NOTHING
+        row_max = NEG_INF
         for col in u32.range(cols):
             row_max = max(row_max, x[row, col])
         row_sum = ZERO
@@ -79,7 +79,7 @@ def softmax_block_tree_kernel(x, out):
     row, thread = u32.blockIdx.x, u32.threadIdx.x
     threads, cols = u32.blockDim.x, u32.shape(x)[1]
 
-    row_max = NOTHING
+    row_max = NEG_INF
     for col in u32.range(thread, cols, threads):
         row_max = max(row_max, x[row, col])
     row_max = block_reduce_max(row_max, shared)
@@ -110,7 +110,7 @@ def softmax_warp_kernel(x, out):
     if row < x.shape[0]:  # the same for all lanes of a warp
         cols, lane = u32.shape(x)[1], thread & 31
 
-        row_max = NOTHING
+        row_max = NEG_INF
         for col in u32.range(lane, cols, 32):
             row_max = max(row_max, x[row, col])
         row_max = warp_max(row_max)
@@ -217,10 +217,10 @@ def make_softmax_vectorized(vectors: int):
             if col < cols:
                 a, b, c, d = ptx.load_nc4(x, first + col)
             else:
-                a = b = c = d = NOTHING
+                a = b = c = d = NEG_INF
             values[4 * v], values[4 * v + 1], values[4 * v + 2], values[4 * v + 3] = a, b, c, d
 
-        row_max = NOTHING
+        row_max = NEG_INF
         for i in range(held):
             row_max = max(row_max, values[i])
         row_max = warp_max(row_max)
@@ -228,7 +228,7 @@ def make_softmax_vectorized(vectors: int):
             partial_max[warp] = row_max
         cuda.syncthreads()
         inside = lane < threads >> 5
-        row_max = warp_max(partial_max[lane] if inside else NOTHING)
+        row_max = warp_max(partial_max[lane] if inside else NEG_INF)
 
         row_sum = ZERO
         for i in range(held):
@@ -262,17 +262,17 @@ def make_softmax_in_registers(held: int):
         threads, cols = u32.blockDim.x, u32.shape(x)[1]
         lane, warp = thread & 31, thread >> 5
 
-        row_max = NOTHING
+        row_max = NEG_INF
         for i in u32.range(held):
             col = i * threads + thread
-            values[i] = x[row, col] if col < cols else NOTHING
+            values[i] = x[row, col] if col < cols else NEG_INF
             row_max = max(row_max, values[i])
         row_max = warp_max(row_max)
         if lane == 0:
             partial_max[warp] = row_max
         cuda.syncthreads()
         inside = lane < threads >> 5
-        row_max = warp_max(partial_max[lane] if inside else NOTHING)
+        row_max = warp_max(partial_max[lane] if inside else NEG_INF)
 
         row_sum = ZERO
         for i in u32.range(held):

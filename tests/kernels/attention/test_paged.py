@@ -30,10 +30,10 @@ from labkit.kernels.attention.paged_split import (
     MOST_MMA,
     SPLITS,
     blocks_of_group,
-    find_own,
     find_parts,
     make_paged_decode,
     make_paged_decode_mma,
+    split_range,
 )
 from labkit.kernels.attention.pages import (
     LOG2_E,
@@ -188,7 +188,7 @@ def test_how_many_parts_a_sequence_has_depends_on_its_length_alone():
     def ask_kernel(tokens, found):
         block = cuda.blockIdx.x
         pages, share, parts = find_parts(np.uint32(tokens), SPLITS)
-        first, last, blocks = find_own(parts, np.uint32(block), np.uint32(cuda.gridDim.x))
+        first, last, blocks = split_range(parts, np.uint32(block), np.uint32(cuda.gridDim.x))
         found[block, 0], found[block, 1], found[block, 2] = pages, share, parts
         found[block, 3], found[block, 4], found[block, 5] = first, last, blocks
 

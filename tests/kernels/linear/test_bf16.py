@@ -7,7 +7,7 @@ from labkit import cuda, device
 from labkit.device import compiling
 from labkit.kernels.agree import agree, poisoned
 from labkit.kernels.dtypes import bfloat16_of, float32_of, float64_of
-from labkit.kernels.linear import bf16, weights_left
+from labkit.kernels.linear import bf16, swap_ab
 from labkit.kernels.linear.bf16 import (
     LINEAR_BF16,
     LINEAR_SWIGLU,
@@ -22,7 +22,7 @@ from labkit.kernels.linear.bf16 import (
     sum_error,
     swiglu_tolerance,
 )
-from labkit.kernels.linear.weights_left import multiply_left
+from labkit.kernels.linear.swap_ab import multiply_swap_ab
 from labkit.kernels.matmul.wgmma import (
     SWIGLU_TILES,
     TILES,
@@ -244,11 +244,11 @@ def test_from_the_first_wgmma_on_an_output_has_the_same_bits_for_any_number_of_r
 def test_products_with_the_weights_on_the_left(monkeypatch, tile, size, kind, alone):
     if alone or tile > 0:
         alone = True
-        monkeypatch.setattr(weights_left, "HALF", 1)
+        monkeypatch.setattr(swap_ab, "HALF", 1)
     M, N, K = size
     rng = np.random.default_rng(12)
-    tile = weights_left.TILES[tile]
-    assert (weights_left.parts_of(N, K, -(-M // tile.cols))[0] > 1) == (not alone)
+    tile = swap_ab.TILES[tile]
+    assert (swap_ab.parts_of(N, K, -(-M // tile.cols))[0] > 1) == (not alone)
     if kind == "swiglu":
         x, weight = layer_of_two(rng, M, N // 2 + 4, K)
         expected = linear_swiglu_reference(x, weight)[:, : N // 2 + 4]
@@ -260,8 +260,8 @@ def test_products_with_the_weights_on_the_left(monkeypatch, tile, size, kind, al
         if kind == "plain":
             allowed = allowed + 2.0**-8 * np.abs(expected) + 1e-6
     dtype = np.float32 if kind == "float32" else np.uint16
-    out = run(multiply_left, expected.shape, dtype, x, weight, swiglu=kind == "swiglu", tile=tile,
-              scratch=weights_left.scratch_for(weight.shape))
+    out = run(multiply_swap_ab, expected.shape, dtype, x, weight, swiglu=kind == "swiglu", tile=tile,
+              scratch=swap_ab.scratch_for(weight.shape))
     out = out if kind == "float32" else float64_of(out)
     assert (np.abs(out - expected) <= allowed).all()
 
@@ -270,25 +270,25 @@ def test_products_with_the_weights_on_the_left(monkeypatch, tile, size, kind, al
 @pytest.mark.sweep
 def test_weights_on_the_left_give_the_same_bits_for_any_number_of_rows():
     x, weight = layer(np.random.default_rng(13), 64, 264, 328)
-    whole = run(multiply_left, (64, 264), np.float32, x, weight)
+    whole = run(multiply_swap_ab, (64, 264), np.float32, x, weight)
     for count in (3, 33):
-        few = run(multiply_left, (count, 264), np.float32, x[:count], weight)
+        few = run(multiply_swap_ab, (count, 264), np.float32, x[:count], weight)
         np.testing.assert_array_equal(few, whole[:count])
 
 
 def test_how_blocks_share_the_k_of_a_tile():
-    parts_of = weights_left.parts_of
+    parts_of = swap_ab.parts_of
     assert parts_of(16384, 2048) == (1, 2048) and parts_of(128256, 2048)[0] == 1
     assert parts_of(2048, 8192) == (8, 1024) and parts_of(2048, 2048) == (8, 256) and parts_of(3072, 2048) == (5, 448)
     assert parts_of(16, 8) == (1, 64)
     assert parts_of(2048, 8192, 2) == (4, 2048) and parts_of(2048, 2048, 4) == (2, 1024)  # with tiles side by side
-    scratch = weights_left.scratch_for((2048, 8192), (3072, 2048), (16384, 2048))
+    scratch = swap_ab.scratch_for((2048, 8192), (3072, 2048), (16384, 2048))
     assert scratch.partial.size == 16 * 8 * 128 * 64 and scratch.arrived.size == 4 * 128
 
 
 def test_a_tile_is_as_wide_as_there_are_tokens_unless_k_is_shared():
     def cols(*sizes):
-        return weights_left.tile_for(*sizes).cols
+        return swap_ab.tile_for(*sizes).cols
 
     assert cols(1, 2048, 2048) == cols(64, 16384, 2048) == 64 and cols(65, 16384, 2048) == 128
     assert cols(129, 16384, 2048) == cols(256, 128256, 2048) == 256
@@ -297,16 +297,16 @@ def test_a_tile_is_as_wide_as_there_are_tokens_unless_k_is_shared():
 
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize(("tile", "options"), [
-    (tile, options) for tile in weights_left.TILES
+    (tile, options) for tile in swap_ab.TILES
     for options in ({"shared_k": True}, {"shared_k": False, "swiglu": True}, {"shared_k": False, "floats": True})
-    if "swiglu" in options or "floats" in options or tile.cols <= weights_left.MOST_SHARED], ids=str)
+    if "swiglu" in options or "floats" in options or tile.cols <= swap_ab.MOST_SHARED], ids=str)
 def test_accumulators_of_columns_of_tokens_stay_in_registers(tile, options):
     types = pytest.importorskip("numba.cuda", reason="numba-cuda is not installed").types
     tensor_map, floats = types.Array(types.uint64, 1, "C"), types.Array(types.float32, 1, "C")
     out = floats if "floats" in options else types.Array(types.uint16, 1, "C")
     arguments = tensor_map, tensor_map, out, floats, types.Array(types.uint32, 1, "C"), *[types.uint32] * 6
     try:
-        text = compiling.ptx(weights_left.make_weights_left(tile, **options), types.void(*arguments), cc=(9, 0, "a"))
+        text = compiling.ptx(swap_ab.make_swap_ab(tile, **options), types.void(*arguments), cc=(9, 0, "a"))
     except compiling.NoCompiler as error:
         pytest.skip(str(error))
     assert ".f64" not in text and ".local" not in text

@@ -8,7 +8,7 @@ import pytest
 
 from labkit.engine.model_runner import ModelRunner
 from labkit.kernels.dtypes import bfloat16_of, float32_of
-from labkit.measure import Timing, comparisons, sense
+from labkit.measure import Timing, comparisons, validate
 from labkit.measure.plots.engine import decode_steps
 from labkit.measure.series import llama as series
 from labkit.measure.series import torch_llama
@@ -58,7 +58,7 @@ def test_a_recording_of_it_is_accepted(decoded):
     assert prefill["rows"][0]["tokens"] == 3 and prefill["rows"][0]["flops"] > 0
     recording = {"machine": {"device": "x", "date": "2026-01-02"}, "limits": {}, "ops": {},
                  "series": {"llama_decode": decoded, "llama_prefill": prefill}}
-    assert sense.problems(recording) == []
+    assert validate.problems(recording) == []
     found = comparisons.compare(recording)
     assert "a token of 1 sequence with 1,024" in found[0].work and all(one.ours[1] > 0 for one in found)
 
@@ -166,7 +166,7 @@ def test_the_lines_that_only_a_gpu_takes(monkeypatch, request, compared):
              "llama_prefill": {**series.llama_prefill((20,)), "where": "NVIDIA Imaginary"}}
     recording = {"machine": {"device": "x", "date": "2026-01-02"}, "limits": {}, "ops": {},
                  "series": json.loads(json.dumps(taken, allow_nan=False))}
-    assert sense.problems(recording) == []
+    assert validate.problems(recording) == []
     rows = recording["series"]["llama_decode"]["rows"]
     for row in rows:
         assert row["gbs"] == pytest.approx(row["bytes"] / row["ms"]["p50"] / 1e6) and row["bound_ms"] > 0

@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from labkit.measure import comparisons, corpus, sense
+from labkit.measure import comparisons, corpus, validate
 from labkit.measure.series import minilm as series
 from labkit.models import weights
 from labkit.models.minilm import MiniLM
@@ -99,6 +99,6 @@ def test_a_recording_of_all_of_it_is_accepted(monkeypatch):
                  "series": {take.__name__: take() for take in (
                      series.minilm, series.minilm_corpus, series.minilm_ladder, series.minilm_profile,
                      series.minilm_lengths)}}
-    assert sense.problems(recording) == []
+    assert validate.problems(recording) == []
     found = {one.source: one for one in comparisons.compare(recording)}
     assert found.keys() == {"minilm", "minilm_corpus"} and all(one.ours[1] > 0 for one in found.values())

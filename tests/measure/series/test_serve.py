@@ -6,7 +6,7 @@ import json
 import pytest
 
 from labkit import device
-from labkit.measure import sense, targets
+from labkit.measure import targets, validate
 from labkit.measure.series import serve as series
 from labkit.measure.series.llama import TINY
 from labkit.measure.serving import drive
@@ -64,7 +64,7 @@ def test_the_rates_follow_from_the_closed_loop(made_up):
     # Warmed up with every size of batch, and with prompts of full length.
     assert [written.body["max_tokens"] for written in fake.written[:8]] == [2, 3, 4, 5, 2, 2, 2, 2]
     recording = {"machine": {"device": "x", "date": "2026-01-02"}, "limits": {}, "ops": {}, "series": {"serve": taken}}
-    assert sense.problems(recording) == []
+    assert validate.problems(recording) == []
     found = [one.value for one in targets.evaluate(recording) if one.goal.source == "serve"]
     assert len(found) == 3 and all(value > 0 for value in found)
 

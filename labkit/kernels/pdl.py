@@ -11,7 +11,7 @@ later kernel says where it begins to depend on the earlier one. A factory with e
         ptx.griddepcontrol_wait()                 # every block passes here
     ...                                           # all else, and every store
 
-    kernel.begins_early = early                   # for labkit.device.graphs
+    kernel.uses_pdl = early                   # for labkit.device.graphs
 
 Loads to registers must have arrived before the wait; what travels to L2 or to shared memory need not. With overlap a
 decode step of Llama 3.2 1B takes, on an H200, 0.93 ms for one sequence, 1.13 for 16, 1.27 for 32 and 3.64 for 256 (the
@@ -37,7 +37,7 @@ NEEDS = (9, 0)
 CARVEOUT = 50
 
 
-def begins_early(rows: int) -> bool:
+def uses_pdl(rows: int) -> bool:
     """Whether the kernels of a step with so many rows should be made so on the present device. Not on the CPU device,
     where it would change nothing."""
     return (rows == 1 or rows > 8) and device.on_gpu() and not missing(NEEDS)

@@ -8,12 +8,12 @@ import pytest
 
 from labkit import cuda
 from labkit.device import compiling
-from labkit.kernels import overlap, rope
+from labkit.kernels import pdl, rope
 from labkit.kernels.attention import paged
 from labkit.kernels.attention.paged_split import make_paged_decode_mma
 from labkit.kernels.dtypes import bfloat16_of
 from labkit.kernels.elements import BFLOAT16
-from labkit.kernels.linear import normed, streamed, weights_left
+from labkit.kernels.linear import normed, streamed, swap_ab
 from labkit.kernels.linear.bf16 import layer
 from labkit.kernels.norm import rmsnorm
 
@@ -37,7 +37,7 @@ def kernels(early: bool) -> dict:
                              [u16(2), u16(2), u16(1), u16(2), u16(2), u16(2)]),
     }
     if early:
-        found["weights left"] = (weights_left.make_weights_left(weights_left.TILES[0], shared_k=True),
+        found["weights left"] = (swap_ab.make_swap_ab(swap_ab.TILES[0], shared_k=True),
                                  [tensor_map, tensor_map, u16(1), f32(1), u32(1), *[types.uint32] * 6])
     return {name: (kernel, types.void(*arguments)) for name, (kernel, arguments) in found.items()}
 
@@ -56,7 +56,7 @@ def ptx_of(kernel, signature) -> str:
 @pytest.mark.parametrize("name", NAMES)
 def test_an_early_kernel_writes_nothing_before_it_waits(name):
     kernel, signature = kernels(True)[name]
-    assert kernel.begins_early
+    assert kernel.uses_pdl
     text = ptx_of(kernel, signature)
     before = text[: text.index(WAIT)]
     assert BEGIN in text
@@ -69,24 +69,24 @@ def test_an_early_kernel_writes_nothing_before_it_waits(name):
 @pytest.mark.parametrize("name", NAMES[:5])
 def test_other_kernels_run_on_any_gpu(name):
     kernel, signature = kernels(False)[name]
-    assert not kernel.begins_early and "griddepcontrol" not in ptx_of(kernel, signature)
+    assert not kernel.uses_pdl and "griddepcontrol" not in ptx_of(kernel, signature)
 
 
 def test_only_gpus_from_hopper_on_are_asked_for_it(monkeypatch):
-    monkeypatch.setattr(overlap, "missing", lambda needs: "" if needs == (9, 0) else "old")
-    monkeypatch.setattr(overlap, "device", SimpleNamespace(on_gpu=lambda: False))
-    assert not overlap.begins_early(1)
-    monkeypatch.setattr(overlap, "device", SimpleNamespace(on_gpu=lambda: True))
-    assert overlap.begins_early(1) and overlap.begins_early(9) and not overlap.begins_early(8)
-    monkeypatch.setattr(overlap, "missing", lambda needs: "an old GPU")
-    assert not overlap.begins_early(1)
+    monkeypatch.setattr(pdl, "missing", lambda needs: "" if needs == (9, 0) else "old")
+    monkeypatch.setattr(pdl, "device", SimpleNamespace(on_gpu=lambda: False))
+    assert not pdl.uses_pdl(1)
+    monkeypatch.setattr(pdl, "device", SimpleNamespace(on_gpu=lambda: True))
+    assert pdl.uses_pdl(1) and pdl.uses_pdl(9) and not pdl.uses_pdl(8)
+    monkeypatch.setattr(pdl, "missing", lambda needs: "an old GPU")
+    assert not pdl.uses_pdl(1)
 
 
 def both(monkeypatch, module, launch) -> list:
     """What launch() returns with kernels that begin late and with those that begin early."""
     found = []
     for early in (False, True):
-        monkeypatch.setattr(module, "begins_early", lambda rows, early=early: early)
+        monkeypatch.setattr(module, "uses_pdl", lambda rows, early=early: early)
         found.append(launch())
     return found
 

@@ -17,7 +17,7 @@ shape of the weights and on how many tiles of 64 tokens lie side by side, and wi
 output: it has the same bits for any number of tokens up to 64, and then in each further 64. (Between one kernel and
 another they differ, too; see bf16.py.)
 
-It begins while the kernel before it ends (kernels/overlap.py): all stages' weights are under way before x is there.
+It begins while the kernel before it ends (kernels/pdl.py): all stages' weights are under way before x is there.
 """
 
 import functools
@@ -76,13 +76,13 @@ def parts_of(rows: int, depth: int, across: int = 1) -> tuple[int, int]:
     return -(-depth // slice_), slice_
 
 
-def make_store_left(swiglu: bool, floats: bool):
+def make_store_transposed(swiglu: bool, floats: bool):
     """A device function: stores a thread's accumulators of 64 tokens, rows `row` and row + 8 of the weights' product,
     as columns of out. Eight lanes store 16 bytes side by side. A call for each 64 tokens, here and below: in a longer
     loop the compiler leaves the accumulators in memory."""
 
     @cuda.jit(device=True, forceinline=True)
-    def store_left(acc, box, out, row, token, tokens, outputs):
+    def store_transposed(acc, box, out, row, token, tokens, outputs):
         for j in u32.range(8 * box, 8 * box + 8):
             for odd in u32.range(2):
                 near = token + (8 * j + odd)
@@ -98,7 +98,7 @@ def make_store_left(swiglu: bool, floats: bool):
                             value = acc[4 * j + odd + 2 * down]
                             out[at + col] = value if floats else bfloat16_bits(value)
 
-    return store_left
+    return store_transposed
 
 
 def make_loads(tile: Tile):
@@ -119,7 +119,7 @@ def make_loads(tile: Tile):
 
 
 @kernel_factory
-def make_weights_left(tile: Tile, *, shared_k: bool, swiglu: bool = False, floats: bool = False):
+def make_swap_ab(tile: Tile, *, shared_k: bool, swiglu: bool = False, floats: bool = False):
     """One block for each SM, which computes one tile after another: a producer copies, two consumers multiply, as in
     make_wgmma_specialised. shared_k: `parts` blocks have a part of a tile's K each. out: flat."""
     COLS, STAGES, STAGE = tile.cols, tile.stages, tile.stage_elements
@@ -127,7 +127,7 @@ def make_weights_left(tile: Tile, *, shared_k: bool, swiglu: bool = False, float
     ACCUMULATORS, FOUND = COLS // 2, 8 * MOST_PARTS
     B_LEADING, B_STEP = b_layout(True)
     (load_weights, load_x), wgmma = make_loads(tile), wgmma_of(COLS, True, True)
-    store_left = make_store_left(swiglu, floats)
+    store_transposed = make_store_transposed(swiglu, floats)
 
     # A thread's part of a tile, four accumulators for every eight tokens, lies as the threads do: whoever adds up what
     # a block has found reads it as the block wrote it, 128 bits at a time, neighbours side by side.
@@ -161,16 +161,16 @@ def make_weights_left(tile: Tile, *, shared_k: bool, swiglu: bool = False, float
 
     @cuda.jit(device=True, forceinline=True)
     def store_all(acc, out, row, token, tokens, outputs):
-        store_left(acc, 0, out, row, token, tokens, outputs)
+        store_transposed(acc, 0, out, row, token, tokens, outputs)
         if COLS > 64:
-            store_left(acc, 1, out, row, token, tokens, outputs)
+            store_transposed(acc, 1, out, row, token, tokens, outputs)
         if COLS > 128:
-            store_left(acc, 2, out, row, token, tokens, outputs)
-            store_left(acc, 3, out, row, token, tokens, outputs)
+            store_transposed(acc, 2, out, row, token, tokens, outputs)
+            store_transposed(acc, 3, out, row, token, tokens, outputs)
 
     @cuda.jit(launch_bounds=(384, 1))
-    def weights_left_kernel(weight_map, x_map, out, partial, arrived, rows, outputs, tokens, depth, parts,
-                            depth_of_part):
+    def swap_ab_kernel(weight_map, x_map, out, partial, arrived, rows, outputs, tokens, depth, parts,
+                       depth_of_part):
         ptx.griddepcontrol_launch_dependents()
         tiles = cuda.shared.array(0, np.uint16, alignment=1024)
         loaded = cuda.shared.array(STAGES, np.uint64)
@@ -272,8 +272,8 @@ def make_weights_left(tile: Tile, *, shared_k: bool, swiglu: bool = False, float
                     store_all(acc, out, row, token + own_token, tokens, outputs)
                 number += u32.gridDim.x
 
-    weights_left_kernel.begins_early = True
-    return weights_left_kernel
+    swap_ab_kernel.uses_pdl = True
+    return swap_ab_kernel
 
 
 @functools.cache  # never given up: a captured graph may use it
@@ -281,8 +281,8 @@ def _kept_scratch(rows: int, depth: int, thread: int) -> Scratch:
     return scratch_for((rows, depth))
 
 
-def multiply_left(x, weight, out, *, swiglu: bool = False, scratch: Scratch | None = None, tile: Tile | None = None,
-                  stream=0) -> None:
+def multiply_swap_ab(x, weight, out, *, swiglu: bool = False, scratch: Scratch | None = None, tile: Tile | None = None,
+                     stream=0) -> None:
     """out = x @ weight.T, or with swiglu, of weights as arrange_gate_up makes them, silu of the gates times the ups.
 
     The arguments are checked by the caller. out float32: not rounded. scratch: of scratch_for; None: memory that is
@@ -294,7 +294,7 @@ def multiply_left(x, weight, out, *, swiglu: bool = False, scratch: Scratch | No
     across = -(-tokens // tile.cols)
     parts, slice_ = parts_of(rows, depth, across)
     partial, arrived = scratch or _kept_scratch(rows, depth, threading.get_ident())
-    kernel = make_weights_left(tile, shared_k=parts > 1, swiglu=swiglu, floats=np.dtype(out.dtype) == np.float32)
+    kernel = make_swap_ab(tile, shared_k=parts > 1, swiglu=swiglu, floats=np.dtype(out.dtype) == np.float32)
     arguments = (ptx.tensor_map_2d(weight, ROWS, DEPTH), ptx.tensor_map_2d(x, tile.cols, DEPTH), out.reshape(-1),
                  partial, arrived, np.uint32(rows), np.uint32(out.shape[1]), np.uint32(tokens), np.uint32(depth),
                  np.uint32(parts), np.uint32(slice_))
@@ -311,9 +311,9 @@ def tile_for(tokens: int, rows: int, depth: int) -> Tile:
     return tile
 
 
-def kernels_left(**options) -> tuple:
-    """What multiply_left may launch."""
-    return tuple(make_weights_left(tile, shared_k=shared, **options) for tile in TILES for shared in (False, True)
+def swap_ab_kernels(**options) -> tuple:
+    """What multiply_swap_ab may launch."""
+    return tuple(make_swap_ab(tile, shared_k=shared, **options) for tile in TILES for shared in (False, True)
                  if not shared or tile.cols <= MOST_SHARED)
 
 
@@ -321,8 +321,8 @@ IDEA = "wgmma with the weights as the left factor: tokens are columns, K is shar
 SIZES = f"K a multiple of 8, at most {MOST_TOKENS} rows"
 
 
-def check_left(x, weight) -> None:
-    """Raise ValueError for what multiply_left does not take."""
+def check_swap_ab(x, weight) -> None:
+    """Raise ValueError for what multiply_swap_ab does not take."""
     if x.shape[0] > MOST_TOKENS:
         raise ValueError(f"x has {x.shape[0]:,} rows; at most {MOST_TOKENS} are allowed")
     if weight.shape[1] % 8 or not aligned(x, weight):

@@ -17,7 +17,7 @@ BLOCK = 256
 
 
 @cuda.jit
-def take_heads_apart_kernel(part, seq, heads, first, lengths, apart, head_begins, head_lengths):
+def split_heads_kernel(part, seq, heads, first, lengths, apart, head_begins, head_lengths):
     i = uint32(cuda.grid(1))
     if first == uint32(0) and i < uint32(head_begins.size):  # once a layer, with the queries
         head_begins[i], head_lengths[i] = i * seq, lengths[i // heads]
@@ -30,7 +30,7 @@ def take_heads_apart_kernel(part, seq, heads, first, lengths, apart, head_begins
 
 
 @cuda.jit
-def put_heads_together_kernel(apart, seq, heads, merged):
+def merge_heads_kernel(apart, seq, heads, merged):
     i = uint32(cuda.grid(1))
     if i < uint32(merged.size):
         width = uint32(merged.shape[1])
@@ -40,7 +40,7 @@ def put_heads_together_kernel(apart, seq, heads, merged):
         merged[t, col] = apart[row, col % size]
 
 
-def take_heads_apart(part, which: int, lengths, heads: int, apart, head_begins, head_lengths, stream=0):
+def split_heads(part, which: int, lengths, heads: int, apart, head_begins, head_lengths, stream=0):
     """Copies the queries (which = 0), keys (1) or values (2) to their columns of `apart`; with the queries, begins and
     lengths are written as well."""
     if which not in (0, 1, 2):
@@ -51,16 +51,16 @@ def take_heads_apart(part, which: int, lengths, heads: int, apart, head_begins, 
     for name, array in (("head_begins", head_begins), ("head_lengths", head_lengths)):
         check_array(name, array, shape=(lengths.size * heads,), dtype=np.int32)
     seq = rows // lengths.size
-    take_heads_apart_kernel[-(-part.size // BLOCK), BLOCK, stream](
+    split_heads_kernel[-(-part.size // BLOCK), BLOCK, stream](
         part, uint32(seq), uint32(heads), uint32(which * size), lengths, apart, head_begins, head_lengths)
 
 
-def put_heads_together(apart, sentences: int, heads: int, merged, stream=0):
+def merge_heads(apart, sentences: int, heads: int, merged, stream=0):
     """Puts what attention wrote for each head, (T*H, D), side by side: (T, H*D)."""
     rows, size = _check(merged, sentences, heads)
     check_array("apart", apart, shape=(rows * heads, size), dtype=merged.dtype)
-    put_heads_together_kernel[-(-merged.size // BLOCK), BLOCK, stream](apart, uint32(rows // sentences), uint32(heads),
-                                                                       merged)
+    merge_heads_kernel[-(-merged.size // BLOCK), BLOCK, stream](apart, uint32(rows // sentences), uint32(heads),
+                                                                merged)
 
 
 def _check(array, sentences: int, heads: int) -> tuple[int, int]:

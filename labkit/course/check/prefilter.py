@@ -52,7 +52,7 @@ def works(trees: dict[str, ast.Module], namespace: dict) -> bool:
     return "cuda" in namespace
 
 
-class RoughRun:
+class Prefilter:
     """Launches of one kernel. trees: it and the device functions that it names."""
 
     def __init__(self, exercise: Exercise, name: str, trees: dict[str, ast.Module], namespace: dict, most: int):
