@@ -42,7 +42,7 @@ plots.mma_lanes(lane=13)
 # fragments from global memory, number by number.
 
 # %%
-show_source(matmul_half_tensor_core_kernel, "depth = uint32", "k += uint32(16)")
+show_source(matmul_half_tensor_core_kernel, "depth = u32.shape", "add_product(")
 
 # %% [markdown]
 # Predict: the float32 pipeline reaches 49 TFLOP/s on the H200. How far does this kernel get, with a unit that is ten
@@ -189,7 +189,7 @@ show_source(make_load, "def load(", "tma_load_2d(tiles, b_tile + uint32")
 # the end of a step, when the stage has been read:
 
 # %%
-show_source(make_wgmma, "cuda.syncthreads()  # both", "stage, parity = uint32(0)")
+show_source(make_wgmma, "cuda.syncthreads()  # both", "stage, parity = 0, 1")
 
 # %% [markdown]
 # How much faster are `wgmma` and TMA together? The peak rose as well, from what `mma.sync` can do to what `wgmma` can.
@@ -219,7 +219,7 @@ tensor_cores.specialised()
 # consumers.
 
 # %%
-show_source(make_wgmma_specialised, "ptx.setmaxnreg_decrease", "number = uint32(number +")
+show_source(make_wgmma_specialised, "ptx.setmaxnreg_decrease", "number = number +")
 
 # %% [markdown]
 # `number` is the part of `out`, and the inner loop goes along k. (`split` is for products with fewer parts than SMs;

@@ -135,23 +135,30 @@ def main(arguments=None):
     parser.add_argument("count", type=int)
     parser.add_argument("--first", type=int, default=0, help="the first seed")
     given = parser.parse_args(arguments)
-    last, of_the_block = given.first + given.count, given.first + given.count // 10
-    work = [(of_programs, programs, given.first, last, TOGETHER), (of_blocks, blocks, given.first, of_the_block, 5)]
-    failed = 0
-    for compare, make, first, end, together in work:
-        for start in range(first, end, together):
+    work = []  # (share of the whole, compare, make, first seed, seed after the last)
+    for compare, make, count, together in ((of_programs, programs, given.count, TOGETHER),
+                                           (of_blocks, blocks, given.count // 10, 5)):
+        work += [(start / count, compare, make, given.first + start, given.first + min(start + together, count))
+                 for start in range(0, count, together)]
+    failed, compared = 0, {of_programs: 0, of_blocks: 0}
+    try:
+        for _, compare, make, start, stop in sorted(work, key=lambda one: one[0]):
             with tempfile.TemporaryDirectory() as folder:
-                found = compare(make(range(start, min(start + together, end))), folder)
+                found = compare(make(range(start, stop)), folder)
                 if found:
                     failed += len({program.seed for program, _ in found})
                     print(described(found, folder))
-            print(f"\r{compare.__name__[3:]} {min(start + together, end) - first} of {end - first}", end="", flush=True)
+            compared[compare] = stop - given.first
+            print(f"\r{compared[of_programs]} of {given.count} programs, {compared[of_blocks]} of "
+                  f"{given.count // 10} of blocks", end="", flush=True)
         print()
-    versions = {"numba": numba.__version__, "llvmlite": llvmlite.__version__, "numpy": np.__version__,
-                "python": platform.python_version()}  # fmt: skip
-    record = {"date": str(datetime.datetime.now(datetime.UTC).date()), "versions": versions, "first_seed": given.first,
-              "programs": given.count, "programs_of_blocks": given.count // 10, "differences": failed}  # fmt: skip
-    RECORD.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    finally:  # stopped half-way, too: the record says how many there were
+        versions = {"numba": numba.__version__, "llvmlite": llvmlite.__version__, "numpy": np.__version__,
+                    "python": platform.python_version()}  # fmt: skip
+        record = {"date": str(datetime.datetime.now(datetime.UTC).date()), "versions": versions,
+                  "first_seed": given.first, "programs": compared[of_programs],
+                  "programs_of_blocks": compared[of_blocks], "differences": failed}  # fmt: skip
+        RECORD.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     return bool(failed)
 
 
