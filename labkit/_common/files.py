@@ -15,7 +15,7 @@ from typing import BinaryIO
 
 from labkit._common.errors import UserError
 
-PATIENCE_S = 10.0  # a lock is held for milliseconds: who has one for longer has stopped
+PATIENCE_S = 10.0  # a lock is held for milliseconds: a longer hold means a hung process
 OLD_S = 3600.0  # no file takes as long to write
 # .NAME.labkit-xxxxxxxx, and .NAME.ipynb.xxxxxxxx of earlier versions.
 MARK = "labkit-"

@@ -68,7 +68,7 @@ def _watched(path: Path, modified: float) -> _Watched:
 
 
 def read(path: Path) -> dict:
-    """The recording at `path`; what is read of it is noted."""
+    """Return the recording at `path`, with every access to it noted."""
     return _watched(path, path.stat().st_mtime)
 
 

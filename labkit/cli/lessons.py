@@ -222,7 +222,7 @@ def build(
 
 
 def check_build(console, errors, course, chapters) -> None:
-    """Say what is stale or wrong; leaves with code 1 if anything is."""
+    """List stale or wrong files; exit with code 1 if there are any."""
     from rich.markup import escape
 
     from labkit.course import build, search

@@ -110,7 +110,7 @@ def prompts_in(path: str) -> dict[str, str]:
 
 
 class Terminal:
-    """Text to standard output as it comes, in place of a note that says what is awaited."""
+    """Streams text to standard output, replacing the status line."""
 
     def __init__(self, notes, before: str):
         self.before, self.begun = before, False

@@ -46,7 +46,7 @@ def guarded(app) -> None:
 
 def reopen_closed() -> None:
     """Open the null device in place of a standard stream that was closed, as by `>&-`: the next file that is opened
-    would get its number, and what is printed would go there."""
+    would reuse its descriptor and receive the printed output."""
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         try:
             os.fstat(number)
@@ -83,7 +83,7 @@ class Progress:
 
 
 def _end(sentence: str) -> None:
-    """Exit with a one-sentence message. Discard what is still buffered for stdout: writing it may be what failed."""
+    """Exit with a one-sentence message. Discard the output buffered for stdout: writing it may have failed."""
     with contextlib.suppress(OSError):  # the same disk
         print(f"labkit: {sentence}", file=sys.stderr, flush=True)
     with contextlib.suppress(OSError):

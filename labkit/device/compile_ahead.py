@@ -31,7 +31,7 @@ def missing(needed: Iterable[tuple], capability: tuple) -> dict[str, tuple]:
     for kernel, argument_types in needed:
         if argument_types in kernel.overloads:
             continue
-        with contextlib.suppress(Exception):  # what has no key is compiled when it is launched
+        with contextlib.suppress(Exception):  # kernels without a key are compiled at launch
             key = kernel_cache.key_for(kernel, argument_types, capability)
             if not files.path(key).exists():
                 found[key] = (kernel, argument_types)
@@ -40,12 +40,12 @@ def missing(needed: Iterable[tuple], capability: tuple) -> dict[str, tuple]:
 
 def prepare(needed: Iterable[tuple], *, workers: int | None = None, capability: tuple | None = None,
             progress: Callable[[int, int], None] | None = None, load: bool = True) -> int:
-    """Compile side by side, in processes of their own, what is needed and not kept yet; then, unless it is for other
-    processes, load what is needed. Returns how many were compiled.
+    """Compile the needed kernels that are not cached yet, in parallel worker processes; then, unless they are for
+    other processes, load them. Return how many were compiled.
 
     needed: as launches.needed gives it. progress(done, of) is called as they are done.
     A kernel that fails in a worker is compiled again when it is launched, and raises its own error there.
-    KeyboardInterrupt stops the workers; what they had kept stays.
+    KeyboardInterrupt stops the workers; kernels they have cached stay.
     """
     needed = list(needed)
     of_cpu_device = [one for one in needed if isinstance(one[0], Kernel)]
@@ -55,7 +55,7 @@ def prepare(needed: Iterable[tuple], *, workers: int | None = None, capability: 
         return 0
     compiled = compile_missing(needed, workers, capability, progress)
     for kernel, argument_types in needed if load else ():
-        with contextlib.suppress(Exception):  # the launch will say what is wrong
+        with contextlib.suppress(Exception):  # the launch will report the error
             kernel.compile(argument_types).bind()
     return compiled
 

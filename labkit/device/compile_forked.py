@@ -28,14 +28,14 @@ def enough_workers(jobs: int) -> int:
 
 def prepare(needed: Iterable[tuple], *, workers: int | None = None,
             progress: Callable[[int, int], None] | None = None) -> int:
-    """Loads what is needed, and compiles what is not kept on disk before. Returns how many were compiled.
+    """Compile the needed kernels that are not cached on disk, then load them all. Return how many were compiled.
 
     needed, progress: as compile_ahead.prepare takes them. A kernel that cannot be compiled raises its own error when it
-    is launched. KeyboardInterrupt stops the workers; what they had kept stays.
+    is launched. KeyboardInterrupt stops the workers; kernels they have cached stay.
     """
     jobs = []
     for kernel, key in needed:
-        with contextlib.suppress(Exception):  # the launch will say what is wrong
+        with contextlib.suppress(Exception):  # the launch will report the error
             if not kernel.load(*key):
                 jobs.append((kernel, key))
     count = min(enough_workers(len(jobs)) if workers is None else workers, len(jobs)) if FORKS else 0

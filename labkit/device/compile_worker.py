@@ -19,7 +19,7 @@ def main() -> None:
     while size := int.from_bytes(takes.read(8), "little"):
         try:
             done = compile_and_keep(takes.read(size))
-        except Exception:  # the launch will say what is wrong with it
+        except Exception:  # the launch will report the error
             done = False
         gives.write(b"1" if done else b"0")
         gives.flush()

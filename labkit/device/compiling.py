@@ -47,7 +47,7 @@ def _as_if_on(cc):
 
 
 def _gpu_object(obj, cc):
-    """What stands for a global of a kernel when it is compiled for a GPU."""
+    """Return the object that replaces a kernel's global when compiling for a GPU."""
     from labkit import cuda
     from labkit.device import ptx, ptx_gpu, u32, u32_gpu
 

@@ -1,4 +1,4 @@
-"""`labkit doctor`: what this machine has, which device labkit uses and why, and how to fix what is wrong.
+"""`labkit doctor`: what this machine has, which device labkit uses and why, and how to fix problems.
 
 facts = collect()            # in facts.py; looks at the machine
 findings = diagnose(facts)   # a pure function of the facts, so each fault is tested without having it
@@ -114,7 +114,7 @@ def _gpu_faults(facts: Facts):
 
 
 def _toolkit_faults(facts: Facts, extra: str, install: str):
-    """What is wrong between driver and toolkit. Where the test kernel ran, a mismatch is at most a warning."""
+    """Find mismatches of driver and toolkit. If the test kernel ran, a mismatch is at most a warning."""
     works = facts.smoke == "ok"
     level = "warning" if works else "error"
     toolkit = _toolkit_version(facts)

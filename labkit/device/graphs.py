@@ -4,7 +4,7 @@
     graph.launch()                       # both kernels, in order
 
 A launch from Python costs six to ten microseconds, one inside a graph about one. A graph holds the arguments that
-were passed when it was captured: replaying reads what is in those arrays then, and writes to the same outputs. On a GPU
+were passed when it was captured: replaying reads their contents at that time, and writes to the same outputs. On a GPU
 it holds addresses: the arrays must live as long as the graph. Those that `work` closes over do, and those that a
 launcher allocates for itself if it hands them to `keep`.
 On the CPU device a graph is the recorded list of launches; replaying runs them in order.

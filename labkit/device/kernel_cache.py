@@ -99,7 +99,7 @@ class DiskCache:
 
     def __init__(self, dispatcher):
         self._dispatcher = weakref.ref(dispatcher)
-        self._keys: dict[tuple, str] = {}  # of what is being compiled: as it was when that began
+        self._keys: dict[tuple, str] = {}  # of kernels being compiled: taken when that began
 
     def load_overload(self, signature, target_context):
         files, argument_types = store(), _argument_types(signature)

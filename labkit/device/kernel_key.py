@@ -26,7 +26,7 @@ import numpy as np
 
 from labkit.simt import unsigned
 
-FORMAT = 2  # of the key and of what is stored under it
+FORMAT = 2  # of the key and of the data stored under it
 TRUSTED = ("numba", "numba_cuda", "numpy", "math", "cmath", "operator", "builtins")  # known by their versions
 MAX_ARRAY = 64 << 20  # bytes of an array that a kernel has as a constant
 
@@ -117,7 +117,7 @@ class Fingerprint:
         if isinstance(value, types.CodeType):
             return self._code(value)
         if isinstance(value, types.ModuleType):
-            return f"module:{value.__name__}"  # what is read of it is compared where it is read
+            return f"module:{value.__name__}"  # attributes read from it are compared at the read
         if isinstance(value, np.ufunc):
             return f"ufunc:{value.__name__}"
         if _is_numba_type(value):
@@ -136,7 +136,7 @@ class Fingerprint:
         return _digest("array", self.of(value.dtype), str(value.shape), str(value.flags.c_contiguous), order, content)
 
     def _named(self, value) -> str:
-        """What is known by its name and by the version of its package."""
+        """Return the key of a value identified by its name and its package's version."""
         module = value.__module__ if isinstance(value, type) else getattr(value, "__module__", None)
         if isinstance(value, types.BuiltinFunctionType) and module is None:
             module = "builtins"
@@ -278,7 +278,7 @@ def compiler_files() -> dict[str, str]:
 
 
 def _settings() -> list[str]:
-    """Of Numba's settings, those that change what is compiled and that no option of a kernel holds."""
+    """Return the Numba settings that change the compiled code and are not among a kernel's options."""
     from numba.cuda.core import config
 
     names = "ENABLE_NRT", "ENABLE_MINOR_VERSION_COMPATIBILITY", "USE_NVIDIA_BINDING", "INCLUDE_PATH"

@@ -5,7 +5,7 @@ a line of PTX into it. A line with a memory clobber stays in its place among loa
 marked convergent, so that no compiler moves it into a branch that some lanes do not take.
 
 Importing this needs numba-cuda but no GPU: `labkit.device.compiling` reads the PTX of kernels without one.
-What each intrinsic means stands in labkit.simt.ptx, beside what it does on the CPU device.
+labkit.simt.ptx documents each intrinsic, next to its CPU implementation.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ LETTER = {f32: "f", u32: "r", i32: "r", u64: "l"}
 
 
 def _array(name, parameter, array, itemsizes, what):
-    """Refuses, by name, what is no contiguous array of the element sizes allowed."""
+    """Raise an error that names the argument unless it is a contiguous array of an allowed element size."""
     if not isinstance(array, types.Array):
         raise TypingError(f"ptx.{name}: {parameter} is {array}; it must be an array")
     if array.layout != "C":
@@ -144,7 +144,7 @@ def _registers(name, text, results, operands, memory=False):
 
 
 def _constant_line(name, text, allowed):
-    """An intrinsic without operands but one constant, which stands in the text as {n}."""
+    """Return an intrinsic whose only operand is a constant, written {n} in the text."""
 
     @_named(name)
     def typing(typingctx, *args):

@@ -13,7 +13,7 @@ A launch is left to Numba where anything is unusual: arguments other than Numba'
 kernel that is compiled for a debugger, for one launch configuration, for a cooperative launch or with extensions; and
 where the driver refuses the launch, so that errors are Numba's own.
 
-`labkit.device` installs it when it imports numba.cuda. What is kept for an array lies in the array itself.
+`labkit.device` installs it when it imports numba.cuda. The values cached for an array are stored on it.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ MOST_VIEWS = 64  # of an array, kept
 SLOT = 8  # bytes; every number that a kernel takes has as many in a cell, whatever its own size
 SLOTS = 512
 
-# --- What is kept in an array ----------------------------------------------------------------------------------------
+# --- Values cached on an array ---------------------------------------------------------------------------------------
 
 
 def kept(array) -> dict:
-    """What is known of a device array, by whoever found it out: such an array never changes its place, shape or type.
-    Empty at first; of anything but Numba's device arrays, always."""
+    """Return the cache of facts about a device array, whose address, shape and type never change. It starts empty, and
+    stays empty for anything but Numba's device arrays."""
     found = getattr(array, "_labkit_kept", None)
     return {} if found is None else found
 

@@ -1,6 +1,6 @@
 """The GPU's half of labkit.u32: special registers, shapes and a range, as uint32.
 
-Importing this needs numba-cuda but no GPU. What each name means stands in labkit.simt.u32.
+Importing this needs numba-cuda but no GPU. labkit.simt.u32 documents each name.
 """
 
 from __future__ import annotations

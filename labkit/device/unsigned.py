@@ -67,7 +67,7 @@ class _Constants:
     """The integers that variables of a function's IR are known to hold."""
 
     def __init__(self, blocks):
-        self.values = {}  # a variable's name -> what is assigned to it
+        self.values = {}  # a variable's name -> its assigned values
         for block in blocks.values():
             for statement in block.find_insts(ir.Assign):
                 self.values.setdefault(statement.target.name, []).append(statement.value)

@@ -5,7 +5,7 @@
     batch.buffer                        # int32; ids, positions, page_table and all else lie in it
 
 What a seat needs in every step, its page table and how its tokens are drawn, is kept here from step to step; a step
-brings only what is new.
+brings only the changes.
 """
 
 from __future__ import annotations

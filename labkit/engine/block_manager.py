@@ -131,8 +131,8 @@ class BlockManager:
         child.digests, child.registered = list(parent.digests), parent.registered
 
     def release(self, sequence: Sequence) -> None:
-        """Takes the sequence's pages back. What is in them stays until they are needed: the last ones first, since a
-        prompt can only share those before them together with them."""
+        """Free the sequence's pages. Their contents stay cached until they are reused, last pages first, since a prompt
+        can share a page only together with those before it."""
         self.register(sequence)
         for page in reversed(sequence.pages):
             self._references[page] -= 1

@@ -73,10 +73,10 @@ class LLM:
     @vllm.takes_names_of("LLM.generate")
     def generate(self, prompts: Prompt | Items[Prompt], sampling_params: SamplingParams | Items[SamplingParams] = None,
                  use_tqdm: bool = False) -> list[RequestOutput]:
-        """The outputs of each prompt, in the order of the prompts. sampling_params: for all, or one for each prompt.
+        """Return the outputs of each prompt, in the order of the prompts. sampling_params: for all, or one per prompt.
 
-        Stopped by Ctrl-C, or by what is wrong with one of the prompts, it leaves none of them in the engine.
-        use_tqdm: shows a bar of the prompts that are done.
+        After Ctrl-C, or an error in one of the prompts, none of them is left in the engine.
+        use_tqdm: show a progress bar of finished prompts.
         """
         use_tqdm = switch("use_tqdm", use_tqdm)
         done: dict[str, RequestOutput] = {}
@@ -91,9 +91,9 @@ class LLM:
     def chat(self, messages: Items[Message] | Items[Items[Message]],
              sampling_params: SamplingParams | Items[SamplingParams] = None,
              use_tqdm: bool = False) -> list[RequestOutput]:
-        """The model's answers to a conversation, or to each of a list of them, as `generate` returns them. A
-        conversation: {"role": "user", "content": "What is a hacker?"} and so on; the model's chat template makes a
-        prompt of it. Raises UserError for what is no conversation, or where the model has no template."""
+        """Return the model's answers to a conversation, or to each of a list of them, as `generate` does.
+        A conversation: {"role": "user", "content": "What is a hacker?"} and so on; the chat template makes it a prompt.
+        Raise UserError if it is not a conversation, or if the model has no template."""
         several = isinstance(messages, list | tuple) and all(isinstance(each, list | tuple) for each in messages)
         return self.generate([self.prompt_of(each) for each in (messages if several else [messages])], sampling_params,
                              use_tqdm)

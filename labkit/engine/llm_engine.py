@@ -66,7 +66,7 @@ _NO_TEXTS = _Texts(None)
 
 
 class _Output:
-    """What is known of one sequence's output beside its tokens."""
+    """State of one sequence's output other than its tokens."""
 
     def __init__(self, tokenizer, sequence: Sequence, texts: _Texts):
         """texts: of the tokens in logprobs."""
@@ -120,8 +120,8 @@ class _Output:
         return self.detokenizer.text if finished else self.detokenizer.safe
 
     def read(self, finished: bool) -> str | None:
-        """Decodes what has come since the last time: one token if stop strings are looked for, else any number, up to
-        all of the output at once. Returns the stop string that the text completed."""
+        """Decode the tokens received since the last call: one token if there are stop strings, else any number, up to
+        the whole output at once. Return the stop string that the text completed."""
         if self._unread:
             self.detokenizer.push(*self._unread)
             self._unread.clear()
@@ -327,7 +327,7 @@ class LLMEngine:
             sequence.stop_reason, reason = stopped, FinishReason.STOP
         return reason
 
-    # --- What is returned --------------------------------------------------------------------------------------------
+    # --- Outputs -----------------------------------------------------------------------------------------------------
 
     def _output(self, request: Request) -> RequestOutput:
         outputs = [self._completion(sequence) for sequence in request.sequences]

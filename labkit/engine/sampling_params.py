@@ -57,7 +57,7 @@ class SamplingParams:
         itself; None: no logarithms. prompt_logprobs: the same for each token of the prompt but the first; all of the
         prompt is computed then, and nothing of it taken from the prefix cache.
     skip_special_tokens: special tokens leave no trace in the text. detokenize: False makes no text of the tokens.
-    logit_bias: token id -> what is added to its logit, from -100 to 100. allowed_token_ids: only these may be drawn.
+    logit_bias: token id -> bias added to its logit, from -100 to 100. allowed_token_ids: only these may be drawn.
     bad_words: texts whose tokens the output must not have in a row: the last one is never drawn after the others. As in
         vLLM these are the tokens of the text alone and, where they begin with another one, of the text after a space.
         The same text may still come of other tokens, such as one that holds it and a letter more.

@@ -5,11 +5,11 @@
     step = scheduler.schedule()                      # what the runner launches
     for sequence, sampled in scheduler.receive(step, handle.tokens()): ...
 
-Requests are served in the order in which they came. A step has first a part of each running sequence, the oldest first:
-one token of those that decode, a chunk of the prompt of those that do not yet; what is left of the step's token budget
+Requests are served in the order in which they came. A step first has a part of each running sequence, the oldest first:
+one token of each decoding sequence, a chunk of the prompt of each one in prefill; the rest of the step's token budget
 goes to waiting sequences. If pages run out, the youngest running sequence gives its own back and waits; it is computed
-again later, with what it has generated (preemption by recomputing). So the oldest unfinished sequence always gets on,
-and each sequence is the oldest some day: none starves.
+again later, with what it has generated (preemption by recomputing). So the oldest unfinished sequence always advances,
+and each sequence becomes the oldest in time: none starves.
 
 `schedule` may be called for step n + 1 before `receive` for step n: a token that the host does not know yet lies on the
 device, at the sequence's seat, and counts as `pending`. Where a sequence turns out to have ended at step n, what step

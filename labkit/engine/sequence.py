@@ -153,7 +153,7 @@ class Request:
         return bool(self.params.logit_bias or self.params.allowed_token_ids or self.bad_tokens)
 
     def bias_row(self, vocab_size: int) -> np.ndarray:
-        """What is added to the logits of each of its tokens, (vocab_size,) float32; -inf where one is not allowed."""
+        """Return the bias added to the logits of each of its tokens, (vocab_size,) float32; -inf where not allowed."""
         row = np.zeros(vocab_size, np.float32)
         if self.params.allowed_token_ids:
             row[:] = -np.inf

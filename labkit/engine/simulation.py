@@ -1,4 +1,4 @@
-"""A scheduler without a model: who has which seat in which step, and with a cost for each step how long clients wait.
+"""A scheduler without a model: the seats of the requests in each step and, given a cost per step, clients' latency.
 
     timeline = simulate([Work(prompt=100, output=40), Work(prompt=10, output=200, arrival=5)], max_num_seqs=2)
     timeline.steps, timeline.idle
@@ -214,7 +214,7 @@ def serve_trace(work: Items[Work], cost: StepCost, scheduler: Callable[..., Sche
                   sum(one.output for one in work), preemptions)
 
 
-# --- Who is next -----------------------------------------------------------------------------------------------------
+# --- Order of admission ----------------------------------------------------------------------------------------------
 
 
 class ChoosingScheduler(Scheduler):

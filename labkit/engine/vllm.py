@@ -49,7 +49,7 @@ NO_EFFECT = {
     "LLM.generate": {},
     "LLM.chat": {},
 }
-# Values that ask for what is done here anyway, beside those that ask for nothing.
+# Values that ask for the fixed behaviour here, besides those without an effect.
 ONLY = {
     "tensor_parallel_size": 1, "pipeline_parallel_size": 1, "data_parallel_size": 1, "nnodes": 1,
     "prefill_context_parallel_size": 1, "decode_context_parallel_size": 1, "cpu_offload_gb": 0,
@@ -59,7 +59,7 @@ ONLY = {
     "routed_experts_prompt_start": 0, "priority": 0, "add_generation_prompt": True,
     "chat_template_content_format": ("auto", "string"),
 }
-# What to do instead of what is not supported, where that is not to leave it out.
+# Alternatives to unsupported options, where leaving them out is not enough.
 INSTEAD = {"prompt_token_ids": "prompts may be lists of token ids"}
 # Of versions before the recorded one.
 OLDER = {"SamplingParams": ("best_of", "logits_processors", "truncate_prompt_tokens", "guided_decoding"),

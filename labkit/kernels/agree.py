@@ -86,7 +86,7 @@ class Guarded:
 
 
 def guarded(content: np.ndarray, fill=None) -> Guarded:
-    """`content` on the device between guard zones: around an input of NaN, so that what is read there is noticed."""
+    """Copy `content` to the device between guard zones: NaN around an input, so that reads there are noticed."""
     if fill is None:
         fill = content.dtype.type(np.nan) if content.dtype.kind in "fc" else poison_of(content.dtype)
     ends = np.full(GUARD, fill, content.dtype)
@@ -114,7 +114,7 @@ def same_bits(before: np.ndarray, after: np.ndarray) -> bool:
 
 @dataclass(frozen=True, eq=False)
 class Differences:
-    """How far each element is from what is expected. Arrays of the output's shape.
+    """The error of each element, in arrays of the output's shape.
 
     miss: |got - expected| in float64; NaN where only one of the two is. wrong: where it is more than allowed.
     unwritten: which of the wrong ones were never written.

@@ -29,7 +29,7 @@ def float32_of(bits: np.ndarray) -> np.ndarray:
 
 
 def float64_of(value):
-    """An array as float64; uint16 holds bfloat16. Integers and what is no array stay as they are."""
+    """Convert an array to float64; uint16 holds bfloat16. Integers and non-arrays are returned unchanged."""
     if not isinstance(value, np.ndarray):
         return value
     if value.dtype == np.uint16:
@@ -105,7 +105,7 @@ def encode(values, format: FloatFormat, truncate: bool = False):
     finite = np.where(np.isfinite(size), size, 0.0)
     least = 1 - format.bias  # the exponent of the smallest normal number, and of all below it
     exponent = np.where(finite == 0, least, np.maximum(np.frexp(finite)[1] - 1, least))
-    scaled = np.ldexp(finite, format.fraction_bits - exponent)  # what stands before the point now is what fits
+    scaled = np.ldexp(finite, format.fraction_bits - exponent)  # the integer part now is what fits
     significand = (np.floor(scaled) if truncate else np.rint(scaled)).astype(np.int64)  # rint: ties to even
     # A normal number's leading one adds 1 to the exponent; and where rounding carries into it, that is right, too.
     bits = ((exponent - least).astype(np.int64) << format.fraction_bits) + significand

@@ -6,9 +6,9 @@ Shapes  ids (T,) int32, tokens (V, C), positions (P, C), start (1,) int32, out (
 Work    T*C additions; 12*T*C bytes: two rows read, one written. token_embedding: 8*T*C bytes, 4*T*C in bfloat16
 Source  A. Radford et al., "Language Models are Unsupervised Multitask Learners" (2019)
 
-start lies in device memory: it is how many tokens came before, and a captured graph can then be launched again for the
-next token. An id that is no row of tokens, or a position beyond the last, gives a row of NaN: no launcher can look at
-what is in device memory without waiting for it.
+start, the number of tokens before these, is in device memory, so that a captured graph can be launched again for the
+next token. An id or a position that is out of range gives a row of NaN: a launcher cannot look at device memory
+without a synchronisation.
 """
 
 import numpy as np
@@ -37,7 +37,7 @@ def embedding_reference(ids, tokens, positions, start):
 @cuda.jit(device=True)
 def gathered(ids, tokens, positions, start, t, col):
     """One element of row t; NaN where there is no such token or position."""
-    token, position = uint32(ids[t]), uint32(uint32(start[0]) + t)  # what is negative becomes huge
+    token, position = uint32(ids[t]), uint32(uint32(start[0]) + t)  # negatives become huge
     if token < uint32(tokens.shape[0]) and position < uint32(positions.shape[0]):
         return tokens[token, col] + positions[position, col]
     return NAN
@@ -166,7 +166,7 @@ def make_token_embedding_strided(element: Element):
     @cuda.jit
     def token_embedding_strided_kernel(ids, tokens, out):
         t, col = uint32(cuda.blockIdx.x), uint32(cuda.threadIdx.x)
-        columns, token = uint32(out.shape[1]), uint32(ids[t])  # what is negative becomes huge
+        columns, token = uint32(out.shape[1]), uint32(ids[t])  # negatives become huge
         known = token < uint32(tokens.shape[0])
         while col < columns:
             out[t, col] = tokens[token, col] if known else MISSING

@@ -9,8 +9,8 @@ Work    about 10 flops an element; 8*T*C bytes (float16: 4*T*C): a word's row is
 Source  Devlin, Chang, Lee, Toutanova: BERT (2019), https://arxiv.org/abs/1810.04805
 
 Types are 0 or 1, which of two texts a token belongs to. Positions are given, not counted: in a packed batch each
-sentence begins at 0 again. An index that is no row of its table gives a row of NaN: no launcher can look at what is in
-device memory without waiting for it.
+sentence begins at 0 again. An index that is out of range gives a row of NaN: a launcher cannot look at device memory
+without a synchronisation.
 """
 
 import functools
@@ -62,7 +62,7 @@ def embedding_layernorm_reference(ids, types, positions, words, places, kinds, w
 @cuda.jit
 def embedding_sum_kernel(ids, types, positions, words, places, kinds, out):
     t, col = uint32(cuda.blockIdx.x), uint32(cuda.threadIdx.x)
-    word, kind, place = uint32(ids[t]), uint32(types[t]), uint32(positions[t])  # what is negative becomes huge
+    word, kind, place = uint32(ids[t]), uint32(types[t]), uint32(positions[t])  # negatives become huge
     known = (word < uint32(words.shape[0]) and kind < uint32(kinds.shape[0]) and place < uint32(places.shape[0]))
     columns = uint32(out.shape[1])
     while col < columns:
@@ -124,8 +124,8 @@ def _store_of_four(store_four):
 
 @kernel_factory
 def make_embedding_layernorm(pieces: int, access: str, is_half: bool, epsilon: float):
-    """A kernel for rows of up to 128 * pieces columns, float16: 256 * pieces. access: WHOLE, QUADS or SINGLES, what is
-    known of the neighbours that a lane loads (norm/rows.py)."""
+    """Return a kernel for rows of up to 128 * pieces columns, float16: 256 * pieces. access: WHOLE, QUADS or SINGLES,
+    which of a lane's four neighbours are in range (norm/rows.py)."""
     if is_half:
         together = access != SINGLES
         load, store = (half.load_eight, half.store_eight) if together else (half.load_singles, half.store_singles)

@@ -2,9 +2,9 @@
 
 Shapes  logits (R, V) float32; tokens, wanted (R,) int32; out (R, COLUMNS) float32; C-contiguous; V up to 2**19
 Work    R*V exponentials; a row is read once: 4*R*V bytes, and nothing of rows for which nothing is wanted
-Source  vLLM, `gather_logprobs` in `vllm/v1/sample/sampler.py`, for what is returned
+Source  vLLM, `gather_logprobs` in `vllm/v1/sample/sampler.py`, for the returned values
 
-wanted is k, from 0 to MOST, a number of its own for each row; below 0 the row's logprobs are not wanted. A row of out:
+wanted is k, from 0 to MOST, for each row; below 0 the row's logprobs are not wanted. A row of out:
 
     0               the token's logprob, x - log(sum of exp(x))
     1               its rank: 1 + the number of logits that are larger

@@ -1,4 +1,4 @@
-"""What a machine does to a kernel: branches that split a warp, loads on their way, chains of arithmetic, blocks that
+"""What a machine does to a kernel: branches that split a warp, loads in flight, chains of arithmetic, blocks that
 queue, values that do not fit into registers. Each kernel does one thing only, so that its time says what that costs.
 
 Shapes  side, way (n,) uint32; out (n,) float32, or uint32 for what was read; x (2**k,) uint32; a launch has n threads

@@ -32,7 +32,7 @@ from labkit.device import ptx
 from labkit.kernels.op import missing
 
 NEEDS = (9, 0)
-# Percent of an SM's memory that kernels which load weights to registers leave to be shared: loads that are on their way
+# Percent of an SM's memory that kernels which load weights to registers leave to be shared: loads that are in flight
 # have their places in L1, the rest. All kernels of a graph that overlap then ask for the same (labkit.device.graphs).
 CARVEOUT = 50
 

@@ -5,12 +5,12 @@ Work    4*R*V bytes of the table; 8*R*V more where out is another array than log
 Source  vLLM, `apply_penalties`; N. Keskar et al., "CTRL" (2019), section 4.1, for repetition
 
 repetition  logits of tokens of prompt and output: divided by it if above 0, multiplied by it otherwise; 1 is off
-frequency   is subtracted once for each time that the token stands in the output; 0 is off
-presence    is subtracted once if the token stands in the output; 0 is off
+frequency   is subtracted once for each occurrence of the token in the output; 0 is off
+presence    is subtracted once if the token occurs in the output; 0 is off
 In this order.
 
-The table has a word for each token of the vocabulary: how often it stands in the output, and in the highest bit whether
-it stands in the prompt. So its memory is 4 * S * V bytes, however long the texts grow: 0.5 MB a row for 128,256 tokens.
+The table has a word for each token of the vocabulary: its count in the output, and in the highest bit whether it occurs
+in the prompt. So its memory is 4 * S * V bytes, however long the texts grow: 0.5 MB a row for 128,256 tokens.
 S is how many requests with penalties may run at once, not how many requests: slots[row] is a row's place in the table,
 or -1 for a row without penalties, which is left as it is. Nothing of it passes through the host: `count_tokens` enters
 what was just drawn.

@@ -111,8 +111,8 @@ def add_eight(v, at, e):
 
 @kernel_factory
 def make_mean_pool(pieces: int, access: str, is_half: bool, normalize: bool):
-    """A kernel for rows of up to 128 * pieces columns, float16: 256 * pieces. access: WHOLE, QUADS or SINGLES, what is
-    known of the neighbours that a lane loads (norm/rows.py)."""
+    """Return a kernel for rows of up to 128 * pieces columns, float16: 256 * pieces. access: WHOLE, QUADS or SINGLES,
+    which of a lane's four neighbours are in range (norm/rows.py)."""
     if is_half:
         load = half.load_singles if access == SINGLES else half.load_eight
         add, EACH = add_eight, 8
@@ -135,7 +135,7 @@ def make_mean_pool(pieces: int, access: str, is_half: bool, normalize: bool):
             v[e] = ZERO
         ahead = uint32(uint32(WARPS) * columns)  # from a warp's row to its next
         r = int32(warp)
-        while r + int32(3 * WARPS) < length:  # four rows are on their way at once; they are added one after the other
+        while r + int32(3 * WARPS) < length:  # four rows are in flight at once; they are added one after the other
             first = uint32(uint32(begin + r) * columns + mine)
             for p in range(pieces):
                 i, inside = uint32(first + uint32(STEP * p)), left - int32(STEP * p)
@@ -194,7 +194,7 @@ def _launch(x, begins, lengths, out, normalize, stream):
 
 def mean_pool_warps(x, begins, lengths, out, stream=0):
     """As columns, but a block has a whole sentence, and each of its eight warps every eighth row: 128 bits a lane, up
-    to four rows on their way at once. The eight sums meet in shared memory and are added in the order of the warps."""
+    to four rows in flight at once. The eight sums meet in shared memory and are added in the order of the warps."""
     _launch(x, begins, lengths, out, False, stream)
 
 

@@ -1,4 +1,4 @@
-"""Rotary position embedding, fused with what surrounds it: QKV is split, queries and keys are rotated, and keys and
+"""Rotary position embedding, fused with its neighbours: QKV is split, queries and keys are rotated, and keys and
 values are written into the pages of the cache.
 
 Shapes  qkv (T, (H + 2K) * D): the H query heads of a token, its K key heads, its K value heads
@@ -14,9 +14,9 @@ Pair d of a head at position p is rotated by the angle p * theta^(-2d/D), so tha
 depends on how far apart they are, not on where. With q_norm and k_norm each head of Qwen3 is normalised before that, as
 rows are in kernels/norm/rmsnorm.py.
 
-slots[t] = page number * page + place in the page. A slot that is none of the cache's, such as -1, marks a row of
-padding: nothing is written for it. A position that is none of the table's gives NaN: no launcher can look at what is
-in device memory without waiting for it. Arithmetic is float32; in bfloat16 the result is rounded once.
+slots[t] = page number * page + place in the page. A slot outside the cache, such as -1, marks a row of padding:
+nothing is written for it. A position outside the table gives NaN: a launcher cannot look at device memory without a
+synchronisation. Arithmetic is float32; in bfloat16 the result is rounded once.
 """
 
 import numpy as np
@@ -154,7 +154,7 @@ def split_kernel(qkv, slots, q, keys, values):
     """One thread moves one number of qkv, as it is. A block's numbers belong to one token."""
     t, i = uint32(cuda.blockIdx.x), uint32(uint32(cuda.blockIdx.y) * uint32(BLOCK) + uint32(cuda.threadIdx.x))
     heads, dim, shared, page = uint32(q.shape[1]), uint32(q.shape[2]), uint32(keys.shape[1]), uint32(keys.shape[2])
-    head, d, slot = i // dim, i % dim, uint32(slots[t])  # what is negative becomes huge
+    head, d, slot = i // dim, i % dim, uint32(slots[t])  # negatives become huge
     if head < heads + uint32(2) * shared and slot < uint32(keys.shape[0]) * page:
         value = qkv[t, i]
         if head < heads:
@@ -206,8 +206,8 @@ def make_rotate(element: Element, in_cache: bool, normalised: bool, eps: float):
 
 def rope_split_cache_three_launches(qkv, table, positions, slots, q, keys, values, q_norm=None, k_norm=None, eps=EPS,
                                     stream=0):
-    """One launch splits QKV, one rotates the queries in q, one the keys in the cache: what is rotated passes through
-    memory twice."""
+    """Split QKV in one launch, rotate the queries in q in another, and the keys in the cache in a third: rotated rows
+    pass through memory twice."""
     element = _check(qkv, table, positions, slots, q, keys, values, q_norm, k_norm)
     (count, heads, dim), (pages, shared, page, _) = q.shape, keys.shape
     split_kernel[blocks_for((count, qkv.shape[1]), (1, BLOCK)), BLOCK, stream](qkv, slots, q, keys, values)
@@ -250,7 +250,7 @@ def make_rope_split_cache(element: Element, together: bool, normalised: bool, ep
         t = uint32(cuda.blockIdx.x)
         thread = uint32(uint32(cuda.blockIdx.y) * uint32(cuda.blockDim.x) + uint32(cuda.threadIdx.x))
         head = thread // lanes
-        slot, position = uint32(slots[t]), uint32(positions[t])  # what is negative becomes huge
+        slot, position = uint32(slots[t]), uint32(positions[t])  # negatives become huge
         rotated, every, half = heads + shared, heads + shared + shared, dim >> uint32(1)
         d = uint32(8) * (thread % lanes)
         left = int32(half) - int32(d) if head < every else int32(0)

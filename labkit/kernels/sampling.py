@@ -85,7 +85,7 @@ class Scratch:
 
 @dataclass(frozen=True, eq=False)
 class Parameters:
-    """What each row asks for, in device arrays: one captured graph reads whatever is in them then."""
+    """The parameters of each row, in device arrays: a captured graph reads their current contents."""
 
     temperature: object
     top_k: object

@@ -74,9 +74,9 @@ def reaching_reference(share, mass: int) -> int:
 
 
 def kept_reference(x: np.ndarray, temperature, top_k: int, top_p, min_p) -> np.ndarray:
-    """The weights of a row after the three choices, int64; 0 for what is never drawn.
+    """Return the weights of a row after the three filters, int64; 0 for tokens filtered out.
 
-    min_p first, then top_k of those left, then top_p of what those weigh, as in vLLM.
+    min_p first, then top_k of those left, then top_p of their mass, as in vLLM.
     """
     weights = weights_reference(x, temperature)
     weights[weights < least_weight_reference(min_p)] = 0

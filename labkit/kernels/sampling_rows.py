@@ -148,8 +148,8 @@ def make_bisection(load):
 @rung(kernel=(make_bisection(load_wide), make_bisection(load_narrow)),
       idea="one block a row; thresholds by bisection, a pass for each bit")
 def sample_bisection(logits, temperature, top_k, top_p, min_p, seeds, steps, out, stream=0):
-    """A threshold is a number of 64 bits, and each pass over the row decides one: do the tokens above reach what is
-    needed? With top-k and top-p that is 128 passes."""
+    """Sample by bisection: a threshold has 64 bits, and each pass over the row decides one: do the tokens above reach
+    the target? With top-k and top-p that is 128 passes."""
     rows, wide = check_sampling(logits, (temperature, top_k, top_p, min_p, seeds, steps), out)
     make_bisection(wide)[rows, THREADS, stream](logits, temperature, top_k, top_p, min_p, seeds, steps, out)
 

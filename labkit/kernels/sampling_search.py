@@ -265,10 +265,10 @@ def make_threshold(load):
     @cuda.jit(device=True)
     def threshold_of(logits, row, row_max, scale, per_unit, floor, filters, top_k, top_p, row_count, row_mass,
                      available, indices, waiting, count, low, high, of_warps, also_of_warps, found):
-        """The least key that is kept: of the token with which a count, top_k, is reached; and then, if that is asked
-        for, of that with which a mass is reached, the share top_p of what is left.
+        """Return the smallest key that is kept: of the token with which the count top_k is reached; and then, if
+        requested, of the token with which a mass is reached, the share top_p of the remaining mass.
 
-        row_count and row_mass: of the thread's bin in the histogram of the row. available: what all tokens weigh that
+        row_count and row_mass: of the thread's bin in the histogram of the row. available: the mass of all tokens that
         min_p keeps. The row's histogram leaves one bin. Its tokens are gathered, of which there are few unless many
         logits are alike; then come histograms of a range of keys that shrinks by a factor of BINS each time, until the
         last bin is one token, or is needed whole.
@@ -328,7 +328,7 @@ def make_threshold(load):
                 width = uint64(uint64(1) << shift)
                 if uint64(first - last) >= width:
                     last = first - int64(width) + int64(1)
-                # NONE_LEFT cannot come: the bin before was picked because its tokens reach what is needed.
+                # NONE_LEFT cannot come: the bin before was picked because its tokens reach the target.
                 if (shift == uint64(0) or bin_count == int64(1) or need == (bin_mass if by_mass else bin_count)
                         or at == NONE_LEFT):
                     threshold, available = last, kept_mass + bin_mass

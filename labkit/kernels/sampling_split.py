@@ -167,8 +167,8 @@ def count_bound(warp_maxima, row, top_k):
 
 @cuda.jit(device=True)
 def pick_bins(amount, by_mass, top_k, top_p, whole, amounts_of_warps, found):
-    """Each thread brings what its bin of the histogram holds. Returns (bin, end, the amount before bin): the tokens
-    before `bin` do not reach what is needed, those before `end` do. BINS where that is not so."""
+    """Return (bin, end, the amount before bin): the tokens before `bin` do not reach the target, those before `end`
+    do; BINS where that is not so. Each thread passes the contents of its bin of the histogram."""
     thread = uint32(cuda.threadIdx.x)
     lane, warp = thread & uint32(31), thread >> uint32(5)
     if thread == uint32(0):
@@ -310,7 +310,7 @@ def make_split(load):
         while col < end:
             values[0], values[1], values[2], values[3] = a, b, c, d
             col += uint32(4 * THREADS)
-            if col < end:  # the next ones are on their way meanwhile
+            if col < end:  # the next ones are in flight meanwhile
                 a, b, c, d = load(logits, row, col, cols)
             if exact:
                 for i in range(4):
@@ -369,7 +369,7 @@ def make_split(load):
                 values[0], values[1], values[2], values[3] = a, b, c, d
                 first_col = col
                 col += uint32(4 * THREADS)
-                if col < end:  # the next ones are on their way meanwhile
+                if col < end:  # the next ones are in flight meanwhile
                     a, b, c, d = load(logits, row, col, cols)
                 for i in range(4):
                     below = distance(row_max, values[i])

@@ -85,7 +85,7 @@ def tile_functions(dtype):
 
     @cuda.jit(device=True)
     def scan_tile(values, befores, partial):
-        """What stands before each round of the thread within the tile, into befores; returns the tile's total."""
+        """Store each round's exclusive prefix within the tile in befores; return the tile's total."""
         lane = uint32(cuda.threadIdx.x) & uint32(31)
         of_warp = zero
         for r in range(ROUNDS):
@@ -172,8 +172,8 @@ def scan_reduce_first(x, out, exclusive=False, stream=0, scratch=None):
 
 
 # --- A single pass ---------------------------------------------------------------------------------------------------
-# A tile has a state, 64 bits that are read and written as one: what is known above, the number below. So whoever sees
-# that a number is known sees the number, and no fence is needed.
+# A tile has a state, 64 bits that are read and written as one: the status above, the number below. So a thread that
+# sees that a number is known sees the number, and no fence is needed.
 
 UNKNOWN, TOTAL, THROUGH = 0, 1, 2  # nothing yet; the sum of the tile; the sum of all elements up to the tile's last
 

@@ -1,7 +1,7 @@
 """A scan by tiles: a block scans each, their totals are scanned in the same way, and a second kernel adds them.
 
-Three ways to scan a tile in a block, the level above it, and the memory for totals. What a scan is stands in
-labkit.kernels.scan, which has the operations and the rungs that need fewer passes.
+Three ways to scan a tile in a block, the level above it, and the memory for totals. labkit.kernels.scan
+defines a scan, and has the operations and the rungs that need fewer passes.
 """
 
 import functools
@@ -87,7 +87,7 @@ def make_scan_blelloch(dtype, padded: bool):
             last = place(uint32(uint32(2) * threads - uint32(1)))
             totals[cuda.blockIdx.x] = shared[last]
             shared[last] = zero
-        # Down: the left half gets what stands before the pair, the right half that and the sum of the left half.
+        # Down: the left half gets the prefix of the pair, the right half that and the sum of the left half.
         pairs = uint32(1)
         while pairs <= threads:
             distance = uint32(distance >> uint32(1))
@@ -174,7 +174,7 @@ def make_scan_warps(dtype):
 def make_add_before(dtype):
     @cuda.jit
     def add_before_kernel(out, before, tile_bits):
-        """Adds to each element what stands before its tile of 2^tile_bits elements."""
+        """Add to each element the prefix of its tile of 2^tile_bits elements."""
         i = uint32(cuda.grid(1))
         if i < uint32(out.size):
             out[i] = dtype(out[i] + before[i >> tile_bits])
@@ -189,8 +189,8 @@ def kernels_of_levels(make, *options) -> tuple:
 
 @rung(kernel=kernels_of_levels(make_scan_hillis_steele), idea="log2(n) steps, and in each almost all threads add")
 def scan_hillis_steele(x, out, exclusive=False, stream=0, scratch=None):
-    """A block scans 512 elements: in step k each adds the one 2^k before it. The totals of the blocks are scanned in
-    the same way, and a second kernel adds to each element what stands before its block."""
+    """Scan 512 elements in each block: in step k each adds the one 2^k before it. The totals of the blocks are scanned
+    in the same way, and a second kernel adds to each element the prefix of its block."""
     numba_type = check_scan(x, out)
     _by_levels(make_scan_hillis_steele(numba_type), BLOCK, 4 * BLOCK, x, out, exclusive, stream, scratch)
 

@@ -347,7 +347,7 @@ def block() -> Section:
                                                "shared bytes", "blocks/SM", "occupancy"), tuple(rows)),
         "A kernel takes no silicon, as the article says under Silicon Area; it takes registers and shared memory, and "
         "those limit how many blocks a multiprocessor holds. The fastest kernel, masked_softmax_warp_row, has the "
-        "lowest occupancy: it has many loads on their way in each warp, and no need of many warps."))
+        "lowest occupancy: it has many loads in flight in each warp, and no need of many warps."))
 
 
 def _now() -> list[dict]:

@@ -54,8 +54,8 @@ def llama_launches(layers: int) -> list[Launch]:
 
 
 def liveness(launches: Sequence[Launch], kept: Collection[str] = ("logits",)) -> list[frozenset[str]]:
-    """Of each launch, the buffers that it reads or writes, and those whose contents a later launch reads. kept: what is
-    read after the last one."""
+    """Return, for each launch, the buffers that it reads or writes and those that a later launch reads. kept: buffers
+    read after the last launch."""
     found, needed = [], set(kept)
     for launch in reversed(launches):
         found.append(frozenset(needed.union(launch.reads, launch.writes)))

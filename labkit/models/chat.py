@@ -3,7 +3,7 @@
     template = ChatTemplate.of(folder)           # None where the model has none
     template.render([{"role": "user", "content": "What is a hacker?"}])
 
-The library transformers runs it, in Jinja's sandbox: a template comes with a model, from whoever made that.
+The library transformers runs it, in Jinja's sandbox: a template comes with a model, from its author.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class ChatTemplate:
 
     @classmethod
     def of(cls, folder: Path) -> ChatTemplate | None:
-        """From chat_template.jinja, or else from tokenizer_config.json. Raises ValueError where that holds what is no
+        """Load chat_template.jinja, or else the template in tokenizer_config.json. Raise ValueError if that is no valid
         template."""
         config = read_json(folder / TOKENIZER_CONFIG) if (folder / TOKENIZER_CONFIG).is_file() else {}
         tokens = {}
@@ -53,8 +53,8 @@ class ChatTemplate:
         return cls(folder / TOKENIZER_CONFIG, found, tokens)
 
     def render(self, messages: Sequence[dict], *, answer: bool = True) -> str:
-        """The text of a conversation. messages: {"role": ..., "content": ...} each. answer: it ends where the model's
-        answer begins. Raises UserError for what is no conversation, or where the template refuses it."""
+        """Return the text of a conversation. messages: {"role": ..., "content": ...} each. answer: it ends where the
+        model's answer begins. Raise UserError if it is no conversation, or the template refuses it."""
         if not isinstance(messages, Sequence) or isinstance(messages, str):
             raise UserError(f"the conversation is {short(messages)}; it must be a list of messages, each a dictionary "
                             f"with the texts role and content")

@@ -5,7 +5,7 @@
     compare("minilm", "Why is my kernel slow?", transformers=True)   # beside it, what transformers computes
 
 The reference is NumPy in float64, from the weights as the model's type rounds them. A Llama's launches are each given
-what the model itself wrote before; in GPT-2 and MiniLM errors add up, and so does what is allowed. transformers
+the model's own earlier outputs; in GPT-2 and MiniLM errors accumulate, and so do the tolerances. transformers
 computes whole layers in float64, from the weights as they are in the file.
 """
 
@@ -60,7 +60,7 @@ def compare(name: str, text: str, *, dtype: str | None = None, transformers: boo
     """Run `text` through the model called `name`, and compare what each launch wrote with the reference.
 
     name: as labkit.models.load takes it, or a sentence encoder's, such as minilm. dtype: of the model, where it allows
-    several. dump: a folder; each launch becomes an .npz in it with `ours` and `reference`. progress: gets what is done.
+    several. dump: a folder; each launch becomes an .npz in it with `ours` and `reference`. progress: gets each step.
     Raises UserError for a model, a text or a dtype that cannot be computed.
     """
     if dtype is not None and dtype not in DTYPES:
@@ -192,6 +192,6 @@ def _layers_of_transformers(model, path: Path, ids: list[int]) -> dict[str, np.n
 
 
 def _order(name: str, layers: int) -> int:
-    """The embedding, the layers, and what comes after them."""
+    """Return the position of an output: the embedding, the layers, then the rest."""
     number = re.search(r"\.(\d+)\.out$", name)
     return int(number[1]) if number else {"embedding": -1, "logits": layers + 1}.get(name, layers)

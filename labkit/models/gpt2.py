@@ -42,7 +42,7 @@ from labkit.models.blob import Blob, is_bfloat16
 
 # --- The shape of a model --------------------------------------------------------------------------------------------
 
-# What config.json may say that would change what is computed, and what it must say for this file to be right.
+# Settings of config.json that would change the result, and the values that this file supports.
 ONLY = {
     "model_type": ("gpt2",),
     "activation_function": ("gelu_new", "gelu_pytorch_tanh"),  # two names of GELU's tanh form

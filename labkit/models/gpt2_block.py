@@ -111,7 +111,7 @@ class Shape:
 
 GPT2_SMALL = Shape()
 
-# --- What is true ----------------------------------------------------------------------------------------------------
+# --- Reference -------------------------------------------------------------------------------------------------------
 
 
 def block_steps(x, weights: Mapping, heads: int, *, causal=False, post_ln=False) -> dict[str, np.ndarray]:

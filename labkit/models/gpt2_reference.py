@@ -86,7 +86,7 @@ class Difference:
 
     @classmethod
     def between(cls, name: str, ours: np.ndarray, reference: np.ndarray, allowed: float) -> Difference:
-        """Compare two arrays of one shape. What is not finite in ours is infinitely far away."""
+        """Compare two arrays of one shape. The error is infinite where ours is not finite."""
         errors = np.nan_to_num(np.abs(np.asarray(ours, np.float64) - reference), nan=np.inf)
         index = tuple(map(int, np.unravel_index(errors.argmax(), errors.shape)))
         return cls(name, float(errors[index]), float(allowed), errors.shape, index, float(ours[index]),

@@ -60,7 +60,7 @@ DTYPES = {"bfloat16": np.dtype(np.uint16), "float32": np.dtype(np.float32)}
 class Config:
     """The shape of a Llama; the names are those of its config.json, the defaults those of transformers."""
 
-    # What config.json may say that would change what is computed, and what it must say for this file to be right.
+    # Settings of config.json that would change the result, and the values that this file supports.
     only: ClassVar[Mapping[str, tuple]] = {
         "model_type": ("llama",),
         "hidden_act": ("silu", "swish"),  # two names of x * sigmoid(x)
@@ -199,7 +199,7 @@ def _checked_scaling(scaling: Mapping | None, config: Config) -> dict | None:
                                                              if name != "type" and value is not None}
     if found["rope_type"] == "llama3":
         found.setdefault("original_max_position_embeddings", config.max_position_embeddings)
-    frequencies(config.head_dim, config.rope_theta, found)  # it says what is wrong
+    frequencies(config.head_dim, config.rope_theta, found)  # raises an error if invalid
     return None if found["rope_type"] == "default" else found
 
 

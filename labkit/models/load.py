@@ -79,7 +79,7 @@ def model_type(path: Path) -> str:
 
 @contextlib.contextmanager
 def reading(path: Path, needed: str) -> Iterator[None]:
-    """Whatever is wrong with a model's folder, as a UserError that names it. needed: the files that it must have."""
+    """Raise errors from reading a model's folder as a UserError that names it. needed: the files that it must have."""
     try:
         yield
     except FileNotFoundError as error:
@@ -93,7 +93,7 @@ def reading(path: Path, needed: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def of_file(path: Path) -> Iterator[None]:
-    """What is wrong with numbers from a file, as a ValueError that names the file."""
+    """Prefix a ValueError about numbers from a file with the file's name."""
     try:
         yield
     except ValueError as error:

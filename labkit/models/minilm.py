@@ -54,7 +54,7 @@ from labkit.models.blob import Blob, converted, is_bfloat16
 
 # --- The shape of a model --------------------------------------------------------------------------------------------
 
-# What config.json may say that would change what is computed, and what it must say for this file to be right.
+# Settings of config.json that would change the result, and the values that this file supports.
 ONLY = {
     "model_type": ("bert",),
     "hidden_act": ("gelu",),  # the exact one, with erf
@@ -476,7 +476,7 @@ class MiniLM:
             self.forward(b, normalize, watch=watch)
         elif key in ws.graphs:
             ws.graphs[key].launch()
-        else:  # this run compiles what is needed, so that the next can be captured
+        else:  # this run compiles the kernels, so that the next can be captured
             self.forward(b, normalize)
             if len(ws.graphs) >= MOST_GRAPHS:
                 ws.graphs.pop(next(iter(ws.graphs)))
@@ -518,7 +518,7 @@ class MiniLM:
         return sentences
 
     def _check(self, number: int, ids: np.ndarray) -> None:
-        """Says what is wrong with one sentence."""
+        """Raise ValueError if a sentence is invalid."""
         most = self.config.max_position_embeddings
         if ids.ndim != 1 or (ids.size and ids.dtype.kind not in "iu"):
             raise ValueError(f"sentence {number} must be a list of token ids; it has shape {ids.shape}, type "

@@ -128,7 +128,7 @@ def memory_for_scores(config: Config, shape: Shape, dtype) -> dict:
 
 @dataclass(frozen=True)
 class Step:
-    """A form of the model. changes: what is different from the step above."""
+    """A version of the model. changes: the differences from the step above."""
 
     name: str
     changes: str

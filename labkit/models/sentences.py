@@ -69,7 +69,7 @@ class Encoder:
 
     @property
     def max_seq_length(self) -> int:
-        """Tokens of a sentence, its marks included; what is longer is cut off."""
+        """The maximum tokens of a sentence, with its marks; longer ones are truncated."""
         return self.tokenizer.limit
 
     def get_sentence_embedding_dimension(self) -> int:
@@ -116,7 +116,7 @@ class Encoder:
 
 
 def checked(sentences) -> list[str]:
-    """The sentences as a list of str. Raises UserError that names what is none."""
+    """Return the sentences as a list of str. Raise UserError naming a non-string."""
     if isinstance(sentences, bytes | dict) or not isinstance(sentences, Iterable):
         raise UserError(f"sentences is {short(sentences)}; it must be a text or a list of texts")
     texts = list(sentences)

@@ -83,7 +83,7 @@ class Tokenizer:
         return self._tokenizer.get_vocab_size()
 
     def encode(self, text: str, marks: bool = True) -> list[int]:
-        """marks: with those that the tokenizer sets around a text, if any. Raises UserError for what is no text."""
+        """Encode a text. marks: add the tokenizer's special tokens, if any. Raise UserError if it is no text."""
         try:
             text.encode()
         except UnicodeEncodeError as error:
@@ -104,7 +104,7 @@ class Tokenizer:
             return self._tokenizer.decode(list(ids), skip_special_tokens=not marks)
 
     def stream(self, ids) -> Iterator[str]:
-        """The text of token after token; what is half a character waits for its other half."""
+        """Yield the text of each token; an incomplete character waits for its remaining bytes."""
         waiting: list[int] = []
         for token in ids:
             waiting.append(token)
@@ -129,7 +129,7 @@ def end_ids(path: Path) -> list[int]:
 
 
 class SentenceTokenizer:
-    """Sentences to token ids, at most `limit` for each: what is longer is cut off, as the model was trained.
+    """Sentences to token ids, each truncated to `limit`, as the model was trained.
 
     The marks around a sentence, [CLS] and [SEP] of a BERT, are among them.
     """

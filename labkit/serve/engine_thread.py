@@ -331,8 +331,8 @@ class Controls(abc.ABC):
 
 
 class EngineThread(Controls):
-    """engine: nothing else may touch it while the thread runs. encoder: of embeddings, as labkit.models.sentences has
-    it; what is asked for may use it.
+    """engine: nothing else may touch it while the thread runs. encoder: of embeddings, as in
+    labkit.models.sentences, for functions run by `ask`.
 
     observers: each is called with a StepReport after each step, in this thread, and must be quick. changed: is called
     in this thread when stats may be others.

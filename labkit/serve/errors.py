@@ -1,4 +1,4 @@
-"""What is wrong with a request, in OpenAI's shape: {"error": {"message", "type", "param", "code"}} and a status."""
+"""Request errors in OpenAI's format: {"error": {"message", "type", "param", "code"}} and a status."""
 
 from __future__ import annotations
 
@@ -55,8 +55,8 @@ KNOWN: dict[type[Exception], Known] = {
 
 
 def of_exception(error: Exception, retry_after_s: int = 1) -> ApiError:
-    """What is known is answered with its own words. The words of anything else may quote the request or this machine,
-    so they stay here."""
+    """Return known exceptions with their own message. Messages of any others may quote the request or this machine,
+    so they are not sent."""
     if isinstance(error, ApiError):
         return error
     if isinstance(error, ValidationError):

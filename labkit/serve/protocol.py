@@ -68,7 +68,7 @@ class Generation(Body):
     bad_words: list[str] | None = None
     # This server's.
     deadline_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
-    # Without an effect on what is generated.
+    # Without an effect on the output.
     user: str | None = None
     metadata: dict[str, Any] | None = None
     service_tier: str | None = None

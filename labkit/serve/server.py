@@ -43,8 +43,8 @@ LOG = {"version": 1, "disable_existing_loggers": False,
 
 
 class Protocol(H11Protocol):
-    """What is refused before it is a request is answered in OpenAI's shape too: no HTTP, headers that are too large to
-    be read, a connection too many. One on which no request comes is closed."""
+    """Answers errors that precede a request in OpenAI's format too: invalid HTTP, headers too large to be read, too
+    many connections. Closes idle connections."""
 
     def connection_made(self, transport) -> None:
         super().connection_made(transport)
@@ -112,7 +112,7 @@ class Server(uvicorn.Server):
         while self.service.active and time.monotonic() < end:
             await asyncio.sleep(0.02)
         if self.service.engine:
-            await asyncio.to_thread(self.service.engine.stop, 0)  # what is left ends with an error
+            await asyncio.to_thread(self.service.engine.stop, 0)  # remaining requests end with an error
         self.should_exit = True
 
 
@@ -138,9 +138,9 @@ def address(sock: socket.socket) -> str:
 
 def run(settings: Settings, *, say: Callable[[str], None], ready: Callable[[str], None],
         doing: Callable[[str], None], load: Loading | None = None) -> None:
-    """Serves until a signal ends it. say: a line for who started it. doing: what is being loaded or compiled. ready:
-    the lines for the moment when it can serve. load: called where the engine is to be; None: load_model. Raises what it
-    raises."""
+    """Serve until a signal ends it. say: prints a line for the user. doing: gets the current loading or compiling step.
+    ready: gets the lines to print once it can serve. load: called where the engine will run; None: load_model. Its
+    exceptions propagate."""
     sock = bound(settings)
     server = Server(create_app(None, settings), settings)
     service, failed, where = server.service, [], address(sock)

@@ -103,7 +103,7 @@ class Service:
         return engine
 
     def ready_or_draining(self) -> Controls:
-        """For what is left of a request that was taken."""
+        """Return the engine for the rest of an accepted request."""
         return self.engine or self.ready()
 
     def check_model(self, name: str) -> None:

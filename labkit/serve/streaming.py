@@ -74,7 +74,7 @@ class Choice:
         self._begun = self._ended = False
 
     def deltas(self, output: CompletionOutput) -> list[dict]:
-        """What is new. A text only grows, so nothing is lost where outputs were passed over."""
+        """Return the new chunks. A text only grows, so nothing is lost if outputs were skipped."""
         if self._ended:
             return []
         found = [] if self._begun else self._shape.opening(self._index)

@@ -22,7 +22,7 @@ class ArgHint:
         self.value = value
 
     def to_device(self, retr: list, stream=0):
-        """The device array for the kernel; what has to happen after the launch is appended to `retr`, to be called."""
+        """Return the device array for the kernel; append callbacks to run after the launch to `retr`."""
         raise NotImplementedError
 
 

@@ -14,7 +14,7 @@ def place(filename):
 
 
 def shown_index(parts):
-    """An index as it stands in a source: (2, slice(None, 5)) -> "2, :5"."""
+    """Return an index as source code: (2, slice(None, 5)) -> "2, :5"."""
     parts = parts if isinstance(parts, tuple) else (parts,)
     return ", ".join(_shown_part(part) for part in parts)
 

@@ -44,7 +44,7 @@ class Fault:
 
     at, spot, tail: "kernel, line 7", "block 0, thread 3", " (file.py)": parts of every message
     where: the attributes of a DeviceFault
-    text: what stands at the source line: an array, a collective, or "intrinsic|array"
+    text: the construct at the source line: an array, a collective, or "intrinsic|array"
     numbers: three, whose meaning depends on the code
     """
 

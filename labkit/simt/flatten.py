@@ -128,7 +128,7 @@ class Flattener:
         return statements, at(load(result), node)
 
     def _hoist_children(self, node):
-        """Hoist from the expressions below node, left to right; what comes before a barrier is kept in a name."""
+        """Hoist from the expressions below node, left to right; values computed before a barrier are kept in a name."""
         slots = []
         fields = list(ast.iter_fields(node))
         if isinstance(node, ast.Assign):  # the value is evaluated before the targets

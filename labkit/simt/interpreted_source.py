@@ -93,7 +93,7 @@ class ToPython(Lowering):
         return ast.If(test, self.block(node.body) or [ast.Pass()], self.block(node.orelse))
 
     def visit_While(self, node):
-        before, start = self._start_of_pass(node)  # before what is in it is lowered
+        before, start = self._start_of_pass(node)  # before its test and body are lowered
         test = self._test(node.test)
         if self.marks:  # a mark gives None
             test = ast.BoolOp(ast.Or(), [self._mark(node, False), test])
@@ -121,7 +121,7 @@ class ToPython(Lowering):
         return [assign(count, ast.Constant(0), node)], [tick, more, stop]
 
     def _test(self, node):
-        """The test of an if or a while, which decides what is done."""
+        """Lower the test of an if or a while, which decides the branch."""
         return self._branch(self.visit(node))
 
     def _branch(self, test):
@@ -170,7 +170,7 @@ class ToPython(Lowering):
 
 
 def _integer_literal(node):
-    """The value of an integer that stands in the source, perhaps with a minus; else None."""
+    """Return the value of an integer literal, optionally negated; else None."""
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
         value = _integer_literal(node.operand)
         return None if value is None else -value

@@ -43,7 +43,7 @@ def _exactly(ufunc):
 
 
 class _Math:
-    """math as kernels see it: float32 stays float32, and what has no value is NaN or infinite instead of an error."""
+    """math as kernels see it: float32 stays float32, and math errors return NaN or infinity instead of raising."""
 
     _NAMES = {
         "acos": "arccos", "acosh": "arccosh", "asin": "arcsin", "asinh": "arcsinh", "atan": "arctan",
@@ -128,7 +128,7 @@ def _as_interpreted(value):
 
 
 class _Guarded:
-    """A module's functions; what has no value is NaN or infinite instead of an error."""
+    """A module's functions; math errors return NaN or infinity instead of raising."""
 
     def __init__(self, module):
         self._module = module
@@ -219,7 +219,7 @@ class _Floats(np.ndarray):
 
 
 class _Integers(_Floats):
-    """An integer array: its elements are integers of its type, and what is stored wraps around."""
+    """An integer array: its elements are integers of its type, and stores wrap around."""
 
     def __getitem__(self, index):
         value = np.ndarray.__getitem__(self, index)

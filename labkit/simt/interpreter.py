@@ -161,7 +161,7 @@ class Interpreter:
 
     @staticmethod
     def _in_order(items):
-        """As `thread_order` asks; what is reported does not depend on it, what a wrong kernel computes may."""
+        """Order items by `thread_order`; reports do not depend on it, results of a wrong kernel may."""
         order = settings.current_order()
         if order == "scattered":
             return sorted(items, key=lambda x: (x if isinstance(x, int) else x.linear) * 40503 % 65521)

@@ -51,7 +51,7 @@ class Name(ast.Name):
 
 @with_fields
 class Subscript(ast.Subscript):
-    """An element, or a view, of an array. An inlined function may stand in another file than the kernel."""
+    """An element, or a view, of an array. An inlined function may be in another file than the kernel."""
 
     filename: str
 
@@ -261,7 +261,7 @@ def without_positions(new):
 
 
 def copied(tree):
-    """As copy.deepcopy of a tree, or of a list of them, and several times as fast. What is no node stays the same."""
+    """Copy a tree, or a list of them, as copy.deepcopy does but several times as fast. Non-nodes stay the same."""
     if isinstance(tree, (list, tuple)):
         return type(tree)(map(copied, tree))
     if not isinstance(tree, ast.AST):

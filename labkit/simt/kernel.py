@@ -270,9 +270,9 @@ class _ForAll:
 
 
 def show(kernel, *args):
-    """The source that the CPU device runs for a kernel, without its bounds checks, as text.
+    """Return the source that the CPU device runs for a kernel, without its bounds checks, as text.
 
-    Takes a kernel and the arguments of a launch (their types decide what is kept for each thread).
+    Takes a kernel and the arguments of a launch (their types decide which data is kept per thread).
     """
     if not isinstance(kernel, Kernel):
         raise TypeError(f"show takes a kernel of the CPU device, not {kernel!r}")

@@ -1,6 +1,6 @@
 """The modules of numba.cuda whose functions are ordinary code on a CPU: libdevice, fp16, the vector types.
 
-`rewrite` takes a LibraryFunction for a call of `code`; what it does stands in runtime/ under the same name.
+`rewrite` takes a LibraryFunction for a call of `code`; its implementation is in runtime/ under the same name.
 """
 
 from labkit.simt.runtime import fp16 as _fp16

@@ -196,7 +196,7 @@ class _Plain(ast.NodeTransformer):
 
 
 class _Copies(ast.NodeTransformer):
-    """Copies what has a variable of its own to the joined variable, right after it is assigned."""
+    """Copies each separate variable to the joined variable right after it is assigned."""
 
     def __init__(self, copies):
         self.copies = copies

@@ -279,7 +279,7 @@ class Resolver:
         return at(ast.If(ast.UnaryOp(ast.Not(), test), [self._failure("", [s.msg] if s.msg else [])], []), s)
 
     def _raise(self, s):
-        """A GPU keeps the class and the constants of what is raised, and so do both runs here."""
+        """Keep the class and the constants of the exception, in both runs, as a GPU does."""
         raised = s.exc.func if isinstance(s.exc, ast.Call) else s.exc
         known, kind = self.scope.static(raised) if isinstance(raised, (ast.Name, ast.Attribute)) else (False, None)
         name = kind.__name__ if known and isinstance(kind, type) and issubclass(kind, Exception) else "Exception"
@@ -622,7 +622,7 @@ class Resolver:
         return at(AtomicCall(op, arguments, self.scope.filename), node)
 
     def _call_intrinsic(self, stub, given, arguments, node):
-        """A call of labkit.ptx. What is constant on a GPU must be constant, and arrays must be where they belong."""
+        """Resolve a call of labkit.ptx. GPU immediates must be constants, and arrays in the right memory space."""
         for parameter, source, value in zip(stub.params, given, arguments, strict=True):
             if parameter in stub.constants:
                 known, constant = self.scope.constant(source)
@@ -680,7 +680,7 @@ class Resolver:
         return self._converted(at(call, node), returned, node)
 
     def _converted(self, value, ty, node):
-        """The value in this type; as it is for None, and for what is no number."""
+        """Convert the value to this type; return it unchanged if that is None or not a number."""
         if not isinstance(ty, (types.Number, types.Boolean)):
             return value
         return at(ast.Call(self._code(type_code(ty), node), [value], []), node)

@@ -1,4 +1,4 @@
-"""The names of one function: its source, what is local to it, what the other names mean."""
+"""The names of one function: its source, its local names, the meaning of the others."""
 
 import ast
 import builtins
@@ -118,7 +118,7 @@ class Callee(NamedTuple):
 
 
 class Scope:
-    """The names of one function: what is local, what the rest means. Takes a Python function, or a Callee."""
+    """The names of one function: local names, the meaning of the rest. Takes a Python function, or a Callee."""
 
     def __init__(self, function):
         function, fixed = function if isinstance(function, Callee) else (function, ())

@@ -144,7 +144,7 @@ def _assignments(node):
 
 
 def _moving(loop):
-    """The names that each pass moves on: what a for loop counts with, and what is made from its own value before."""
+    """Return the names that each iteration advances: a for loop's counters, and names computed from themselves."""
     sources = _sources(list(ast.walk(loop)))
     moved = {name for name in _sources(_in_each_pass(loop.body)) if name in _names_behind(sources[name], sources)}
     counters = ast.walk(loop.target) if isinstance(loop, ast.For) else ()

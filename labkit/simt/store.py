@@ -82,7 +82,7 @@ class Store:
             self.path(key).unlink()
 
     def _trim(self) -> None:
-        """Remove the least recently used files until what is left is well below the limit."""
+        """Remove the least recently used files until the rest is well below the limit."""
         files, now = [], time.time()
         for entry in os.scandir(self.where):
             with contextlib.suppress(OSError):  # another process may have removed it

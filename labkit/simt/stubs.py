@@ -5,7 +5,7 @@
 
 
 class Value:
-    """A special register: `cuda.threadIdx.x`. `code` is what stands for it in the generated source."""
+    """A special register: `cuda.threadIdx.x`. `code` replaces it in the generated source."""
 
     def __init__(self, name, code, module="cuda"):
         self.name, self.code = f"{module}.{name}", code

@@ -64,7 +64,7 @@ def is_undefined(x):
 
 
 def undefined_of(x):
-    """A number as an undefined one; what is no number stays as it is."""
+    """Mark a number as undefined; return other values unchanged."""
     kind = type(x)
     return UNDEFINED[kind] if kind in UNDEFINED else _MARKED[kind](x) if kind in _MARKED else x
 
@@ -294,7 +294,7 @@ def power(a, n):
 
 
 def constant_power(a, n):
-    """a ** n for an n that stands in the source: the result has the type of a."""
+    """Return a ** n for an integer literal n: the result has the type of a."""
     return _power(a, n) if isinstance(a, int) else product(a, n)
 
 

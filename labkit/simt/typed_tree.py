@@ -202,12 +202,12 @@ class _Flow:
 
     @staticmethod
     def parts(targets, ty):
-        """The types of what is assigned to the names of tuples."""
+        """Return the types assigned to the names in tuple targets."""
         pairs = [zip(target.elts, ty.types, strict=False) for target in targets if isinstance(ty, types.BaseTuple)]
         return {part.id: part_type for pair in pairs for part, part_type in pair if isinstance(part, ast.Name)}
 
     def version(self, node, ty):
-        """The type of what is assigned here: of what all rounds of a loop assign."""
+        """Return the type assigned here, unified over all iterations of a loop."""
         before = self.assigned.get(id(node), ty)
         found = self.assigned[id(node)] = unified(before, ty) if before is not None else None
         return found

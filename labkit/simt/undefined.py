@@ -91,7 +91,7 @@ def _compare(function):
 
 
 def _decided_by(ends):
-    """`and`, which ends at what is false, or `or`: undefined unless a value that is defined decides."""
+    """Return `and`, which ends at a false value, or `or`: undefined unless a defined value decides."""
 
     def decide(*values):
         known = [value for value in values if not is_undefined(value)]

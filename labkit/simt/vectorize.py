@@ -80,7 +80,7 @@ def _for_the_host(name, function):
     cells = []
     for given, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
         cells.append(python_types.CellType(translated(given, cell.cell_contents)))
-    private = f"_{function.__name__}"  # NumPy's reduce() takes small integers for int64 in what is called add
+    private = f"_{function.__name__}"  # NumPy's reduce() promotes small integers to int64 in a ufunc named add
     new = python_types.FunctionType(
         function.__code__, surroundings, private, function.__defaults__, tuple(cells) or None
     )

@@ -113,7 +113,7 @@ class RunningLaunch:
                 self.compiled.entry(first, last, self.grid, self.block, self.dynamic, memory, record, *self.arguments)
         except BaseException as error:  # reported by the thread that waits
             with self.lock:
-                # What is no fault of the kernel counts most, a range stopped from outside least; then the first one.
+                # Errors other than kernel faults rank first, a range stopped from outside last; then the first one.
                 rank = 0 if record[CODE] == 0 else 2 if record[CODE] == ABORTED else 1, self.first[k]
                 if self.fault is None or rank < self.fault[0]:
                     self.fault = rank, error, record.copy()

@@ -59,7 +59,7 @@ class Blocks:
     def __init__(self, name, seed, length=6):
         self.name, self.seed, self.random = name, seed, random.Random(seed)
         self.lines, self.steps, self.names = [], [], {"i0": np.int32, "i1": np.int32, "x0": np.float32}
-        self.count = 2
+        self.count, self.operators = 2, {}  # of the atomics on each total: two kinds on one give what their order gives
         for _ in range(length):
             self._step()
 
@@ -223,6 +223,7 @@ class Blocks:
 
     def _atomic(self):
         name, cell, op = self._pick(), self.random.randint(0, 7), self.random.choice(["add", "max", "min", "xor"])
+        op = self.operators.setdefault(cell, op)
         self.lines.append(f"    cuda.atomic.{op}(totals, cuda.blockIdx.x * 8 + {cell}, int32({name} & 1023))")
 
         def step(s):

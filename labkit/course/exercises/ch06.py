@@ -1,4 +1,4 @@
-"""The exercises of lesson 06: thread tiles, four numbers at a time, and copies that are on their way.
+"""The exercises of lesson 06: thread tiles, four numbers at a time, and copies that are in flight.
 
 Sizes are M (rows of the output), N (its columns) and K (the length of the dot products), as in
 labkit.kernels.matmul.float32.
@@ -188,7 +188,7 @@ def _by_asynchronous_copies(report) -> str | None:
     if copies and copies >= loads:
         return None
     return (f"Of {loads:,} loads from global memory {copies:,} are asynchronous copies, and all are asked for: the "
-            "next row must be on its way while this one is added, by `ptx.cp_async_4`.")
+            "next row must be in flight while this one is added, by `ptx.cp_async_4`.")
 
 
 @cuda.jit

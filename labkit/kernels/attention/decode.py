@@ -132,7 +132,7 @@ def make_decode(size: int, half: bool = False):
                     scores[own] = score
             row_max = block_max(row_max, partial)  # its barriers also make the scores visible to all
             exponential = ptx.exp2_approx(scores[thread] - row_max)
-            scores[thread] = exponential  # 0 for what is not seen
+            scores[thread] = exponential  # 0 for masked keys
             if thread < SCORES - SLICE:
                 scores[thread + SLICE] = ZERO
             row_sum = block_sum(exponential, partial)

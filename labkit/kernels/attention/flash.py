@@ -282,7 +282,7 @@ def make_flash(size: int, down: int):
         cuda.syncthreads()  # the queries and the first keys are there
         key0 = 0
         while key0 < end:
-            # These values are on their way while the scores are computed, the next keys during the rest.
+            # These values are in flight while the scores are computed, the next keys during the rest.
             copy_values(shared, VALUES_AT, keys_values, key0, end, key_column + width, thread)
             ptx.cp_async_commit()
             for i in u32.range(SCORES):

@@ -62,8 +62,8 @@ def check_sentences(qkv, heads, begins, lengths, longest, out, dtype=np.float32)
 
 @cuda.jit(device=True)
 def find_sentence(begins, lengths, sentence, rows, longest, scale):
-    """(its first row, its tokens, the scale of its scores). A sentence that is longer than `longest`, or has rows that
-    are not there, could be computed only in part: its scale is NaN, and so becomes what is written of it."""
+    """Return (first row, tokens, scale of the scores) of a sentence. One that is longer than `longest`, or has rows
+    out of range, could be computed only in part: its scale is NaN, and so are the rows written for it."""
     begin, tokens = uint32(begins[sentence]), uint32(lengths[sentence])
     after = uint32(rows - begin) if begin < rows else uint32(0)
     most = min(after, longest)

@@ -298,7 +298,7 @@ def _op(half: bool):
                   make_one_row(half, JOIN, RESIDUAL, 768, *plan(768, 768, half), False, 12, splits_of(12))),
           idea="two launches: heads and shares of the keys; the product, which joins them", sizes=SIZES)
     def row_attended(q, cache, start, heads, weights, bias, residual, out, stream=0):
-        """The parts of a head are joined by every block of the product again, while its weights are on their way."""
+        """The parts of a head are joined by every block of the product again, while its weights are in flight."""
         parts = parts_for(heads, q.shape[1] // heads)
         one_query(q, cache, start, heads, parts, stream=stream)
         one_row_attended(parts, heads, weights, bias, residual, out, stream=stream)

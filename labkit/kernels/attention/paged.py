@@ -29,9 +29,9 @@ What it should reach
     at 85% of 4.2 TB/s. By count, not measured, for the kernel on tensor cores:
 
         under way   an SM's share of 3.57 TB/s is 27 KB a microsecond. It holds 4 blocks of 4 warps, each of which has
-                    two pages of keys and values on their way, 8 KB: 128 KB, enough for a latency of 4.7 us
+                    two pages of keys and values in flight, 8 KB: 128 KB, enough for a latency of 4.7 us
         a block     has all 4,096 tokens of a head, 1 MB, in 16 parts; while its warps join a part, the first pages of
-                    the next are on their way. With one part a block, 64 KB, its chain of latencies (the length, the
+                    the next are in flight. With one part a block, 64 KB, its chain of latencies (the length, the
                     pages' numbers, the first pages, the records, the count) was a third of its time: 164 us
         arithmetic  a page takes a warp about 170 instructions: 131,072 pages are 24 us of all SMs' issue slots. With
                     products in registers it is 560 and 79 us: beside the waits of 12 warps an SM that is the limit
@@ -211,10 +211,10 @@ def paged_decode_split(q, keys, values, page_table, lengths, out, scale, parts=N
 
 
 @rung(kernel=make_paged_decode_mma(64, 4), needs=MMA, sizes=SIZES,
-      idea="as split, on tensor cores: query heads are rows of a factor, and cp.async keeps pages on their way")
+      idea="as split, on tensor cores: query heads are rows of a factor, and cp.async keeps pages in flight")
 def paged_decode_mma(q, keys, values, page_table, lengths, out, scale, parts=None, *, stream=0):
     """For bfloat16. A page of 16 keys is one factor of mma.sync, the query heads of a group are the other. Each warp
-    has three pages in shared memory, two of them still on their way; the products take so few instructions
+    has three pages in shared memory, two of them still in flight; the products take so few instructions
     that loads set the time, for any ratio of heads."""
     if np.dtype(q.dtype) != np.uint16:
         raise ValueError(f"q has dtype {q.dtype}; on tensor cores only uint16, which holds bfloat16, is allowed")

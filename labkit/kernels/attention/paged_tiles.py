@@ -33,7 +33,7 @@ def make_copy_tile(keys: int, size: int, pitch: int, threads: int, chunk: int, s
     def copy_tile(shared, at, cache, page_table, sequence, key0, end, kv_heads, kv_head, thread):
         for n in u32.range(PAGES):
             first = key0 + n * PAGE
-            # Behind the last page the table may hold anything: the last one stands in, and nothing of it is read.
+            # Past the last page the table may hold anything: the index is clamped to it, and its data is not read.
             page = uint32(page_table[sequence, min(first, end - 1) // PAGE])
             row = (page * kv_heads + kv_head) * PAGE
             rows = min(end - first, PAGE) if first < end else 0
@@ -103,7 +103,7 @@ def make_paged_prefill(size: int, down: int):
         cuda.syncthreads()  # the queries and the first keys are there
         key0 = 0
         while key0 < end:
-            # These values are on their way while the scores are computed, the next keys during the rest.
+            # These values are in flight while the scores are computed, the next keys during the rest.
             copy_values(shared, VALUES_AT, values, page_table, sequence, key0, end, kv_heads, kv_head, thread)
             ptx.cp_async_commit()
             for i in u32.range(SCORES):
@@ -171,7 +171,7 @@ def make_paged_prefill(size: int, down: int):
 @kernel_factory
 def make_paged_prefill_mma(size: int, warps: int, down: int):
     """Attention for heads of `size` bfloat16 numbers; each of `warps` warps has `down` times 16 queries, as in
-    make_flash_half. While a tile is multiplied, the next is on its way."""
+    make_flash_half. While a tile is multiplied, the next is in flight."""
     SIZE, DOWN = size, down
     THREADS, WARP_ROWS = 32 * warps, 16 * down
     ROWS = warps * WARP_ROWS

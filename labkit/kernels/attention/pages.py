@@ -209,8 +209,8 @@ def find_length(lengths, sequence, max_pages, scale):
 
 @cuda.jit(device=True)
 def find_context(contexts, sequence, tokens, max_pages, scale):
-    """(tokens before the sequence's first row, its keys, the scale of its scores). Where the table has no place for so
-    many keys, or there are fewer keys than rows, the scale is NaN, and so becomes what is written."""
+    """Return (tokens before the sequence's first row, its keys, the scale of its scores). If the table is too short
+    for that many keys, or there are fewer keys than rows, the scale is NaN, and so is the output."""
     context = uint32(contexts[sequence])
     keys = min(context, uint32(max_pages * uint32(PAGE)))
     before = uint32(keys - tokens)

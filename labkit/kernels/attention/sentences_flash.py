@@ -65,7 +65,7 @@ def make_sentences_flash_half(size: int, warps: int, down: int, keys: int, teams
     tile of queries of one head and takes tiles of `keys` keys. A block has `teams` teams, with neighbouring heads; more
     than one only where a team is one warp, which needs no barrier of the block.
 
-    The queries and the first two tiles of keys and values are on their way before the first product: up to 128 tokens,
+    The queries and the first two tiles of keys and values are in flight before the first product: up to 128 tokens,
     a block waits for memory once after it has read where its sentence lies. Longer sentences take turns in the two.
     """
     SIZE, DOWN, TEAMS = size, down, teams
@@ -308,7 +308,7 @@ def make_sentences_flash(size: int, down: int):
         cuda.syncthreads()  # the queries and the first keys are there
         key0 = uint32(0)
         while key0 < tokens:
-            # These values are on their way while the scores are computed, the next keys during the rest.
+            # These values are in flight while the scores are computed, the next keys during the rest.
             copy_values(shared, uint32(VALUES_AT), qkv, uint32(begin + key0), end, uint32(key_column + width), thread)
             ptx.cp_async_commit()
             for i in range(SCORES):

@@ -60,7 +60,7 @@ def values_kernel(weights, keys_values, start, out, first, size):
     acc = ZERO
     if group < groups:
         j = group
-        while uint32(j + uint32(3) * groups) < in_use:  # four loads on their way
+        while uint32(j + uint32(3) * groups) < in_use:  # four loads in flight
             k, m, n = uint32(j + groups), uint32(j + uint32(2) * groups), uint32(j + uint32(3) * groups)
             a, b = keys_values[j, column], keys_values[k, column]
             c, d = keys_values[m, column], keys_values[n, column]

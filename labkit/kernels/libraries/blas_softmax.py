@@ -62,7 +62,7 @@ def softmax_by_isamax(x, out, stream=0):
 
 @rung(kernel=(sub_max_exp_kernel, normalize_kernel), idea="row by row; a true maximum, from a kernel")
 def softmax_by_row_max(x, out, stream=0):
-    """As by_isamax, but what is subtracted is the largest x: a reduction kernel finds it for all rows in one launch."""
+    """Compute it as by_isamax does, but subtract the maximum; one reduction launch finds it for all rows."""
     rows, cols = _check(x, out)
     grid = blocks_for((cols,), (BLOCK,))
     largest = cuda.device_array(rows, np.float32)

@@ -6,8 +6,8 @@ Source  cuTile Python documentation, "Quickstart"
 cuTile compiles by tileiras, a compiler that comes with CUDA 13.1 and later (13.3 for compute capability 9.x), and runs
 on a driver of version 580 or later. The package finds tileiras on the PATH. (The wheels of `cuda-tile[tileiras]` bring
 it, too, but with an NVVM of the same age, which numba-cuda would find and which may be too new for the driver.)
-why_not() says what is missing. Without all that the same functions run on tile_model; and translate() shows what cuTile
-makes of them, if the package is installed: its front end needs no GPU.
+why_not() names the missing part. Without these the same functions run on tile_model; and translate() shows how cuTile
+compiles them, if the package is installed: its front end needs no GPU.
 """
 
 import functools

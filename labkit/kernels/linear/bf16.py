@@ -170,7 +170,7 @@ IDEA_WGMMA = "wgmma: one warpgroup copies, two multiply 128 rows at a time"
 @rung(kernel=tuple(make_pipelined(tile, weights=True, bf16=True, bf16_out=True) for tile in PIPELINED_TILES), needs=MMA,
       idea="mma.sync: tiles in a pipeline of four stages, rounded and stored whole", sizes=SIZES)
 def linear_bf16_pipelined(x, weight, out, stream=0):
-    """For many rows: a block computes a tile of 128 x 256 or so, and copies what comes next while it multiplies."""
+    """Multiply many rows: a block computes a tile of 128 x 256 or so, and prefetches the next stage meanwhile."""
     pipelined(x, weight, None, out, stream=stream)
 
 

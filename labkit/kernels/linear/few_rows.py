@@ -198,7 +198,7 @@ def make_skinny(rows_each: int, wide: bool, split: bool, gelu: bool | str, resid
 # --- float16, tensor cores --------------------------------------------------------------------------------------------
 
 STEP = 32  # of K: two products of 16 steps
-STAGES = 4  # of each warp's own ring: three steps on their way
+STAGES = 4  # of each warp's own ring: three steps in flight
 PENDING = STAGES - 2
 STAGE = STEP * COLS  # float16 values
 RING_OF_WARP = STAGES * STAGE

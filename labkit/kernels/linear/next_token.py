@@ -10,7 +10,7 @@ Work    2*V*K flop; the bytes of the table, beside which the rest is little
 Source  numpy.argmax, whose rules are kept: argmax.py
 
 A warp normalises the row for itself, keeps it in registers, and takes rows of the table in turn, so many at once that
-it has 12 loads of 16 bytes a lane on their way; it sees each logit, so that to find the largest costs a comparison and
+it has 12 loads of 16 bytes a lane in flight; it sees each logit, so that to find the largest costs a comparison and
 no pass over the logits.
 """
 

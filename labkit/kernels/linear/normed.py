@@ -1,4 +1,4 @@
-"""A bfloat16 linear layer of up to eight rows with what comes before it in a Llama: the sum and the RMSNorm.
+"""A bfloat16 linear layer of up to eight rows fused with the residual sum and the RMSNorm before it in a Llama.
 
     summed = x + residual
     out = rmsnorm(summed) @ weight.T              or with SwiGLU, as linear_swiglu
@@ -11,7 +11,7 @@ Work    2*T*N*C flop; 2*N*C bytes of weights, beside which the rest is little
 Source  as streamed.py; one_row.py, which does the same for GPT-2
 
 A kernel of a few rows that writes what the next one reads costs two to three microseconds, however little it computes.
-Here every block of the product normalises the rows again, while its weights are on their way: at T = 1 that is 8 KB
+Here every block of the product normalises the rows again, while its weights are in flight: at T = 1 that is 8 KB
 from L2 beside 64 KB from memory. `summed` must not be `residual`, which other blocks still read; block 0 writes it.
 
 The sums are taken in the order of norm/rmsnorm.py and streamed.py, so that the bits are those of the two kernels apart.
@@ -76,7 +76,7 @@ def scaled(word, scale, weight):
 @kernel_factory
 def make_normed(columns: int, most: int, eps: float, *, swiglu: bool = False, early: bool = False):
     """As streamed.make_tensor of one tile of tokens and one of weights, whose tokens come from shared memory. most:
-    rows of x at most; memory for more of them would be missing for the loads that are on their way."""
+    rows of x at most; memory for more of them would be missing for the loads that are in flight."""
     COLUMNS, SMALL, SHARE, EARLY = columns, small(eps), ONE / float32(columns), early
     NORMING = columns // EACH  # warps that share a row
     ABREAST = TENSOR_WARPS // NORMING  # rows at a time

@@ -1,4 +1,4 @@
-"""The linear layers of a decoder's step, one row each, with what comes before and after in the same launch.
+"""The linear layers of a decoder's step, one row each, fused with the operations before and after.
 
     one_row_gelu        out = gelu(layernorm(x) @ weights + bias)
     one_row_residual    out = x @ weights + bias + residual
@@ -53,7 +53,7 @@ ZERO, NAN = float32(0.0), float32(np.nan)
 LOWEST = float32(-3e38)  # below every score, and finite: the difference of two such maxima is a number
 BLOCK = 256  # threads, of the embedding
 LONGEST = 8192  # K at most: x lies in shared memory
-MOST_LOADS = 12  # of 16 bytes, of a thread's weights, on their way at once
+MOST_LOADS = 12  # of 16 bytes, of a thread's weights, in flight at once
 GELU, RESIDUAL, QKV = "gelu", "residual", "qkv"  # what follows the product
 PLAIN, NORM, JOIN = "plain", "norm", "join"  # where its row comes from
 SIZES = f"K and N multiples of 8, K at most {LONGEST:,}"
@@ -111,11 +111,11 @@ def make_row_statistics(depth: int, each: int = 4):
 @kernel_factory
 def make_one_row(half: bool, source: str, after: str, depth: int, lanes: int, threads: int, ahead: bool,
                  heads: int = 0, splits: int = 0, early: bool = False):
-    """lanes: neighbours that read a row of the weights together, 16 bytes each. heads, splits: of what is joined.
+    """lanes: neighbours that read a row of the weights together, 16 bytes each. heads, splits: of the joined parts.
     early: as in kernels/pdl.py, all of a round's weights first.
 
-    Its arguments: source PLAIN x, NORM x and the norm's parameters, JOIN found and statistics of one_query.py; what is
-    not there is any array.
+    Its arguments: source PLAIN x, NORM x and the norm's parameters, JOIN found and statistics of one_query.py; any
+    array for an absent one.
     """
     EACH = 8 if half else 4
     WORD = uint32 if half else float32
@@ -214,7 +214,7 @@ def make_one_row(half: bool, source: str, after: str, depth: int, lanes: int, th
         col0 = uint32(uint32(cuda.blockIdx.x) * uint32(COLS))
 
         group, column = uint32(thread // uint32(lanes)), uint32(thread % uint32(lanes) * uint32(EACH))
-        column = min(uint32(col0 + column), uint32(cols - uint32(EACH)))  # what is beyond the edge is not stored
+        column = min(uint32(col0 + column), uint32(cols - uint32(EACH)))  # columns past the edge are not stored
         own_col = min(uint32(col0 + thread), uint32(cols - uint32(1)))
 
         # All that the block needs is asked for before anything is waited for: the row first, which is needed first; but
@@ -405,7 +405,7 @@ def make_one_row_embedding(early: bool):
             ptx.griddepcontrol_wait()
         col = uint32(cuda.grid(1))
         if col < uint32(out.shape[1]):
-            token, position = uint32(ids[0]), uint32(start[0])  # what is negative becomes huge
+            token, position = uint32(ids[0]), uint32(start[0])  # negatives become huge
             value = NAN
             if token < uint32(tokens.shape[0]) and position < uint32(positions.shape[0]):
                 value = float32(tokens[token, col]) + float32(positions[position, col])
@@ -465,7 +465,7 @@ def qkv_error(*inputs):
 
 
 def qkv_error_half(*inputs):
-    """What is stored is rounded to float16."""
+    """Bound the error of an output rounded to float16."""
     return normed_error(*inputs) + EPS16 * np.abs(normed_reference(*inputs)) + SMALLEST16
 
 
@@ -491,12 +491,12 @@ def _rungs(half: bool) -> tuple:
 
     @rung(kernel=kernel(NORM, GELU, 768, 3072), idea="norm, product and GELU in one launch", sizes=SIZES)
     def row_gelu(x, norm_weight, norm_bias, weights, bias, out, stream=0):
-        """Every block normalises the row for itself, while its weights are on their way."""
+        """Every block normalises the row for itself, while its weights are in flight."""
         one_row_gelu(x, norm_weight, norm_bias, weights, bias, out, stream=stream)
 
     @rung(kernel=kernel(PLAIN, RESIDUAL, 3072, 768), idea="product and residual in one launch", sizes=SIZES)
     def row_residual(x, weights, bias, residual, out, stream=0):
-        """The row goes to shared memory while the weights are on their way."""
+        """The row goes to shared memory while the weights are in flight."""
         one_row_residual(x, weights, bias, residual, out, stream=stream)
 
     @rung(kernel=kernel(NORM, QKV, 768, 2304), idea="norm, product and the cache in one launch", sizes=SIZES)

@@ -7,13 +7,13 @@ Work    2*T*N*K flop; 2*N*K bytes of weights, beside which the rest is little
 Source  Little, "A Proof for the Queuing Formula: L = lambda W" (1961); PTX ISA, "Matrix Fragments for mma.m16n8k16"
 
 One token needs every weight for a single product, so that the time is that of reading the weights, if enough bytes are
-asked for at any moment. Little's law says how many: what is on its way is the rate times the latency. An H200 reads
-some 4.2 TB/s, and a load comes back after about 700 ns: 2.9 MB must be on their way, 22 KB for each of the 132 SMs. A
-thread that waits for each of its weights has 2 bytes on their way, and the 2,048 threads of an SM 4 KB: a fifth of
-that. A load of 16 bytes makes it 32 KB, if the SM is full of threads and all of them wait. With eight such loads asked
-for before the first is used, 512 threads have 64 KB on their way: a layer of 2,048 outputs, 128 blocks, needs no more.
+in flight at any moment. By Little's law, bytes in flight are the bandwidth times the latency. An H200 reads some
+4.2 TB/s, and a load takes about 700 ns: 2.9 MB must be in flight, 22 KB for each of the 132 SMs. A thread that waits
+for each of its weights has 2 bytes in flight, and the 2,048 threads of an SM 4 KB: a fifth of that. A load of 16 bytes
+makes it 32 KB, if the SM is full of threads and all of them wait. With eight such loads issued before the first is
+used, 512 threads have 64 KB in flight: a layer of 2,048 outputs, 128 blocks, needs no more.
 
-    kernel            registers   threads an SM holds   bytes of weights a thread asks for   on their way in an SM
+    kernel            registers   threads an SM holds      bytes of weights a thread loads      in flight in an SM
     thread, warp             31                 2,048                                    2                    4 KB
     wide                     32                 2,048                                   16                   32 KB
     several                  40                 1,536                                   64                   96 KB
@@ -212,7 +212,7 @@ def make_warp(element: Element, out_element: Element, *, bias: bool = False, swi
 
 @kernel_factory
 def make_wide(element: Element, out_element: Element, outputs: int, *, bias: bool = False):
-    """A warp computes `outputs` neighbouring outputs: so many loads of weights are on their way, and x is read once."""
+    """A warp computes `outputs` neighbouring outputs: so many loads of weights are in flight, and x is read once."""
     epilogue, dot = make_epilogue(element, out_element, bias), make_dot(element)
     OUTPUTS, EACH = outputs, element.per_load
 
@@ -294,7 +294,7 @@ def make_tensor(token_tiles: int, row_tiles: int, *, out_element: Element = BFLO
     """
     TILES, ROW_TILES = token_tiles, row_tiles
     TOKENS = 8 * token_tiles
-    BATCH = STEPS // row_tiles  # steps whose loads are on their way together: eight loads of weights
+    BATCH = STEPS // row_tiles  # steps whose loads are in flight together: eight loads of weights
     BATCHES = row_tiles
     ACCUMULATORS, X_WORDS, W_WORDS = 4 * TILES * ROW_TILES, 4 * TILES * BATCH, 8 * STEPS
     MEETING = TENSOR_WARPS * TOKENS * PITCH
@@ -396,7 +396,7 @@ EIGHTS = "K a multiple of 8 (of 4 for float32)"
 
 
 def check_linear(x, weight, bias, out, *, swiglu: bool = False) -> tuple:
-    """(Element of x, Element of out), or an error that names the argument and says what is allowed."""
+    """Return (Element of x, Element of out), or raise an error that names the argument and the allowed values."""
     element = element_of("x", x)
     check_array("x", x, ndim=2, dtype=element.dtype)
     name = "gate_up" if swiglu else "weight"
@@ -491,7 +491,7 @@ def streamed_warp(x, weight, out, stream=0):
 
 @rung(kernel=make_wide(BFLOAT16, BFLOAT16, 1), idea="16 bytes a load: eight weights", sizes=EIGHTS)
 def streamed_wide(x, weight, out, stream=0):
-    """As warp, but a lane loads eight weights at once: eight times as many bytes are on their way."""
+    """As warp, but a lane loads eight weights at once: eight times as many bytes are in flight."""
     elements = check_linear(x, weight, None, out)
     check_wide(x, weight)
     by_wide_warp(x, weight, None, out, elements, 1, stream)
@@ -500,7 +500,7 @@ def streamed_wide(x, weight, out, stream=0):
 SEVERAL = 4
 
 
-@rung(kernel=make_wide(BFLOAT16, BFLOAT16, SEVERAL), idea="a warp has four rows of weights on their way", sizes=EIGHTS)
+@rung(kernel=make_wide(BFLOAT16, BFLOAT16, SEVERAL), idea="a warp has four rows of weights in flight", sizes=EIGHTS)
 def streamed_several(x, weight, out, stream=0):
     """As wide, but a warp computes four outputs: four loads before the first is used, and x is loaded once for them."""
     elements = check_linear(x, weight, None, out)
@@ -511,8 +511,8 @@ def streamed_several(x, weight, out, stream=0):
 @rung(kernel=tuple(make_tensor(tokens, rows) for tokens, rows in ((1, 1), (2, 1), (2, 2), (4, 2))), needs=MMA,
       idea="16 warps share K; weights go to the tensor cores as they land", sizes=EIGHTS)
 def streamed_tensor_cores(x, weight, out, stream=0):
-    """As several, but tensor cores multiply, by up to 32 tokens at once; each thread has eight loads of weights on
-    their way, and the 16 warps of a block share K, so that a small layer has as many bytes on their way as a large
+    """As several, but tensor cores multiply, by up to 32 tokens at once; each thread has eight loads of weights in
+    flight, and the 16 warps of a block share K, so that a small layer has as many bytes in flight as a large
     one."""
     elements = check_linear(x, weight, None, out)
     check_wide(x, weight)

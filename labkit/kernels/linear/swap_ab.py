@@ -9,7 +9,7 @@ A decoder's step has tens of rows, and its time is that of reading the weights. 
 a block of matmul/wgmma.py 128: with 32 tokens as rows, three quarters of the products are of zeros, and the
 tensor cores keep the copies waiting. Here 128 rows of the weights are the left factor and tokens the columns, 64, 128
 or 256 of them. With 64 columns a stage of 24 KB takes 0.14 us to multiply, and an SM's share of 4.2 TB/s needs 0.5 us
-to bring the 16 KB of weights in it; eight stages are 128 KB of weights on their way.
+to bring the 16 KB of weights in it; eight stages are 128 KB of weights in flight.
 
 A layer of 2,048 outputs is only 16 such tiles. Where tiles are few, several blocks share the K of one, so that about
 132 blocks work: the block that ends last adds up what all have written, in their order. How K is divided depends on the

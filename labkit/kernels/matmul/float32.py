@@ -324,7 +324,7 @@ def make_matmul_double_buffered(wide: bool):
             ptx.store_shared4(shared, fill + b_to, b0, b1, b2, b3)
             cuda.syncthreads()  # this pair is complete, and no thread reads the other one, which is filled next
             start += DEPTH
-            if start < depth:  # these loads are on their way through all of the products below
+            if start < depth:  # these loads are in flight through all of the products below
                 a0, a1, a2, a3 = load(a, top + a_row, start + a_col)
                 b0, b1, b2, b3 = load(b, start + b_row, left + b_col)
             end = fill + DEPTH * A_STRIDE

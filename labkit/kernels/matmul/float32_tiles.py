@@ -72,7 +72,7 @@ def add_products(acc, a_part, b_part):
 
 
 STEPS = 16  # columns of a, and rows of b, in one tile
-STAGES = 3  # pairs of tiles: one is read, two are on their way
+STAGES = 3  # pairs of tiles: one is read, two are in flight
 IN_FLIGHT = STAGES - 2  # groups of copies that may be unfinished when the next pair is wanted
 STRIDE = A_STRIDE + WIDE  # a line of shared memory is one step: a column of the tile of a, then a row of the tile of b
 PAIR = STEPS * STRIDE

@@ -498,7 +498,7 @@ def make_pipelined(tile: Tile, *, weights: bool = False, bias: bool = False, res
 
 def check_product(a, b, bias, residual, out, *, weights: bool, dtype=np.float16, out_dtype=np.float16, names="ab",
                   multiple: int = CHUNK) -> tuple:
-    """(rows, cols, depth) of the product, or an error that names the argument and says what is allowed."""
+    """Return (rows, cols, depth) of the product, or raise an error that names the argument and the limits."""
     a_name, b_name = names
     check_array(a_name, a, ndim=2, dtype=dtype)
     check_array(b_name, b, ndim=2, dtype=dtype)

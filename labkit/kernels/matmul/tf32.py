@@ -44,8 +44,8 @@ def matmul_tf32_reference(a, b):
 
 
 def tolerance(a, b):
-    """Each factor is rounded once, by eps/2 of it at most: the errors of K products add up like a random walk, to some
-    eps/2 * sqrt(a**2 @ b**2). Allowed is eight times that, and what is allowed for float32 sums."""
+    """Return eight times the expected error, plus the tolerance of float32 sums. Each factor is rounded once, by at
+    most eps/2 of it: the errors of K products add up like a random walk, to some eps/2 * sqrt(a**2 @ b**2)."""
     return 4 * EPS_TF32 * np.sqrt(a**2 @ b**2) + 2 * EPS32 * np.sqrt(a.shape[1]) * (np.abs(a) @ np.abs(b))
 
 

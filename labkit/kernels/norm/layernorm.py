@@ -10,8 +10,8 @@ The variance is that of the differences from the mean, summed after the mean is 
 the squares less the square of the mean, needs a single pass, but loses all its digits where the mean is large compared
 with the spread.
 
-A row is kept in registers, four neighbours in each of a thread's quads. How many quads a thread holds, and what is
-known of a row's length, is fixed when a kernel is compiled; the launchers pick the kernel.
+A row is kept in registers, four neighbours in each of a thread's quads. The number of quads per thread,
+and the divisibility of a row's length, are compile-time constants; the launchers pick the kernel.
 """
 
 from dataclasses import replace
@@ -400,7 +400,7 @@ def make_layernorm_persistent(threads: int, quads: int, kind: str, epsilon: floa
 
 
 @rung(kernel=make_layernorm_persistent(512, 2, WHOLE, EPSILON),
-      idea="a fixed grid: weights kept, the next row on its way",
+      idea="a fixed grid: weights kept, the next row in flight",
       sizes="rows of at most 16,384 columns",
       failed="3,924 GB/s where registers reaches 4,124 (65536 x 4096, H200): with several blocks on a multiprocessor, "
              "one loads while another adds up, without any of this")

@@ -419,7 +419,7 @@ def _check(scores, out, lengths, causal):
 
 @functools.cache
 def _no_lengths():
-    """Stands in for the lengths where there is no padding; no kernel reads it."""
+    """Return a placeholder for the lengths where there is no padding; no kernel reads it."""
     return cuda.to_device(np.zeros(1, np.int32))
 
 

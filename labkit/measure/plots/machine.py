@@ -5,7 +5,7 @@ a line that says so.
     hidden(warps)            what a scheduler does while its warps wait
     schedule(blocks, places) which block runs where and when, if all take equally long
     branches(series)         what two branches cost, and up to 32
-    bytes_in_flight(series)  bandwidth over the bytes that are on their way, predicted and measured
+    bytes_in_flight(series)  bandwidth over the bytes that are in flight, predicted and measured
     occupancy(series)        rates over occupancy, with little and with much work in each thread
     waves(series)            time over the number of blocks
     spills(series)           time over the registers that a thread may have

@@ -125,7 +125,7 @@ def threads_of(gpu: GPU) -> list[int]:
 
 def in_flight(gpu: GPU, x, threads=None, loads=(1, 2, 4, 8), rounds: int = ROUNDS) -> list[dict]:
     """[{"threads", "loads", "bytes_in_flight", "blocks_per_sm", "us", "gbs"}]: each SM has so many threads, and each
-    thread so many loads of 4 bytes on their way; bytes_in_flight of the whole GPU."""
+    thread so many loads of 4 bytes in flight; bytes_in_flight of the whole GPU."""
     rows = []
     for count in measure.steps("bytes in flight", threads or threads_of(gpu)):
         block = count if count <= 1024 else count // 2

@@ -180,7 +180,7 @@ class Window:
     # --- What the page asks for --------------------------------------------------------------------------------------
 
     async def do(self, wanted: Wanted) -> dict:
-        """Raises ApiError for what is not possible now."""
+        """Raise ApiError if the action is not possible now."""
         engine = self.engine
         if wanted.action == "pause":
             engine.pause()

@@ -1,11 +1,11 @@
-"""Which kernels the step that runs now is made of, and which part of its bytes each moves.
+"""The kernels of the current step, and the share of its bytes that each moves.
 
     kernels = Kernels()
     launched = kernels.of(engine.runner)     # in the engine's thread; None for a runner without kernels
     launched.shares(keys=12_000)             # [{"name": "linear", "launches": 24, "share": 0.41, ...}, ...]
 
-No kernel is timed: on a GPU the launches of a step run as one graph. What is shown is the part of the bytes that the
-launches read and write, which for a step that decodes is close to its part of the time.
+No kernel is timed: on a GPU the launches of a step run as one graph. The numbers are shares of the bytes that the
+launches read and write; for a decode step they are close to shares of the time.
 """
 
 from __future__ import annotations

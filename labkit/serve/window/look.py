@@ -1,8 +1,8 @@
 """What the window wants of an engine, taken where the engine is: functions for `ask` of an EngineThread or another
 process's.
 
-    looked = engine.ask(look, True).result()     # the first time: what is new since nothing was known
-    looked = engine.ask(look).result()           # what is new since then
+    looked = engine.ask(look, True).result()     # the first time: the whole state
+    looked = engine.ask(look).result()           # changes since then
     engine.ask(look_no_more)
 """
 

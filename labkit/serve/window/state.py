@@ -2,8 +2,8 @@
 
     changes, picture = Changes(), Picture()
     change = changes.since(engine)     # in the engine's thread, between two steps
-    event = picture.apply(change)      # in any other: a dictionary for JSON, what is new
-    event = picture.whole()            # the same for someone who has seen nothing yet
+    event = picture.apply(change)      # in any other: a dictionary for JSON, the changes
+    event = picture.whole()            # the same for a new viewer: the whole state
 
 A page of the KV cache is looked at when a sequence has taken it and when it has given it back, and a few thousand
 others each time, in turn, for what only the prefix cache knows. A sequence's full pages never change, so of a table
@@ -20,7 +20,7 @@ from labkit.engine.llm_engine import LLMEngine
 from labkit.engine.sequence import Sequence
 
 IN_TURN = 2_048  # pages of which it is looked up each time whether the prefix cache knows them
-AT_MOST = 16_384  # pages of tables that are read at a time; what is left is read the next time
+AT_MOST = 16_384  # pages of tables that are read at a time; the rest is read the next time
 LISTED = 48  # of those that wait
 
 
@@ -95,7 +95,7 @@ def _waits(sequence: Sequence) -> dict:
 
 
 class Picture:
-    """All changes together: what someone who comes later is shown first."""
+    """All changes combined: the first event of a viewer who connects later."""
 
     def __init__(self):
         self.tables: dict[int, list[int]] = {}  # admission -> pages

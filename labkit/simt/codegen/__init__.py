@@ -1,9 +1,9 @@
 """The tree of a kernel -> loops over the threads of a block, compiled by Numba for the CPU.
 
 The code between two barriers is a region. A region runs for one thread of the block after the other, in a loop; then
-comes the next region. What a thread carries from one region to the next is kept in an array with an entry for each
-thread. Control flow that contains a barrier runs for the whole block at once, under a mask that says which threads
-take part: so a barrier knows who is missing.
+the next region runs. Values that a thread carries from one region to the next are kept in arrays with one entry per
+thread. Control flow that contains a barrier runs for the whole block at once, under a mask of the participating
+threads, so a barrier knows which threads are missing.
 
     total = float32(0)                     for thread in block:
     for k in range(n):                         total[thread] = 0
@@ -18,7 +18,7 @@ liveness.py     Numba's analysis of live variables, in time that grows with a ke
 types.py        the types of variables, from Numba's inference (inference.py)
 checks.py       indexing -> checked loads and stores
 writer.py       lines of code, and the places where a fault can happen
-memory.py       where arrays stand in the scratch memory
+memory.py       layout of arrays in the scratch memory
 collectives.py  barriers and collectives between two regions
 emit.py         the whole function
 """

@@ -72,7 +72,7 @@ class Checker(Lowering):
         return not any(isinstance(part, ast.Slice) or _is_ellipsis(part) for part in parts)
 
     def _site(self, node, filename, text="@"):
-        """The number of this place in the source. text: what stands there, @ for the array."""
+        """Return the number of this source site. text: its source code, @ for the array."""
         line = getattr(node, "lineno", self.at)
         return ast.Constant(self.out.site(line, text.replace("@", _source(node)), filename))
 
@@ -176,7 +176,7 @@ def _source(node):
 
 
 def _is_constant(node):
-    """True for an integer that stands in the source, perhaps with a minus."""
+    """Return True for an integer literal, optionally negated."""
     node = node.operand if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub) else node
     return isinstance(node, ast.Constant) and type(node.value) is int
 

@@ -201,7 +201,7 @@ class Generator:
         self.out.indent = depth
 
     def _prelude(self, names):
-        """Make again what is cheaper to compute than to keep, in the order of the source."""
+        """Rematerialise values that are cheaper to recompute than to keep, in source order."""
         needed = self.plan.with_sources(names)
         for name in sorted(self.plan.local_per_thread & needed):
             self.out.line(f"{name} = _row(_all_{name}, _t)")

@@ -1,4 +1,4 @@
-"""Where a block's arrays, and what it keeps for each thread, stand in the scratch memory of a launch."""
+"""Layout of a block's arrays and per-thread data in the scratch memory of a launch."""
 
 from numba.np import numpy_support
 
@@ -13,7 +13,7 @@ class Memory:
     """Offsets into the scratch memory. After `carve` and `carve_masks`, `sizes` says how much of it there is."""
 
     def __init__(self, plan):
-        """Shared arrays one after the other; then arrays of one thread at a time; then what is kept for each thread."""
+        """Lay out shared arrays one after the other; then arrays of one thread at a time; then data kept per thread."""
         self.plan = plan
         self.shared_bytes, self.offsets = 0, {}
         for array in plan.program.shared.values():

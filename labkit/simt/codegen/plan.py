@@ -367,7 +367,7 @@ class Plan:
         return self.has_waits and bool(self.exposed or counters)
 
     def carry(self, found):
-        """Plan what is kept for each thread. found: the types of the variables, by name."""
+        """Plan the data kept per thread. found: the types of the variables, by name."""
         for name in sorted(self.exposed):
             self._keep(name, found)
         for view in self.kept_views:  # a view of a local array may be of any thread's

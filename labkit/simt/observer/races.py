@@ -71,7 +71,7 @@ class RaceDetector:
         self._keep(cell, kind, mine)
 
     def _is_benign(self, cell, kind, entry, thread, stays):
-        """True if neither order of the two shows anyone another value: stores of what is there, and loads of it."""
+        """Return True if no thread sees another value in either order: stores of the same value, and loads of it."""
         if "atomic" in (kind, entry[2]):
             return False
         if kind == "store":

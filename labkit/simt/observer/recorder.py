@@ -187,7 +187,7 @@ class Recording(Observation):
         return seen
 
     def _changes(self, name):
-        """(elements, values) of what has changed in an array since the trace last knew it; it knows them now."""
+        """Return (elements, values) changed in an array since the trace last saw it, and record them in the trace."""
         array, shadow = np.ascontiguousarray(self.trace.live[name]), self.trace.shadows[name]
         if not array.size or array.dtype.hasobject:
             return [], []

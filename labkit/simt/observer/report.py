@@ -260,10 +260,10 @@ class Report:
         return {"text/plain": repr(self), "text/html": self._repr_html_()}
 
     def draw(self, array=None):
-        """A figure of who reads and writes what: threads on the left, an array's elements on the right.
+        """Draw which threads read and write which elements: threads on the left, an array's elements on the right.
 
-        Takes the name of an array, or draws the one with the most accesses. Elements stand in their order in memory;
-        in global memory grey bands are sectors of 32 bytes, what a GPU moves. Shows the first 256 threads.
+        Takes the name of an array, or draws the one with the most accesses. Elements are in memory order;
+        in global memory grey bands are sectors of 32 bytes, the unit of a GPU's transfers. Shows the first 256 threads.
         """
         return draw_accesses(self, array)
 

@@ -100,9 +100,9 @@ class SeenArray:
         return self._part(lambda array: array[parts], f"{self.shown}[{shown_index(parts)}]")
 
     def _nowhere(self, parts):
-        """What stands for a view that does not exist: zeros, whose accesses are not recorded.
+        """Return a placeholder for a view that does not exist: zeros, whose accesses are not recorded.
 
-        The index that led here has been reported; what the kernel does with the view is no further fault.
+        The index that led here has been reported; accesses to the view are no further faults.
         """
         ones = np.zeros([max(1, n) for n in self.shape], self.dtype)
         zeros = ones[tuple(0 if type(part) is int else part for part in parts)].copy()

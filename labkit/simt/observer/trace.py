@@ -233,7 +233,7 @@ def _touched(recording):
 
 
 def _window(touched, rows, cols, sector):
-    """(first row, end, first column, end) of what is touched, whole sectors of it, and not too much."""
+    """Return (first row, end, first column, end) of the touched elements, in whole sectors and limited in size."""
     if not touched:
         return 0, min(rows, 1), 0, min(cols, MOST_CELLS)
     elements = np.fromiter(touched, np.int64)
@@ -274,7 +274,7 @@ def _base64(content):
 
 
 def _source(recording):
-    """([line, text] of each line that is shown, {line: its row}); what is inlined from elsewhere follows the kernel."""
+    """Return ([line, text] of each displayed line, {line: its row}); inlined functions follow the kernel."""
     lines = {step.line for trace in recording.traces.values() for step in trace.steps}
     lines |= {side.line for finding in recording.report.findings for side in getattr(finding, "sides", ())}
     shown, rows = [], {}

@@ -168,7 +168,7 @@ class Intrinsics:
         if "_ra" not in name:
             a = self._tile(name, a, 64, False, line, thread)
         b = self._tile(name, db, columns, name.endswith("_bmn"), line, thread)
-        # In float64 these sums of 16 products are exact but for rare cases: a row's are the same whatever stands beside
+        # In float64 these sums of 16 products are exact but for rare cases: a row's do not depend on the rows beside
         # it. A library's float32 product adds in an order that depends on where a row lies.
         d = (a.astype(np.float64) @ b.T.astype(np.float64)).astype(np.float32)
         values = d[accumulator_places(columns)]

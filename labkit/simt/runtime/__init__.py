@@ -14,8 +14,8 @@ collectives.py      barriers, shuffles, votes
 float16.py          float16 for Numba's CPU target
 ptx_memory.py, ptx_values.py, ptx_copies.py, ptx_matrices.py   the intrinsics of labkit.ptx
 
-A shared function may call what is in this folder and nothing else of labkit: the copies of it on disk are discarded
-when a file of this folder changes.
+A shared function may call code of this folder and nothing else of labkit: its copies on disk are discarded when a
+file of this folder changes.
 """
 
 from labkit.simt.runtime.operators import OPERATORS

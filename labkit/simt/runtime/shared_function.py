@@ -13,7 +13,7 @@ from labkit.simt.cache import keep_beside
 def shared_function(function):
     """A Numba function that kernels share: compiled once, and kept on disk beside its file."""
     options = {"nogil": True, "error_model": "numpy", "no_cpython_wrapper": True, "no_cfunc_wrapper": True}
-    # What they call stands in the files of this folder, not in one alone.
+    # Their callees are in several files of this folder.
     return without_literals(keep_beside(njit(**options)(function), _own_files()))
 
 

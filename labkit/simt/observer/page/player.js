@@ -86,7 +86,7 @@ function drawSource(states, shown) {
 
 function fillMemory() {
   $("memory").replaceChildren();
-  // what is read, then shared memory, then what is written
+  // arrays that are read, then shared memory, then arrays that are written
   const written = new Set(state.steps.flatMap((step) => step.writes.map((write) => write.array)));
   const rank = (array) => array.space === "shared" ? 1 : written.has(array) ? 2 : 0;
   grids = arrays.filter((array) => array.cells || array.space === "global").sort((a, b) => rank(a) - rank(b)).map((array) => {
@@ -143,7 +143,7 @@ function cellsOf(thread, array) {
   return found.flatMap(({request}) => Array.from({length: request.width}, (_, k) => array.cellOf(request.elements[request.lanes.indexOf(thread & 31)] + k))).filter((cell) => cell >= 0);
 }
 
-// What is ringed: what is pointed at, and what belongs to it on the other side.
+// Ringed cells: the one under the pointer, and those of the selected thread.
 function ringedCells(array) {
   const own = pickedCell.get(array.number) ?? -1;
   return [...own >= 0 ? [own] : [], ...pickedThread >= 0 ? cellsOf(pickedThread, array) : []];
