@@ -49,7 +49,8 @@ def judged(answer: dict) -> dict:
     begin, cpu_begin = time.perf_counter(), cpu_seconds()
     if exercise.kind == "predict":
         names: dict = {}
-        exec(answer_cells.without_markers(answer["source"]), names)
+        above = answer_cells.solution(exercise.name).above
+        exec(answer_cells.program(above, answer_cells.without_markers(answer["source"])), names)
         numbers = {name: names.get(name) for name in exercise.truth()}  # as check(name, idle=idle) passes them
         outcome = examine(exercise, None, seed=SEED, numbers=numbers)
     else:

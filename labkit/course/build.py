@@ -1,4 +1,4 @@
-"""`labkit build`: executes a lesson's source and writes its notebook; finds what is stale, without executing.
+"""`labkit build`: executes a lesson's source and writes its notebook; finds stale outputs, without executing.
 
 One way only: from notebooks/NN_topic.py, solutions/NN_topic.py, course.toml and data/measurements to the notebooks and
 to the chapter map and the tables of README.

@@ -1,12 +1,12 @@
 """The learner's own copies, which git ignores: work/lessons/NN_topic.ipynb and work/exercises/NN_topic.ipynb.
 
 A copy begins without outputs, so that no answer is seen before its prediction. When the course changes, the copy is
-made anew and what the learner wrote is put into it. When chapters are numbered anew or split, copies under old names
-go where their chapters are, and each answer to the notebook that its exercise is in now. Answers that were written into
-exercises/NN_topic.ipynb are taken over, and that file stays as it is. Whatever is replaced is first copied to
-.labkit/backups; each file is written whole, and what an interruption leaves undone the next command does.
+regenerated and the learner's cells are merged into it. When chapters are renumbered or split, copies under old names
+follow their chapters, and each answer moves to the notebook that its exercise is in now. Answers written into
+exercises/NN_topic.ipynb are carried over, and that file stays as it is. A replaced file is first copied to
+.labkit/backups; each file is written atomically, and the next command completes interrupted work.
 
-What the learner wrote is known by the cells: as they are given, their ids are the digests of their content.
+The learner's changes are recognized by cell ids: those of cells as given are the digests of their content.
 """
 
 from __future__ import annotations
@@ -239,7 +239,7 @@ def _put_in(result, mine, given: set[str], *, takes: Callable, replace: bool) ->
         if role == "check" or _as_given(cell, known):
             if place is not None and role != "check" and _is_same(cell, place):
                 _keep_outputs(place, cell)
-            elif place is None and above_answer:  # a heading, say, that has changed: what stands below it stays there
+            elif place is None and above_answer:  # such as a changed heading: the cells below it stay there
                 anchor = None
         elif not takes(name or zone, k < first_answer and cell.cell_type == "code"):
             continue
@@ -319,8 +319,8 @@ def _guessed_part(notebook, cell) -> tuple[str, str]:
 
 
 def _zones(notebook) -> list[str]:
-    """For each cell the exercise to which it belongs: that of the next check(...) at or below it; what stands below the
-    last one belongs to that; "" where there is none."""
+    """Return the exercise of each cell: that of the next check(...) at or below it, or of the last one for cells
+    below it; "" where there is none."""
     zones: list[str] = []
     last = ""
     for cell in notebook.cells:

@@ -145,7 +145,7 @@ class Marker:
             self._beginning.setdefault(_stems(WORD.match(word)[0])[0], []).append((pattern, term))
 
     def mark(self, html: str) -> str:
-        """The HTML with links on what is used in it for the first time."""
+        """Return the HTML with links on the first use of each term."""
         pieces = TAG.split(html)
         apart = 0  # how many elements are open in which nothing is marked
         heading: list[str] | None = None

@@ -33,7 +33,7 @@ def _try(call, *arguments) -> None:
 
 if __name__ == "__main__":
     import_ahead()
-    gc.freeze()  # what is imported stays: no collection of the lesson has to go through it again
+    gc.freeze()  # imports stay alive: no collection of the lesson has to traverse them again
     from ipykernel import kernelapp
 
     kernelapp.launch_new_instance()

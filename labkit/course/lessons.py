@@ -80,9 +80,9 @@ def run_lessons(
 ) -> list[LessonResult]:
     """Execute lessons from their sources and keep each. A failing lesson is kept too: its page shows the error.
 
-    at_once: how many run at the same time. on_cell(chapter, done, total) is called when a lesson begins and after each
-    cell, on_end(chapter, result) when it has ended. Returns the results in the order of `chapters`. Ctrl-C ends what
-    runs, keeps what has ended, and raises KeyboardInterrupt.
+    at_once: how many run concurrently. on_cell(chapter, done, total) is called when a lesson begins and after each
+    cell, on_end(chapter, result) when it has ended. Return the results in the order of `chapters`. Ctrl-C ends running
+    lessons, keeps finished ones, and raises KeyboardInterrupt.
     """
     # Lessons that follow one another launch the same kernels: run at the same time, each would compile them. So each
     # lane has a stretch of the course, every second one from its end, and takes another's last lessons in the end.

@@ -10,11 +10,11 @@ ALL_DONE = "you have finished every lesson and passed every exercise. How fast d
 
 
 def following(course: Course, chapter: Chapter | None = None) -> str:
-    """What comes next: the rest of this chapter, then the later ones, then what was left out before; from the start of
-    the course where no chapter is given.
+    """Return the next step: the rest of this chapter, then the later ones, then the skipped ones; from the start of the
+    course where no chapter is given.
 
     A chapter begins with its lesson. Once that is finished, or an exercise of the chapter is passed, its exercises
-    follow. Lessons that were passed over in this way come last.
+    follow. Lessons skipped in this way come last.
     """
     passed, finished = progress.read(course)["passed"], progress.finished(course)
     first = course.chapters.index(chapter) if chapter else 0

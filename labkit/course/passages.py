@@ -1,4 +1,4 @@
-"""The course as passages for a search: the sections of its lessons, and what stands above its kernels in words."""
+"""The course as passages for a search: the sections of its lessons, and the docstrings of its kernels."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ class Passage:
 
     @cached_property
     def digest(self) -> str:
-        """Of what is read, not of where it stands: a line above it changes nothing."""
+        """Return the digest of the text, not of its position: a line inserted above changes nothing."""
         return hashlib.sha256(f"{self.title}\0{self.text}".encode()).hexdigest()[:16]
 
 
 def passages(course: Course) -> list[Passage]:
-    """All of the course's, those of lessons first. What is long is several passages of one title."""
+    """Return all of the course's passages, lessons first. A long text is split into several of one title."""
     found = [passage for chapter in course.chapters if chapter.source.is_file() for passage in of_lesson(chapter)]
     for path in sorted((PACKAGE / "kernels").rglob("*.py")):
         found += of_kernels(path)

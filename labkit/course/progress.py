@@ -47,7 +47,7 @@ def read(course: Course) -> dict[str, dict]:
 
 
 def _loaded(path) -> tuple[dict[str, dict], str]:
-    """What can be read of the file, and what is wrong with it; "" if nothing is."""
+    """Return the readable tables of the file and a description of its faults, "" if none."""
     try:
         tables, problem = _sorted_out(read_json(path))
         return tables, problem and f"{path}: {problem}"
@@ -67,8 +67,8 @@ def _without_extra_commas(path) -> dict:
 
 
 def _sorted_out(data: dict) -> tuple[dict[str, dict], str]:
-    """The entries that are as they should be, in their tables, with the tables of later versions; and what is wrong
-    with the others."""
+    """Return the valid entries, in their tables, with the tables of later versions; and a description of the
+    faults of the others."""
     tables, problem = {**data, **{name: {} for name in TABLES}}, ""
     for name in TABLES:
         table = data.get(name, {})
@@ -108,7 +108,7 @@ def _write(course: Course, tables: dict[str, dict]) -> None:
 
 
 def _change(course: Course, table: str, entries: dict) -> None:
-    """Adds to a table what is not there yet. A number replaces a smaller one, a list another one."""
+    """Add missing entries to a table. A number replaces a smaller one, a list another one."""
     path = course.state_dir / "progress.json"
     try:
         with locked(path):

@@ -109,7 +109,7 @@ def generate(course: Course) -> str:
 
 
 def _pages(course: Course) -> dict:
-    """{path: text} of what is generated: README.md, and data/cpu-device.md where there is one."""
+    """Return {path: text} of the generated pages: README.md, and data/cpu-device.md where there is one."""
     pages = {course.root / "README.md": generate(course)}
     cpu_device = course.root / "data" / "cpu-device.md"
     if cpu_device.is_file():
@@ -126,7 +126,7 @@ def write(course: Course) -> bool:
 
 
 def stale(course: Course) -> list[str]:
-    """What is wrong with README's generated parts, for `labkit build --check`."""
+    """Return the problems of README's generated parts, for `labkit build --check`."""
     try:
         pages = _pages(course)
     except CourseError as error:

@@ -78,8 +78,8 @@ def read_by_encoder(passage: Passage) -> str:
 
 
 def build(course: Course, encode: Callable[[list[str]], np.ndarray]) -> int | None:
-    """Bring data/search.npz up to date. Only what has changed is encoded. Returns how many passages that were, None
-    where the index was fresh."""
+    """Bring data/search.npz up to date. Only changed passages are encoded. Return their number, or None if the
+    index was fresh."""
     path = index_path(course)
     index, found = Index.read(path), passages(course)
     wanted = list({passage.digest: passage for passage in found}.values())

@@ -1,4 +1,4 @@
-"""show_source(kernel): the source as it stands in the repository, so that a lesson never pastes a kernel.
+"""show_source(kernel): the source as it is in the repository, so that a lesson never pastes a kernel.
 
 Of a long kernel a lesson may show a part: show_source(kernel, "for k in range(", "cuda.syncthreads()").
 Works on numba.cuda kernels, kernels of the CPU device, launchers, plain functions and classes.

@@ -27,7 +27,7 @@ def sources_of(source: Path | str) -> list[Path]:
         file = waiting.pop()
         if file not in found:
             found.add(file)
-            if file != modules["labkit"]:  # the door imports only what is asked of it
+            if file != modules["labkit"]:  # the door imports lazily
                 waiting |= _files(_imported_by(file, file.stat().st_mtime_ns, _package_of(file, modules)), modules)
     return sorted(found)
 

@@ -11,7 +11,7 @@ import copy
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-Found = Iterator[tuple[float, str, ast.AST | list]]  # of a repair: rank, words, what stands there now
+Found = Iterator[tuple[float, str, ast.AST | list]]  # of a repair: rank, words, the new node or nodes
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Place:
         return ast.unparse(ast.fix_missing_locations(copy.deepcopy(self.tree_with(node))))
 
     def tree_with(self, node: ast.AST | list) -> ast.Module:
-        """The tree with another node in this place. It shares with `tree` what is not on the way there."""
+        """Return the tree with another node in this place. It shares with `tree` all nodes off the path to it."""
         tree = parent = copy.copy(self.tree)
         for field, index in self.path[:-1]:
             parent = _own_child(parent, field, index)

@@ -83,7 +83,7 @@ def source_text(chapter: Chapter) -> str:
 
 
 def digest(course: Course, chapter: Chapter) -> str:
-    """The hash of all that a workbook is made from: the source, the points, and what is asked for."""
+    """Return the hash of all inputs of a workbook: the source, the points, and the requirements."""
     points = [(entry.name, entry.points) for entry in course.exercises_of(chapter)]
     return sha256(f"{source_text(chapter)}\0{points}\0{asked(chapter)}")
 
@@ -191,7 +191,7 @@ def with_exercises(course: Course, chapters) -> list[Chapter]:
 
 
 # ---------------------------------------------------------------------------------------------------------------
-# Looking for what is stale or wrong
+# Looking for stale or wrong workbooks
 
 
 def stale(course: Course) -> list[str]:
@@ -240,7 +240,7 @@ def unmatched(course: Course) -> list[str]:
 
 
 def unvaried(course: Course, chapters: Collection[Chapter]) -> list[str]:
-    """What is wrong with the parameters of these chapters' exercises, a teacher's own among them; one sentence each."""
+    """Return the faults of the parameters of these chapters' exercises, a teacher's own included; a sentence each."""
     from labkit.course import exercises
     from labkit.course.exercises import parameters
 
@@ -470,6 +470,6 @@ def _is_part(cell, exercise: str, role: str) -> bool:
 
 
 def solution(course: Course, entry: Entry) -> str:
-    """The answer, as it stands in solutions/, without the markers."""
+    """Return the answer from solutions/, without the markers."""
     notebook = to_notebook(course, entry.chapter, answers=True)
     return next(without_markers(cell.source) for cell in notebook.cells if _is_part(cell, entry.name, "answer"))

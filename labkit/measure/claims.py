@@ -1,11 +1,11 @@
-"""Every number that prose states is looked up in a recording. data/claims.toml says where each of them stands.
+"""Checks of every number in the prose against a recording. data/claims.toml says where each of them is.
 
     problems()      what prose says and no recording does, and what no entry covers: a list of sentences
     unrecorded()    what still has to be recorded
 
 data/claims.toml has a table for each lesson, for README ("README"), data/README.md ("data") and the summaries in
-course.toml ("course"). Its keys are the kinds, and each holds fragments of prose, word for word as they stand there (a
-line break is a space):
+course.toml ("course"). Its keys are the kinds, and each holds fragments of prose, quoted verbatim (a line break is a
+space):
 
     recorded     with {expressions} over the recording in place of numbers: "the swap is worth {naive / tiled:.1f}"
     arithmetic   the same, where nothing was measured: "{8191 // 256 + 8} steps"
@@ -16,8 +16,8 @@ line break is a space):
     to_record    as recorded, for a value that no recording has yet: unrecorded() lists those
     let          names for expressions, used by the fragments of this lesson
 
-A fragment of `recorded` is filled in from the recording, and then has to stand in the prose exactly once. So a new
-recording names the sentences that are no longer true, and says what would be. In an expression:
+A fragment of `recorded` is filled in from the recording, and then must occur in the prose exactly once. So a new
+recording names the sentences that are no longer true, and gives the correct ones. In an expression:
 
     row("softmax", "naive", R=8192, C=8192)   a row of a ladder: .ms .us .graph_us .gbs .tflops .fraction .registers ...
     series.copies.h2d_pinned.gbs              a series, by attributes and indices
@@ -289,7 +289,7 @@ def read(path: Path = CLAIMS) -> dict:
 
 
 def _covered(name: str, text: str, kinds: Mapping) -> tuple[list[tuple[int, int]], list[str]]:
-    """Which parts of the text the entries cover, and what is wrong with the entries."""
+    """Return the spans of the text that the entries cover, and the faults of the entries."""
     covered, wrong = [], []
     names = namespace(kinds.get("let"))
     for kind, fragments in kinds.items():

@@ -131,7 +131,7 @@ def _why_not(ladder: Ladder, others: list[LadderRow]) -> str:
 
 
 def _least(found: Iterable) -> Found:
-    """The smallest of (name, value); what is no number was not measured."""
+    """Return the smallest of (name, value); a value that is not a number was not measured."""
     return min((one for one in found if isinstance(one[1], int | float)), key=lambda one: one[1], default=None)
 
 

@@ -371,7 +371,7 @@ def _write_profiles(names: list[str], out: Path) -> None:
 
     machine = measure.machine()
     gpu = measure.slug(machine["device"])
-    result = {**(recorded(gpu) or {"ops": {}}), "machine": machine}  # what is not profiled again stays
+    result = {**(recorded(gpu) or {"ops": {}}), "machine": machine}  # ops not profiled again are kept
     path = out / f"{gpu}-kernels.json"
 
     def keep():

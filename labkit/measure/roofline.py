@@ -163,10 +163,10 @@ def predict(op: Op, limits: Limits | None = None, **size: int) -> Prediction:
 
 
 def limits(*, anew: bool = False) -> Limits:
-    """The present GPU's; without a GPU a recorded GPU's, and `source` says so.
+    """Return the limits of this GPU; without a GPU, of a recorded one, and `source` says so.
 
-    A GPU's limits take seconds to measure, so they are kept for the day beside the compiled kernels. anew: measured
-    now, whatever is kept.
+    A GPU's limits take seconds to measure, so they are cached for the day beside the compiled kernels. anew: measure
+    now, ignoring the cache.
     """
     if anew:
         if device.on_gpu():

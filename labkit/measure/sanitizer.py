@@ -164,8 +164,8 @@ def recorded_race(gpu: str = "nvidia-h200") -> str:
 
 
 def problems(recorded: dict) -> list[str]:
-    """What a recording says against a kernel, or against itself: a control that was not found, an operation not run,
-    one that was run and still stands in TO_RECORD."""
+    """Return a recording's findings against a kernel, or against itself: a control that was not found, an operation
+    not run, one that was run and is still in TO_RECORD."""
     from labkit.measure.ops import HOMES
 
     wrong = [f"{name}, {tool}: {one.get('problem') or one['errors']}" for tool in TOOLS

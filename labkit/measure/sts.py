@@ -102,7 +102,7 @@ def _header(cells: Sequence[str]) -> tuple[int, int, int] | None:
 
 
 def _cells(cells: Sequence[str], columns: tuple[int, int, int] | None) -> list[str]:
-    """Score and both sentences of a row. Raises ValueError that says what is missing."""
+    """Return the score and both sentences of a row. Raise ValueError that names the missing part."""
     if columns is None:
         columns = (0, 1, 2) if len(cells) == 3 else OFFICIAL
         if len(cells) == 3 and not _is_number(cells[0]) and _is_number(cells[2]):

@@ -1,7 +1,7 @@
-"""Does a recording make sense? Percentiles in order, rates that follow from times, nothing faster than the hardware.
+"""Sanity checks of a recording: percentiles in order, rates that follow from times, nothing faster than the hardware.
 
     against(recording, taken)   which times just taken do not agree with the recording of the same GPU
-    problems(recording)         what is wrong within a file of data/measurements: a list of sentences, empty if none
+    problems(recording)         the faults within a file of data/measurements: a list of sentences, empty if none
     differences(one, other)     which times of two recordings of the same GPU are further apart than the tolerance
     profile_differences(recording, profile)     the same for a recording and Nsight Compute's times of those launches
     check(recording, known)     raises ValueError for problems, prints differences: before a file is replaced
@@ -28,7 +28,7 @@ SIGNED = ("max_difference", "max_error", "relative_error", "torch_max_difference
 
 
 def problems(recording: Mapping) -> list[str]:
-    """What is inconsistent in a recording, each as a sentence that names the row."""
+    """Return the inconsistencies of a recording, each as a sentence that names the row."""
     found = [] if _is_date(recording["machine"].get("date")) else [f"the date is {recording['machine'].get('date')!r}"]
     found += [f"limits: {name} is {value!r}" for name, value in recording["limits"].items()
               if value is not None and not isinstance(value, str) and not _positive(value)]  # None: not measured

@@ -1,4 +1,4 @@
-"""check(name, kernel): is this answer right, and if not, what is wrong with it.
+"""check(name, kernel): whether an answer is correct, and if not, where it fails.
 
 Each check draws fresh inputs (the seed is shown), takes awkward sizes, fills the output with NaN, lays guards around
 output and inputs, compares with NumPy, repeats under other thread orders, and lets `observe` look at the small cases.

@@ -1,6 +1,6 @@
-"""Small changes to an answer that is wrong, the likeliest first: one of them may make it right.
+"""Small changes to a wrong answer, the likeliest first: one of them may make it right.
 
-A change knows its line and says what is wrong there, in words that do not give away what belongs there instead.
+A change knows its line and names the mistake there, in words that do not give away the correction.
 Most of what labkit.course.mutants does to a right answer is undone by the same operators; the others here are for what
 learners write.
 """
@@ -19,7 +19,7 @@ from labkit.course.syntax import Found, Place, places_in, quoted, short
 
 @dataclass(frozen=True, eq=False)
 class Change:
-    """One change of a function. rank: the lower the likelier; words: what is wrong at that line, as a clause."""
+    """One change of a function. rank: the lower the likelier; words: the mistake at that line, as a clause."""
 
     rank: float
     line: int

@@ -1,4 +1,4 @@
-"""A result beside the expected one: what is wrong, in words. kernels/agree.py decides which elements are wrong."""
+"""A result compared with the expected one: errors in words. kernels/agree.py decides which elements are wrong."""
 
 from __future__ import annotations
 

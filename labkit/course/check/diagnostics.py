@@ -1,4 +1,4 @@
-"""A kernel that does not compile: which line, what was meant there, and what is allowed.
+"""Diagnostics for a kernel that does not compile: the line, its probable intent, and what to write instead.
 
 The compiler's report says what did not fit; the learner's own source says what was written. RULES reads both.
 """
@@ -91,7 +91,7 @@ class Complaint:
 
 
 def complaint(answer, error: Exception, axes: dict[str, int] | None = None) -> Complaint:
-    """What is wrong with a kernel that does not compile. axes: of its parameters that are arrays, where it is known."""
+    """Explain why a kernel does not compile. axes: the number of axes of its array parameters, where known."""
     message = without_file(re.sub(r"\x1b\[[0-9;]*m", "", str(error)))
     text, line = split_line(message)
     named = re.match(r"(\w+)(?:, line \d+)?: ", message)

@@ -34,7 +34,7 @@ def around(function: ast.FunctionDef, *lines: int) -> ast.stmt | None:
 def _tainted(function: ast.FunctionDef) -> set[str]:
     """The variables that depend on the thread."""
     tainted: set[str] = set()
-    for _ in range(3):  # a loop may use what is set further below
+    for _ in range(3):  # a loop may use a variable set further below
         for node in ast.walk(function):
             value = getattr(node, "iter", None) if isinstance(node, ast.For) else getattr(node, "value", None)
             if not isinstance(node, (ast.Assign, ast.AugAssign, ast.For)) or not _depends(value, tainted):

@@ -109,7 +109,7 @@ def expressions_throughout(place: Place, vocabulary: Vocabulary) -> Found:
 
 
 def _sets(node: ast.AST, each: ast.AST, other: ast.expr) -> bool:
-    """Whether `each` stands in a statement that gives the variable `other` its value."""
+    """Return whether `each` is part of an assignment to the variable `other`."""
     return any(isinstance(one, ast.Assign) and ast.dump(other) == ast.dump(_loaded(one.targets[0]))
                and each in ast.walk(one) for one in ast.walk(node))
 

@@ -45,7 +45,7 @@ def _where(node: ast.AST) -> tuple:
 
 
 class _Operations(typed_tree._Types):
-    """As the CPU device types a program, and finds what is computed in float64: (the node, whether it had float32)."""
+    """Types a program as the CPU device does; finds float64 operations: (node, whether it had float32)."""
 
     def __init__(self, program, own: set[str]):
         """own: the names of the functions whose operations are looked at; not those of the library."""

@@ -12,9 +12,9 @@ WORKING_AFTER = 3  # wrong tries after which the working is shown
 
 
 def check_prediction(exercise: Exercise, answer, numbers: dict, tries: int = 0) -> tuple[Attempt, str, bool]:
-    """Whether the prediction is right, the known mistake in it, and whether that explains every wrong number.
+    """Return whether the prediction is right, its known mistake, and whether that explains every wrong number.
 
-    tries: how many wrong ones came before. The working is shown from the third on: before, only what is wrong.
+    tries: the number of wrong ones before. The working is shown from the third on; before, only the mistake.
     """
     truth = exercise.truth()
     if isinstance(answer, dict):

@@ -38,7 +38,7 @@ class NotRough(Exception):
 
 
 def works(trees: dict[str, ast.Module], namespace: dict) -> bool:
-    """Whether these functions use nothing but what is known here. They are all that may be called."""
+    """Return whether these functions, the only ones that may be called, use known constructs only."""
     for tree in trees.values():
         for node in (each for statement in tree.body[0].body for each in ast.walk(statement)):
             if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "cuda":

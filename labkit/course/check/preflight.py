@@ -30,7 +30,7 @@ def _is_device_function(answer) -> bool:
 
 
 def refused(exercise: Exercise, answer) -> Attempt | None:
-    """What is wrong with the answer, without running it; None if nothing is."""
+    """Return the fault found without running the answer, or None."""
     noun = "kernel" if exercise.kind == "kernel" else "function"
     if answer is None or answer is Ellipsis:
         return Attempt("unchanged", f"There is no {noun} yet.",

@@ -1,4 +1,4 @@
-"""An exception that Python or NumPy raised in a learner's function: what it means there, and what is allowed."""
+"""Explanations of exceptions that Python or NumPy raised in a learner's function, and of the allowed alternatives."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def raised_by_labkit(error: BaseException) -> bool:
 
 
 def in_words(error: BaseException) -> str:
-    """A sentence or two about an exception; its own message stands in quotation marks where no rule knows it."""
+    """Explain an exception in a sentence or two; quote its own message if no rule matches."""
     message = " ".join(str(error).split())
     for kind, pattern, words in RULES:
         if isinstance(error, kind) and (found := re.search(pattern, message)):

@@ -1,9 +1,9 @@
-"""Where the mistake stands, by repair: a small change to the answer's source with which every result is right.
+"""Fault localization by repair: a small change to the answer's source that makes every result right.
 
-The changes come from changes.py, the likeliest first. Each is tried on one small case that fails, in plain Python and
-without compiling; what is right there is tried on all small cases, in other orders of the threads and under observe,
-and then passes the whole check. Only then does the verdict name the line, and what is wrong in it, not what belongs
-there instead. The search runs in a process of its own, with limits: see confined.py.
+The changes come from changes.py, the likeliest first. Each is tried on one small failing case, in plain Python and
+without compiling; those that pass are tried on all small cases, in other thread orders and under observe, and then
+have to pass the whole check. Only then does the verdict name the line and the mistake in it, but not the correction.
+The search runs in a process of its own, with limits: see confined.py.
 
     found = repairs(exercise, answer, attempt.kind, case, cases)
 """
@@ -53,9 +53,9 @@ TURNS = (256, 1_024, 4_096, 16_384, 65_536)  # of loops, in a run of the answer;
 MOST_TURNS = 8 * TURNS[-1]  # in a run of a changed answer, which may never end
 PREFILTER_TURNS = 100_000  # the same, in a rough run
 CANDIDATE_S, LAUNCHED_S = 0.3, 10.0  # for a run of a function of the host, and of one that launches
-CPU_S, WALL_S = 30.0, 90.0  # for the process of the search, in which what is found is compiled and checked
+CPU_S, WALL_S = 30.0, 90.0  # for the search process, in which repairs found are compiled and checked
 MEMORY_BYTES = 1 << 30  # more than this process holds
-SMALL_THREADS = 1_100  # what is run in plain Python
+SMALL_THREADS = 1_100  # the most threads run in plain Python
 PAIRED_RANK, MOST_OF_A_LINE = 2.6, 60  # which changes are tried two at a time
 NEAR = 0.5  # how much less likely another place may be that is named as well
 NOT_LOOKED_AT = ("unsupported", "wrong_types", "wrong_arguments", "unchanged", "returns", "not_observed", "gpu_fault")
@@ -65,7 +65,7 @@ WITH_EFFECTS = {"open", "exec", "eval", "input", "os", "sys", "subprocess", "shu
 
 @dataclass(frozen=True)
 class Repair:
-    """A place where a small change makes every result right. words: what is wrong there, as a clause."""
+    """A place where a small change makes every result right. words: the mistake there, as a clause."""
 
     filename: str
     line: int

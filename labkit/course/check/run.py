@@ -158,7 +158,7 @@ def depends_on_before(exercise: Exercise, answer, case: Case, attempt: Attempt) 
         return None
     got, dtype = attempt.got, np.dtype(exercise.dtype)
     if got.dtype.kind == "f" and not np.isnan(got).any():
-        return None  # what is added to NaN is NaN
+        return None  # NaN plus anything is NaN
     ones = run_once(exercise, answer, replace(case, start=np.ones(got.shape, dtype)))
     if ones.got is None or ones.got.shape != got.shape:
         return None
@@ -229,7 +229,7 @@ def played(exercise: Exercise, answer, case: Case):
         report, _, _ = observed(exercise, answer, case, steps=OBSERVED_STEPS)
         with host_limit(PLAY_LIMIT_S), limited("forward", PLAY_LIMIT_S):
             return report.play()
-    except (Exception, HostTimeout):  # the verdict says what is wrong
+    except (Exception, HostTimeout):  # the verdict reports the error
         return None
 
 
@@ -337,7 +337,7 @@ def _where_a_warp_alone_waits(finding, answer) -> tuple[str, ...]:
 
 
 def _where_no_barrier_may_stand(finding, answer) -> tuple[str, ...]:
-    """What else to do, where the two lines of a race stand in one branch that not all threads of the block take."""
+    """Suggest another fix where both lines of a race are in one branch that not all threads of the block take."""
     tree, first = parsed(answer)
     definition = next((node for node in ast.walk(tree or ast.Module([], [])) if isinstance(node, ast.FunctionDef)),
                       None)

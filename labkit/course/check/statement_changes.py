@@ -13,8 +13,8 @@ BARRIER = "cuda.syncthreads"
 
 
 def moved_statements(place: Place, vocabulary: Vocabulary) -> Found:
-    """A statement that stands in a loop or an `if` and belongs behind or before it, the other way round, two
-    neighbours exchanged, and an assignment that comes a few statements too early or too late."""
+    """Yield moves: a statement out of a loop or an `if` to before or after it, or into one; two neighbours
+    swapped; an assignment a few statements later or earlier."""
     for field in BLOCKS:
         block = getattr(place.node, field, None)
         if not isinstance(block, list):
@@ -47,7 +47,7 @@ def _moves(block: list, k: int, statement: ast.stmt):
             before = block[k - 1]
             yield 1.2, f"this statement belongs inside {what}", [
                 *block[: k - 1], with_fields(statement, body=[before, *inside]), *block[k + 1 :]], before
-            for at in range(k - 1):  # what is prepared further above, and should be in each turn
+            for at in range(k - 1):  # set-up further above that belongs in each iteration
                 if isinstance(statement, (ast.For, ast.While)) and isinstance(block[at], (ast.Assign, ast.For)):
                     yield 1.8, f"this statement belongs inside {what}", [
                         *block[:at], *block[at + 1 : k], with_fields(statement, body=[block[at], *inside]),

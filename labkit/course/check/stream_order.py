@@ -5,9 +5,9 @@ piece of work gets a vector clock: what it may rely on having happened. Two that
 writing, and that are not ordered are a race.
 
 CUDA's rules: work of one stream is in order. Work on the default stream (legacy) waits for all work of other streams
-that was given before, and what is given to them afterwards waits for it. event.record and event.wait carry the order
-from one stream to another; what the host waited for (synchronize, a copy without a stream) comes before all it gives
-out from then on.
+that was enqueued earlier, and work enqueued on them later waits for it. event.record and event.wait carry the order
+from one stream to another; work the host waited for (synchronize, a copy without a stream) precedes all that it
+enqueues from then on.
 """
 
 from __future__ import annotations
@@ -190,9 +190,9 @@ def _stored_to(kernel) -> set[str]:
 
 
 def _in_parts(kernel, numbers: set[str]) -> set[str]:
-    """The arrays of which these parameters, whole numbers, may say what part a kernel touches: they are in an index,
-    or go into a function together with the array. Where they only end a loop or stand in a guard, as a length does, a
-    kernel begins at the beginning all the same."""
+    """Return the arrays for which these integer parameters may select the part a kernel touches: they are in an index,
+    or are passed to a function together with the array. Where they only bound a loop or are in a guard, as a length
+    does, a kernel starts at the beginning all the same."""
     source = sources_of(kernel).get(kernel.__name__)
     if source is None or not numbers:
         return set()

@@ -1,7 +1,7 @@
-"""The exercises as data: what is asked, which inputs, which tolerance, and which wrong answers are known.
+"""The exercises as data: the task, inputs, tolerance and known wrong answers.
 
-labkit/course/exercises/chNN.py holds EXERCISES, a tuple, for chapter NN. What a learner reads of an exercise (title,
-points, hints) stands in course.toml, the text and the answers in solutions/NN_topic.py; labkit.course.check checks.
+labkit/course/exercises/chNN.py holds EXERCISES, a tuple, for chapter NN. An exercise's title, points
+and hints are in course.toml, its text and answers in solutions/NN_topic.py; labkit.course.check checks answers.
 A wrong answer that differs from the right one by a few lines is stated as an Edit of it.
 
 A teacher's own exercises: LABKIT_EXERCISES names a directory (or several, as in PATH) with files chNN.py of the same

@@ -53,6 +53,7 @@ PLAN_STEP = FunctionExercise(
             _queue("the budget is used up exactly", [1, 1], [8, 5], 10, 8, 100),
             _queue("the first waiting prompt does not fit, and the second would", [1], [60, 4], 100, 8, 4),
             _queue("all pages are needed, and those of the prompts are just enough", [1, 1], [32, 16], 100, 8, 6),
+            _queue("the pages are just enough for the only prompt", [1], [16], 100, 8, 2),
             _queue("a page is missing for a running sequence", [1, 1], [32, 16], 100, 8, 5),
             _queue("only a part of a prompt is computed, and the whole would not fit into the pages", [1], [60], 10, 8,
                    3),

@@ -180,6 +180,7 @@ SHOWN_AFTER = FunctionExercise(
     sizes=tuple({"n": n, "longest": longest} for n, longest in ((1, 1), (6, 2), (12, 1), (12, 5), (30, 3), (40, 12))),
     random_size=lambda rng: {"n": int(rng.integers(10, 40)), "longest": int(rng.integers(1, 6))},
     domain=(_texts("a stop string is spread over several tokens", ["Hi", " S", "T", "O", "P", " x"], "STOP"),
+            _texts("a stop string begins the text, and is spread over two tokens", ["S", "TOP x"], "STOP"),
             _texts("a stop string nearly comes, twice", ["a ST", "O", "x S", "T", "a"], "STOP"),
             _texts("a stop string lies within one token", ["one", " two STOP three", " four"], "STOP"),
             _texts("there is no stop string", ["Hi", " there"]),

@@ -68,8 +68,8 @@ def parameter(number: int, name: str, *values: float) -> tuple[Reach, ...]:
 
 
 def any_angles(number: int, at: Mapping | None = None) -> Reach:
-    """Input `number`, a table of cosines and then sines in each row, has angles of any size. Those of a real table are
-    small for most pairs: cosines are near 1, and what is exchanged hardly shows."""
+    """Give input `number`, a table of cosines and then sines in each row, angles of any size. Those of a real table
+    are small for most pairs: cosines are near 1, and swapped values hardly show."""
     def replaced(rng, *inputs):
         rows, columns = inputs[number].shape
         angles = rng.uniform(-np.pi, np.pi, (rows, columns // 2))

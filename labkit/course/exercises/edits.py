@@ -15,8 +15,8 @@ from labkit.course import answer_cells
 class Edit:
     """An edit of the exercise's answer in solutions/NN_topic.py: Edit(old, new), or Edit(old, new, old, new, ...).
 
-    `old` is a part of a line, or several whole lines, and must stand in the answer exactly once, comments left out.
-    `new` takes its place; "" deletes. Several lines are written without the indentation that they share.
+    `old` is a part of a line, or several whole lines, and must occur in the answer exactly once, comments excluded.
+    `new` replaces it; "" deletes. Several lines are written without their common indentation.
     """
 
     pairs: tuple[tuple[str, str], ...]

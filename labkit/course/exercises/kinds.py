@@ -103,7 +103,7 @@ class KernelExercise(ComputedExercise):
         return " ".join([super().asked, *(["All arithmetic is in float32."] if self.in_float32 else [])]).strip()
 
     def missing(self, report) -> str | None:
-        """What is asked for besides a right result and was not seen, in a sentence."""
+        """Return the unmet requirement besides a right result, in a sentence, or None."""
         return several_threads(report) or (self.demand(report) if self.demand is not None else None)
 
 
@@ -119,7 +119,7 @@ class FunctionExercise(ComputedExercise):
     kind = "function"
     demand: Demand | None = None  # given the HostRun of check.host_runs, at each size
     alike: Callable | None = None  # (result, *inputs) -> an array that is equal for results that are as good
-    judge: Callable | None = None  # (answer, expected, *inputs) -> what is missed, in a sentence, or None; not compared
+    judge: Callable | None = None  # (answer, expected, *inputs) -> the fault, in a sentence, or None; not compared
 
     def __post_init__(self):
         super().__post_init__()

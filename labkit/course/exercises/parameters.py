@@ -15,7 +15,7 @@ SEED, OTHER = 5, 6
 
 
 def faults(exercise: Exercise) -> list[str]:
-    """What is wrong with the exercise's parameters, a sentence each."""
+    """Return the faults of the exercise's parameters, a sentence each."""
     if not isinstance(exercise, ComputedExercise) or getattr(exercise, "judge", None) is not None:
         return []
     inputs = first_inputs(exercise)

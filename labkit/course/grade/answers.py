@@ -1,7 +1,7 @@
-"""What a submitted file answers, read as text: nothing of it runs here.
+"""The answers in a submitted file, read as text: nothing of it runs here.
 
-An answer to a kernel exercise is vetted: functions, constants, and imports of an allow-list, and nothing else. What is
-left runs no Python of the student's own, so that what is observed about the kernel is the grader's observation.
+An answer to a kernel exercise is vetted: functions, constants, and imports of an allow-list, and nothing else. It
+runs no Python of the student's own, so that all observations of the kernel are the grader's.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Program:
         return hashlib.sha256(f"{self.name}\0{stub}\0{text}".encode("utf-8", "replace")).hexdigest()
 
 
-# Within these a name may be of another scope, or stand in a place that is no ast.Name.
+# Within these a name may be of another scope, or appear in a place other than an ast.Name.
 OTHER_NAMES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef, ast.ListComp, ast.SetComp,
                ast.DictComp, ast.GeneratorExp, ast.NamedExpr, ast.Global, ast.Nonlocal, ast.Import, ast.ImportFrom,
                ast.Try, ast.Match)

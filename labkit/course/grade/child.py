@@ -369,8 +369,8 @@ def _tiles_on(program, head: dict, values: dict):
 
 
 def _on_buffers(work, head: dict, values: dict):
-    """work(arguments) with arrays of the device in copies of the buffers that were sent. What has changed is the
-    reply."""
+    """Call work(arguments) with device arrays in copies of the buffers that were sent. The changed values are
+    the reply."""
     import numpy as np
 
     from labkit.simt.arrays import DeviceNDArray

@@ -440,7 +440,7 @@ def _keys(student: Student) -> set[str]:
 
 
 def _match(collected: Collected, roster: list[Student]) -> dict[str, str]:
-    """Map submissions to the ids of the roster, and find who is missing. Return that mapping."""
+    """Map submissions to the ids of the roster, and find missing students. Return that mapping."""
     by_key: dict[str, set[str]] = {}
     listed = {student.id: student for student in roster}
     for student in roster:

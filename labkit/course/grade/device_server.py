@@ -57,7 +57,7 @@ class DeviceServer:
             "wait": self._wait, "wait for all": self._wait_for_all}
 
     def reply(self, head: dict, values: dict) -> tuple[dict, dict]:
-        """Do what is asked. The reply: its head and values; an error is kept, and named in the reply."""
+        """Serve a request. Return the reply's head and values; an error is kept, and named in the reply."""
         try:
             for buffer in head["freed"]:
                 self.memory.pop(buffer, None)
@@ -190,7 +190,7 @@ class DeviceServer:
         return {"graph": len(self.graphs) - 1, "nodes": graph.nodes}, {}
 
     def _recorded(self, recorder) -> None:
-        """Answer what is asked until the capture has ended; the reply to that is the graph."""
+        """Answer requests until the capture has ended; the reply to that is the graph."""
         self.recorder = recorder
         try:
             self.connection.answer_until({}, {}, "captured")

@@ -111,7 +111,7 @@ def student_body(rows: list[Row]) -> str:
 
 
 def class_body(students: dict[str, list[Row]], isolation: str, notes: list[str]) -> str:
-    """Who has how many points; for each exercise how many pass, and which mistakes the others make."""
+    """Return each student's points, and for each exercise the number of passes and the mistakes of the others."""
     rows = [row for own in students.values() for row in own]
     by_exercise: dict[str, list[Row]] = {}
     for row in rows:

@@ -134,7 +134,7 @@ def _below_tmp(shown: list[str]) -> list[str]:
 
 
 def private_mounts(limits: Limits, shown: list[str], *, shared_cache: bool) -> None:
-    """A /tmp that holds nothing but what is `shown` there; a cache that others see only if shared_cache."""
+    """Mount a /tmp that holds only the paths `shown`; and a cache that others see only if shared_cache."""
     mount(None, "/", None, REC | PRIVATE)
     options = f"size={limits.tmp},nr_inodes=4096,mode=1777"
     mount("tmpfs", "/tmp", "tmpfs", NOSUID | NODEV, options)

@@ -1,7 +1,7 @@
-"""An answer that runs in another process, in the shape in which labkit.course.check takes kernels and functions.
+"""Proxies for an answer in another process, in the form in which labkit.course.check takes kernels and functions.
 
-A launch or a call sends its arguments there and puts what comes back into them; an exception there is raised here, as
-data: its type's name, its text and its line. Nothing that comes back is code, and everything is checked.
+A launch or a call sends its arguments there and writes the reply back into them; an exception there is raised here, as
+data: its type's name, its text and its line. Replies hold no code, and everything is checked.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ TEXT = 1_000  # characters of an error that are shown
 
 
 class ProcessEnded(Exception):
-    """The process of the answer ended, or sent what is no message."""
+    """The answer's process ended, or sent an invalid message."""
 
 
 class Connection:
@@ -64,7 +64,7 @@ class Connection:
         return reply, changed
 
     def answer_until(self, head: dict, values: dict, end: str | None = None) -> tuple[dict, dict]:
-        """Send a message and answer what is asked of the device, until `end` is asked, or a reply comes."""
+        """Send a message and answer device requests until `end` is requested or a reply arrives."""
         reply, changed = self.job.ask(head, values)
         while "ask" in reply and reply["ask"] != end:
             if self.server is None:

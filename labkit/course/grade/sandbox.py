@@ -53,7 +53,7 @@ class Sandbox:
         self.limits = limits or isolate.Limits()
         self.process = None
         self.as_user = False  # whether answers run as a user of their own
-        # Of this sandbox alone, and of no other on the machine: what is left of a user's processes is killed by it.
+        # Of no other sandbox on the machine: a sandbox kills all leftover processes of its user.
         self.uid = isolate.FIRST_UID + 2 * secrets.randbelow(isolate.USERS)
         self._spoilt = False
 
@@ -107,7 +107,7 @@ class Sandbox:
         shutil.rmtree(self.places.folder / "tmp", ignore_errors=True)
 
     def job(self, kind: str, program, file: str, wall_s: float, *, proxy: bool = False, beside: bool = False) -> Job:
-        """Start a process for an answer. kind: "function", or what is vetted: see child.py. proxy: whether its device
+        """Start a process for an answer. kind: "function", or a vetted kind: see child.py. proxy: whether its device
         is the grader's. beside: another process of the same answer runs."""
         if (self._spoilt and not beside) or self.process is None or self.process.poll() is not None:
             # Without process IDs of its own an answer may have left something behind.
@@ -208,7 +208,7 @@ def _bwrap(shown: list[str], hidden: list[str], cache: Path) -> list[str]:
             command += ["--symlink", os.readlink(link), link]
         elif os.path.isdir(link):
             command += ["--ro-bind", link, link]
-    command += ["--tmpfs", "/tmp"]  # before what is shown: a virtual environment may stand there
+    command += ["--tmpfs", "/tmp"]  # before the paths shown: a virtual environment may be there
     for path in shown:
         command += ["--ro-bind", path, path]
     for path in hidden:

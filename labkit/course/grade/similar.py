@@ -43,7 +43,7 @@ MIRRORED = {ast.Gt: ast.Lt, ast.GtE: ast.LtE}
 
 @functools.lru_cache(4096)
 def parts_of(source: str) -> dict[str, set[int]]:
-    """Each part of the source -> the lines on which it stands, not to be changed. Nothing of what is no Python."""
+    """Map each part of the source to its lines; not to be modified. Empty if the source is not valid Python."""
     if len(source) > MOST_TEXT:
         return {}
     try:

@@ -96,7 +96,7 @@ def _equals(answer: Answer, key: str) -> tuple[str, str]:
         return key, key
     text = "\n".join(line.rstrip() for line in program.answer.rstrip().split("\n"))
     alike = digest(answer.exercise, program.name, program.above, text)
-    # A function may ask for its own names, and run another way; what is vetted as a kernel cannot.
+    # A function may look up its own names and behave differently; a vetted kernel cannot.
     return alike, digest(answer.exercise, program.digest) if kind == "kernel" else alike
 
 

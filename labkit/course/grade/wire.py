@@ -20,7 +20,7 @@ DTYPES = {np.dtype(name).str: np.dtype(name) for name in (
 
 
 class WireError(Exception):
-    """The peer has closed the connection, or sent what is no message."""
+    """The peer has closed the connection, or sent an invalid message."""
 
 
 class Late(WireError):

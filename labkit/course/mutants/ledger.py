@@ -38,7 +38,7 @@ def survivors(path: Path) -> dict[tuple[str, str], str]:
 
 
 def update(path: Path, outcomes: Iterable[Outcome]) -> dict:
-    """Replaces what is known of the exercises among the outcomes, which must be whole; returns the new content."""
+    """Replace the entries of the exercises among the outcomes, which must be complete; return the new content."""
     known, reasons = read(path), survivors(path)
     tried: dict[str, int] = {}
     survived = []

@@ -1,10 +1,10 @@
-"""What a mutant changes. Each operator takes the tree of an answer and yields changes, one node at a time.
+"""Mutation operators. Each takes the tree of an answer and yields changes, one node at a time.
 
     mutants(source)      -> every Mutant of an answer's source, none of them twice and none like the answer
     chosen(found, 30)    the same 30 in every run, every operator among them
 
-A mutant is named by its operator, by what stood there and by what stands there now, not by a line number: the name
-stays when a line is inserted above.
+A mutant is named by its operator, the old code and the new code, not by a line number: the name stays the same when
+a line is inserted above.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 from labkit.course.syntax import Place, compiles, is_launch, is_shape, places_in, plus, short, with_fields
 
-Changes = Iterator[tuple[str, ast.AST | list]]  # what stands there now, in words or code, and the node or the nodes
+Changes = Iterator[tuple[str, ast.AST | list]]  # the new code, in words or as code, and the node or nodes
 
 
 @dataclass(frozen=True)

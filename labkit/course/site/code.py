@@ -24,8 +24,8 @@ def block(lines: str) -> str:
 
 
 def hanging(lines: str) -> str:
-    """Each line in an element that knows its indent, which a part that wraps is set in by. What is copied of it is the
-    code as it was."""
+    """Wrap each line in an element that knows its indent, by which a wrapped part is indented. Copied text is the
+    original code."""
     found = lines.rstrip("\n").split("\n")
     return "".join(f'<span class="line"{_indent(line)}>{line}\n</span>' for line in found)
 

@@ -164,7 +164,7 @@ def _answer(course, place: Place, solutions: bool, checked: bool, given: Mapping
     else:
         try:
             kernel = read(course, name, solutions=solutions)
-        except Exception as error:  # whatever stands in a learner's notebook
+        except Exception as error:  # a learner's notebook may hold anything
             return unused(BROKEN, f"cannot be used: {_in_a_line(error)}")
     if kernel is None:
         return unused(TO_DO, "is not done yet")

@@ -1,7 +1,7 @@
-"""The figures of lessons 17, 18 and 38, in the course's style; those of how it is computed stand in flash.py.
+"""The figures of lessons 17, 18 and 38, in the course's style; those of the algorithm are in flash.py.
 
-    qkv_rows(token=2, head=5)      where the queries, keys and values of a head lie
-    tiles(queries=40, tile=8)      the tiles that a block goes through, without and with a causal mask
+    qkv_rows(token=2, head=5)      where the queries, keys and values of a head are
+    tiles(queries=40, tile=8)      the tiles that a block processes, without and with a causal mask
     over_lengths(series)           attention over the number of tokens
     over_caches(series)            one query over the length of its cache
     over_linear(series)            linear attention and softmax attention over the number of tokens

@@ -129,11 +129,11 @@ def sectors(indices, itemsize: int = 4) -> int:
 
 def warp_addresses(touched: dict[str, np.ndarray], title: str = "What one warp asks memory for", *,
                    itemsize: int = 4, columns: int = 3) -> CourseFigure:
-    """The memory that the 32 lanes of one warp touch in one instruction: a row for each sector of 32 bytes, a cell for
-    each element, with the lanes that read it. Grey cells travel too, although no lane reads them.
+    """Draw the memory that the 32 lanes of a warp touch in one instruction: a row for each sector of 32 bytes, a cell
+    for each element, with the lanes that read it. Grey cells are transferred too, although no lane reads them.
 
-    touched: a name -> the index of the element that each lane touches, lane 0 first. `columns` of them stand in a
-    line.
+    touched: a name -> the index of the element that each lane touches, lane 0 first. `columns`: how many are side
+    by side.
     """
     if not touched:
         raise ValueError("touched is empty; pass at least one name with the element index of each lane")

@@ -95,8 +95,8 @@ def file_layout(entries: Mapping[str, object], header_bytes: int, names: Sequenc
 
 
 def next_token(tokens: Sequence[str], panels: Mapping[str, np.ndarray], title: str = "The next token") -> CourseFigure:
-    """Bars of the probabilities of these tokens, one panel for each way to shape them. What is not drawn any more stays
-    as an empty place."""
+    """Draw the probabilities of these tokens as bars, one panel for each way to shape them. Tokens that can no longer
+    be sampled leave a gap."""
     count = len(panels)
     figure, axes = new_figure([1.45] * count, title, f"{title}: " + "; ".join(
         f"{name}: {tokens[int(np.argmax(shares))]!r} {np.max(shares):.0%}" for name, shares in panels.items()),
@@ -171,8 +171,8 @@ def step_shares(series: dict, which: int = 0) -> CourseFigure:
 
 
 def rates(series: dict) -> CourseFigure:
-    """Tokens a second, the mean over the prompts: for each model, launched from Python and in a graph, with attention
-    in steps and as one kernel. Beside what is launched from Python stand the article's."""
+    """Draw tokens per second, the mean over the prompts: for each model, launched from Python and in a graph, with
+    attention in steps and as one kernel. The article's are beside those launched from Python."""
     panels = {}
     for one in series["models"]:
         for how in dict.fromkeys(row["how"] for row in one["prompts"][0]["rows"]):

@@ -327,7 +327,7 @@ def _shape(block) -> str:
 
 def traffic(moved: dict[str, tuple[float, float]], title: str, unit: str, least: float | None = None,
             place: str = "") -> CourseFigure:
-    """Bars of what is read and what is written: name -> (read, written), in `unit`; a line at the least possible."""
+    """Draw bars of reads and writes: name -> (read, written), in `unit`; a line at the least possible."""
     figure, (ax,) = new_figure([0.40 * len(moved) + 0.40], title, f"{title}: " + "; ".join(
         f"{name} {number(read)} and {number(written)} {unit}" for name, (read, written) in moved.items()) + ".")
     with rc_context(STYLE):
@@ -358,8 +358,8 @@ def traffic(moved: dict[str, tuple[float, float]], title: str, unit: str, least:
 
 def curves(x, lines: dict, title: str, x_label: str, y_label: str, *, log_x: bool = False, log_y: bool = False,
            place: str = "", marks: bool = False) -> CourseFigure:
-    """Functions of one variable: name -> values over `x`; what is not finite is left out. Names of several stand at the
-    right ends. Where the points are marked, a logarithmic x axis is numbered at them."""
+    """Plot functions of one variable: name -> values over `x`; non-finite values are left out. Names of several are at
+    the right ends. Where the points are marked, a logarithmic x axis has its ticks at them."""
     figure, (ax,) = new_figure([2.9], title, f"{title}: {', '.join(lines)} over {x_label}. {place}".strip())
     with rc_context(STYLE):
         leave_right(ax, lines if len(lines) > 1 else (), 0.135)

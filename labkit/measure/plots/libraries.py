@@ -1,7 +1,7 @@
 """The figures of the lessons on libraries, in the course's style.
 
     two_readings(2, 3)     one memory, read row by row and column by column
-    masks(19, 8)           elements, threads, programs: who has which, and who has none
+    masks(19, 8)           which thread or program has which element, and which have none
     over_rows(series)      softmax by BLAS over the number of rows
     languages(series)      one job in three languages, on a GPU
     over_tiles(series)     vector addition over the size of a tile

@@ -54,7 +54,7 @@ BARS = {GREY: "#CDD3D8", VERMILLION: "#F0C3A3", BLUE: "#A9CCE4"}  # paler than a
 
 
 class NotRecorded:
-    """What stands in place of a figure."""
+    """A placeholder for a figure."""
 
     def __init__(self, what: str):
         self.summary = f"{what}: not recorded yet. On a GPU, `labkit bench machine` records it."

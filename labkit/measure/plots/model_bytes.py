@@ -79,7 +79,7 @@ def shards_and_blob(files: Mapping[str, Mapping], places: Mapping, nbytes: int) 
 
 
 def bytes_of_a_token(parts: Mapping[str, int], bandwidth_gbs: float) -> CourseFigure:
-    """A bar for each part of what is read for one token (name -> bytes), with the time its bytes take."""
+    """Draw a bar for each part of the bytes read for one token (name -> bytes), with the time they take."""
     total, tall, top, left = sum(parts.values()), 0.30, 0.66, 2.30
     wide = WIDTH - left - 1.75
     us = {name: count / bandwidth_gbs / 1e3 for name, count in parts.items()}

@@ -38,8 +38,8 @@ from labkit.measure.plots.style import (
 
 def curves(xs: Sequence[float], panels: Mapping[str, Mapping[str, Sequence[float]]], title: str, along: str, *,
            doubling: bool = False, mark: float | None = None) -> CourseFigure:
-    """panels: what is on the y-axis -> the name of a line -> its values at xs. doubling: each x is twice
-    the one before, and the values are milliseconds on a logarithmic axis. mark: an x with a dashed line."""
+    """Plot panels: y-axis label -> line name -> its values at xs. doubling: each x is twice the one before,
+    and the values are milliseconds on a logarithmic axis. mark: an x with a dashed line."""
     for what, lines in panels.items():
         for name, values in lines.items():
             if len(values) != len(xs):
@@ -100,7 +100,7 @@ def waits(panels: Mapping[str, tuple[Sequence[float], Sequence[float], Sequence[
 
 
 class Picture:
-    """A picture from a file, which shows itself in a notebook. summary: what is on it, for those who do not see it."""
+    """A picture from a file, which shows itself in a notebook. summary: the alternative text."""
 
     def __init__(self, content: bytes, width: int, summary: str):
         self.content, self.width, self.summary = content, width, summary

@@ -1,7 +1,7 @@
-"""Drawings of scans: who adds what in each step, and how the blocks of a single pass wait for one another.
+"""Drawings of scans: the additions of each step, and how the blocks of a single pass wait for one another.
 
     steps()         Hillis and Steele: every element adds the one 1, 2, 4, ... before it
-    tree()          Blelloch: pairs are added up a tree, and what stands before them is handed down
+    tree()          Blelloch: pairs are added up a tree, and prefixes are passed down
     look_back()     blocks over time: each waits for the one before it, or looks back
 """
 
@@ -60,7 +60,7 @@ def steps(values=VALUES) -> CourseFigure:
 
 
 def tree(values=VALUES) -> CourseFigure:
-    """An exclusive scan: the sums of pairs go up a tree, then what stands before each pair goes down."""
+    """Draw an exclusive scan: the sums of pairs go up a tree, then the prefix of each pair goes down."""
     n = _checked(values)
     levels = n.bit_length() - 1
     row, rows = list(values), [(list(values), {}, None, "x")]

@@ -15,7 +15,7 @@ FONTS = "'DejaVu Sans', Verdana, 'Bitstream Vera Sans', 'Noto Sans', Roboto, Ari
 SVG, XLINK = "{http://www.w3.org/2000/svg}", "{http://www.w3.org/1999/xlink}"
 NUMBER = re.compile(r"(?<![#\w.])-?\d+\.\d+(?:e-?\d+)?(?!\w)")
 WRITTEN = {"stroke-linejoin": "round", "stroke-linecap": "butt", "opacity": "1", "stroke-width": "1",
-           "stroke-opacity": "1", "fill-opacity": "1", "stroke-miterlimit": "100000"}  # what is so without saying
+           "stroke-opacity": "1", "fill-opacity": "1", "stroke-miterlimit": "100000"}  # implied values
 
 
 def compact(text: str, width: int, title: str) -> str:
@@ -76,7 +76,7 @@ def _element(node, tag: str) -> str:
 
 
 def _attributes(node) -> str:
-    """A style becomes attributes; what has its usual value is left out."""
+    """Return the node's attributes with its style split into them, without implied values."""
     found: dict[str, str] = {}
     for name, value in node.attrib.items():
         if name == "style":

@@ -306,7 +306,7 @@ def judged(step: Mapping, called: bool = False) -> dict:
 
 
 def apart(series: Mapping) -> dict[str, float]:
-    """The largest difference between Amdahl's law and what was measured: for what is called from Python, and in a
+    """Return the largest difference between Amdahl's law and the measurement: for calls from Python, and for a
     graph."""
     found: dict[str, list[float]] = {}
     for step in [one["step"] for one in series["models"]] + list(series.get("prefill", ())):

@@ -217,7 +217,7 @@ def _beside_torch(one: TorchLlama, step: Step, numbers: np.ndarray, tokens: int,
 
 
 def prefill_flops(config: Config, tokens: int) -> int:
-    """Of all products of a prompt, with the logits of its last token; of attention, what is not masked."""
+    """Return the flops of all products of a prompt, with the logits of its last token; of attention, unmasked ones."""
     weights = sum(math.prod(shape) for shape in config.layer_parameters.values() if len(shape) == 2)
     attention = 2 * tokens * (tokens + 1) * config.num_attention_heads * config.head_dim
     return (config.num_hidden_layers * (2 * tokens * weights + attention)

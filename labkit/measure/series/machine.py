@@ -41,8 +41,8 @@ def machine(gpu: GPU | None = None, words: int | None = None, steps: int = STEPS
 
 
 def memory_words() -> int:
-    """How many words to read where nothing shall come from a cache: 1 GiB, or a quarter of what is free, rounded down
-    to a power of 2."""
+    """Return how many words to read so that none comes from a cache: 1 GiB, or a quarter of the free memory, rounded
+    down to a power of 2."""
     free, _ = cuda.current_context().get_memory_info()
     return 2 ** min(28, int(free // 16).bit_length() - 1)
 

@@ -2,12 +2,12 @@
 
     minilm()            the work of the table, in every form of a batch, and PyTorch on the same weights and inputs
     minilm_corpus()     2,000 sentences of the lessons: how many a second, padded, packed, padded to 128; texts
-    minilm_single()     one sentence by the naive, the tiled and the tensor-core product, and by what is used today
+    minilm_single()     one sentence by the naive, the tiled and the tensor-core product, and by today's kernels
     minilm_ladder()     the steps of labkit.models.minilm_steps, attention in each form, what did not work
     minilm_profile()    what each launch takes, ours and PyTorch's; launches, and what one costs
     minilm_lengths()    time over the length that sentences are padded to
 
-Times are forward passes of inputs that lie on the device, medians, in float16: in a CUDA graph, and called from Python.
+Times are median forward passes of inputs on the device, in float16: in a CUDA graph, and called from Python.
 The weights are those of the user's cache, or random ones of the same shape, which take as long. Without a GPU all runs
 with a tiny model, without PyTorch, and shows that it works.
 """
@@ -115,7 +115,7 @@ def ready(model: MiniLM, sentences, form: str) -> tuple[Callable, Shape]:
         model.forward(b, True, stream)
 
     compile_ahead.prepare(launches.needed(forward))
-    forward.workspace, forward.batch = ws, b  # alive as long as what is launched with them
+    forward.workspace, forward.batch = ws, b  # alive as long as `forward`, which launches with them
     return forward, shape
 
 

@@ -21,10 +21,10 @@ SIZES = ((1, 512), (1, 1024), (1, 2048), (1, 4096), (1, 8192), (4, 1024), (16, 1
 
 
 def latencies(places=None) -> dict:
-    """Nanoseconds for one load from shared memory, the L1 cache, the L2 cache and memory.
+    """Measure the latency in ns of one load from shared memory, the L1 cache, the L2 cache and memory.
 
     places: {name: (bytes of the chain, steps)}. A cache is warm because the chain fits into it and was followed before.
-    The time is that of 2n steps less that of n steps, over n: what comes before and after the loop cancels.
+    The time is that of 2n steps less that of n steps, over n: the work before and after the loop cancels.
     """
     places = places or {"shared memory": (4 * SHARED, 32_768), "L1 cache": (4 * SHARED, 32_768),
                         "L2 cache": (2**23, 65_536), "memory": (2**29, 8192)}

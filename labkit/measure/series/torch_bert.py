@@ -64,7 +64,7 @@ class TorchBert:
                                                 ("query", "key", "value")])
             self.layers.append(own)
 
-    # --- Between two attentions: what is compiled. T rows, padded or packed -------------------------------------------
+    # --- The compiled parts between two attentions. T rows, padded or packed ------------------------------------------
 
     def linear(self, w, x, name):
         return self.torch.nn.functional.linear(x, w[f"{name}.weight"], w[f"{name}.bias"])
@@ -263,9 +263,9 @@ def why_not(error: Exception) -> str:
 
 
 def torch_rows(bert: TorchBert, sentences, seq: int, compile_until: float = np.inf) -> dict[str, float | None | str]:
-    """Microseconds of a pass in each way to run it, called from Python and in a CUDA graph: "eager" and "SDPA" are
-    PyTorch's functions, "transformers" is that library's model, and two of the three are compiled, too. For what has
-    no time, "...: why not" says why. compile_until: on time.monotonic's clock, when not to begin to compile any more.
+    """Return microseconds per pass of each way to run, called from Python and in a CUDA graph: "eager" and "SDPA" are
+    PyTorch's functions, "transformers" is that library's model, and two of the three are compiled, too. Where there
+    is no time, "...: why not" says why. compile_until: when to stop starting to compile, on time.monotonic's clock.
     """
     torch = bert.torch
     ids, mask = bert.inputs(sentences, seq)

@@ -132,8 +132,8 @@ class TorchLlama:
                 "finish": self.torch.compile(self.finish, dynamic=False)}
 
     def rows(self, ids: np.ndarray, positions: np.ndarray, cache: Cache, compile_until: float) -> dict:
-        """Milliseconds of a pass in a CUDA graph, eager and compiled; for what has no time, "...: why not".
-        compile_until: on time.monotonic's clock, when not to begin to compile any more."""
+        """Return milliseconds per pass in a CUDA graph, eager and compiled; where there is no time, "...: why not".
+        compile_until: when to stop starting to compile, on time.monotonic's clock."""
         found: dict[str, float | str | None] = {}
         for name in ("eager", "compiled"):
             try:

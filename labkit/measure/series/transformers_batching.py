@@ -3,7 +3,7 @@
     served_by_transformers(config, work, seconds=25.0)
 
 Its model has the same shape, bfloat16 and random weights of its own, which take as long to multiply. All requests come
-at once; what has been generated when the time is over counts, so that a slow one costs no minutes.
+at once; tokens generated before the time is up count, so that a slow one costs no minutes.
 """
 
 from __future__ import annotations

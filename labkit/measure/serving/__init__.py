@@ -1,10 +1,10 @@
-"""A server under load, measured from outside as its clients see it, with vLLM's names for what is measured.
+"""A server under load, measured from outside as its clients see it, with vLLM's names for the metrics.
 
-load        what is asked of the server: requests, arrivals, and the service level objective
-client      the process that asks, over HTTP; it imports nothing of labkit
+load        the load on the server: requests, arrivals, and the service level objective
+client      the process that sends requests, over HTTP; it imports nothing of labkit
 drive       the clients together: started, watched, stopped
-results     what the answers' times come to
-server      a server in a process of its own, and what its /metrics say
+results     summaries of the answers' times
+server      a server in a process of its own, and its /metrics
 command     `labkit bench serve` with a load of one's own
 soak        hundreds of clients for minutes, some of which vanish or send garbage
 """

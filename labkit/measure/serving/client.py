@@ -40,7 +40,7 @@ class Events:
 
 
 class Answer:
-    """What is known of a request's answer. gaps: seconds between one piece of text and the next."""
+    """A request's answer and its times. gaps: seconds between one piece of text and the next."""
 
     def __init__(self, number: int, at: float | None, sent: float):
         self.number, self.at, self.sent = number, at, sent

@@ -27,7 +27,7 @@ Progress = Callable[[Load], AbstractContextManager[Callable[[Seen], None]]]
 
 @dataclass(frozen=True)
 class Plan:
-    """What is measured. url: of a server; None: one is started that serves `model`. rates: each is a run of its own;
+    """A measurement. url: of a server; None: one is started that serves `model`. rates: each is a run of its own;
     none: `concurrency` requests at a time. key: of the server's API."""
 
     url: str | None = None
@@ -64,7 +64,7 @@ def places(out: str | None) -> tuple[Path, Path]:
 
 def main(plan: Plan, out: str | None, *, show: Callable[[str], None], note: Callable[[str], None],
          progress: Progress, status: Callable[[str], AbstractContextManager]) -> int:
-    """Measures, prints, writes; the exit code. show: for the results, note: for what stands beside them; progress and
+    """Measure, print, write; return the exit code. show: for the results, note: for remarks on them; progress and
     status: shown while a load runs, and while something else does."""
     path, figure = places(out)
     with contextlib.ExitStack() as stack:
@@ -97,8 +97,8 @@ def target_of(plan: Plan) -> Iterator[Target]:
 
 
 def first_answer(target: Target, plan: Plan) -> Target:
-    """The target as it answers: one request of the load that is not measured, so that what is done once is done. A
-    server that does not know ignore_eos is asked without it. Raises UserError where none is answered."""
+    """Return the target in the form that answers, after one unmeasured request of the load, which warms it up. A
+    server that does not know ignore_eos is asked without it. Raise UserError if none is answered."""
     load = Load(plan.loads()[0].work[:1], concurrency=1)
     for each in (target, replace(target, body={})):
         run = drive(load, each, timeout_s=plan.timeout_s)

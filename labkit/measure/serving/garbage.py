@@ -1,7 +1,7 @@
-"""What no server should be sent, over bare sockets, and what it must answer: an error in OpenAI's shape that is the
-client's fault, or nothing at all to what is no request.
+"""Invalid input to a server, over raw sockets, and the required answer: a client error in OpenAI's format, or nothing
+at all if it is not a request.
 
-Each function of GARBAGE sends one thing and returns None, or a sentence that says what was wrong with the answer.
+Each function of GARBAGE sends one input and returns None, or a sentence that names the fault of the answer.
 """
 
 from __future__ import annotations

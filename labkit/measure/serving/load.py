@@ -1,4 +1,4 @@
-"""What is asked of a server: how many requests, of which lengths, when, and what counts as a good answer."""
+"""The load on a server: how many requests, of which lengths, when, and which answers count as good."""
 
 from __future__ import annotations
 

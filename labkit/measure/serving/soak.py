@@ -61,7 +61,7 @@ class Reply(NamedTuple):
 
 
 def questions(model: str, count: int, seed: int = 0) -> list[Question]:
-    """Requests of every kind; what is drawn has a seed, so that each has one right answer."""
+    """Return requests of every kind; random sampling has a seed, so that each has one right answer."""
     rng, found = np.random.default_rng(seed), []
     for number in range(count):
         prompt = f"{PROMPTS[number % len(PROMPTS)]} {number}"
@@ -333,7 +333,7 @@ async def _tell(tally: Tally, samples: list, began: float, say) -> None:
 
 
 async def settled(url: str) -> dict[str, float | None]:
-    """What is held, waits and runs, once nothing does, or after SETTLE_S."""
+    """Return the metrics of HELD once all are 0, or after SETTLE_S."""
     until = time.monotonic() + SETTLE_S
     while True:
         found = await asyncio.to_thread(server.metrics, url)
