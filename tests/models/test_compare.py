@@ -131,7 +131,8 @@ def test_a_library_that_is_missing_is_named(monkeypatch, missing):
 @pytest.mark.sweep
 @pytest.mark.parametrize("name", ["tiny", "tiny-llama"])
 def test_trained_models_beside_transformers(name):
-    pytest.importorskip("transformers", reason="transformers is not installed")
+    pytest.importorskip("torch", reason="needs PyTorch")
+    pytest.importorskip("transformers", reason="needs transformers")
     found = compare(name, "recursion: what is a kernel?", transformers=True)
     found.numpy.check()
     found.transformers.check()
