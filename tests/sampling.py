@@ -5,7 +5,7 @@
     @pytest.mark.sampled(6, sweep=100)      of the others, a hundred are swept; without `sweep`, SWEPT of them
     @pytest.mark.sweep                      expensive: no case stays, SWEPT of them are swept
 
-What is left of a sweep is slow: nothing runs it but pytest -m slow, and pytest -m '' runs everything.
+The remaining cases are slow: only pytest -m slow runs them, and pytest -m '' runs everything.
 
 The choice is made by a hash of the case's id, so it is the same in every run and every process; another word in
 LABKIT_SAMPLE draws another sample. Cases that are marked `sweep` one by one are not among those that stay.
@@ -17,7 +17,7 @@ from collections import defaultdict
 
 import pytest
 
-# With two, .ci/run takes some fifty minutes on two cores.
+# With two, .ci/run takes about an hour on two cores.
 SWEPT = 2
 
 

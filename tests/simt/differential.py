@@ -135,11 +135,12 @@ def main(arguments=None):
     parser.add_argument("count", type=int)
     parser.add_argument("--first", type=int, default=0, help="the first seed")
     given = parser.parse_args(arguments)
-    work = []  # (share of the whole, compare, make, first seed, seed after the last)
+    work = []  # (share of the whole when it is done, compare, make, first seed, seed after the last)
     for compare, make, count, together in ((of_programs, programs, given.count, TOGETHER),
                                            (of_blocks, blocks, given.count // 10, 5)):
-        work += [(start / count, compare, make, given.first + start, given.first + min(start + together, count))
-                 for start in range(0, count, together)]
+        ends = [min(start + together, count) for start in range(0, count, together)]
+        work += [(end / count, compare, make, given.first + start, given.first + end)
+                 for start, end in zip(range(0, count, together), ends, strict=True)]
     failed, compared = 0, {of_programs: 0, of_blocks: 0}
     try:
         for _, compare, make, start, stop in sorted(work, key=lambda one: one[0]):

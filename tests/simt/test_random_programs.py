@@ -59,5 +59,5 @@ def test_a_difference_is_found_and_made_small(tmp_path, monkeypatch):
 
 def test_what_was_recorded_found_no_difference():
     record = json.loads(differential.RECORD.read_text(encoding="utf-8"))
-    assert record["differences"] == 0 and record["programs"] >= 200 and record["programs_of_blocks"] >= 20
+    assert record["differences"] == 0 and record["programs"] >= 10 * record["programs_of_blocks"] > 0
     assert {"numba", "numpy", "python"} <= set(record["versions"])

@@ -45,13 +45,13 @@ from labkit.simt.scope import remember_source
 
 # How long the search goes on is counted in tries, which are the same on every machine: what a check says must not
 # depend on what else a machine does. The limits in seconds end what hangs, and are far above what a search takes.
-TRIES = 1_200  # rough runs of a small case, each 3 ms or so; other runs count as several
+TRIES = 1_200  # runs of a small case in the prefilter, each 3 ms or so; other runs count as several
 AFTER_FIRST = 250  # for another place, once one is found
 PROVING = 600  # for all cases of one that is right where the answer failed
 ENDLESS = 20  # for a function of the host that a limit ended
 TURNS = (256, 1_024, 4_096, 16_384, 65_536)  # of loops, in a run of the answer; a case with more is too slow
 MOST_TURNS = 8 * TURNS[-1]  # in a run of a changed answer, which may never end
-PREFILTER_TURNS = 100_000  # the same, in a rough run
+PREFILTER_TURNS = 100_000  # the same, in the prefilter
 CANDIDATE_S, LAUNCHED_S = 0.3, 10.0  # for a run of a function of the host, and of one that launches
 CPU_S, WALL_S = 30.0, 90.0  # for the search process, in which repairs found are compiled and checked
 MEMORY_BYTES = 1 << 30  # more than this process holds

@@ -191,8 +191,8 @@ def _stored_to(kernel) -> set[str]:
 
 def _in_parts(kernel, numbers: set[str]) -> set[str]:
     """Return the arrays for which these integer parameters may select the part a kernel touches: they are in an index,
-    or are passed to a function together with the array. Where they only bound a loop or are in a guard, as a length
-    does, a kernel starts at the beginning all the same."""
+    or are passed to a function together with the array. If they only bound a loop or a guard, as a length does,
+    the kernel still starts at the first element."""
     source = sources_of(kernel).get(kernel.__name__)
     if source is None or not numbers:
         return set()

@@ -1,4 +1,4 @@
-"""The load on a server: how many requests, of which lengths, when, and which answers count as good."""
+"""The load on a server: the number of requests, their lengths and arrival times, and the goals for their answers."""
 
 from __future__ import annotations
 
