@@ -109,7 +109,7 @@ def test_it_fits_and_has_contrast(opened, players, width, scheme):
     page = opened(players["unguarded"].document(), width, color_scheme=scheme, reduced_motion="reduce")
     assert page.evaluate("document.documentElement.dataset.theme") == scheme
     page.keyboard.press("f")
-    assert "thread 8 of block 1 reads x[40]" in page.text_content("#fault-card")
+    assert "thread 8 of block 1 writes out[40]" in page.text_content("#fault-card")
     assert "24 accesses outside x" in page.text_content("#now")
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
     assert page.input_value("#speed") == "1"
