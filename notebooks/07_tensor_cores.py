@@ -94,7 +94,7 @@ tensor_cores.ldmatrix(lane=13)
 # %%
 from labkit.kernels.matmul.mma import make_copy, make_pipelined, make_staged
 
-show_source(make_staged, "while step < steps:", "step = uint32(step")
+show_source(make_staged, "for step in u32.range(steps):", "b_words[j * 2 + 1]")
 
 # %%
 climb(h200, "double_buffered")
@@ -125,7 +125,7 @@ climb(h200, "three_stage")
 tensor_cores.swizzle()
 
 # %%
-show_source(make_copy, "for i in range(copies):", "matrix, uint32(source")
+show_source(make_copy, "for i in u32.range(copies):", "matrix, source")
 
 # %% [markdown]
 # `pipelined` stores its tiles in this way, in four stages. A warp computes 64 × 64 elements, so that a fragment of `a`
@@ -134,7 +134,7 @@ show_source(make_copy, "for i in range(copies):", "matrix, uint32(source")
 # 128 bytes; hence the shift.) `mma.sync` could do twice what `three_stage` did. How much of that do you expect?
 
 # %%
-show_source(make_pipelined, "for k in range(STEPS):", "b_words[before")
+show_source(make_pipelined, "for k in u32.range(STEPS):", "b_words[before")
 
 # %%
 climb(h200, "pipelined", against="three_stage")
@@ -181,7 +181,7 @@ tensor_cores.tma()
 # descriptors. A box has rows of 128 bytes, so `b` takes one for every 64 columns.)
 
 # %%
-show_source(make_load, "def load(", "tma_load_2d(tiles, b_tile + uint32")
+show_source(make_load, "def load(", "tma_load_2d(tiles, b_tile + box")
 
 # %% [markdown]
 # The stages form a ring, and each has its own mbarrier, `loaded`. In the next lap the same mbarrier is used again, so a

@@ -263,7 +263,7 @@ pictures.schedules()
 # %%
 from labkit.kernels.attention.wgmma import make_flash_wgmma
 
-loop = inspect.getsource(make_flash_wgmma).split("while number < my_count:")[1].split("number = uint32(number +")[0]
+loop = inspect.getsource(make_flash_wgmma).split("while number < my_count:")[1].split("number += 1")[0]
 wanted = ("start_scores", "start_mixing", "wgmma_wait", "online_softmax_update", "multiply_rows", "pack(")
 print(*[line.strip() for line in loop.splitlines() if any(one in line for one in wanted)], "", sep="\n")
 climb("attention_half flash", "attention_half flash_wgmma", "attention_half PyTorch, fused")

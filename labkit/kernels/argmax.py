@@ -11,7 +11,7 @@ equal values the smaller index is the larger pair. -0.0 equals 0.0.
 import numpy as np
 from numba import float32, int32, int64, uint32
 
-from labkit import cuda
+from labkit import cuda, u32
 from labkit.device import ptx
 from labkit.kernels.arguments import check_array
 from labkit.kernels.baselines import Baseline
@@ -40,16 +40,14 @@ def beats(value, index, other, other_index):
 
 @cuda.jit
 def argmax_sequential_kernel(x, out):
-    row = uint32(cuda.grid(1))
+    row = u32.grid(1)
     if row < x.shape[0]:
-        cols = uint32(x.shape[1])
+        cols = u32.shape(x)[1]
         largest, at = NEG_INF, NO_INDEX  # less than any element: of equal values the smaller index wins
-        col = uint32(0)
-        while col < cols:
+        for col in u32.range(cols):
             value = x[row, col]
             if beats(value, int32(col), largest, at):
                 largest, at = value, int32(col)
-            col += uint32(1)
         out[row] = at
 
 
@@ -77,23 +75,21 @@ def warp_largest(value, index):
 @cuda.jit
 def argmax_pairs_kernel(x, out):
     values, indices = cuda.shared.array(32, float32), cuda.shared.array(32, int32)
-    row, thread = uint32(cuda.blockIdx.x), uint32(cuda.threadIdx.x)
-    lane, warp = thread & uint32(31), thread >> uint32(5)
-    cols = uint32(x.shape[1])
+    row, thread = u32.blockIdx.x, u32.threadIdx.x
+    lane, warp = thread & 31, thread >> 5
+    cols = u32.shape(x)[1]
     largest, at = NEG_INF, NO_INDEX
-    col = thread
-    while col < cols:
+    for col in u32.range(thread, cols, BLOCK):
         value = x[row, col]
         if beats(value, int32(col), largest, at):
             largest, at = value, int32(col)
-        col += uint32(BLOCK)
     largest, at = warp_largest(largest, at)
-    if lane == uint32(0):
+    if lane == 0:
         values[warp], indices[warp] = largest, at
     cuda.syncthreads()
-    inside = lane < uint32(BLOCK // 32)
+    inside = lane < BLOCK // 32
     largest, at = warp_largest(values[lane] if inside else NEG_INF, indices[lane] if inside else NO_INDEX)
-    if thread == uint32(0):
+    if thread == 0:
         out[row] = at
 
 
@@ -132,20 +128,18 @@ def warp_largest_key(key):
 @cuda.jit
 def argmax_packed_kernel(x, out):
     keys = cuda.shared.array(32, int64)
-    row, thread = uint32(cuda.blockIdx.x), uint32(cuda.threadIdx.x)
-    lane, warp = thread & uint32(31), thread >> uint32(5)
-    cols = uint32(x.shape[1])
+    row, thread = u32.blockIdx.x, u32.threadIdx.x
+    lane, warp = thread & 31, thread >> 5
+    cols = u32.shape(x)[1]
     largest = LEAST
-    col = thread
-    while col < cols:
-        largest = max(largest, key_of(x[row, col], uint32(col)))
-        col += uint32(BLOCK)
+    for col in u32.range(thread, cols, BLOCK):
+        largest = max(largest, key_of(x[row, col], col))
     largest = warp_largest_key(largest)
-    if lane == uint32(0):
+    if lane == 0:
         keys[warp] = largest
     cuda.syncthreads()
-    largest = warp_largest_key(keys[lane] if lane < uint32(BLOCK // 32) else LEAST)
-    if thread == uint32(0):
+    largest = warp_largest_key(keys[lane] if lane < BLOCK // 32 else LEAST)
+    if thread == 0:
         out[row] = int32(~uint32(largest))
 
 
@@ -166,25 +160,24 @@ WIDE, IN_FLIGHT = 1024, 16
 def argmax_in_flight_kernel(x, out):
     keys = cuda.shared.array(32, int64)
     values = cuda.local.array(IN_FLIGHT, float32)
-    row, thread = uint32(cuda.blockIdx.x), uint32(cuda.threadIdx.x)
-    lane, warp = thread & uint32(31), thread >> uint32(5)
-    cols = uint32(x.shape[1])
-    largest, at, begin = NEG_INF, thread, thread
-    while begin < cols:
-        for i in range(IN_FLIGHT):
-            col = uint32(begin + uint32(WIDE * i))
+    row, thread = u32.blockIdx.x, u32.threadIdx.x
+    lane, warp = thread & 31, thread >> 5
+    cols = u32.shape(x)[1]
+    largest, at = NEG_INF, thread
+    for begin in u32.range(thread, cols, WIDE * IN_FLIGHT):
+        for i in u32.range(IN_FLIGHT):
+            col = begin + WIDE * i
             values[i] = x[row, col] if col < cols else NEG_INF
-        for i in range(IN_FLIGHT):
+        for i in u32.range(IN_FLIGHT):
             if values[i] > largest or (values[i] != values[i] and largest == largest):  # a thread's columns ascend
-                largest, at = values[i], uint32(begin + uint32(WIDE * i))
-        begin += uint32(WIDE * IN_FLIGHT)
+                largest, at = values[i], begin + WIDE * i
     key = warp_largest_key(key_of(largest, at))
-    if lane == uint32(0):
+    if lane == 0:
         keys[warp] = key
     cuda.syncthreads()
-    if warp == uint32(0):
+    if warp == 0:
         key = warp_largest_key(keys[lane])
-        if lane == uint32(0):
+        if lane == 0:
             out[row] = int32(~uint32(key))
 
 

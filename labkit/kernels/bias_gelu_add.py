@@ -9,9 +9,8 @@ At the size that it is timed at the work is nothing and the launches are everyth
 
 
 import numpy as np
-from numba import uint32
 
-from labkit import cuda
+from labkit import cuda, u32
 from labkit.kernels.arguments import check_array
 from labkit.kernels.baselines import Baseline
 from labkit.kernels.gelu import gelu_tanh, gelu_tanh_reference
@@ -27,21 +26,21 @@ def bias_gelu_add_reference(x, bias, residual):
 
 @cuda.jit
 def add_bias_kernel(x, bias, out):
-    i = uint32(cuda.grid(1))
+    i = u32.grid(1)
     if i < out.size:
-        out[i] = x[i] + bias[i % uint32(bias.size)]
+        out[i] = x[i] + bias[i % u32.size(bias)]
 
 
 @cuda.jit
 def apply_gelu_kernel(out):
-    i = uint32(cuda.grid(1))
+    i = u32.grid(1)
     if i < out.size:
         out[i] = gelu_tanh(out[i])
 
 
 @cuda.jit
 def add_residual_kernel(residual, out):
-    i = uint32(cuda.grid(1))
+    i = u32.grid(1)
     if i < out.size:
         out[i] += residual[i]
 
@@ -59,9 +58,9 @@ def bias_gelu_add_three_kernels(x, bias, residual, out, stream=0):
 
 @cuda.jit
 def bias_gelu_add_fused_kernel(x, bias, residual, out):
-    i = uint32(cuda.grid(1))
+    i = u32.grid(1)
     if i < out.size:
-        out[i] = gelu_tanh(x[i] + bias[i % uint32(bias.size)]) + residual[i]
+        out[i] = gelu_tanh(x[i] + bias[i % u32.size(bias)]) + residual[i]
 
 
 @rung(kernel=bias_gelu_add_fused_kernel, idea="one kernel for all three steps")

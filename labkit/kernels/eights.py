@@ -9,9 +9,9 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
-from numba import float32, int32, uint32
+from numba import float32, int32
 
-from labkit import cuda
+from labkit import cuda, u32
 from labkit.device import ptx
 from labkit.kernels.arguments import aligned
 from labkit.kernels.dtypes import bfloat16_of, float32_of
@@ -39,7 +39,7 @@ def load_eight_f32(local, at, array, i, left):
     e, f, g, h = ZERO, ZERO, ZERO, ZERO
     if left > 0:  # all eight or none
         a, b, c, d = ptx.load_global4(array, i)
-        e, f, g, h = ptx.load_global4(array, uint32(i + uint32(4)))
+        e, f, g, h = ptx.load_global4(array, i + 4)
     local[at], local[at + 1], local[at + 2], local[at + 3] = a, b, c, d
     local[at + 4], local[at + 5], local[at + 6], local[at + 7] = e, f, g, h
 
@@ -48,20 +48,20 @@ def load_eight_f32(local, at, array, i, left):
 def store_eight_f32(array, i, left, local, at):
     if left > 0:
         ptx.store_global4(array, i, local[at], local[at + 1], local[at + 2], local[at + 3])
-        ptx.store_global4(array, uint32(i + uint32(4)), local[at + 4], local[at + 5], local[at + 6], local[at + 7])
+        ptx.store_global4(array, i + 4, local[at + 4], local[at + 5], local[at + 6], local[at + 7])
 
 
 @cuda.jit(device=True)
 def load_singles_f32(local, at, array, i, left):
-    for e in range(8):
-        local[at + e] = array[uint32(i + uint32(e))] if left > int32(e) else ZERO
+    for e in u32.range(8):
+        local[at + e] = array[i + e] if left > int32(e) else ZERO
 
 
 @cuda.jit(device=True)
 def store_singles_f32(array, i, left, local, at):
-    for e in range(8):
+    for e in u32.range(8):
         if left > int32(e):
-            array[uint32(i + uint32(e))] = local[at + e]
+            array[i + e] = local[at + e]
 
 
 # --- bfloat16 ---------------------------------------------------------------------------------------------------------
@@ -79,7 +79,7 @@ def store_bf16(array, i, value):
 
 @cuda.jit(device=True)
 def load_eight_bf16(local, at, array, i, left):
-    a, b, c, d = uint32(0), uint32(0), uint32(0), uint32(0)
+    a, b, c, d = 0, 0, 0, 0
     if left > 0:  # all eight or none
         a, b, c, d = ptx.load_global4(array, i)
     local[at], local[at + 1] = ptx.unpack_bf162(a)
@@ -98,15 +98,15 @@ def store_eight_bf16(array, i, left, local, at):
 
 @cuda.jit(device=True)
 def load_singles_bf16(local, at, array, i, left):
-    for e in range(8):
-        local[at + e] = load_bf16(array, uint32(i + uint32(e))) if left > int32(e) else ZERO
+    for e in u32.range(8):
+        local[at + e] = load_bf16(array, i + e) if left > int32(e) else ZERO
 
 
 @cuda.jit(device=True)
 def store_singles_bf16(array, i, left, local, at):
-    for e in range(8):
+    for e in u32.range(8):
         if left > int32(e):
-            store_bf16(array, uint32(i + uint32(e)), local[at + e])
+            store_bf16(array, i + e, local[at + e])
 
 
 # --- By the element ---------------------------------------------------------------------------------------------------

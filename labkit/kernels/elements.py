@@ -19,7 +19,7 @@ MINUS_LOG2_E = float32(-1.4426950408889634)
 
 @cuda.jit(device=True)
 def bfloat16_number(bits):
-    return ptx.bits_float(uint32(uint32(bits) << uint32(16)))
+    return ptx.bits_float(uint32(bits) << 16)
 
 
 @cuda.jit(device=True)

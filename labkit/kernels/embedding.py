@@ -14,7 +14,7 @@ without a synchronisation.
 import numpy as np
 from numba import float32, uint32
 
-from labkit import cuda
+from labkit import cuda, u32
 from labkit.device import ptx
 from labkit.device.lazy import kernel_factory
 from labkit.kernels.arguments import aligned, blocks_for, check_array, check_block
@@ -37,15 +37,15 @@ def embedding_reference(ids, tokens, positions, start):
 @cuda.jit(device=True)
 def gathered(ids, tokens, positions, start, t, col):
     """One element of row t; NaN where there is no such token or position."""
-    token, position = uint32(ids[t]), uint32(uint32(start[0]) + t)  # negatives become huge
-    if token < uint32(tokens.shape[0]) and position < uint32(positions.shape[0]):
+    token, position = uint32(ids[t]), uint32(start[0]) + t  # negatives become huge
+    if token < u32.shape(tokens)[0] and position < u32.shape(positions)[0]:
         return tokens[token, col] + positions[position, col]
     return NAN
 
 
 @cuda.jit
 def embedding_whole_row_kernel(ids, tokens, positions, start, out):
-    t, col = uint32(cuda.blockIdx.x), uint32(cuda.threadIdx.x)
+    t, col = u32.blockIdx.x, u32.threadIdx.x
     out[t, col] = gathered(ids, tokens, positions, start, t, col)
 
 
@@ -61,11 +61,10 @@ def embedding_whole_row(ids, tokens, positions, start, out, stream=0):
 
 @cuda.jit
 def embedding_strided_kernel(ids, tokens, positions, start, out):
-    t, col = uint32(cuda.blockIdx.x), uint32(cuda.threadIdx.x)
-    columns = uint32(out.shape[1])
-    while col < columns:
+    t = u32.blockIdx.x
+    columns = u32.shape(out)[1]
+    for col in u32.range(u32.threadIdx.x, columns, BLOCK):
         out[t, col] = gathered(ids, tokens, positions, start, t, col)
-        col += uint32(BLOCK)
 
 
 @rung(kernel=embedding_strided_kernel, idea="one block a token, 256 threads walk along the row")
@@ -77,14 +76,14 @@ def embedding_strided(ids, tokens, positions, start, out, stream=0):
 
 @cuda.jit
 def embedding_vectorized_kernel(ids, tokens, positions, start, out):
-    i = uint32(uint32(4) * uint32(cuda.grid(1)))  # in out; a row is a whole number of fours
-    if i < uint32(out.size):
-        columns = uint32(out.shape[1])
+    i = 4 * u32.grid(1)  # in out; a row is a whole number of fours
+    if i < u32.size(out):
+        columns = u32.shape(out)[1]
         t, col = i // columns, i % columns
-        token, position = uint32(ids[t]), uint32(uint32(start[0]) + t)
-        if token < uint32(tokens.shape[0]) and position < uint32(positions.shape[0]):
-            a, b, c, d = ptx.load_nc4(tokens, uint32(uint32(token * columns) + col))
-            e, f, g, h = ptx.load_nc4(positions, uint32(uint32(position * columns) + col))
+        token, position = uint32(ids[t]), uint32(start[0]) + t
+        if token < u32.shape(tokens)[0] and position < u32.shape(positions)[0]:
+            a, b, c, d = ptx.load_nc4(tokens, token * columns + col)
+            e, f, g, h = ptx.load_nc4(positions, position * columns + col)
             ptx.store_global4(out, i, a + e, b + f, c + g, d + h)
         else:
             ptx.store_global4(out, i, NAN, NAN, NAN, NAN)
@@ -165,12 +164,11 @@ def make_token_embedding_strided(element: Element):
 
     @cuda.jit
     def token_embedding_strided_kernel(ids, tokens, out):
-        t, col = uint32(cuda.blockIdx.x), uint32(cuda.threadIdx.x)
-        columns, token = uint32(out.shape[1]), uint32(ids[t])  # negatives become huge
-        known = token < uint32(tokens.shape[0])
-        while col < columns:
+        t = u32.blockIdx.x
+        columns, token = u32.shape(out)[1], uint32(ids[t])  # negatives become huge
+        known = token < u32.shape(tokens)[0]
+        for col in u32.range(u32.threadIdx.x, columns, BLOCK):
             out[t, col] = tokens[token, col] if known else MISSING
-            col += uint32(BLOCK)
 
     return token_embedding_strided_kernel
 
@@ -188,13 +186,13 @@ def make_token_embedding(element: Element):
 
     @cuda.jit
     def token_embedding_vectorized_kernel(ids, tokens, out):
-        i = uint32(uint32(EACH) * uint32(cuda.grid(1)))  # in out; a row is a whole number of EACH
-        if i < uint32(out.size):
-            columns = uint32(out.shape[1])
+        i = EACH * u32.grid(1)  # in out; a row is a whole number of EACH
+        if i < u32.size(out):
+            columns = u32.shape(out)[1]
             token = uint32(ids[i // columns])
             a, b, c, d = MISSING, MISSING, MISSING, MISSING
-            if token < uint32(tokens.shape[0]):
-                a, b, c, d = ptx.load_nc4(tokens, uint32(token * columns + i % columns))
+            if token < u32.shape(tokens)[0]:
+                a, b, c, d = ptx.load_nc4(tokens, token * columns + i % columns)
             ptx.store_global4(out, i, a, b, c, d)
 
     return token_embedding_vectorized_kernel

@@ -18,7 +18,7 @@ import functools
 import numpy as np
 from numba import float32, int32, uint32
 
-from labkit import cuda
+from labkit import cuda, u32
 from labkit.device.lazy import kernel_factory
 from labkit.kernels.arguments import aligned, check_array
 from labkit.kernels.baselines import Baseline
@@ -61,16 +61,15 @@ def embedding_layernorm_reference(ids, types, positions, words, places, kinds, w
 
 @cuda.jit
 def embedding_sum_kernel(ids, types, positions, words, places, kinds, out):
-    t, col = uint32(cuda.blockIdx.x), uint32(cuda.threadIdx.x)
+    t = u32.blockIdx.x
     word, kind, place = uint32(ids[t]), uint32(types[t]), uint32(positions[t])  # negatives become huge
-    known = (word < uint32(words.shape[0]) and kind < uint32(kinds.shape[0]) and place < uint32(places.shape[0]))
-    columns = uint32(out.shape[1])
-    while col < columns:
+    known = (word < u32.shape(words)[0] and kind < u32.shape(kinds)[0] and place < u32.shape(places)[0])
+    columns = u32.shape(out)[1]
+    for col in u32.range(u32.threadIdx.x, columns, BLOCK):
         total = NAN
         if known:
             total = float32(words[word, col]) + float32(kinds[kind, col]) + float32(places[place, col])
         out[t, col] = total
-        col += uint32(BLOCK)
 
 
 def embedding_sum(ids, types, positions, words, places, kinds, out, stream=0):
@@ -137,25 +136,25 @@ def make_embedding_layernorm(pieces: int, access: str, is_half: bool, epsilon: f
 
     @cuda.jit
     def embedding_layernorm_kernel(ids, types, positions, words, places, kinds, weight, bias, out):  # tables flat
-        lane = uint32(cuda.threadIdx.x)
-        row = uint32(uint32(cuda.blockIdx.x) * uint32(WARPS) + uint32(cuda.threadIdx.y))
-        if row < uint32(ids.size):  # the same for the whole warp
-            columns = uint32(weight.size)
+        lane = u32.threadIdx.x
+        row = u32.blockIdx.x * WARPS + u32.threadIdx.y
+        if row < u32.size(ids):  # the same for the whole warp
+            columns = u32.size(weight)
             share = ONE / float32(columns)
             word, kind, place = uint32(ids[row]), uint32(types[row]), uint32(positions[row])
-            known = (word < uint32(words.size) // columns and kind < uint32(kinds.size) // columns
-                     and place < uint32(places.size) // columns)
+            known = (word < u32.size(words) // columns and kind < u32.size(kinds) // columns
+                     and place < u32.size(places) // columns)
             if not known:
-                word, kind, place = uint32(0), uint32(0), uint32(0)
-            mine, left = uint32(EACH) * lane, int32(columns) - int32(EACH) * int32(lane)
-            word, kind = uint32(word * columns + mine), uint32(kind * columns + mine)
-            place = uint32(place * columns + mine)
+                word, kind, place = 0, 0, 0
+            mine, left = EACH * lane, int32(columns) - int32(EACH) * int32(lane)
+            word, kind = word * columns + mine, kind * columns + mine
+            place = place * columns + mine
             v = cuda.local.array(count, float32)
-            for p in range(pieces):
+            for p in u32.range(pieces):
                 inside = left - int32(STEP * p)
-                put(v, EACH * p, add(load(words, uint32(word + uint32(STEP * p)), inside),
-                                     load(kinds, uint32(kind + uint32(STEP * p)), inside),
-                                     load(places, uint32(place + uint32(STEP * p)), inside)))
+                put(v, EACH * p, add(load(words, word + STEP * p, inside),
+                                     load(kinds, kind + STEP * p, inside),
+                                     load(places, place + STEP * p, inside)))
             total = ZERO
             for e in range(count):
                 total += v[e]
@@ -166,9 +165,9 @@ def make_embedding_layernorm(pieces: int, access: str, is_half: bool, epsilon: f
                 if left > int32(STEP * (e // EACH) + e % EACH):
                     squares += v[e] * v[e]
             scale = cuda.rsqrt(warp_sum(squares) * share + SMALL)
-            for p in range(pieces):
-                col, inside = uint32(mine + uint32(STEP * p)), left - int32(STEP * p)
-                store(out, uint32(row * columns + col), inside,
+            for p in u32.range(pieces):
+                col, inside = mine + STEP * p, left - int32(STEP * p)
+                store(out, row * columns + col, inside,
                       normalised(v, EACH * p, scale, load(weight, col, inside), load(bias, col, inside)))
 
     return embedding_layernorm_kernel

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 from numba import int32, uint32
 
-from labkit import cuda, device
+from labkit import cuda, device, u32
 from labkit.device import ptx
 from labkit.device.lazy import kernel_factory
 from labkit.kernels.arguments import aligned, check_array
@@ -37,7 +37,7 @@ def histogram_reference(x, bins):
 
 @cuda.jit
 def clear_kernel(out):
-    i = uint32(cuda.grid(1))
+    i = u32.grid(1)
     if i < out.size:
         out[i] = int32(0)
 
@@ -47,7 +47,7 @@ def clear_kernel(out):
 
 @cuda.jit
 def histogram_global_kernel(x, out):
-    i = uint32(cuda.grid(1))
+    i = u32.grid(1)
     if i < x.size:
         value = uint32(x[i])  # a negative number becomes one beyond every bin
         if value < out.size:
@@ -68,10 +68,8 @@ def histogram_global(x, bins, out, stream=0):
 @cuda.jit(device=True)
 def clear_counts(counts, size):
     """Zeros, before any thread of the block counts."""
-    i = uint32(cuda.threadIdx.x)
-    while i < size:
+    for i in u32.range(u32.threadIdx.x, size, u32.blockDim.x):
         counts[i] = int32(0)
-        i = uint32(i + uint32(cuda.blockDim.x))
     cuda.syncthreads()
 
 
@@ -79,31 +77,27 @@ def clear_counts(counts, size):
 def add_counts(counts, copies, out):
     """Adds the block's private histograms, `copies` of them one after another, to the one in global memory."""
     cuda.syncthreads()  # all have counted
-    bins = uint32(out.size)
-    value = uint32(cuda.threadIdx.x)
-    while value < bins:
+    bins = u32.size(out)
+    for value in u32.range(u32.threadIdx.x, bins, u32.blockDim.x):
         total = int32(0)
         at = value
         for _ in range(copies):
             total = int32(total + counts[at])
-            at = uint32(at + bins)
+            at += bins
         if total != int32(0):
             cuda.atomic.add(out, value, total)
-        value = uint32(value + uint32(cuda.blockDim.x))
 
 
 @cuda.jit
 def histogram_shared_kernel(x, out):
     counts = cuda.shared.array(0, int32)  # one for each bin, which the launch decides
-    n, bins = uint32(x.size), uint32(out.size)
+    n, bins = u32.size(x), u32.size(out)
     clear_counts(counts, bins)
-    i = uint32(cuda.grid(1))
-    while i < n:
+    for i in u32.range(u32.grid(1), n, u32.gridsize(1)):
         value = uint32(x[i])
         if value < bins:
             cuda.atomic.add(counts, value, ONE)
-        i = uint32(i + uint32(cuda.gridsize(1)))
-    add_counts(counts, uint32(1), out)
+    add_counts(counts, 1, out)
 
 
 @rung(kernel=(clear_kernel, histogram_shared_kernel), idea="a private histogram for each block, in shared memory",
@@ -120,15 +114,13 @@ def histogram_shared(x, bins, out, stream=0):
 @cuda.jit
 def histogram_copies_kernel(x, out, copies):
     counts = cuda.shared.array(0, int32)  # copies * bins
-    n, bins = uint32(x.size), uint32(out.size)
-    clear_counts(counts, uint32(copies * bins))
-    own = uint32((uint32(cuda.threadIdx.x) >> uint32(5)) % copies * bins)  # where the histogram of this warp begins
-    i = uint32(cuda.grid(1))
-    while i < n:
+    n, bins = u32.size(x), u32.size(out)
+    clear_counts(counts, copies * bins)
+    own = (u32.threadIdx.x >> 5) % copies * bins  # where the histogram of this warp begins
+    for i in u32.range(u32.grid(1), n, u32.gridsize(1)):
         value = uint32(x[i])
         if value < bins:
             cuda.atomic.add(counts, own + value, ONE)
-        i = uint32(i + uint32(cuda.gridsize(1)))
     add_counts(counts, copies, out)
 
 
@@ -148,21 +140,21 @@ def histogram_copies(x, bins, out, stream=0):
 @cuda.jit
 def histogram_matched_kernel(x, out, copies):
     counts = cuda.shared.array(0, int32)
-    n, bins = uint32(x.size), uint32(out.size)
-    clear_counts(counts, uint32(copies * bins))
-    thread = uint32(cuda.threadIdx.x)
-    lane = thread & uint32(31)
-    own = uint32((thread >> uint32(5)) % copies * bins)
-    first = uint32(uint32(cuda.grid(1)) - lane)  # of the warp: its lanes make the same number of rounds
+    n, bins = u32.size(x), u32.size(out)
+    clear_counts(counts, copies * bins)
+    thread = u32.threadIdx.x
+    lane = thread & 31
+    own = (thread >> 5) % copies * bins
+    first = u32.grid(1) - lane  # of the warp: its lanes make the same number of rounds
     while first < n:
-        i = uint32(first + lane)
+        i = first + lane
         value = uint32(x[i]) if i < n else bins
         if value > bins:
             value = bins
         equal = uint32(cuda.match_any_sync(ALL_LANES, value))  # a bit for each lane that holds the same value
-        if value < bins and (equal & uint32((uint32(1) << lane) - uint32(1))) == uint32(0):  # the lowest of them
+        if value < bins and (equal & (1 << lane) - 1) == 0:  # the lowest of them
             cuda.atomic.add(counts, own + value, int32(cuda.popc(equal)))
-        first = uint32(first + uint32(cuda.gridsize(1)))
+        first += u32.gridsize(1)
     add_counts(counts, copies, out)
 
 
@@ -194,23 +186,23 @@ def make_histogram_vectorized(packed: bool):
     @cuda.jit(device=True)
     def count_word(counts, bins, word):
         if packed:
-            count(counts, bins, word & uint32(255))
-            count(counts, bins, (word >> uint32(8)) & uint32(255))
-            count(counts, bins, (word >> uint32(16)) & uint32(255))
-            count(counts, bins, word >> uint32(24))
+            count(counts, bins, word & 255)
+            count(counts, bins, (word >> 8) & 255)
+            count(counts, bins, (word >> 16) & 255)
+            count(counts, bins, word >> 24)
         else:
             count(counts, bins, word)
 
     @cuda.jit
     def histogram_vectorized_kernel(words, x, whole, out):
         counts = cuda.shared.array(0, int32)
-        bins = uint32(out.size)
+        bins = u32.size(out)
         clear_counts(counts, bins)
-        i = uint32(cuda.grid(1))
-        if whole + i < uint32(x.size):  # the elements behind the words, fewer than there are threads
-            count(counts, bins, uint32(x[uint32(whole + i)]))
-        n, step = uint32(words.size), uint32(uint32(4) * uint32(cuda.gridsize(1)))
-        i = uint32(uint32(4) * i)
+        i = u32.grid(1)
+        if whole + i < u32.size(x):  # the elements behind the words, fewer than there are threads
+            count(counts, bins, uint32(x[whole + i]))
+        n, step = u32.size(words), 4 * u32.gridsize(1)
+        i = 4 * i
         while i + step < n:  # two loads stand before the first atomic
             a, b, c, d = ptx.load_nc4(words, i)
             e, f, g, h = ptx.load_nc4(words, i + step)
@@ -222,14 +214,14 @@ def make_histogram_vectorized(packed: bool):
             count_word(counts, bins, f)
             count_word(counts, bins, g)
             count_word(counts, bins, h)
-            i = uint32(i + uint32(2) * step)
+            i += 2 * step
         if i < n:
             a, b, c, d = ptx.load_nc4(words, i)
             count_word(counts, bins, a)
             count_word(counts, bins, b)
             count_word(counts, bins, c)
             count_word(counts, bins, d)
-        add_counts(counts, uint32(1), out)
+        add_counts(counts, 1, out)
 
     return histogram_vectorized_kernel
 

@@ -14,7 +14,7 @@ import functools
 import numpy as np
 from numba import float32, uint32
 
-from labkit import cuda
+from labkit import cuda, u32
 from labkit.device import ptx
 from labkit.kernels.arguments import check_array, dynamic_shared
 
@@ -30,17 +30,17 @@ HASH = 2_654_435_761  # odd, so that no two of 2**32 indices share a value
 
 @cuda.jit
 def two_branches_kernel(side, steps, scale, up, down, out):
-    i = uint32(cuda.grid(1))
+    i = u32.grid(1)
     x = float32(cuda.threadIdx.x)
-    step = uint32(0)
-    if side[i] == uint32(0):
+    step = 0
+    if side[i] == 0:
         while step < steps:
             x = x * scale + up
-            step += uint32(1)
+            step += 1
     else:
         while step < steps:
             x = x * scale + down
-            step += uint32(1)
+            step += 1
     out[i] = x
 
 
@@ -53,16 +53,12 @@ def two_branches(side, steps, out, block=256, stream=0):
 
 @cuda.jit
 def many_branches_kernel(way, ways, steps, scale, shift, out):
-    i = uint32(cuda.grid(1))
+    i = u32.grid(1)
     x = float32(cuda.threadIdx.x)
-    this = uint32(0)
-    while this < ways:
+    for this in u32.range(ways):
         if way[i] == this:  # a warp enters if any of its lanes does; the others wait
-            step = uint32(0)
-            while step < steps:
+            for _ in u32.range(steps):
                 x = x * scale + shift
-                step += uint32(1)
-        this += uint32(1)
     out[i] = x
 
 
@@ -92,16 +88,14 @@ def make_chains_kernel(chains: int):
         x = cuda.local.array(CHAINS, float32)
         for k in range(CHAINS):
             x[k] = float32(cuda.threadIdx.x)
-        step = uint32(0)
-        while step < steps:
-            for _ in range(UNROLLED):
+        for _ in u32.range(0, steps, UNROLLED):
+            for _ in u32.range(UNROLLED):
                 for k in range(CHAINS):
                     x[k] = x[k] * scale + shift
-            step += uint32(UNROLLED)
         acc = float32(0.0)
         for k in range(CHAINS):
             acc += x[k]
-        out[uint32(cuda.grid(1))] = acc
+        out[u32.grid(1)] = acc
 
     return chains_kernel
 
@@ -125,12 +119,10 @@ def run_chains(chains, steps, out, block=64, shared_bytes=0, stream=0):
 
 @cuda.jit
 def fill_hash_kernel(x):
-    i = uint32(cuda.grid(1))
-    stride = uint32(cuda.gridsize(1))
-    n = uint32(x.size)
-    while i < n:
-        x[i] = uint32(i * uint32(HASH))
-        i += stride
+    stride = u32.gridsize(1)
+    n = u32.size(x)
+    for i in u32.range(u32.grid(1), n, stride):
+        x[i] = i * HASH
 
 
 def fill_hash(x, stream=0):
@@ -146,20 +138,18 @@ def make_read_kernel(loads: int):
 
     @cuda.jit
     def read_kernel(x, mask, span, rounds, zero, out):
-        width = uint32(cuda.blockDim.x)
-        i = uint32(cuda.blockIdx.x) * span + uint32(cuda.threadIdx.x)
+        width = u32.blockDim.x
+        i = u32.blockIdx.x * span + u32.threadIdx.x
         values = cuda.local.array(LOADS, uint32)
-        acc = uint32(0)
-        turn = uint32(0)
-        while turn < rounds:
-            for k in range(LOADS):
-                values[k] = x[uint32(i + uint32(k) * width) & mask]
-            for k in range(LOADS):
-                acc = uint32(acc + values[k])
+        acc = 0
+        for _ in u32.range(rounds):
+            for k in u32.range(LOADS):
+                values[k] = x[(i + k * width) & mask]
+            for k in u32.range(LOADS):
+                acc += values[k]
             # zero is 0: the next addresses are known when these numbers have come
-            i = uint32(i + uint32(LOADS) * width + (acc & zero))
-            turn += uint32(1)
-        out[uint32(cuda.grid(1))] = acc
+            i = i + LOADS * width + (acc & zero)
+        out[u32.grid(1)] = acc
 
     return read_kernel
 
@@ -171,20 +161,18 @@ def make_read_wide_kernel(loads: int):
 
     @cuda.jit
     def read_wide_kernel(x, mask, span, rounds, zero, out):
-        width = uint32(4) * uint32(cuda.blockDim.x)
-        i = uint32(cuda.blockIdx.x) * span + uint32(4) * uint32(cuda.threadIdx.x)
+        width = 4 * u32.blockDim.x
+        i = u32.blockIdx.x * span + 4 * u32.threadIdx.x
         values = cuda.local.array((LOADS, 4), uint32)
-        acc = uint32(0)
-        turn = uint32(0)
-        while turn < rounds:
+        acc = 0
+        for _ in u32.range(rounds):
             at = i & mask
-            for k in range(LOADS):
-                values[k, 0], values[k, 1], values[k, 2], values[k, 3] = ptx.load_nc4(x, uint32(at + uint32(k) * width))
-            for k in range(LOADS):
-                acc = uint32(acc + values[k, 0] + values[k, 1] + values[k, 2] + values[k, 3])
-            i = uint32(i + uint32(LOADS) * width + (acc & zero))
-            turn += uint32(1)
-        out[uint32(cuda.grid(1))] = acc
+            for k in u32.range(LOADS):
+                values[k, 0], values[k, 1], values[k, 2], values[k, 3] = ptx.load_nc4(x, at + k * width)
+            for k in u32.range(LOADS):
+                acc += values[k, 0] + values[k, 1] + values[k, 2] + values[k, 3]
+            i = i + LOADS * width + (acc & zero)
+        out[u32.grid(1)] = acc
 
     return read_wide_kernel
 
@@ -226,26 +214,22 @@ def read_reference(threads, window, rounds, loads=1, wide=False, block=256, apar
 @cuda.jit
 def read_shared_kernel(rounds, zero, out):
     words = cuda.shared.array(SHARED_WORDS, uint32)
-    width = uint32(cuda.blockDim.x)
-    i = uint32(cuda.threadIdx.x)
-    while i < uint32(SHARED_WORDS):
-        words[i] = uint32(i * uint32(HASH))
-        i += width
+    width = u32.blockDim.x
+    for i in u32.range(u32.threadIdx.x, SHARED_WORDS, width):
+        words[i] = i * HASH
     cuda.syncthreads()
-    i = uint32(4) * uint32(cuda.threadIdx.x)
+    i = 4 * u32.threadIdx.x
     values = cuda.local.array((SHARED_LOADS, 4), uint32)
-    acc = uint32(0)
-    turn = uint32(0)
-    while turn < rounds:
-        at = i & uint32(SHARED_WORDS - 1)
-        for k in range(SHARED_LOADS):
+    acc = 0
+    for _ in u32.range(rounds):
+        at = i & SHARED_WORDS - 1
+        for k in u32.range(SHARED_LOADS):
             values[k, 0], values[k, 1], values[k, 2], values[k, 3] = ptx.load_shared4(
-                words, uint32(at + uint32(4 * k) * width))
-        for k in range(SHARED_LOADS):
-            acc = uint32(acc + values[k, 0] + values[k, 1] + values[k, 2] + values[k, 3])
-        i = uint32(i + uint32(4 * SHARED_LOADS) * width + (acc & zero))
-        turn += uint32(1)
-    out[uint32(cuda.grid(1))] = acc
+                words, at + 4 * k * width)
+        for k in u32.range(SHARED_LOADS):
+            acc += values[k, 0] + values[k, 1] + values[k, 2] + values[k, 3]
+        i = i + 4 * SHARED_LOADS * width + (acc & zero)
+    out[u32.grid(1)] = acc
 
 
 def read_shared(rounds, out, block=256, stream=0):
@@ -273,15 +257,13 @@ def make_many_values_kernel(registers: int | None = None):
         values = cuda.local.array(VALUES, float32)
         for k in range(VALUES):
             values[k] = float32(cuda.threadIdx.x) + float32(k)
-        turn = uint32(0)
-        while turn < rounds:
+        for _ in u32.range(rounds):
             for k in range(VALUES):
                 values[k] = values[k] * scale + shift
-            turn += uint32(1)
         acc = float32(0.0)
         for k in range(VALUES):
             acc += values[k]
-        out[uint32(cuda.grid(1))] = acc
+        out[u32.grid(1)] = acc
 
     return many_values_kernel
 

@@ -8,7 +8,7 @@ Source  X. Mei and X. Chu, "Dissecting GPU Memory Hierarchy through Microbenchma
 import numpy as np
 from numba import uint32
 
-from labkit import cuda
+from labkit import cuda, u32
 from labkit.kernels.arguments import check_array
 
 LINE = 32  # elements of a line of 128 bytes: the chain visits each line once
@@ -17,28 +17,22 @@ SHARED = 4096  # elements: 16 KB
 
 @cuda.jit
 def chase_global_kernel(chain, steps, out):
-    place = uint32(0)
-    step = uint32(0)
-    while step < steps:
+    place = 0
+    for _ in u32.range(steps):
         place = chain[place]
-        step += uint32(1)
     out[0] = place
 
 
 @cuda.jit
 def chase_shared_kernel(chain, steps, out):
     copy = cuda.shared.array(SHARED, uint32)
-    i = uint32(cuda.threadIdx.x)
-    while i < uint32(SHARED):
+    for i in u32.range(u32.threadIdx.x, SHARED, u32.blockDim.x):
         copy[i] = chain[i]
-        i += uint32(cuda.blockDim.x)
     cuda.syncthreads()
     if cuda.threadIdx.x == 0:
-        place = uint32(0)
-        step = uint32(0)
-        while step < steps:
+        place = 0
+        for _ in u32.range(steps):
             place = copy[place]
-            step += uint32(1)
         out[0] = place
 
 

@@ -17,7 +17,7 @@ import functools
 import numpy as np
 from numba import float32, int32, uint32
 
-from labkit import cuda
+from labkit import cuda, u32
 from labkit.device import ptx
 from labkit.device.lazy import kernel_factory
 from labkit.kernels.arguments import aligned, blocks_for, check_array
@@ -67,15 +67,13 @@ def rows_of(begins, lengths, sentence, rows):
 
 @cuda.jit
 def mean_pool_columns_kernel(x, begins, lengths, out):
-    sentence = uint32(cuda.blockIdx.x)
-    col = uint32(uint32(cuda.blockIdx.y) * uint32(BLOCK) + uint32(cuda.threadIdx.x))
-    if col < uint32(x.shape[1]):
+    sentence = u32.blockIdx.x
+    col = u32.blockIdx.y * BLOCK + u32.threadIdx.x
+    if col < u32.shape(x)[1]:
         begin, length, share = rows_of(begins, lengths, sentence, int32(x.shape[0]))
         total = ZERO
-        r = int32(0)
-        while r < length:
+        for r in range(length):  # which may be negative
             total += float32(x[uint32(begin + r), col])
-            r += int32(1)
         out[sentence, col] = total * share
 
 
@@ -125,58 +123,58 @@ def make_mean_pool(pieces: int, access: str, is_half: bool, normalize: bool):
     def mean_pool_kernel(x, begins, lengths, out):  # x and out as one long vector
         meeting = cuda.shared.array(PLACES, float32, alignment=16)
         partial = cuda.shared.array(WARPS, float32)
-        lane, warp = uint32(cuda.threadIdx.x), uint32(cuda.threadIdx.y)
-        sentence = uint32(cuda.blockIdx.x)
-        columns = uint32(out.size) // uint32(begins.size)
-        begin, length, share = rows_of(begins, lengths, sentence, int32(uint32(x.size) // columns))
-        mine, left = uint32(EACH) * lane, int32(columns) - int32(EACH) * int32(lane)
+        lane, warp = u32.threadIdx.x, u32.threadIdx.y
+        sentence = u32.blockIdx.x
+        columns = u32.size(out) // u32.size(begins)
+        begin, length, share = rows_of(begins, lengths, sentence, int32(u32.size(x) // columns))
+        mine, left = EACH * lane, int32(columns) - int32(EACH) * int32(lane)
         v = cuda.local.array(count, float32)
         for e in range(count):
             v[e] = ZERO
-        ahead = uint32(uint32(WARPS) * columns)  # from a warp's row to its next
+        ahead = WARPS * columns  # from a warp's row to its next
         r = int32(warp)
         while r + int32(3 * WARPS) < length:  # four rows are in flight at once; they are added one after the other
-            first = uint32(uint32(begin + r) * columns + mine)
-            for p in range(pieces):
-                i, inside = uint32(first + uint32(STEP * p)), left - int32(STEP * p)
-                one, two = load(x, i, inside), load(x, uint32(i + ahead), inside)
-                three, four = (load(x, uint32(i + uint32(2) * ahead), inside),
-                               load(x, uint32(i + uint32(3) * ahead), inside))
+            first = uint32(begin + r) * columns + mine
+            for p in u32.range(pieces):
+                i, inside = first + STEP * p, left - int32(STEP * p)
+                one, two = load(x, i, inside), load(x, i + ahead, inside)
+                three, four = (load(x, i + 2 * ahead, inside),
+                               load(x, i + 3 * ahead, inside))
                 add(v, EACH * p, one)
                 add(v, EACH * p, two)
                 add(v, EACH * p, three)
                 add(v, EACH * p, four)
             r += int32(4 * WARPS)
         while r < length:
-            first = uint32(uint32(begin + r) * columns + mine)
-            for p in range(pieces):
-                add(v, EACH * p, load(x, uint32(first + uint32(STEP * p)), left - int32(STEP * p)))
+            first = uint32(begin + r) * columns + mine
+            for p in u32.range(pieces):
+                add(v, EACH * p, load(x, first + STEP * p, left - int32(STEP * p)))
             r += int32(WARPS)
-        for p in range(pieces):
-            at = uint32(warp * uint32(WIDTH) + mine + uint32(STEP * p))
-            for q in range(0, EACH, 4):
+        for p in u32.range(pieces):
+            at = warp * WIDTH + mine + STEP * p
+            for q in u32.range(0, EACH, 4):
                 e = EACH * p + q
-                ptx.store_shared4(meeting, uint32(at + uint32(q)), v[e], v[e + 1], v[e + 2], v[e + 3])
+                ptx.store_shared4(meeting, at + q, v[e], v[e + 1], v[e + 2], v[e + 3])
         cuda.syncthreads()  # the sums of all warps are there
 
-        thread = uint32(warp * uint32(32) + lane)
+        thread = warp * 32 + lane
         m = cuda.local.array(KEPT, float32)
         squares = ZERO
-        for k in range(KEPT):
-            col, total = uint32(thread + uint32(k * THREADS)), ZERO
+        for k in u32.range(KEPT):
+            col, total = thread + k * THREADS, ZERO
             if col < columns:
-                for w in range(WARPS):
-                    total += meeting[uint32(w * WIDTH) + col]
+                for w in u32.range(WARPS):
+                    total += meeting[w * WIDTH + col]
             m[k] = total * share
             squares += m[k] * m[k]
         scale = ONE
         if normalize:
-            squares = block_sum_once(squares, partial, lane, warp, uint32(WARPS))
+            squares = block_sum_once(squares, partial, lane, warp, WARPS)
             scale = cuda.rsqrt(LEAST_SQUARE if squares < LEAST_SQUARE else squares)  # NaN is not less: it stays
-        for k in range(KEPT):
-            col = uint32(thread + uint32(k * THREADS))
+        for k in u32.range(KEPT):
+            col = thread + k * THREADS
             if col < columns:
-                out[uint32(sentence * columns + col)] = m[k] * scale
+                out[sentence * columns + col] = m[k] * scale
 
     return mean_pool_kernel
 
@@ -209,19 +207,15 @@ def mean_pool(x, begins, lengths, out, stream=0):
 
 @cuda.jit
 def l2_normalize_naive_kernel(x, out):
-    row = uint32(cuda.grid(1))
-    if row < uint32(x.shape[0]):
-        columns = uint32(x.shape[1])
+    row = u32.grid(1)
+    if row < u32.shape(x)[0]:
+        columns = u32.shape(x)[1]
         squares = ZERO
-        col = uint32(0)
-        while col < columns:
+        for col in u32.range(columns):
             squares += x[row, col] * x[row, col]
-            col += uint32(1)
         scale = cuda.rsqrt(LEAST_SQUARE if squares < LEAST_SQUARE else squares)
-        col = uint32(0)
-        while col < columns:
+        for col in u32.range(columns):
             out[row, col] = x[row, col] * scale
-            col += uint32(1)
 
 
 @rung(kernel=l2_normalize_naive_kernel, idea="one thread a row: neighbours read a row apart")
@@ -233,21 +227,17 @@ def l2_normalize_naive(x, out, stream=0):
 
 @cuda.jit
 def l2_normalize_warp_kernel(x, out):
-    lane = uint32(cuda.threadIdx.x)
-    row = uint32(uint32(cuda.blockIdx.x) * uint32(WARPS) + uint32(cuda.threadIdx.y))
-    if row < uint32(x.shape[0]):  # the same for the whole warp
-        columns = uint32(x.shape[1])
+    lane = u32.threadIdx.x
+    row = u32.blockIdx.x * WARPS + u32.threadIdx.y
+    if row < u32.shape(x)[0]:  # the same for the whole warp
+        columns = u32.shape(x)[1]
         squares = ZERO
-        col = lane
-        while col < columns:
+        for col in u32.range(lane, columns, 32):
             squares += x[row, col] * x[row, col]
-            col += uint32(32)
         squares = warp_sum(squares)
         scale = cuda.rsqrt(LEAST_SQUARE if squares < LEAST_SQUARE else squares)
-        col = lane
-        while col < columns:
+        for col in u32.range(lane, columns, 32):
             out[row, col] = x[row, col] * scale
-            col += uint32(32)
 
 
 @rung(kernel=l2_normalize_warp_kernel, idea="one warp a row; the second pass finds it in the cache")

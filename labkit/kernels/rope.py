@@ -22,7 +22,7 @@ synchronisation. Arithmetic is float32; in bfloat16 the result is rounded once.
 import numpy as np
 from numba import float32, int32, uint32
 
-from labkit import cuda
+from labkit import cuda, u32
 from labkit._common.chunks import in_chunks
 from labkit.device import ptx
 from labkit.device.lazy import kernel_factory
@@ -152,10 +152,10 @@ def rope_split_cache_reference(qkv, table, positions, slots, heads, cache_shape,
 @cuda.jit
 def split_kernel(qkv, slots, q, keys, values):
     """One thread moves one number of qkv, as it is. A block's numbers belong to one token."""
-    t, i = uint32(cuda.blockIdx.x), uint32(uint32(cuda.blockIdx.y) * uint32(BLOCK) + uint32(cuda.threadIdx.x))
-    heads, dim, shared, page = uint32(q.shape[1]), uint32(q.shape[2]), uint32(keys.shape[1]), uint32(keys.shape[2])
+    t, i = u32.blockIdx.x, u32.blockIdx.y * BLOCK + u32.threadIdx.x
+    heads, dim, shared, page = u32.shape(q)[1], u32.shape(q)[2], u32.shape(keys)[1], u32.shape(keys)[2]
     head, d, slot = i // dim, i % dim, uint32(slots[t])  # negatives become huge
-    if head < heads + uint32(2) * shared and slot < uint32(keys.shape[0]) * page:
+    if head < heads + 2 * shared and slot < u32.shape(keys)[0] * page:
         value = qkv[t, i]
         if head < heads:
             q[t, head, d] = value
@@ -172,34 +172,28 @@ def make_rotate(element: Element, in_cache: bool, normalised: bool, eps: float):
 
     @cuda.jit
     def rotate_kernel(rows, table, positions, slots, weight, heads, dim, page, places):  # rows as one long vector
-        t, head = uint32(cuda.blockIdx.x), uint32(uint32(cuda.blockIdx.y) * uint32(32) + uint32(cuda.threadIdx.x))
+        t, head = u32.blockIdx.x, u32.blockIdx.y * 32 + u32.threadIdx.x
         slot = uint32(slots[t])
         if head < heads and slot < places:
-            start = uint32((t * heads + head) * dim)
+            start = (t * heads + head) * dim
             if in_cache:
-                start = uint32(((slot // page * heads + head) * page + slot % page) * dim)
+                start = ((slot // page * heads + head) * page + slot % page) * dim
             if normalised:
                 squares = ZERO
-                d = uint32(0)
-                while d < dim:
+                for d in u32.range(dim):
                     value = load(rows, start + d)
                     squares += value * value
-                    d += uint32(1)
                 scale = cuda.rsqrt(squares / float32(dim) + SMALL)
-                d = uint32(0)
-                while d < dim:
+                for d in u32.range(dim):
                     store(rows, start + d, rounded(load(rows, start + d) * scale) * load(weight, d))
-                    d += uint32(1)
-            position, half = uint32(positions[t]), dim >> uint32(1)
-            d = uint32(0)
-            while d < half:
+            position, half = uint32(positions[t]), dim >> 1
+            for d in u32.range(half):
                 cos, sin = NAN, NAN
-                if position < uint32(table.shape[0]):
+                if position < u32.shape(table)[0]:
                     cos, sin = table[position, d], table[position, d + half]
                 first, second = load(rows, start + d), load(rows, start + d + half)
                 store(rows, start + d, first * cos - second * sin)
                 store(rows, start + d + half, second * cos + first * sin)
-                d += uint32(1)
 
     return rotate_kernel
 
@@ -236,10 +230,10 @@ def make_rope_split_cache(element: Element, together: bool, normalised: bool, ep
 
     @cuda.jit(device=True)
     def load_angles(cos, sin, table, position, dim, d, left):
-        row = uint32(position * dim)
-        if position < uint32(table.size) // dim:
-            load_row(cos, 0, table, uint32(row + d), left)
-            load_row(sin, 0, table, uint32(row + d + (dim >> uint32(1))), left)
+        row = position * dim
+        if position < u32.size(table) // dim:
+            load_row(cos, 0, table, row + d, left)
+            load_row(sin, 0, table, row + d + (dim >> 1), left)
         else:
             for e in range(8):
                 cos[e], sin[e] = NAN, NAN
@@ -247,14 +241,14 @@ def make_rope_split_cache(element: Element, together: bool, normalised: bool, ep
     @cuda.jit
     def rope_split_cache_kernel(qkv, table, positions, slots, q_norm, k_norm, q, keys, values, heads, shared, dim,
                                 lanes, page, places):  # all but positions and slots as one long vector
-        t = uint32(cuda.blockIdx.x)
-        thread = uint32(uint32(cuda.blockIdx.y) * uint32(cuda.blockDim.x) + uint32(cuda.threadIdx.x))
+        t = u32.blockIdx.x
+        thread = u32.blockIdx.y * u32.blockDim.x + u32.threadIdx.x
         head = thread // lanes
         slot, position = uint32(slots[t]), uint32(positions[t])  # negatives become huge
-        rotated, every, half = heads + shared, heads + shared + shared, dim >> uint32(1)
-        d = uint32(8) * (thread % lanes)
+        rotated, every, half = heads + shared, heads + shared + shared, dim >> 1
+        d = 8 * (thread % lanes)
         left = int32(half) - int32(d) if head < every else int32(0)
-        start = uint32((t * every + head) * dim + d)
+        start = (t * every + head) * dim + d
         cos, sin = cuda.local.array(8, float32), cuda.local.array(8, float32)
         if EARLY:
             ptx.griddepcontrol_launch_dependents()
@@ -262,25 +256,25 @@ def make_rope_split_cache(element: Element, together: bool, normalised: bool, ep
             ptx.griddepcontrol_wait()
         a, b = cuda.local.array(8, float32), cuda.local.array(8, float32)  # eight pairs, which travel beside slot
         load(a, 0, qkv, start, left)
-        load(b, 0, qkv, uint32(start + half), left)
+        load(b, 0, qkv, start + half, left)
         if slot < places:  # the same for the whole block
             if normalised:  # values come along: a shuffle needs all lanes of its warp
                 share, squares = ONE / float32(dim), ZERO
                 for e in range(8):
                     squares += a[e] * a[e] + b[e] * b[e]
-                distance = lanes >> uint32(1)
-                while distance > uint32(0):
+                distance = lanes >> 1
+                while distance > 0:
                     squares += cuda.shfl_xor_sync(ALL_LANES, squares, distance)
-                    distance >>= uint32(1)
+                    distance >>= 1
                 scale = cuda.rsqrt(squares * share + SMALL)
                 if head < rotated:
                     v, w = cuda.local.array(8, float32), cuda.local.array(8, float32)
                     if head < heads:
                         load(v, 0, q_norm, d, left)
-                        load(w, 0, q_norm, uint32(d + half), left)
+                        load(w, 0, q_norm, d + half, left)
                     else:
                         load(v, 0, k_norm, d, left)
-                        load(w, 0, k_norm, uint32(d + half), left)
+                        load(w, 0, k_norm, d + half, left)
                     for e in range(8):
                         a[e] = rounded(rounded(a[e] * scale) * v[e])
                         b[e] = rounded(rounded(b[e] * scale) * w[e])
@@ -292,18 +286,18 @@ def make_rope_split_cache(element: Element, together: bool, normalised: bool, ep
                     a[e] = first * cos[e] - b[e] * sin[e]
                     b[e] = b[e] * cos[e] + first * sin[e]
             if head < heads:
-                to = uint32((t * heads + head) * dim + d)
+                to = (t * heads + head) * dim + d
                 store(q, to, left, a, 0)
-                store(q, uint32(to + half), left, b, 0)
+                store(q, to + half, left, b, 0)
             elif head < every:
                 number = head - heads if head < rotated else head - rotated
-                to = uint32(((slot // page * shared + number) * page + slot % page) * dim + d)
+                to = ((slot // page * shared + number) * page + slot % page) * dim + d
                 if head < rotated:
                     store(keys, to, left, a, 0)
-                    store(keys, uint32(to + half), left, b, 0)
+                    store(keys, to + half, left, b, 0)
                 else:
                     store(values, to, left, a, 0)
-                    store(values, uint32(to + half), left, b, 0)
+                    store(values, to + half, left, b, 0)
 
     rope_split_cache_kernel.uses_pdl = early
     return rope_split_cache_kernel

@@ -7,7 +7,7 @@ The kept tokens are those whose key is at least a threshold. Each device functio
 import numpy as np
 from numba import float32, int32, int64, uint32, uint64
 
-from labkit import cuda
+from labkit import cuda, u32
 from labkit.device import ptx
 from labkit.kernels.argmax import LEAST, key_of
 from labkit.kernels.philox import philox
@@ -46,9 +46,9 @@ def load_wide(logits, row, col, cols):
 @cuda.jit(device=True)
 def load_narrow(logits, row, col, cols):
     a = logits[row, col] if col < cols else NEG_INF
-    b = logits[row, uint32(col + uint32(1))] if col + uint32(1) < cols else NEG_INF
-    c = logits[row, uint32(col + uint32(2))] if col + uint32(2) < cols else NEG_INF
-    d = logits[row, uint32(col + uint32(3))] if col + uint32(3) < cols else NEG_INF
+    b = logits[row, col + 1] if col + 1 < cols else NEG_INF
+    c = logits[row, col + 2] if col + 2 < cols else NEG_INF
+    d = logits[row, col + 3] if col + 3 < cols else NEG_INF
     return a, b, c, d
 
 
@@ -60,11 +60,11 @@ def load_narrow(logits, row, col, cols):
 @cuda.jit(device=True)
 def block_largest_keys(first, second, of_warps, also_of_warps):
     """The largest of each of two keys."""
-    warp = uint32(cuda.threadIdx.x) >> uint32(5)
+    warp = u32.threadIdx.x >> 5
     for apart in (16, 8, 4, 2, 1):
         first = max(first, cuda.shfl_xor_sync(ALL_LANES, first, apart))
         second = max(second, cuda.shfl_xor_sync(ALL_LANES, second, apart))
-    if uint32(cuda.threadIdx.x) & uint32(31) == uint32(0):
+    if u32.threadIdx.x & 31 == 0:
         of_warps[warp], also_of_warps[warp] = first, second
     cuda.syncthreads()
     for each in range(WARPS):
@@ -76,8 +76,8 @@ def block_largest_keys(first, second, of_warps, also_of_warps):
 def block_largest_key(key, of_warps):
     for apart in (16, 8, 4, 2, 1):
         key = max(key, cuda.shfl_xor_sync(ALL_LANES, key, apart))
-    if uint32(cuda.threadIdx.x) & uint32(31) == uint32(0):
-        of_warps[uint32(cuda.threadIdx.x) >> uint32(5)] = key
+    if u32.threadIdx.x & 31 == 0:
+        of_warps[u32.threadIdx.x >> 5] = key
     cuda.syncthreads()
     for each in range(WARPS):
         key = max(key, of_warps[each])
@@ -88,8 +88,8 @@ def block_largest_key(key, of_warps):
 def block_total(value, of_warps):
     for apart in (16, 8, 4, 2, 1):
         value += cuda.shfl_xor_sync(ALL_LANES, value, apart)
-    if uint32(cuda.threadIdx.x) & uint32(31) == uint32(0):
-        of_warps[uint32(cuda.threadIdx.x) >> uint32(5)] = value
+    if u32.threadIdx.x & 31 == 0:
+        of_warps[u32.threadIdx.x >> 5] = value
     cuda.syncthreads()
     value = int64(0)
     for each in range(WARPS):
@@ -100,17 +100,17 @@ def block_total(value, of_warps):
 @cuda.jit(device=True)
 def through(value, of_warps):
     """(the sum of an int64 over this thread and all before it, the sum over all threads)."""
-    lane, warp = uint32(cuda.threadIdx.x) & uint32(31), uint32(cuda.threadIdx.x) >> uint32(5)
+    lane, warp = u32.threadIdx.x & 31, u32.threadIdx.x >> 5
     for apart in (1, 2, 4, 8, 16):
         other = cuda.shfl_up_sync(ALL_LANES, value, apart)
-        if lane >= uint32(apart):
+        if lane >= apart:
             value += other
-    if lane == uint32(31):
+    if lane == 31:
         of_warps[warp] = value
     cuda.syncthreads()
     total = int64(0)
-    for each in range(WARPS):
-        if uint32(each) < warp:
+    for each in u32.range(WARPS):
+        if each < warp:
             value += of_warps[each]
         total += of_warps[each]
     return value, total
@@ -151,7 +151,7 @@ def filters_of(top_k, top_p, cols):
         filters |= BY_COUNT
     if top_p < float32(1.0):
         filters |= BY_MASS
-    return uint32(filters)
+    return filters
 
 
 @cuda.jit(device=True)
@@ -191,9 +191,9 @@ def add_mass(low, high, at, weight):
     word = uint32(weight)
     old = cuda.atomic.add(low, at, word)
     above = uint32(uint64(weight) >> uint64(32))
-    if uint32(old + word) < word:
-        above = uint32(above + uint32(1))
-    if above != uint32(0):
+    if uint32(old + word) < word:  # the sum has wrapped round
+        above += 1
+    if above != 0:
         cuda.atomic.add(high, at, above)
 
 
@@ -220,22 +220,22 @@ def pick_bin(count, mass, by_mass, need, counts_of_warps, masses_of_warps, found
 
     Returns (bin, count before it, mass before it, its count, its mass); bin is NONE_LEFT if all do not reach it.
     """
-    thread = uint32(cuda.threadIdx.x)
-    lane, warp = thread & uint32(31), thread >> uint32(5)
-    if thread == uint32(0):
+    thread = u32.threadIdx.x
+    lane, warp = thread & 31, thread >> 5
+    if thread == 0:
         found[0] = int64(NONE_LEFT)
     counts, masses = count, mass
     for apart in (1, 2, 4, 8, 16):
         other_count = cuda.shfl_up_sync(ALL_LANES, counts, apart)
         other_mass = cuda.shfl_up_sync(ALL_LANES, masses, apart)
-        if lane >= uint32(apart):
+        if lane >= apart:
             counts += other_count
             masses += other_mass
-    if lane == uint32(31):
+    if lane == 31:
         counts_of_warps[warp], masses_of_warps[warp] = counts, masses
     cuda.syncthreads()
-    for each in range(WARPS):
-        if uint32(each) < warp:
+    for each in u32.range(WARPS):
+        if each < warp:
             counts += counts_of_warps[each]
             masses += masses_of_warps[each]
     own, reached = count, counts
@@ -254,9 +254,9 @@ def candidate(x, col, row_max, scale, per_unit, floor, at, indices, waiting):
     if x == NEG_INF or bin_of(below, per_unit) != at or weight_at(below, scale) < floor:
         return LEAST
     place = cuda.atomic.add(waiting, 0, uint32(1))
-    if place < uint32(CANDIDATES):
-        indices[place] = uint32(col)
-    return key_of(x, uint32(col))
+    if place < CANDIDATES:
+        indices[place] = col
+    return key_of(x, col)
 
 
 def make_threshold(load):
@@ -274,13 +274,13 @@ def make_threshold(load):
         last bin is one token, or is needed whole.
         """
         values = cuda.local.array(FETCHED, float32)
-        thread, cols = uint32(cuda.threadIdx.x), uint32(logits.shape[1])
-        threshold, by_mass = LEAST, filters & BY_COUNT == uint32(0)
-        more = filters & (BY_COUNT | BY_MASS) != uint32(0)
+        thread, cols = u32.threadIdx.x, u32.shape(logits)[1]
+        threshold, by_mass = LEAST, filters & BY_COUNT == 0
+        more = filters & (BY_COUNT | BY_MASS) != 0
         while more:
             need = reaching(top_p, available) if by_mass else int64(top_k)
-            if thread == uint32(0):
-                waiting[0] = uint32(0)
+            if thread == 0:
+                waiting[0] = 0
             cuda.syncthreads()
             at, count_before, mass_before, bin_count, bin_mass = pick_bin(
                 row_count, row_mass, by_mass, need, of_warps, also_of_warps, found)
@@ -289,36 +289,32 @@ def make_threshold(load):
             need -= mass_before if by_mass else count_before
             first, last, entries, few = LEAST, LEAST, cols, False
             if searching:
-                col = uint32(uint32(4) * thread)
-                while col < cols:
-                    for v in range(LOADS):  # all of them stand before the first use
-                        a, b, c, d = load(logits, row, uint32(col + uint32(4 * THREADS * v)), cols)
+                for col in u32.range(4 * thread, cols, 4 * THREADS * LOADS):
+                    for v in u32.range(LOADS):  # all of them stand before the first use
+                        a, b, c, d = load(logits, row, col + 4 * THREADS * v, cols)
                         values[4 * v], values[4 * v + 1], values[4 * v + 2], values[4 * v + 3] = a, b, c, d
-                    for i in range(FETCHED):
-                        key = candidate(values[i], uint32(col + uint32(4 * THREADS * (i // 4) + i % 4)), row_max, scale,
+                    for i in u32.range(FETCHED):
+                        key = candidate(values[i], col + (4 * THREADS * (i // 4) + i % 4), row_max, scale,
                                         per_unit, floor, at, indices, waiting)
                         if key != LEAST:
                             first, last = max(first, key), max(last, ~key)
-                    col += uint32(4 * THREADS * LOADS)
                 first, last = block_largest_keys(first, last, of_warps, also_of_warps)
                 last = ~last  # the complement of the least key
-                if waiting[0] <= uint32(CANDIDATES):
+                if waiting[0] <= CANDIDATES:
                     few, entries = True, waiting[0]
             while searching:
                 shift = uint64(0)
                 while (uint64(first - last) >> shift) >= uint64(BINS):
                     shift += uint64(1)
-                count[thread], low[thread], high[thread] = uint32(0), uint32(0), uint32(0)
+                count[thread], low[thread], high[thread] = 0, 0, 0
                 cuda.syncthreads()
-                j = thread
-                while j < entries:
+                for j in u32.range(thread, entries, THREADS):
                     col = indices[j] if few else j
                     x = logits[row, col]
                     key = key_of(x, col)
                     if last <= key and key <= first:
                         tally(distance(row_max, x), scale, floor, uint32(uint64(first - key) >> shift),
                               BY_COUNT | BY_MASS, count, low, high)
-                    j += uint32(THREADS)
                 cuda.syncthreads()
                 at, count_before, mass_before, bin_count, bin_mass = pick_bin(
                     int64(count[thread]), mass_at(low, high, thread), by_mass, need, of_warps, also_of_warps, found)
@@ -333,7 +329,7 @@ def make_threshold(load):
                         or at == NONE_LEFT):
                     threshold, available = last, kept_mass + bin_mass
                     searching = False
-            more = not by_mass and filters & BY_MASS != uint32(0)
+            more = not by_mass and filters & BY_MASS != 0
             by_mass = True
         return threshold
 
@@ -347,13 +343,13 @@ def make_threshold(load):
 def kept_weight(x, col, row_max, scale, least, threshold):
     """A token's weight if it is kept, and 0 otherwise."""
     weight = weight_at(distance(row_max, x), scale)
-    return weight if weight >= least and key_of(x, uint32(col)) >= threshold else int64(0)
+    return weight if weight >= least and key_of(x, col) >= threshold else int64(0)
 
 
 @cuda.jit(device=True)
 def draw_words(seeds, steps, row):
     """A uint64 at random, by the row's seed and step alone."""
-    a, b, _, _ = philox(uint32(steps[row]), uint32(0), uint32(0), uint32(0), seeds[row, 0], seeds[row, 1])
+    a, b, _, _ = philox(uint32(steps[row]), 0, 0, 0, seeds[row, 0], seeds[row, 1])
     return uint64(a) | (uint64(b) << uint64(32))
 
 
@@ -366,17 +362,17 @@ def share_drawn(seeds, steps, row, mass):
 @cuda.jit(device=True)
 def draw_in(logits, row, begin, at, row_max, scale, least, threshold, tokens, of_warps):
     """Writes the token: of the chunk's kept ones, added up in their order, that with which the sum exceeds `at`."""
-    cols = uint32(logits.shape[1])
-    first = uint32(begin + uint32(HELD) * uint32(cuda.threadIdx.x))
+    cols = u32.shape(logits)[1]
+    first = begin + HELD * u32.threadIdx.x
     own = int64(0)
-    for i in range(HELD):
-        col = uint32(first + uint32(i))
+    for i in u32.range(HELD):
+        col = first + i
         if col < cols:
             own += kept_weight(logits[row, col], col, row_max, scale, least, threshold)
     before = through(own, of_warps)[0] - own
     if before <= at and at < before + own:
-        for i in range(HELD):
-            col = uint32(first + uint32(i))
+        for i in u32.range(HELD):
+            col = first + i
             if col < cols:
                 weight = kept_weight(logits[row, col], col, row_max, scale, least, threshold)
                 if before <= at and at < before + weight:

@@ -21,7 +21,7 @@ import functools
 import numpy as np
 from numba import float32, int32, uint32, uint64
 
-from labkit import cuda
+from labkit import cuda, u32
 from labkit.device import ptx
 from labkit.device.lazy import kernel_factory
 from labkit.kernels.arguments import aligned
@@ -74,25 +74,25 @@ def tile_functions(dtype):
 
     @cuda.jit(device=True)
     def load_tile(x, first, wide, values):
-        n = uint32(x.size)
-        for r in range(ROUNDS):
-            at = uint32(first + uint32(128 * r))
-            if wide and at + uint32(3) < n:
+        n = u32.size(x)
+        for r in u32.range(ROUNDS):
+            at = first + 128 * r
+            if wide and at + 3 < n:
                 values[4 * r], values[4 * r + 1], values[4 * r + 2], values[4 * r + 3] = ptx.load_global4(x, at)
             else:
-                for k in range(4):
-                    values[4 * r + k] = x[uint32(at + uint32(k))] if at + uint32(k) < n else zero
+                for k in u32.range(4):
+                    values[4 * r + k] = x[at + k] if at + k < n else zero
 
     @cuda.jit(device=True)
     def scan_tile(values, befores, partial):
         """Store each round's exclusive prefix within the tile in befores; return the tile's total."""
-        lane = uint32(cuda.threadIdx.x) & uint32(31)
+        lane = u32.threadIdx.x & 31
         of_warp = zero
         for r in range(ROUNDS):
             quad = dtype(dtype(values[4 * r] + values[4 * r + 1]) + dtype(values[4 * r + 2] + values[4 * r + 3]))
             through = warp_scan(quad)
             of_lanes = cuda.shfl_up_sync(ALL_LANES, through, 1)
-            befores[r] = dtype(of_warp + of_lanes) if lane > uint32(0) else of_warp
+            befores[r] = dtype(of_warp + of_lanes) if lane > 0 else of_warp
             of_warp = dtype(of_warp + cuda.shfl_sync(ALL_LANES, through, 31))
         before_warp, total = across_warps(of_warp, partial)
         for r in range(ROUNDS):
@@ -101,20 +101,20 @@ def tile_functions(dtype):
 
     @cuda.jit(device=True)
     def store_tile(out, first, wide, exclusive, values, befores, before_tile):
-        n = uint32(out.size)
-        for r in range(ROUNDS):
-            at = uint32(first + uint32(128 * r))
+        n = u32.size(out)
+        for r in u32.range(ROUNDS):
+            at = first + 128 * r
             running = dtype(befores[r] + before_tile)
-            for k in range(4):
+            for k in u32.range(4):
                 through = dtype(running + values[4 * r + k])
                 values[4 * r + k] = running if exclusive else through
                 running = through
-            if wide and at + uint32(3) < n:
+            if wide and at + 3 < n:
                 ptx.store_global4(out, at, values[4 * r], values[4 * r + 1], values[4 * r + 2], values[4 * r + 3])
             else:
-                for k in range(4):
-                    if at + uint32(k) < n:
-                        out[uint32(at + uint32(k))] = values[4 * r + k]
+                for k in u32.range(4):
+                    if at + k < n:
+                        out[at + k] = values[4 * r + k]
 
     return load_tile, scan_tile, store_tile
 
@@ -122,8 +122,8 @@ def tile_functions(dtype):
 @cuda.jit(device=True)
 def first_of_thread(tile):
     """The index of a thread's first element in this tile."""
-    thread = uint32(cuda.threadIdx.x)
-    return uint32(tile * uint32(TILE) + (thread >> uint32(5)) * uint32(OF_WARP) + (thread & uint32(31)) * uint32(4))
+    thread = u32.threadIdx.x
+    return tile * TILE + (thread >> 5) * OF_WARP + (thread & 31) * 4
 
 
 @kernel_factory
@@ -133,7 +133,7 @@ def make_reduce_first(dtype):
     @cuda.jit
     def tile_totals_kernel(x, totals, wide):
         partial, values = cuda.shared.array(32, dtype), cuda.local.array(ITEMS, dtype)
-        load_tile(x, first_of_thread(uint32(cuda.blockIdx.x)), wide, values)
+        load_tile(x, first_of_thread(u32.blockIdx.x), wide, values)
         total = zero
         for k in range(ITEMS):
             total = dtype(total + values[k])
@@ -147,7 +147,7 @@ def make_reduce_first(dtype):
     def scan_tiles_kernel(x, out, before, wide, exclusive):
         partial = cuda.shared.array(32, dtype)
         values, befores = cuda.local.array(ITEMS, dtype), cuda.local.array(ROUNDS, dtype)
-        first = first_of_thread(uint32(cuda.blockIdx.x))
+        first = first_of_thread(u32.blockIdx.x)
         load_tile(x, first, wide, values)
         scan_tile(values, befores, partial)
         store_tile(out, first, wide, exclusive, values, befores, before[cuda.blockIdx.x])
@@ -180,8 +180,8 @@ UNKNOWN, TOTAL, THROUGH = 0, 1, 2  # nothing yet; the sum of the tile; the sum o
 
 @cuda.jit
 def clear_states_kernel(states):
-    i = uint32(cuda.grid(1))
-    if i < uint32(states.size):
+    i = u32.grid(1)
+    if i < u32.size(states):
         states[i] = uint64(UNKNOWN)
 
 
@@ -220,37 +220,37 @@ def look_back_functions(dtype):
     def look_back_alone(states, tile):
         """By one thread, tile by tile."""
         before = zero
-        searching = tile > uint32(0)
+        searching = tile > 0
         while searching:
-            tile = uint32(tile - uint32(1))
+            tile -= 1
             state = read_state(states, tile)
             while state >> uint64(32) == uint64(UNKNOWN):
                 state = read_state(states, tile)
             before = dtype(number_of(state) + before)
-            searching = tile > uint32(0) and state >> uint64(32) != uint64(THROUGH)
+            searching = tile > 0 and state >> uint64(32) != uint64(THROUGH)
         return before
 
     @cuda.jit(device=True)
     def look_back_by_warp(states, tile, lane):
         """By the 32 lanes of a warp, 32 tiles at a time. Lane 0 looks at the nearest one."""
         before, end = zero, tile
-        searching = tile > uint32(0)
+        searching = tile > 0
         while searching:  # the same for all lanes
             there = lane < end
             known, number = uint64(UNKNOWN), zero
             waiting = True
             while waiting:
-                state = read_state(states, uint32(end - uint32(1) - lane)) if there else uint64(0)
+                state = read_state(states, end - 1 - lane) if there else uint64(0)
                 known, number = state >> uint64(32), number_of(state)
                 waiting = cuda.any_sync(ALL_LANES, there and known == uint64(UNKNOWN)) != 0
             through = uint32(cuda.ballot_sync(ALL_LANES, there and known == uint64(THROUGH)))
-            nearest = uint32(cuda.ffs(through) - 1) if through != uint32(0) else uint32(31)
+            nearest = uint32(cuda.ffs(through) - 1) if through != 0 else 31
             part = number if there and lane <= nearest else zero
             for distance in XOR_OFFSETS:
                 part = dtype(part + cuda.shfl_xor_sync(ALL_LANES, part, distance))
             before = dtype(part + before)
-            searching = through == uint32(0) and end > uint32(32)
-            end = uint32(end - uint32(32))
+            searching = through == 0 and end > 32
+            end -= 32
         return before
 
     return look_back_alone, look_back_by_warp
@@ -268,8 +268,8 @@ def make_look_back(dtype, window: bool):
         ticket, before = cuda.shared.array(1, uint32), cuda.shared.array(1, dtype)
         partial = cuda.shared.array(32, dtype)
         values, befores = cuda.local.array(ITEMS, dtype), cuda.local.array(ROUNDS, dtype)
-        thread, tiles = uint32(cuda.threadIdx.x), uint32(cuda.gridDim.x)
-        if thread == uint32(0):
+        thread, tiles = u32.threadIdx.x, u32.gridDim.x
+        if thread == 0:
             # Blocks take tiles in the order in which they start: whoever is waited for is running or has ended.
             ticket[0] = uint32(cuda.atomic.add(states, tiles, uint64(1)))
         cuda.syncthreads()
@@ -277,15 +277,15 @@ def make_look_back(dtype, window: bool):
         first = first_of_thread(tile)
         load_tile(x, first, wide, values)
         total = scan_tile(values, befores, partial)
-        if thread < uint32(32):
-            if thread == uint32(0):
+        if thread < 32:
+            if thread == 0:
                 publish(states, tile, TOTAL, total)
             found = zero
             if window:
                 found = look_back_by_warp(states, tile, thread)
-            elif thread == uint32(0):
+            elif thread == 0:
                 found = look_back_alone(states, tile)
-            if thread == uint32(0):
+            if thread == 0:
                 publish(states, tile, THROUGH, dtype(found + total))
                 before[0] = found
         cuda.syncthreads()

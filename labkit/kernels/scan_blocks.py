@@ -8,9 +8,9 @@ import functools
 import threading
 
 import numpy as np
-from numba import float32, int32, uint32
+from numba import float32, int32
 
-from labkit import cuda
+from labkit import cuda, u32
 from labkit.device.lazy import kernel_factory
 from labkit.kernels.arguments import check_array
 from labkit.kernels.op import rung
@@ -31,24 +31,24 @@ def make_scan_hillis_steele(dtype):
     @cuda.jit
     def scan_hillis_steele_kernel(x, out, totals, exclusive):
         shared = cuda.shared.array(0, dtype)  # one for each thread
-        thread, threads = uint32(cuda.threadIdx.x), uint32(cuda.blockDim.x)
-        i = uint32(cuda.grid(1))
-        value = x[i] if i < uint32(x.size) else zero
+        thread, threads = u32.threadIdx.x, u32.blockDim.x
+        i = u32.grid(1)
+        value = x[i] if i < u32.size(x) else zero
         shared[thread] = value
         cuda.syncthreads()
-        distance = uint32(1)
+        distance = 1
         while distance < threads:
             before = shared[thread - distance] if thread >= distance else zero
             cuda.syncthreads()  # all have read: the neighbour may store
             value = dtype(value + before)
             shared[thread] = value
             cuda.syncthreads()
-            distance = uint32(distance << uint32(1))
-        if thread == threads - uint32(1):
+            distance = distance << 1
+        if thread == threads - 1:
             totals[cuda.blockIdx.x] = value
         if exclusive:
-            value = shared[thread - uint32(1)] if thread > uint32(0) else zero
-        if i < uint32(out.size):
+            value = shared[thread - 1] if thread > 0 else zero
+        if i < u32.size(out):
             out[i] = value
 
     return scan_hillis_steele_kernel
@@ -61,50 +61,50 @@ def make_scan_blelloch(dtype, padded: bool):
 
     @cuda.jit(device=True)
     def place(i):
-        return uint32(i + (i >> uint32(5))) if padded else uint32(i)
+        return i + (i >> 5) if padded else i
 
     @cuda.jit
     def scan_blelloch_kernel(x, out, totals, exclusive):
         shared = cuda.shared.array(0, dtype)  # two for each thread, and the gaps
-        thread, threads = uint32(cuda.threadIdx.x), uint32(cuda.blockDim.x)
-        low = uint32(uint32(cuda.blockIdx.x) * uint32(2) * threads + thread)
-        high, n = uint32(low + threads), uint32(x.size)
+        thread, threads = u32.threadIdx.x, u32.blockDim.x
+        low = u32.blockIdx.x * 2 * threads + thread
+        high, n = low + threads, u32.size(x)
         low_value = x[low] if low < n else zero
         high_value = x[high] if high < n else zero
         shared[place(thread)] = low_value
-        shared[place(uint32(thread + threads))] = high_value
+        shared[place(thread + threads)] = high_value
         # Up: pairs are added, then pairs of pairs, until the last element holds the total.
-        distance, pairs = uint32(1), threads
-        while pairs > uint32(0):
+        distance, pairs = 1, threads
+        while pairs > 0:
             cuda.syncthreads()
             if thread < pairs:
-                right = uint32(uint32(2) * distance * (thread + uint32(1)) - uint32(1))
-                left = uint32(right - distance)
+                right = 2 * distance * (thread + 1) - 1
+                left = right - distance
                 shared[place(right)] = dtype(shared[place(right)] + shared[place(left)])
-            distance = uint32(distance << uint32(1))
-            pairs = uint32(pairs >> uint32(1))
-        if thread == uint32(0):  # it has added the last pair
-            last = place(uint32(uint32(2) * threads - uint32(1)))
+            distance = distance << 1
+            pairs = pairs >> 1
+        if thread == 0:  # it has added the last pair
+            last = place(2 * threads - 1)
             totals[cuda.blockIdx.x] = shared[last]
             shared[last] = zero
         # Down: the left half gets the prefix of the pair, the right half that and the sum of the left half.
-        pairs = uint32(1)
+        pairs = 1
         while pairs <= threads:
-            distance = uint32(distance >> uint32(1))
+            distance = distance >> 1
             cuda.syncthreads()
             if thread < pairs:
-                right = uint32(uint32(2) * distance * (thread + uint32(1)) - uint32(1))
-                left = uint32(right - distance)
+                right = 2 * distance * (thread + 1) - 1
+                left = right - distance
                 before, of_left = shared[place(right)], shared[place(left)]
                 shared[place(left)] = before
                 shared[place(right)] = dtype(before + of_left)
-            pairs = uint32(pairs << uint32(1))
+            pairs = pairs << 1
         cuda.syncthreads()
         if low < n:
             before = shared[place(thread)]
             out[low] = before if exclusive else dtype(before + low_value)
         if high < n:
-            before = shared[place(uint32(thread + threads))]
+            before = shared[place(thread + threads)]
             out[high] = before if exclusive else dtype(before + high_value)
 
     return scan_blelloch_kernel
@@ -121,10 +121,10 @@ def scan_functions(dtype):
     @cuda.jit(device=True)
     def warp_scan(value):
         """The inclusive scan over the 32 lanes of a warp, in five steps."""
-        lane = uint32(cuda.threadIdx.x) & uint32(31)
+        lane = u32.threadIdx.x & 31
         for distance in XOR_OFFSETS:
             before = cuda.shfl_up_sync(ALL_LANES, value, distance)
-            if lane >= uint32(distance):
+            if lane >= distance:
                 value = dtype(value + before)
         return value
 
@@ -132,15 +132,15 @@ def scan_functions(dtype):
     def across_warps(of_warp, partial):
         """(what the warps before this one hold, what the block holds), added up: every warp scans the sums of all.
         partial: shared, 32 elements."""
-        thread = uint32(cuda.threadIdx.x)
-        lane, warp = thread & uint32(31), thread >> uint32(5)
-        if lane == uint32(0):
+        thread = u32.threadIdx.x
+        lane, warp = thread & 31, thread >> 5
+        if lane == 0:
             partial[warp] = of_warp
         cuda.syncthreads()
-        through = warp_scan(partial[lane] if lane < uint32(cuda.blockDim.x) >> uint32(5) else zero)
+        through = warp_scan(partial[lane] if lane < u32.blockDim.x >> 5 else zero)
         cuda.syncthreads()  # all have read: partial is free to overwrite
-        before = cuda.shfl_sync(ALL_LANES, through, (warp - uint32(1)) & uint32(31))
-        return before if warp > uint32(0) else zero, cuda.shfl_sync(ALL_LANES, through, 31)
+        before = cuda.shfl_sync(ALL_LANES, through, (warp - 1) & 31)
+        return before if warp > 0 else zero, cuda.shfl_sync(ALL_LANES, through, 31)
 
     return warp_scan, across_warps
 
@@ -152,16 +152,16 @@ def make_scan_warps(dtype):
     @cuda.jit
     def scan_warps_kernel(x, out, totals, exclusive):
         partial = cuda.shared.array(32, dtype)
-        i, lane = uint32(cuda.grid(1)), uint32(cuda.threadIdx.x) & uint32(31)
-        value = x[i] if i < uint32(x.size) else zero
+        i, lane = u32.grid(1), u32.threadIdx.x & 31
+        value = x[i] if i < u32.size(x) else zero
         through = warp_scan(value)
         before, total = across_warps(cuda.shfl_sync(ALL_LANES, through, 31), partial)
         of_lanes = cuda.shfl_up_sync(ALL_LANES, through, 1)
-        if lane > uint32(0):
+        if lane > 0:
             before = dtype(before + of_lanes)
         if cuda.threadIdx.x == 0:
             totals[cuda.blockIdx.x] = total
-        if i < uint32(out.size):
+        if i < u32.size(out):
             out[i] = before if exclusive else dtype(before + value)
 
     return scan_warps_kernel
@@ -175,8 +175,8 @@ def make_add_before(dtype):
     @cuda.jit
     def add_before_kernel(out, before, tile_bits):
         """Add to each element the prefix of its tile of 2^tile_bits elements."""
-        i = uint32(cuda.grid(1))
-        if i < uint32(out.size):
+        i = u32.grid(1)
+        if i < u32.size(out):
             out[i] = dtype(out[i] + before[i >> tile_bits])
 
     return add_before_kernel

@@ -9,7 +9,7 @@ Shapes  ids (T,) int32; tokens, seats (B,) int32; last (seats,) int32; memory (l
 import numpy as np
 from numba import float32, int32, uint32
 
-from labkit import cuda
+from labkit import cuda, u32
 from labkit.kernels.arguments import check_array
 
 BLOCK = 256
@@ -18,7 +18,7 @@ NEVER = float32(-np.inf)
 
 @cuda.jit
 def fill_ids_kernel(ids, last):
-    row = uint32(cuda.grid(1))
+    row = u32.grid(1)
     if row < ids.shape[0] and ids[row] < int32(0):
         ids[row] = last[uint32(int32(-1) - ids[row])]
 
@@ -32,7 +32,7 @@ def fill_ids(ids, last, stream=0):
 
 @cuda.jit
 def keep_tokens_kernel(tokens, seats, last):
-    row = uint32(cuda.grid(1))
+    row = u32.grid(1)
     if row < tokens.shape[0]:
         last[uint32(seats[row])] = max(tokens[row], int32(0))  # below 0 is an error, which the host raises later
 
@@ -47,11 +47,11 @@ def keep_tokens(tokens, seats, last, stream=0):
 
 @cuda.jit
 def copy_pages_kernel(memory, copies):
-    at, layer = uint32(cuda.grid(1)), uint32(cuda.blockIdx.y)
+    at, layer = u32.grid(1), u32.blockIdx.y
     if at < memory.shape[2]:
         # One thread for a place in all pages: a page that is copied to may be copied from afterwards.
-        for k in range(copies.shape[0]):
-            number = uint32(k)
+        for k in u32.range(copies.shape[0]):
+            number = k
             memory[layer, uint32(copies[number, 1]), at] = memory[layer, uint32(copies[number, 0]), at]
 
 
@@ -66,7 +66,7 @@ def copy_pages(memory, copies, stream=0):
 
 @cuda.jit
 def ban_tokens_kernel(logits, banned):
-    number = uint32(cuda.grid(1))
+    number = u32.grid(1)
     if number < banned.shape[0]:
         token = uint32(banned[number, 1])
         if token < logits.shape[1]:
@@ -82,7 +82,7 @@ def ban_tokens(logits, banned, stream=0):
 
 @cuda.jit
 def ban_tokens_after_kernel(logits, conditions, last):
-    number = uint32(cuda.grid(1))
+    number = u32.grid(1)
     if number < conditions.shape[0] and last[uint32(conditions[number, 1])] == conditions[number, 2]:
         token = uint32(conditions[number, 3])
         if token < logits.shape[1]:
@@ -100,7 +100,7 @@ def ban_tokens_after(logits, conditions, last, stream=0):
 
 @cuda.jit
 def add_biases_kernel(logits, biases, slots):
-    col, row = uint32(cuda.grid(1)), uint32(cuda.blockIdx.y)
+    col, row = u32.grid(1), u32.blockIdx.y
     if col < logits.shape[1]:
         slot = uint32(slots[row])  # below 0 it is larger than any
         if slot < biases.shape[0]:

@@ -11,9 +11,9 @@ linear_swiglu in kernels/linear/.
 """
 
 import numpy as np
-from numba import float32, int32, uint32
+from numba import float32, int32
 
-from labkit import cuda
+from labkit import cuda, u32
 from labkit.device.lazy import kernel_factory
 from labkit.kernels.arguments import blocks_for, check_array
 from labkit.kernels.baselines import Baseline
@@ -44,10 +44,10 @@ def make_swiglu_per_thread(element: Element):
 
     @cuda.jit
     def swiglu_per_thread_kernel(gate_up, out, width):  # both as one long vector, here and below
-        i = uint32(cuda.grid(1))
+        i = u32.grid(1)
         if i < out.size:
-            at = uint32(i // width * uint32(2) * width + i % width)
-            store(out, i, rounded(silu_fast(load(gate_up, at))) * load(gate_up, uint32(at + width)))
+            at = i // width * 2 * width + i % width
+            store(out, i, rounded(silu_fast(load(gate_up, at))) * load(gate_up, at + width))
 
     return swiglu_per_thread_kernel
 
@@ -67,16 +67,16 @@ def make_swiglu(element: Element, together: bool):
 
     @cuda.jit
     def swiglu_vectorized_kernel(gate_up, out, width, eights):  # eights: of a row, the last of which may be short
-        i = uint32(cuda.grid(1))
-        row, col = i // eights, uint32(8) * (i % eights)
-        if uint32(row * width) < out.size:
-            left, at = int32(width) - int32(col), uint32(row * uint32(2) * width + col)
+        i = u32.grid(1)
+        row, col = i // eights, 8 * (i % eights)
+        if (row * width) < out.size:
+            left, at = int32(width) - int32(col), row * 2 * width + col
             g, u = cuda.local.array(8, float32), cuda.local.array(8, float32)
             load(g, 0, gate_up, at, left)
-            load(u, 0, gate_up, uint32(at + width), left)
+            load(u, 0, gate_up, at + width, left)
             for e in range(8):
                 g[e] = rounded(silu_fast(g[e])) * u[e]
-            store(out, uint32(row * width + col), left, g, 0)
+            store(out, row * width + col, left, g, 0)
 
     return swiglu_vectorized_kernel
 

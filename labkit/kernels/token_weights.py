@@ -50,14 +50,14 @@ def weight_at(below, scale):
     z = ZERO if below == ZERO else below * scale  # a scale may be infinite
     z = z if z < FADED else FADED  # and no branch: the weights of a thread's tokens are computed side by side
     fixed = uint32(z * UNIT)
-    u = uint32(fixed << uint32(32 - FRACTION_BITS))  # the fraction, times 2**32
-    inner = uint32(C4 - product_high(u, C5))
-    inner = uint32(C3 - product_high(u, inner))
-    inner = uint32(C2 - product_high(u, inner))
-    inner = uint32(C1 - product_high(u, inner))
-    inner = uint32(C0 - product_high(u, inner))
+    u = fixed << 32 - FRACTION_BITS  # the fraction, times 2**32
+    inner = C4 - product_high(u, C5)
+    inner = C3 - product_high(u, inner)
+    inner = C2 - product_high(u, inner)
+    inner = C1 - product_high(u, inner)
+    inner = C0 - product_high(u, inner)
     mantissa = uint64(1 << 32) - uint64(product_high(u, inner))
-    return int64((mantissa << uint64(ONE - 32)) >> uint64(fixed >> uint32(FRACTION_BITS)))
+    return int64((mantissa << uint64(ONE - 32)) >> uint64(fixed >> FRACTION_BITS))
 
 
 @cuda.jit(device=True)

@@ -10,9 +10,9 @@ has different elements.
 """
 
 import numpy as np
-from numba import float32, uint32
+from numba import float32
 
-from labkit import cuda
+from labkit import cuda, u32
 from labkit.device import ptx
 from labkit.kernels.arguments import aligned, blocks_for, check_array
 from labkit.kernels.baselines import numpy_cupy_torch
@@ -28,8 +28,7 @@ def transpose_reference(a):
 
 @cuda.jit
 def transpose_naive_kernel(a, out):
-    col, row = cuda.grid(2)
-    row, col = uint32(row), uint32(col)
+    col, row = u32.grid(2)
     if row < a.shape[0] and col < a.shape[1]:
         out[col, row] = a[row, col]  # a warp reads along a row and writes down a column
 
@@ -47,16 +46,16 @@ def make_transpose_tiled(pitch: int):
     @cuda.jit
     def transpose_tiled_kernel(a, out):
         tile = cuda.shared.array((TILE, pitch), float32)
-        x, y = uint32(cuda.threadIdx.x), uint32(cuda.threadIdx.y)
-        left, top = uint32(cuda.blockIdx.x) * uint32(TILE), uint32(cuda.blockIdx.y) * uint32(TILE)
-        rows, cols = uint32(a.shape[0]), uint32(a.shape[1])
-        for step in range(4):
-            down = y + uint32(8 * step)
+        x, y = u32.threadIdx.x, u32.threadIdx.y
+        left, top = u32.blockIdx.x * TILE, u32.blockIdx.y * TILE
+        rows, cols = u32.shape(a)
+        for step in u32.range(4):
+            down = y + 8 * step
             if top + down < rows and left + x < cols:
                 tile[down, x] = a[top + down, left + x]
         cuda.syncthreads()  # the tile is complete
-        for step in range(4):
-            down = y + uint32(8 * step)
+        for step in u32.range(4):
+            down = y + 8 * step
             if left + down < cols and top + x < rows:
                 out[left + down, top + x] = tile[x, down]  # a warp reads a column of the tile
 
@@ -85,16 +84,16 @@ def transpose_padded(a, out, stream=0):
 @cuda.jit
 def transpose_swizzled_kernel(a, out):
     tile = cuda.shared.array((TILE, TILE), float32)
-    x, y = uint32(cuda.threadIdx.x), uint32(cuda.threadIdx.y)
-    left, top = uint32(cuda.blockIdx.x) * uint32(TILE), uint32(cuda.blockIdx.y) * uint32(TILE)
-    rows, cols = uint32(a.shape[0]), uint32(a.shape[1])
-    for step in range(4):
-        down = y + uint32(8 * step)
+    x, y = u32.threadIdx.x, u32.threadIdx.y
+    left, top = u32.blockIdx.x * TILE, u32.blockIdx.y * TILE
+    rows, cols = u32.shape(a)
+    for step in u32.range(4):
+        down = y + 8 * step
         if top + down < rows and left + x < cols:
             tile[down, x ^ down] = a[top + down, left + x]  # row r keeps its element c at place c ^ r
     cuda.syncthreads()
-    for step in range(4):
-        down = y + uint32(8 * step)
+    for step in u32.range(4):
+        down = y + 8 * step
         if left + down < cols and top + x < rows:
             out[left + down, top + x] = tile[x, down ^ x]
 
@@ -114,24 +113,24 @@ PLACES = WIDE_TILE * PITCH
 @cuda.jit
 def transpose_vectorized_kernel(a, out, rows, cols):  # a and out as one long vector; rows, cols multiples of four
     tile = cuda.shared.array(PLACES, float32)
-    lane, warp = uint32(cuda.threadIdx.x), uint32(cuda.threadIdx.y)
-    quad, line = uint32(4) * (lane & uint32(7)), lane >> uint32(3)  # eight lanes along a row, four rows
-    left, top = uint32(cuda.blockIdx.x) * uint32(WIDE_TILE), uint32(cuda.blockIdx.y) * uint32(WIDE_TILE)
-    for step in range(4):
-        piece = warp + uint32(8 * step)
-        row, col = uint32(4) * (piece >> uint32(1)) + line, uint32(32) * (piece & uint32(1)) + quad
+    lane, warp = u32.threadIdx.x, u32.threadIdx.y
+    quad, line = 4 * (lane & 7), lane >> 3  # eight lanes along a row, four rows
+    left, top = u32.blockIdx.x * WIDE_TILE, u32.blockIdx.y * WIDE_TILE
+    for step in u32.range(4):
+        piece = warp + 8 * step
+        row, col = 4 * (piece >> 1) + line, 32 * (piece & 1) + quad
         if top + row < rows and left + col < cols:
-            place = row * uint32(PITCH) + col
-            w, x, y, z = ptx.load_nc4(a, uint32((top + row) * cols + left + col))
-            tile[place], tile[place + uint32(1)], tile[place + uint32(2)], tile[place + uint32(3)] = w, x, y, z
+            place = row * PITCH + col
+            w, x, y, z = ptx.load_nc4(a, (top + row) * cols + left + col)
+            tile[place], tile[place + 1], tile[place + 2], tile[place + 3] = w, x, y, z
     cuda.syncthreads()
-    for step in range(4):
-        piece = warp + uint32(8 * step)
-        row, col = uint32(4) * (piece >> uint32(1)) + line, uint32(32) * (piece & uint32(1)) + quad
+    for step in u32.range(4):
+        piece = warp + 8 * step
+        row, col = 4 * (piece >> 1) + line, 32 * (piece & 1) + quad
         if left + row < cols and top + col < rows:
-            place = col * uint32(PITCH) + row
-            ptx.store_global4(out, uint32((left + row) * rows + top + col), tile[place], tile[place + uint32(PITCH)],
-                              tile[place + uint32(2 * PITCH)], tile[place + uint32(3 * PITCH)])
+            place = col * PITCH + row
+            ptx.store_global4(out, (left + row) * rows + top + col, tile[place], tile[place + PITCH],
+                              tile[place + 2 * PITCH], tile[place + 3 * PITCH])
 
 
 @rung(kernel=(transpose_vectorized_kernel, transpose_padded_kernel), idea="64 x 64 tiles, 128-bit loads and stores")

@@ -18,7 +18,7 @@ from dataclasses import replace
 import numpy as np
 from numba import float32, uint32
 
-from labkit import cuda, device
+from labkit import cuda, device, u32
 from labkit.device import ptx
 from labkit.device.lazy import kernel_factory
 from labkit.kernels.attention.decode import make_decode
@@ -60,18 +60,18 @@ def make_half_steps(size: int, down: int, keys: int, pitch: int, bf16: bool = Fa
     @cuda.jit(device=True)
     def read_queries(query_words, shared, at, piece, k, to):
         """The words of the queries' columns 16 * k to 16 * k + 15."""
-        place = uint32(at + (piece ^ uint32(2 * k)) * uint32(CHUNK))
-        for i in range(DOWN):
-            four = ptx.ldmatrix_x4(shared, uint32(place + uint32(16 * i * PITCH)))
+        place = at + (piece ^ 2 * k) * CHUNK
+        for i in u32.range(DOWN):
+            four = ptx.ldmatrix_x4(shared, place + 16 * i * PITCH)
             for n in range(4):
                 query_words[to + 4 * i + n] = four[n]
 
     @cuda.jit(device=True)
     def add_scores(scores, query_words, shared, at, piece, k, q0):
         """scores += 16 steps of queries @ keys.T."""
-        place = uint32(at + (piece ^ uint32(2 * k)) * uint32(CHUNK))
-        for pair in range(ACROSS // 2):
-            b0, b1, b2, b3 = ptx.ldmatrix_x4(shared, uint32(place + uint32(16 * pair * PITCH)))
+        place = at + (piece ^ 2 * k) * CHUNK
+        for pair in u32.range(ACROSS // 2):
+            b0, b1, b2, b3 = ptx.ldmatrix_x4(shared, place + 16 * pair * PITCH)
             for i in range(DOWN):
                 q, to = q0 + 4 * i, (i * ACROSS + 2 * pair) * 4
                 a0, a1, a2, a3 = query_words[q], query_words[q + 1], query_words[q + 2], query_words[q + 3]
@@ -81,9 +81,9 @@ def make_half_steps(size: int, down: int, keys: int, pitch: int, bf16: bool = Fa
     @cuda.jit(device=True)
     def hide(scores, key, seen, r):
         """Scores of this lane's row r that do not count: their keys, the first of which is `key`, are not seen."""
-        for j in range(ACROSS):
-            for right in range(2):
-                if uint32(key + uint32(8 * j + right)) >= seen:
+        for j in u32.range(ACROSS):
+            for right in u32.range(2):
+                if key + (8 * j + right) >= seen:
                     scores[r // 2 * ACROSS * 4 + r % 2 * 2 + 4 * j + right] = NEG_INF
 
     @cuda.jit(device=True)
@@ -118,9 +118,9 @@ def make_half_steps(size: int, down: int, keys: int, pitch: int, bf16: bool = Fa
             for n in range(4):  # rows L // 4 and 8 below, of the left 8 columns, then of the right
                 left = (i * ACROSS + 2 * k + n // 2) * 4 + n % 2 * 2
                 words[4 * i + n] = pack(scores[left], scores[left + 1])
-        for pair in range(STEPS):
-            place = uint32(at + (piece ^ uint32(2 * pair)) * uint32(CHUNK))
-            b0, b1, b2, b3 = ptx.ldmatrix_x4_trans(shared, uint32(place + uint32(16 * k * PITCH)))
+        for pair in u32.range(STEPS):
+            place = at + (piece ^ 2 * pair) * CHUNK
+            b0, b1, b2, b3 = ptx.ldmatrix_x4_trans(shared, place + 16 * k * PITCH)
             for i in range(DOWN):
                 to = (i * PIECES + 2 * pair) * 4
                 a0, a1, a2, a3 = words[4 * i], words[4 * i + 1], words[4 * i + 2], words[4 * i + 3]
@@ -155,7 +155,7 @@ def make_flash_half(size: int, warps: int, down: int):
     @cuda.jit(device=True)
     def copy_tile(shared, at, keys_values, key0, end, key_column, width, thread):
         copy_rows(shared, at, keys_values, key0, end, key_column, thread)
-        copy_rows(shared, uint32(at + uint32(TILE)), keys_values, key0, end, uint32(key_column + width), thread)
+        copy_rows(shared, at + TILE, keys_values, key0, end, key_column + width, thread)
         ptx.cp_async_commit()
 
     @cuda.jit(launch_bounds=(THREADS, 65_536 // (REGISTERS * THREADS)))
@@ -168,86 +168,86 @@ def make_flash_half(size: int, warps: int, down: int):
         words = cuda.local.array(WORDS, uint32)
         row_max = cuda.local.array(LANE_ROWS, float32)
         row_sum = cuda.local.array(LANE_ROWS, float32)
-        thread = uint32(cuda.threadIdx.x)
-        lane, warp = uint32(thread % uint32(32)), uint32(thread // uint32(32))
-        rows, width = uint32(out.shape[0]), uint32(out.shape[1])
-        head_column = uint32(uint32(cuda.blockIdx.x) * uint32(SIZE))
-        key_column = uint32(first + head_column)
-        row0 = uint32(uint32(cuda.gridDim.y - cuda.blockIdx.y - 1) * uint32(ROWS))  # causal: the most work comes first
+        thread = u32.threadIdx.x
+        lane, warp = thread % 32, thread // 32
+        rows, width = u32.shape(out)
+        head_column = u32.blockIdx.x * SIZE
+        key_column = first + head_column
+        row0 = (u32.gridDim.y - u32.blockIdx.y - 1) * ROWS  # causal: the most work comes first
         before = uint32(start[0])
-        keys = min(uint32(before + rows), uint32(keys_values.shape[0]))  # what lies beyond may be anything
-        seen_by_first = min(uint32(before + row0 + uint32(1)), keys) if causal else keys
-        end = min(uint32(before + row0 + uint32(ROWS)), keys) if causal else keys  # no query here sees more
-        own = uint32(before + row0 + warp * uint32(WARP_ROWS) + lane // uint32(4) + uint32(1))  # what row 0 sees
-        for i in range(ACCUMULATORS):
+        keys = min(before + rows, u32.shape(keys_values)[0])  # what lies beyond may be anything
+        seen_by_first = min(before + row0 + 1, keys) if causal else keys
+        end = min(before + row0 + ROWS, keys) if causal else keys  # no query here sees more
+        own = before + row0 + warp * WARP_ROWS + lane // 4 + 1  # what row 0 sees
+        for i in u32.range(ACCUMULATORS):
             acc[i] = ZERO
-        for i in range(LANE_ROWS):
+        for i in u32.range(LANE_ROWS):
             row_max[i], row_sum[i] = NEG_INF, ZERO
 
-        swizzle = lane & uint32(MASK)
-        query_at = uint32((warp * uint32(WARP_ROWS) + lane % uint32(16)) * uint32(PITCH))
-        wide = uint32(lane // uint32(16) ^ swizzle)  # for queries and values: rows L % 16, right piece from lane 16 on
-        key_at = uint32(KEYS_AT) + (lane % uint32(8) + lane // uint32(16) * uint32(8)) * uint32(PITCH)
-        tall = uint32(lane // uint32(8) % uint32(2) ^ swizzle)  # for keys: the right piece before the next eight rows
-        value_at = uint32(uint32(KEYS_AT + TILE) + lane % uint32(16) * uint32(PITCH))
+        swizzle = lane & MASK
+        query_at = (warp * WARP_ROWS + lane % 16) * PITCH
+        wide = lane // 16 ^ swizzle  # for queries and values: rows L % 16, right piece from lane 16 on
+        key_at = KEYS_AT + (lane % 8 + lane // 16 * 8) * PITCH
+        tall = lane // 8 % 2 ^ swizzle  # for keys: the right piece before the next eight rows
+        value_at = KEYS_AT + TILE + lane % 16 * PITCH
 
-        copy_queries(shared, uint32(0), qkv, row0, rows, head_column, thread)
+        copy_queries(shared, 0, qkv, row0, rows, head_column, thread)
         ptx.cp_async_commit()
-        copy_tile(shared, uint32(KEYS_AT), keys_values, uint32(0), end, key_column, width, thread)
+        copy_tile(shared, KEYS_AT, keys_values, 0, end, key_column, width, thread)
         if KEPT:
             ptx.cp_async_wait(1)
             cuda.syncthreads()  # the queries are there
             for k in range(STEPS):
                 read_queries(query_words, shared, query_at, wide, k, k * WORDS)
-        key0, stage = uint32(0), uint32(0)
+        key0, stage = 0, 0
         while key0 < end:
             ptx.cp_async_wait(0)
             cuda.syncthreads()  # this tile has landed, and the other has been read by every warp
-            key1 = uint32(key0 + uint32(KEYS))
+            key1 = key0 + KEYS
             if key1 < end:
-                copy_tile(shared, uint32(uint32(KEYS_AT + STAGE) - stage), keys_values, key1, end, key_column, width,
+                copy_tile(shared, KEYS_AT + STAGE - stage, keys_values, key1, end, key_column, width,
                           thread)
-            for i in range(SCORES):
+            for i in u32.range(SCORES):
                 scores[i] = ZERO
             for k in range(STEPS):
                 if KEPT:
-                    add_scores(scores, query_words, shared, uint32(key_at + stage), tall, k, k * WORDS)
+                    add_scores(scores, query_words, shared, key_at + stage, tall, k, k * WORDS)
                 else:
                     read_queries(query_words, shared, query_at, wide, k, 0)
-                    add_scores(scores, query_words, shared, uint32(key_at + stage), tall, k, 0)
+                    add_scores(scores, query_words, shared, key_at + stage, tall, k, 0)
             if key1 > seen_by_first:  # some query does not see some key of this tile
-                key = uint32(key0 + lane % uint32(4) * uint32(2))
-                for r in range(LANE_ROWS):
-                    hide(scores, key, min(uint32(own + uint32(8 * r)), keys) if causal else keys, r)
-            for r in range(LANE_ROWS):
+                key = key0 + lane % 4 * 2
+                for r in u32.range(LANE_ROWS):
+                    hide(scores, key, min(own + 8 * r, keys) if causal else keys, r)
+            for r in u32.range(LANE_ROWS):
                 online_softmax_update(scores, acc, row_max, row_sum, scale, r)
             for k in range(KEYS // 16):
-                add_values(scores, acc, words, shared, uint32(value_at + stage), wide, k)
-            key0, stage = key1, uint32(uint32(STAGE) - stage)
+                add_values(scores, acc, words, shared, value_at + stage, wide, k)
+            key0, stage = key1, STAGE - stage
 
-        for r in range(LANE_ROWS):
+        for r in u32.range(LANE_ROWS):
             whole = row_sum[r]
             whole += cuda.shfl_xor_sync(ALL_LANES, whole, 1)
             whole += cuda.shfl_xor_sync(ALL_LANES, whole, 2)
             row_sum[r] = float32(1.0) / whole
         # Out through the place of this warp's queries, so that lanes store rows whole, 16 bytes each.
-        mine = uint32(warp * uint32(WARP_ROWS * PITCH))
-        for r in range(LANE_ROWS):
-            row = uint32(lane // uint32(4) + uint32(8 * r))
-            for j in range(PIECES):
+        mine = warp * (WARP_ROWS * PITCH)
+        for r in u32.range(LANE_ROWS):
+            row = lane // 4 + 8 * r
+            for j in u32.range(PIECES):
                 at = (r // 2 * PIECES + j) * 4 + r % 2 * 2
-                place = uint32(mine + row * uint32(PITCH) + (uint32(j) ^ row & uint32(MASK)) * uint32(CHUNK))
-                pairs[uint32(place // uint32(2) + lane % uint32(4))] = ptx.pack_half2(acc[at] * row_sum[r],
+                place = mine + row * PITCH + (j ^ row & MASK) * CHUNK
+                pairs[place // 2 + lane % 4] = ptx.pack_half2(acc[at] * row_sum[r],
                                                                                       acc[at + 1] * row_sum[r])
         cuda.syncwarp()
-        for i in range(MOVES):
-            move = uint32(lane + uint32(32 * i))
-            row, piece = uint32(move // uint32(PIECES)), uint32(move % uint32(PIECES))
-            place = uint32(mine + row * uint32(PITCH) + (piece ^ row & uint32(MASK)) * uint32(CHUNK))
+        for i in u32.range(MOVES):
+            move = lane + 32 * i
+            row, piece = move // PIECES, move % PIECES
+            place = mine + row * PITCH + (piece ^ row & MASK) * CHUNK
             x, y, z, w = ptx.load_shared4(shared, place)
-            to = uint32(row0 + warp * uint32(WARP_ROWS) + row)
+            to = row0 + warp * WARP_ROWS + row
             if to < rows:
-                ptx.store_global4(out, uint32(to * width + head_column + piece * uint32(CHUNK)), x, y, z, w)
+                ptx.store_global4(out, to * width + head_column + piece * CHUNK, x, y, z, w)
 
     attention_flash_half_kernel.rows, attention_flash_half_kernel.threads = ROWS, THREADS
     attention_flash_half_kernel.shared_bytes = 2 * (KEYS_AT + 2 * STAGE)

@@ -10,7 +10,7 @@ Work    nothing is computed; 2*T*H*D numbers a launch, read once and written onc
 import numpy as np
 from numba import uint32
 
-from labkit import cuda
+from labkit import cuda, u32
 from labkit.kernels.arguments import check_array
 
 BLOCK = 256
@@ -18,25 +18,25 @@ BLOCK = 256
 
 @cuda.jit
 def split_heads_kernel(part, seq, heads, first, lengths, apart, head_begins, head_lengths):
-    i = uint32(cuda.grid(1))
-    if first == uint32(0) and i < uint32(head_begins.size):  # once a layer, with the queries
+    i = u32.grid(1)
+    if first == 0 and i < u32.size(head_begins):  # once a layer, with the queries
         head_begins[i], head_lengths[i] = i * seq, lengths[i // heads]
-    if i < uint32(part.size):
-        width = uint32(part.shape[1])
+    if i < u32.size(part):
+        width = u32.shape(part)[1]
         t, col = i // width, i % width
-        size = uint32(width // heads)
-        row = uint32((t // seq * heads + col // size) * seq + t % seq)
+        size = width // heads
+        row = (t // seq * heads + col // size) * seq + t % seq
         apart[row, first + col % size] = part[t, col]
 
 
 @cuda.jit
 def merge_heads_kernel(apart, seq, heads, merged):
-    i = uint32(cuda.grid(1))
-    if i < uint32(merged.size):
-        width = uint32(merged.shape[1])
+    i = u32.grid(1)
+    if i < u32.size(merged):
+        width = u32.shape(merged)[1]
         t, col = i // width, i % width
-        size = uint32(width // heads)
-        row = uint32((t // seq * heads + col // size) * seq + t % seq)
+        size = width // heads
+        row = (t // seq * heads + col // size) * seq + t % seq
         merged[t, col] = apart[row, col % size]
 
 

@@ -65,7 +65,7 @@ def find_sentence(begins, lengths, sentence, rows, longest, scale):
     """Return (first row, tokens, scale of the scores) of a sentence. One that is longer than `longest`, or has rows
     out of range, could be computed only in part: its scale is NaN, and so are the rows written for it."""
     begin, tokens = uint32(begins[sentence]), uint32(lengths[sentence])
-    after = uint32(rows - begin) if begin < rows else uint32(0)
+    after = rows - begin if begin < rows else 0
     most = min(after, longest)
     if tokens > most:
         tokens, scale = most, NOT_A_NUMBER

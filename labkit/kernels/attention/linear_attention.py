@@ -11,9 +11,9 @@ Source  Katharopoulos et al.: Transformers are RNNs (2020), https://arxiv.org/ab
 import math
 
 import numpy as np
-from numba import float32, uint32
+from numba import float32
 
-from labkit import cuda
+from labkit import cuda, u32
 from labkit.device import graphs
 from labkit.device.lazy import kernel_factory
 from labkit.kernels.arguments import MAX_GRID_YZ, check_array
@@ -66,30 +66,28 @@ def make_quadratic(D: int):
     def linear_attention_quadratic_kernel(q, k, v, out):
         query = cuda.shared.array(D, float32)
         weights = cuda.shared.array(THREADS, float32)
-        i, head, thread = uint32(cuda.blockIdx.x), uint32(cuda.blockIdx.y), uint32(cuda.threadIdx.x)
-        if thread < uint32(D):
+        i, head, thread = u32.blockIdx.x, u32.blockIdx.y, u32.threadIdx.x
+        if thread < D:
             query[thread] = phi(q[head, i, thread])
         cuda.syncthreads()
         above, below = ZERO, ZERO
-        first = uint32(0)
+        first = 0
         while first <= i:
-            j = uint32(first + thread)
+            j = first + thread
             weight = ZERO
             if j <= i:
-                for n in range(D):
-                    weight += query[n] * phi(k[head, j, uint32(n)])
+                for n in u32.range(D):
+                    weight += query[n] * phi(k[head, j, n])
             weights[thread] = weight
             cuda.syncthreads()
-            count = min(uint32(THREADS), uint32(i + uint32(1) - first))
-            if thread < uint32(D):
-                t = uint32(0)
-                while t < count:
-                    above += weights[t] * v[head, uint32(first + t), thread]
+            count = min(THREADS, i + 1 - first)
+            if thread < D:
+                for t in u32.range(count):
+                    above += weights[t] * v[head, first + t, thread]
                     below += weights[t]
-                    t += uint32(1)
             cuda.syncthreads()  # before the weights are overwritten
-            first = uint32(first + uint32(THREADS))
-        if thread < uint32(D):
+            first += THREADS
+        if thread < D:
             out[head, i, thread] = above / below
 
     return linear_attention_quadratic_kernel
@@ -106,19 +104,19 @@ def make_running(D: int):
         key = cuda.shared.array(D, float32)
         z = cuda.shared.array(D, float32)
         state = cuda.local.array(D, float32)  # column `thread` of S, in registers
-        head, thread = uint32(cuda.blockIdx.x), uint32(cuda.threadIdx.x)
+        head, thread = u32.blockIdx.x, u32.threadIdx.x
         for n in range(D):
             state[n] = ZERO
-        if thread < uint32(D):
+        if thread < D:
             z[thread] = ZERO
-        i = uint32(0)
-        while i < uint32(q.shape[1]):
-            if thread < uint32(D):
+        i = 0
+        while i < u32.shape(q)[1]:
+            if thread < D:
                 query[thread] = phi(q[head, i, thread])
                 key[thread] = phi(k[head, i, thread])
                 z[thread] += key[thread]
             cuda.syncthreads()
-            if thread < uint32(D):
+            if thread < D:
                 value = v[head, i, thread]
                 above, below = ZERO, ZERO
                 for n in range(D):
@@ -127,7 +125,7 @@ def make_running(D: int):
                     below += query[n] * z[n]
                 out[head, i, thread] = above / below
             cuda.syncthreads()  # before the next token's query and key
-            i += uint32(1)
+            i += 1
 
     return linear_attention_running_kernel
 
@@ -144,43 +142,39 @@ def make_chunked(D: int):
         """states[head, chunk] = S, and z below it, of this chunk's tokens alone: (D + 1, D)."""
         keys = cuda.shared.array(SHARED, float32)
         state = cuda.local.array(D, float32)
-        chunk, head, thread = uint32(cuda.blockIdx.x), uint32(cuda.blockIdx.y), uint32(cuda.threadIdx.x)
-        first = uint32(chunk * uint32(CHUNK))
-        count = min(uint32(CHUNK), uint32(uint32(k.shape[1]) - first))
+        chunk, head, thread = u32.blockIdx.x, u32.blockIdx.y, u32.threadIdx.x
+        first = chunk * CHUNK
+        count = min(CHUNK, u32.shape(k)[1] - first)
         z = ZERO
-        if thread < uint32(D):
-            t = uint32(0)
-            while t < count:
-                keys[uint32(t * uint32(D)) + thread] = phi(k[head, uint32(first + t), thread])
-                t += uint32(1)
+        if thread < D:
+            for t in u32.range(count):
+                keys[t * D + thread] = phi(k[head, first + t, thread])
         cuda.syncthreads()
-        if thread < uint32(D):
-            for n in range(D):
+        if thread < D:
+            for n in u32.range(D):
                 state[n] = ZERO
-            t = uint32(0)
-            while t < count:
-                value = v[head, uint32(first + t), thread]
-                z += keys[uint32(t * uint32(D)) + thread]
-                for n in range(D):
-                    state[n] += keys[uint32(t * uint32(D)) + uint32(n)] * value
-                t += uint32(1)
-            for n in range(D):
-                states[head, chunk, uint32(n), thread] = state[n]
-            states[head, chunk, uint32(D), thread] = z
+            for t in u32.range(count):
+                value = v[head, first + t, thread]
+                z += keys[t * D + thread]
+                for n in u32.range(D):
+                    state[n] += keys[t * D + n] * value
+            for n in u32.range(D):
+                states[head, chunk, n, thread] = state[n]
+            states[head, chunk, D, thread] = z
 
     @cuda.jit
     def linear_attention_scan_kernel(states):
         """The state before each chunk: an exclusive prefix sum over the chunks, in place; a thread for each number."""
-        number, head = uint32(cuda.grid(1)), uint32(cuda.blockIdx.y)
-        if number < uint32((D + 1) * D):
-            row, column = uint32(number // uint32(D)), uint32(number % uint32(D))
+        number, head = u32.grid(1), u32.blockIdx.y
+        if number < (D + 1) * D:
+            row, column = number // D, number % D
             before = ZERO
-            chunk = uint32(0)
-            while chunk < uint32(states.shape[1]):
+            chunk = 0
+            while chunk < u32.shape(states)[1]:
                 own = states[head, chunk, row, column]
                 states[head, chunk, row, column] = before
                 before += own
-                chunk += uint32(1)
+                chunk += 1
 
     @cuda.jit
     def linear_attention_chunk_kernel(q, k, v, states, out):
@@ -192,49 +186,45 @@ def make_chunked(D: int):
         weights = cuda.shared.array(PAIRS, float32)
         state = cuda.local.array(D, float32)
         values = cuda.local.array(CHUNK, float32)
-        chunk, head, thread = uint32(cuda.blockIdx.x), uint32(cuda.blockIdx.y), uint32(cuda.threadIdx.x)
-        first = uint32(chunk * uint32(CHUNK))
-        count = min(uint32(CHUNK), uint32(uint32(q.shape[1]) - first))
-        if thread < uint32(D):
-            for t in range(CHUNK):
-                there = uint32(t) < count
-                row = uint32(first + min(uint32(t), uint32(count - uint32(1))))
-                place = uint32(t * D) + thread
+        chunk, head, thread = u32.blockIdx.x, u32.blockIdx.y, u32.threadIdx.x
+        first = chunk * CHUNK
+        count = min(CHUNK, u32.shape(q)[1] - first)
+        if thread < D:
+            for t in u32.range(CHUNK):
+                there = t < count
+                row = first + min(t, count - 1)
+                place = t * D + thread
                 queries[place] = phi(q[head, row, thread]) if there else ZERO
                 keys[place] = phi(k[head, row, thread]) if there else ZERO
                 values[t] = v[head, row, thread] if there else ZERO
-            for n in range(D):
-                state[n] = states[head, chunk, uint32(n), thread]
-            z[thread] = states[head, chunk, uint32(D), thread]
+            for n in u32.range(D):
+                state[n] = states[head, chunk, n, thread]
+            z[thread] = states[head, chunk, D, thread]
         cuda.syncthreads()
-        pair = thread
-        while pair < uint32(PAIRS):
-            i, j = uint32(pair // uint32(CHUNK)), uint32(pair % uint32(CHUNK))
+        for pair in u32.range(thread, PAIRS, u32.blockDim.x):
+            i, j = pair // CHUNK, pair % CHUNK
             weight = ZERO
             if j <= i:
-                for n in range(D):
-                    weight += queries[uint32(i * uint32(D)) + uint32(n)] * keys[uint32(j * uint32(D)) + uint32(n)]
+                for n in u32.range(D):
+                    weight += queries[i * D + n] * keys[j * D + n]
             weights[pair] = weight
-            pair = uint32(pair + uint32(cuda.blockDim.x))
         cuda.syncthreads()
-        if thread < uint32(CHUNK):
+        if thread < CHUNK:
             row_sum = ZERO
-            for n in range(D):
-                row_sum += queries[uint32(thread * uint32(D)) + uint32(n)] * z[n]
-            for j in range(CHUNK):
-                row_sum += weights[uint32(thread * uint32(CHUNK)) + uint32(j)]
+            for n in u32.range(D):
+                row_sum += queries[thread * D + n] * z[n]
+            for j in u32.range(CHUNK):
+                row_sum += weights[thread * CHUNK + j]
             below[thread] = row_sum
         cuda.syncthreads()
-        if thread < uint32(D):
-            t = uint32(0)
-            while t < count:
+        if thread < D:
+            for t in u32.range(count):
                 above = ZERO
-                for n in range(D):
-                    above += queries[uint32(t * uint32(D)) + uint32(n)] * state[n]
-                for j in range(CHUNK):
-                    above += weights[uint32(t * uint32(CHUNK)) + uint32(j)] * values[j]
-                out[head, uint32(first + t), thread] = above / below[t]
-                t += uint32(1)
+                for n in u32.range(D):
+                    above += queries[t * D + n] * state[n]
+                for j in u32.range(CHUNK):
+                    above += weights[t * CHUNK + j] * values[j]
+                out[head, first + t, thread] = above / below[t]
 
     return linear_attention_states_kernel, linear_attention_scan_kernel, linear_attention_chunk_kernel
 

@@ -11,7 +11,7 @@ Shapes  as in paged.py, where the launchers are; here q and out are matrices (B 
 
 from numba import float32, uint16, uint32
 
-from labkit import cuda
+from labkit import cuda, u32
 from labkit.device import ptx
 from labkit.device.lazy import kernel_factory
 from labkit.kernels.attention.flash import make_copy_rows
@@ -45,20 +45,20 @@ def partial_stride(size: int) -> int:
 def find_parts(tokens, splits):
     """(pages, pages of a part, parts) of a sequence of so many tokens; parts are a multiple of WARPS long, but for the
     last."""
-    pages = uint32((tokens + uint32(PAGE - 1)) // uint32(PAGE))
-    share = uint32((pages + uint32(splits - 1)) // uint32(splits))
-    share = max(uint32(SHORTEST), uint32((share + uint32(WARPS - 1)) // uint32(WARPS) * uint32(WARPS)))
+    pages = (tokens + (PAGE - 1)) // PAGE
+    share = (pages + (splits - 1)) // splits
+    share = max(SHORTEST, (share + (WARPS - 1)) // WARPS * WARPS)
     if splits == 1:
         share = pages
-    return pages, share, uint32((pages + share - uint32(1)) // share)
+    return pages, share, (pages + share - 1) // share
 
 
 @cuda.jit(device=True)
 def split_range(parts, block, blocks):
     """(first part, behind the last part, blocks that have any) of a block, of a grid of so many for the sequence."""
-    each = uint32((parts + blocks - uint32(1)) // blocks)
-    first = uint32(block * each)
-    return first, min(uint32(first + each), parts), uint32((parts + each - uint32(1)) // each)
+    each = (parts + blocks - 1) // blocks
+    first = block * each
+    return first, min(first + each, parts), (parts + each - 1) // each
 
 
 @cuda.jit(device=True)
@@ -91,48 +91,46 @@ def make_join(size: int, heads: int, bf16: bool, splits: int):
     @cuda.jit(device=True)
     def write(out, row, column, left, right):
         if bf16:
-            ptx.store_global_bf162(out, uint32(row * uint32(SIZE) + column), left, right)
+            ptx.store_global_bf162(out, row * SIZE + column, left, right)
         else:
-            out[row, column], out[row, column + uint32(1)] = left, right
+            out[row, column], out[row, column + 1] = left, right
 
     @cuda.jit(device=True)
     def write_zeros(out, first_row, count, thread):
-        pair = thread
-        while pair < uint32(count * uint32(COLUMNS)):
-            row, column = uint32(pair // uint32(COLUMNS)), uint32(pair % uint32(COLUMNS) * uint32(2))
-            write(out, uint32(first_row + row), column, ZERO, ZERO)
-            pair = uint32(pair + uint32(THREADS))
+        for pair in u32.range(thread, count * COLUMNS, THREADS):
+            row, column = pair // COLUMNS, pair % COLUMNS * 2
+            write(out, first_row + row, column, ZERO, ZERO)
 
     @cuda.jit(device=True)
     def place(head, column):
-        return uint32(head * uint32(SIZE) + (column ^ (head & uint32(TURNS)) * uint32(APART)))
+        return head * SIZE + (column ^ (head & TURNS) * APART)
 
     @cuda.jit(device=True)
     def merge_partials(found, places, maxima, sums, row_max, row_sum, left, right, alone, part, group, partial, thread):
         """A part's end. found[places[warp] + place(head, column)]: acc of a warp. maxima, sums: [warp * HEADS + head].
         alone: the block has all of the sequence's parts, and folds this one; else it goes to `partial`."""
         cuda.syncthreads()  # what every warp found is complete
-        for n in range(PAIRS):
-            pair = uint32(thread + uint32(n * THREADS))
-            if pair < uint32(ALL):
-                head, column = uint32(pair // uint32(COLUMNS)), uint32(pair % uint32(COLUMNS) * uint32(2))
+        for n in u32.range(PAIRS):
+            pair = thread + n * THREADS
+            if pair < ALL:
+                head, column = pair // COLUMNS, pair % COLUMNS * 2
                 part_max, part_sum, part_left, part_right = LOWEST, ZERO, ZERO, ZERO
-                for warp in range(WARPS):
-                    part_max = max(part_max, maxima[uint32(warp * HEADS) + head])
-                for warp in range(WARPS):
-                    at = uint32(places[warp] + place(head, column))
-                    weight = ptx.exp2_approx(maxima[uint32(warp * HEADS) + head] - part_max)
-                    part_sum += sums[uint32(warp * HEADS) + head] * weight
+                for warp in u32.range(WARPS):
+                    part_max = max(part_max, maxima[warp * HEADS + head])
+                for warp in u32.range(WARPS):
+                    at = places[warp] + place(head, column)
+                    weight = ptx.exp2_approx(maxima[warp * HEADS + head] - part_max)
+                    part_sum += sums[warp * HEADS + head] * weight
                     part_left += found[at] * weight
-                    part_right += found[at + uint32(1)] * weight
+                    part_right += found[at + 1] * weight
                 if not SPLIT or alone:
                     fold(row_max, row_sum, left, right, n, part_max, part_sum, part_left, part_right)
                 else:
-                    one = uint32(uint32(uint32(uint32(group * uint32(SPLITS)) + part) * uint32(HEADS) + head)
-                                 * uint32(RECORD))
-                    partial[one + column], partial[one + column + uint32(1)] = part_left, part_right
-                    if column == uint32(0):
-                        partial[one + uint32(SIZE)], partial[one + uint32(SIZE + 1)] = part_sum, part_max
+                    one = (((group * SPLITS + part) * HEADS + head)
+                                 * RECORD)
+                    partial[one + column], partial[one + column + 1] = part_left, part_right
+                    if column == 0:
+                        partial[one + SIZE], partial[one + (SIZE + 1)] = part_sum, part_max
         cuda.syncthreads()  # and has been read by every thread
 
     @cuda.jit(device=True)
@@ -140,36 +138,36 @@ def make_join(size: int, heads: int, bf16: bool, splits: int):
                       arrived, thread):
         """first_row, count: the block's rows of out as a matrix (B * H, D). group: the number of the `blocks` that
         belong together."""
-        if SPLIT and blocks > uint32(1):
-            if thread == uint32(0):
+        if SPLIT and blocks > 1:
+            if thread == 0:
                 cuda.threadfence()  # every block sees the records of this one before it sees the count
                 # The count is 0 again after the last block: the next launch needs nothing.
-                order = uint32(cuda.atomic.inc(arrived, group, uint32(blocks - uint32(1))))
-                last[0] = uint32(1) if order == uint32(blocks - uint32(1)) else uint32(0)
+                order = uint32(cuda.atomic.inc(arrived, group, blocks - 1))
+                last[0] = 1 if order == blocks - 1 else 0
                 cuda.threadfence()
             cuda.syncthreads()
-            if last[0] == uint32(0):
+            if last[0] == 0:
                 return
             fold_parts(row_max, row_sum, left, right, parts, group, partial, thread)
-        for n in range(PAIRS):
-            pair = uint32(thread + uint32(n * THREADS))
-            head, column = uint32(pair // uint32(COLUMNS)), uint32(pair % uint32(COLUMNS) * uint32(2))
+        for n in u32.range(PAIRS):
+            pair = thread + n * THREADS
+            head, column = pair // COLUMNS, pair % COLUMNS * 2
             if head < count:
                 share = float32(1.0) / row_sum[n]
-                write(out, uint32(first_row + head), column, left[n] * share, right[n] * share)
+                write(out, first_row + head, column, left[n] * share, right[n] * share)
 
     @cuda.jit(device=True)
     def fold_parts(row_max, row_sum, left, right, parts, group, partial, thread):
-        for n in range(PAIRS):
-            pair = min(uint32(thread + uint32(n * THREADS)), uint32(ALL - 1))
-            head, column = uint32(pair // uint32(COLUMNS)), uint32(pair % uint32(COLUMNS) * uint32(2))
-            first = uint32(uint32(group * uint32(SPLITS * HEADS)) + head) * uint32(RECORD)
+        for n in u32.range(PAIRS):
+            pair = min(thread + n * THREADS, ALL - 1)
+            head, column = pair // COLUMNS, pair % COLUMNS * 2
+            first = (group * (SPLITS * HEADS) + head) * RECORD
             # No branches, so that all loads can be under way at once: a part that is not there weighs nothing.
-            for part in range(SPLITS):
-                one = uint32(first + min(uint32(part), uint32(parts - uint32(1))) * uint32(HEADS * RECORD))
-                part_max = partial[one + uint32(SIZE + 1)] if uint32(part) < parts else LOWEST
-                fold(row_max, row_sum, left, right, n, part_max, partial[one + uint32(SIZE)], partial[one + column],
-                     partial[one + column + uint32(1)])
+            for part in u32.range(SPLITS):
+                one = first + min(part, parts - 1) * (HEADS * RECORD)
+                part_max = partial[one + (SIZE + 1)] if part < parts else LOWEST
+                fold(row_max, row_sum, left, right, n, part_max, partial[one + SIZE], partial[one + column],
+                     partial[one + column + 1])
 
     return write_zeros, place, merge_partials, reduce_splits
 
@@ -244,28 +242,28 @@ def make_paged_decode(size: int, heads: int, bf16: bool, splits: int):
         value_numbers = cuda.local.array(NUMBERS, float32)
         scores = cuda.local.array(SCORES, float32)
         # No branches, so that all loads can be under way at once.
-        for n in range(ROUND):
-            read(key_numbers, n * COUNT, keys, uint32(at + min(uint32(first + uint32(n * KEYS)), last) * uint32(SIZE)))
-        for n in range(ROUND):
+        for n in u32.range(ROUND):
+            read(key_numbers, n * COUNT, keys, at + min(first + n * KEYS, last) * SIZE)
+        for n in u32.range(ROUND):
             read(value_numbers, n * COUNT, values,
-                 uint32(at + min(uint32(first + uint32(n * KEYS)), last) * uint32(SIZE)))
-        for n in range(ROUND):
-            score_key(scores, queries, key_numbers, n, uint32(first + uint32(n * KEYS)) <= last)
+                 at + min(first + n * KEYS, last) * SIZE)
+        for n in u32.range(ROUND):
+            score_key(scores, queries, key_numbers, n, first + n * KEYS <= last)
         for head in range(HEADS):
             new = row_max[head]
-            for n in range(ROUND):
+            for n in u32.range(ROUND):
                 new = max(new, scores[n * HEADS + head])
             correction = ptx.exp2_approx(row_max[head] - new)
             row_max[head] = new
             part = ZERO
-            for n in range(ROUND):
+            for n in u32.range(ROUND):
                 exponential = ptx.exp2_approx(scores[n * HEADS + head] - new)
                 scores[n * HEADS + head] = exponential
                 part += exponential
             row_sum[head] = row_sum[head] * correction + part
             for i in range(COUNT):
                 acc[head * COUNT + i] *= correction
-        for n in range(ROUND):
+        for n in u32.range(ROUND):
             add_value(acc, scores, value_numbers, n)
 
     @cuda.jit(device=True)
@@ -298,66 +296,64 @@ def make_paged_decode(size: int, heads: int, bf16: bool, splits: int):
         row_sum = cuda.local.array(HEADS, float32)
         whole_max, whole_sum = cuda.local.array(PAIRS, float32), cuda.local.array(PAIRS, float32)
         left, right = cuda.local.array(PAIRS, float32), cuda.local.array(PAIRS, float32)
-        thread = uint32(cuda.threadIdx.x)
-        lane, warp = uint32(thread % uint32(32)), uint32(thread // uint32(32))
-        sequence = uint32(cuda.blockIdx.z)
-        blocks = uint32(uint32(cuda.gridDim.y) // kv_heads)
-        kv_head = uint32(uint32(cuda.blockIdx.y) // blocks)
-        first_head = uint32(uint32(cuda.blockIdx.y) % blocks * uint32(HEADS))  # of those that share kv_head
-        count = min(uint32(HEADS), uint32(ratio - first_head))
-        first_row = uint32(uint32(sequence * kv_heads + kv_head) * ratio + first_head)
-        block = uint32(cuda.blockIdx.x)
-        tokens, scale = find_length(lengths, sequence, uint32(page_table.shape[1]), scale)
-        if tokens == uint32(0):
-            if block == uint32(0):
+        thread = u32.threadIdx.x
+        lane, warp = thread % 32, thread // 32
+        sequence = u32.blockIdx.z
+        blocks = u32.gridDim.y // kv_heads
+        kv_head = u32.blockIdx.y // blocks
+        first_head = u32.blockIdx.y % blocks * HEADS  # of those that share kv_head
+        count = min(HEADS, ratio - first_head)
+        first_row = (sequence * kv_heads + kv_head) * ratio + first_head
+        block = u32.blockIdx.x
+        tokens, scale = find_length(lengths, sequence, u32.shape(page_table)[1], scale)
+        if tokens == 0:
+            if block == 0:
                 write_zeros(out, first_row, count, thread)
             return
         pages, share, parts = find_parts(tokens, splits)
-        part, last_part, blocks_used = split_range(parts, block, uint32(cuda.gridDim.x))
+        part, last_part, blocks_used = split_range(parts, block, u32.gridDim.x)
         if part >= last_part:
             return  # the grid has blocks for a full page table
-        piece, key = uint32(lane % uint32(LANES)), uint32(lane // uint32(LANES))
-        own = uint32((piece if WHOLE else min(piece, uint32(PIECES - 1))) * uint32(COUNT))
-        for head in range(HEADS):
-            row = uint32(first_row + min(uint32(head), uint32(count - uint32(1))))
-            read(queries, head * COUNT, q, uint32(row * uint32(SIZE) + own))
-            for i in range(COUNT):
-                queries[head * COUNT + i] *= scale if WHOLE or piece < uint32(PIECES) else ZERO
+        piece, key = lane % LANES, lane // LANES
+        own = (piece if WHOLE else min(piece, PIECES - 1)) * COUNT
+        for head in u32.range(HEADS):
+            row = first_row + min(head, count - 1)
+            read(queries, head * COUNT, q, row * SIZE + own)
+            for i in u32.range(COUNT):
+                queries[head * COUNT + i] *= scale if WHOLE or piece < PIECES else ZERO
         for n in range(PAIRS):
             whole_max[n], whole_sum[n], left[n], right[n] = LOWEST, ZERO, ZERO, ZERO
-        if lane == uint32(0):
-            places[warp] = uint32(warp * uint32(HEADS * SIZE))
-        group = uint32(sequence * uint32(cuda.gridDim.y) + uint32(cuda.blockIdx.y))
+        if lane == 0:
+            places[warp] = warp * (HEADS * SIZE)
+        group = sequence * u32.gridDim.y + u32.blockIdx.y
 
         while part < last_part:
-            for head in range(HEADS):
+            for head in u32.range(HEADS):
                 row_max[head], row_sum[head] = LOWEST, ZERO
-                for i in range(COUNT):
+                for i in u32.range(COUNT):
                     acc[head * COUNT + i] = ZERO
-            page = uint32(uint32(part * share) + warp)
-            end = min(uint32(uint32(part + uint32(1)) * share), pages)
-            while page < end:
+            end = min((part + 1) * share, pages)
+            for page in u32.range(part * share + warp, end, WARPS):
                 number = uint32(page_table[sequence, page])
-                at = uint32(uint32(number * kv_heads + kv_head) * uint32(PAGE * SIZE) + own)
-                last = min(uint32(tokens - page * uint32(PAGE)), uint32(PAGE)) - uint32(1)
-                for step in range(ROUNDS):
+                at = (number * kv_heads + kv_head) * (PAGE * SIZE) + own
+                last = min(tokens - page * PAGE, PAGE) - 1
+                for step in u32.range(ROUNDS):
                     add_round(queries, acc, row_max, row_sum, keys, values, at,
-                              uint32(key + uint32(step * ROUND * KEYS)), last)
-                page = uint32(page + uint32(WARPS))
+                              key + step * ROUND * KEYS, last)
 
-            for head in range(HEADS):
+            for head in u32.range(HEADS):
                 join_lanes(acc, row_max, row_sum, head)
-                if key == uint32(0) and (WHOLE or piece < uint32(PIECES)):
-                    for i in range(0, COUNT, 4):
-                        at = uint32(uint32(warp * uint32(HEADS * SIZE)) + place(uint32(head), uint32(own + uint32(i))))
+                if key == 0 and (WHOLE or piece < PIECES):
+                    for i in u32.range(0, COUNT, 4):
+                        at = warp * (HEADS * SIZE) + place(head, own + i)
                         ptx.store_shared4(found, at, acc[head * COUNT + i], acc[head * COUNT + i + 1],
                                           acc[head * COUNT + i + 2], acc[head * COUNT + i + 3])
-                if lane == uint32(0):
-                    maxima[uint32(warp * uint32(HEADS)) + uint32(head)] = row_max[head]
-                    sums[uint32(warp * uint32(HEADS)) + uint32(head)] = row_sum[head]
-            merge_partials(found, places, maxima, sums, whole_max, whole_sum, left, right, blocks_used == uint32(1),
+                if lane == 0:
+                    maxima[warp * HEADS + head] = row_max[head]
+                    sums[warp * HEADS + head] = row_sum[head]
+            merge_partials(found, places, maxima, sums, whole_max, whole_sum, left, right, blocks_used == 1,
                            part, group, partial, thread)
-            part = uint32(part + uint32(1))
+            part += 1
         reduce_splits(last_block, out, first_row, count, whole_max, whole_sum, left, right, parts, blocks_used, group,
                       partial, arrived, thread)
 
@@ -402,19 +398,19 @@ def make_paged_decode_mma(size: int, heads: int, early: bool = False):
         """Starts the copies of a page, if there is one; of rows beyond the sequence come zeros. Closes a group."""
         if page < end:
             number = uint32(page_table[sequence, page])
-            row = uint32(uint32(number * kv_heads + kv_head) * uint32(PAGE))
-            rows = uint32(row + min(uint32(tokens - page * uint32(PAGE)), uint32(PAGE)))
-            copy_page(shared, at, keys, row, rows, uint32(0), lane)
-            copy_page(shared, uint32(at + uint32(TILE)), values, row, rows, uint32(0), lane)
+            row = (number * kv_heads + kv_head) * PAGE
+            rows = row + min(tokens - page * PAGE, PAGE)
+            copy_page(shared, at, keys, row, rows, 0, lane)
+            copy_page(shared, at + TILE, values, row, rows, 0, lane)
         ptx.cp_async_commit()
 
     @cuda.jit(device=True)
     def fetch_page(keys, values, page_table, sequence, page, end, kv_heads, kv_head):
         """Brings a page into L2, if there is one."""
         if page < end:
-            at = uint32(uint32(uint32(page_table[sequence, page]) * kv_heads + kv_head) * uint32(PAGE_ELEMENTS))
-            ptx.prefetch_l2(keys, at, uint32(PAGE_BYTES))
-            ptx.prefetch_l2(values, at, uint32(PAGE_BYTES))
+            at = (uint32(page_table[sequence, page]) * kv_heads + kv_head) * PAGE_ELEMENTS
+            ptx.prefetch_l2(keys, at, PAGE_BYTES)
+            ptx.prefetch_l2(values, at, PAGE_BYTES)
 
     @cuda.jit(launch_bounds=(THREADS, 4 if size <= 64 else 2))
     def paged_decode_mma_kernel(q, keys, values, page_table, lengths, out, scale, ratio, kv_heads, partial, arrived):
@@ -431,99 +427,99 @@ def make_paged_decode_mma(size: int, heads: int, early: bool = False):
         row_sum = cuda.local.array(2, float32)
         whole_max, whole_sum = cuda.local.array(PAIRS, float32), cuda.local.array(PAIRS, float32)
         left, right = cuda.local.array(PAIRS, float32), cuda.local.array(PAIRS, float32)
-        thread = uint32(cuda.threadIdx.x)
-        lane, warp = uint32(thread % uint32(32)), uint32(thread // uint32(32))
-        sequence = uint32(cuda.blockIdx.z)
-        blocks = uint32(uint32(cuda.gridDim.y) // kv_heads)
-        kv_head = uint32(uint32(cuda.blockIdx.y) // blocks)
-        first_head = uint32(uint32(cuda.blockIdx.y) % blocks * uint32(HEADS))  # of those that share kv_head
-        count = min(uint32(HEADS), uint32(ratio - first_head))
-        first_row = uint32(uint32(sequence * kv_heads + kv_head) * ratio + first_head)
-        block = uint32(cuda.blockIdx.x)
+        thread = u32.threadIdx.x
+        lane, warp = thread % 32, thread // 32
+        sequence = u32.blockIdx.z
+        blocks = u32.gridDim.y // kv_heads
+        kv_head = u32.blockIdx.y // blocks
+        first_head = u32.blockIdx.y % blocks * HEADS  # of those that share kv_head
+        count = min(HEADS, ratio - first_head)
+        first_row = (sequence * kv_heads + kv_head) * ratio + first_head
+        block = u32.blockIdx.x
         if EARLY:
             ptx.griddepcontrol_launch_dependents()
-        tokens, scale = find_length(lengths, sequence, uint32(page_table.shape[1]), scale)
-        pages, share, parts = find_parts(max(tokens, uint32(1)), SPLITS)
-        part, last_part, blocks_used = split_range(parts, block, uint32(cuda.gridDim.x))
-        page = uint32(uint32(part * share) + warp)
-        last_page = min(uint32(last_part * share), pages)  # behind the block's last one
+        tokens, scale = find_length(lengths, sequence, u32.shape(page_table)[1], scale)
+        pages, share, parts = find_parts(max(tokens, 1), SPLITS)
+        part, last_part, blocks_used = split_range(parts, block, u32.gridDim.x)
+        page = part * share + warp
+        last_page = min(last_part * share, pages)  # behind the block's last one
         if EARLY:
-            if tokens > uint32(0) and lane < uint32(BEFORE):
-                fetch_page(keys, values, page_table, sequence, uint32(page + lane * uint32(WARPS)), last_page, kv_heads,
+            if tokens > 0 and lane < BEFORE:
+                fetch_page(keys, values, page_table, sequence, page + lane * WARPS, last_page, kv_heads,
                            kv_head)
             ptx.griddepcontrol_wait()
-        if tokens == uint32(0):
-            if block == uint32(0):
+        if tokens == 0:
+            if block == 0:
                 write_zeros(out, first_row, count, thread)
             return
         if part >= last_part:
             return  # the grid has blocks for a full page table
-        ring = uint32(warp * uint32(RING))
-        copy_queries(shared, uint32(QUERIES_AT), q, first_row, uint32(first_row + count), uint32(0), thread)
+        ring = warp * RING
+        copy_queries(shared, QUERIES_AT, q, first_row, first_row + count, 0, thread)
         ptx.cp_async_commit()
-        for n in range(BEFORE):
-            start_page(shared, uint32(ring + uint32(n * STAGE)), keys, values, page_table, sequence,
-                       uint32(page + uint32(n * WARPS)), last_page, tokens, kv_heads, kv_head, lane)
-        for n in range(PAIRS):
+        for n in u32.range(BEFORE):
+            start_page(shared, ring + n * STAGE, keys, values, page_table, sequence,
+                       page + n * WARPS, last_page, tokens, kv_heads, kv_head, lane)
+        for n in u32.range(PAIRS):
             whole_max[n], whole_sum[n], left[n], right[n] = LOWEST, ZERO, ZERO, ZERO
-        group = uint32(sequence * uint32(cuda.gridDim.y) + uint32(cuda.blockIdx.y))
+        group = sequence * u32.gridDim.y + u32.blockIdx.y
 
-        swizzle = uint32(lane >> uint32(SHIFT) & uint32(MASK))
-        row_at = uint32(lane % uint32(16) * uint32(PITCH))
-        wide = uint32(lane // uint32(16) ^ swizzle)  # for queries and values: rows L % 16, right piece from lane 16 on
-        key_at = uint32((lane % uint32(8) + lane // uint32(16) * uint32(8)) * uint32(PITCH))
-        tall = uint32(lane // uint32(8) % uint32(2) ^ swizzle)  # for keys: the right piece before the next eight rows
+        swizzle = lane >> SHIFT & MASK
+        row_at = lane % 16 * PITCH
+        wide = lane // 16 ^ swizzle  # for queries and values: rows L % 16, right piece from lane 16 on
+        key_at = (lane % 8 + lane // 16 * 8) * PITCH
+        tall = lane // 8 % 2 ^ swizzle  # for keys: the right piece before the next eight rows
         ptx.cp_async_wait(BEFORE)
         cuda.syncthreads()  # the queries are there
         for k in range(STEPS):
-            read_queries(query_words, shared, uint32(uint32(QUERIES_AT) + row_at), wide, k, 4 * k)
-        stage, free = uint32(0), uint32(BEFORE * STAGE)  # of the ring: the next page, and the place that none is in
+            read_queries(query_words, shared, QUERIES_AT + row_at, wide, k, 4 * k)
+        stage, free = 0, BEFORE * STAGE  # of the ring: the next page, and the place that none is in
         while part < last_part:
-            end = min(uint32(uint32(part + uint32(1)) * share), pages)
+            end = min((part + 1) * share, pages)
             for i in range(ACCUMULATORS):
                 acc[i] = ZERO
-            for r in range(2):
+            for r in u32.range(2):
                 row_max[r], row_sum[r] = NEG_INF, ZERO
             while page < end:
                 ptx.cp_async_wait(PENDING)
                 cuda.syncwarp()  # this page has landed, and every lane has read the one before it
-                start_page(shared, uint32(ring + free), keys, values, page_table, sequence,
-                           uint32(page + uint32(BEFORE * WARPS)), last_page, tokens, kv_heads, kv_head, lane)
-                at = uint32(ring + stage)
+                start_page(shared, ring + free, keys, values, page_table, sequence,
+                           page + BEFORE * WARPS, last_page, tokens, kv_heads, kv_head, lane)
+                at = ring + stage
                 for i in range(8):
                     scores[i] = ZERO
                 for k in range(STEPS):
-                    add_scores(scores, query_words, shared, uint32(at + key_at), tall, k, 4 * k)
-                key = uint32(page * uint32(PAGE) + lane % uint32(4) * uint32(2))
-                for r in range(LANE_ROWS):
-                    if uint32(page + uint32(1)) * uint32(PAGE) > tokens:
+                    add_scores(scores, query_words, shared, at + key_at, tall, k, 4 * k)
+                key = page * PAGE + lane % 4 * 2
+                for r in u32.range(LANE_ROWS):
+                    if (page + 1) * PAGE > tokens:
                         hide(scores, key, tokens, r)
                     online_softmax_update(scores, acc, row_max, row_sum, scale, r)
-                add_values(scores, acc, words, shared, uint32(at + uint32(TILE) + row_at), wide, 0)
-                page = uint32(page + uint32(WARPS))
+                add_values(scores, acc, words, shared, at + TILE + row_at, wide, 0)
+                page += WARPS
                 free = stage
-                stage = uint32(stage + uint32(STAGE)) if stage < uint32(BEFORE * STAGE) else uint32(0)
+                stage = stage + STAGE if stage < BEFORE * STAGE else 0
 
             cuda.syncwarp()  # every lane has read the last page, where these sums go
-            mine = uint32(uint32(ring + free) // uint32(2))  # in float32 numbers
-            if lane == uint32(0):
+            mine = (ring + free) // 2  # in float32 numbers
+            if lane == 0:
                 places[warp] = mine
-            for r in range(LANE_ROWS):
+            for r in u32.range(LANE_ROWS):
                 whole = row_sum[r]
                 whole += cuda.shfl_xor_sync(ALL_LANES, whole, 1)
                 whole += cuda.shfl_xor_sync(ALL_LANES, whole, 2)
-                head = uint32(lane // uint32(4) + uint32(8 * r))
-                if head < uint32(HEADS):
-                    for j in range(PIECES):
-                        to = uint32(mine + place(head, uint32(uint32(8 * j) + lane % uint32(4) * uint32(2))))
+                head = lane // 4 + 8 * r
+                if head < HEADS:
+                    for j in u32.range(PIECES):
+                        to = mine + place(head, 8 * j + lane % 4 * 2)
                         found[to] = acc[4 * j + 2 * r]
-                        found[to + uint32(1)] = acc[4 * j + 2 * r + 1]
-                    if lane % uint32(4) == uint32(0):
-                        sums[uint32(warp * uint32(HEADS)) + head] = whole
-                        maxima[uint32(warp * uint32(HEADS)) + head] = max(LOWEST, row_max[r] * scale)
-            merge_partials(found, places, maxima, sums, whole_max, whole_sum, left, right, blocks_used == uint32(1),
+                        found[to + 1] = acc[4 * j + 2 * r + 1]
+                    if lane % 4 == 0:
+                        sums[warp * HEADS + head] = whole
+                        maxima[warp * HEADS + head] = max(LOWEST, row_max[r] * scale)
+            merge_partials(found, places, maxima, sums, whole_max, whole_sum, left, right, blocks_used == 1,
                            part, group, partial, thread)
-            part = uint32(part + uint32(1))
+            part += 1
         reduce_splits(last_block, out, first_row, count, whole_max, whole_sum, left, right, parts, blocks_used, group,
                       partial, arrived, thread)
 

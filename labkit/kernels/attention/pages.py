@@ -18,7 +18,7 @@ from dataclasses import replace
 import numpy as np
 from numba import float32, uint16, uint32
 
-from labkit import cuda
+from labkit import cuda, u32
 from labkit.device import ptx
 from labkit.kernels.arguments import aligned, check_array
 from labkit.kernels.attention.heads import NOT_A_NUMBER
@@ -201,7 +201,7 @@ def as_matrix(array):
 @cuda.jit(device=True)
 def find_length(lengths, sequence, max_pages, scale):
     """(tokens of the sequence, the scale of its scores): NaN where the page table has no place for so many."""
-    tokens, most = uint32(lengths[sequence]), uint32(max_pages * uint32(PAGE))
+    tokens, most = uint32(lengths[sequence]), max_pages * PAGE
     if tokens > most:
         tokens, scale = most, NOT_A_NUMBER
     return tokens, scale
@@ -212,10 +212,10 @@ def find_context(contexts, sequence, tokens, max_pages, scale):
     """Return (tokens before the sequence's first row, its keys, the scale of its scores). If the table is too short
     for that many keys, or there are fewer keys than rows, the scale is NaN, and so is the output."""
     context = uint32(contexts[sequence])
-    keys = min(context, uint32(max_pages * uint32(PAGE)))
-    before = uint32(keys - tokens)
+    keys = min(context, max_pages * PAGE)
+    before = keys - tokens
     if keys < context or keys < tokens:
-        before, scale = uint32(0), NOT_A_NUMBER
+        before, scale = 0, NOT_A_NUMBER
     return before, keys, scale
 
 
@@ -224,7 +224,7 @@ def make_access(bf16: bool):
     if bf16:
         @cuda.jit(device=True)
         def number(element):
-            return ptx.bits_float(uint32(uint32(element) << uint32(16)))
+            return ptx.bits_float(uint32(element) << 16)
 
         @cuda.jit(device=True)
         def element(value):
@@ -250,34 +250,28 @@ def make_attend(size: int, bf16: bool):
     @cuda.jit(device=True)
     def score_of(q, row, head, keys, page, kv_head, j):
         score = float32(0.0)
-        i = uint32(0)
-        while i < uint32(SIZE):
-            score += number(q[row, head, i]) * number(keys[page, kv_head, j % uint32(PAGE), i])
-            i += uint32(1)
+        for i in u32.range(SIZE):
+            score += number(q[row, head, i]) * number(keys[page, kv_head, j % PAGE, i])
         return score
 
     @cuda.jit(device=True)
     def attend(q, row, head, keys, values, page_table, sequence, seen, out, scale):
         acc = cuda.local.array(SIZE, float32)
-        kv_head = uint32(head // uint32(uint32(q.shape[1]) // uint32(keys.shape[1])))
+        kv_head = head // (u32.shape(q)[1] // u32.shape(keys)[1])
         for i in range(SIZE):
             acc[i] = float32(0.0)
         row_max = float32(-np.inf)
-        j = uint32(0)
-        while j < seen:
-            page = uint32(page_table[sequence, j // uint32(PAGE)])
+        for j in u32.range(seen):
+            page = uint32(page_table[sequence, j // PAGE])
             row_max = max(row_max, score_of(q, row, head, keys, page, kv_head, j) * scale)
-            j += uint32(1)
         row_sum = float32(0.0)
-        j = uint32(0)
-        while j < seen:
-            page = uint32(page_table[sequence, j // uint32(PAGE)])
+        for j in u32.range(seen):
+            page = uint32(page_table[sequence, j // PAGE])
             exponential = math.exp(score_of(q, row, head, keys, page, kv_head, j) * scale - row_max)
             row_sum += exponential
             for i in range(SIZE):
-                acc[i] += exponential * number(values[page, kv_head, j % uint32(PAGE), i])
-            j += uint32(1)
-        share = float32(0.0) if seen == uint32(0) else float32(1.0) / row_sum
+                acc[i] += exponential * number(values[page, kv_head, j % PAGE, i])
+        share = float32(0.0) if seen == 0 else float32(1.0) / row_sum
         for i in range(SIZE):
             out[row, head, i] = element(acc[i] * share)
 

@@ -16,7 +16,7 @@ has the same result, bit for bit, alone, padded to any length, and packed, in ev
 import numpy as np
 from numba import float32, uint32
 
-from labkit import cuda, device
+from labkit import cuda, device, u32
 from labkit.device import ptx
 from labkit.device.lazy import kernel_factory
 from labkit.kernels.arguments import aligned, dynamic_shared
@@ -91,7 +91,7 @@ def make_sentences_flash_half(size: int, warps: int, down: int, keys: int, teams
     @cuda.jit(device=True)
     def copy_tile(shared, at, qkv, row, end, key_column, width, member):
         copy_rows(shared, at, qkv, row, end, key_column, member)
-        copy_rows(shared, uint32(at + uint32(TILE)), qkv, row, end, uint32(key_column + width), member)
+        copy_rows(shared, at + TILE, qkv, row, end, key_column + width, member)
 
     @cuda.jit(device=True)
     def meet():
@@ -111,38 +111,38 @@ def make_sentences_flash_half(size: int, warps: int, down: int, keys: int, teams
         words = cuda.local.array(WORDS, uint32)
         row_max = cuda.local.array(LANE_ROWS, float32)
         row_sum = cuda.local.array(LANE_ROWS, float32)
-        thread = uint32(cuda.threadIdx.x)
-        lane, member, team = uint32(thread % uint32(32)), uint32(thread % uint32(TEAM)), uint32(thread // uint32(TEAM))
-        rows, width = uint32(out.shape[0]), uint32(out.shape[1])
-        head_column = uint32((uint32(cuda.blockIdx.x) * uint32(TEAMS) + team) * uint32(SIZE))
-        key_column = uint32(width + head_column)
-        begin, tokens, scale = find_sentence(begins, lengths, uint32(cuda.blockIdx.z), rows, longest, scale)
-        row0 = uint32(uint32(cuda.blockIdx.y) * uint32(ROWS))  # counted from the sentence's first, as are keys
+        thread = u32.threadIdx.x
+        lane, member, team = thread % 32, thread % TEAM, thread // TEAM
+        rows, width = u32.shape(out)
+        head_column = (u32.blockIdx.x * TEAMS + team) * SIZE
+        key_column = width + head_column
+        begin, tokens, scale = find_sentence(begins, lengths, u32.blockIdx.z, rows, longest, scale)
+        row0 = u32.blockIdx.y * ROWS  # counted from the sentence's first, as are keys
         if row0 >= tokens:
             return
-        end = uint32(begin + tokens)
-        mine = uint32(member // uint32(32) * uint32(WARP_ROWS))  # this warp's first row in the tile
-        active = uint32(row0 + mine) < tokens  # or else the warp only copies
-        for i in range(ACCUMULATORS):
+        end = begin + tokens
+        mine = member // 32 * WARP_ROWS  # this warp's first row in the tile
+        active = row0 + mine < tokens  # or else the warp only copies
+        for i in u32.range(ACCUMULATORS):
             acc[i] = ZERO
-        for i in range(LANE_ROWS):
+        for i in u32.range(LANE_ROWS):
             row_max[i], row_sum[i] = NEG_INF, ZERO
 
-        base = uint32(team * uint32(NUMBERS))
-        swizzle = uint32(lane >> uint32(SHIFT) & uint32(MASK))
-        query_at = uint32(base + (mine + lane % uint32(16)) * uint32(PITCH))
-        wide = uint32(lane // uint32(16) ^ swizzle)  # for queries and values: rows L % 16, right piece from lane 16 on
-        stage = uint32(base + uint32(KEYS_AT))
-        key_at = uint32((lane % uint32(8) + lane // uint32(16) * uint32(8)) * uint32(PITCH))
-        tall = uint32(lane // uint32(8) % uint32(2) ^ swizzle)  # for keys: the right piece before the next eight rows
-        value_at = uint32(uint32(TILE) + lane % uint32(16) * uint32(PITCH))
+        base = team * NUMBERS
+        swizzle = lane >> SHIFT & MASK
+        query_at = base + (mine + lane % 16) * PITCH
+        wide = lane // 16 ^ swizzle  # for queries and values: rows L % 16, right piece from lane 16 on
+        stage = base + KEYS_AT
+        key_at = (lane % 8 + lane // 16 * 8) * PITCH
+        tall = lane // 8 % 2 ^ swizzle  # for keys: the right piece before the next eight rows
+        value_at = TILE + lane % 16 * PITCH
 
-        copy_queries(shared, base, qkv, uint32(begin + row0), end, head_column, member)
+        copy_queries(shared, base, qkv, begin + row0, end, head_column, member)
         copy_tile(shared, stage, qkv, begin, end, key_column, width, member)
         ptx.cp_async_commit()
         if STAGES == 2:
-            if tokens > uint32(keys):
-                copy_tile(shared, uint32(stage + uint32(STAGE)), qkv, uint32(begin + uint32(keys)), end, key_column,
+            if tokens > keys:
+                copy_tile(shared, stage + STAGE, qkv, begin + keys, end, key_column,
                           width, member)
             ptx.cp_async_commit()
         ptx.cp_async_wait(PENDING)
@@ -150,63 +150,63 @@ def make_sentences_flash_half(size: int, warps: int, down: int, keys: int, teams
         if KEPT:
             for k in range(STEPS):
                 read_queries(query_words, shared, query_at, wide, k, k * WORDS)
-        key0, other = uint32(0), uint32(STAGE)  # `other`: from this stage to the one after it
+        key0, other = 0, STAGE  # `other`: from this stage to the one after it
         while key0 < tokens:
-            key1 = uint32(key0 + uint32(keys))
+            key1 = key0 + keys
             if active:
-                for i in range(SCORES):
+                for i in u32.range(SCORES):
                     scores[i] = ZERO
                 for k in range(STEPS):
                     if KEPT:
-                        add_scores(scores, query_words, shared, uint32(stage + key_at), tall, k, k * WORDS)
+                        add_scores(scores, query_words, shared, stage + key_at, tall, k, k * WORDS)
                     else:
                         read_queries(query_words, shared, query_at, wide, k, 0)
-                        add_scores(scores, query_words, shared, uint32(stage + key_at), tall, k, 0)
+                        add_scores(scores, query_words, shared, stage + key_at, tall, k, 0)
                 if key1 > tokens:
-                    key = uint32(key0 + lane % uint32(4) * uint32(2))
-                    for r in range(LANE_ROWS):
+                    key = key0 + lane % 4 * 2
+                    for r in u32.range(LANE_ROWS):
                         hide(scores, key, tokens, r)
-                for r in range(LANE_ROWS):
+                for r in u32.range(LANE_ROWS):
                     online_softmax_update(scores, acc, row_max, row_sum, scale, r)
                 for k in range(keys // 16):
-                    add_values(scores, acc, words, shared, uint32(stage + value_at), wide, k)
+                    add_values(scores, acc, words, shared, stage + value_at, wide, k)
             if STAGES == 2 and key1 < tokens:
-                key2 = uint32(key1 + uint32(keys))
+                key2 = key1 + keys
                 if key2 < tokens:
                     meet()  # every warp has read this tile
-                    copy_tile(shared, stage, qkv, uint32(begin + key2), end, key_column, width, member)
+                    copy_tile(shared, stage, qkv, begin + key2, end, key_column, width, member)
                 ptx.cp_async_commit()
                 ptx.cp_async_wait(PENDING)
                 meet()  # the next tile is there
-                stage, other = uint32(stage + other), uint32(uint32(0) - other)
+                stage, other = stage + other, 0 - other
             key0 = key1
 
         if active:
-            for r in range(LANE_ROWS):
+            for r in u32.range(LANE_ROWS):
                 whole = row_sum[r]
                 whole += cuda.shfl_xor_sync(ALL_LANES, whole, 1)
                 whole += cuda.shfl_xor_sync(ALL_LANES, whole, 2)
                 row_sum[r] = float32(1.0) / whole
             # Out through the place of this warp's queries, so that lanes store rows whole, 16 bytes each.
             cuda.syncwarp()  # all lanes have read the queries
-            place0 = uint32(base + mine * uint32(PITCH))
-            for r in range(LANE_ROWS):
-                row = uint32(lane // uint32(4) + uint32(8 * r))
-                for j in range(PIECES):
+            place0 = base + mine * PITCH
+            for r in u32.range(LANE_ROWS):
+                row = lane // 4 + 8 * r
+                for j in u32.range(PIECES):
                     at = (r // 2 * PIECES + j) * 4 + r % 2 * 2
-                    piece = uint32(j) ^ row >> uint32(SHIFT) & uint32(MASK)
-                    place = uint32(place0 + row * uint32(PITCH) + piece * uint32(CHUNK))
-                    pairs[uint32(place // uint32(2) + lane % uint32(4))] = ptx.pack_half2(acc[at] * row_sum[r],
+                    piece = j ^ row >> SHIFT & MASK
+                    place = place0 + row * PITCH + piece * CHUNK
+                    pairs[place // 2 + lane % 4] = ptx.pack_half2(acc[at] * row_sum[r],
                                                                                           acc[at + 1] * row_sum[r])
             cuda.syncwarp()
-            for i in range(MOVES):
-                move = uint32(lane + uint32(32 * i))
-                row, piece = uint32(move // uint32(PIECES)), uint32(move % uint32(PIECES))
-                swizzled = uint32(piece ^ row >> uint32(SHIFT) & uint32(MASK))
-                x, y, z, w = ptx.load_shared4(shared, uint32(place0 + row * uint32(PITCH) + swizzled * uint32(CHUNK)))
-                t = uint32(row0 + mine + row)
+            for i in u32.range(MOVES):
+                move = lane + 32 * i
+                row, piece = move // PIECES, move % PIECES
+                swizzled = piece ^ row >> SHIFT & MASK
+                x, y, z, w = ptx.load_shared4(shared, place0 + row * PITCH + swizzled * CHUNK)
+                t = row0 + mine + row
                 if t < tokens:
-                    ptx.store_global4(out, uint32((begin + t) * width + head_column + piece * uint32(CHUNK)), x, y, z,
+                    ptx.store_global4(out, (begin + t) * width + head_column + piece * CHUNK, x, y, z,
                                       w)
 
     kernel = attention_sentences_flash_half_kernel
@@ -286,81 +286,81 @@ def make_sentences_flash(size: int, down: int):
         query_part = cuda.local.array(QUERY_PART, float32)
         row_max = cuda.local.array(DOWN, float32)
         row_sum = cuda.local.array(DOWN, float32)
-        thread = uint32(cuda.threadIdx.x)
-        x, y = uint32(thread % uint32(ACROSS)), uint32(thread // uint32(ACROSS))
-        rows, width = uint32(out.shape[0]), uint32(out.shape[1])
-        head_column = uint32(uint32(cuda.blockIdx.x) * uint32(SIZE))
-        key_column = uint32(width + head_column)
-        begin, tokens, scale = find_sentence(begins, lengths, uint32(cuda.blockIdx.z), rows, longest, scale)
-        row0 = uint32(uint32(cuda.blockIdx.y) * uint32(ROWS))  # counted from the sentence's first, as are keys
+        thread = u32.threadIdx.x
+        x, y = thread % ACROSS, thread // ACROSS
+        rows, width = u32.shape(out)
+        head_column = u32.blockIdx.x * SIZE
+        key_column = width + head_column
+        begin, tokens, scale = find_sentence(begins, lengths, u32.blockIdx.z, rows, longest, scale)
+        row0 = u32.blockIdx.y * ROWS  # counted from the sentence's first, as are keys
         if row0 >= tokens:
             return
-        end = uint32(begin + tokens)
-        for i in range(ACCUMULATORS):
+        end = begin + tokens
+        for i in u32.range(ACCUMULATORS):
             acc[i] = ZERO
-        for i in range(DOWN):
+        for i in u32.range(DOWN):
             row_max[i], row_sum[i] = NEG_INF, ZERO
 
-        copy_queries(shared, uint32(0), qkv, uint32(begin + row0), end, head_column, thread)
-        copy_keys(shared, uint32(KEYS_AT), qkv, begin, end, key_column, thread)
+        copy_queries(shared, 0, qkv, begin + row0, end, head_column, thread)
+        copy_keys(shared, KEYS_AT, qkv, begin, end, key_column, thread)
         ptx.cp_async_commit()
         ptx.cp_async_wait(0)
         cuda.syncthreads()  # the queries and the first keys are there
-        key0 = uint32(0)
+        key0 = 0
         while key0 < tokens:
             # These values are in flight while the scores are computed, the next keys during the rest.
-            copy_values(shared, uint32(VALUES_AT), qkv, uint32(begin + key0), end, uint32(key_column + width), thread)
+            copy_values(shared, VALUES_AT, qkv, begin + key0, end, key_column + width, thread)
             ptx.cp_async_commit()
-            for i in range(SCORES):
+            for i in u32.range(SCORES):
                 scores[i] = ZERO
-            query_at, key_at = uint32(y * uint32(PITCH)), uint32(uint32(KEYS_AT) + x * uint32(PITCH))
-            query_end = uint32(query_at + uint32(SIZE))
+            query_at, key_at = y * PITCH, KEYS_AT + x * PITCH
+            query_end = query_at + SIZE
             while query_at < query_end:
                 read_four(query_part, shared, query_at, PITCH)
                 add_scores(scores, query_part, shared, key_at, 0)
                 add_scores(scores, query_part, shared, key_at, 4)
-                query_at, key_at = uint32(query_at + uint32(4)), uint32(key_at + uint32(4))
+                query_at, key_at = query_at + 4, key_at + 4
             ptx.cp_async_wait(0)
             cuda.syncthreads()  # the values are there, and no thread reads these keys any more
-            key1 = uint32(key0 + uint32(TILE))
+            key1 = key0 + TILE
             if key1 < tokens:
-                copy_keys(shared, uint32(KEYS_AT), qkv, uint32(begin + key1), end, key_column, thread)
+                copy_keys(shared, KEYS_AT, qkv, begin + key1, end, key_column, thread)
             ptx.cp_async_commit()
 
             if key1 > tokens:
-                for i in range(DOWN):
-                    for j in range(8):
-                        if uint32(key0 + x + uint32(j * ACROSS)) >= tokens:
+                for i in u32.range(DOWN):
+                    for j in u32.range(8):
+                        if key0 + x + j * ACROSS >= tokens:
                             scores[8 * i + j] = NEG_INF
-            exp_at = uint32(uint32(EXP_AT) + y * uint32(EXP_PITCH))
-            online_softmax_update(scores, acc, row_max, row_sum, shared, uint32(exp_at + x), scale, 0)
+            exp_at = EXP_AT + y * EXP_PITCH
+            online_softmax_update(scores, acc, row_max, row_sum, shared, exp_at + x, scale, 0)
             if DOWN > PART:
-                online_softmax_update(scores, acc, row_max, row_sum, shared, uint32(exp_at + x), scale, PART)
+                online_softmax_update(scores, acc, row_max, row_sum, shared, exp_at + x, scale, PART)
             cuda.syncwarp()  # the exponentials of this warp's queries are complete; no other warp reads them
 
-            value_at = uint32(uint32(VALUES_AT) + x * uint32(4))
-            exp_end = uint32(exp_at + uint32(TILE))
+            value_at = VALUES_AT + x * 4
+            exp_end = exp_at + TILE
             while exp_at < exp_end:
                 read_four(query_part, shared, exp_at, EXP_PITCH)
                 add_values(acc, query_part, shared, value_at, 0)
                 add_values(acc, query_part, shared, value_at, 1)
                 add_values(acc, query_part, shared, value_at, 2)
                 add_values(acc, query_part, shared, value_at, 3)
-                exp_at, value_at = uint32(exp_at + uint32(4)), uint32(value_at + uint32(4 * SIZE))
+                exp_at, value_at = exp_at + 4, value_at + 4 * SIZE
             ptx.cp_async_wait(0)
             cuda.syncthreads()  # the next keys are there, and no thread reads these values any more
             key0 = key1
 
-        for i in range(DOWN):
+        for i in u32.range(DOWN):
             whole = row_sum[i]
             for distance in XOR_OFFSETS:
                 whole += cuda.shfl_xor_sync(ALL_LANES, whole, distance)
             share = float32(1.0) / whole
-            t = uint32(row0 + y + uint32(i * GROUPS))
+            t = row0 + y + i * GROUPS
             if t < tokens:
-                for q in range(QUADS):
+                for q in u32.range(QUADS):
                     at = COLUMNS * i + 4 * q
-                    place = uint32((begin + t) * width + head_column + x * uint32(4) + uint32(q * 4 * ACROSS))
+                    place = (begin + t) * width + head_column + x * 4 + q * 4 * ACROSS
                     ptx.store_global4(out, place, acc[at] * share, acc[at + 1] * share, acc[at + 2] * share,
                                       acc[at + 3] * share)
 

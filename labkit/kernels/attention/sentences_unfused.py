@@ -16,7 +16,7 @@ import functools
 import numpy as np
 from numba import float32, uint32
 
-from labkit import cuda
+from labkit import cuda, u32
 from labkit.device import ptx
 from labkit.device.lazy import kernel_factory
 from labkit.kernels.arguments import MAX_GRID_YZ, MAX_SHARED, check_array, dynamic_shared
@@ -52,26 +52,26 @@ def scores_shape(heads: int, sentences: int, longest: int) -> tuple[int, int, in
 
 @cuda.jit
 def sentence_scores_kernel(qkv, begins, lengths, scores, longest, heads, size, rows, length):
-    pair = uint32(cuda.blockIdx.z)
-    sentence, head, width = uint32(pair // heads), uint32(pair % heads), uint32(heads * size)
+    pair = u32.blockIdx.z
+    sentence, head, width = pair // heads, pair % heads, heads * size
     begin, tokens, _ = find_sentence(begins, lengths, sentence, rows, longest, ZERO)
-    if uint32(cuda.blockIdx.x * TILE) < tokens and uint32(cuda.blockIdx.y * TILE) < tokens:
-        line = uint32(uint32(3) * width)
-        first = uint32(begin * line + head * size)
-        tile_product(qkv, first, line, qkv, uint32(first + width), uint32(1), line,
-                     scores, uint32(pair * length * length), length, tokens, tokens, size)
+    if u32.blockIdx.x * TILE < tokens and u32.blockIdx.y * TILE < tokens:
+        line = 3 * width
+        first = begin * line + head * size
+        tile_product(qkv, first, line, qkv, first + width, 1, line,
+                     scores, pair * length * length, length, tokens, tokens, size)
 
 
 @cuda.jit
 def sentence_context_kernel(qkv, begins, lengths, weights, out, longest, heads, size, rows, length):
-    pair = uint32(cuda.blockIdx.z)
-    sentence, head, width = uint32(pair // heads), uint32(pair % heads), uint32(heads * size)
+    pair = u32.blockIdx.z
+    sentence, head, width = pair // heads, pair % heads, heads * size
     begin, tokens, _ = find_sentence(begins, lengths, sentence, rows, longest, ZERO)
-    if uint32(cuda.blockIdx.y * TILE) < tokens:
-        line = uint32(uint32(3) * width)
-        tile_product(weights, uint32(pair * length * length), length,
-                     qkv, uint32(begin * line + uint32(2) * width + head * size), line, uint32(1),
-                     out, uint32(begin * width + head * size), width, tokens, size, tokens)
+    if u32.blockIdx.y * TILE < tokens:
+        line = 3 * width
+        tile_product(weights, pair * length * length, length,
+                     qkv, begin * line + 2 * width + head * size, line, 1,
+                     out, begin * width + head * size, width, tokens, size, tokens)
 
 
 # --- The masked softmax, a warp a row ---------------------------------------------------------------------------------
@@ -88,33 +88,33 @@ def make_sentence_softmax(held: int, half: bool):
         if half:
             ptx.store_global_half2(scores, at, left, right)
         else:
-            scores[at], scores[at + uint32(1)] = left, right
+            scores[at], scores[at + 1] = left, right
 
     @cuda.jit
     def sentence_softmax_kernel(scores, begins, lengths, longest, heads, rows, length, scale):
         values = cuda.local.array(COUNT, float32)
-        thread, pair = uint32(cuda.threadIdx.x), uint32(cuda.blockIdx.y)
-        row = uint32(uint32(cuda.blockIdx.x) * uint32(ROWS) + (thread >> uint32(5)))
-        _, tokens, scale = find_sentence(begins, lengths, uint32(pair // heads), rows, longest, scale)
+        thread, pair = u32.threadIdx.x, u32.blockIdx.y
+        row = u32.blockIdx.x * ROWS + (thread >> 5)
+        _, tokens, scale = find_sentence(begins, lengths, pair // heads, rows, longest, scale)
         if row < tokens:  # the same for all lanes of a warp
-            first = uint32((pair * length + row) * length)
-            mine = uint32(uint32(2) * (thread & uint32(31)))
+            first = (pair * length + row) * length
+            mine = 2 * (thread & 31)
             row_max = NEG_INF
-            for i in range(COUNT):
-                col = uint32(uint32(64 * (i // 2) + i % 2) + mine)
-                values[i] = float32(scores[uint32(first + col)]) * scale if col < tokens else NEG_INF
+            for i in u32.range(COUNT):
+                col = 64 * (i // 2) + i % 2 + mine
+                values[i] = float32(scores[first + col]) * scale if col < tokens else NEG_INF
                 row_max = max(row_max, values[i])
             row_max = warp_max(row_max)
             row_sum = ZERO
-            for i in range(COUNT):
+            for i in u32.range(COUNT):
                 values[i] = ptx.exp2_approx(values[i] - row_max)
                 row_sum += values[i]
             share = float32(1.0) / warp_sum(row_sum)
-            last = uint32((tokens + uint32(15)) // uint32(16) * uint32(16))
-            for n in range(held):
-                col = uint32(uint32(64 * n) + mine)
+            last = (tokens + 15) // 16 * 16
+            for n in u32.range(held):
+                col = 64 * n + mine
                 if col < last:
-                    store_pair(scores, uint32(first + col), values[2 * n] * share, values[2 * n + 1] * share)
+                    store_pair(scores, first + col, values[2 * n] * share, values[2 * n + 1] * share)
 
     return sentence_softmax_kernel
 
@@ -141,84 +141,82 @@ def make_sentence_products(size: int, tile: int):
         shared = cuda.shared.array(0, np.float16)
         acc = cuda.local.array(SCORES, float32)
         words = cuda.local.array(4, uint32)
-        thread, pair = uint32(cuda.threadIdx.x), uint32(cuda.blockIdx.z)
-        lane, warp = uint32(thread % uint32(32)), uint32(thread // uint32(32))
-        rows, width, length = uint32(qkv.shape[0]), uint32(uint32(qkv.shape[1]) // uint32(3)), uint32(scores.shape[1])
-        sentence, head_column = uint32(pair // heads), uint32(pair % heads * uint32(SIZE))
+        thread, pair = u32.threadIdx.x, u32.blockIdx.z
+        lane, warp = thread % 32, thread // 32
+        rows, width, length = u32.shape(qkv)[0], u32.shape(qkv)[1] // 3, u32.shape(scores)[1]
+        sentence, head_column = pair // heads, pair % heads * SIZE
         begin, tokens, scale = find_sentence(begins, lengths, sentence, rows, longest, scale)
-        row0, key0 = uint32(cuda.blockIdx.y * uint32(EDGE)), uint32(cuda.blockIdx.x * uint32(EDGE))
+        row0, key0 = u32.blockIdx.y * EDGE, u32.blockIdx.x * EDGE
         if row0 >= tokens or key0 >= tokens:
             return
-        end = uint32(begin + tokens)
-        copy_rows(shared, uint32(0), qkv, uint32(begin + row0), end, head_column, thread)
-        copy_rows(shared, uint32(SECOND), qkv, uint32(begin + key0), end, uint32(width + head_column), thread)
+        end = begin + tokens
+        copy_rows(shared, 0, qkv, begin + row0, end, head_column, thread)
+        copy_rows(shared, SECOND, qkv, begin + key0, end, width + head_column, thread)
         ptx.cp_async_commit()
         for i in range(SCORES):
             acc[i] = ZERO
-        swizzle = uint32(lane >> uint32(SHIFT) & uint32(MASK))
-        query_at = uint32((warp * uint32(16) + lane % uint32(16)) * uint32(PITCH))
-        wide = uint32(lane // uint32(16) ^ swizzle)
-        key_at = uint32(uint32(SECOND) + (lane % uint32(8) + lane // uint32(16) * uint32(8)) * uint32(PITCH))
-        tall = uint32(lane // uint32(8) % uint32(2) ^ swizzle)
+        swizzle = lane >> SHIFT & MASK
+        query_at = (warp * 16 + lane % 16) * PITCH
+        wide = lane // 16 ^ swizzle
+        key_at = SECOND + (lane % 8 + lane // 16 * 8) * PITCH
+        tall = lane // 8 % 2 ^ swizzle
         ptx.cp_async_wait(0)
         cuda.syncthreads()  # queries and keys are there
         for k in range(STEPS):
             read_queries(words, shared, query_at, wide, k, 0)
             add_scores(acc, words, shared, key_at, tall, k, 0)
-        for below in range(2):
-            row = uint32(row0 + warp * uint32(16) + lane // uint32(4) + uint32(8 * below))
+        for below in u32.range(2):
+            row = row0 + warp * 16 + lane // 4 + 8 * below
             if row < tokens:
-                for j in range(EDGE // 8):
-                    col = uint32(key0 + uint32(8 * j) + lane % uint32(4) * uint32(2))
+                for j in u32.range(EDGE // 8):
+                    col = key0 + 8 * j + lane % 4 * 2
                     if col < length:
-                        ptx.store_global_half2(scores, uint32((pair * length + row) * length + col),
+                        ptx.store_global_half2(scores, (pair * length + row) * length + col,
                                                acc[4 * j + 2 * below] * scale, acc[4 * j + 2 * below + 1] * scale)
 
     @cuda.jit(launch_bounds=THREADS)
     def sentence_context_half_kernel(qkv, begins, lengths, weights, out, longest, heads):
         shared = cuda.shared.array(0, np.float16)
         acc = cuda.local.array(ACCUMULATORS, float32)
-        thread, pair = uint32(cuda.threadIdx.x), uint32(cuda.blockIdx.z)
-        lane, warp = uint32(thread % uint32(32)), uint32(thread // uint32(32))
-        rows, width = uint32(out.shape[0]), uint32(out.shape[1])
-        length = uint32(weights.shape[1])  # weights: (B*H*L, L)
-        sentence, head_column = uint32(pair // heads), uint32(pair % heads * uint32(SIZE))
+        thread, pair = u32.threadIdx.x, u32.blockIdx.z
+        lane, warp = thread % 32, thread // 32
+        rows, width = u32.shape(out)
+        length = u32.shape(weights)[1]  # weights: (B*H*L, L)
+        sentence, head_column = pair // heads, pair % heads * SIZE
         begin, tokens, _ = find_sentence(begins, lengths, sentence, rows, longest, ZERO)
-        row0 = uint32(cuda.blockIdx.y * uint32(EDGE))
+        row0 = u32.blockIdx.y * EDGE
         if row0 >= tokens:
             return
-        end = uint32(begin + tokens)
+        end = begin + tokens
         for i in range(ACCUMULATORS):
             acc[i] = ZERO
-        swizzle = uint32(lane >> uint32(SHIFT) & uint32(MASK))
-        value_at = uint32(lane % uint32(16) * uint32(PITCH))
-        wide = uint32(lane // uint32(16) ^ swizzle)
-        weight_at = uint32(uint32(SECOND) + (warp * uint32(16) + lane % uint32(16)) * uint32(WEIGHTS_PITCH)
-                           + lane // uint32(16) * uint32(CHUNK))
-        key0 = uint32(0)
-        while key0 < tokens:
-            copy_rows(shared, uint32(0), qkv, uint32(begin + key0), end, uint32(uint32(2) * width + head_column),
+        swizzle = lane >> SHIFT & MASK
+        value_at = lane % 16 * PITCH
+        wide = lane // 16 ^ swizzle
+        weight_at = (SECOND + (warp * 16 + lane % 16) * WEIGHTS_PITCH
+                           + lane // 16 * CHUNK)
+        for key0 in u32.range(0, tokens, EDGE):
+            copy_rows(shared, 0, qkv, begin + key0, end, 2 * width + head_column,
                       thread)
-            copy_weights(shared, uint32(SECOND), weights, uint32(pair * length + row0), key0, thread)
+            copy_weights(shared, SECOND, weights, pair * length + row0, key0, thread)
             ptx.cp_async_commit()
             ptx.cp_async_wait(0)
             cuda.syncthreads()  # values and weights are there
-            for k in range(EDGE // 16):
-                if uint32(key0 + uint32(16 * k)) < tokens:  # beyond, no weight was written
-                    a0, a1, a2, a3 = ptx.ldmatrix_x4(shared, uint32(weight_at + uint32(16 * k)))
-                    for step in range(STEPS):
-                        place = uint32(value_at + (wide ^ uint32(2 * step)) * uint32(CHUNK))
-                        b0, b1, b2, b3 = ptx.ldmatrix_x4_trans(shared, uint32(place + uint32(16 * k * PITCH)))
+            for k in u32.range(EDGE // 16):
+                if key0 + 16 * k < tokens:  # beyond, no weight was written
+                    a0, a1, a2, a3 = ptx.ldmatrix_x4(shared, weight_at + 16 * k)
+                    for step in u32.range(STEPS):
+                        place = value_at + (wide ^ 2 * step) * CHUNK
+                        b0, b1, b2, b3 = ptx.ldmatrix_x4_trans(shared, place + 16 * k * PITCH)
                         add_product(acc, 8 * step, a0, a1, a2, a3, b0, b1)
                         add_product(acc, 8 * step + 4, a0, a1, a2, a3, b2, b3)
             cuda.syncthreads()  # every warp has read them
-            key0 = uint32(key0 + uint32(EDGE))
-        for below in range(2):
-            t = uint32(row0 + warp * uint32(16) + lane // uint32(4) + uint32(8 * below))
+        for below in u32.range(2):
+            t = row0 + warp * 16 + lane // 4 + 8 * below
             if t < tokens:
-                for j in range(SIZE // 8):
-                    col = uint32(head_column + uint32(8 * j) + lane % uint32(4) * uint32(2))
-                    ptx.store_global_half2(out, uint32((begin + t) * width + col), acc[4 * j + 2 * below],
+                for j in u32.range(SIZE // 8):
+                    col = head_column + 8 * j + lane % 4 * 2
+                    ptx.store_global_half2(out, (begin + t) * width + col, acc[4 * j + 2 * below],
                                            acc[4 * j + 2 * below + 1])
 
     scores, context = sentence_scores_half_kernel, sentence_context_half_kernel
@@ -315,36 +313,28 @@ def make_sentences_whole_matrix(size: int):
     @cuda.jit(device=True)
     def softmax_of_strip(pairs, strip_at, pitch, tokens, lane):
         """The scores of 16 rows become weights, a row at a time; words of two float16 values."""
-        words, last = uint32(pitch // uint32(2)), uint32((tokens + uint32(15)) // uint32(16) * uint32(8))
-        row = uint32(0)
-        while row < uint32(16):
-            first = uint32(strip_at // uint32(2) + row * words)
+        words, last = pitch // 2, (tokens + 15) // 16 * 8
+        for row in u32.range(16):
+            first = strip_at // 2 + row * words
             row_max = NEG_INF
-            word = lane
-            while word < last:
-                left, right = ptx.unpack_half2(pairs[uint32(first + word)])
-                if uint32(2) * word < tokens:
+            for word in u32.range(lane, last, 32):
+                left, right = ptx.unpack_half2(pairs[first + word])
+                if 2 * word < tokens:
                     row_max = max(row_max, left)
-                if uint32(2) * word + uint32(1) < tokens:
+                if 2 * word + 1 < tokens:
                     row_max = max(row_max, right)
-                word = uint32(word + uint32(32))
             row_max = warp_max(row_max)
             row_sum = ZERO
-            word = lane
-            while word < last:
-                left, right = ptx.unpack_half2(pairs[uint32(first + word)])
-                left = ptx.exp2_approx(left - row_max) if uint32(2) * word < tokens else ZERO
-                right = ptx.exp2_approx(right - row_max) if uint32(2) * word + uint32(1) < tokens else ZERO
+            for word in u32.range(lane, last, 32):
+                left, right = ptx.unpack_half2(pairs[first + word])
+                left = ptx.exp2_approx(left - row_max) if 2 * word < tokens else ZERO
+                right = ptx.exp2_approx(right - row_max) if 2 * word + 1 < tokens else ZERO
                 row_sum += left + right
-                pairs[uint32(first + word)] = ptx.pack_half2(left, right)
-                word = uint32(word + uint32(32))
+                pairs[first + word] = ptx.pack_half2(left, right)
             share = float32(1.0) / warp_sum(row_sum)
-            word = lane
-            while word < last:
-                left, right = ptx.unpack_half2(pairs[uint32(first + word)])
-                pairs[uint32(first + word)] = ptx.pack_half2(left * share, right * share)
-                word = uint32(word + uint32(32))
-            row = uint32(row + uint32(1))
+            for word in u32.range(lane, last, 32):
+                left, right = ptx.unpack_half2(pairs[first + word])
+                pairs[first + word] = ptx.pack_half2(left * share, right * share)
 
     @cuda.jit(launch_bounds=32 * WARPS)
     def attention_sentences_whole_matrix_kernel(qkv, begins, lengths, out, longest, length, scale):
@@ -353,71 +343,63 @@ def make_sentences_whole_matrix(size: int):
         scores = cuda.local.array(8, float32)
         acc = cuda.local.array(ACCUMULATORS, float32)
         words = cuda.local.array(4, uint32)
-        thread = uint32(cuda.threadIdx.x)
-        lane, warp = uint32(thread % uint32(32)), uint32(thread // uint32(32))
-        rows, width = uint32(out.shape[0]), uint32(out.shape[1])
-        head_column = uint32(uint32(cuda.blockIdx.x) * uint32(SIZE))
-        begin, tokens, scale = find_sentence(begins, lengths, uint32(cuda.blockIdx.y), rows, longest, scale)
-        end = uint32(begin + tokens)
-        part, pitch = uint32(length * uint32(PITCH)), uint32(length + uint32(CHUNK))
-        row0 = uint32(warp * uint32(16))
-        while row0 < tokens:
-            at, row = uint32(row0 * uint32(PITCH)), uint32(begin + row0)
+        thread = u32.threadIdx.x
+        lane, warp = thread % 32, thread // 32
+        rows, width = u32.shape(out)
+        head_column = u32.blockIdx.x * SIZE
+        begin, tokens, scale = find_sentence(begins, lengths, u32.blockIdx.y, rows, longest, scale)
+        end = begin + tokens
+        part, pitch = length * PITCH, length + CHUNK
+        for row0 in u32.range(warp * 16, tokens, 16 * WARPS):
+            at, row = row0 * PITCH, begin + row0
             copy_strip(shared, at, qkv, row, end, head_column, lane)
-            copy_strip(shared, uint32(part + at), qkv, row, end, uint32(width + head_column), lane)
-            copy_strip(shared, uint32(uint32(2) * part + at), qkv, row, end, uint32(uint32(2) * width + head_column),
+            copy_strip(shared, part + at, qkv, row, end, width + head_column, lane)
+            copy_strip(shared, 2 * part + at, qkv, row, end, 2 * width + head_column,
                        lane)
-            row0 = uint32(row0 + uint32(16 * WARPS))
         ptx.cp_async_commit()
         ptx.cp_async_wait(0)
         cuda.syncthreads()  # queries, keys and values are there
 
-        swizzle = uint32(lane >> uint32(SHIFT) & uint32(MASK))
-        wide = uint32(lane // uint32(16) ^ swizzle)
-        tall = uint32(lane // uint32(8) % uint32(2) ^ swizzle)
-        own = uint32(lane % uint32(16) * uint32(PITCH))
-        key_at = uint32(part + (lane % uint32(8) + lane // uint32(16) * uint32(8)) * uint32(PITCH))
-        row0 = uint32(warp * uint32(16))
-        while row0 < tokens:
-            strip_at = uint32(uint32(3) * part + row0 * pitch)
-            corner = uint32(strip_at + lane // uint32(4) * pitch + lane % uint32(4) * uint32(2))
-            query_at = uint32(row0 * uint32(PITCH) + own)
-            key0 = uint32(0)
-            while key0 < tokens:
+        swizzle = lane >> SHIFT & MASK
+        wide = lane // 16 ^ swizzle
+        tall = lane // 8 % 2 ^ swizzle
+        own = lane % 16 * PITCH
+        key_at = part + (lane % 8 + lane // 16 * 8) * PITCH
+        for row0 in u32.range(warp * 16, tokens, 16 * WARPS):
+            strip_at = 3 * part + row0 * pitch
+            corner = strip_at + lane // 4 * pitch + lane % 4 * 2
+            query_at = row0 * PITCH + own
+            for key0 in u32.range(0, tokens, 16):
                 for i in range(8):
                     scores[i] = ZERO
                 for k in range(STEPS):
                     read_queries(words, shared, query_at, wide, k, 0)
-                    add_scores(scores, words, shared, uint32(key_at + key0 * uint32(PITCH)), tall, k, 0)
-                for n in range(4):  # rows L // 4 and 8 below, of the left 8 columns, then of the right
-                    place = uint32(corner + uint32(n % 2 * 8) * pitch + uint32(n // 2 * 8) + key0)
-                    pairs[uint32(place // uint32(2))] = ptx.pack_half2(scores[n // 2 * 4 + n % 2 * 2] * scale,
+                    add_scores(scores, words, shared, key_at + key0 * PITCH, tall, k, 0)
+                for n in u32.range(4):  # rows L // 4 and 8 below, of the left 8 columns, then of the right
+                    place = corner + n % 2 * 8 * pitch + n // 2 * 8 + key0
+                    pairs[place // 2] = ptx.pack_half2(scores[n // 2 * 4 + n % 2 * 2] * scale,
                                                                        scores[n // 2 * 4 + n % 2 * 2 + 1] * scale)
-                key0 = uint32(key0 + uint32(16))
             cuda.syncwarp()  # the strip's scores are complete
             softmax_of_strip(pairs, strip_at, pitch, tokens, lane)
             cuda.syncwarp()  # its weights are complete
             for i in range(ACCUMULATORS):
                 acc[i] = ZERO
-            weight_at = uint32(strip_at + lane % uint32(16) * pitch + lane // uint32(16) * uint32(CHUNK))
-            key0 = uint32(0)
-            while key0 < tokens:
-                a0, a1, a2, a3 = ptx.ldmatrix_x4(shared, uint32(weight_at + key0))
-                value_at = uint32(uint32(2) * part + own + key0 * uint32(PITCH))
-                for step in range(STEPS):
+            weight_at = strip_at + lane % 16 * pitch + lane // 16 * CHUNK
+            for key0 in u32.range(0, tokens, 16):
+                a0, a1, a2, a3 = ptx.ldmatrix_x4(shared, weight_at + key0)
+                value_at = 2 * part + own + key0 * PITCH
+                for step in u32.range(STEPS):
                     b0, b1, b2, b3 = ptx.ldmatrix_x4_trans(
-                        shared, uint32(value_at + (wide ^ uint32(2 * step)) * uint32(CHUNK)))
+                        shared, value_at + (wide ^ 2 * step) * CHUNK)
                     add_product(acc, 8 * step, a0, a1, a2, a3, b0, b1)
                     add_product(acc, 8 * step + 4, a0, a1, a2, a3, b2, b3)
-                key0 = uint32(key0 + uint32(16))
-            for below in range(2):
-                t = uint32(row0 + lane // uint32(4) + uint32(8 * below))
+            for below in u32.range(2):
+                t = row0 + lane // 4 + 8 * below
                 if t < tokens:
-                    for j in range(SIZE // 8):
-                        col = uint32(head_column + uint32(8 * j) + lane % uint32(4) * uint32(2))
-                        ptx.store_global_half2(out, uint32((begin + t) * width + col), acc[4 * j + 2 * below],
+                    for j in u32.range(SIZE // 8):
+                        col = head_column + 8 * j + lane % 4 * 2
+                        ptx.store_global_half2(out, (begin + t) * width + col, acc[4 * j + 2 * below],
                                                acc[4 * j + 2 * below + 1])
-            row0 = uint32(row0 + uint32(16 * WARPS))
 
     attention_sentences_whole_matrix_kernel.pitch = PITCH
     return attention_sentences_whole_matrix_kernel

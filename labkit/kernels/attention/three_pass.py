@@ -21,7 +21,7 @@ from dataclasses import replace
 import numpy as np
 from numba import float32, uint32
 
-from labkit import cuda, device
+from labkit import cuda, device, u32
 from labkit.kernels.arguments import MAX_SHARED, check_array, dynamic_shared
 from labkit.kernels.attention.flash import attention_decode, attention_flash, attention_whole_matrix, takes_flash
 from labkit.kernels.attention.flash_plain import attention_flash_plain
@@ -68,28 +68,22 @@ def attention_reference(qkv, heads, cache=None, start=None, *, causal=False):
 @cuda.jit(device=True)
 def weigh_keys(qkv, keys_values, first, head_column, size, seen, scale, scores, partial):
     """Passes 1 and 2: scores[j] becomes exp(score of key j - row_max); returns their sum."""
-    t, thread = uint32(cuda.blockIdx.x), uint32(cuda.threadIdx.x)
+    t, thread = u32.blockIdx.x, u32.threadIdx.x
     row_max = NEG_INF
-    j = thread
-    while j < seen:
+    for j in u32.range(thread, seen, BLOCK):
         score = ZERO
-        i = uint32(0)
-        while i < size:
+        for i in u32.range(size):
             score += qkv[t, head_column + i] * keys_values[j, first + head_column + i]
-            i += uint32(1)
         score *= scale
         scores[j] = score
         row_max = max(row_max, score)
-        j += uint32(BLOCK)
     row_max = block_max(row_max, partial)
 
     row_sum = ZERO
-    j = thread
-    while j < seen:
+    for j in u32.range(thread, seen, BLOCK):
         exponential = math.exp(scores[j] - row_max)
         scores[j] = exponential
         row_sum += exponential
-        j += uint32(BLOCK)
     return block_sum(row_sum, partial)  # its barriers also make the scores visible to all
 
 
@@ -97,23 +91,19 @@ def weigh_keys(qkv, keys_values, first, head_column, size, seen, scale, scores, 
 def attention_three_pass_kernel(qkv, keys_values, start, out, first, size, scale, causal):
     scores = cuda.shared.array(0, float32)  # one for each key of the cache's capacity, which the launch passes
     partial = cuda.shared.array(32, float32)
-    t, thread = uint32(cuda.blockIdx.x), uint32(cuda.threadIdx.x)
-    head_column, width = uint32(uint32(cuda.blockIdx.y) * size), uint32(out.shape[1])
-    seen = uint32(uint32(start[0]) + (t + uint32(1) if causal else uint32(out.shape[0])))
-    seen = min(seen, uint32(keys_values.shape[0]))  # never beyond the last key
+    t, thread = u32.blockIdx.x, u32.threadIdx.x
+    head_column, width = u32.blockIdx.y * size, u32.shape(out)[1]
+    seen = uint32(start[0]) + (t + 1 if causal else u32.shape(out)[0])
+    seen = min(seen, u32.shape(keys_values)[0])  # never beyond the last key
     row_sum = weigh_keys(qkv, keys_values, first, head_column, size, seen, scale, scores, partial)
 
     share = float32(1.0) / row_sum
-    i = thread
-    while i < size:  # 64 of the 256 threads, for heads of 64
-        column = uint32(first + width + head_column + i)
+    for i in u32.range(thread, size, BLOCK):  # 64 of the 256 threads, for heads of 64
+        column = first + width + head_column + i
         acc = ZERO
-        j = uint32(0)
-        while j < seen:
+        for j in u32.range(seen):
             acc += scores[j] * keys_values[j, column]
-            j += uint32(1)
         out[t, head_column + i] = acc * share
-        i += uint32(BLOCK)
 
 
 @cuda.jit
@@ -121,29 +111,25 @@ def attention_all_threads_kernel(qkv, keys_values, start, out, first, size, scal
     scores = cuda.shared.array(0, float32)
     partial = cuda.shared.array(32, float32)
     sums = cuda.shared.array(BLOCK, float32)
-    t, thread = uint32(cuda.blockIdx.x), uint32(cuda.threadIdx.x)
-    head_column, width = uint32(uint32(cuda.blockIdx.y) * size), uint32(out.shape[1])
-    seen = uint32(uint32(start[0]) + (t + uint32(1) if causal else uint32(out.shape[0])))
-    seen = min(seen, uint32(keys_values.shape[0]))
+    t, thread = u32.blockIdx.x, u32.threadIdx.x
+    head_column, width = u32.blockIdx.y * size, u32.shape(out)[1]
+    seen = uint32(start[0]) + (t + 1 if causal else u32.shape(out)[0])
+    seen = min(seen, u32.shape(keys_values)[0])
     row_sum = weigh_keys(qkv, keys_values, first, head_column, size, seen, scale, scores, partial)
 
     share = float32(1.0) / row_sum
-    groups = uint32(BLOCK) // size  # each takes every groups-th key
+    groups = BLOCK // size  # each takes every groups-th key
     i, group = thread % size, thread // size
-    column = uint32(first + width + head_column + i)
+    column = first + width + head_column + i
     acc = ZERO
     if group < groups:  # where size does not divide 256, some threads are left over
-        j = group
-        while j < seen:
+        for j in u32.range(group, seen, groups):
             acc += scores[j] * keys_values[j, column]
-            j += groups
     sums[thread] = acc
     cuda.syncthreads()
-    if group == uint32(0):
-        other = uint32(1)
-        while other < groups:
-            acc += sums[uint32(other * size) + i]
-            other += uint32(1)
+    if group == 0:
+        for other in u32.range(1, groups):
+            acc += sums[other * size + i]
         out[t, head_column + i] = acc * share
 
 
@@ -188,14 +174,12 @@ def _launch(kernel, qkv, heads, out, cache, start, causal, stream):
 
 @cuda.jit
 def append_to_cache_kernel(qkv, start, cache):
-    t = uint32(cuda.blockIdx.x)
-    row = uint32(uint32(start[0]) + t)
-    columns = uint32(cache.shape[1])
-    if row < uint32(cache.shape[0]):  # a cache that is full stays as it is
-        col = uint32(cuda.threadIdx.x)
-        while col < columns:
-            cache[row, col] = qkv[t, (columns >> uint32(1)) + col]
-            col += uint32(BLOCK)
+    t = u32.blockIdx.x
+    row = uint32(start[0]) + t
+    columns = u32.shape(cache)[1]
+    if row < u32.shape(cache)[0]:  # a cache that is full stays as it is
+        for col in u32.range(u32.threadIdx.x, columns, BLOCK):
+            cache[row, col] = qkv[t, (columns >> 1) + col]
 
 
 def append_to_cache(qkv, start, cache, stream=0):

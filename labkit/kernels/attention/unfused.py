@@ -17,7 +17,7 @@ import math
 import numpy as np
 from numba import float32, uint32
 
-from labkit import cuda, device
+from labkit import cuda, device, u32
 from labkit.device.lazy import kernel_factory
 from labkit.kernels.attention.heads import check_heads, keys_and_values
 from labkit.kernels.reduce import NEG_INF, ZERO, block_max, block_sum
@@ -36,48 +36,44 @@ LONGEST = 4096  # keys: a block of 256 threads keeps 16 of them each
 
 @cuda.jit
 def scores_kernel(qkv, keys_values, start, scores, first, size):
-    t, head = uint32(cuda.blockIdx.y), uint32(cuda.blockIdx.z)
-    j = uint32(cuda.grid(1))
-    in_use = uint32(uint32(start[0]) + uint32(scores.shape[1]))
-    if j < min(in_use, uint32(scores.shape[2])):
-        column = uint32(head * size)
+    t, head = u32.blockIdx.y, u32.blockIdx.z
+    j = u32.grid(1)
+    in_use = uint32(start[0]) + u32.shape(scores)[1]
+    if j < min(in_use, u32.shape(scores)[2]):
+        column = head * size
         score = ZERO
-        i = uint32(0)
-        while i < size:
+        for i in u32.range(size):
             score += qkv[t, column + i] * keys_values[j, first + column + i]
-            i += uint32(1)
         scores[head, t, j] = score
 
 
 @cuda.jit
 def values_kernel(weights, keys_values, start, out, first, size):
     sums = cuda.shared.array(BLOCK, float32)
-    t, head, thread = uint32(cuda.blockIdx.x), uint32(cuda.blockIdx.y), uint32(cuda.threadIdx.x)
-    in_use = min(uint32(uint32(start[0]) + uint32(weights.shape[1])), uint32(weights.shape[2]))
-    groups = uint32(BLOCK) // size  # each takes every groups-th key
+    t, head, thread = u32.blockIdx.x, u32.blockIdx.y, u32.threadIdx.x
+    in_use = min(uint32(start[0]) + u32.shape(weights)[1], u32.shape(weights)[2])
+    groups = BLOCK // size  # each takes every groups-th key
     i, group = thread % size, thread // size
-    column = uint32(first + uint32(out.shape[1]) + head * size + i)
+    column = first + u32.shape(out)[1] + head * size + i
     acc = ZERO
     if group < groups:
         j = group
-        while uint32(j + uint32(3) * groups) < in_use:  # four loads in flight
-            k, m, n = uint32(j + groups), uint32(j + uint32(2) * groups), uint32(j + uint32(3) * groups)
+        while j + 3 * groups < in_use:  # four loads in flight
+            k, m, n = j + groups, j + 2 * groups, j + 3 * groups
             a, b = keys_values[j, column], keys_values[k, column]
             c, d = keys_values[m, column], keys_values[n, column]
             acc += weights[head, t, j] * a + weights[head, t, k] * b
             acc += weights[head, t, m] * c + weights[head, t, n] * d
-            j = uint32(n + groups)
+            j = n + groups
         while j < in_use:
             acc += weights[head, t, j] * keys_values[j, column]
             j += groups
     sums[thread] = acc
     cuda.syncthreads()
-    if group == uint32(0):
-        other = uint32(1)
-        while other < groups:
-            acc += sums[uint32(other * size) + i]
-            other += uint32(1)
-        out[t, uint32(head * size) + i] = acc
+    if group == 0:
+        for other in u32.range(1, groups):
+            acc += sums[other * size + i]
+        out[t, head * size + i] = acc
 
 
 # --- Scores and values of many queries, in tiles ----------------------------------------------------------------------
@@ -89,60 +85,58 @@ def tile_product(a, a_at, a_row, b, b_at, b_row, b_col, out, out_at, out_row, M,
     so on: flat arrays. A thread has 4 x 4 elements."""
     a_tile, b_tile = cuda.shared.array(STEP, float32), cuda.shared.array(STEP, float32)
     sums = cuda.local.array(16, float32)
-    thread = uint32(cuda.threadIdx.x)
-    left, top = uint32(cuda.blockIdx.x * TILE), uint32(cuda.blockIdx.y * TILE)
-    row, col = uint32(thread // uint32(16)), uint32(thread % uint32(16))
+    thread = u32.threadIdx.x
+    left, top = u32.blockIdx.x * TILE, u32.blockIdx.y * TILE
+    row, col = thread // 16, thread % 16
     for e in range(16):
         sums[e] = ZERO
-    step = uint32(0)
-    while step < K:
-        for r in range(4):
-            m, k = uint32(row + uint32(16 * r)), uint32(step + col)
-            inside = uint32(top + m) < M and k < K
-            a_tile[uint32(col * uint32(STRIDE)) + m] = a[uint32(a_at + uint32(top + m) * a_row + k)] if inside else ZERO
-            if b_col == uint32(1):  # neighbours along a row of b
-                d, n = uint32(thread // uint32(64) + uint32(4 * r)), uint32(thread % uint32(64))
+    for step in u32.range(0, K, DEPTH):
+        for r in u32.range(4):
+            m, k = row + 16 * r, step + col
+            inside = top + m < M and k < K
+            a_tile[col * STRIDE + m] = a[a_at + (top + m) * a_row + k] if inside else ZERO
+            if b_col == 1:  # neighbours along a row of b
+                d, n = thread // 64 + 4 * r, thread % 64
             else:
                 d, n = col, m
-            k = uint32(step + d)
-            inside = uint32(left + n) < N and k < K
-            at = uint32(b_at + k * b_row + uint32(left + n) * b_col)
-            b_tile[uint32(d * uint32(STRIDE)) + n] = b[at] if inside else ZERO
+            k = step + d
+            inside = left + n < N and k < K
+            at = b_at + k * b_row + (left + n) * b_col
+            b_tile[d * STRIDE + n] = b[at] if inside else ZERO
         cuda.syncthreads()
-        for k in range(DEPTH):
-            for i in range(4):
-                x = a_tile[uint32(uint32(k * STRIDE + 16 * i) + row)]
-                for j in range(4):
-                    sums[4 * i + j] += x * b_tile[uint32(uint32(k * STRIDE + 16 * j) + col)]
+        for k in u32.range(DEPTH):
+            for i in u32.range(4):
+                x = a_tile[k * STRIDE + 16 * i + row]
+                for j in u32.range(4):
+                    sums[4 * i + j] += x * b_tile[k * STRIDE + 16 * j + col]
         cuda.syncthreads()
-        step += uint32(DEPTH)
-    for i in range(4):
-        for j in range(4):
-            m, n = uint32(top + row + uint32(16 * i)), uint32(left + col + uint32(16 * j))
+    for i in u32.range(4):
+        for j in u32.range(4):
+            m, n = top + row + 16 * i, left + col + 16 * j
             if m < M and n < N:
-                out[uint32(out_at + m * out_row + n)] = sums[4 * i + j]
+                out[out_at + m * out_row + n] = sums[4 * i + j]
 
 
 @cuda.jit
 def scores_tiled_kernel(qkv, keys_values, start, scores, first, size, columns, capacity, count):
     """All arrays flat: rows of qkv have 3*columns numbers. count: queries; capacity: keys that fit into scores."""
-    in_use = min(uint32(uint32(start[0]) + count), capacity)
-    if uint32(cuda.blockIdx.x * TILE) < in_use:
-        head = uint32(cuda.blockIdx.z)
-        line = uint32(uint32(keys_values.size) // capacity)
-        tile_product(qkv, uint32(head * size), uint32(uint32(3) * columns),
-                     keys_values, uint32(first + head * size), uint32(1), line,
-                     scores, uint32(head * uint32(count * capacity)), capacity, count, in_use, size)
+    in_use = min(uint32(start[0]) + count, capacity)
+    if u32.blockIdx.x * TILE < in_use:
+        head = u32.blockIdx.z
+        line = u32.size(keys_values) // capacity
+        tile_product(qkv, head * size, 3 * columns,
+                     keys_values, first + head * size, 1, line,
+                     scores, head * (count * capacity), capacity, count, in_use, size)
 
 
 @cuda.jit
 def values_tiled_kernel(weights, keys_values, start, out, first, size, columns, capacity, count):
-    in_use = min(uint32(uint32(start[0]) + count), capacity)
-    head = uint32(cuda.blockIdx.z)
-    line = uint32(uint32(keys_values.size) // capacity)
-    tile_product(weights, uint32(head * uint32(count * capacity)), capacity,
-                 keys_values, uint32(first + columns + head * size), line, uint32(1),
-                 out, uint32(head * size), columns, count, size, in_use)
+    in_use = min(uint32(start[0]) + count, capacity)
+    head = u32.blockIdx.z
+    line = u32.size(keys_values) // capacity
+    tile_product(weights, head * (count * capacity), capacity,
+                 keys_values, first + columns + head * size, line, 1,
+                 out, head * size, columns, count, size, in_use)
 
 
 # --- Scale, mask, softmax: three launches ----------------------------------------------------------------------------
@@ -151,44 +145,38 @@ def values_tiled_kernel(weights, keys_values, start, out, first, size, columns, 
 
 @cuda.jit
 def scale_scores_kernel(scores, start, scale):
-    j, t, head = uint32(cuda.grid(1)), uint32(cuda.blockIdx.y), uint32(cuda.blockIdx.z)
-    in_use = min(uint32(uint32(start[0]) + uint32(scores.shape[1])), uint32(scores.shape[2]))
+    j, t, head = u32.grid(1), u32.blockIdx.y, u32.blockIdx.z
+    in_use = min(uint32(start[0]) + u32.shape(scores)[1], u32.shape(scores)[2])
     if j < in_use:
         scores[head, t, j] *= scale
 
 
 @cuda.jit
 def mask_scores_kernel(scores, start):
-    j, t, head = uint32(cuda.grid(1)), uint32(cuda.blockIdx.y), uint32(cuda.blockIdx.z)
+    j, t, head = u32.grid(1), u32.blockIdx.y, u32.blockIdx.z
     before = uint32(start[0])
-    in_use = min(uint32(before + uint32(scores.shape[1])), uint32(scores.shape[2]))
-    if j < in_use and j > uint32(before + t):
+    in_use = min(before + u32.shape(scores)[1], u32.shape(scores)[2])
+    if j < in_use and j > before + t:
         scores[head, t, j] = NEG_INF
 
 
 @cuda.jit
 def softmax_scores_kernel(scores, start):
     partial = cuda.shared.array(32, float32)
-    t, head, thread = uint32(cuda.blockIdx.x), uint32(cuda.blockIdx.y), uint32(cuda.threadIdx.x)
-    in_use = min(uint32(uint32(start[0]) + uint32(scores.shape[1])), uint32(scores.shape[2]))
+    t, head, thread = u32.blockIdx.x, u32.blockIdx.y, u32.threadIdx.x
+    in_use = min(uint32(start[0]) + u32.shape(scores)[1], u32.shape(scores)[2])
     row_max = NEG_INF
-    j = thread
-    while j < in_use:
+    for j in u32.range(thread, in_use, BLOCK):
         row_max = max(row_max, scores[head, t, j])
-        j += uint32(BLOCK)
     row_max = block_max(row_max, partial)
     row_sum = ZERO
-    j = thread
-    while j < in_use:
+    for j in u32.range(thread, in_use, BLOCK):
         exponential = math.exp(scores[head, t, j] - row_max)
         scores[head, t, j] = exponential
         row_sum += exponential
-        j += uint32(BLOCK)
     row_sum = block_sum(row_sum, partial)
-    j = thread
-    while j < in_use:
+    for j in u32.range(thread, in_use, BLOCK):
         scores[head, t, j] /= row_sum
-        j += uint32(BLOCK)
 
 
 # --- And as one ------------------------------------------------------------------------------------------------------
@@ -202,24 +190,24 @@ def make_masked_softmax_from(held: int):
     def masked_softmax_from_kernel(scores, start, scale, causal):
         partial = cuda.shared.array(32, float32)
         values = cuda.local.array(held, float32)
-        t, head, thread = uint32(cuda.blockIdx.x), uint32(cuda.blockIdx.y), uint32(cuda.threadIdx.x)
+        t, head, thread = u32.blockIdx.x, u32.blockIdx.y, u32.threadIdx.x
         before = uint32(start[0])
-        in_use = min(uint32(before + uint32(scores.shape[1])), uint32(scores.shape[2]))
-        seen = min(uint32(before + t + uint32(1)), in_use) if causal else in_use
+        in_use = min(before + u32.shape(scores)[1], u32.shape(scores)[2])
+        seen = min(before + t + 1, in_use) if causal else in_use
 
         row_max = NEG_INF
-        for i in range(held):
-            j = uint32(uint32(BLOCK * i) + thread)
+        for i in u32.range(held):
+            j = BLOCK * i + thread
             values[i] = scores[head, t, j] * scale if j < seen else NEG_INF
             row_max = max(row_max, values[i])
         row_max = block_max(row_max, partial)
         row_sum = ZERO
-        for i in range(held):
+        for i in u32.range(held):
             values[i] = math.exp(values[i] - row_max)
             row_sum += values[i]
         share = float32(1.0) / block_sum(row_sum, partial)
-        for i in range(held):
-            j = uint32(uint32(BLOCK * i) + thread)
+        for i in u32.range(held):
+            j = BLOCK * i + thread
             if j < in_use:
                 scores[head, t, j] = values[i] * share  # 0 where it is hidden
 

@@ -22,7 +22,7 @@ import math
 import numpy as np
 from numba import float32, int32, uint32, uint64
 
-from labkit import cuda, device
+from labkit import cuda, device, u32
 from labkit.device import ptx
 from labkit.device.lazy import kernel_factory
 from labkit.kernels.arguments import MAX_GRID_YZ, dynamic_shared
@@ -110,15 +110,15 @@ def make_flash_wgmma(size: int, consumers: int, keys: int, stages: int):
     @cuda.jit(device=True, forceinline=True)
     def load(tiles, at, bars, stage, kv_map, row, column):
         """Starts the copies of a tile of keys, or of values."""
-        ptx.mbarrier_expect_tx(bars, stage, uint32(STAGE_BYTES))  # whole boxes count, also beyond an edge
-        for panel in range(PANELS):
-            ptx.tma_load_2d(tiles, uint32(at + stage * uint32(STAGE) + uint32(panel * KEY_PANEL)), kv_map,
-                            uint32(column + uint32(panel * PANEL)), row, bars, stage)
+        ptx.mbarrier_expect_tx(bars, stage, STAGE_BYTES)  # whole boxes count, also beyond an edge
+        for panel in u32.range(PANELS):
+            ptx.tma_load_2d(tiles, at + stage * STAGE + panel * KEY_PANEL, kv_map,
+                            column + panel * PANEL, row, bars, stage)
 
     @cuda.jit(device=True, forceinline=True)
     def start_scores(scores, queries, tile):
-        for panel in range(PANELS):
-            for i in range(4):
+        for panel in u32.range(PANELS):
+            for i in u32.range(4):
                 score(scores, queries + uint64(panel * QUERY_STEP + 2 * i), tile + uint64(panel * KEY_STEP + 2 * i),
                       uint32(panel + i > 0))
         ptx.wgmma_commit()
@@ -128,7 +128,7 @@ def make_flash_wgmma(size: int, consumers: int, keys: int, stages: int):
         for i in range(4):
             w = 16 * chunk + 4 * i
             mix(acc, words[w], words[w + 1], words[w + 2], words[w + 3], tile + uint64(128 * (4 * chunk + i)),
-                uint32(1))
+                1)
 
     @cuda.jit(device=True, forceinline=True)
     def start_mixing(acc, words, tile):
@@ -141,10 +141,10 @@ def make_flash_wgmma(size: int, consumers: int, keys: int, stages: int):
 
     @cuda.jit(device=True, forceinline=True)
     def hide_chunk(scores, chunk, key, upper, lower):
-        for j in range(8):
-            for right in range(2):
+        for j in u32.range(8):
+            for right in u32.range(2):
                 at = 32 * chunk + 4 * j + right
-                this = uint32(key + uint32(64 * chunk + 8 * j + right))
+                this = key + (64 * chunk + 8 * j + right)
                 if this >= upper:
                     scores[at] = NEG_INF
                 if this >= lower:
@@ -231,11 +231,11 @@ def make_flash_wgmma(size: int, consumers: int, keys: int, stages: int):
     @cuda.jit(device=True, forceinline=True)
     def epilogue(acc, panel, pairs, pair, eighth):
         """A thread's results of 64 columns, as float16, to a box that TMA can store."""
-        for j in range(8):
-            upper = pair + uint32(panel * QUERY_PANEL // 2) + (uint32(j) ^ eighth) * uint32(4)
+        for j in u32.range(8):
+            upper = pair + panel * QUERY_PANEL // 2 + (j ^ eighth) * 4
             s = 32 * panel + 4 * j
             pairs[upper] = ptx.pack_half2(acc[s], acc[s + 1])
-            pairs[upper + uint32(8 * 32)] = ptx.pack_half2(acc[s + 2], acc[s + 3])  # eight rows below
+            pairs[upper + 8 * 32] = ptx.pack_half2(acc[s + 2], acc[s + 3])  # eight rows below
 
     @cuda.jit(launch_bounds=(THREADS, BLOCKS))
     def attention_flash_wgmma_kernel(query_map, kv_map, out_map, start, rows, capacity, first, width, scale, causal):
@@ -246,47 +246,47 @@ def make_flash_wgmma(size: int, consumers: int, keys: int, stages: int):
         keys_read = cuda.shared.array(STAGES, np.uint64)
         values_there = cuda.shared.array(STAGES, np.uint64)
         values_read = cuda.shared.array(STAGES, np.uint64)
-        thread = uint32(cuda.threadIdx.x)
-        warpgroup = uint32(cuda.shfl_sync(ALL_LANES, int32(thread // uint32(128)), 0))  # the compiler sees: uniform
-        member = thread % uint32(128)
-        first_member = member == uint32(0)
+        thread = u32.threadIdx.x
+        warpgroup = uint32(cuda.shfl_sync(ALL_LANES, int32(thread // 128), 0))  # the compiler sees: uniform
+        member = thread % 128
+        first_member = member == 0
 
-        if thread == uint32(0):
-            ptx.mbarrier_init(queries_there, uint32(0), uint32(1))
-            for stage in range(STAGES):
-                ptx.mbarrier_init(keys_there, uint32(stage), uint32(1))
-                ptx.mbarrier_init(keys_read, uint32(stage), uint32(CONSUMERS))
-                ptx.mbarrier_init(values_there, uint32(stage), uint32(1))
-                ptx.mbarrier_init(values_read, uint32(stage), uint32(CONSUMERS))
+        if thread == 0:
+            ptx.mbarrier_init(queries_there, 0, 1)
+            for stage in u32.range(STAGES):
+                ptx.mbarrier_init(keys_there, stage, 1)
+                ptx.mbarrier_init(keys_read, stage, CONSUMERS)
+                ptx.mbarrier_init(values_there, stage, 1)
+                ptx.mbarrier_init(values_read, stage, CONSUMERS)
             ptx.fence_mbarrier_init()
         cuda.syncthreads()
 
-        head_column = uint32(uint32(cuda.blockIdx.x) * uint32(size))
-        row0 = uint32(uint32(cuda.gridDim.y - cuda.blockIdx.y - 1) * uint32(ROWS))  # causal: the most work comes first
+        head_column = u32.blockIdx.x * size
+        row0 = (u32.gridDim.y - u32.blockIdx.y - 1) * ROWS  # causal: the most work comes first
         before = uint32(start[0])
-        end = min(uint32(before + rows), capacity)  # of the keys; what lies beyond may be anything
-        all_end = min(uint32(before + row0 + uint32(ROWS)), end) if causal else end
-        count = uint32((all_end + uint32(KEYS - 1)) // uint32(KEYS))
-        stage, parity = uint32(0), uint32(0)
+        end = min(before + rows, capacity)  # of the keys; what lies beyond may be anything
+        all_end = min(before + row0 + ROWS, end) if causal else end
+        count = (all_end + (KEYS - 1)) // KEYS
+        stage, parity = 0, 0
 
-        if warpgroup == uint32(CONSUMERS):
+        if warpgroup == CONSUMERS:
             ptx.setmaxnreg_decrease(PRODUCER)
             if first_member:
-                key_column = uint32(first + head_column)
-                ptx.mbarrier_expect_tx(queries_there, uint32(0), uint32(QUERY_BYTES))
-                for panel in range(PANELS):
-                    ptx.tma_load_2d(tiles, uint32(panel * QUERY_PANEL), query_map,
-                                    uint32(head_column + uint32(panel * PANEL)), row0, queries_there, uint32(0))
-                key0, number = uint32(0), uint32(0)
+                key_column = first + head_column
+                ptx.mbarrier_expect_tx(queries_there, 0, QUERY_BYTES)
+                for panel in u32.range(PANELS):
+                    ptx.tma_load_2d(tiles, panel * QUERY_PANEL, query_map,
+                                    head_column + panel * PANEL, row0, queries_there, 0)
+                key0, number = 0, 0
                 while number < count:
-                    ptx.mbarrier_wait(keys_read, stage, uint32(1) - parity)  # passes at once in the first lap
-                    load(tiles, uint32(KEYS_AT), keys_there, stage, kv_map, key0, key_column)
-                    ptx.mbarrier_wait(values_read, stage, uint32(1) - parity)
-                    load(tiles, uint32(VALUES_AT), values_there, stage, kv_map, key0, uint32(key_column + width))
-                    key0, number = uint32(key0 + uint32(KEYS)), uint32(number + uint32(1))
-                    stage = uint32(stage + uint32(1))
-                    if stage == uint32(STAGES):
-                        stage, parity = uint32(0), uint32(1) - parity
+                    ptx.mbarrier_wait(keys_read, stage, 1 - parity)  # passes at once in the first lap
+                    load(tiles, KEYS_AT, keys_there, stage, kv_map, key0, key_column)
+                    ptx.mbarrier_wait(values_read, stage, 1 - parity)
+                    load(tiles, VALUES_AT, values_there, stage, kv_map, key0, key_column + width)
+                    key0, number = key0 + KEYS, number + 1
+                    stage += 1
+                    if stage == STAGES:
+                        stage, parity = 0, 1 - parity
         else:
             ptx.setmaxnreg_increase(CONSUMER)
             scores = cuda.local.array(SCORES, float32)
@@ -304,41 +304,41 @@ def make_flash_wgmma(size: int, consumers: int, keys: int, stages: int):
                 row_max[r], row_sum[r] = NEG_INF, ZERO
 
             # A thread's rows are `upper` and upper + 8 of its consumer's 64; of 8 columns it has 2 * quad and the next.
-            lane, quad = member % uint32(32), member % uint32(4)
-            eighth = lane // uint32(4)
-            upper = member // uint32(32) * uint32(16) + eighth
-            mine = uint32(row0 + warpgroup * uint32(64))
-            my_end = min(uint32(before + mine + uint32(64)), end) if causal else end
-            my_count = uint32((my_end + uint32(KEYS - 1)) // uint32(KEYS)) if mine < rows else uint32(0)
-            sees = uint32(before + mine + upper + uint32(1)) if causal else end  # so many keys a thread's upper row
-            sees_lower = min(uint32(sees + uint32(8)), end)
+            lane, quad = member % 32, member % 4
+            eighth = lane // 4
+            upper = member // 32 * 16 + eighth
+            mine = row0 + warpgroup * 64
+            my_end = min(before + mine + 64, end) if causal else end
+            my_count = (my_end + (KEYS - 1)) // KEYS if mine < rows else 0
+            sees = before + mine + upper + 1 if causal else end  # so many keys a thread's upper row
+            sees_lower = min(sees + 8, end)
             sees = min(sees, end)
-            warp_sees = min(uint32(before + mine + member // uint32(32) * uint32(16) + uint32(1)), end) if causal else (
+            warp_sees = min(before + mine + member // 32 * 16 + 1, end) if causal else (
                 end)  # what each row of the warp sees
-            query_tile = ptx.wgmma_descriptor(tiles, warpgroup * uint32(BOX), 16, ROW_GROUP, 128)
-            key_first = ptx.wgmma_descriptor(tiles, uint32(KEYS_AT), 16, ROW_GROUP, 128)
-            value_first = ptx.wgmma_descriptor(tiles, uint32(VALUES_AT), VALUES_LEADING, ROW_GROUP, 128)
-            number = uint32(0)
+            query_tile = ptx.wgmma_descriptor(tiles, warpgroup * BOX, 16, ROW_GROUP, 128)
+            key_first = ptx.wgmma_descriptor(tiles, KEYS_AT, 16, ROW_GROUP, 128)
+            value_first = ptx.wgmma_descriptor(tiles, VALUES_AT, VALUES_LEADING, ROW_GROUP, 128)
+            number = 0
 
-            if my_count > uint32(0):
-                ptx.mbarrier_wait(queries_there, uint32(0), uint32(0))
-                ptx.mbarrier_wait(keys_there, uint32(0), uint32(0))
+            if my_count > 0:
+                ptx.mbarrier_wait(queries_there, 0, 0)
+                ptx.mbarrier_wait(keys_there, 0, 0)
                 ptx.wgmma_fence()
                 start_scores(scores, query_tile, key_first)
                 ptx.wgmma_wait(0)
                 if first_member:
-                    ptx.mbarrier_arrive(keys_read, uint32(0))
-                key = uint32(quad * uint32(2))
-                if uint32(KEYS) > warp_sees:
+                    ptx.mbarrier_arrive(keys_read, 0)
+                key = quad * 2
+                if warp_sees < KEYS:
                     hide(scores, key, sees, sees_lower)
                 online_softmax_update(scores, row_max, row_sum, correction, scale)
                 pack(words, scores)
-                number = uint32(1)
-                value_stage, value_parity = uint32(0), uint32(0)
-                stage = uint32(1)
+                number = 1
+                value_stage, value_parity = 0, 0
+                stage = 1
                 while number < my_count:
-                    key_tile = key_first + uint64(stage * uint32(STAGE_STEP))
-                    value_tile = value_first + uint64(value_stage * uint32(STAGE_STEP))
+                    key_tile = key_first + uint64(stage * STAGE_STEP)
+                    value_tile = value_first + uint64(value_stage * STAGE_STEP)
                     ptx.mbarrier_wait(keys_there, stage, parity)
                     ptx.wgmma_fence()
                     start_scores(scores, query_tile, key_tile)
@@ -347,8 +347,8 @@ def make_flash_wgmma(size: int, consumers: int, keys: int, stages: int):
                     ptx.wgmma_wait(1)  # these scores are there; the values may still be on their way into acc
                     if first_member:
                         ptx.mbarrier_arrive(keys_read, stage)
-                    key = uint32(key + uint32(KEYS))
-                    if uint32(number * uint32(KEYS) + uint32(KEYS)) > warp_sees:
+                    key += KEYS
+                    if number * KEYS + KEYS > warp_sees:
                         hide(scores, key, sees, sees_lower)
                     online_softmax_update(scores, row_max, row_sum, correction, scale)
                     # Never less than zero. But the compiler, which may wait before it takes exponentials, and would,
@@ -360,26 +360,24 @@ def make_flash_wgmma(size: int, consumers: int, keys: int, stages: int):
                         ptx.mbarrier_arrive(values_read, value_stage)
                     multiply_rows(acc, correction)
                     pack(words, scores)
-                    number = uint32(number + uint32(1))
+                    number += 1
                     value_stage, value_parity = stage, parity
-                    stage = uint32(stage + uint32(1))
-                    if stage == uint32(STAGES):
-                        stage, parity = uint32(0), uint32(1) - parity
+                    stage += 1
+                    if stage == STAGES:
+                        stage, parity = 0, 1 - parity
 
                 ptx.mbarrier_wait(values_there, value_stage, value_parity)
-                last0 = uint32(uint32(number - uint32(1)) * uint32(KEYS))
-                if end < capacity and end < uint32(last0 + uint32(KEYS)):
+                last0 = (number - 1) * KEYS
+                if end < capacity and end < last0 + KEYS:
                     # Values of no key, which may be NaN, are multiplied by zero, and have to be zero too.
-                    at = uint32(uint32(VALUES_AT) + value_stage * uint32(STAGE))
-                    for panel in range(PANELS):
-                        spot = uint32(uint32(end - last0) * uint32(PANEL // 2) + member)
-                        while spot < uint32(KEYS * PANEL // 2):
-                            pairs[uint32(uint32(at + uint32(panel * KEY_PANEL)) // uint32(2) + spot)] = uint32(0)
-                            spot = uint32(spot + uint32(128))
+                    at = VALUES_AT + value_stage * STAGE
+                    for panel in u32.range(PANELS):
+                        for spot in u32.range((end - last0) * (PANEL // 2) + member, KEYS * PANEL // 2, 128):
+                            pairs[(at + panel * KEY_PANEL) // 2 + spot] = 0
                     ptx.fence_proxy_async()
-                    ptx.named_barrier_sync(warpgroup + uint32(1), uint32(128))
+                    ptx.named_barrier_sync(warpgroup + 1, 128)
                 ptx.wgmma_fence()
-                start_mixing(acc, words, value_first + uint64(value_stage * uint32(STAGE_STEP)))
+                start_mixing(acc, words, value_first + uint64(value_stage * STAGE_STEP))
                 ptx.wgmma_wait(0)
                 if first_member:
                     ptx.mbarrier_arrive(values_read, value_stage)
@@ -391,16 +389,16 @@ def make_flash_wgmma(size: int, consumers: int, keys: int, stages: int):
                     correction[r] = ptx.rcp_approx(whole)
                 multiply_rows(acc, correction)
                 # Out through the place of this consumer's queries.
-                pair = uint32(warpgroup * uint32(BOX // 2) + upper * uint32(32) + quad)
+                pair = warpgroup * (BOX // 2) + upper * 32 + quad
                 epilogue(acc, 0, pairs, pair, eighth)
                 if PANELS > 1:
                     epilogue(acc, 1, pairs, pair, eighth)
                 ptx.fence_proxy_async()
-                ptx.named_barrier_sync(warpgroup + uint32(1), uint32(128))
+                ptx.named_barrier_sync(warpgroup + 1, 128)
                 if first_member:
-                    for panel in range(PANELS):
-                        ptx.tma_store_2d(out_map, uint32(head_column + uint32(panel * PANEL)), mine, tiles,
-                                         uint32(warpgroup * uint32(BOX) + uint32(panel * QUERY_PANEL)))
+                    for panel in u32.range(PANELS):
+                        ptx.tma_store_2d(out_map, head_column + panel * PANEL, mine, tiles,
+                                         warpgroup * BOX + panel * QUERY_PANEL)
                     ptx.tma_store_commit()
 
             while number < count:  # tiles that only other consumers use: their barriers need this one's arrivals
@@ -409,10 +407,10 @@ def make_flash_wgmma(size: int, consumers: int, keys: int, stages: int):
                     ptx.mbarrier_arrive(keys_read, stage)
                     ptx.mbarrier_wait(values_there, stage, parity)
                     ptx.mbarrier_arrive(values_read, stage)
-                number = uint32(number + uint32(1))
-                stage = uint32(stage + uint32(1))
-                if stage == uint32(STAGES):
-                    stage, parity = uint32(0), uint32(1) - parity
+                number += 1
+                stage += 1
+                if stage == STAGES:
+                    stage, parity = 0, 1 - parity
             if first_member:
                 ptx.tma_store_wait(0)
 

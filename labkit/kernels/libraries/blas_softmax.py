@@ -11,9 +11,8 @@ the largest |x|. Where that is a negative number, everything after the subtracti
 import math
 
 import numpy as np
-from numba import uint32
 
-from labkit import cuda
+from labkit import cuda, u32
 from labkit.kernels.arguments import blocks_for, check_array
 from labkit.kernels.libraries import blas
 from labkit.kernels.op import rung
@@ -33,14 +32,14 @@ def far_tolerance(x):
 
 @cuda.jit
 def sub_max_exp_kernel(x, out, row, biggest):
-    col = uint32(cuda.grid(1))
+    col = u32.grid(1)
     if col < x.shape[1]:
         out[row, col] = math.exp(x[row, col] - biggest)
 
 
 @cuda.jit
 def normalize_kernel(out, row, total):
-    col = uint32(cuda.grid(1))
+    col = u32.grid(1)
     if col < out.shape[1]:
         out[row, col] /= total
 
@@ -75,14 +74,14 @@ def softmax_by_row_max(x, out, stream=0):
 
 @cuda.jit
 def sub_row_max_exp_kernel(x, out, row, largest):
-    col = uint32(cuda.grid(1))
+    col = u32.grid(1)
     if col < x.shape[1]:
         out[row, col] = math.exp(x[row, col] - largest[row])
 
 
 @cuda.jit
 def normalize_by_kernel(out, row, total):
-    col = uint32(cuda.grid(1))
+    col = u32.grid(1)
     if col < out.shape[1]:
         out[row, col] /= total[0]
 

@@ -19,7 +19,7 @@ from dataclasses import replace
 import numpy as np
 from numba import float32, uint32
 
-from labkit import cuda, device
+from labkit import cuda, device, u32
 from labkit.device import ptx
 from labkit.device.lazy import kernel_factory
 from labkit.kernels.arguments import aligned, blocks_for
@@ -72,7 +72,7 @@ def make_fold(count: int, distance: int):
     @cuda.jit(device=True)
     def fold(acc, lane):
         if half:
-            upper = lane & uint32(distance) != uint32(0)
+            upper = lane & distance != 0
             for i in range(half):
                 kept, given = acc[i], acc[half + i]
                 if upper:
@@ -99,7 +99,7 @@ def make_skinny(rows_each: int, wide: bool, split: bool, gelu: bool | str, resid
 
     @cuda.jit(device=True)
     def x_or_zero(x, row, k):
-        return x[row, k] if row < uint32(x.shape[0]) and k < uint32(x.shape[1]) else ZERO
+        return x[row, k] if row < u32.shape(x)[0] and k < u32.shape(x)[1] else ZERO
 
     @cuda.jit(device=True)
     def add_row(acc, n, value, w):
@@ -113,80 +113,80 @@ def make_skinny(rows_each: int, wide: bool, split: bool, gelu: bool | str, resid
     def add_step(acc, x_tile, at, w):
         """Four weights of one step of K, times that step of every row."""
         if QUADS > 0:
-            for r in range(QUADS):
-                p, q, s, t = ptx.load_shared4(x_tile, uint32(at + uint32(4 * r)))
+            for r in u32.range(QUADS):
+                p, q, s, t = ptx.load_shared4(x_tile, at + 4 * r)
                 add_row(acc, 16 * r, p, w)
                 add_row(acc, 16 * r + 4, q, w)
                 add_row(acc, 16 * r + 8, s, w)
                 add_row(acc, 16 * r + 12, t, w)
         else:
-            for r in range(ROWS):
-                add_row(acc, 4 * r, x_tile[at + uint32(r)], w)
+            for r in u32.range(ROWS):
+                add_row(acc, 4 * r, x_tile[at + r], w)
 
     @cuda.jit(launch_bounds=(THREADS, 2))
     def skinny_kernel(x, weights, bias, residual_of, out, slice_):
         x_tile = cuda.shared.array(X_SIZE, float32, alignment=16)  # transposed: the rows of a step of K are neighbours
         meeting = cuda.shared.array(MEETING, float32)
         acc = cuda.local.array(ACCUMULATORS, float32)
-        thread = uint32(cuda.threadIdx.x)
-        lane, warp = thread % uint32(32), thread // uint32(32)
-        group, quad = thread // uint32(4), thread % uint32(4)  # which steps of K, which four columns
-        row0 = uint32(uint32(cuda.blockIdx.x) * uint32(ROWS))
-        col0 = uint32(uint32(cuda.blockIdx.y) * uint32(COLS))
-        part = uint32(cuda.blockIdx.z)
-        start = uint32(part * slice_)
-        end = min(uint32(start + slice_), uint32(x.shape[1]))
-        for i in range(ACCUMULATORS):
+        thread = u32.threadIdx.x
+        lane, warp = thread % 32, thread // 32
+        group, quad = thread // 4, thread % 4  # which steps of K, which four columns
+        row0 = u32.blockIdx.x * ROWS
+        col0 = u32.blockIdx.y * COLS
+        part = u32.blockIdx.z
+        start = part * slice_
+        end = min(start + slice_, u32.shape(x)[1])
+        for i in u32.range(ACCUMULATORS):
             acc[i] = ZERO
 
         while start < end:
-            k, col = uint32(start + group), uint32(col0 + quad * uint32(4))  # asked for before x is staged
-            w0, w1 = load(weights, k, col), load(weights, uint32(k + uint32(GROUPS)), col)
-            w2 = load(weights, uint32(k + uint32(2 * GROUPS)), col)
-            w3 = load(weights, uint32(k + uint32(3 * GROUPS)), col)
-            k = uint32(start + thread)
+            k, col = start + group, col0 + quad * 4  # asked for before x is staged
+            w0, w1 = load(weights, k, col), load(weights, k + GROUPS, col)
+            w2 = load(weights, k + 2 * GROUPS, col)
+            w3 = load(weights, k + 3 * GROUPS, col)
+            k = start + thread
             if QUADS > 0:
-                for r in range(QUADS):
-                    row = uint32(row0 + uint32(4 * r))
-                    ptx.store_shared4(x_tile, uint32(thread * uint32(PITCH) + uint32(4 * r)),
-                                      x_or_zero(x, row, k), x_or_zero(x, uint32(row + uint32(1)), k),
-                                      x_or_zero(x, uint32(row + uint32(2)), k),
-                                      x_or_zero(x, uint32(row + uint32(3)), k))
+                for r in u32.range(QUADS):
+                    row = row0 + 4 * r
+                    ptx.store_shared4(x_tile, thread * PITCH + 4 * r,
+                                      x_or_zero(x, row, k), x_or_zero(x, row + 1, k),
+                                      x_or_zero(x, row + 2, k),
+                                      x_or_zero(x, row + 3, k))
             else:
-                for r in range(ROWS):
-                    x_tile[thread * uint32(PITCH) + uint32(r)] = x_or_zero(x, uint32(row0 + uint32(r)), k)
+                for r in u32.range(ROWS):
+                    x_tile[thread * PITCH + r] = x_or_zero(x, row0 + r, k)
             cuda.syncthreads()  # x is there
-            at = uint32(group * uint32(PITCH))
+            at = group * PITCH
             add_step(acc, x_tile, at, w0)
-            add_step(acc, x_tile, uint32(at + uint32(GROUPS * PITCH)), w1)
-            add_step(acc, x_tile, uint32(at + uint32(2 * GROUPS * PITCH)), w2)
-            add_step(acc, x_tile, uint32(at + uint32(3 * GROUPS * PITCH)), w3)
+            add_step(acc, x_tile, at + GROUPS * PITCH, w1)
+            add_step(acc, x_tile, at + 2 * GROUPS * PITCH, w2)
+            add_step(acc, x_tile, at + 3 * GROUPS * PITCH, w3)
             cuda.syncthreads()  # x is free to overwrite
-            start = uint32(start + uint32(CHUNK))
+            start += CHUNK
 
         # The eight groups of a warp fold their sums, so that each of its lanes ends with an eighth of them.
         fold_16(acc, lane)
         fold_8(acc, lane)
         fold_4(acc, lane)
-        first = uint32(0)  # of 4 * row + column, which the lane has kept
+        first = 0  # of 4 * row + column, which the lane has kept
         if ACCUMULATORS // 2 > 0:
-            first += lane // uint32(16) * uint32(ACCUMULATORS // 2)
+            first += lane // 16 * (ACCUMULATORS // 2)
         if ACCUMULATORS // 4 > 0:
-            first += lane // uint32(8) % uint32(2) * uint32(ACCUMULATORS // 4)
+            first += lane // 8 % 2 * (ACCUMULATORS // 4)
         if ACCUMULATORS // 8 > 0:
-            first += lane // uint32(4) % uint32(2) * uint32(ACCUMULATORS // 8)
-        for i in range(KEPT):
-            n = uint32(first + uint32(i))
-            row, col = n // uint32(4), uint32(quad * uint32(4) + n % uint32(4))
-            meeting[uint32(warp * uint32(ROWS) + row) * uint32(COLS) + col] = acc[i]
+            first += lane // 4 % 2 * (ACCUMULATORS // 8)
+        for i in u32.range(KEPT):
+            n = first + i
+            row, col = n // 4, quad * 4 + n % 4
+            meeting[(warp * ROWS + row) * COLS + col] = acc[i]
         cuda.syncthreads()  # the sums of all warps are there
-        row, col = thread // uint32(COLS), thread % uint32(COLS)
-        if row < uint32(ROWS):
+        row, col = thread // COLS, thread % COLS
+        if row < ROWS:
             total = ZERO
-            for other in range(WARPS):
-                total += meeting[uint32(uint32(other * ROWS) + row) * uint32(COLS) + col]
-            row, col = uint32(row0 + row), uint32(col0 + col)
-            if row < uint32(x.shape[0]) and col < uint32(weights.shape[1]):
+            for other in u32.range(WARPS):
+                total += meeting[(other * ROWS + row) * COLS + col]
+            row, col = row0 + row, col0 + col
+            if row < u32.shape(x)[0] and col < u32.shape(weights)[1]:
                 if split:
                     out[part, row, col] = total
                 else:
@@ -203,7 +203,6 @@ PENDING = STAGES - 2
 STAGE = STEP * COLS  # float16 values
 RING_OF_WARP = STAGES * STAGE
 RING_SIZE = WARPS * RING_OF_WARP
-NONE = uint32(0)
 
 
 @kernel_factory
@@ -225,29 +224,29 @@ def make_skinny_half(row_tiles: int, split: bool, gelu: bool | str, residual: bo
     def copy_step(ring, stage, weights, k0, col0, lane, inside):
         """32 rows of 16 columns; the two pieces of a row change places from four rows to the next four, so that
         ldmatrix reads eight rows from different banks."""
-        depth, cols = uint32(weights.shape[0]), uint32(weights.shape[1])
-        j, piece = lane // uint32(2), lane % uint32(2)
-        col = uint32(col0 + piece * uint32(8))
-        for t in range(2):
-            k = uint32(k0 + j % uint32(8) // uint32(2) * uint32(8) + j // uint32(8) * uint32(2) + j % uint32(2)
-                       + uint32(4 * t))
+        depth, cols = u32.shape(weights)
+        j, piece = lane // 2, lane % 2
+        col = col0 + piece * 8
+        for t in u32.range(2):
+            k = (k0 + j % 8 // 2 * 8 + j // 8 * 2 + j % 2
+                       + 4 * t)
             valid = inside and k < depth and col < cols
-            place = piece ^ j // uint32(4) % uint32(2)
-            ptx.cp_async_16(ring, uint32(stage + uint32(t * 256) + j * uint32(COLS) + place * uint32(8)),
-                            weights, uint32(k * cols + col) if valid else NONE, uint32(16) if valid else NONE)
+            place = piece ^ j // 4 % 2
+            ptx.cp_async_16(ring, stage + t * 256 + j * COLS + place * 8,
+                            weights, k * cols + col if valid else 0, 16 if valid else 0)
 
     @cuda.jit(device=True)
     def load_eight(x, row, k, inside):
-        a, b, c, d = NONE, NONE, NONE, NONE
-        if inside and row < uint32(x.shape[0]) and k < uint32(x.shape[1]):
-            a, b, c, d = ptx.load_nc4(x, uint32(row * uint32(x.shape[1]) + k))
+        a, b, c, d = 0, 0, 0, 0
+        if inside and row < u32.shape(x)[0] and k < u32.shape(x)[1]:
+            a, b, c, d = ptx.load_nc4(x, row * u32.shape(x)[1] + k)
         return a, b, c, d
 
     @cuda.jit(device=True)
     def load_step(x, row, k, inside, words):
-        for i in range(TILES):
-            upper = load_eight(x, uint32(row + uint32(16 * i)), k, inside)
-            lower = load_eight(x, uint32(row + uint32(16 * i + 8)), k, inside)
+        for i in u32.range(TILES):
+            upper = load_eight(x, row + 16 * i, k, inside)
+            lower = load_eight(x, row + (16 * i + 8), k, inside)
             for n in range(4):
                 words[8 * i + 2 * n], words[8 * i + 2 * n + 1] = upper[n], lower[n]
 
@@ -258,61 +257,61 @@ def make_skinny_half(row_tiles: int, split: bool, gelu: bool | str, residual: bo
         acc = cuda.local.array(ACCUMULATORS, float32)
         words = cuda.local.array(WORDS, uint32)
         ahead = cuda.local.array(WORDS, uint32)
-        thread = uint32(cuda.threadIdx.x)
-        lane, warp = thread % uint32(32), thread // uint32(32)
-        row0 = uint32(uint32(cuda.blockIdx.x) * uint32(ROWS))
-        col0 = uint32(uint32(cuda.blockIdx.y) * uint32(COLS))
-        part = uint32(cuda.blockIdx.z)
-        end = min(uint32(uint32(part + uint32(1)) * slice_), uint32(x.shape[1]))
-        k = uint32(uint32(part * slice_) + warp * uint32(STEP))  # this warp takes every eighth step
-        mine = uint32(warp * uint32(RING_OF_WARP))
-        row, eight = uint32(row0 + lane // uint32(4)), lane % uint32(4) * uint32(8)
+        thread = u32.threadIdx.x
+        lane, warp = thread % 32, thread // 32
+        row0 = u32.blockIdx.x * ROWS
+        col0 = u32.blockIdx.y * COLS
+        part = u32.blockIdx.z
+        end = min((part + 1) * slice_, u32.shape(x)[1])
+        k = part * slice_ + warp * STEP  # this warp takes every eighth step
+        mine = warp * RING_OF_WARP
+        row, eight = row0 + lane // 4, lane % 4 * 8
         # Which row of a stage this lane names to ldmatrix: four tiles of 8 x 8, k down, then columns.
-        j = lane % uint32(16)
-        at = uint32(mine + j * uint32(COLS) + (lane // uint32(16) ^ j // uint32(4) % uint32(2)) * uint32(8))
-        for i in range(ACCUMULATORS):
+        j = lane % 16
+        at = mine + j * COLS + (lane // 16 ^ j // 4 % 2) * 8
+        for i in u32.range(ACCUMULATORS):
             acc[i] = ZERO
 
-        for s in range(STAGES - 1):
-            copied = uint32(k + uint32(s * WARPS * STEP))
-            copy_step(ring, uint32(mine + uint32(s * STAGE)), weights, copied, col0, lane, copied < end)
+        for s in u32.range(STAGES - 1):
+            copied = k + s * WARPS * STEP
+            copy_step(ring, mine + s * STAGE, weights, copied, col0, lane, copied < end)
             ptx.cp_async_commit()
-        load_step(x, row, uint32(k + eight), k < end, words)
-        stage, fill = uint32(0), uint32((STAGES - 1) * STAGE)
+        load_step(x, row, k + eight, k < end, words)
+        stage, fill = 0, (STAGES - 1) * STAGE
         while k < end:
-            following = uint32(k + uint32(WARPS * STEP))
-            load_step(x, row, uint32(following + eight), following < end, ahead)
+            following = k + WARPS * STEP
+            load_step(x, row, following + eight, following < end, ahead)
             ptx.cp_async_wait(PENDING)
             cuda.syncwarp()  # the step has come, of all lanes; and the one before has been read by all
-            copied = uint32(k + uint32((STAGES - 1) * WARPS * STEP))
-            copy_step(ring, uint32(mine + fill), weights, copied, col0, lane, copied < end)
+            copied = k + (STAGES - 1) * WARPS * STEP
+            copy_step(ring, mine + fill, weights, copied, col0, lane, copied < end)
             ptx.cp_async_commit()
-            for t in range(2):
-                b0, b1, b2, b3 = ptx.ldmatrix_x4_trans(ring, uint32(at + stage + uint32(t * 256)))
-                for i in range(TILES):
+            for t in u32.range(2):
+                b0, b1, b2, b3 = ptx.ldmatrix_x4_trans(ring, at + stage + t * 256)
+                for i in u32.range(TILES):
                     n = 8 * i + 4 * t
                     add_product(acc, 8 * i, words[n], words[n + 1], words[n + 2], words[n + 3], b0, b1)
                     add_product(acc, 8 * i + 4, words[n], words[n + 1], words[n + 2], words[n + 3], b2, b3)
-            for i in range(WORDS):
+            for i in u32.range(WORDS):
                 words[i] = ahead[i]
-            stage = uint32(stage + uint32(STAGE)) if stage < uint32((STAGES - 1) * STAGE) else NONE
-            fill = uint32(fill + uint32(STAGE)) if fill < uint32((STAGES - 1) * STAGE) else NONE
+            stage = stage + STAGE if stage < (STAGES - 1) * STAGE else 0
+            fill = fill + STAGE if fill < (STAGES - 1) * STAGE else 0
             k = following
         ptx.cp_async_wait(0)
 
-        down, right = lane // uint32(4), lane % uint32(4) * uint32(2)
-        for i in range(TILES):
-            for n in range(2):
-                place = uint32(warp * uint32(256) + down * uint32(16) + right + uint32(8 * n))
-                meeting[place], meeting[place + uint32(1)] = acc[8 * i + 4 * n], acc[8 * i + 4 * n + 1]
-                meeting[place + uint32(128)] = acc[8 * i + 4 * n + 2]
-                meeting[place + uint32(129)] = acc[8 * i + 4 * n + 3]
+        down, right = lane // 4, lane % 4 * 2
+        for i in u32.range(TILES):
+            for n in u32.range(2):
+                place = warp * 256 + down * 16 + right + 8 * n
+                meeting[place], meeting[place + 1] = acc[8 * i + 4 * n], acc[8 * i + 4 * n + 1]
+                meeting[place + 128] = acc[8 * i + 4 * n + 2]
+                meeting[place + 129] = acc[8 * i + 4 * n + 3]
             cuda.syncthreads()  # the sums of all warps are there
             total = ZERO
-            for other in range(WARPS):
-                total += meeting[thread + uint32(256 * other)]
-            out_row, out_col = uint32(row0 + uint32(16 * i) + thread // uint32(16)), uint32(col0 + thread % uint32(16))
-            if out_row < uint32(x.shape[0]) and out_col < uint32(weights.shape[1]):
+            for other in u32.range(WARPS):
+                total += meeting[thread + 256 * other]
+            out_row, out_col = row0 + 16 * i + thread // 16, col0 + thread % 16
+            if out_row < u32.shape(x)[0] and out_col < u32.shape(weights)[1]:
                 if split:
                     out[part, out_row, out_col] = total
                 else:

@@ -19,9 +19,9 @@ is chosen by a model: the time of the busiest SM against the bytes of the parts.
 import functools
 
 import numpy as np
-from numba import float32, uint32
+from numba import float32
 
-from labkit import cuda, device
+from labkit import cuda, device, u32
 from labkit.device import graphs, ptx
 from labkit.device.lazy import kernel_factory
 from labkit.kernels.arguments import aligned, blocks_for, check_array, dynamic_shared
@@ -109,16 +109,14 @@ def make_fused_naive(gelu: bool | str, residual: bool):
 
     @cuda.jit
     def fused_naive_kernel(x, weights, bias, residual_of, out):
-        i = uint32(cuda.grid(1))
-        if i < uint32(out.size):
-            depth, cols = uint32(x.shape[1]), uint32(weights.shape[1])
+        i = u32.grid(1)
+        if i < u32.size(out):
+            depth, cols = u32.shape(x)[1], u32.shape(weights)[1]
             row = i // cols
-            col = uint32(i - uint32(row * cols))
+            col = i - row * cols
             total = ZERO
-            k = uint32(0)
-            while k < depth:
+            for k in u32.range(depth):
                 total += float32(x[row, k]) * float32(weights[k, col])
-                k += uint32(1)
             out[row, col] = epilogue(total, bias, residual_of, row, col)
 
     return fused_naive_kernel
@@ -142,20 +140,18 @@ def make_fused_tiled(gelu: bool | str, residual: bool):
     def fused_tiled_kernel(x, weights, bias, residual_of, out):
         x_tile = cuda.shared.array((TILE, TILE), float32)
         w_tile = cuda.shared.array((TILE, TILE), float32)
-        tx, ty = uint32(cuda.threadIdx.x), uint32(cuda.threadIdx.y)
-        col = uint32(cuda.blockIdx.y) * uint32(TILE) + tx
-        row = uint32(cuda.blockIdx.x) * uint32(TILE) + ty
-        rows, depth, cols = uint32(x.shape[0]), uint32(x.shape[1]), uint32(weights.shape[1])
+        tx, ty = u32.threadIdx.x, u32.threadIdx.y
+        col = u32.blockIdx.y * TILE + tx
+        row = u32.blockIdx.x * TILE + ty
+        rows, depth, cols = u32.shape(x)[0], u32.shape(x)[1], u32.shape(weights)[1]
         total = ZERO
-        start = uint32(0)
-        while start < depth:
+        for start in u32.range(0, depth, TILE):
             x_tile[ty, tx] = float32(x[row, start + tx]) if row < rows and start + tx < depth else ZERO
             w_tile[ty, tx] = float32(weights[start + ty, col]) if start + ty < depth and col < cols else ZERO
             cuda.syncthreads()  # both tiles are complete
             for k in range(TILE):
                 total += x_tile[ty, k] * w_tile[k, tx]
             cuda.syncthreads()  # both tiles are free to overwrite
-            start += uint32(TILE)
         if row < rows and col < cols:
             out[row, col] = epilogue(total, bias, residual_of, row, col)
 
@@ -176,17 +172,17 @@ def fused_tiled(x, weights, bias, out, *, residual=None, gelu=False, parts=None,
 @cuda.jit(device=True)
 def copy_pair_rows(shared, fill, a, a_row, a_col, b, b_row, b_col):
     """As matmul's copy_pair, but rows beyond the last of a are zeros: any number of tokens."""
-    rows, depth, cols = uint32(a.shape[0]), uint32(a.shape[1]), uint32(b.shape[1])
-    a_to = uint32(fill + a_col % uint32(STEPS) * uint32(STRIDE) + a_row % uint32(WIDE))
-    b_to = uint32(fill + b_row % uint32(STEPS) * uint32(STRIDE) + uint32(A_STRIDE) + b_col % uint32(WIDE))
-    for i in range(8):
-        row = uint32(a_row + uint32(16 * i))
+    rows, depth, cols = u32.shape(a)[0], u32.shape(a)[1], u32.shape(b)[1]
+    a_to = fill + a_col % STEPS * STRIDE + a_row % WIDE
+    b_to = fill + b_row % STEPS * STRIDE + A_STRIDE + b_col % WIDE
+    for i in u32.range(8):
+        row = a_row + 16 * i
         inside = row < rows
-        ptx.cp_async_4(shared, uint32(a_to + uint32(16 * i)),
-                       a, uint32(row * depth + a_col) if inside else uint32(0), uint32(4) if inside else uint32(0))
-    b_from = uint32(b_row * cols + b_col)
-    for i in range(2):
-        ptx.cp_async_16(shared, uint32(b_to + uint32(8 * i * STRIDE)), b, uint32(b_from + uint32(8 * i) * cols), 16)
+        ptx.cp_async_4(shared, a_to + 16 * i,
+                       a, row * depth + a_col if inside else 0, 4 if inside else 0)
+    b_from = b_row * cols + b_col
+    for i in u32.range(2):
+        ptx.cp_async_16(shared, b_to + 8 * i * STRIDE, b, b_from + 8 * i * cols, 16)
 
 
 @kernel_factory
@@ -198,30 +194,30 @@ def make_fused_pipelined(exact: bool, split: bool, gelu: bool | str, residual: b
 
     @cuda.jit(device=True)
     def store_four(acc, n, bias, residual_of, out, row, col):
-        rows, cols = uint32(out.shape[0]), uint32(out.shape[1])
+        rows, cols = u32.shape(out)
         if exact:
             if row < rows:
-                ptx.store_global4(out, uint32(row * cols + col),
+                ptx.store_global4(out, row * cols + col,
                                   epilogue(acc[n], bias, residual_of, row, col),
-                                  epilogue(acc[n + 1], bias, residual_of, row, col + uint32(1)),
-                                  epilogue(acc[n + 2], bias, residual_of, row, col + uint32(2)),
-                                  epilogue(acc[n + 3], bias, residual_of, row, col + uint32(3)))
+                                  epilogue(acc[n + 1], bias, residual_of, row, col + 1),
+                                  epilogue(acc[n + 2], bias, residual_of, row, col + 2),
+                                  epilogue(acc[n + 3], bias, residual_of, row, col + 3))
         else:
-            for i in range(4):
-                if row < rows and col + uint32(i) < cols:
-                    out[row, col + uint32(i)] = epilogue(acc[n + i], bias, residual_of, row, col + uint32(i))
+            for i in u32.range(4):
+                if row < rows and col + i < cols:
+                    out[row, col + i] = epilogue(acc[n + i], bias, residual_of, row, col + i)
 
     @cuda.jit(device=True)
     def store_four_of_part(acc, n, out, part, row, col):
-        rows, cols = uint32(out.shape[1]), uint32(out.shape[2])
+        rows, cols = u32.shape(out)[1], u32.shape(out)[2]
         if exact:
             if row < rows:
-                ptx.store_global4(out, uint32(uint32(part * rows + row) * cols + col),
+                ptx.store_global4(out, (part * rows + row) * cols + col,
                                   acc[n], acc[n + 1], acc[n + 2], acc[n + 3])
         else:
-            for i in range(4):
-                if row < rows and col + uint32(i) < cols:
-                    out[part, row, col + uint32(i)] = acc[n + i]
+            for i in u32.range(4):
+                if row < rows and col + i < cols:
+                    out[part, row, col + i] = acc[n + i]
 
     @cuda.jit(launch_bounds=(256, 2))
     def fused_pipelined_kernel(a, b, bias, residual_of, out, slice_):
@@ -231,32 +227,32 @@ def make_fused_pipelined(exact: bool, split: bool, gelu: bool | str, residual: b
         b_even = cuda.local.array(8, float32)
         a_odd = cuda.local.array(8, float32)
         b_odd = cuda.local.array(8, float32)
-        thread = uint32(cuda.threadIdx.x)
-        lane, warp = uint32(thread % uint32(32)), uint32(thread // uint32(32))
-        top = uint32(uint32(cuda.blockIdx.x) * uint32(WIDE))
-        left = uint32(uint32(cuda.blockIdx.y) * uint32(WIDE))
-        part = uint32(cuda.blockIdx.z)
-        start = uint32(part * slice_)
-        depth = min(uint32(start + slice_), uint32(a.shape[1]))  # where this part ends
+        thread = u32.threadIdx.x
+        lane, warp = thread % 32, thread // 32
+        top = u32.blockIdx.x * WIDE
+        left = u32.blockIdx.y * WIDE
+        part = u32.blockIdx.z
+        start = part * slice_
+        depth = min(start + slice_, u32.shape(a)[1])  # where this part ends
         # Its thread tile: 2 x 4 warps, each with a tile of 64 x 32, in each of them 8 x 4 lanes.
-        row = uint32(warp // uint32(4) * uint32(64) + lane // uint32(4) * uint32(4))
-        col = uint32(warp % uint32(4) * uint32(32) + lane % uint32(4) * uint32(4))
+        row = warp // 4 * 64 + lane // 4 * 4
+        col = warp % 4 * 32 + lane % 4 * 4
         # What it copies.
-        a_row, a_col = uint32(top + thread // uint32(STEPS)), uint32(start + thread % uint32(STEPS))
-        b_row, b_col = uint32(start + thread // uint32(32)), uint32(left + thread % uint32(32) * uint32(4))
-        for i in range(64):
+        a_row, a_col = top + thread // STEPS, start + thread % STEPS
+        b_row, b_col = start + thread // 32, left + thread % 32 * 4
+        for i in u32.range(64):
             acc[i] = ZERO
 
-        ahead, fill = start, uint32(0)  # how far the copies have come in K, and in the ring
+        ahead, fill = start, 0  # how far the copies have come in K, and in the ring
         for _ in range(STAGES - 1):
             if ahead < depth:
                 copy(shared, fill, a, a_row, a_col, b, b_row, b_col)
             ptx.cp_async_commit()  # a group may be empty: what counts is that there is one for each pair
-            ahead, fill = uint32(ahead + uint32(STEPS)), uint32(fill + uint32(PAIR))
-            a_col, b_row = uint32(a_col + uint32(STEPS)), uint32(b_row + uint32(STEPS))
+            ahead, fill = ahead + STEPS, fill + PAIR
+            a_col, b_row = a_col + STEPS, b_row + STEPS
         ptx.cp_async_wait(IN_FLIGHT)
         cuda.syncthreads()  # the first pair is complete
-        a_at, b_at = row, uint32(uint32(A_STRIDE) + col)
+        a_at, b_at = row, A_STRIDE + col
         read_eight(shared, a_at, 32, a_even)
         read_eight(shared, b_at, 16, b_even)
 
@@ -264,10 +260,10 @@ def make_fused_pipelined(exact: bool, split: bool, gelu: bool | str, residual: b
             if ahead < depth:
                 copy(shared, fill, a, a_row, a_col, b, b_row, b_col)
             ptx.cp_async_commit()
-            ahead, fill = uint32(ahead + uint32(STEPS)), uint32(fill + uint32(PAIR))
-            a_col, b_row = uint32(a_col + uint32(STEPS)), uint32(b_row + uint32(STEPS))
-            if fill == uint32(RING):
-                fill = uint32(0)
+            ahead, fill = ahead + STEPS, fill + PAIR
+            a_col, b_row = a_col + STEPS, b_row + STEPS
+            if fill == RING:
+                fill = 0
             two_steps(shared, a_at, b_at, 0, acc, a_even, b_even, a_odd, b_odd)
             two_steps(shared, a_at, b_at, 2, acc, a_even, b_even, a_odd, b_odd)
             two_steps(shared, a_at, b_at, 4, acc, a_even, b_even, a_odd, b_odd)
@@ -275,24 +271,24 @@ def make_fused_pipelined(exact: bool, split: bool, gelu: bool | str, residual: b
             two_steps(shared, a_at, b_at, 8, acc, a_even, b_even, a_odd, b_odd)
             two_steps(shared, a_at, b_at, 10, acc, a_even, b_even, a_odd, b_odd)
             two_steps(shared, a_at, b_at, 12, acc, a_even, b_even, a_odd, b_odd)
-            read_eight(shared, uint32(a_at + uint32(15 * STRIDE)), 32, a_odd)
-            read_eight(shared, uint32(b_at + uint32(15 * STRIDE)), 16, b_odd)
+            read_eight(shared, a_at + 15 * STRIDE, 32, a_odd)
+            read_eight(shared, b_at + 15 * STRIDE, 16, b_odd)
             add_products_serpentine(acc, a_even, b_even)
 
             ptx.cp_async_wait(IN_FLIGHT)
             cuda.syncthreads()  # the next pair is complete; and this one has been read by all, and may be filled again
-            a_at, b_at = uint32(a_at + uint32(PAIR)), uint32(b_at + uint32(PAIR))
-            if a_at >= uint32(RING):
-                a_at, b_at = row, uint32(uint32(A_STRIDE) + col)
+            a_at, b_at = a_at + PAIR, b_at + PAIR
+            if a_at >= RING:
+                a_at, b_at = row, A_STRIDE + col
             read_eight(shared, a_at, 32, a_even)
             read_eight(shared, b_at, 16, b_even)
             add_products_serpentine(acc, a_odd, b_odd)
-            start = uint32(start + uint32(STEPS))
+            start += STEPS
 
-        for i in range(8):
-            out_row = uint32(top + row + uint32(i // 4 * 32 + i % 4))
-            for j in range(0, 8, 4):
-                out_col = uint32(left + col + uint32(j * 4))
+        for i in u32.range(8):
+            out_row = top + row + (i // 4 * 32 + i % 4)
+            for j in u32.range(0, 8, 4):
+                out_col = left + col + j * 4
                 if split:
                     store_four_of_part(acc, i * 8 + j, out, part, out_row, out_col)
                 else:
@@ -309,14 +305,14 @@ def make_add_parts(count: int, gelu: bool | str, residual: bool):
 
     @cuda.jit
     def add_parts_kernel(parts, bias, residual_of, out):
-        i = uint32(cuda.grid(1))
-        size, cols = uint32(out.size), uint32(out.shape[1])
+        i = u32.grid(1)
+        size, cols = u32.size(out), u32.shape(out)[1]
         if i < size:
             row = i // cols
             total = ZERO
-            for part in range(COUNT):  # always in this order: the same sum every time
-                total += parts[uint32(i + uint32(part) * size)]
-            col = uint32(i - uint32(row * cols))
+            for part in u32.range(COUNT):  # always in this order: the same sum every time
+                total += parts[i + part * size]
+            col = i - row * cols
             out[row, col] = epilogue(total, bias, residual_of, row, col)
 
     return add_parts_kernel

@@ -20,7 +20,7 @@ The sums are taken in the order of norm/rmsnorm.py and streamed.py, so that the 
 import numpy as np
 from numba import float32, uint32
 
-from labkit import cuda
+from labkit import cuda, u32
 from labkit.device import ptx
 from labkit.device.lazy import kernel_factory
 from labkit.kernels.arguments import aligned, check_array
@@ -45,7 +45,7 @@ from labkit.kernels.reduce import warp_sum
 ROWS = 8  # of x at most: the columns of a tile of mma.sync
 MOST_COLUMNS = TENSOR_WARPS * TURN  # one turn of the warps
 EACH = 256  # columns of a warp that normalises: eight of each lane
-ZERO, ONE, NONE = float32(0.0), float32(1.0), uint32(0)
+ZERO, ONE = float32(0.0), float32(1.0)
 
 
 @cuda.jit(device=True)
@@ -92,8 +92,8 @@ def make_normed(columns: int, most: int, eps: float, *, swiglu: bool = False, ea
     @cuda.jit(device=True)
     def total_of(meeting, token, row):
         total = ZERO
-        for warp in range(TENSOR_WARPS):
-            total += meeting[uint32(uint32(warp * ROWS) + token) * uint32(PITCH) + row]
+        for warp in u32.range(TENSOR_WARPS):
+            total += meeting[(warp * ROWS + token) * PITCH + row]
         return total
 
     @cuda.jit(launch_bounds=(TENSOR_THREADS, 2))
@@ -103,77 +103,75 @@ def make_normed(columns: int, most: int, eps: float, *, swiglu: bool = False, ea
         partial = cuda.shared.array(TENSOR_WARPS, float32)
         acc = cuda.local.array(4, float32)
         w_words = cuda.local.array(WORDS, uint32)
-        thread = uint32(cuda.threadIdx.x)
-        lane, warp = thread % uint32(32), thread // uint32(32)
-        down, q = lane // uint32(4), lane % uint32(4)
-        first_row = uint32(uint32(cuda.blockIdx.x) * uint32(16))
-        rows, tokens = uint32(weight.shape[0]), uint32(x.shape[0])
+        thread = u32.threadIdx.x
+        lane, warp = thread % 32, thread // 32
+        down, q = lane // 4, lane % 4
+        first_row = u32.blockIdx.x * 16
+        rows, tokens = u32.shape(weight)[0], u32.shape(x)[0]
         for i in range(4):
             acc[i] = ZERO
         if EARLY:
             ptx.griddepcontrol_launch_dependents()
-            fetch_rows(weight, first_row, uint32(16), thread)
+            fetch_rows(weight, first_row, 16, thread)
             ptx.griddepcontrol_wait()
 
-        start = uint32(warp * uint32(TURN) + q * uint32(8))
-        for s in range(STEPS):
-            k = uint32(start + uint32(s * STEP))
-            inside = k < uint32(COLUMNS)
-            upper = eight(weight, min(uint32(first_row + down), uint32(rows - uint32(1))), k, inside)
-            lower = eight(weight, min(uint32(first_row + down + uint32(8)), uint32(rows - uint32(1))), k, inside)
-            for n in range(4):
+        start = warp * TURN + q * 8
+        for s in u32.range(STEPS):
+            k = start + s * STEP
+            inside = k < COLUMNS
+            upper = eight(weight, min(first_row + down, rows - 1), k, inside)
+            lower = eight(weight, min(first_row + down + 8, rows - 1), k, inside)
+            for n in u32.range(4):
                 w_words[8 * s + 2 * n], w_words[8 * s + 2 * n + 1] = upper[n], lower[n]
 
-        beside, of_row = warp // uint32(NORMING), warp % uint32(NORMING)
-        col = uint32(uint32(of_row * uint32(32) + lane) * uint32(8))
+        beside, of_row = warp // NORMING, warp % NORMING
+        col = (of_row * 32 + lane) * 8
         e, f, g, h = ptx.load_nc4(norm_weight, col)
-        base = NONE
-        while base < tokens:  # the same for the whole block
-            token = uint32(base + beside)
-            inside = beside < uint32(ABREAST) and token < tokens
-            at = uint32(token * uint32(COLUMNS) + col) if inside else col
+        for base in u32.range(0, tokens, ABREAST):  # the same for the whole block
+            token = base + beside
+            inside = beside < ABREAST and token < tokens
+            at = token * COLUMNS + col if inside else col
             a, b, c, d = load(x, at)
             i, j, m, n = load(residual, at)
             a, b, c, d = add_words(a, i), add_words(b, j), add_words(c, m), add_words(d, n)
             squares = add_squares(add_squares(add_squares(add_squares(ZERO, a), b), c), d)
             squares = warp_sum(squares)
-            if lane == NONE:
+            if lane == 0:
                 partial[warp] = squares
             cuda.syncthreads()
             squares = ZERO
-            for other in range(NORMING):
-                squares += partial[min(uint32(uint32(beside * uint32(NORMING)) + uint32(other)),
-                                       uint32(TENSOR_WARPS - 1))]
+            for other in u32.range(NORMING):
+                squares += partial[min(beside * NORMING + other,
+                                       TENSOR_WARPS - 1)]
             scale = cuda.rsqrt(squares * SHARE + SMALL)
             if inside:
                 if cuda.blockIdx.x == 0:
                     ptx.store_global4(summed, at, a, b, c, d)
-                ptx.store_shared4(normed, uint32(token * uint32(ROW) + col), scaled(a, scale, e), scaled(b, scale, f),
+                ptx.store_shared4(normed, token * ROW + col, scaled(a, scale, e), scaled(b, scale, f),
                                   scaled(c, scale, g), scaled(d, scale, h))
             cuda.syncthreads()  # the row is there, and `partial` has been read
-            base = uint32(base + uint32(ABREAST))
 
-        for s in range(STEPS):
-            k = uint32(start + uint32(s * STEP))
-            inside = down < tokens and k < uint32(COLUMNS)
-            a, b, c, d = ptx.load_shared4(normed, uint32(down * uint32(ROW) + k) if inside else NONE)
-            a, b = a if inside else NONE, b if inside else NONE
-            c, d = c if inside else NONE, d if inside else NONE
+        for s in u32.range(STEPS):
+            k = start + s * STEP
+            inside = down < tokens and k < COLUMNS
+            a, b, c, d = ptx.load_shared4(normed, down * ROW + k if inside else 0)
+            a, b = a if inside else 0, b if inside else 0
+            c, d = c if inside else 0, d if inside else 0
             add_product_bf16(acc, 0, w_words[8 * s], w_words[8 * s + 1], w_words[8 * s + 2], w_words[8 * s + 3], a, b)
             add_product_bf16(acc, 0, w_words[8 * s + 4], w_words[8 * s + 5], w_words[8 * s + 6], w_words[8 * s + 7],
                              c, d)
 
-        for n in range(4):  # rows `down` and 8 below, tokens 2q and the next
-            token = uint32(warp * uint32(ROWS) + uint32(n % 2) + q * uint32(2))
-            meeting[token * uint32(PITCH) + down + uint32(n // 2 * 8)] = acc[n]
+        for n in u32.range(4):  # rows `down` and 8 below, tokens 2q and the next
+            token = warp * ROWS + n % 2 + q * 2
+            meeting[token * PITCH + down + n // 2 * 8] = acc[n]
         cuda.syncthreads()  # the sums of all warps are there
-        if thread < uint32(OUTPUTS):
-            token, place = thread // uint32(ACROSS), thread % uint32(ACROSS)
-            col = uint32(first_row // uint32(16 // ACROSS) + place)
-            if token < tokens and col < uint32(out.shape[1]):
+        if thread < OUTPUTS:
+            token, place = thread // ACROSS, thread % ACROSS
+            col = first_row // (16 // ACROSS) + place
+            if token < tokens and col < u32.shape(out)[1]:
                 total = total_of(meeting, token, place)
                 if swiglu:
-                    up = total_of(meeting, token, uint32(place + uint32(GROUP)))
+                    up = total_of(meeting, token, place + GROUP)
                     out[token, col] = to_out(combine(total, up))
                 else:
                     out[token, col] = epilogue(total, out, col)

@@ -34,7 +34,7 @@ import functools
 import numpy as np
 from numba import float32, uint32
 
-from labkit import cuda, device
+from labkit import cuda, device, u32
 from labkit.device import ptx
 from labkit.device.lazy import kernel_factory
 from labkit.kernels.arguments import aligned, check_array
@@ -62,12 +62,12 @@ SIZES = f"K and N multiples of 8, K at most {LONGEST:,}"
 @cuda.jit(device=True)
 def fetch_ahead(array, count):
     """The first `count` elements of an array, shared among the blocks, into L2. By one thread of each block."""
-    share = uint32((count + uint32(cuda.gridDim.x) - uint32(1)) // uint32(cuda.gridDim.x))
-    share = uint32((share + uint32(63)) // uint32(64) * uint32(64))  # whole lines of 128 bytes, or pairs of them
-    begin = uint32(uint32(cuda.blockIdx.x) * share)
+    share = (count + u32.gridDim.x - 1) // u32.gridDim.x
+    share = (share + 63) // 64 * 64  # whole lines of 128 bytes, or pairs of them
+    begin = u32.blockIdx.x * share
     if begin < count:
-        nbytes = uint32(min(share, uint32(count - begin)) * uint32(array.itemsize))
-        ptx.prefetch_l2(array, begin, uint32(nbytes & uint32(0xFFFFFFF0)))
+        nbytes = min(share, count - begin) * uint32(array.itemsize)
+        ptx.prefetch_l2(array, begin, nbytes & 0xFFFFFFF0)
 
 
 def make_row_statistics(depth: int, each: int = 4):
@@ -79,11 +79,11 @@ def make_row_statistics(depth: int, each: int = 4):
 
     @cuda.jit(device=True)
     def load_row(numbers, x, lane):
-        for j in range(TURNS):
-            k = uint32(uint32(EACH) * lane + uint32(32 * EACH * j))
-            inside = EXACT or k < uint32(DEPTH)
-            for n in range(0, EACH, 4):
-                a, b, c, d = ptx.load_global4(x, uint32(k + uint32(n)) if inside else uint32(0))
+        for j in u32.range(TURNS):
+            k = EACH * lane + 32 * EACH * j
+            inside = EXACT or k < DEPTH
+            for n in u32.range(0, EACH, 4):
+                a, b, c, d = ptx.load_global4(x, k + n if inside else 0)
                 at = EACH * j + n
                 numbers[at], numbers[at + 1] = a if inside else ZERO, b if inside else ZERO
                 numbers[at + 2], numbers[at + 3] = c if inside else ZERO, d if inside else ZERO
@@ -95,8 +95,8 @@ def make_row_statistics(depth: int, each: int = 4):
             total += numbers[i]
         mean = warp_sum(total) * SHARE
         squares = ZERO
-        for j in range(TURNS):
-            inside = EXACT or uint32(uint32(EACH) * lane + uint32(32 * EACH * j)) < uint32(DEPTH)
+        for j in u32.range(TURNS):
+            inside = EXACT or EACH * lane + 32 * EACH * j < DEPTH
             for i in range(EACH):
                 apart = numbers[EACH * j + i] - mean if inside else ZERO
                 squares += apart * apart
@@ -142,18 +142,18 @@ def make_one_row(half: bool, source: str, after: str, depth: int, lanes: int, th
 
     @cuda.jit(device=True)
     def load_weights(words, weights, first, col):
-        cols = uint32(weights.shape[1])
-        for i in range(STEPS):
-            k = uint32(first + uint32(i * GROUPS))
+        cols = u32.shape(weights)[1]
+        for i in u32.range(STEPS):
+            k = first + i * GROUPS
             if not WHOLE:
-                k = min(k, uint32(DEPTH - 1))  # where the row is continued by zeros
+                k = min(k, DEPTH - 1)  # where the row is continued by zeros
             words[4 * i], words[4 * i + 1], words[4 * i + 2], words[4 * i + 3] = ptx.load_nc4(
-                weights, uint32(k * cols + col))
+                weights, k * cols + col)
 
     @cuda.jit(device=True)
     def add_products(acc, words, tile, first):
-        for i in range(STEPS):
-            x = tile[first + uint32(i * GROUPS)]
+        for i in u32.range(STEPS):
+            x = tile[first + i * GROUPS]
             for n in range(4):
                 if half:
                     low, high = ptx.unpack_half2(words[4 * i + n])
@@ -164,34 +164,34 @@ def make_one_row(half: bool, source: str, after: str, depth: int, lanes: int, th
 
     @cuda.jit(device=True)
     def own_place(thread, s):
-        return uint32(thread + uint32(s * threads))
+        return thread + s * threads
 
     @cuda.jit(device=True)
     def load_norm(own_weight, own_bias, norm_weight, norm_bias, thread):
         if NORMED:
             for s in range(STAGED):
-                k = min(own_place(thread, s), uint32(DEPTH - 1))
+                k = min(own_place(thread, s), DEPTH - 1)
                 own_weight[s], own_bias[s] = float32(norm_weight[k]), float32(norm_bias[k])
 
     @cuda.jit(device=True)
     def fetch(cache, start, next_weights, next_count, thread):
         """What later launches read. Before the wait, start may be the last token's: one row is missing then."""
-        if ahead and thread == uint32(0):
+        if ahead and thread == 0:
             if TO_CACHE:
-                fetch_ahead(cache, uint32(min(uint32(start[0]), uint32(cache.shape[0])) * uint32(cache.shape[1])))
+                fetch_ahead(cache, min(uint32(start[0]), u32.shape(cache)[0]) * u32.shape(cache)[1])
             fetch_ahead(next_weights, next_count)
 
     @cuda.jit(device=True)
     def fold(acc, lane):
         """Adds up the sums of the lanes of a column, so that lanes share the columns; which one this lane keeps."""
-        kept = uint32(0)
+        kept = 0
         fold_16(acc, lane)
-        kept += lane // uint32(16) * uint32(EACH // 2)
+        kept += lane // 16 * (EACH // 2)
         fold_8(acc, lane)
-        kept += lane // uint32(8) % uint32(2) * uint32(EACH // 4)
+        kept += lane // 8 % 2 * (EACH // 4)
         if lanes <= 4:
             fold_4(acc, lane)
-            kept += lane // uint32(4) % uint32(2) * uint32(EACH // 8)
+            kept += lane // 4 % 2 * (EACH // 8)
         if lanes <= 2:
             fold_2(acc, lane)
         return kept
@@ -208,14 +208,14 @@ def make_one_row(half: bool, source: str, after: str, depth: int, lanes: int, th
         own_weight = cuda.local.array(STAGED, float32)
         own_bias = cuda.local.array(STAGED, float32)
         found = cuda.local.array(FOUND, float32)
-        thread = uint32(cuda.threadIdx.x)
-        lane, warp = thread % uint32(32), thread // uint32(32)
-        cols = uint32(weights.shape[1])
-        col0 = uint32(uint32(cuda.blockIdx.x) * uint32(COLS))
+        thread = u32.threadIdx.x
+        lane, warp = thread % 32, thread // 32
+        cols = u32.shape(weights)[1]
+        col0 = u32.blockIdx.x * COLS
 
-        group, column = uint32(thread // uint32(lanes)), uint32(thread % uint32(lanes) * uint32(EACH))
-        column = min(uint32(col0 + column), uint32(cols - uint32(EACH)))  # columns past the edge are not stored
-        own_col = min(uint32(col0 + thread), uint32(cols - uint32(1)))
+        group, column = thread // lanes, thread % lanes * EACH
+        column = min(col0 + column, cols - EACH)  # columns past the edge are not stored
+        own_col = min(col0 + thread, cols - 1)
 
         # All that the block needs is asked for before anything is waited for: the row first, which is needed first; but
         # last where the launch before may still be computing it.
@@ -227,13 +227,13 @@ def make_one_row(half: bool, source: str, after: str, depth: int, lanes: int, th
             ptx.griddepcontrol_wait()
         if NORMED:
             load_row(row, x, lane)
-        for s in range(STAGED):
-            k = min(own_place(thread, s), uint32(DEPTH - 1))
+        for s in u32.range(STAGED):
+            k = min(own_place(thread, s), DEPTH - 1)
             if JOINED:
-                head = uint32(k // uint32(SIZE))
-                at = uint32(uint32(head * uint32(splits * SIZE)) + uint32(k - uint32(head * uint32(SIZE))))
-                for split in range(splits):
-                    found[s * splits + split] = x[at + uint32(split * SIZE)]
+                head = k // SIZE
+                at = head * (splits * SIZE) + k - head * SIZE
+                for split in u32.range(splits):
+                    found[s * splits + split] = x[at + split * SIZE]
             else:
                 own[s] = x[0, k]
         if not EARLY:
@@ -242,7 +242,7 @@ def make_one_row(half: bool, source: str, after: str, depth: int, lanes: int, th
         added = float32(bias[own_col])
         if WITH_RESIDUAL:
             added += residual[0, own_col]
-        place = uint32(0)
+        place = 0
         if TO_CACHE:
             place = uint32(start[0])
         if not EARLY:
@@ -250,55 +250,55 @@ def make_one_row(half: bool, source: str, after: str, depth: int, lanes: int, th
 
         if NORMED:
             mean, scale = statistics(row, lane)
-            for s in range(STAGED):
+            for s in u32.range(STAGED):
                 own[s] = (own[s] - mean) * scale * own_weight[s] + own_bias[s]
         elif JOINED:
             # Of each head: what its parts weigh in the whole. norm_weight: their maxima, then their sums.
-            for n in range(HEADS_EACH):
-                head = uint32(warp + uint32(n * WARPS))
-                inside = head < uint32(heads) and lane < uint32(splits)
-                at = uint32(head * uint32(splits) + lane) if inside else uint32(0)
+            for n in u32.range(HEADS_EACH):
+                head = warp + n * WARPS
+                inside = head < heads and lane < splits
+                at = head * splits + lane if inside else 0
                 largest = norm_weight[at] if inside else LOWEST
-                total = norm_weight[at + uint32(SHARES)]
+                total = norm_weight[at + SHARES]
                 weight = ptx.exp2_approx(largest - warp_max(largest))
                 weight = weight if inside else ZERO
                 weight = weight / warp_sum(weight * total)
                 if inside:
                     shares[at] = weight
             cuda.syncthreads()  # the parts of all heads are weighed
-            for s in range(STAGED):
-                at = uint32(min(own_place(thread, s), uint32(DEPTH - 1)) // uint32(SIZE) * uint32(splits))
+            for s in u32.range(STAGED):
+                at = min(own_place(thread, s), DEPTH - 1) // SIZE * splits
                 total = ZERO
-                for split in range(splits):
-                    total += shares[at + uint32(split)] * found[s * splits + split]
+                for split in u32.range(splits):
+                    total += shares[at + split] * found[s * splits + split]
                 own[s] = total
-        for s in range(STAGED):
+        for s in u32.range(STAGED):
             k = own_place(thread, s)
-            if k < uint32(TILE):
-                tile[k] = own[s] if WHOLE or k < uint32(DEPTH) else ZERO
-        for n in range(EACH):
+            if k < TILE:
+                tile[k] = own[s] if WHOLE or k < DEPTH else ZERO
+        for n in u32.range(EACH):
             acc[n] = ZERO
         cuda.syncthreads()  # the row is there
         add_products(acc, words, tile, group)
-        for turn in range(1, ROUNDS):
-            load_weights(words, weights, uint32(group + uint32(turn * SPAN)), column)
-            add_products(acc, words, tile, uint32(group + uint32(turn * SPAN)))
+        for turn in u32.range(1, ROUNDS):
+            load_weights(words, weights, group + turn * SPAN, column)
+            add_products(acc, words, tile, group + turn * SPAN)
 
         kept = fold(acc, lane)
-        if lane & uint32(LEFT_OVER) == uint32(0):  # of lanes that have kept the same sum, one
-            meeting[uint32(uint32(warp * uint32(COLS)) + thread % uint32(lanes) * uint32(EACH)) + kept] = acc[0]
+        if lane & LEFT_OVER == 0:  # of lanes that have kept the same sum, one
+            meeting[warp * COLS + thread % lanes * EACH + kept] = acc[0]
         cuda.syncthreads()  # the sums of all warps are there
-        col = uint32(col0 + thread)
-        if thread < uint32(COLS) and col < cols:
+        col = col0 + thread
+        if thread < COLS and col < cols:
             total = added
-            for other in range(WARPS):
-                total += meeting[thread + uint32(other * COLS)]
+            for other in u32.range(WARPS):
+                total += meeting[thread + other * COLS]
             if WITH_GELU:
                 out[0, col] = gelu_sigmoid(total)
-            elif WITH_RESIDUAL or col < uint32(DEPTH):
+            elif WITH_RESIDUAL or col < DEPTH:
                 out[0, col] = total
-            elif place < uint32(cache.shape[0]):  # a cache that is full stays as it is
-                cache[place, uint32(col - uint32(DEPTH))] = total
+            elif place < u32.shape(cache)[0]:  # a cache that is full stays as it is
+                cache[place, col - DEPTH] = total
 
     one_row_kernel.uses_pdl = early
     return one_row_kernel
@@ -403,11 +403,11 @@ def make_one_row_embedding(early: bool):
         if EARLY:
             ptx.griddepcontrol_launch_dependents()
             ptx.griddepcontrol_wait()
-        col = uint32(cuda.grid(1))
-        if col < uint32(out.shape[1]):
+        col = u32.grid(1)
+        if col < u32.shape(out)[1]:
             token, position = uint32(ids[0]), uint32(start[0])  # negatives become huge
             value = NAN
-            if token < uint32(tokens.shape[0]) and position < uint32(positions.shape[0]):
+            if token < u32.shape(tokens)[0] and position < u32.shape(positions)[0]:
                 value = float32(tokens[token, col]) + float32(positions[position, col])
             out[0, col] = value
 

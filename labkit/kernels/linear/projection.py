@@ -9,9 +9,9 @@ With one token at a time M is 1: each weight is read for a single product, and o
 """
 
 import numpy as np
-from numba import float32, uint32
+from numba import float32
 
-from labkit import cuda, device
+from labkit import cuda, device, u32
 from labkit.kernels.arguments import MAX_GRID_YZ, blocks_for, check_array
 from labkit.kernels.baselines import numpy_cupy_torch
 from labkit.kernels.matmul.float32 import (
@@ -38,13 +38,13 @@ def logits_reference(x, table):
 
 @cuda.jit
 def add_bias_kernel(bias, out):
-    col = uint32(cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x)
-    row = uint32(cuda.blockIdx.y)
-    rows = uint32(out.shape[0])
-    if col < uint32(out.shape[1]):
+    col = u32.blockIdx.x * u32.blockDim.x + u32.threadIdx.x
+    row = u32.blockIdx.y
+    rows = u32.shape(out)[0]
+    if col < u32.shape(out)[1]:
         while row < rows:
             out[row, col] += bias[col]
-            row += uint32(cuda.gridDim.y)
+            row += u32.gridDim.y
 
 
 @rung(kernel=(matmul_pipelined_kernel, matmul_pipelined_any_kernel, add_bias_kernel), needs=matmul_pipelined.needs,
@@ -67,18 +67,16 @@ SLICES = 16  # of K: each warp of a block takes one
 @cuda.jit
 def projection_few_rows_kernel(x, weights, bias, out):
     acc = cuda.shared.array((SLICES, 32), float32)
-    lane, part = uint32(cuda.threadIdx.x), uint32(cuda.threadIdx.y)
-    row, col = uint32(cuda.blockIdx.y), uint32(uint32(cuda.blockIdx.x) * uint32(32) + lane)
-    depth, cols = uint32(x.shape[1]), uint32(out.shape[1])
+    lane, part = u32.threadIdx.x, u32.threadIdx.y
+    row, col = u32.blockIdx.y, u32.blockIdx.x * 32 + lane
+    depth, cols = u32.shape(x)[1], u32.shape(out)[1]
     total = ZERO
     if col < cols:
-        k = part
-        while k < depth:
+        for k in u32.range(part, depth, SLICES):
             total += x[row, k] * weights[k, col]  # neighbours read neighbours; x[row, k] is the same for all
-            k += uint32(SLICES)
     acc[part, lane] = total
     cuda.syncthreads()
-    if part == uint32(0) and col < cols:
+    if part == 0 and col < cols:
         total = bias[col]
         for other in range(SLICES):
             total += acc[other, lane]
@@ -96,15 +94,12 @@ def projection_few_rows(x, weights, bias, out, stream=0):
 
 @cuda.jit
 def projection_naive_kernel(x, weights, bias, out):
-    col, row = cuda.grid(2)
-    row, col = uint32(row), uint32(col)
-    if col < uint32(out.shape[1]):
-        depth = uint32(x.shape[1])
+    col, row = u32.grid(2)
+    if col < u32.shape(out)[1]:
+        depth = u32.shape(x)[1]
         total = float32(bias[col])
-        k = uint32(0)
-        while k < depth:
+        for k in u32.range(depth):
             total += x[row, k] * weights[k, col]
-            k += uint32(1)
         out[row, col] = total
 
 
@@ -147,15 +142,12 @@ def _check_projection(x, weights, bias, out) -> tuple:
 
 @cuda.jit
 def logits_naive_kernel(x, table, out):
-    col, row = cuda.grid(2)
-    row, col = uint32(row), uint32(col)
-    if col < uint32(out.shape[1]):
-        depth = uint32(x.shape[1])
+    col, row = u32.grid(2)
+    if col < u32.shape(out)[1]:
+        depth = u32.shape(x)[1]
         total = ZERO
-        k = uint32(0)
-        while k < depth:
+        for k in u32.range(depth):
             total += x[row, k] * table[col, k]
-            k += uint32(1)
         out[row, col] = total
 
 
@@ -171,17 +163,15 @@ WARPS = 8
 
 @cuda.jit
 def logits_warp_kernel(x, table, out):
-    lane, row = uint32(cuda.threadIdx.x), uint32(cuda.blockIdx.y)
-    col = uint32(uint32(cuda.blockIdx.x) * uint32(WARPS) + uint32(cuda.threadIdx.y))
-    if col < uint32(out.shape[1]):  # the same for all lanes of a warp
-        depth = uint32(x.shape[1])
+    lane, row = u32.threadIdx.x, u32.blockIdx.y
+    col = u32.blockIdx.x * WARPS + u32.threadIdx.y
+    if col < u32.shape(out)[1]:  # the same for all lanes of a warp
+        depth = u32.shape(x)[1]
         total = ZERO
-        k = lane
-        while k < depth:
+        for k in u32.range(lane, depth, 32):
             total += x[row, k] * table[col, k]
-            k += uint32(32)
         total = warp_sum(total)
-        if lane == uint32(0):
+        if lane == 0:
             out[row, col] = total
 
 

@@ -29,7 +29,7 @@ at their peak, besides unpacking it, and its tensor cores for some 200. A token 
 import numpy as np
 from numba import float32, uint32
 
-from labkit import cuda
+from labkit import cuda, u32
 from labkit.device import ptx
 from labkit.device.lazy import kernel_factory
 from labkit.kernels.arguments import aligned, blocks_for, check_array
@@ -39,7 +39,7 @@ from labkit.kernels.op import rung
 from labkit.kernels.pdl import CARVEOUT, load_of, uses_pdl
 from labkit.kernels.reduce import warp_sum
 
-ZERO, NONE = float32(0.0), uint32(0)
+ZERO = float32(0.0)
 GROUP = 8  # gates, and then their ups, among the rows of a weight that make_swiglu's kernels take
 BLOCK = 128
 WARPS = 4  # of a block that computes an output with a warp
@@ -48,7 +48,7 @@ WARPS = 4  # of a block that computes an output with a warp
 @cuda.jit(device=True)
 def gate_row(i):
     """The row of a gate among eight gates and eight ups in turns; that of its up is GROUP further."""
-    return uint32(i // uint32(GROUP) * uint32(2 * GROUP) + i % uint32(GROUP))
+    return i // GROUP * (2 * GROUP) + i % GROUP
 
 
 def make_epilogue(element: Element, out_element: Element, bias: bool):
@@ -93,23 +93,20 @@ def make_thread(element: Element, out_element: Element, *, bias: bool = False, s
 
     @cuda.jit(device=True)
     def product(x, weight, row, col):
-        depth = uint32(x.shape[1])
+        depth = u32.shape(x)[1]
         total = ZERO
-        k = NONE
-        while k < depth:
+        for k in u32.range(depth):
             total += number(x[row, k]) * number(weight[col, k])
-            k += uint32(1)
         return total
 
     @cuda.jit
     def streamed_thread_kernel(x, weight, bias_of, out):
-        col, row = cuda.grid(2)
-        row, col = uint32(row), uint32(col)
-        if col < uint32(out.shape[1]):
+        col, row = u32.grid(2)
+        if col < u32.shape(out)[1]:
             if swiglu:
                 gate = gate_row(col)
                 out[row, col] = to_out(combine(product(x, weight, row, gate),
-                                               product(x, weight, row, uint32(gate + uint32(GROUP)))))
+                                               product(x, weight, row, gate + GROUP)))
             else:
                 out[row, col] = epilogue(product(x, weight, row, col), bias_of, col)
 
@@ -125,9 +122,9 @@ def make_thread_wide(element: Element, out_element: Element, *, bias: bool = Fal
 
     @cuda.jit(device=True)
     def product(x, weight, row, col):
-        depth = uint32(x.shape[1])
-        x_at, w_at = uint32(row * depth), uint32(col * depth)
-        end = uint32(x_at + depth)
+        depth = u32.shape(x)[1]
+        x_at, w_at = row * depth, col * depth
+        end = x_at + depth
         a, b, c, d, e, f, g, h = ZERO, ZERO, ZERO, ZERO, ZERO, ZERO, ZERO, ZERO
         while x_at < end:
             x0, x1, x2, x3 = ptx.load_nc4(x, x_at)
@@ -149,24 +146,23 @@ def make_thread_wide(element: Element, out_element: Element, *, bias: bool = Fal
                 f += q1 * s1
                 g += q2 * s2
                 h += q3 * s3
-                x_at, w_at = uint32(x_at + uint32(8)), uint32(w_at + uint32(8))
+                x_at, w_at = x_at + 8, w_at + 8
             else:
                 a += x0 * w0
                 b += x1 * w1
                 c += x2 * w2
                 d += x3 * w3
-                x_at, w_at = uint32(x_at + uint32(4)), uint32(w_at + uint32(4))
+                x_at, w_at = x_at + 4, w_at + 4
         return ((a + b) + (c + d)) + ((e + f) + (g + h))
 
     @cuda.jit
     def streamed_thread_wide_kernel(x, weight, bias_of, out):
-        col, row = cuda.grid(2)
-        row, col = uint32(row), uint32(col)
-        if col < uint32(out.shape[1]):
+        col, row = u32.grid(2)
+        if col < u32.shape(out)[1]:
             if swiglu:
                 gate = gate_row(col)
                 out[row, col] = to_out(combine(product(x, weight, row, gate),
-                                               product(x, weight, row, uint32(gate + uint32(GROUP)))))
+                                               product(x, weight, row, gate + GROUP)))
             else:
                 out[row, col] = epilogue(product(x, weight, row, col), bias_of, col)
 
@@ -183,28 +179,26 @@ def make_warp(element: Element, out_element: Element, *, bias: bool = False, swi
 
     @cuda.jit(device=True)
     def product(x, weight, row, col, lane):
-        depth = uint32(x.shape[1])
+        depth = u32.shape(x)[1]
         total = ZERO
-        k = lane
-        while k < depth:
+        for k in u32.range(lane, depth, 32):
             total += number(x[row, k]) * number(weight[col, k])
-            k += uint32(32)
         return warp_sum(total)
 
     @cuda.jit
     def streamed_warp_kernel(x, weight, bias_of, out):
-        lane, row = uint32(cuda.threadIdx.x), uint32(cuda.blockIdx.y)
-        col = uint32(uint32(cuda.blockIdx.x) * uint32(WARPS) + uint32(cuda.threadIdx.y))
-        if col < uint32(out.shape[1]):  # the same for all lanes of a warp
+        lane, row = u32.threadIdx.x, u32.blockIdx.y
+        col = u32.blockIdx.x * WARPS + u32.threadIdx.y
+        if col < u32.shape(out)[1]:  # the same for all lanes of a warp
             if swiglu:
                 gate = gate_row(col)
                 first = product(x, weight, row, gate, lane)
-                second = product(x, weight, row, uint32(gate + uint32(GROUP)), lane)
-                if lane == NONE:
+                second = product(x, weight, row, gate + GROUP, lane)
+                if lane == 0:
                     out[row, col] = to_out(combine(first, second))
             else:
                 total = product(x, weight, row, col, lane)
-                if lane == NONE:
+                if lane == 0:
                     out[row, col] = epilogue(total, bias_of, col)
 
     return streamed_warp_kernel
@@ -218,26 +212,24 @@ def make_wide(element: Element, out_element: Element, outputs: int, *, bias: boo
 
     @cuda.jit
     def streamed_wide_kernel(x, weight, bias_of, out):
-        lane, row = uint32(cuda.threadIdx.x), uint32(cuda.blockIdx.y)
-        col = uint32(uint32(uint32(cuda.blockIdx.x) * uint32(WARPS) + uint32(cuda.threadIdx.y)) * uint32(OUTPUTS))
-        rows, depth = uint32(weight.shape[0]), uint32(x.shape[1])
+        lane, row = u32.threadIdx.x, u32.blockIdx.y
+        col = (u32.blockIdx.x * WARPS + u32.threadIdx.y) * OUTPUTS
+        rows, depth = u32.shape(weight)[0], u32.shape(x)[1]
         if col < rows:  # the same for all lanes of a warp
             totals = cuda.local.array(OUTPUTS, float32)
             at = cuda.local.array(OUTPUTS, uint32)
-            for i in range(OUTPUTS):
+            for i in u32.range(OUTPUTS):
                 totals[i] = ZERO
-                at[i] = uint32(min(uint32(col + uint32(i)), uint32(rows - uint32(1))) * depth)
-            x_at = uint32(row * depth)
-            k = uint32(lane * uint32(EACH))
-            while k < depth:
-                numbers = ptx.load_nc4(x, uint32(x_at + k))
-                for i in range(OUTPUTS):
-                    totals[i] = dot(totals[i], ptx.load_nc4(weight, uint32(at[i] + k)), numbers)
-                k += uint32(32 * EACH)
-            for i in range(OUTPUTS):
+                at[i] = min(col + i, rows - 1) * depth
+            x_at = row * depth
+            for k in u32.range(lane * EACH, depth, 32 * EACH):
+                numbers = ptx.load_nc4(x, x_at + k)
+                for i in u32.range(OUTPUTS):
+                    totals[i] = dot(totals[i], ptx.load_nc4(weight, at[i] + k), numbers)
+            for i in u32.range(OUTPUTS):
                 total = warp_sum(totals[i])
-                if lane == NONE and col + uint32(i) < rows:
-                    out[row, col + uint32(i)] = epilogue(total, bias_of, uint32(col + uint32(i)))
+                if lane == 0 and col + i < rows:
+                    out[row, col + i] = epilogue(total, bias_of, col + i)
 
     return streamed_wide_kernel
 
@@ -257,8 +249,8 @@ def make_eight(load):
 
     @cuda.jit(device=True)
     def eight(matrix, row, k, inside):
-        a, b, c, d = load(matrix, uint32(row * uint32(matrix.shape[1]) + k) if inside else NONE)
-        return a if inside else NONE, b if inside else NONE, c if inside else NONE, d if inside else NONE
+        a, b, c, d = load(matrix, row * u32.shape(matrix)[1] + k if inside else 0)
+        return a if inside else 0, b if inside else 0, c if inside else 0, d if inside else 0
 
     return eight
 
@@ -270,10 +262,10 @@ FIRST_BLOCKS = 264  # that an H200 holds at once: those after them begin when th
 def fetch_rows(weight, first, count, thread):
     """Brings so many rows of the weights to L2, one by each thread. Loads to registers would have to arrive before
     griddepcontrol.wait: in the first version of this they did, and a block waited for memory twice."""
-    row = uint32(first + thread)
-    if uint32(cuda.blockIdx.x) < uint32(FIRST_BLOCKS) and thread < count and row < uint32(weight.shape[0]):
-        depth = uint32(weight.shape[1])
-        ptx.prefetch_l2(weight, uint32(row * depth), uint32(uint32(2) * depth))
+    row = first + thread
+    if u32.blockIdx.x < FIRST_BLOCKS and thread < count and row < u32.shape(weight)[0]:
+        depth = u32.shape(weight)[1]
+        ptx.prefetch_l2(weight, row * depth, 2 * depth)
 
 
 @kernel_factory
@@ -308,8 +300,8 @@ def make_tensor(token_tiles: int, row_tiles: int, *, out_element: Element = BFLO
     @cuda.jit(device=True)
     def total_of(meeting, token, row):
         total = ZERO
-        for warp in range(TENSOR_WARPS):
-            total += meeting[uint32(uint32(warp * TOKENS) + token) * uint32(PITCH) + row]
+        for warp in u32.range(TENSOR_WARPS):
+            total += meeting[(warp * TOKENS + token) * PITCH + row]
         return total
 
     @cuda.jit(launch_bounds=(TENSOR_THREADS, BLOCKS))
@@ -318,73 +310,69 @@ def make_tensor(token_tiles: int, row_tiles: int, *, out_element: Element = BFLO
         acc = cuda.local.array(ACCUMULATORS, float32)
         w_words = cuda.local.array(W_WORDS, uint32)
         x_words = cuda.local.array(X_WORDS, uint32)
-        thread = uint32(cuda.threadIdx.x)
-        lane, warp = thread % uint32(32), thread // uint32(32)
-        down, q = lane // uint32(4), lane % uint32(4)
-        first_row = uint32(uint32(cuda.blockIdx.x) * uint32(16 * ROW_TILES))
-        first_token = uint32(uint32(cuda.blockIdx.y) * uint32(TOKENS))
-        rows, depth, tokens = uint32(weight.shape[0]), uint32(weight.shape[1]), uint32(x.shape[0])
-        for i in range(ACCUMULATORS):
+        thread = u32.threadIdx.x
+        lane, warp = thread % 32, thread // 32
+        down, q = lane // 4, lane % 4
+        first_row = u32.blockIdx.x * (16 * ROW_TILES)
+        first_token = u32.blockIdx.y * TOKENS
+        rows, depth, tokens = u32.shape(weight)[0], u32.shape(weight)[1], u32.shape(x)[0]
+        for i in u32.range(ACCUMULATORS):
             acc[i] = ZERO
         if EARLY:
             ptx.griddepcontrol_launch_dependents()
-            fetch_rows(weight, first_row, uint32(16 * ROW_TILES), thread)
+            fetch_rows(weight, first_row, 16 * ROW_TILES, thread)
             ptx.griddepcontrol_wait()
 
-        start = uint32(warp * uint32(TURN))
-        while start < depth:
-            for batch in range(BATCHES):
-                k = uint32(start + uint32(batch * BATCH * STEP) + q * uint32(8))
-                for s in range(BATCH):
-                    inside = uint32(k + uint32(s * STEP)) < depth
-                    for j in range(ROW_TILES):
-                        row = uint32(first_row + uint32(16 * j) + down)
-                        upper = eight_weights(weight, min(row, uint32(rows - uint32(1))), uint32(k + uint32(s * STEP)),
+        for start in u32.range(warp * TURN, depth, TENSOR_WARPS * TURN):
+            for batch in u32.range(BATCHES):
+                k = start + batch * BATCH * STEP + q * 8
+                for s in u32.range(BATCH):
+                    inside = k + s * STEP < depth
+                    for j in u32.range(ROW_TILES):
+                        row = first_row + 16 * j + down
+                        upper = eight_weights(weight, min(row, rows - 1), k + s * STEP,
                                               inside)
-                        lower = eight_weights(weight, min(uint32(row + uint32(8)), uint32(rows - uint32(1))),
-                                              uint32(k + uint32(s * STEP)), inside)
-                        for n in range(4):
+                        lower = eight_weights(weight, min(row + 8, rows - 1),
+                                              k + s * STEP, inside)
+                        for n in u32.range(4):
                             w_words[(s * ROW_TILES + j) * 8 + 2 * n] = upper[n]
                             w_words[(s * ROW_TILES + j) * 8 + 2 * n + 1] = lower[n]
-                for s in range(BATCH):
-                    for i in range(TILES):
-                        token = uint32(first_token + uint32(8 * i) + down)
-                        inside = token < tokens and uint32(k + uint32(s * STEP)) < depth
-                        four = eight_of_x(x, token, uint32(k + uint32(s * STEP)), inside)
-                        for n in range(4):
+                for s in u32.range(BATCH):
+                    for i in u32.range(TILES):
+                        token = first_token + 8 * i + down
+                        inside = token < tokens and k + s * STEP < depth
+                        four = eight_of_x(x, token, k + s * STEP, inside)
+                        for n in u32.range(4):
                             x_words[(s * TILES + i) * 4 + n] = four[n]
-                for s in range(BATCH):
+                for s in u32.range(BATCH):
                     for half in range(2):
-                        for j in range(ROW_TILES):
+                        for j in u32.range(ROW_TILES):
                             at = (s * ROW_TILES + j) * 8 + 4 * half
-                            for i in range(TILES):
+                            for i in u32.range(TILES):
                                 add_product_bf16(acc, (j * TILES + i) * 4,
                                                  w_words[at], w_words[at + 1], w_words[at + 2], w_words[at + 3],
                                                  x_words[(s * TILES + i) * 4 + 2 * half],
                                                  x_words[(s * TILES + i) * 4 + 2 * half + 1])
-            start = uint32(start + uint32(TENSOR_WARPS * TURN))
 
-        for j in range(ROW_TILES):
+        for j in u32.range(ROW_TILES):
             if j > 0:
                 cuda.syncthreads()  # the sums of the rows before have been read
-            for i in range(TILES):
-                for n in range(4):  # rows `down` and 8 below, tokens 2q and the next
-                    token = uint32(warp * uint32(TOKENS) + uint32(8 * i + n % 2) + q * uint32(2))
-                    meeting[token * uint32(PITCH) + down + uint32(n // 2 * 8)] = acc[(j * TILES + i) * 4 + n]
+            for i in u32.range(TILES):
+                for n in u32.range(4):  # rows `down` and 8 below, tokens 2q and the next
+                    token = warp * TOKENS + (8 * i + n % 2) + q * 2
+                    meeting[token * PITCH + down + n // 2 * 8] = acc[(j * TILES + i) * 4 + n]
             cuda.syncthreads()  # the sums of all warps are there
-            number = thread
-            while number < uint32(OUTPUTS):
-                token, place = number // uint32(ACROSS), number % uint32(ACROSS)
-                row = uint32(first_token + token)
-                col = uint32(uint32(first_row + uint32(16 * j)) // uint32(16 // ACROSS) + place)
-                if row < tokens and col < uint32(out.shape[1]):
+            for number in u32.range(thread, OUTPUTS, TENSOR_THREADS):
+                token, place = number // ACROSS, number % ACROSS
+                row = first_token + token
+                col = (first_row + 16 * j) // (16 // ACROSS) + place
+                if row < tokens and col < u32.shape(out)[1]:
                     total = total_of(meeting, token, place)
                     if swiglu:
-                        up = total_of(meeting, token, uint32(place + uint32(GROUP)))
+                        up = total_of(meeting, token, place + GROUP)
                         out[row, col] = to_out(combine(total, up))
                     else:
                         out[row, col] = epilogue(total, bias_of, col)
-                number += uint32(TENSOR_THREADS)
 
     streamed_tensor_kernel.uses_pdl, streamed_tensor_kernel.carveout = early, CARVEOUT
     return streamed_tensor_kernel

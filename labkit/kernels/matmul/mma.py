@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from numba import float32, uint32
 
-from labkit import cuda
+from labkit import cuda, u32
 from labkit.device import ptx
 from labkit.device.lazy import kernel_factory
 from labkit.kernels.arguments import aligned, blocks_for, check_array, dynamic_shared
@@ -69,16 +69,16 @@ def make_copy(height: int, width: int, threads: int, pitch: int, swizzled: bool,
 
     @cuda.jit(device=True)
     def copy_tile(shared, start, matrix, row0, col0, thread):
-        rows, cols = uint32(matrix.shape[0]), uint32(matrix.shape[1])
-        first, piece = uint32(thread // uint32(chunks)), uint32(thread % uint32(chunks))
-        col = uint32(col0 + piece * uint32(chunk))
-        source = uint32((row0 + first) * cols + col)
-        for i in range(copies):
-            row = uint32(first + uint32(i * step))
-            place = piece ^ row >> uint32(shift) & uint32(mask)
-            valid = uint32(16) if uint32(row0 + row) < rows and col < cols else uint32(0)
-            ptx.cp_async_16(shared, uint32(start + row * uint32(pitch) + place * uint32(chunk)),
-                            matrix, uint32(source + uint32(i * step) * cols), valid)
+        rows, cols = u32.shape(matrix)
+        first, piece = thread // chunks, thread % chunks
+        col = col0 + piece * chunk
+        source = (row0 + first) * cols + col
+        for i in u32.range(copies):
+            row = first + i * step
+            place = piece ^ row >> shift & mask
+            valid = 16 if row0 + row < rows and col < cols else 0
+            ptx.cp_async_16(shared, start + row * pitch + place * chunk,
+                            matrix, source + i * step * cols, valid)
 
     return copy_tile
 
@@ -96,11 +96,11 @@ def tile_of_block(block, down, across, height):
     The blocks that run at the same time then form a rectangle, not a line, and share rows of a and columns of b in the
     L2 cache.
     """
-    size = uint32(height * across)
-    band = uint32(block // size)
-    rest = uint32(block - band * size)
-    rows = min(uint32(down - band * height), height)
-    return uint32(band * height + rest % rows), uint32(rest // rows)
+    size = height * across
+    band = block // size
+    rest = block - band * size
+    rows = min(down - band * height, height)
+    return band * height + rest % rows, rest // rows
 
 
 @cuda.jit(device=True)
@@ -174,102 +174,98 @@ def make_staged(tile: Tile, *, weights: bool = False, bias: bool = False, f16_ac
 
     @cuda.jit(device=True)
     def copy_stage(shared, slot, a, b, row0, col0, k0, thread):
-        start = uint32(slot * uint32(STAGE))
+        start = slot * STAGE
         copy_a(shared, start, a, row0, k0, thread)
         if weights:
-            copy_b(shared, uint32(start + uint32(A_SIZE)), b, col0, k0, thread)
+            copy_b(shared, start + A_SIZE, b, col0, k0, thread)
         else:
-            copy_b(shared, uint32(start + uint32(A_SIZE)), b, k0, col0, thread)
+            copy_b(shared, start + A_SIZE, b, k0, col0, thread)
 
     @cuda.jit(launch_bounds=(tile.threads, tile.blocks))
     def staged_kernel(a, b, bias_of, residual, out):
         shared = cuda.shared.array(0, np.float16)
         words = cuda.shared.array(0, uint32)  # the same memory, two float16 values at a time
-        rows, cols, depth = uint32(out.shape[0]), uint32(out.shape[1]), uint32(a.shape[1])
-        thread = uint32(cuda.threadIdx.x)
-        lane, warp = uint32(thread % uint32(32)), uint32(thread // uint32(32))
-        row0, col0 = uint32(cuda.blockIdx.y * uint32(ROWS)), uint32(cuda.blockIdx.x * uint32(COLS))
-        warp_row = uint32(warp // uint32(ACROSS) * uint32(WARP_ROWS))
-        warp_col = uint32(warp % uint32(ACROSS) * uint32(WARP_COLS))
+        rows, cols, depth = u32.shape(out)[0], u32.shape(out)[1], u32.shape(a)[1]
+        thread = u32.threadIdx.x
+        lane, warp = thread % 32, thread // 32
+        row0, col0 = u32.blockIdx.y * ROWS, u32.blockIdx.x * COLS
+        warp_row = warp // ACROSS * WARP_ROWS
+        warp_col = warp % ACROSS * WARP_COLS
 
         # Where this lane's row of the first ldmatrix of a warp begins in a stage.
-        a_at = (warp_row + lane % uint32(16)) * uint32(A_PITCH) + lane // uint32(16) * uint32(CHUNK)
+        a_at = (warp_row + lane % 16) * A_PITCH + lane // 16 * CHUNK
         if weights:
-            b_row, b_chunk = lane % uint32(8) + lane // uint32(16) * uint32(8), lane // uint32(8) % uint32(2)
-            b_at = uint32(A_SIZE) + (warp_col + b_row) * uint32(B_PITCH) + b_chunk * uint32(CHUNK)
+            b_row, b_chunk = lane % 8 + lane // 16 * 8, lane // 8 % 2
+            b_at = A_SIZE + (warp_col + b_row) * B_PITCH + b_chunk * CHUNK
         else:
-            b_at = uint32(A_SIZE) + lane % uint32(16) * uint32(B_PITCH) + warp_col + lane // uint32(16) * uint32(CHUNK)
+            b_at = A_SIZE + lane % 16 * B_PITCH + warp_col + lane // 16 * CHUNK
 
         acc = cuda.local.array(ACCUMULATORS, ACC_TYPE)
         a_words = cuda.local.array(A_WORDS, uint32)
         b_words = cuda.local.array(B_WORDS, uint32)
-        for i in range(ACCUMULATORS):
+        for i in u32.range(ACCUMULATORS):
             acc[i] = ACC_TYPE(0)
 
-        steps = uint32((depth + uint32(DEPTH - 1)) // uint32(DEPTH))
-        for s in range(STAGES - 1):
-            copy_stage(shared, uint32(s), a, b, row0, col0, uint32(s * DEPTH), thread)
+        steps = (depth + (DEPTH - 1)) // DEPTH
+        for s in u32.range(STAGES - 1):
+            copy_stage(shared, s, a, b, row0, col0, s * DEPTH, thread)
             ptx.cp_async_commit()
-        step = uint32(0)
-        while step < steps:
+        for step in u32.range(steps):
             ptx.cp_async_wait(PENDING)
             cuda.syncthreads()  # stage `step` has landed; the one before it is free to overwrite
-            ahead = uint32(step + uint32(STAGES - 1))
+            ahead = step + (STAGES - 1)
             if ahead < steps:
-                slot = uint32(ahead % uint32(STAGES))
-                copy_stage(shared, slot, a, b, row0, col0, uint32(ahead * uint32(DEPTH)), thread)
+                slot = ahead % STAGES
+                copy_stage(shared, slot, a, b, row0, col0, ahead * DEPTH, thread)
             ptx.cp_async_commit()
-            stage = uint32(step % uint32(STAGES) * uint32(STAGE))
-            for k in range(STEPS):
-                for i in range(DOWN_MMA):
-                    four = ptx.ldmatrix_x4(shared, stage + a_at + uint32(i * 16 * A_PITCH + k * 16))
-                    for j in range(4):
+            stage = step % STAGES * STAGE
+            for k in u32.range(STEPS):
+                for i in u32.range(DOWN_MMA):
+                    four = ptx.ldmatrix_x4(shared, stage + a_at + (i * 16 * A_PITCH + k * 16))
+                    for j in u32.range(4):
                         a_words[i * 4 + j] = four[j]
-                for i in range(PAIRS):
+                for i in u32.range(PAIRS):
                     if weights:
-                        four = ptx.ldmatrix_x4(shared, stage + b_at + uint32(i * 16 * B_PITCH + k * 16))
+                        four = ptx.ldmatrix_x4(shared, stage + b_at + (i * 16 * B_PITCH + k * 16))
                     else:
-                        four = ptx.ldmatrix_x4_trans(shared, stage + b_at + uint32(k * 16 * B_PITCH + i * 16))
-                    for j in range(4):
+                        four = ptx.ldmatrix_x4_trans(shared, stage + b_at + (k * 16 * B_PITCH + i * 16))
+                    for j in u32.range(4):
                         b_words[i * 4 + j] = four[j]
-                for i in range(DOWN_MMA):
-                    for j in range(ACROSS_MMA):
+                for i in u32.range(DOWN_MMA):
+                    for j in u32.range(ACROSS_MMA):
                         add(acc, (i * ACROSS_MMA + j) * ACC, a_words[i * 4], a_words[i * 4 + 1],
                             a_words[i * 4 + 2], a_words[i * 4 + 3], b_words[j * 2], b_words[j * 2 + 1])
-            step = uint32(step + uint32(1))
 
         if activated:
             ptx.cp_async_wait(0)
             cuda.syncthreads()  # every warp has read the last stage: words wait there for the activation
-        mine = uint32(warp * uint32(32 * OUT_WORDS) + lane)  # a lane reads back only what it wrote
-        for j in range(ACROSS_MMA):
-            col = col0 + warp_col + uint32(j * 8) + lane % uint32(4) * uint32(2)
+        mine = warp * (32 * OUT_WORDS) + lane  # a lane reads back only what it wrote
+        for j in u32.range(ACROSS_MMA):
+            col = col0 + warp_col + j * 8 + lane % 4 * 2
             if col < cols:
                 left = float32(bias_of[col]) if bias else float32(0.0)
-                right = float32(bias_of[col + uint32(1)]) if bias else float32(0.0)
-                for i in range(DOWN_MMA):
+                right = float32(bias_of[col + 1]) if bias else float32(0.0)
+                for i in u32.range(DOWN_MMA):
                     w, x, y, z = read(acc, (i * ACROSS_MMA + j) * ACC)
                     if activated:
-                        at = uint32(mine + uint32(64 * (i * ACROSS_MMA + j)))
+                        at = mine + 64 * (i * ACROSS_MMA + j)
                         words[at] = ptx.pack_half2(w + left, x + right)
-                        words[at + uint32(32)] = ptx.pack_half2(y + left, z + right)
+                        words[at + 32] = ptx.pack_half2(y + left, z + right)
                     else:
-                        row = uint32(row0 + warp_row + uint32(i * 16) + lane // uint32(4))
+                        row = row0 + warp_row + i * 16 + lane // 4
                         if row < rows:
                             ptx.store_global_half2(out, row * cols + col, w + left, x + right)
-                        row = uint32(row + uint32(8))
+                        row += 8
                         if row < rows:
                             ptx.store_global_half2(out, row * cols + col, y + left, z + right)
         if activated:
-            n = uint32(0)
-            while n < uint32(OUT_WORDS):
-                i, j = n // uint32(2 * ACROSS_MMA), n // uint32(2) % uint32(ACROSS_MMA)
-                row = row0 + warp_row + i * uint32(16) + n % uint32(2) * uint32(8) + lane // uint32(4)
-                col = col0 + warp_col + j * uint32(8) + lane % uint32(4) * uint32(2)
+            for n in u32.range(OUT_WORDS):
+                i, j = n // (2 * ACROSS_MMA), n // 2 % ACROSS_MMA
+                row = row0 + warp_row + i * 16 + n % 2 * 8 + lane // 4
+                col = col0 + warp_col + j * 8 + lane % 4 * 2
                 if row < rows and col < cols:
-                    left, right = ptx.unpack_half2(words[uint32(mine + n * uint32(32))])
+                    left, right = ptx.unpack_half2(words[mine + n * 32])
                     ptx.store_global_half2(out, row * cols + col, activation(left), activation(right))
-                n += uint32(1)
 
     staged_kernel.tile, staged_kernel.in_bands = tile, False
     staged_kernel.shared_bytes = max(2 * STAGES * STAGE, 2 * ROWS * COLS if activated else 0)
@@ -303,31 +299,31 @@ def make_store_float16(tile: Tile, bias: bool, residual: bool, activation, bf16:
 
     @cuda.jit(device=True)
     def store_float16(acc, shared, words, bias_of, residual_of, out, row0, col0, warp, lane):
-        rows, cols = uint32(out.shape[0]), uint32(out.shape[1])
+        rows, cols = u32.shape(out)
         biases = cuda.local.array(BIASES, float32)
-        for j in range(ACROSS_MMA):
-            for half in range(2):
+        for j in u32.range(ACROSS_MMA):
+            for half in u32.range(2):
                 biases[2 * j + half] = float32(0.0)
                 if bias:
-                    col = col0 + uint32(j * 8 + half) + lane % uint32(4) * uint32(2)
+                    col = col0 + (j * 8 + half) + lane % 4 * 2
                     biases[2 * j + half] = number(bias_of[col]) if col < cols else float32(0.0)
-        mine = uint32(warp * uint32(WARP_ROWS * PITCH))  # each warp has its own part of shared memory
+        mine = warp * (WARP_ROWS * PITCH)  # each warp has its own part of shared memory
         if residual:
-            for i in range(MOVES):
-                piece = uint32(lane + uint32(32 * i))
-                row, col = uint32(piece // uint32(CHUNKS)), uint32(piece % uint32(CHUNKS) * uint32(CHUNK))
-                valid = uint32(16) if row0 + row < rows and col0 + col < cols else uint32(0)
-                ptx.cp_async_16(shared, mine + row * uint32(PITCH) + col,
+            for i in u32.range(MOVES):
+                piece = lane + 32 * i
+                row, col = piece // CHUNKS, piece % CHUNKS * CHUNK
+                valid = 16 if row0 + row < rows and col0 + col < cols else 0
+                ptx.cp_async_16(shared, mine + row * PITCH + col,
                                 residual_of, (row0 + row) * cols + col0 + col, valid)
             ptx.cp_async_commit()
             ptx.cp_async_wait(0)
             cuda.syncwarp()
-        for i in range(DOWN_MMA):
-            for j in range(ACROSS_MMA):
-                for below in range(2):  # 0: row lane // 4; 1: the row 8 below
+        for i in u32.range(DOWN_MMA):
+            for j in u32.range(ACROSS_MMA):
+                for below in u32.range(2):  # 0: row lane // 4; 1: the row 8 below
                     at = (i * ACROSS_MMA + j) * 4 + below * 2
-                    row = uint32(i * 16 + below * 8) + lane // uint32(4)
-                    word = (mine + row * uint32(PITCH)) // uint32(2) + uint32(j * 4) + lane % uint32(4)
+                    row = i * 16 + below * 8 + lane // 4
+                    word = (mine + row * PITCH) // 2 + j * 4 + lane % 4
                     left, right = acc[at] + biases[2 * j], acc[at + 1] + biases[2 * j + 1]
                     if residual:
                         add_left, add_right = unpack(words[word])
@@ -335,10 +331,10 @@ def make_store_float16(tile: Tile, bias: bool, residual: bool, activation, bf16:
                         right += add_right
                     words[word] = pack(left, right)
         cuda.syncwarp()
-        for i in range(MOVES):
-            piece = uint32(lane + uint32(32 * i))
-            row, col = uint32(piece // uint32(CHUNKS)), uint32(piece % uint32(CHUNKS) * uint32(CHUNK))
-            x, y, z, w = ptx.load_shared4(shared, mine + row * uint32(PITCH) + col)
+        for i in u32.range(MOVES):
+            piece = lane + 32 * i
+            row, col = piece // CHUNKS, piece % CHUNKS * CHUNK
+            x, y, z, w = ptx.load_shared4(shared, mine + row * PITCH + col)
             if activated:
                 x, y, z, w = activate(x), activate(y), activate(z), activate(w)
             if row0 + row < rows and col0 + col < cols:
@@ -353,16 +349,16 @@ def make_store_floats(tile: Tile):
 
     @cuda.jit(device=True)
     def store_floats(acc, shared, words, bias_of, residual_of, out, row0, col0, warp, lane):
-        rows, cols = uint32(out.shape[0]), uint32(out.shape[1])
-        for i in range(DOWN_MMA):
-            for j in range(ACROSS_MMA):
-                for below in range(2):
+        rows, cols = u32.shape(out)
+        for i in u32.range(DOWN_MMA):
+            for j in u32.range(ACROSS_MMA):
+                for below in u32.range(2):
                     at = (i * ACROSS_MMA + j) * 4 + below * 2
-                    row = row0 + uint32(i * 16 + below * 8) + lane // uint32(4)
-                    col = col0 + uint32(j * 8) + lane % uint32(4) * uint32(2)
+                    row = row0 + (i * 16 + below * 8) + lane // 4
+                    col = col0 + j * 8 + lane % 4 * 2
                     if row < rows and col < cols:
                         out[row, col] = acc[at]
-                        out[row, col + uint32(1)] = acc[at + 1]
+                        out[row, col + 1] = acc[at + 1]
 
     return store_floats
 
@@ -394,97 +390,95 @@ def make_pipelined(tile: Tile, *, weights: bool = False, bias: bool = False, res
 
     @cuda.jit(device=True)
     def copy_stage(shared, slot, a, b, row0, col0, k0, thread):
-        start = uint32(slot * uint32(STAGE))
+        start = slot * STAGE
         copy_a(shared, start, a, row0, k0, thread)
         if weights:
-            copy_b(shared, uint32(start + uint32(A_SIZE)), b, col0, k0, thread)
+            copy_b(shared, start + A_SIZE, b, col0, k0, thread)
         else:
-            copy_b(shared, uint32(start + uint32(A_SIZE)), b, k0, col0, thread)
+            copy_b(shared, start + A_SIZE, b, k0, col0, thread)
 
     @cuda.jit(launch_bounds=(tile.threads, tile.blocks))
     def pipelined_kernel(a, b, bias_of, residual_of, out):
         shared = cuda.shared.array(0, ELEMENT)
         words = cuda.shared.array(0, uint32)  # the same memory, read two float16 values at a time
-        rows, cols, depth = uint32(out.shape[0]), uint32(out.shape[1]), uint32(a.shape[1])
-        thread = uint32(cuda.threadIdx.x)
-        lane, warp = uint32(thread % uint32(32)), uint32(thread // uint32(32))
-        down = uint32((rows + uint32(ROWS - 1)) // uint32(ROWS))
-        across = uint32((cols + uint32(COLS - 1)) // uint32(COLS))
-        tile_row, tile_col = tile_of_block(uint32(cuda.blockIdx.x), down, across, uint32(BAND))
-        row0, col0 = uint32(tile_row * uint32(ROWS)), uint32(tile_col * uint32(COLS))
-        warp_row = uint32(warp // uint32(ACROSS) * uint32(WARP_ROWS))
-        warp_col = uint32(warp % uint32(ACROSS) * uint32(WARP_COLS))
+        rows, cols, depth = u32.shape(out)[0], u32.shape(out)[1], u32.shape(a)[1]
+        thread = u32.threadIdx.x
+        lane, warp = thread % 32, thread // 32
+        down = (rows + (ROWS - 1)) // ROWS
+        across = (cols + (COLS - 1)) // COLS
+        tile_row, tile_col = tile_of_block(u32.blockIdx.x, down, across, BAND)
+        row0, col0 = tile_row * ROWS, tile_col * COLS
+        warp_row = warp // ACROSS * WARP_ROWS
+        warp_col = warp % ACROSS * WARP_COLS
 
         # Where this lane's row of a warp's first ldmatrix begins in a stage. The piece that step k wants is `2 * k`
         # further, before the swizzle: an exclusive or with 2 * k pieces, since those bits of the address are its own.
-        a_row = uint32(warp_row + lane % uint32(16))
-        a_chunk = lane // uint32(16) ^ a_row >> uint32(SHIFT) & uint32(MASK)
-        a_at = uint32(a_row * uint32(DEPTH) + a_chunk * uint32(CHUNK))
+        a_row = warp_row + lane % 16
+        a_chunk = lane // 16 ^ a_row >> SHIFT & MASK
+        a_at = a_row * DEPTH + a_chunk * CHUNK
         b_at = cuda.local.array(PAIRS, uint32)
         if weights:
-            b_row = uint32(warp_col + lane % uint32(8) + lane // uint32(16) * uint32(8))
-            b_chunk = lane // uint32(8) % uint32(2) ^ b_row >> uint32(SHIFT) & uint32(MASK)
-            b_at[0] = uint32(A_SIZE) + b_row * uint32(DEPTH) + b_chunk * uint32(CHUNK)
+            b_row = warp_col + lane % 8 + lane // 16 * 8
+            b_chunk = lane // 8 % 2 ^ b_row >> SHIFT & MASK
+            b_at[0] = A_SIZE + b_row * DEPTH + b_chunk * CHUNK
         else:
-            for j in range(PAIRS):
-                b_chunk = warp_col // uint32(CHUNK) + uint32(2 * j) + lane // uint32(16) ^ lane % uint32(8)
-                b_at[j] = uint32(A_SIZE) + lane % uint32(16) * uint32(COLS) + b_chunk * uint32(CHUNK)
+            for j in u32.range(PAIRS):
+                b_chunk = warp_col // CHUNK + 2 * j + lane // 16 ^ lane % 8
+                b_at[j] = A_SIZE + lane % 16 * COLS + b_chunk * CHUNK
 
         acc = cuda.local.array(ACCUMULATORS, float32)
         a_words = cuda.local.array((2, A_WORDS), uint32)
         b_words = cuda.local.array((2, B_WORDS), uint32)
-        for i in range(ACCUMULATORS):
+        for i in u32.range(ACCUMULATORS):
             acc[i] = float32(0.0)
-        for i in range(A_WORDS):
-            a_words[1, i] = uint32(0)  # the first product has nothing to multiply yet: it adds zeros
-        for i in range(B_WORDS):
-            b_words[1, i] = uint32(0)
+        for i in u32.range(A_WORDS):
+            a_words[1, i] = 0  # the first product has nothing to multiply yet: it adds zeros
+        for i in u32.range(B_WORDS):
+            b_words[1, i] = 0
 
-        steps = uint32((depth + uint32(DEPTH - 1)) // uint32(DEPTH))
-        for s in range(AHEAD):
-            copy_stage(shared, uint32(s), a, b, row0, col0, uint32(s * DEPTH), thread)
+        steps = (depth + (DEPTH - 1)) // DEPTH
+        for s in u32.range(AHEAD):
+            copy_stage(shared, s, a, b, row0, col0, s * DEPTH, thread)
             ptx.cp_async_commit()
-        full, empty = uint32(0), uint32(AHEAD)  # the stages to multiply and to fill next
-        step = uint32(0)
-        while step < steps:
+        full, empty = 0, AHEAD  # the stages to multiply and to fill next
+        for step in u32.range(steps):
             ptx.cp_async_wait(PENDING)
             cuda.syncthreads()  # stage `full` has landed; `empty`, the one before it, has been read by every warp
-            stage = uint32(full * uint32(STAGE))
-            full = uint32(full + uint32(1)) if full < uint32(AHEAD) else uint32(0)
-            for k in range(STEPS):
+            stage = full * STAGE
+            full = full + 1 if full < AHEAD else 0
+            for k in u32.range(STEPS):
                 now, before = k % 2, (k + 1) % 2
-                for i in range(DOWN_MMA):
-                    four = ptx.ldmatrix_x4(shared, uint32(stage + (a_at ^ uint32(16 * k)) + uint32(i * 16 * DEPTH)))
-                    for j in range(4):
+                for i in u32.range(DOWN_MMA):
+                    four = ptx.ldmatrix_x4(shared, stage + (a_at ^ 16 * k) + i * 16 * DEPTH)
+                    for j in u32.range(4):
                         a_words[now, i * 4 + j] = four[j]
-                for i in range(PAIRS):
+                for i in u32.range(PAIRS):
                     if weights:
-                        at = uint32(stage + (b_at[0] ^ uint32(16 * k)) + uint32(i * 16 * DEPTH))
+                        at = stage + (b_at[0] ^ 16 * k) + i * 16 * DEPTH
                         four = ptx.ldmatrix_x4(shared, at)
                     else:
-                        four = ptx.ldmatrix_x4_trans(shared, uint32(stage + b_at[i] + uint32(k * 16 * COLS)))
-                    for j in range(4):
+                        four = ptx.ldmatrix_x4_trans(shared, stage + b_at[i] + k * 16 * COLS)
+                    for j in u32.range(4):
                         b_words[now, i * 4 + j] = four[j]
                 if k == STEPS - 1:  # no earlier: loads from shared memory do not overtake copies into it
-                    ahead = uint32(step + uint32(AHEAD))
+                    ahead = step + AHEAD
                     if ahead < steps:
-                        copy_stage(shared, empty, a, b, row0, col0, uint32(ahead * uint32(DEPTH)), thread)
+                        copy_stage(shared, empty, a, b, row0, col0, ahead * DEPTH, thread)
                     ptx.cp_async_commit()
-                    empty = uint32(empty + uint32(1)) if empty < uint32(AHEAD) else uint32(0)
-                for i in range(DOWN_MMA):
-                    for j in range(ACROSS_MMA):
+                    empty = empty + 1 if empty < AHEAD else 0
+                for i in u32.range(DOWN_MMA):
+                    for j in u32.range(ACROSS_MMA):
                         add(acc, (i * ACROSS_MMA + j) * 4,
                             a_words[before, i * 4], a_words[before, i * 4 + 1], a_words[before, i * 4 + 2],
                             a_words[before, i * 4 + 3], b_words[before, j * 2], b_words[before, j * 2 + 1])
-            step = uint32(step + uint32(1))
-        for i in range(DOWN_MMA):
-            for j in range(ACROSS_MMA):
+        for i in u32.range(DOWN_MMA):
+            for j in u32.range(ACROSS_MMA):
                 add(acc, (i * ACROSS_MMA + j) * 4, a_words[1, i * 4], a_words[1, i * 4 + 1], a_words[1, i * 4 + 2],
                     a_words[1, i * 4 + 3], b_words[1, j * 2], b_words[1, j * 2 + 1])
 
         ptx.cp_async_wait(0)
         cuda.syncthreads()  # the stages are free: they hold the output on its way to memory
-        store(acc, shared, words, bias_of, residual_of, out, uint32(row0 + warp_row), uint32(col0 + warp_col),
+        store(acc, shared, words, bias_of, residual_of, out, row0 + warp_row, col0 + warp_col,
               warp, lane)
 
     way_out = 0 if floats else tile.warps * WARP_ROWS * (WARP_COLS + CHUNK)

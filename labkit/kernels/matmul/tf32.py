@@ -15,7 +15,7 @@ import contextlib
 import numpy as np
 from numba import float32, uint32
 
-from labkit import cuda
+from labkit import cuda, u32
 from labkit.device import ptx
 from labkit.device.lazy import kernel_factory
 from labkit.kernels.arguments import blocks_for
@@ -59,7 +59,7 @@ def add_product_tf32(acc, at, a0, a1, a2, a3, b0, b1):
 @cuda.jit(device=True)
 def tf32_at(matrix, row, col):
     """matrix[row, col] rounded to TF32, zero beyond the edges."""
-    inside = row < uint32(matrix.shape[0]) and col < uint32(matrix.shape[1])
+    inside = row < u32.shape(matrix)[0] and col < u32.shape(matrix)[1]
     return ptx.to_tf32(matrix[row, col] if inside else float32(0.0))
 
 
@@ -67,32 +67,30 @@ def tf32_at(matrix, row, col):
 def rounded(word):
     """What ptx.to_tf32 makes of a float32 in a word, in two instructions where it takes four: the two differ in some
     NaNs. 13 bits are cut off, after half of what they can hold was added."""
-    return uint32((word + uint32(0x1000)) & uint32(0xFFFFE000))
+    return (word + 0x1000) & 0xFFFFE000
 
 
 @cuda.jit
 def matmul_tf32_tensor_core_kernel(a, b, out):
-    thread = uint32(cuda.threadIdx.x)
-    lane, warp = thread % uint32(32), thread // uint32(32)
-    row = uint32(cuda.blockIdx.y) * uint32(32) + warp // uint32(2) * uint32(16)  # of this warp's 16 x 16 tile
-    col = uint32(cuda.blockIdx.x) * uint32(32) + warp % uint32(2) * uint32(16)
-    down, right = lane // uint32(4), lane % uint32(4)
+    thread = u32.threadIdx.x
+    lane, warp = thread % 32, thread // 32
+    row = u32.blockIdx.y * 32 + warp // 2 * 16  # of this warp's 16 x 16 tile
+    col = u32.blockIdx.x * 32 + warp % 2 * 16
+    down, right = lane // 4, lane % 4
     acc = cuda.local.array(8, float32)
     for i in range(8):
         acc[i] = float32(0.0)
-    depth = uint32(a.shape[1])
-    k = uint32(0)
-    while k < depth:
-        a0, a1 = tf32_at(a, row + down, k + right), tf32_at(a, row + down + uint32(8), k + right)
-        a2 = tf32_at(a, row + down, k + right + uint32(4))
-        a3 = tf32_at(a, row + down + uint32(8), k + right + uint32(4))
-        for j in range(2):  # two products of 16 x 8 beside each other
-            b0 = tf32_at(b, k + right, col + down + uint32(8 * j))
-            b1 = tf32_at(b, k + right + uint32(4), col + down + uint32(8 * j))
+    depth = u32.shape(a)[1]
+    for k in u32.range(0, depth, 8):
+        a0, a1 = tf32_at(a, row + down, k + right), tf32_at(a, row + down + 8, k + right)
+        a2 = tf32_at(a, row + down, k + right + 4)
+        a3 = tf32_at(a, row + down + 8, k + right + 4)
+        for j in u32.range(2):  # two products of 16 x 8 beside each other
+            b0 = tf32_at(b, k + right, col + down + 8 * j)
+            b1 = tf32_at(b, k + right + 4, col + down + 8 * j)
             add_product_tf32(acc, 4 * j, a0, a1, a2, a3, b0, b1)
-        k += uint32(8)
-    for j in range(2):
-        store_accumulators(acc, 4 * j, out, row, col + uint32(8 * j))
+    for j in u32.range(2):
+        store_accumulators(acc, 4 * j, out, row, col + 8 * j)
 
 
 @rung(kernel=matmul_tf32_tensor_core_kernel, needs=MMA,
@@ -123,80 +121,78 @@ def make_pipelined_tf32(tile: Tile):
 
     @cuda.jit(device=True)
     def copy_stage(shared, slot, a, b, row0, col0, k0, thread):
-        start = uint32(slot * uint32(STAGE))
+        start = slot * STAGE
         copy_a(shared, start, a, row0, k0, thread)
-        copy_b(shared, uint32(start + uint32(A_SIZE)), b, k0, col0, thread)
+        copy_b(shared, start + A_SIZE, b, k0, col0, thread)
 
     @cuda.jit(launch_bounds=(tile.threads, tile.blocks))
     def pipelined_tf32_kernel(a, b, bias_of, residual_of, out):
         shared = cuda.shared.array(0, float32)
         words = cuda.shared.array(0, uint32)  # the same memory as words
-        rows, cols, depth = uint32(out.shape[0]), uint32(out.shape[1]), uint32(a.shape[1])
-        thread = uint32(cuda.threadIdx.x)
-        lane, warp = uint32(thread % uint32(32)), uint32(thread // uint32(32))
-        down = uint32((rows + uint32(ROWS - 1)) // uint32(ROWS))
-        across = uint32((cols + uint32(COLS - 1)) // uint32(COLS))
-        tile_row, tile_col = tile_of_block(uint32(cuda.blockIdx.x), down, across, uint32(BAND))
-        row0, col0 = uint32(tile_row * uint32(ROWS)), uint32(tile_col * uint32(COLS))
-        warp_row = uint32(warp // uint32(ACROSS) * uint32(WARP_ROWS))
-        warp_col = uint32(warp % uint32(ACROSS) * uint32(WARP_COLS))
+        rows, cols, depth = u32.shape(out)[0], u32.shape(out)[1], u32.shape(a)[1]
+        thread = u32.threadIdx.x
+        lane, warp = thread % 32, thread // 32
+        down = (rows + (ROWS - 1)) // ROWS
+        across = (cols + (COLS - 1)) // COLS
+        tile_row, tile_col = tile_of_block(u32.blockIdx.x, down, across, BAND)
+        row0, col0 = tile_row * ROWS, tile_col * COLS
+        warp_row = warp // ACROSS * WARP_ROWS
+        warp_col = warp % ACROSS * WARP_COLS
 
-        a_row = uint32(warp_row + lane % uint32(16))
-        a_chunk = lane // uint32(16) ^ a_row >> uint32(SHIFT) & uint32(MASK)
-        a_at = uint32(a_row * uint32(DEPTH) + a_chunk * uint32(CHUNK))
-        b_at = uint32(uint32(A_SIZE) + lane % uint32(4) * uint32(B_PITCH) + warp_col + lane // uint32(4))
+        a_row = warp_row + lane % 16
+        a_chunk = lane // 16 ^ a_row >> SHIFT & MASK
+        a_at = a_row * DEPTH + a_chunk * CHUNK
+        b_at = A_SIZE + lane % 4 * B_PITCH + warp_col + lane // 4
 
         acc = cuda.local.array(ACCUMULATORS, float32)
         a_words = cuda.local.array((2, A_WORDS), uint32)
         b_words = cuda.local.array((2, B_WORDS), uint32)
-        for i in range(ACCUMULATORS):
+        for i in u32.range(ACCUMULATORS):
             acc[i] = float32(0.0)
-        for i in range(A_WORDS):
-            a_words[1, i] = uint32(0)  # the first product has nothing to multiply yet: it adds zeros
-        for i in range(B_WORDS):
-            b_words[1, i] = uint32(0)
+        for i in u32.range(A_WORDS):
+            a_words[1, i] = 0  # the first product has nothing to multiply yet: it adds zeros
+        for i in u32.range(B_WORDS):
+            b_words[1, i] = 0
 
-        steps = uint32((depth + uint32(DEPTH - 1)) // uint32(DEPTH))
-        for s in range(AHEAD):
-            copy_stage(shared, uint32(s), a, b, row0, col0, uint32(s * DEPTH), thread)
+        steps = (depth + (DEPTH - 1)) // DEPTH
+        for s in u32.range(AHEAD):
+            copy_stage(shared, s, a, b, row0, col0, s * DEPTH, thread)
             ptx.cp_async_commit()
-        full, empty = uint32(0), uint32(AHEAD)  # the stages to multiply and to fill next
-        step = uint32(0)
-        while step < steps:
+        full, empty = 0, AHEAD  # the stages to multiply and to fill next
+        for step in u32.range(steps):
             ptx.cp_async_wait(PENDING)
             cuda.syncthreads()  # stage `full` has landed; `empty`, the one before it, has been read by every warp
-            stage = uint32(full * uint32(STAGE))
-            full = uint32(full + uint32(1)) if full < uint32(AHEAD) else uint32(0)
-            for k in range(STEPS):
+            stage = full * STAGE
+            full = full + 1 if full < AHEAD else 0
+            for k in u32.range(STEPS):
                 now, before = k % 2, (k + 1) % 2
-                for i in range(DOWN_MMA):
-                    four = ptx.ldmatrix_x4(shared, uint32(stage + (a_at ^ uint32(8 * k)) + uint32(i * 16 * DEPTH)))
-                    for j in range(4):
+                for i in u32.range(DOWN_MMA):
+                    four = ptx.ldmatrix_x4(shared, stage + (a_at ^ 8 * k) + i * 16 * DEPTH)
+                    for j in u32.range(4):
                         a_words[now, i * 4 + j] = four[j]
-                for i in range(ACROSS_MMA):
-                    for j in range(2):
-                        at = uint32(stage + b_at + uint32((k * 8 + j * 4) * B_PITCH + i * 8))
+                for i in u32.range(ACROSS_MMA):
+                    for j in u32.range(2):
+                        at = stage + b_at + ((k * 8 + j * 4) * B_PITCH + i * 8)
                         b_words[now, i * 2 + j] = words[at]
                 if k == STEPS - 1:
-                    ahead = uint32(step + uint32(AHEAD))
+                    ahead = step + AHEAD
                     if ahead < steps:
-                        copy_stage(shared, empty, a, b, row0, col0, uint32(ahead * uint32(DEPTH)), thread)
+                        copy_stage(shared, empty, a, b, row0, col0, ahead * DEPTH, thread)
                     ptx.cp_async_commit()
-                    empty = uint32(empty + uint32(1)) if empty < uint32(AHEAD) else uint32(0)
-                for i in range(DOWN_MMA):
-                    for j in range(ACROSS_MMA):
+                    empty = empty + 1 if empty < AHEAD else 0
+                for i in u32.range(DOWN_MMA):
+                    for j in u32.range(ACROSS_MMA):
                         add_product_tf32(acc, (i * ACROSS_MMA + j) * 4,  # rounded here, in the tensor cores' shade
                                          rounded(a_words[before, i * 4]), rounded(a_words[before, i * 4 + 1]),
                                          rounded(a_words[before, i * 4 + 2]), rounded(a_words[before, i * 4 + 3]),
                                          rounded(b_words[before, j * 2]), rounded(b_words[before, j * 2 + 1]))
-            step = uint32(step + uint32(1))
-        for i in range(DOWN_MMA):
-            for j in range(ACROSS_MMA):
+        for i in u32.range(DOWN_MMA):
+            for j in u32.range(ACROSS_MMA):
                 add_product_tf32(acc, (i * ACROSS_MMA + j) * 4,
                                  rounded(a_words[1, i * 4]), rounded(a_words[1, i * 4 + 1]),
                                  rounded(a_words[1, i * 4 + 2]), rounded(a_words[1, i * 4 + 3]),
                                  rounded(b_words[1, j * 2]), rounded(b_words[1, j * 2 + 1]))
-        store(acc, shared, words, bias_of, residual_of, out, uint32(row0 + warp_row), uint32(col0 + warp_col),
+        store(acc, shared, words, bias_of, residual_of, out, row0 + warp_row, col0 + warp_col,
               warp, lane)
 
     pipelined_tf32_kernel.tile, pipelined_tf32_kernel.in_bands = tile, True

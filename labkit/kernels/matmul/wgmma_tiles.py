@@ -4,9 +4,7 @@ TMA, and how a thread's part of a result reaches memory. How a tile lies in shar
 
 from dataclasses import dataclass
 
-from numba import uint32
-
-from labkit import cuda
+from labkit import cuda, u32
 from labkit.device import ptx
 
 DEPTH = 64  # 16-bit elements of K in a stage: a row of 128 bytes, the widest swizzle
@@ -52,8 +50,8 @@ def unchanged(x):
 def place_of_bias(col):
     """Where the bias of a tile's column stands: columns 2q, 2q + 1, 2q + 8 and 2q + 9 of 16, which one thread needs,
     next to each other, for a 128-bit load."""
-    pair, odd = col // uint32(2) % uint32(4), col % uint32(2)
-    return uint32(col // uint32(16) * uint32(16) + pair * uint32(4) + col // uint32(8) % uint32(2) * uint32(2) + odd)
+    pair, odd = col // 2 % 4, col % 2
+    return col // 16 * 16 + pair * 4 + col // 8 % 2 * 2 + odd
 
 
 def make_place(tile: Tile):
@@ -64,15 +62,15 @@ def make_place(tile: Tile):
     def place(number, rows, cols):
         """Numbers go down BAND tiles, then to the next column: tiles computed at the same time form a rectangle, not a
         line, and find each other's rows and columns in the L2."""
-        down = uint32((rows + uint32(ROWS - 1)) // uint32(ROWS))
-        across = uint32((cols + uint32(COLS - 1)) // uint32(COLS))
-        band = number // uint32(uint32(BAND) * across)
-        first = uint32(band * uint32(BAND))
-        height = uint32(min(uint32(down - first), uint32(BAND)))
-        rest = uint32(number - uint32(first * across))
-        col = uint32(rest // height)
-        row = uint32(first + rest - col * height)
-        return uint32(row * uint32(ROWS)), uint32(col * uint32(COLS))
+        down = (rows + (ROWS - 1)) // ROWS
+        across = (cols + (COLS - 1)) // COLS
+        band = number // (BAND * across)
+        first = band * BAND
+        height = min(down - first, BAND)
+        rest = number - first * across
+        col = rest // height
+        row = first + rest - col * height
+        return row * ROWS, col * COLS
 
     return place
 
@@ -84,15 +82,15 @@ def make_load(tile: Tile, weights: bool):
 
     @cuda.jit(device=True)
     def load(tiles, loaded, stage, a_map, b_map, row, col, k):
-        a_tile = stage * uint32(STAGE)
-        b_tile = a_tile + uint32(A_ELEMENTS)
-        ptx.mbarrier_expect_tx(loaded, stage, uint32(STAGE_BYTES))  # whole boxes count, also beyond an edge
+        a_tile = stage * STAGE
+        b_tile = a_tile + A_ELEMENTS
+        ptx.mbarrier_expect_tx(loaded, stage, STAGE_BYTES)  # whole boxes count, also beyond an edge
         ptx.tma_load_2d(tiles, a_tile, a_map, k, row, loaded, stage)
         if weights:
             ptx.tma_load_2d(tiles, b_tile, b_map, k, col, loaded, stage)
         else:
-            for box in range(B_BOXES):
-                ptx.tma_load_2d(tiles, b_tile + uint32(box * BOX), b_map, col + uint32(box * 64), k, loaded, stage)
+            for box in u32.range(B_BOXES):
+                ptx.tma_load_2d(tiles, b_tile + box * BOX, b_map, col + box * 64, k, loaded, stage)
 
     return load
 
@@ -107,9 +105,9 @@ def make_epilogue(activation, residual=False, bf16=False):
         """`word` is the place of the thread's first two accumulators in box 0, `eighth` its row among eight. A call for
         each box: the compiler unrolls each on its own, and has to, for accumulators that are indexed in a loop leave
         registers."""
-        for j in range(8):
-            upper = word + uint32(box * BOX // 2) + (uint32(j) ^ eighth) * uint32(4)
-            lower = upper + uint32(8 * 32)  # eight rows below
+        for j in u32.range(8):
+            upper = word + box * BOX // 2 + (j ^ eighth) * 4
+            lower = upper + 8 * 32  # eight rows below
             s = 32 * box + 4 * j
             if residual:
                 p, q = unpack(words[upper])
@@ -133,9 +131,9 @@ def make_pair_epilogue(combine):
 
     @cuda.jit(device=True, forceinline=True)
     def pair_epilogue(acc, box, words, word, eighth):
-        for j in range(8):
-            upper = word + uint32(box * BOX // 2) + (uint32(j) ^ eighth) * uint32(4)
-            lower = upper + uint32(8 * 32)  # eight rows below
+        for j in u32.range(8):
+            upper = word + box * BOX // 2 + (j ^ eighth) * 4
+            lower = upper + 8 * 32  # eight rows below
             s = 64 * box + 8 * j
             words[upper] = ptx.pack_bf162(combine(acc[s], acc[s + 4]), combine(acc[s + 1], acc[s + 5]))
             words[lower] = ptx.pack_bf162(combine(acc[s + 2], acc[s + 6]), combine(acc[s + 3], acc[s + 7]))
@@ -150,17 +148,17 @@ def make_store_part(columns: int):
     @cuda.jit(device=True, forceinline=True)
     def store_part(acc, parts, above, row, col, rows, cols):
         """Rows row and row + 8, columns col + 8 * j and the next. A quad of lanes stores 32 bytes of a row."""
-        for j in range(COLUMNS // 8):
-            near = uint32(col + uint32(8 * j))
+        for j in u32.range(COLUMNS // 8):
+            near = col + 8 * j
             if near < cols:
-                upper = uint32((above + row) * cols + near)
+                upper = (above + row) * cols + near
                 if row < rows:
                     parts[upper] = acc[4 * j]
-                    parts[upper + uint32(1)] = acc[4 * j + 1]
-                if uint32(row + uint32(8)) < rows:
-                    lower = uint32(upper + uint32(8) * cols)
+                    parts[upper + 1] = acc[4 * j + 1]
+                if row + 8 < rows:
+                    lower = upper + 8 * cols
                     parts[lower] = acc[4 * j + 2]
-                    parts[lower + uint32(1)] = acc[4 * j + 3]
+                    parts[lower + 1] = acc[4 * j + 3]
 
     return store_part
 

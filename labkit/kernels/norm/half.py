@@ -10,9 +10,9 @@ octets in each lane of a warp.
 
 
 import numpy as np
-from numba import float32, int32, uint32
+from numba import float32, int32
 
-from labkit import cuda
+from labkit import cuda, u32
 from labkit.device import ptx
 from labkit.device.lazy import kernel_factory
 from labkit.kernels.arguments import aligned, check_array
@@ -41,7 +41,7 @@ def add_layernorm_half_reference(x, residual, weight, bias, epsilon=EPSILON):
 
 @cuda.jit(device=True)
 def load_eight(array, i, left):
-    a, b, c, d = uint32(0), uint32(0), uint32(0), uint32(0)
+    a, b, c, d = 0, 0, 0, 0
     if left > 0:  # all eight or none
         a, b, c, d = ptx.load_global4(array, i)
     e0, e1 = ptx.unpack_half2(a)
@@ -65,10 +65,10 @@ def load_one(array, i, left):
 
 @cuda.jit(device=True)
 def load_singles(array, i, left):
-    return (load_one(array, i, left), load_one(array, i + uint32(1), left - 1),
-            load_one(array, i + uint32(2), left - 2), load_one(array, i + uint32(3), left - 3),
-            load_one(array, i + uint32(4), left - 4), load_one(array, i + uint32(5), left - 5),
-            load_one(array, i + uint32(6), left - 6), load_one(array, i + uint32(7), left - 7))
+    return (load_one(array, i, left), load_one(array, i + 1, left - 1),
+            load_one(array, i + 2, left - 2), load_one(array, i + 3, left - 3),
+            load_one(array, i + 4, left - 4), load_one(array, i + 5, left - 5),
+            load_one(array, i + 6, left - 6), load_one(array, i + 7, left - 7))
 
 
 @cuda.jit(device=True)
@@ -76,19 +76,19 @@ def store_singles(array, i, left, e):
     if left > 0:
         array[i] = e[0]
     if left > 1:
-        array[i + uint32(1)] = e[1]
+        array[i + 1] = e[1]
     if left > 2:
-        array[i + uint32(2)] = e[2]
+        array[i + 2] = e[2]
     if left > 3:
-        array[i + uint32(3)] = e[3]
+        array[i + 3] = e[3]
     if left > 4:
-        array[i + uint32(4)] = e[4]
+        array[i + 4] = e[4]
     if left > 5:
-        array[i + uint32(5)] = e[5]
+        array[i + 5] = e[5]
     if left > 6:
-        array[i + uint32(6)] = e[6]
+        array[i + 6] = e[6]
     if left > 7:
-        array[i + uint32(7)] = e[7]
+        array[i + 7] = e[7]
 
 
 @cuda.jit(device=True)
@@ -105,19 +105,19 @@ def make_layernorm_half(octets: int, together: bool, with_residual: bool, epsilo
 
     @cuda.jit
     def layernorm_half_kernel(x, residual, weight, bias, out):
-        lane = uint32(cuda.threadIdx.x)
-        columns = uint32(weight.size)
-        start = uint32((uint32(cuda.blockIdx.x) * uint32(ROWS) + uint32(cuda.threadIdx.y)) * columns)
+        lane = u32.threadIdx.x
+        columns = u32.size(weight)
+        start = (u32.blockIdx.x * ROWS + u32.threadIdx.y) * columns
         if start < x.size:
             share = ONE / float32(columns)
-            first, left = uint32(start + uint32(8) * lane), int32(columns) - int32(8) * int32(lane)
+            first, left = start + 8 * lane, int32(columns) - int32(8) * int32(lane)
             v = cuda.local.array(count, float32)
-            for o in range(octets):
-                put_eight(v, 8 * o, load(x, uint32(first + uint32(256 * o)), left - int32(256 * o)))
+            for o in u32.range(octets):
+                put_eight(v, 8 * o, load(x, first + 256 * o, left - int32(256 * o)))
             if with_residual:
                 r = cuda.local.array(count, float32)
-                for o in range(octets):
-                    put_eight(r, 8 * o, load(residual, uint32(first + uint32(256 * o)), left - int32(256 * o)))
+                for o in u32.range(octets):
+                    put_eight(r, 8 * o, load(residual, first + 256 * o, left - int32(256 * o)))
                 for e in range(count):
                     v[e] += r[e]
             total = ZERO
@@ -130,10 +130,10 @@ def make_layernorm_half(octets: int, together: bool, with_residual: bool, epsilo
                 if left > int32(256 * (e // 8) + e % 8):
                     squares += v[e] * v[e]
             scale = cuda.rsqrt(warp_sum(squares) * share + SMALL)
-            for o in range(octets):
-                col, inside = uint32(uint32(8) * lane + uint32(256 * o)), left - int32(256 * o)
+            for o in u32.range(octets):
+                col, inside = 8 * lane + 256 * o, left - int32(256 * o)
                 w, b = load(weight, col, inside), load(bias, col, inside)
-                store(out, uint32(first + uint32(256 * o)), inside,
+                store(out, first + 256 * o, inside,
                       (v[8 * o] * scale * w[0] + b[0], v[8 * o + 1] * scale * w[1] + b[1],
                        v[8 * o + 2] * scale * w[2] + b[2], v[8 * o + 3] * scale * w[3] + b[3],
                        v[8 * o + 4] * scale * w[4] + b[4], v[8 * o + 5] * scale * w[5] + b[5],

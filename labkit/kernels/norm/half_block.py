@@ -6,9 +6,9 @@ Work    4*R*C bytes that have to be moved; this kernel reads a row three times
 
 import functools
 
-from numba import float32, uint32
+from numba import float32
 
-from labkit import cuda
+from labkit import cuda, u32
 from labkit.kernels.norm import half
 from labkit.kernels.norm.layernorm import EPSILON, ONE, ZERO
 from labkit.kernels.reduce import block_reduce_sum
@@ -23,29 +23,23 @@ def make_layernorm_half_block(epsilon: float):
     @cuda.jit
     def layernorm_half_block_kernel(x, weight, bias, out):
         shared = cuda.shared.array(THREADS, float32)
-        row, thread = uint32(cuda.blockIdx.x), uint32(cuda.threadIdx.x)
-        columns = uint32(x.shape[1])
+        row, thread = u32.blockIdx.x, u32.threadIdx.x
+        columns = u32.shape(x)[1]
         share = ONE / float32(columns)
 
         total = ZERO
-        col = thread
-        while col < columns:
+        for col in u32.range(thread, columns, THREADS):
             total += float32(x[row, col])
-            col += uint32(THREADS)
         mean = block_reduce_sum(total, shared) * share
 
         squares = ZERO
-        col = thread
-        while col < columns:
+        for col in u32.range(thread, columns, THREADS):
             difference = float32(x[row, col]) - mean
             squares += difference * difference
-            col += uint32(THREADS)
         scale = cuda.rsqrt(block_reduce_sum(squares, shared) * share + SMALL)
 
-        col = thread
-        while col < columns:
+        for col in u32.range(thread, columns, THREADS):
             out[row, col] = (float32(x[row, col]) - mean) * scale * float32(weight[col]) + float32(bias[col])
-            col += uint32(THREADS)
 
     return layernorm_half_block_kernel
 

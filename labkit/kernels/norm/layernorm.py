@@ -19,7 +19,7 @@ from dataclasses import replace
 import numpy as np
 from numba import float32, int32, uint32
 
-from labkit import cuda
+from labkit import cuda, u32
 from labkit.device.lazy import kernel_factory
 from labkit.kernels.arguments import check_array
 from labkit.kernels.baselines import Baseline
@@ -62,27 +62,21 @@ def make_layernorm_naive(epsilon: float):
 
     @cuda.jit
     def layernorm_naive_kernel(x, weight, bias, out):
-        row = uint32(cuda.grid(1))
+        row = u32.grid(1)
         if row < x.shape[0]:
-            columns = uint32(x.shape[1])
+            columns = u32.shape(x)[1]
             share = ONE / float32(columns)
             total = ZERO
-            col = uint32(0)
-            while col < columns:
+            for col in u32.range(columns):
                 total += x[row, col]
-                col += uint32(1)
             mean = total * share
             squares = ZERO
-            col = uint32(0)
-            while col < columns:
+            for col in u32.range(columns):
                 difference = x[row, col] - mean
                 squares += difference * difference
-                col += uint32(1)
             scale = cuda.rsqrt(squares * share + SMALL)
-            col = uint32(0)
-            while col < columns:
+            for col in u32.range(columns):
                 out[row, col] = (x[row, col] - mean) * scale * weight[col] + bias[col]
-                col += uint32(1)
 
     return layernorm_naive_kernel
 
@@ -104,29 +98,23 @@ def make_layernorm_block_tree(epsilon: float):
     @cuda.jit
     def layernorm_block_tree_kernel(x, weight, bias, out):
         shared = cuda.shared.array(THREADS, float32)
-        row, thread = uint32(cuda.blockIdx.x), uint32(cuda.threadIdx.x)
-        columns = uint32(x.shape[1])
+        row, thread = u32.blockIdx.x, u32.threadIdx.x
+        columns = u32.shape(x)[1]
         share = ONE / float32(columns)
 
         total = ZERO
-        col = thread
-        while col < columns:
+        for col in u32.range(thread, columns, THREADS):
             total += x[row, col]
-            col += uint32(THREADS)
         mean = block_reduce_sum(total, shared) * share
 
         squares = ZERO
-        col = thread
-        while col < columns:
+        for col in u32.range(thread, columns, THREADS):
             difference = x[row, col] - mean
             squares += difference * difference
-            col += uint32(THREADS)
         scale = cuda.rsqrt(block_reduce_sum(squares, shared) * share + SMALL)
 
-        col = thread
-        while col < columns:
+        for col in u32.range(thread, columns, THREADS):
             out[row, col] = (x[row, col] - mean) * scale * weight[col] + bias[col]
-            col += uint32(THREADS)
 
     return layernorm_block_tree_kernel
 
@@ -153,25 +141,21 @@ def make_layernorm_one_pass(epsilon: float):
 
     @cuda.jit
     def layernorm_one_pass_kernel(x, weight, bias, out):
-        lane = uint32(cuda.threadIdx.x)
-        row = uint32(uint32(cuda.blockIdx.x) * uint32(WARPS) + uint32(cuda.threadIdx.y))
+        lane = u32.threadIdx.x
+        row = u32.blockIdx.x * WARPS + u32.threadIdx.y
         if row < x.shape[0]:
-            columns = uint32(x.shape[1])
+            columns = u32.shape(x)[1]
             share = ONE / float32(columns)
             total, squares = ZERO, ZERO
-            col = lane
-            while col < columns:
+            for col in u32.range(lane, columns, 32):
                 value = x[row, col]
                 total += value
                 squares += value * value
-                col += uint32(32)
             mean = warp_sum(total) * share
             variance = warp_sum(squares) * share - mean * mean  # a small difference of large numbers
             scale = cuda.rsqrt(variance + SMALL)
-            col = lane
-            while col < columns:
+            for col in u32.range(lane, columns, 32):
                 out[row, col] = (x[row, col] - mean) * scale * weight[col] + bias[col]
-                col += uint32(32)
 
     return layernorm_one_pass_kernel
 
@@ -191,19 +175,17 @@ def make_layernorm_welford(epsilon: float):
 
     @cuda.jit
     def layernorm_welford_kernel(x, weight, bias, out):
-        lane = uint32(cuda.threadIdx.x)
-        row = uint32(uint32(cuda.blockIdx.x) * uint32(WARPS) + uint32(cuda.threadIdx.y))
+        lane = u32.threadIdx.x
+        row = u32.blockIdx.x * WARPS + u32.threadIdx.y
         if row < x.shape[0]:
-            columns = uint32(x.shape[1])
+            columns = u32.shape(x)[1]
             count, mean, squares = ZERO, ZERO, ZERO  # of what this lane has seen; squares of the differences from mean
-            col = lane
-            while col < columns:
+            for col in u32.range(lane, columns, 32):
                 value = x[row, col]
                 count += ONE
                 before = value - mean
                 mean += before / count
                 squares += before * (value - mean)
-                col += uint32(32)
             distance = 16
             while distance > 0:  # two lanes become one set of numbers, five times
                 their_count = cuda.shfl_xor_sync(ALL_LANES, count, distance)
@@ -216,10 +198,8 @@ def make_layernorm_welford(epsilon: float):
                 count = both
                 distance >>= 1
             scale = cuda.rsqrt(squares / float32(columns) + SMALL)
-            col = lane
-            while col < columns:
+            for col in u32.range(lane, columns, 32):
                 out[row, col] = (x[row, col] - mean) * scale * weight[col] + bias[col]
-                col += uint32(32)
 
     return layernorm_welford_kernel
 
@@ -248,17 +228,17 @@ def make_layernorm_warp(quads: int, kind: str, epsilon: float):
 
     @cuda.jit
     def layernorm_warp_kernel(x, weight, bias, out):  # x and out as one long vector
-        lane = uint32(cuda.threadIdx.x)
-        row = uint32(uint32(cuda.blockIdx.x) * uint32(WARPS) + uint32(cuda.threadIdx.y))
-        columns = uint32(weight.size)
-        start = uint32(row * columns)
+        lane = u32.threadIdx.x
+        row = u32.blockIdx.x * WARPS + u32.threadIdx.y
+        columns = u32.size(weight)
+        start = row * columns
         if start < x.size:  # the same for the whole warp
             share = ONE / float32(columns)
-            first, left = uint32(start + uint32(4) * lane), int32(columns) - int32(4) * int32(lane)
+            first, left = start + 4 * lane, int32(columns) - int32(4) * int32(lane)
             v = cuda.local.array(count, float32)
             total = ZERO
-            for q in range(quads):
-                a, b, c, d = load_four(x, first + uint32(128 * q), left - int32(128 * q))
+            for q in u32.range(quads):
+                a, b, c, d = load_four(x, first + 128 * q, left - int32(128 * q))
                 v[4 * q], v[4 * q + 1], v[4 * q + 2], v[4 * q + 3] = a, b, c, d
                 total += (a + b) + (c + d)
             mean = warp_sum(total) * share
@@ -270,11 +250,11 @@ def make_layernorm_warp(quads: int, kind: str, epsilon: float):
                     squares += v[e] * v[e]
             scale = cuda.rsqrt(warp_sum(squares) * share + SMALL)
 
-            for q in range(quads):
-                col, inside = uint32(4) * lane + uint32(128 * q), left - int32(128 * q)
+            for q in u32.range(quads):
+                col, inside = 4 * lane + 128 * q, left - int32(128 * q)
                 wa, wb, wc, wd = load_four(weight, col, inside)
                 ba, bb, bc, bd = load_four(bias, col, inside)
-                store_four(out, first + uint32(128 * q), inside,
+                store_four(out, first + 128 * q, inside,
                            v[4 * q] * scale * wa + ba, v[4 * q + 1] * scale * wb + bb,
                            v[4 * q + 2] * scale * wc + bc, v[4 * q + 3] * scale * wd + bd)
 
@@ -307,32 +287,32 @@ def make_layernorm_registers(threads: int, quads: int, kind: str, epsilon: float
     @cuda.jit
     def layernorm_registers_kernel(x, weight, bias, out):
         partial = cuda.shared.array((2, 32), float32)  # a row for each sum: the second need not wait for the first
-        thread = uint32(cuda.threadIdx.x)
-        lane, warp = thread & uint32(31), thread >> uint32(5)
-        columns = uint32(weight.size)
+        thread = u32.threadIdx.x
+        lane, warp = thread & 31, thread >> 5
+        columns = u32.size(weight)
         share = ONE / float32(columns)
-        first, left = (uint32(uint32(cuda.blockIdx.x) * columns + uint32(4) * thread),
+        first, left = (u32.blockIdx.x * columns + 4 * thread,
                        int32(columns) - int32(4) * int32(thread))
         v = cuda.local.array(count, float32)
         total = ZERO
-        for q in range(quads):
-            a, b, c, d = load_four(x, first + uint32(step * q), left - int32(step * q))
+        for q in u32.range(quads):
+            a, b, c, d = load_four(x, first + step * q, left - int32(step * q))
             v[4 * q], v[4 * q + 1], v[4 * q + 2], v[4 * q + 3] = a, b, c, d
             total += (a + b) + (c + d)
-        mean = block_sum_once(total, partial[0], lane, warp, uint32(warps)) * share
+        mean = block_sum_once(total, partial[0], lane, warp, warps) * share
 
         squares = ZERO
         for e in range(count):
             v[e] -= mean
             if whole or left > int32(step * (e // 4) + e % 4):
                 squares += v[e] * v[e]
-        scale = cuda.rsqrt(block_sum_once(squares, partial[1], lane, warp, uint32(warps)) * share + SMALL)
+        scale = cuda.rsqrt(block_sum_once(squares, partial[1], lane, warp, warps) * share + SMALL)
 
-        for q in range(quads):
-            col, inside = uint32(4) * thread + uint32(step * q), left - int32(step * q)
+        for q in u32.range(quads):
+            col, inside = 4 * thread + step * q, left - int32(step * q)
             wa, wb, wc, wd = load_four(weight, col, inside)
             ba, bb, bc, bd = load_four(bias, col, inside)
-            store_four(out, first + uint32(step * q), inside,
+            store_four(out, first + step * q, inside,
                        v[4 * q] * scale * wa + ba, v[4 * q + 1] * scale * wb + bb,
                        v[4 * q + 2] * scale * wc + bc, v[4 * q + 3] * scale * wd + bd)
 
@@ -359,38 +339,38 @@ def make_layernorm_persistent(threads: int, quads: int, kind: str, epsilon: floa
     @cuda.jit
     def layernorm_persistent_kernel(x, weight, bias, out):
         partial = cuda.shared.array((2, 32), float32)
-        thread = uint32(cuda.threadIdx.x)
-        lane, warp = thread & uint32(31), thread >> uint32(5)
-        columns = uint32(weight.size)
-        rows = uint32(x.size) // columns
+        thread = u32.threadIdx.x
+        lane, warp = thread & 31, thread >> 5
+        columns = u32.size(weight)
+        rows = u32.size(x) // columns
         share = ONE / float32(columns)
-        col, left = uint32(4) * thread, int32(columns) - int32(4) * int32(thread)
+        col, left = 4 * thread, int32(columns) - int32(4) * int32(thread)
         w, b, v = (cuda.local.array(count, float32), cuda.local.array(count, float32), cuda.local.array(count, float32))
         ahead = cuda.local.array(count, float32)
-        row = uint32(cuda.blockIdx.x)
-        for q in range(quads):
-            at, inside = col + uint32(step * q), left - int32(step * q)
+        row = u32.blockIdx.x
+        for q in u32.range(quads):
+            at, inside = col + step * q, left - int32(step * q)
             put_four(w, 4 * q, load_four(weight, at, inside))
             put_four(b, 4 * q, load_four(bias, at, inside))
-            put_four(ahead, 4 * q, load_four(x, uint32(row * columns + at), inside))
+            put_four(ahead, 4 * q, load_four(x, row * columns + at, inside))
         while row < rows:
             total = ZERO
             for e in range(count):
                 v[e] = ahead[e]
                 total += v[e]
-            following = uint32(row + uint32(cuda.gridDim.x))
-            wanted = uint32(min(following, rows - uint32(1)) * columns)  # no branch: it would wait for the loads
-            for q in range(quads):  # asked for now, used after this row is done
-                put_four(ahead, 4 * q, load_four(x, uint32(wanted + col + uint32(step * q)), left - int32(step * q)))
-            mean = block_sum_once(total, partial[0], lane, warp, uint32(warps)) * share
+            following = row + u32.gridDim.x
+            wanted = min(following, uint32(rows - 1)) * columns  # no branch: it would wait for the loads
+            for q in u32.range(quads):  # asked for now, used after this row is done
+                put_four(ahead, 4 * q, load_four(x, wanted + col + step * q, left - int32(step * q)))
+            mean = block_sum_once(total, partial[0], lane, warp, warps) * share
             squares = ZERO
             for e in range(count):
                 v[e] -= mean
                 if whole or left > int32(step * (e // 4) + e % 4):
                     squares += v[e] * v[e]
-            scale = cuda.rsqrt(block_sum_once(squares, partial[1], lane, warp, uint32(warps)) * share + SMALL)
-            for q in range(quads):
-                store_four(out, row * columns + col + uint32(step * q), left - int32(step * q),
+            scale = cuda.rsqrt(block_sum_once(squares, partial[1], lane, warp, warps) * share + SMALL)
+            for q in u32.range(quads):
+                store_four(out, row * columns + col + step * q, left - int32(step * q),
                            v[4 * q] * scale * w[4 * q] + b[4 * q], v[4 * q + 1] * scale * w[4 * q + 1] + b[4 * q + 1],
                            v[4 * q + 2] * scale * w[4 * q + 2] + b[4 * q + 2],
                            v[4 * q + 3] * scale * w[4 * q + 3] + b[4 * q + 3])
@@ -426,17 +406,17 @@ def make_residual_layernorm(warps: int, quads: int, kind: str, keep: bool, epsil
     @cuda.jit
     def residual_layernorm_kernel(x, residual, weight, bias, total, out):
         partial = cuda.shared.array((2, 32), float32)
-        thread = uint32(cuda.threadIdx.x)
-        lane, warp = thread & uint32(31), thread >> uint32(5)
-        columns = uint32(weight.size)
-        start = uint32((uint32(cuda.blockIdx.x) * uint32(cuda.blockDim.y) + uint32(cuda.threadIdx.y)) * columns)
+        thread = u32.threadIdx.x
+        lane, warp = thread & 31, thread >> 5
+        columns = u32.size(weight)
+        start = (u32.blockIdx.x * u32.blockDim.y + u32.threadIdx.y) * columns
         if start < x.size:
             share = ONE / float32(columns)
-            first, left = uint32(start + uint32(4) * thread), int32(columns) - int32(4) * int32(thread)
+            first, left = start + 4 * thread, int32(columns) - int32(4) * int32(thread)
             v = cuda.local.array(count, float32)
             mine = ZERO
-            for q in range(quads):
-                i, inside = uint32(first + uint32(step * q)), left - int32(step * q)
+            for q in u32.range(quads):
+                i, inside = first + step * q, left - int32(step * q)
                 a, b, c, d = load_four(x, i, inside)
                 e, f, g, h = load_four(residual, i, inside)
                 a, b, c, d = a + e, b + f, c + g, d + h
@@ -444,10 +424,7 @@ def make_residual_layernorm(warps: int, quads: int, kind: str, keep: bool, epsil
                     store_four(total, i, inside, a, b, c, d)
                 v[4 * q], v[4 * q + 1], v[4 * q + 2], v[4 * q + 3] = a, b, c, d
                 mine += (a + b) + (c + d)
-            if warps == 1:
-                mean = warp_sum(mine) * share
-            else:
-                mean = block_sum_once(mine, partial[0], lane, warp, uint32(warps)) * share
+            mean = warp_sum(mine) * share if warps == 1 else block_sum_once(mine, partial[0], lane, warp, warps) * share
             squares = ZERO
             for e in range(count):
                 v[e] -= mean
@@ -456,12 +433,12 @@ def make_residual_layernorm(warps: int, quads: int, kind: str, keep: bool, epsil
             if warps == 1:
                 scale = cuda.rsqrt(warp_sum(squares) * share + SMALL)
             else:
-                scale = cuda.rsqrt(block_sum_once(squares, partial[1], lane, warp, uint32(warps)) * share + SMALL)
-            for q in range(quads):
-                col, inside = uint32(4) * thread + uint32(step * q), left - int32(step * q)
+                scale = cuda.rsqrt(block_sum_once(squares, partial[1], lane, warp, warps) * share + SMALL)
+            for q in u32.range(quads):
+                col, inside = 4 * thread + step * q, left - int32(step * q)
                 wa, wb, wc, wd = load_four(weight, col, inside)
                 ba, bb, bc, bd = load_four(bias, col, inside)
-                store_four(out, first + uint32(step * q), inside,
+                store_four(out, first + step * q, inside,
                            v[4 * q] * scale * wa + ba, v[4 * q + 1] * scale * wb + bb,
                            v[4 * q + 2] * scale * wc + bc, v[4 * q + 3] * scale * wd + bd)
 

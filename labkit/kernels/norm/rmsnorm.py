@@ -17,9 +17,9 @@ squares are added depends on C alone, so that a row has the same bits in any com
 from dataclasses import replace
 
 import numpy as np
-from numba import float32, int32, uint32
+from numba import float32, int32
 
-from labkit import cuda
+from labkit import cuda, u32
 from labkit.device import ptx
 from labkit.device.lazy import kernel_factory
 from labkit.kernels.arguments import check_array
@@ -61,21 +61,17 @@ def make_rmsnorm_naive(element: Element, eps: float):
 
     @cuda.jit
     def rmsnorm_naive_kernel(x, weight, out):  # x and out as one long vector, here and below
-        columns = uint32(weight.size)
-        start = uint32(uint32(cuda.grid(1)) * columns)
+        columns = u32.size(weight)
+        start = u32.grid(1) * columns
         if start < x.size:
             share = ONE / float32(columns)
             squares = ZERO
-            col = uint32(0)
-            while col < columns:
+            for col in u32.range(columns):
                 value = load(x, start + col)
                 squares += value * value
-                col += uint32(1)
             scale = cuda.rsqrt(squares * share + SMALL)
-            col = uint32(0)
-            while col < columns:
+            for col in u32.range(columns):
                 store(out, start + col, rounded(load(x, start + col) * scale) * load(weight, col))
-                col += uint32(1)
 
     return rmsnorm_naive_kernel
 
@@ -94,19 +90,15 @@ def make_rmsnorm_block_tree(element: Element, eps: float):
     @cuda.jit
     def rmsnorm_block_tree_kernel(x, weight, out):
         shared = cuda.shared.array(THREADS, float32)
-        thread, columns = uint32(cuda.threadIdx.x), uint32(weight.size)
-        start, share = uint32(uint32(cuda.blockIdx.x) * columns), ONE / float32(columns)
+        thread, columns = u32.threadIdx.x, u32.size(weight)
+        start, share = u32.blockIdx.x * columns, ONE / float32(columns)
         squares = ZERO
-        col = thread
-        while col < columns:
+        for col in u32.range(thread, columns, THREADS):
             value = load(x, start + col)
             squares += value * value
-            col += uint32(THREADS)
         scale = cuda.rsqrt(block_reduce_sum(squares, shared) * share + SMALL)
-        col = thread
-        while col < columns:
+        for col in u32.range(thread, columns, THREADS):
             store(out, start + col, rounded(load(x, start + col) * scale) * load(weight, col))
-            col += uint32(THREADS)
 
     return rmsnorm_block_tree_kernel
 
@@ -125,21 +117,17 @@ def make_rmsnorm_warp(element: Element, eps: float):
 
     @cuda.jit
     def rmsnorm_warp_kernel(x, weight, out):
-        thread, columns = uint32(cuda.grid(1)), uint32(weight.size)
-        lane, start = thread & uint32(31), uint32((thread >> uint32(5)) * columns)
+        thread, columns = u32.grid(1), u32.size(weight)
+        lane, start = thread & 31, (thread >> 5) * columns
         if start < x.size:  # the same for the whole warp
             share = ONE / float32(columns)
             squares = ZERO
-            col = lane
-            while col < columns:
+            for col in u32.range(lane, columns, 32):
                 value = load(x, start + col)
                 squares += value * value
-                col += uint32(32)
             scale = cuda.rsqrt(warp_sum(squares) * share + SMALL)
-            col = lane
-            while col < columns:
+            for col in u32.range(lane, columns, 32):
                 store(out, start + col, rounded(load(x, start + col) * scale) * load(weight, col))
-                col += uint32(32)
 
     return rmsnorm_warp_kernel
 
@@ -167,46 +155,46 @@ def make_rmsnorm(element: Element, alone: bool, octets: int, together: bool, wit
     @cuda.jit
     def rmsnorm_registers_kernel(x, residual, weight, total, out):
         partial = cuda.shared.array(32, float32)
-        row, thread, threads = uint32(cuda.blockIdx.x), uint32(cuda.threadIdx.x), uint32(cuda.blockDim.x)
+        row, thread, threads = u32.blockIdx.x, u32.threadIdx.x, u32.blockDim.x
         if alone:
-            row, thread, threads = uint32(cuda.grid(1)) >> uint32(5), thread & uint32(31), uint32(32)
-        columns = uint32(weight.size)
-        start, step, share = uint32(row * columns), uint32(uint32(8) * threads), ONE / float32(columns)
-        mine, left = uint32(8) * thread, int32(columns) - int32(8) * int32(thread)
+            row, thread, threads = u32.grid(1) >> 5, thread & 31, 32
+        columns = u32.size(weight)
+        start, step, share = row * columns, 8 * threads, ONE / float32(columns)
+        mine, left = 8 * thread, int32(columns) - int32(8) * int32(thread)
         v, w = cuda.local.array(count, float32), cuda.local.array(count, float32)
         weights = cuda.local.array(count, float32)
         if EARLY:
             ptx.griddepcontrol_launch_dependents()
-            for o in range(octets):
-                load(weights, 8 * o, weight, uint32(mine + uint32(o) * step), left - int32(uint32(o) * step))
+            for o in u32.range(octets):
+                load(weights, 8 * o, weight, mine + o * step, left - int32(o * step))
             ptx.griddepcontrol_wait()
         if start < x.size:  # the same for a whole warp, and for a block with barriers
-            first = uint32(start + mine)
-            for o in range(octets):
-                load(v, 8 * o, x, uint32(first + uint32(o) * step), left - int32(uint32(o) * step))
+            first = start + mine
+            for o in u32.range(octets):
+                load(v, 8 * o, x, first + o * step, left - int32(o * step))
             if with_residual:
-                for o in range(octets):
-                    load(w, 8 * o, residual, uint32(first + uint32(o) * step), left - int32(uint32(o) * step))
+                for o in u32.range(octets):
+                    load(w, 8 * o, residual, first + o * step, left - int32(o * step))
                 for e in range(count):
                     v[e] = rounded(v[e] + w[e])
-                for o in range(octets):
-                    store(total, uint32(first + uint32(o) * step), left - int32(uint32(o) * step), v, 8 * o)
+                for o in u32.range(octets):
+                    store(total, first + o * step, left - int32(o * step), v, 8 * o)
             if not EARLY:
-                for o in range(octets):  # they arrive while the squares are added
-                    load(weights, 8 * o, weight, uint32(mine + uint32(o) * step), left - int32(uint32(o) * step))
+                for o in u32.range(octets):  # they arrive while the squares are added
+                    load(weights, 8 * o, weight, mine + o * step, left - int32(o * step))
             squares = ZERO
             for e in range(count):
                 squares += v[e] * v[e]
             if alone:
                 squares = warp_sum(squares)
             else:
-                squares = block_sum_once(squares, partial, thread & uint32(31), thread >> uint32(5),
-                                         threads >> uint32(5))
+                squares = block_sum_once(squares, partial, thread & 31, thread >> 5,
+                                         threads >> 5)
             scale = cuda.rsqrt(squares * share + SMALL)
             for e in range(count):
                 v[e] = rounded(v[e] * scale) * weights[e]
-            for o in range(octets):
-                store(out, uint32(first + uint32(o) * step), left - int32(uint32(o) * step), v, 8 * o)
+            for o in u32.range(octets):
+                store(out, first + o * step, left - int32(o * step), v, 8 * o)
 
     rmsnorm_registers_kernel.uses_pdl = early
     return rmsnorm_registers_kernel
@@ -250,8 +238,8 @@ def make_residual_sum(element: Element, together: bool):
 
     @cuda.jit
     def residual_sum_kernel(x, residual, total):
-        i = uint32(uint32(8) * uint32(cuda.grid(1)))
-        left = int32(uint32(x.size) - i) if i < x.size else int32(0)
+        i = 8 * u32.grid(1)
+        left = int32(u32.size(x) - i) if i < x.size else int32(0)
         a, b = cuda.local.array(8, float32), cuda.local.array(8, float32)
         load(a, 0, x, i, left)
         load(b, 0, residual, i, left)

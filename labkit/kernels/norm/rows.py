@@ -3,9 +3,9 @@ kernels made for different widths a row fits; epsilon; and how right is right.
 """
 
 import numpy as np
-from numba import float32, uint32
+from numba import float32
 
-from labkit import cuda
+from labkit import cuda, u32
 from labkit.device import ptx
 from labkit.kernels.arguments import aligned, check_array
 from labkit.kernels.reduce import warp_sum
@@ -47,11 +47,11 @@ def load_singles(array, i, left):
     if left > 0:
         a = array[i]
     if left > 1:
-        b = array[i + uint32(1)]
+        b = array[i + 1]
     if left > 2:
-        c = array[i + uint32(2)]
+        c = array[i + 2]
     if left > 3:
-        d = array[i + uint32(3)]
+        d = array[i + 3]
     return a, b, c, d
 
 
@@ -60,11 +60,11 @@ def store_singles(array, i, left, a, b, c, d):
     if left > 0:
         array[i] = a
     if left > 1:
-        array[i + uint32(1)] = b
+        array[i + 1] = b
     if left > 2:
-        array[i + uint32(2)] = c
+        array[i + 2] = c
     if left > 3:
-        array[i + uint32(3)] = d
+        array[i + 3] = d
 
 
 # `left` of the four neighbours from flat index i on are inside the row; the others load as zero and are not stored.
@@ -94,10 +94,8 @@ def block_sum_once(value, partial, lane, warp, warps):
         partial[warp] = value
     cuda.syncthreads()
     total = ZERO
-    w = uint32(0)
-    while w < warps:
+    for w in u32.range(warps):
         total += partial[w]
-        w += uint32(1)
     return total
 
 

@@ -17,7 +17,7 @@ from dataclasses import replace
 import numpy as np
 from numba import float32, uint32
 
-from labkit import cuda
+from labkit import cuda, u32
 from labkit.device import ptx
 from labkit.device.lazy import kernel_factory
 from labkit.kernels.arguments import MAX_GRID_YZ, check_array
@@ -55,8 +55,7 @@ def masked_softmax_reference(scores, lengths=None, *, causal=False, scale=SCALE)
 
 @cuda.jit
 def scale_kernel(scores, out, scale):
-    col, row, matrix = cuda.grid(3)
-    col, row, matrix = uint32(col), uint32(row), uint32(matrix)
+    col, row, matrix = u32.grid(3)
     if col < scores.shape[2]:
         out[matrix, row, col] = scores[matrix, row, col] * scale
 
@@ -66,7 +65,7 @@ def num_visible(row, size, lengths, sequence, mask):
     """How many of its first columns a query sees."""
     seen = size
     if mask & CAUSAL:
-        seen = row + uint32(1)
+        seen = row + 1
     if mask & PADDING:
         seen = min(seen, uint32(lengths[sequence]))
     return uint32(seen)
@@ -74,9 +73,8 @@ def num_visible(row, size, lengths, sequence, mask):
 
 @cuda.jit
 def mask_kernel(x, lengths, heads, mask):
-    col, row, matrix = cuda.grid(3)
-    col, row, matrix = uint32(col), uint32(row), uint32(matrix)
-    size = uint32(x.shape[2])
+    col, row, matrix = u32.grid(3)
+    size = u32.shape(x)[2]
     if col < size and col >= num_visible(row, size, lengths, matrix // heads, mask):
         x[matrix, row, col] = NEG_INF
 
@@ -103,36 +101,30 @@ def masked_softmax_unfused(scores, out, lengths=None, *, causal=False, scale=SCA
 @cuda.jit
 def masked_softmax_three_read_kernel(scores, lengths, out, scale, mask):
     partial = cuda.shared.array(32, float32)
-    row, thread = uint32(cuda.blockIdx.x), uint32(cuda.threadIdx.x)
-    matrix = uint32(cuda.blockIdx.z * cuda.gridDim.y + cuda.blockIdx.y)
-    size, threads = uint32(scores.shape[2]), uint32(cuda.blockDim.x)
-    seen = num_visible(row, size, lengths, uint32(cuda.blockIdx.z), mask)
+    row, thread = u32.blockIdx.x, u32.threadIdx.x
+    matrix = u32.blockIdx.z * u32.gridDim.y + u32.blockIdx.y
+    size, threads = u32.shape(scores)[2], u32.blockDim.x
+    seen = num_visible(row, size, lengths, u32.blockIdx.z, mask)
 
     row_max = NEG_INF
-    col = thread
-    while col < size:
+    for col in u32.range(thread, size, threads):
         value = scores[matrix, row, col] * scale
         if col >= seen:
             value = NEG_INF
         row_max = max(row_max, value)
-        col += threads
     row_max = block_max(row_max, partial)
 
     row_sum = ZERO
-    col = thread
-    while col < size:
+    for col in u32.range(thread, size, threads):
         value = scores[matrix, row, col] * scale
         if col >= seen:
             value = NEG_INF
         row_sum += math.exp(value - row_max)
-        col += threads
     row_sum = block_sum(row_sum, partial)
 
-    col = thread
-    while col < size:
+    for col in u32.range(thread, size, threads):
         value = scores[matrix, row, col] * scale
         out[matrix, row, col] = math.exp(value - row_max) / row_sum if col < seen else ZERO
-        col += threads
 
 
 @rung(kernel=masked_softmax_three_read_kernel, idea="one kernel, one block a row: it reads the row three times")
@@ -146,23 +138,19 @@ def masked_softmax_three_read(scores, out, lengths=None, *, causal=False, scale=
 @cuda.jit
 def masked_softmax_bounded_kernel(scores, lengths, out, scale, mask):
     partial = cuda.shared.array(32, float32)
-    row, thread = uint32(cuda.blockIdx.x), uint32(cuda.threadIdx.x)
-    matrix = uint32(cuda.blockIdx.z * cuda.gridDim.y + cuda.blockIdx.y)
-    size, threads = uint32(scores.shape[2]), uint32(cuda.blockDim.x)
-    seen = num_visible(row, size, lengths, uint32(cuda.blockIdx.z), mask)
+    row, thread = u32.blockIdx.x, u32.threadIdx.x
+    matrix = u32.blockIdx.z * u32.gridDim.y + u32.blockIdx.y
+    size, threads = u32.shape(scores)[2], u32.blockDim.x
+    seen = num_visible(row, size, lengths, u32.blockIdx.z, mask)
 
     row_max = NEG_INF
-    col = thread
-    while col < seen:  # not size: what the mask hides is never loaded
+    for col in u32.range(thread, seen, threads):  # not size: what the mask hides is never loaded
         row_max = max(row_max, scores[matrix, row, col] * scale)
-        col += threads
     row_max = block_max(row_max, partial)
 
     row_sum = ZERO
-    col = thread
-    while col < seen:
+    for col in u32.range(thread, seen, threads):
         row_sum += math.exp(scores[matrix, row, col] * scale - row_max)
-        col += threads
     row_sum = block_sum(row_sum, partial)
 
     col = thread
@@ -194,36 +182,36 @@ def make_warp_row(vectors: int):
     @cuda.jit
     def masked_softmax_warp_row_kernel(scores, lengths, out, factor, mask):
         values = cuda.local.array(held, float32)
-        thread = uint32(cuda.threadIdx.x)
-        row = uint32(cuda.blockIdx.x * ROWS + (thread >> uint32(5)))
-        size = uint32(scores.shape[2])
+        thread = u32.threadIdx.x
+        row = u32.blockIdx.x * ROWS + (thread >> 5)
+        size = u32.shape(scores)[2]
         if row < size:  # the same for all lanes of a warp
-            matrix = uint32(cuda.blockIdx.z * cuda.gridDim.y + cuda.blockIdx.y)
-            first = uint32((matrix * size + row) * size)
-            mine = uint32(uint32(4) * (thread & uint32(31)))
-            seen = num_visible(row, size, lengths, uint32(cuda.blockIdx.z), mask)
+            matrix = u32.blockIdx.z * u32.gridDim.y + u32.blockIdx.y
+            first = (matrix * size + row) * size
+            mine = 4 * (thread & 31)
+            seen = num_visible(row, size, lengths, u32.blockIdx.z, mask)
 
-            for v in range(vectors):  # all loads stand before the first use
-                col = uint32(uint32(128 * v) + mine)
+            for v in u32.range(vectors):  # all loads stand before the first use
+                col = 128 * v + mine
                 if col < seen:
                     a, b, c, d = ptx.load_nc4(scores, first + col)
                     values[4 * v], values[4 * v + 1], values[4 * v + 2], values[4 * v + 3] = a, b, c, d
 
             row_max = NEG_INF
-            for i in range(held):
-                col = uint32(uint32(128 * (i // 4) + i % 4) + mine)
+            for i in u32.range(held):
+                col = 128 * (i // 4) + i % 4 + mine
                 values[i] = values[i] * factor if col < seen else NEG_INF
                 row_max = max(row_max, values[i])
             row_max = warp_max(row_max)
 
             row_sum = ZERO
-            for i in range(held):
+            for i in u32.range(held):
                 values[i] = ptx.exp2_approx(values[i] - row_max)
                 row_sum += values[i]
             share = float32(1.0) / warp_sum(row_sum)
 
-            for v in range(vectors):
-                col = uint32(uint32(128 * v) + mine)
+            for v in u32.range(vectors):
+                col = 128 * v + mine
                 if col < seen:
                     ptx.store_global4(out, first + col, values[4 * v] * share, values[4 * v + 1] * share,
                                       values[4 * v + 2] * share, values[4 * v + 3] * share)
@@ -240,29 +228,29 @@ def make_warp_row_unaligned(held: int):
     @cuda.jit
     def masked_softmax_warp_row_unaligned_kernel(scores, lengths, out, factor, mask):
         values = cuda.local.array(held, float32)
-        thread = uint32(cuda.threadIdx.x)
-        row = uint32(cuda.blockIdx.x * ROWS + (thread >> uint32(5)))
-        size = uint32(scores.shape[2])
+        thread = u32.threadIdx.x
+        row = u32.blockIdx.x * ROWS + (thread >> 5)
+        size = u32.shape(scores)[2]
         if row < size:
-            matrix = uint32(cuda.blockIdx.z * cuda.gridDim.y + cuda.blockIdx.y)
-            lane = thread & uint32(31)
-            seen = num_visible(row, size, lengths, uint32(cuda.blockIdx.z), mask)
+            matrix = u32.blockIdx.z * u32.gridDim.y + u32.blockIdx.y
+            lane = thread & 31
+            seen = num_visible(row, size, lengths, u32.blockIdx.z, mask)
 
             row_max = NEG_INF
-            for i in range(held):
-                col = uint32(uint32(32 * i) + lane)
+            for i in u32.range(held):
+                col = 32 * i + lane
                 values[i] = scores[matrix, row, col] * factor if col < seen else NEG_INF
                 row_max = max(row_max, values[i])
             row_max = warp_max(row_max)
 
             row_sum = ZERO
-            for i in range(held):
+            for i in u32.range(held):
                 values[i] = ptx.exp2_approx(values[i] - row_max)
                 row_sum += values[i]
             share = float32(1.0) / warp_sum(row_sum)
 
-            for i in range(held):
-                col = uint32(uint32(32 * i) + lane)
+            for i in u32.range(held):
+                col = 32 * i + lane
                 if col < size:
                     out[matrix, row, col] = values[i] * share if col < seen else ZERO
 
@@ -278,43 +266,43 @@ def make_block_row(vectors: int):
     def masked_softmax_block_row_kernel(scores, lengths, out, factor, mask):
         partial_max, partial_sum = cuda.shared.array(32, float32), cuda.shared.array(32, float32)
         values = cuda.local.array(held, float32)
-        row, thread = uint32(cuda.blockIdx.x), uint32(cuda.threadIdx.x)
-        matrix = uint32(cuda.blockIdx.z * cuda.gridDim.y + cuda.blockIdx.y)
-        size, threads = uint32(scores.shape[2]), uint32(cuda.blockDim.x)
-        lane, warp = thread & uint32(31), thread >> uint32(5)
-        first = uint32((matrix * size + row) * size)
-        seen = num_visible(row, size, lengths, uint32(cuda.blockIdx.z), mask)
+        row, thread = u32.blockIdx.x, u32.threadIdx.x
+        matrix = u32.blockIdx.z * u32.gridDim.y + u32.blockIdx.y
+        size, threads = u32.shape(scores)[2], u32.blockDim.x
+        lane, warp = thread & 31, thread >> 5
+        first = (matrix * size + row) * size
+        seen = num_visible(row, size, lengths, u32.blockIdx.z, mask)
 
-        for v in range(vectors):
-            col = uint32(uint32(4) * (uint32(v) * threads + thread))
+        for v in u32.range(vectors):
+            col = 4 * (v * threads + thread)
             if col < seen:
                 a, b, c, d = ptx.load_nc4(scores, first + col)
                 values[4 * v], values[4 * v + 1], values[4 * v + 2], values[4 * v + 3] = a, b, c, d
 
         row_max = NEG_INF
-        for i in range(held):
-            col = uint32(uint32(4) * (uint32(i // 4) * threads + thread) + uint32(i % 4))
+        for i in u32.range(held):
+            col = 4 * (i // 4 * threads + thread) + i % 4
             values[i] = values[i] * factor if col < seen else NEG_INF
             row_max = max(row_max, values[i])
         row_max = warp_max(row_max)
-        if lane == uint32(0):
+        if lane == 0:
             partial_max[warp] = row_max
         cuda.syncthreads()
-        inside = lane < threads >> uint32(5)
+        inside = lane < threads >> 5
         row_max = warp_max(partial_max[lane] if inside else NEG_INF)
 
         row_sum = ZERO
-        for i in range(held):
+        for i in u32.range(held):
             values[i] = ptx.exp2_approx(values[i] - row_max)
             row_sum += values[i]
         row_sum = warp_sum(row_sum)
-        if lane == uint32(0):
+        if lane == 0:
             partial_sum[warp] = row_sum
         cuda.syncthreads()
         share = float32(1.0) / warp_sum(partial_sum[lane] if inside else ZERO)
 
-        for v in range(vectors):
-            col = uint32(uint32(4) * (uint32(v) * threads + thread))
+        for v in u32.range(vectors):
+            col = 4 * (v * threads + thread)
             if col < seen:
                 ptx.store_global4(out, first + col, values[4 * v] * share, values[4 * v + 1] * share,
                                   values[4 * v + 2] * share, values[4 * v + 3] * share)
@@ -332,36 +320,36 @@ def make_block_row_unaligned(held: int):
     def masked_softmax_block_row_unaligned_kernel(scores, lengths, out, factor, mask):
         partial_max, partial_sum = cuda.shared.array(32, float32), cuda.shared.array(32, float32)
         values = cuda.local.array(held, float32)
-        row, thread = uint32(cuda.blockIdx.x), uint32(cuda.threadIdx.x)
-        matrix = uint32(cuda.blockIdx.z * cuda.gridDim.y + cuda.blockIdx.y)
-        size, threads = uint32(scores.shape[2]), uint32(cuda.blockDim.x)
-        lane, warp = thread & uint32(31), thread >> uint32(5)
-        seen = num_visible(row, size, lengths, uint32(cuda.blockIdx.z), mask)
+        row, thread = u32.blockIdx.x, u32.threadIdx.x
+        matrix = u32.blockIdx.z * u32.gridDim.y + u32.blockIdx.y
+        size, threads = u32.shape(scores)[2], u32.blockDim.x
+        lane, warp = thread & 31, thread >> 5
+        seen = num_visible(row, size, lengths, u32.blockIdx.z, mask)
 
         row_max = NEG_INF
-        for i in range(held):
-            col = uint32(uint32(i) * threads + thread)
+        for i in u32.range(held):
+            col = i * threads + thread
             values[i] = scores[matrix, row, col] * factor if col < seen else NEG_INF
             row_max = max(row_max, values[i])
         row_max = warp_max(row_max)
-        if lane == uint32(0):
+        if lane == 0:
             partial_max[warp] = row_max
         cuda.syncthreads()
-        inside = lane < threads >> uint32(5)
+        inside = lane < threads >> 5
         row_max = warp_max(partial_max[lane] if inside else NEG_INF)
 
         row_sum = ZERO
-        for i in range(held):
+        for i in u32.range(held):
             values[i] = ptx.exp2_approx(values[i] - row_max)
             row_sum += values[i]
         row_sum = warp_sum(row_sum)
-        if lane == uint32(0):
+        if lane == 0:
             partial_sum[warp] = row_sum
         cuda.syncthreads()
         share = float32(1.0) / warp_sum(partial_sum[lane] if inside else ZERO)
 
-        for i in range(held):
-            col = uint32(uint32(i) * threads + thread)
+        for i in u32.range(held):
+            col = i * threads + thread
             if col < size:
                 out[matrix, row, col] = values[i] * share if col < seen else ZERO
 
