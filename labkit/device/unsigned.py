@@ -8,6 +8,7 @@ makes 32-bit arithmetic of that.
 from __future__ import annotations
 
 import itertools
+import operator
 
 import numpy as np
 from numba.cuda import types
@@ -52,6 +53,8 @@ def _operator(function, with_constant):
         wide = resolved.get_call_type(context.typing_context, (U64, U64), {})
         args = [context.cast(builder, arg, U32, of) for arg, of in zip(args, wide.args, strict=True)]
         result = context.get_function(resolved, wide)(builder, args)
+        if function in (operator.add, operator.mul):  # as in C++ for `int`: an offset may be added to a pointer
+            builder.assume(builder.icmp_unsigned("<", result, result.type(1 << 32)))
         return context.cast(builder, result, wide.return_type, U32)
 
     return narrow
