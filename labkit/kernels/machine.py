@@ -17,6 +17,7 @@ from numba import float32, uint32
 from labkit import cuda, u32
 from labkit.device import ptx
 from labkit.kernels.arguments import check_array, dynamic_shared
+from labkit.kernels.wrapping import wrapping_add, wrapping_mul
 
 UNROLLED = 16  # multiply-adds of a chain for each turn of its loop
 SHARED_WORDS = 4096  # 16 KB that read_shared reads
@@ -122,7 +123,7 @@ def fill_hash_kernel(x):
     stride = u32.gridsize(1)
     n = u32.size(x)
     for i in u32.range(u32.grid(1), n, stride):
-        x[i] = i * HASH
+        x[i] = wrapping_mul(i, HASH)
 
 
 def fill_hash(x, stream=0):
@@ -139,16 +140,16 @@ def make_read_kernel(loads: int):
     @cuda.jit
     def read_kernel(x, mask, span, rounds, zero, out):
         width = u32.blockDim.x
-        i = u32.blockIdx.x * span + u32.threadIdx.x
+        i = (wrapping_mul(u32.blockIdx.x, span) & mask) + u32.threadIdx.x
         values = cuda.local.array(LOADS, uint32)
         acc = 0
         for _ in u32.range(rounds):
             for k in u32.range(LOADS):
                 values[k] = x[(i + k * width) & mask]
             for k in u32.range(LOADS):
-                acc += values[k]
+                acc = wrapping_add(acc, values[k])
             # zero is 0: the next addresses are known when these numbers have come
-            i = i + LOADS * width + (acc & zero)
+            i = (i & mask) + LOADS * width + (acc & zero)
         out[u32.grid(1)] = acc
 
     return read_kernel
@@ -162,7 +163,7 @@ def make_read_wide_kernel(loads: int):
     @cuda.jit
     def read_wide_kernel(x, mask, span, rounds, zero, out):
         width = 4 * u32.blockDim.x
-        i = u32.blockIdx.x * span + 4 * u32.threadIdx.x
+        i = (wrapping_mul(u32.blockIdx.x, span) & mask) + 4 * u32.threadIdx.x
         values = cuda.local.array((LOADS, 4), uint32)
         acc = 0
         for _ in u32.range(rounds):
@@ -170,15 +171,17 @@ def make_read_wide_kernel(loads: int):
             for k in u32.range(LOADS):
                 values[k, 0], values[k, 1], values[k, 2], values[k, 3] = ptx.load_nc4(x, at + k * width)
             for k in u32.range(LOADS):
-                acc += values[k, 0] + values[k, 1] + values[k, 2] + values[k, 3]
-            i = i + LOADS * width + (acc & zero)
+                for j in range(4):
+                    acc = wrapping_add(acc, values[k, j])
+            i = (i & mask) + LOADS * width + (acc & zero)
         out[u32.grid(1)] = acc
 
     return read_wide_kernel
 
 
 def read(x, window, rounds, out, loads=1, wide=False, block=256, shared_bytes=0, apart=True, stream=0):
-    """`rounds` rounds of `loads` loads in each thread, of 4 bytes or, `wide`, of 16; out is each thread's sum.
+    """`rounds` rounds of `loads` loads in each thread, of 4 bytes or, `wide`, of 16; out is each thread's sum, modulo
+    2**32.
 
     A block reads a stretch of its own, one behind the other and around the first `window` elements of x, a power of 2
     up to its size; with apart=False all blocks read the same stretch.
@@ -216,7 +219,7 @@ def read_shared_kernel(rounds, zero, out):
     words = cuda.shared.array(SHARED_WORDS, uint32)
     width = u32.blockDim.x
     for i in u32.range(u32.threadIdx.x, SHARED_WORDS, width):
-        words[i] = i * HASH
+        words[i] = wrapping_mul(i, HASH)
     cuda.syncthreads()
     i = 4 * u32.threadIdx.x
     values = cuda.local.array((SHARED_LOADS, 4), uint32)
@@ -227,7 +230,8 @@ def read_shared_kernel(rounds, zero, out):
             values[k, 0], values[k, 1], values[k, 2], values[k, 3] = ptx.load_shared4(
                 words, at + 4 * k * width)
         for k in u32.range(SHARED_LOADS):
-            acc += values[k, 0] + values[k, 1] + values[k, 2] + values[k, 3]
+            for j in range(4):
+                acc = wrapping_add(acc, values[k, j])
         i = i + 4 * SHARED_LOADS * width + (acc & zero)
     out[u32.grid(1)] = acc
 

@@ -10,6 +10,7 @@ import numpy as np
 from numba import uint32, uint64
 
 from labkit import cuda
+from labkit.kernels.wrapping import wrapping_add
 
 ROUNDS = 10
 MULTIPLIER_0, MULTIPLIER_1 = uint64(0xD2511F53), uint64(0xCD9E8D57)
@@ -25,7 +26,7 @@ def philox(counter_0, counter_1, counter_2, counter_3, key_0, key_1):
         first, second = MULTIPLIER_0 * uint64(a), MULTIPLIER_1 * uint64(c)
         a, b, c, d = (uint32(uint32(second >> WORD) ^ b ^ key_0), uint32(second),
                       uint32(uint32(first >> WORD) ^ d ^ key_1), uint32(first))
-        key_0, key_1 = uint32(key_0 + STEP_0), uint32(key_1 + STEP_1)
+        key_0, key_1 = wrapping_add(key_0, STEP_0), wrapping_add(key_1, STEP_1)
     return a, b, c, d
 
 

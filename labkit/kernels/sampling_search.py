@@ -13,6 +13,7 @@ from labkit.kernels.argmax import LEAST, key_of
 from labkit.kernels.philox import philox
 from labkit.kernels.reduce import ALL_LANES, NEG_INF
 from labkit.kernels.token_weights import LOG2_E, ONE, ZERO, distance, high_half, reaching, weight_at
+from labkit.kernels.wrapping import wrapping_add
 
 THREADS = 512
 WARPS = THREADS // 32
@@ -191,7 +192,7 @@ def add_mass(low, high, at, weight):
     word = uint32(weight)
     old = cuda.atomic.add(low, at, word)
     above = uint32(uint64(weight) >> uint64(32))
-    if uint32(old + word) < word:  # the sum has wrapped round
+    if wrapping_add(old, word) < word:  # the sum has wrapped round
         above += 1
     if above != 0:
         cuda.atomic.add(high, at, above)
