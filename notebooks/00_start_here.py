@@ -186,7 +186,7 @@ attempt("one argument too few:", lambda: positions_kernel[1, 128](block))
 
 # %%
 from labkit import agree
-from labkit.kernels.elementwise import VECTOR_ADD
+from labkit.kernels.ops.elementwise import VECTOR_ADD
 
 agree(VECTOR_ADD, ["vector_add_per_thread"])
 

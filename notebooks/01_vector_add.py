@@ -25,7 +25,8 @@ import numpy as np
 
 from labkit import agree, cuda, device, ladder, measure, plots, roofline, show_source
 from labkit.kernels import elementwise
-from labkit.kernels.elementwise import VECTOR_ADD, vector_add_per_thread
+from labkit.kernels.elementwise import vector_add_per_thread
+from labkit.kernels.ops.elementwise import VECTOR_ADD
 from labkit.measure import bench
 
 n = 10_000_003

@@ -145,7 +145,7 @@ for threads in (2048, 256):
 # is how many loads a thread makes before it waits: two, one of each vector, or eight.
 
 # %%
-from labkit.kernels.elementwise import VECTOR_ADD
+from labkit.kernels.ops.elementwise import VECTOR_ADD
 
 agree(VECTOR_ADD)
 

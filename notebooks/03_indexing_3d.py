@@ -28,7 +28,7 @@ import numpy as np
 
 from labkit import agree, cuda, ladder, measure, plots, roofline, show_source
 from labkit.kernels import elementwise
-from labkit.kernels.elementwise import VOLUME_ADD
+from labkit.kernels.ops.elementwise import VOLUME_ADD
 from labkit.measure import bench
 
 nx, ny, nz = 5, 3, 2

@@ -88,7 +88,7 @@ print("same numbers:", np.array_equal(forgotten, meant))
 
 # %%
 from labkit import roofline
-from labkit.kernels.broadcast import BROADCAST_ADD
+from labkit.kernels.ops.broadcast import BROADCAST_ADD
 
 roofline.predict(BROADCAST_ADD, X=512, Y=512, Z=512)
 

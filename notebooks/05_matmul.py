@@ -27,7 +27,7 @@
 
 # %%
 from labkit import roofline
-from labkit.kernels.matmul.float32 import MATMUL
+from labkit.kernels.ops.matmul import MATMUL
 
 roofline.predict(MATMUL, M=4096, N=4096, K=4096)
 

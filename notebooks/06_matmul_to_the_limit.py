@@ -17,7 +17,7 @@
 
 # %%
 from labkit import measure, plots, show_source
-from labkit.kernels.matmul.float32 import MATMUL
+from labkit.kernels.ops.matmul import MATMUL
 from labkit.measure.plots.tensor_cores import climb
 
 h200 = measure.recorded_ladder("matmul", gpu="NVIDIA H200")

@@ -18,7 +18,8 @@
 
 # %%
 from labkit import measure, plots, show_source
-from labkit.kernels.matmul.half import MATMUL_HALF, matmul_half_tensor_core_kernel
+from labkit.kernels.matmul.half import matmul_half_tensor_core_kernel
+from labkit.kernels.ops.matmul_half import MATMUL_HALF
 from labkit.measure.plots import tensor_cores
 from labkit.measure.plots.tensor_cores import climb
 

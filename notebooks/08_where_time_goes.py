@@ -17,7 +17,7 @@
 
 # %%
 from labkit import agree, device, measure, plots, roofline, show_source
-from labkit.kernels.matmul.float32 import MATMUL
+from labkit.kernels.ops.matmul import MATMUL
 from labkit.measure import nvtx as ranges
 from labkit.measure.series import overheads
 

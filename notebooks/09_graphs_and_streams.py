@@ -130,7 +130,7 @@ print(f"after x names another array:   y[0] is {y.copy_to_host()[0]:.0f}")
 
 # %%
 from labkit.kernels import bias_gelu_add
-from labkit.kernels.bias_gelu_add import BIAS_GELU_ADD
+from labkit.kernels.ops.bias_gelu_add import BIAS_GELU_ADD
 
 show_source(bias_gelu_add.bias_gelu_add_fused_kernel)
 

@@ -80,7 +80,8 @@ pictures.masks(n=19, block=8)
 
 # %%
 from labkit import agree
-from labkit.kernels.elementwise import VECTOR_ADD, vector_add_per_thread
+from labkit.kernels.elementwise import vector_add_per_thread
+from labkit.kernels.ops.elementwise import VECTOR_ADD
 
 runs = [vector_add_per_thread, tile_kernels.vector_add_cutile]
 if not triton_kernels.why_not():
@@ -142,7 +143,8 @@ show_source(tile_kernels.softmax_tiles)
 # shared memory to be seen. In lesson 12 the same takes shuffles, trees and two barriers.
 
 # %%
-from labkit.kernels.softmax.rows import SOFTMAX, softmax_warp
+from labkit.kernels.ops.softmax import SOFTMAX
+from labkit.kernels.softmax.rows import softmax_warp
 
 runs = [softmax_warp, tile_kernels.softmax_cutile]
 if not triton_kernels.why_not():

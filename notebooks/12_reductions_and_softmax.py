@@ -29,8 +29,9 @@ import numpy as np
 
 from labkit import agree, cuda, device, ladder, measure, observe, plots, roofline, show_source
 from labkit.kernels import reduce
+from labkit.kernels.ops.reduce import REDUCE_SUM
 
-roofline.predict(reduce.REDUCE_SUM, R=8192, C=8192)
+roofline.predict(REDUCE_SUM, R=8192, C=8192)
 
 # %% [markdown]
 # Each of the 256 threads first adds up 32 numbers by itself, in 31 steps. That leaves 256 sums. One thread could add
@@ -142,7 +143,7 @@ show_source(reduce.block_sum)
 # ## The ladder of sums
 
 # %%
-agree(reduce.REDUCE_SUM)
+agree(REDUCE_SUM)
 
 # %% [markdown]
 # Each rung adds in a different order, so the last digits differ. The allowed error grows with the square root of the
@@ -154,7 +155,7 @@ agree(reduce.REDUCE_SUM)
 # worth, when each thread first has to load 32 numbers?
 
 # %%
-plots.ladder(ladder(reduce.REDUCE_SUM))
+plots.ladder(ladder(REDUCE_SUM))
 
 # %% [markdown]
 # On the H200 eight barriers fewer are worth a few percent. How the threads join their sums hardly matters: that happens
@@ -175,6 +176,7 @@ plots.ladder(ladder(reduce.REDUCE_SUM))
 # quotient. In the first kernel one thread takes a row. In the second a block shares it, with two trees.
 
 # %%
+from labkit.kernels.ops.softmax import SOFTMAX
 from labkit.kernels.softmax import rows
 
 show_source(rows.softmax_block_tree_kernel)
@@ -193,7 +195,7 @@ print(f"one core of the host     {number(cpu_ms):>6} ms")
 for name, rung in (("one thread a row", "naive"), ("one block a row", "block_tree"), ("the last rung", "vectorized")):
     ms = softmax.row(f"softmax_{rung}").timing.p50
     print(f"{name:24} {number(ms):>6} ms, {number(cpu_ms / ms):>5} times as fast")
-roofline.predict(rows.SOFTMAX, R=8192, C=8192)
+roofline.predict(SOFTMAX, R=8192, C=8192)
 
 # %% [markdown]
 # One thread for each row is slow because 8,192 threads leave most places for warps empty, and neighbouring lanes read
@@ -278,7 +280,7 @@ show_source(rows.softmax_vectorized_kernel)
 # Look at the errors in the next table.
 
 # %%
-agree(rows.SOFTMAX, sizes=({"R": 1, "C": 4}, {"R": 33, "C": 36}, {"R": 7, "C": 1000}, {"R": 3, "C": 8192}))
+agree(SOFTMAX, sizes=({"R": 1, "C": 4}, {"R": 33, "C": 36}, {"R": 7, "C": 1000}, {"R": 3, "C": 8192}))
 
 # %% [markdown]
 # The tolerance is a number of roundings: a few for each operation, more where $x$ lies far below the maximum, more for
@@ -290,7 +292,7 @@ agree(rows.SOFTMAX, sizes=({"R": 1, "C": 4}, {"R": 33, "C": 36}, {"R": 7, "C": 1
 taken = softmax.row("softmax_vectorized").resources[0]
 print(f"vectorized: {taken['registers']} registers a thread, {taken['blocks_per_sm']} blocks of "
       f"{taken['block'][0]} threads on each SM")
-plots.ladder(ladder(rows.SOFTMAX))
+plots.ladder(ladder(SOFTMAX))
 
 # %% [markdown]
 # On the same GPU Nsight Compute counted the bytes that memory delivered, and what the warps waited for. `load` and

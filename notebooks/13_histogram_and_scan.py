@@ -27,6 +27,8 @@ from numba import float32, int32
 from labkit import agree, cuda, device, ladder, measure, observe, plots, show_source
 from labkit.device.launches import planned
 from labkit.kernels import histogram, scan, scan_blocks
+from labkit.kernels.ops.histogram import HISTOGRAM
+from labkit.kernels.ops.scan import SCAN
 from labkit.measure.plots import scans
 
 
@@ -63,7 +65,7 @@ show_source(histogram.histogram_global_kernel)
 
 # %%
 rng = np.random.default_rng(0)
-inputs = {share: histogram.HISTOGRAM.inputs(rng, N=2048, B=256, S=share)[0] for share in (0, 50, 100)}
+inputs = {share: HISTOGRAM.inputs(rng, N=2048, B=256, S=share)[0] for share in (0, 50, 100)}
 print("% equal   atomics   queue in a warp   queue in all")
 for share, x in inputs.items():
     out = np.zeros(256, np.int32)
@@ -113,7 +115,7 @@ for name, (launch, *rest) in launches.items():
 # and which the least?
 
 # %%
-agree(histogram.HISTOGRAM)
+agree(HISTOGRAM)
 
 # %%
 def times(op, **size):
@@ -122,10 +124,10 @@ def times(op, **size):
     return plots.ladder(ladder(op, size) if device.on_gpu() else recorded, recorded)
 
 
-times(histogram.HISTOGRAM, N=2**28, B=256, S=0)
+times(HISTOGRAM, N=2**28, B=256, S=0)
 
 # %%
-times(histogram.HISTOGRAM, N=2**28, B=256, S=100)
+times(HISTOGRAM, N=2**28, B=256, S=100)
 
 # %% [markdown]
 # With equal elements the atomics on global memory take nearly three times as long on the H200. Only the joined lanes
@@ -285,11 +287,11 @@ show_source(scan.make_look_back(int32, False))
 # you look. PyTorch calls CUB, whose scan is also a single pass with look-back.
 
 # %%
-agree(scan.SCAN, ["scan_hillis_steele", "scan_blelloch", "scan_padded", "scan_warps", "scan_look_back"],
+agree(SCAN, ["scan_hillis_steele", "scan_blelloch", "scan_padded", "scan_warps", "scan_look_back"],
       sizes=({"N": 1}, {"N": 1025}, {"N": 20_481}))
 
 # %%
-times(scan.SCAN, N=2**27)
+times(SCAN, N=2**27)
 
 # %% [markdown]
 # All three. The first four rungs move the same sixteen bytes an element, and on the H200 Blelloch's tree is the slowest

@@ -28,6 +28,7 @@ from labkit import agree, cuda, device, ladder, measure, observe, plots, show_so
 from labkit._common.tables import PlainTable, number
 from labkit.device import occupancy
 from labkit.device.launches import planned
+from labkit.kernels.ops.masked_softmax import MASKED_SOFTMAX_CAUSAL, MASKED_SOFTMAX_NONE, MASKED_SOFTMAX_PADDING
 from labkit.kernels.softmax import masked as ms
 
 plots.masks()
@@ -159,10 +160,10 @@ print(f"{np.isnan(result.copy_to_host()).sum()} NaN, largest difference from the
 
 # %%
 sizes = ({"B": 1, "S": 4}, {"B": 3, "S": 20}, {"B": 2, "S": 64}, {"B": 1, "S": 260})
-for op in (ms.MASKED_SOFTMAX_NONE, ms.MASKED_SOFTMAX_PADDING):
+for op in (MASKED_SOFTMAX_NONE, MASKED_SOFTMAX_PADDING):
     for row in agree(op, sizes=sizes[:3]).rows:
         print(f"{row.name:22} largest error {row.error:.1e}, {row.units:.2f} of what is allowed")
-agree(ms.MASKED_SOFTMAX_CAUSAL, sizes=sizes)
+agree(MASKED_SOFTMAX_CAUSAL, sizes=sizes)
 
 # %% [markdown]
 # (Sizes that are no multiple of four go to a kernel that loads one element at a time, and rows of more than 1,024 to a
@@ -202,7 +203,7 @@ plots.traffic(moved, "What memory delivers", "passes over the array", place="Mea
 # ## The ladder
 
 # %%
-plots.ladder(ladder(ms.MASKED_SOFTMAX_CAUSAL))
+plots.ladder(ladder(MASKED_SOFTMAX_CAUSAL))
 
 # %%
 rows = []

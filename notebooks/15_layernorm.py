@@ -32,7 +32,7 @@
 
 # %%
 from labkit import roofline
-from labkit.kernels.norm.layernorm import LAYERNORM
+from labkit.kernels.ops.layernorm import LAYERNORM
 
 roofline.predict(LAYERNORM, R=65536, C=4096)
 

@@ -44,8 +44,8 @@ plots.banks({"rows of 8": lambda row, col: 8 * row + col, "rows of 9": lambda ro
 # it there again. That is a *swizzle*.
 
 # %%
+from labkit.kernels.ops.transpose import TRANSPOSE
 from labkit.kernels.transpose import (
-    TRANSPOSE,
     make_transpose_tiled,
     transpose_padded_kernel,
     transpose_swizzled_kernel,
@@ -111,7 +111,8 @@ moved = {"addition, then LayerNorm": (4 * 3, 4 * 2), "fused, sum kept (GPT-2)": 
 plots.traffic(moved, "Bytes for each element", "bytes", least=12)
 
 # %%
-from labkit.kernels.norm.layernorm import ADD_LAYERNORM, make_residual_layernorm
+from labkit.kernels.norm.layernorm import make_residual_layernorm
+from labkit.kernels.ops.layernorm import ADD_LAYERNORM
 
 show_source(make_residual_layernorm)
 
@@ -183,7 +184,7 @@ for recorded in (gelu, erf):
 # MB each. Before you run the cell: how many microseconds is that at 4,200 GB/s?
 
 # %%
-from labkit.kernels.linear.layers import LINEAR_GELU
+from labkit.kernels.ops.linear import LINEAR_GELU
 
 LINEAR_GELU
 

@@ -31,7 +31,7 @@
 
 # %%
 from labkit import roofline
-from labkit.kernels.attention.three_pass import ATTENTION
+from labkit.kernels.ops.attention import ATTENTION
 
 roofline.predict(ATTENTION, S=1024, H=12, D=64)
 
@@ -107,6 +107,7 @@ print(f"{S * 3 * H} pieces of 64 numbers, each where t * 2304 + {{0, 768, 1536}}
 # %%
 from labkit import show_source
 from labkit.kernels.attention import three_pass as at
+from labkit.kernels.ops.attention import tolerance_of
 
 show_source(at.weigh_keys)
 
@@ -249,7 +250,7 @@ steps = unfused.AttentionInSteps(fused=True, tiled=True)
 out = cuda.to_device(np.full((S, 64), np.nan, np.float32))
 names = [name for name, _ in steps.launches(cuda.to_device(qkv), 1, out)]
 steps(cuda.to_device(qkv), 1, out)
-error = abs(out.copy_to_host() - at.attention_reference(qkv, 1)) / at.tolerance_of(qkv.astype(float), 1)
+error = abs(out.copy_to_host() - at.attention_reference(qkv, 1)) / tolerance_of(qkv.astype(float), 1)
 print(f"{', '.join(names)}: largest error {error.max():.2f} of the allowed")
 
 matrix, row, tiles = 12 * 1024**2, 12 * 1024 * 64, 1024 // 64  # numbers: all scores; queries, keys or values; tiles

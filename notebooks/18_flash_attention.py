@@ -22,7 +22,8 @@
 
 # %%
 from labkit import measure
-from labkit.kernels.attention.three_pass import ATTENTION, ATTENTION_CAUSAL, attention_reference
+from labkit.kernels.attention.three_pass import attention_reference
+from labkit.kernels.ops.attention import ATTENTION, ATTENTION_CAUSAL
 
 limits = measure.recorded("NVIDIA H200")["limits"]
 flops = ATTENTION.work.flops(S=4096, H=12, D=64)
@@ -232,7 +233,8 @@ pictures.factor_in_place(lane=13)
 
 # %%
 from labkit.kernels.attention.flash import scale_for_powers_of_two
-from labkit.kernels.attention.half import ATTENTION_HALF, make_flash_half
+from labkit.kernels.attention.half import make_flash_half
+from labkit.kernels.ops.attention_half import ATTENTION_HALF
 
 qkv, _ = ATTENTION_HALF.inputs(np.random.default_rng(3), S=16, H=1, D=64)
 out, kernel, scale = np.zeros((16, 64), np.float16), make_flash_half(64, 1, 1), scale_for_powers_of_two(64)

@@ -49,7 +49,8 @@ print(f"launches recorded on {cost['where']}, {cost['date']}")
 
 # %%
 from labkit import show_source
-from labkit.kernels.linear.fused import FUSED_LINEAR_GELU, make_epilogue
+from labkit.kernels.linear.fused import make_epilogue
+from labkit.kernels.ops.fused_linear import FUSED_LINEAR_GELU
 
 show_source(make_epilogue)
 

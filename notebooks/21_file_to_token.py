@@ -205,7 +205,7 @@ show_source(embedding_strided_kernel)
 
 # %%
 from labkit import agree
-from labkit.kernels.embedding import EMBEDDING
+from labkit.kernels.ops.embedding import EMBEDDING
 
 agree(EMBEDDING, sizes=({"T": 3, "C": 768}, {"T": 3, "C": 1023}))
 
@@ -271,7 +271,8 @@ right
 # and its column into one integer. It is larger for a larger logit and, between equal ones, for the earlier column.
 
 # %%
-from labkit.kernels.argmax import ARGMAX, argmax, key_of
+from labkit.kernels.argmax import argmax, key_of
+from labkit.kernels.ops.argmax import ARGMAX
 
 show_source(key_of)
 

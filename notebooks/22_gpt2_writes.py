@@ -53,7 +53,7 @@ show_source(append_to_cache_kernel)
 
 # %%
 from labkit import agree
-from labkit.kernels.attention.three_pass import ATTENTION_CACHED
+from labkit.kernels.ops.attention import ATTENTION_CACHED
 
 agree(ATTENTION_CACHED, ["attention_cached_all_threads"],
       sizes=({"S": 1, "H": 2, "D": 64, "before": 29}, {"S": 4, "H": 2, "D": 64, "before": 31}))

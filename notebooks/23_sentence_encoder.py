@@ -157,7 +157,8 @@ print(f"{count:,} parameters, {model.dtype}, on {device.name()}")
 # types are 0.)
 
 # %%
-from labkit.kernels.embedding_sum import EMBEDDING_LAYERNORM, embedding_sum_kernel
+from labkit.kernels.embedding_sum import embedding_sum_kernel
+from labkit.kernels.ops.embedding_layernorm import EMBEDDING_LAYERNORM
 
 show_source(embedding_sum_kernel)
 

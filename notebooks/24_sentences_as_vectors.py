@@ -80,7 +80,8 @@ print("not read at all:     ", x[:2].mean())
 # without tokens.
 
 # %%
-from labkit.kernels.pooling import MEAN_POOL_NORMALIZED, mean_pool_columns_kernel, rows_of
+from labkit.kernels.ops.pooling import MEAN_POOL_NORMALIZED
+from labkit.kernels.pooling import mean_pool_columns_kernel, rows_of
 
 show_source(rows_of)
 

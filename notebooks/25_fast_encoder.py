@@ -79,7 +79,7 @@ for name, ms in {"naive": 7.0, "tiled": 2.6, "tensor cores": 0.91}.items():
 # other is multiplied. Both have to agree with NumPy. (The course's tests compare every launch of every form.)
 
 # %%
-from labkit.kernels.linear.layers import LINEAR
+from labkit.kernels.ops.linear import LINEAR
 
 agree(LINEAR, ["linear_tensor_core", "linear_double_buffered"],
       sizes=({"M": 37, "N": 24, "K": 48}, {"M": 16, "N": 64, "K": 384}))

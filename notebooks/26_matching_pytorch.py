@@ -161,7 +161,7 @@ print(f"weights from DRAM once {weights_us:.0f} us; {launches_of_pass} launches 
 # share K, and their sums are added in shared memory. Their kernel agrees with NumPy:
 
 # %%
-from labkit.kernels.linear.few_rows import SKINNY_LINEAR_HALF
+from labkit.kernels.ops.skinny_linear import SKINNY_LINEAR_HALF
 
 agree(SKINNY_LINEAR_HALF, ["skinny_linear_half_tensor_core"],
       sizes=({"M": 3, "N": 24, "K": 72}, {"M": 7, "N": 40, "K": 264}))

@@ -225,6 +225,7 @@ print(f"0x{word:08X}: {first}, {second}")
 from labkit import show_source
 from labkit.kernels import embedding
 from labkit.kernels.elements import BFLOAT16 as BF16
+from labkit.kernels.ops.embedding import TOKEN_EMBEDDING_BF16
 
 by_one, by_eight = embedding.make_token_embedding_strided(BF16), embedding.make_token_embedding(BF16)
 show_source(by_eight)
@@ -241,7 +242,7 @@ ids, rows = cuda.to_device(np.array([5, 96, 0, 5], np.int32)), cuda.device_array
 for name, kernel in (("one number per load", by_one), ("eight numbers per load", by_eight)):
     counts = observe(kernel[4, 256], ids, table, rows).counts
     print(f"{name:24}{counts['sectors']:7,} sectors{counts['global_requests']:7,} requests")
-agree(embedding.TOKEN_EMBEDDING_BF16)
+agree(TOKEN_EMBEDDING_BF16)
 
 # %% [markdown]
 # The sectors are the same, and the wide loads need far fewer requests for them: a warp gets 512 bytes per request, not

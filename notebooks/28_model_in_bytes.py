@@ -155,7 +155,8 @@ for active in ([3, 3, 5, 5, 8], [61, 7, 40], [12]):
 
 # %%
 from labkit import agree
-from labkit.kernels.embedding import TOKEN_EMBEDDING_BF16, token_embedding
+from labkit.kernels.embedding import token_embedding
+from labkit.kernels.ops.embedding import TOKEN_EMBEDDING_BF16
 
 key = "model.embed_tokens.weight"
 for ids in (waiting[:1], waiting):

@@ -106,7 +106,7 @@ for width in (256, 2048):
 # cells is bfloat16: NumPy has no such type, so arrays hold the bits, as in lesson 27.) A copy has to be exact.
 
 # %%
-from labkit.kernels.embedding import TOKEN_EMBEDDING_BF16
+from labkit.kernels.ops.embedding import TOKEN_EMBEDDING_BF16
 
 agree(TOKEN_EMBEDDING_BF16, sizes=({"T": 9, "C": 256}, {"T": 3, "C": 2048}))
 
@@ -161,11 +161,12 @@ for size in (1, 1e-2, 1e-4):
 
 # %%
 from labkit.kernels.norm import rmsnorm as norms
+from labkit.kernels.ops.rmsnorm import RMSNORM_BF16
 
 show_source(norms.make_rmsnorm_warp)
 
 # %%
-agree(norms.RMSNORM_BF16, ["rmsnorm_warp", "rmsnorm_registers"],
+agree(RMSNORM_BF16, ["rmsnorm_warp", "rmsnorm_registers"],
       sizes=({"T": 5, "C": 256}, {"T": 2, "C": 2048}))
 
 # %% [markdown]
@@ -254,9 +255,9 @@ for p, j in ((5, 2), (105, 102), (1003, 1000), (5, 3)):
 # rotates queries and keys in registers, and writes keys and values to the cache. The first rung takes three launches.
 
 # %%
-from labkit.kernels import rope
+from labkit.kernels.ops.rope import ROPE_SPLIT_CACHE_BF16
 
-agree(rope.ROPE_SPLIT_CACHE_BF16, ["rope_three_launches", "rope_vectorized"],
+agree(ROPE_SPLIT_CACHE_BF16, ["rope_three_launches", "rope_vectorized"],
       sizes=({"T": 16, "H": 8, "KV": 4, "D": 32},))
 
 # %% [markdown]

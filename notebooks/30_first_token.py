@@ -102,9 +102,9 @@ pictures.head_weights(pieces, weights, shared)
 # bit. The addition and the norm after it are one launch: the norm takes the sum from registers.
 
 # %%
-from labkit.kernels.norm import rmsnorm as norms
+from labkit.kernels.ops.rmsnorm import ADD_RMSNORM_BF16
 
-agree(norms.ADD_RMSNORM_BF16, ["add_rmsnorm_fused"], sizes=({"T": 9, "C": 256},))
+agree(ADD_RMSNORM_BF16, ["add_rmsnorm_fused"], sizes=({"T": 9, "C": 256},))
 
 # %% [markdown]
 # ## SwiGLU
@@ -134,7 +134,7 @@ curves(at, {"SiLU": silu, "GELU": gelu}, "SiLU and GELU", "x", "out")
 # writing and reading the wide rows.
 
 # %%
-from labkit.kernels.linear.bf16 import LINEAR_SWIGLU
+from labkit.kernels.ops.linear_bf16 import LINEAR_SWIGLU
 
 agree(LINEAR_SWIGLU, ["linear_swiglu_streamed"], sizes=({"M": 9, "N": 24, "K": 264}, {"M": 1, "N": 8, "K": 256}))
 

@@ -97,7 +97,7 @@ pictures.rows_on_roofline(work, bandwidth / 1e9, peak / 1e12, "an H200")
 # GPU the launcher picks one by the number of rows. The result has to be right for any T.
 
 # %%
-from labkit.kernels.linear.bf16 import LM_HEAD
+from labkit.kernels.ops.linear_bf16 import LM_HEAD
 
 agree(LM_HEAD, ["lm_head_streamed", "lm_head_picked"], sizes=({"M": 1, "N": 70, "K": 264}, {"M": 37, "N": 24, "K": 72}))
 

@@ -109,6 +109,7 @@ for size in (1, 4, 16, 64, 256):
 # %%
 from labkit import agree, cuda, show_source
 from labkit.kernels import rope
+from labkit.kernels.ops.rope import ROPE_SPLIT_CACHE
 
 show_source(rope.split_kernel)
 
@@ -130,7 +131,7 @@ for page in np.flatnonzero(written.any(axis=1)):
 # The other two launches rotate queries and keys. All three together, with slots in random order, against NumPy:
 
 # %%
-agree(rope.ROPE_SPLIT_CACHE, ["rope_three_launches", "rope_one_launch"],
+agree(ROPE_SPLIT_CACHE, ["rope_three_launches", "rope_one_launch"],
       sizes=({"T": 16, "H": 1, "KV": 1, "D": 2}, {"T": 48, "H": 3, "KV": 1, "D": 34}))
 
 # %% [markdown]

@@ -22,6 +22,7 @@ import numpy as np
 from labkit.engine import LLM, SamplingParams
 from labkit.engine.model_runner import ModelRunner
 from labkit.kernels.attention import paged, pages
+from labkit.kernels.ops.paged_decode import PAGED_DECODE, PAGED_DECODE_BF16
 from labkit.measure.plots import pages as pictures
 from labkit.models.llama import Kernels
 from labkit.models.load import load
@@ -168,7 +169,7 @@ show_source(make_paged_decode, "def add_round", "add_value(acc, scores")
 # pages are shuffled, and every place without a token is NaN. (`split` comes below.)
 
 # %%
-agree(paged.PAGED_DECODE, ["paged_decode_naive", "paged_decode_one_block", "paged_decode_split"],
+agree(PAGED_DECODE, ["paged_decode_naive", "paged_decode_one_block", "paged_decode_split"],
       sizes=({"B": 3, "S": 33, "shortest": 0, "H": 4, "KV": 1, "D": 32},
              {"B": 4, "S": 300, "shortest": 15, "H": 4, "KV": 1, "D": 32}))
 
@@ -183,7 +184,7 @@ agree(paged.PAGED_DECODE, ["paged_decode_naive", "paged_decode_one_block", "page
 from labkit import observe
 
 size = {"B": 1, "S": 48, "shortest": 48, "H": 4, "KV": 1, "D": 32}
-*arrays, scale = paged.PAGED_DECODE.inputs(np.random.default_rng(4), **size)
+*arrays, scale = PAGED_DECODE.inputs(np.random.default_rng(4), **size)
 out = np.zeros_like(arrays[0])
 naive = paged.make_paged_decode_naive(32, False)[1, 32]
 counts = observe(naive, *arrays, out, np.float32(scale)).counts
@@ -270,7 +271,7 @@ def recorded(op, work, unit, divisor):
 
 
 print(f"a copy: {bandwidth:,.0f} GB/s")
-recorded(paged.PAGED_DECODE_BF16, paged.PAGED_DECODE_BF16.work.bytes, "GB/s", 1e3)
+recorded(PAGED_DECODE_BF16, PAGED_DECODE_BF16.work.bytes, "GB/s", 1e3)
 
 # %% [markdown]
 # With one sequence no kernel comes near the rate of a copy, and splitting helps most. With many sequences `split` is
@@ -288,9 +289,9 @@ recorded(paged.PAGED_DECODE_BF16, paged.PAGED_DECODE_BF16.work.bytes, "GB/s", 1e
 pictures.rows_and_keys(lengths=(20, 7, 1), contexts=(20, 23, 30))
 
 # %%
-from labkit.kernels.attention import paged_prefill
+from labkit.kernels.ops.paged_prefill import PAGED_PREFILL_BF16
 
-agree(paged_prefill.PAGED_PREFILL_BF16, ["paged_prefill_bf16_naive"],
+agree(PAGED_PREFILL_BF16, ["paged_prefill_bf16_naive"],
       sizes=({"B": 3, "S": 20, "shortest": 1, "before": 17, "H": 4, "KV": 1, "D": 32},))
 
 # %% [markdown]
@@ -300,7 +301,7 @@ agree(paged_prefill.PAGED_PREFILL_BF16, ["paged_prefill_bf16_naive"],
 # Recorded on an H200, PyTorch again with contiguous keys and values:
 
 # %%
-recorded(paged_prefill.PAGED_PREFILL_BF16, paged_prefill.PAGED_PREFILL_BF16.work.flops, "TFLOP/s", 1e6)
+recorded(PAGED_PREFILL_BF16, PAGED_PREFILL_BF16.work.flops, "TFLOP/s", 1e6)
 
 # %% [markdown]
 # PyTorch is faster at all three sizes: ours takes 17 to 34% longer than SDPA with cuDNN's kernel. Are the pages to

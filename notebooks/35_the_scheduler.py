@@ -88,7 +88,7 @@ print(f"{batch.buffer.nbytes} bytes, in one copy")
 
 # %%
 from labkit import agree, show_source
-from labkit.kernels.attention.paged_prefill import PAGED_PREFILL
+from labkit.kernels.ops.paged_prefill import PAGED_PREFILL
 from labkit.kernels.steps import fill_ids_kernel
 
 show_source(fill_ids_kernel)

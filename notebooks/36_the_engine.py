@@ -71,7 +71,7 @@ print(f"{passes} passes, no sort: {np.count_nonzero(weights >= low):,} tokens ar
 
 # %%
 from labkit import agree
-from labkit.kernels.sampling import SAMPLE
+from labkit.kernels.ops.sampling import SAMPLE
 
 agree(SAMPLE, ["sample_bisection", "sample_split"], sizes=({"R": 12, "V": 36}, {"R": 6, "V": 260}))
 
@@ -79,7 +79,7 @@ agree(SAMPLE, ["sample_bisection", "sample_split"], sizes=({"R": 12, "V": 36}, {
 # Before all that, *penalties* change the logits: they make tokens that are already in the text less likely.
 
 # %%
-from labkit.kernels.penalties import PENALISE
+from labkit.kernels.ops.penalties import PENALISE
 
 agree(PENALISE, sizes=({"R": 3, "V": 33},))
 

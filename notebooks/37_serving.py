@@ -43,7 +43,7 @@ import numpy as np
 from labkit import agree, measure
 from labkit.engine import LLM, SamplingParams
 from labkit.engine.simulation import ChoosingScheduler, StepCost, Work, serve_trace
-from labkit.kernels.sampling import SAMPLE
+from labkit.kernels.ops.sampling import SAMPLE
 from labkit.measure.plots import queues, serve
 from labkit.measure.serving import server
 

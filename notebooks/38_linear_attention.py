@@ -58,12 +58,8 @@ pictures.linear_costs(d)
 
 # %%
 from labkit import agree, show_source
-from labkit.kernels.attention.linear_attention import (
-    LINEAR_ATTENTION,
-    make_chunked,
-    make_quadratic,
-    make_running,
-)
+from labkit.kernels.attention.linear_attention import make_chunked, make_quadratic, make_running
+from labkit.kernels.ops.linear_attention import LINEAR_ATTENTION
 
 show_source(make_quadratic(d))
 

@@ -13,7 +13,6 @@ sentence begins at 0 again. An index that is out of range gives a row of NaN: a 
 without a synchronisation.
 """
 
-import functools
 
 import numpy as np
 from numba import float32, int32, uint32
@@ -21,7 +20,6 @@ from numba import float32, int32, uint32
 from labkit import cuda, u32
 from labkit.device.lazy import kernel_factory
 from labkit.kernels.arguments import aligned, check_array
-from labkit.kernels.baselines import Baseline
 from labkit.kernels.norm import half
 from labkit.kernels.norm.layernorm import (
     ONE,
@@ -29,13 +27,9 @@ from labkit.kernels.norm.layernorm import (
     WARPS,
     layernorm,
     layernorm_reference,
-    make_layernorm_warp,
 )
-from labkit.kernels.norm.layernorm import tolerance as layernorm_tolerance
-from labkit.kernels.norm.rows import EPSILON, FOUR, QUADS, SINGLES, WHOLE, fitting, flat, kind_of, put_four, small
-from labkit.kernels.op import Op, Work, rung, uniform
+from labkit.kernels.norm.rows import EPSILON, FOUR, QUADS, SINGLES, fitting, flat, kind_of, put_four, small
 from labkit.kernels.reduce import warp_sum
-from labkit.kernels.tolerance import EPS16, EPS32
 
 BLOCK = 128
 ZERO, NAN = float32(0.0), float32(np.nan)
@@ -206,111 +200,3 @@ def _check(ids, types, positions, words, places, kinds, out, weight=None, bias=N
             check_array(name, vector, shape=words.shape[1:], dtype=dtype)
     check_array("out", out, shape=(ids.shape[0], words.shape[1]), dtype=dtype)
     return (*out.shape, dtype)
-
-
-# --- The operations ---------------------------------------------------------------------------------------------------
-
-
-def _inputs(rng, T, C):
-    """With a vocabulary as large as BERT's where there are many tokens."""
-    vocabulary, positions = (30_522, 512) if T >= 1024 else (97, 40)
-    indices = [rng.integers(0, count, T).astype(np.int32) for count in (vocabulary, 2, positions)]
-    tables = [uniform(rng, count, C) for count in (vocabulary, positions, 2)]
-    return *indices, *tables, uniform(rng, C), uniform(rng, C)
-
-
-def _half_inputs(rng, T, C):
-    return tuple(array if array.dtype == np.int32 else array.astype(np.float16) for array in _inputs(rng, T, C))
-
-
-def _of_the_sum(ids, types, positions, words, places, kinds, weight, bias, epsilon=EPSILON):
-    """(the sum, what its roundings are relative to, and by how much LayerNorm scales an error of it)."""
-    total = embedding_sum_reference(ids, types, positions, words, places, kinds)
-    size = np.abs(words[ids]) + np.abs(places[positions]) + np.abs(kinds[types])
-    spread = np.sqrt(total.var(axis=1, keepdims=True) + epsilon)
-    normed = np.abs(total - total.mean(axis=1, keepdims=True)) / spread
-    return total, size + size.mean(axis=1, keepdims=True) * (1 + normed), np.abs(weight) / spread
-
-
-def tolerance(*inputs, epsilon=EPSILON):
-    """LayerNorm's, and two roundings of the sum before it."""
-    total, size, scale = _of_the_sum(*inputs, epsilon=epsilon)
-    return layernorm_tolerance(total, *inputs[-2:], epsilon) + 2 * EPS32 * size * scale
-
-
-def half_tolerance(*inputs, epsilon=EPSILON):
-    total, size, scale = _of_the_sum(*inputs, epsilon=epsilon)
-    return half.tolerance(total, *inputs[-2:], epsilon) + 2 * EPS32 * size * scale
-
-
-def _rounded_between(roundings: int):
-    """For a sum that goes through memory: it, or each of its terms, is rounded to float16."""
-    def allowed(*inputs):
-        _, size, scale = _of_the_sum(*inputs)
-        return half_tolerance(*inputs) + roundings * EPS16 * size * scale
-
-    return allowed
-
-
-def _torch(torch, ids, types, positions, words, places, kinds, weight, bias, out):
-    embedding = torch.nn.functional.embedding
-    total = embedding(ids, words) + embedding(types, kinds) + embedding(positions, places)
-    return torch.nn.functional.layer_norm(total, weight.shape, weight, bias, EPSILON)
-
-
-def _rungs(name: str, kernels: tuple, between=None, limit: str = "4,096"):
-    def named(launch, last: str, kernel, idea: str, **more):
-        @functools.wraps(launch)
-        def launcher(*args, **kwargs):
-            launch(*args, **kwargs)
-
-        launcher.__name__ = launcher.__qualname__ = f"{name}_{last}"
-        return rung(kernel=kernel, idea=idea, sizes=f"rows of at most {limit} columns", **more)(launcher)
-
-    return (named(embedding_then_layernorm, "two_launches", (embedding_sum_kernel, kernels[0]),
-                  "two launches: the sum through memory, then LayerNorm", tolerance=between),
-            named(embedding_layernorm, "fused", kernels[1], "one launch: a warp a row, the sum stays in registers"))
-
-
-NOTE = "three gathers, two additions, layer_norm"
-FORMULA = "out[t] = layernorm(words[ids[t]] + kinds[types[t]] + places[positions[t]])"
-SIZES = {
-    "reference": embedding_layernorm_reference,
-    "shape": lambda T, C: (T, C),
-    "awkward": tuple({"T": T, "C": C} for T, C in ((1, 1), (3, 13), (2, 269), (5, 384))),
-    "by_row": (0, 1, 2),
-}  # fmt: skip
-TIMED = {
-    "flops": lambda T, C: 10 * T * C,
-    "timed_gpu": {"T": 8192, "C": 384},  # MiniLM, 64 sentences of 128 tokens
-    "timed_cpu": {"T": 64, "C": 384},
-    "also_gpu": ({"T": 1024, "C": 384},),  # and of 16
-}  # fmt: skip
-
-EMBEDDING_LAYERNORM = Op(
-    "embedding_layernorm",
-    title="BERT's embedding and its layer normalisation",
-    formula=FORMULA,
-    rungs=_rungs("embedding_layernorm", (make_layernorm_warp(3, WHOLE, EPSILON),
-                                         make_embedding_layernorm(3, WHOLE, False, EPSILON))),
-    inputs=_inputs,
-    tolerance=tolerance,
-    work=Work(bytes=lambda T, C: 8 * T * C, **TIMED),
-    baselines=(Baseline("PyTorch", "torch", _torch, note=NOTE),),
-    **SIZES,
-)
-
-EMBEDDING_LAYERNORM_HALF = Op(
-    "embedding_layernorm_half",
-    title="BERT's embedding and its layer normalisation in float16",
-    formula=FORMULA,
-    rungs=_rungs("embedding_layernorm_half", (half.make_layernorm_half(2, True, False, EPSILON),
-                                              make_embedding_layernorm(2, QUADS, True, EPSILON)),
-                 between=_rounded_between(1), limit="2,048"),
-    inputs=_half_inputs,
-    tolerance=half_tolerance,
-    dtype=np.float16,
-    work=Work(bytes=lambda T, C: 4 * T * C, **TIMED),
-    baselines=(Baseline("PyTorch", "torch", _torch, note=NOTE, tolerance=_rounded_between(4)),),
-    **SIZES,
-)

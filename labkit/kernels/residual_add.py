@@ -5,13 +5,11 @@ Work    n additions; 12*n bytes. The result is exact: the sum that IEEE 754 pres
 Source  He, Zhang, Ren, Sun: Deep Residual Learning for Image Recognition (2015), https://arxiv.org/abs/1512.03385
 """
 
-import numpy as np
 
 from labkit import cuda, u32
 from labkit.device import ptx
 from labkit.kernels.arguments import aligned, check_array
-from labkit.kernels.baselines import numpy_cupy_torch
-from labkit.kernels.op import Op, Work, rung, uniform
+from labkit.kernels.op import rung
 
 BLOCK = 256
 
@@ -63,24 +61,3 @@ def _launch(kernel, each, x, residual, out, stream):
     check_array("out", out, shape=x.shape)
     flat = (array.reshape(array.size) for array in (x, residual, out))
     kernel[-(-out.size // (each * BLOCK)), BLOCK, stream](*flat)
-
-
-RESIDUAL_ADD = Op(
-    "residual_add",
-    title="Residual addition",
-    formula="out[row, col] = x[row, col] + residual[row, col]",
-    reference=residual_add_reference,
-    rungs=(residual_add_per_thread, residual_add_vectorized),
-    inputs=lambda rng, R, C: (uniform(rng, R, C), uniform(rng, R, C)),
-    shape=lambda R, C: (R, C),
-    awkward=tuple({"R": R, "C": C} for R, C in ((1, 1), (1, 3), (5, 13), (16, 64), (33, 131))),
-    tolerance=lambda x, residual: np.zeros(x.shape),  # exact
-    by_row=(0, 1),
-    work=Work(
-        flops=lambda R, C: R * C,
-        bytes=lambda R, C: 12 * R * C,
-        timed_gpu={"R": 65536, "C": 768},
-        timed_cpu={"R": 64, "C": 768},
-    ),
-    baselines=numpy_cupy_torch(lambda xp, x, residual, out: xp.add(x, residual, out=out)),
-)

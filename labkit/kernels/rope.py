@@ -27,15 +27,13 @@ from labkit._common.chunks import in_chunks
 from labkit.device import ptx
 from labkit.device.lazy import kernel_factory
 from labkit.kernels.arguments import blocks_for, check_array
-from labkit.kernels.baselines import Baseline
-from labkit.kernels.dtypes import bfloat16_of, float64_of
+from labkit.kernels.dtypes import float64_of
 from labkit.kernels.eights import ACCESS, in_eights, rounded_as
 from labkit.kernels.elements import BFLOAT16, FLOAT32, Element, element_of
 from labkit.kernels.norm.rmsnorm import rmsnorm_reference
 from labkit.kernels.norm.rows import flat, small
-from labkit.kernels.op import Op, Work, rung, uniform
+from labkit.kernels.op import rung
 from labkit.kernels.pdl import uses_pdl
-from labkit.kernels.tolerance import EPS32, EPS_BF16
 
 EPS = 1e-6  # Qwen3's, for q_norm and k_norm
 BLOCK = 256
@@ -230,8 +228,8 @@ def make_rope_split_cache(element: Element, together: bool, normalised: bool, ep
 
     @cuda.jit(device=True)
     def load_angles(cos, sin, table, position, dim, d, left):
-        row = position * dim
         if position < u32.size(table) // dim:
+            row = position * dim
             load_row(cos, 0, table, row + d, left)
             load_row(sin, 0, table, row + d + (dim >> 1), left)
         else:
@@ -393,90 +391,3 @@ def _reference(qkv, table, positions, slots, heads, q_norm, k_norm):
     shape = _cache_shape(qkv, table, heads)
     parts = rope_split_cache_reference(qkv, table, positions, slots, heads, shape, q_norm, k_norm)
     return np.concatenate([part.reshape(-1) for part in parts])
-
-
-def head_tolerance(heads, weight, element: Element):
-    """For rotated heads (T, heads, D), of float64: two products and their sum, of numbers no larger than the pair is
-    long. A norm's roundings come first, as RMSNorm has them."""
-    bf16, dim = EPS_BF16 * (element == BFLOAT16), heads.shape[2]
-    units = 3 * EPS32 + bf16
-    if weight is not None:
-        heads = rmsnorm_reference(heads.reshape(-1, dim), weight, EPS).reshape(heads.shape)
-        units += EPS32 * (np.sqrt(dim) + 4) + 2 * bf16
-    return units * np.tile(np.hypot(heads[..., : dim // 2], heads[..., dim // 2 :]), 2)
-
-
-def _tolerance_of(element: Element):
-    def tolerance(qkv, table, positions, slots, heads, q_norm, k_norm):
-        """Values are exact."""
-        shape = _cache_shape(qkv, table, heads)
-        rows = qkv.reshape(len(slots), -1, shape[3])
-        keys = in_pages(head_tolerance(rows[:, heads : heads + shape[1]], k_norm, element), slots, shape)
-        queries = head_tolerance(rows[:, :heads], q_norm, element)
-        return np.concatenate([queries.reshape(-1), keys.reshape(-1), np.zeros(keys.size)])
-
-    return tolerance
-
-
-def _separate(torch, qkv, table, positions, slots, heads, q_norm, k_norm, out):
-    """Queries, keys and values in memory of their own: as views of one array torch.compile would copy all of it."""
-    apart = (torch.full_like(part, torch.nan) for part in _parts(qkv, table, heads, out))
-    return qkv, table, positions, slots, heads, q_norm, k_norm, *apart
-
-
-def _torch(torch, qkv, table, positions, slots, heads, q_norm, k_norm, q, keys, values):
-    shared, rows = keys.shape[1], qkv.view(len(slots), -1, table.shape[1])
-    pages, places = slots.long() // PAGE, slots.long() % PAGE
-    cos, sin = table[positions.long()][:, None].chunk(2, dim=-1)
-
-    def rotated(some, weight):
-        if weight is not None:
-            some = torch.nn.functional.rms_norm(some, weight.shape, weight, EPS)
-        first, second = some.chunk(2, dim=-1)
-        return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1).to(qkv.dtype)
-
-    q.copy_(rotated(rows[:, :heads], q_norm))
-    keys[pages, :, places] = rotated(rows[:, heads : heads + shared], k_norm)
-    values[pages, :, places] = rows[:, heads + shared :]
-    return q, keys, values
-
-
-def _op(name: str, element: Element, with_norms: bool = False):
-    stored = bfloat16_of if element == BFLOAT16 else np.asarray
-    size = element.dtype.itemsize
-
-    def inputs(rng, T, H, KV, D):
-        norms = (stored(uniform(rng, D)), stored(uniform(rng, D))) if with_norms else (None, None)
-        return (stored(uniform(rng, T, (H + 2 * KV) * D)), rope_table(64, D, 10_000.0),
-                rng.integers(0, 64, T).astype(np.int32), rng.permutation(T).astype(np.int32), H, *norms)
-
-    shape = {"H": 16, "KV": 8, "D": 128} if with_norms else {"H": 32, "KV": 8, "D": 64}  # Qwen3 0.6B, Llama 3.2 1B
-    awkward = ((16, 6, 2, 34), (32, 7, 1, 64)) if with_norms else ((16, 1, 1, 2), (48, 3, 1, 34), (32, 8, 2, 64))
-    return Op(
-        name,
-        title="Split QKV, rotate, and write the cache" + ", with norms of queries and keys" * with_norms +
-              ", in bfloat16" * (element == BFLOAT16),
-        formula="q[t], keys[slots[t]] = rotated(q and k of qkv[t], positions[t]); values[slots[t]] = v of qkv[t]",
-        reference=_reference,
-        rungs=(rope_three_launches, rope_one_launch, rope_vectorized),
-        inputs=inputs,
-        shape=lambda T, H, KV, D: (T * (H + 2 * KV) * D,),
-        awkward=tuple({"T": T, "H": H, "KV": KV, "D": D} for T, H, KV, D in awkward),
-        tolerance=_tolerance_of(element),
-        by_row=(),
-        work=Work(
-            flops=lambda T, H, KV, D: 3 * T * (H + KV) * D,
-            bytes=lambda T, H, KV, D: 2 * size * T * (H + 2 * KV) * D + 4 * T * D,
-            timed_gpu={"T": 4096, **shape},
-            timed_cpu={"T": 64, "H": 8, "KV": 4, "D": 32},
-            also_gpu=tuple({"T": T, **shape} for T in (16, 32, 256)),
-        ),
-        baselines=(Baseline("PyTorch", "torch", _torch, note="unfused: rotate, cat, index_put", prepare=_separate,
-                            compile=_torch),),
-        dtype=element.dtype,
-    )
-
-
-ROPE_SPLIT_CACHE = _op("rope_split_cache", FLOAT32)
-ROPE_SPLIT_CACHE_BF16 = _op("rope_split_cache_bf16", BFLOAT16)
-ROPE_NORM_SPLIT_CACHE_BF16 = _op("rope_norm_split_cache_bf16", BFLOAT16, with_norms=True)

@@ -25,8 +25,7 @@ from labkit import cuda, u32
 from labkit.device import ptx
 from labkit.device.lazy import kernel_factory
 from labkit.kernels.arguments import aligned
-from labkit.kernels.baselines import Baseline
-from labkit.kernels.op import Op, Work, rung, uniform
+from labkit.kernels.op import rung
 from labkit.kernels.scan_blocks import (
     ALL_LANES,
     BLOCK,
@@ -35,15 +34,10 @@ from labkit.kernels.scan_blocks import (
     kernels_of_levels,
     levels_of,
     make_scan_warps,
-    scan_blelloch,
     scan_functions,
-    scan_hillis_steele,
     scan_level,
-    scan_padded,
-    scan_warps,
     scratch_for,
 )
-from labkit.kernels.tolerance import dot_products
 
 # A warp takes ROUNDS times 128 neighbours, of which each lane has four.
 ROUNDS = 4
@@ -322,50 +316,3 @@ def _look_back(window, x, out, exclusive, stream, scratch) -> None:
 def scan(x, out, exclusive=False, stream=0, scratch=None):
     """The rung to use."""
     scan_look_back_warp(x, out, exclusive, stream=stream, scratch=scratch)
-
-
-# --- The operations --------------------------------------------------------------------------------------------------
-
-
-def _cumsum(xp, x, out):
-    if xp.__name__ == "torch":
-        xp.cumsum(x, dim=0, dtype=x.dtype, out=out)
-    else:
-        xp.cumsum(x, dtype=x.dtype, out=out)
-
-
-SHARED = {
-    "formula": "out[i] = x[0] + ... + x[i]",
-    "reference": scan_reference,
-    "rungs": (scan_hillis_steele, scan_blelloch, scan_padded, scan_warps, scan_reduce_first, scan_look_back,
-              scan_look_back_warp),
-    "shape": lambda N: (N,),
-    "awkward": tuple({"N": N} for N in (1, 31, 512, 1025, 4099, 20_481, 262_147)),
-    "by_row": (),
-    "work": Work(
-        flops=lambda N: N - 1,
-        bytes=lambda N: 8 * N,
-        timed_gpu={"N": 2**27},
-        also_gpu=({"N": 2**20},),
-        timed_cpu={"N": 2**16},
-    ),
-    "baselines": (Baseline("NumPy, on the host", "numpy", _cumsum),
-                  Baseline("CuPy", "cupy", _cumsum, "a copy, then CUB"), Baseline("PyTorch", "torch", _cumsum, "CUB")),
-}
-
-SCAN = Op(
-    "scan",
-    title="Scan of int32",
-    inputs=lambda rng, N: (rng.integers(-(2**31), 2**31, N, dtype=np.int32),),
-    tolerance=lambda x: np.zeros(x.size),  # sums of integers are exact, also where they wrap around
-    dtype=np.int32,
-    **SHARED,
-)
-
-SCAN_F32 = Op(
-    "scan_f32",
-    title="Scan of float32",
-    inputs=lambda rng, N: (uniform(rng, N),),
-    tolerance=dot_products(lambda x: np.cumsum(np.abs(x)), length=lambda x: np.arange(1, x.size + 1)),
-    **SHARED,
-)

@@ -15,8 +15,7 @@ from numba import float32
 from labkit import cuda, u32
 from labkit.device import ptx
 from labkit.kernels.arguments import aligned, blocks_for, check_array
-from labkit.kernels.baselines import numpy_cupy_torch
-from labkit.kernels.op import Op, Work, rung, uniform
+from labkit.kernels.op import rung
 
 TILE = 32
 BLOCK = (32, 8)  # 256 threads; each takes four elements of a tile, eight rows apart
@@ -151,26 +150,3 @@ def _check(a, out):
     check_array("a", a, ndim=2)
     check_array("out", out, shape=(a.shape[1], a.shape[0]))
     return a.shape
-
-
-TRANSPOSE = Op(
-    "transpose",
-    title="Transpose",
-    formula="out[col, row] = a[row, col]",
-    reference=transpose_reference,
-    rungs=(transpose_naive, transpose_tiled, transpose_padded, transpose_swizzled,
-           transpose_vectorized),
-    inputs=lambda rng, R, C: (uniform(rng, R, C),),
-    shape=lambda R, C: (C, R),
-    awkward=tuple({"R": R, "C": C} for R, C in
-                  ((1, 1), (1, 37), (37, 1), (32, 32), (33, 31), (64, 96), (100, 68), (65, 130))),
-    tolerance=lambda a: np.zeros(a.shape[::-1]),  # a move: equal to the last bit
-    by_row=(),
-    work=Work(
-        flops=lambda R, C: 0,
-        bytes=lambda R, C: 8 * R * C,
-        timed_gpu={"R": 8192, "C": 8192},
-        timed_cpu={"R": 512, "C": 512},
-    ),
-    baselines=numpy_cupy_torch(lambda xp, a, out: out.copy_(a.t()) if hasattr(out, "copy_") else xp.copyto(out, a.T)),
-)

@@ -37,7 +37,7 @@ TITLE, COLUMNS = "Kernels and the ranges around them, as ncu names them", ("kern
 def workload(rows: int = 64, cols: int = 256) -> None:
     """Launch kernels inside nested ranges."""
     from labkit import cuda
-    from labkit.kernels.softmax.rows import SOFTMAX
+    from labkit.kernels.ops.softmax import SOFTMAX
     from labkit.measure.nvtx import Ranges
     from labkit.measure.series.overheads import product_trip
 

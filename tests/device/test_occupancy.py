@@ -29,7 +29,7 @@ def test_the_driver_counts_the_same():
 
     from labkit import cuda
     from labkit.device import launches
-    from labkit.kernels.softmax.masked import LAUNCHERS
+    from labkit.kernels.ops.masked_softmax import LAUNCHERS
 
     scores, out = cuda.to_device(np.ones((1, 1024, 1024), np.float32)), cuda.device_array((1, 1024, 1024), np.float32)
     for launch in LAUNCHERS:

@@ -22,9 +22,10 @@ from labkit.kernels.agree import (
     sentinel_of,
 )
 from labkit.kernels.dtypes import bfloat16_of, float64_of
-from labkit.kernels.elementwise import VECTOR_ADD, vector_add_per_thread
-from labkit.kernels.matmul.float32 import MATMUL
+from labkit.kernels.elementwise import vector_add_per_thread
 from labkit.kernels.op import Op, Work, rung, uniform
+from labkit.kernels.ops.elementwise import VECTOR_ADD
+from labkit.kernels.ops.matmul import MATMUL
 from labkit.kernels.tolerance import relative_to
 
 

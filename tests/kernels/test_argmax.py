@@ -5,7 +5,7 @@ import pytest
 
 from labkit import cuda
 from labkit.kernels.agree import agree
-from labkit.kernels.argmax import ARGMAX
+from labkit.kernels.ops.argmax import ARGMAX
 from labkit.measure.ops import op
 
 INF, NAN = np.inf, np.nan

@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 from labkit._common import paths
-from labkit.kernels import baselines, sampling
+from labkit.kernels import baselines
 from labkit.kernels.agree import Sample
 from labkit.kernels.baselines import Baseline, forms, is_eager
+from labkit.kernels.ops.sampling import searched_by_torch, sorted_by_torch
 from labkit.measure.ops import HOMES, op
 
 WITH_PYTORCH = [name for name in HOMES if any(one.library == "torch" for one in op(name).baselines)]
@@ -132,7 +133,7 @@ def _array(torch, result) -> np.ndarray:
     return result.numpy()
 
 
-@pytest.mark.parametrize("draw", [sampling.sorted_by_torch, sampling.searched_by_torch])
+@pytest.mark.parametrize("draw", [sorted_by_torch, searched_by_torch])
 @pytest.mark.parametrize(("top_k", "top_p", "min_p", "kept"), [
     (0, 1.0, 0.0, 8), (0, 0.92, 0.0, 6), (3, 1.0, 0.0, 3), (0, 1.0, 0.3, 5), (5, 0.6, 0.05, 3), (0, 0.01, 0.0, 1)])
 def test_libraries_draw_from_the_same_tokens(draw, top_k, top_p, min_p, kept):

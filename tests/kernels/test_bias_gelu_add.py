@@ -5,8 +5,9 @@ import pytest
 
 from labkit import cuda
 from labkit.kernels.agree import agree, compare
-from labkit.kernels.bias_gelu_add import BIAS_GELU_ADD, bias_gelu_add_fused
+from labkit.kernels.bias_gelu_add import bias_gelu_add_fused
 from labkit.kernels.dtypes import float64_of
+from labkit.kernels.ops.bias_gelu_add import BIAS_GELU_ADD
 
 
 def test_every_rung_agrees():

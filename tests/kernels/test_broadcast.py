@@ -5,13 +5,9 @@ import pytest
 
 from labkit import cuda
 from labkit.kernels.agree import agree
-from labkit.kernels.broadcast import (
-    BROADCAST_ADD,
-    broadcast_add_coalesced,
-    broadcast_add_reference,
-    broadcast_add_strided,
-)
+from labkit.kernels.broadcast import broadcast_add_coalesced, broadcast_add_reference, broadcast_add_strided
 from labkit.kernels.op import rung
+from labkit.kernels.ops.broadcast import BROADCAST_ADD
 
 
 def test_every_rung_agrees():

@@ -5,15 +5,9 @@ import pytest
 
 from labkit import cuda
 from labkit.kernels.agree import agree
-from labkit.kernels.elementwise import (
-    VECTOR_ADD,
-    VOLUME_ADD,
-    vector_add_grid_stride,
-    vector_add_per_thread,
-    volume_add_1d,
-    volume_add_3d,
-)
+from labkit.kernels.elementwise import vector_add_grid_stride, vector_add_per_thread, volume_add_1d, volume_add_3d
 from labkit.kernels.op import rung
+from labkit.kernels.ops.elementwise import VECTOR_ADD, VOLUME_ADD
 
 
 @pytest.mark.parametrize("op", [VECTOR_ADD, VOLUME_ADD], ids=lambda op: op.name)

@@ -6,9 +6,6 @@ import pytest
 from labkit import cuda
 from labkit.kernels.agree import agree, poisoned
 from labkit.kernels.embedding import (
-    EMBEDDING,
-    TOKEN_EMBEDDING,
-    TOKEN_EMBEDDING_BF16,
     embedding_reference,
     embedding_strided,
     embedding_vectorized,
@@ -16,6 +13,7 @@ from labkit.kernels.embedding import (
     token_embedding,
 )
 from labkit.kernels.op import uniform
+from labkit.kernels.ops.embedding import EMBEDDING, TOKEN_EMBEDDING, TOKEN_EMBEDDING_BF16
 from labkit.measure.ops import op
 
 

@@ -6,15 +6,15 @@ import pytest
 from labkit import cuda
 from labkit.kernels.agree import agree
 from labkit.kernels.gelu import (
-    GELU,
-    GELU_ERF,
     gelu_erf_reference,
     gelu_erf_vectorized,
     gelu_sigmoid_form,
     gelu_tanh_reference,
     gelu_vectorized,
 )
-from labkit.kernels.residual_add import RESIDUAL_ADD, residual_add_vectorized
+from labkit.kernels.ops.gelu import GELU, GELU_ERF
+from labkit.kernels.ops.residual_add import RESIDUAL_ADD
+from labkit.kernels.residual_add import residual_add_vectorized
 
 
 @pytest.mark.parametrize("op", [GELU, GELU_ERF, RESIDUAL_ADD], ids=lambda op: op.name)

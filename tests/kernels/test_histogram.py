@@ -6,8 +6,6 @@ import pytest
 from labkit import cuda, observe
 from labkit.kernels.agree import agree
 from labkit.kernels.histogram import (
-    HISTOGRAM,
-    HISTOGRAM_INT32,
     MOST_BINS,
     histogram,
     histogram_copies_kernel,
@@ -16,6 +14,7 @@ from labkit.kernels.histogram import (
     histogram_reference,
     histogram_shared_kernel,
 )
+from labkit.kernels.ops.histogram import HISTOGRAM, HISTOGRAM_INT32
 from labkit.measure.ops import op
 
 RUNGS = [pytest.param(one, launch, id=f"{one.name}-{launch.__name__}")

@@ -5,7 +5,8 @@ import pytest
 
 from labkit import cuda
 from labkit.kernels.agree import agree
-from labkit.kernels.logprobs import COLUMNS, LOGPROBS, MOST, RANK, TOKENS, TOP, Scratch, logprobs, logprobs_reference
+from labkit.kernels.logprobs import COLUMNS, MOST, RANK, TOKENS, TOP, Scratch, logprobs, logprobs_reference
+from labkit.kernels.ops.logprobs import LOGPROBS
 
 
 def found(logits, tokens, wanted):

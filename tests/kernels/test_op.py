@@ -9,9 +9,9 @@ import pytest
 from labkit._common.tables import MIMETYPE, size_text, to_markdown
 from labkit.kernels.agree import agree
 from labkit.kernels.baselines import Baseline, numpy_cupy_torch
-from labkit.kernels.elementwise import VECTOR_ADD
-from labkit.kernels.matmul.float32 import MATMUL
 from labkit.kernels.op import uniform
+from labkit.kernels.ops.elementwise import VECTOR_ADD
+from labkit.kernels.ops.matmul import MATMUL
 
 
 def test_an_op_rejects_a_launcher_without_a_kernel():

@@ -14,8 +14,8 @@ from labkit.kernels.attention.paged_split import make_paged_decode_mma
 from labkit.kernels.dtypes import bfloat16_of
 from labkit.kernels.elements import BFLOAT16
 from labkit.kernels.linear import normed, streamed, swap_ab
-from labkit.kernels.linear.bf16 import layer
 from labkit.kernels.norm import rmsnorm
+from labkit.kernels.ops.linear_bf16 import layer
 
 WAIT, BEGIN = "griddepcontrol.wait", "griddepcontrol.launch_dependents"
 

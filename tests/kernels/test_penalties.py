@@ -5,7 +5,8 @@ import pytest
 
 from labkit import cuda
 from labkit.kernels.agree import agree
-from labkit.kernels.penalties import IN_PROMPT, PENALISE, count_tokens, penalise, penalise_reference, prompt_row
+from labkit.kernels.ops.penalties import PENALISE
+from labkit.kernels.penalties import IN_PROMPT, count_tokens, penalise, penalise_reference, prompt_row
 from labkit.measure.ops import op
 
 

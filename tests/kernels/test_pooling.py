@@ -7,12 +7,14 @@ from labkit import cuda
 from labkit.kernels import pooling
 from labkit.kernels.agree import agree, to_device
 from labkit.kernels.op import uniform
-from labkit.kernels.pooling import (
+from labkit.kernels.ops.pooling import (
     L2_NORMALIZE,
     MEAN_POOL,
     MEAN_POOL_HALF,
     MEAN_POOL_NORMALIZED,
     MEAN_POOL_NORMALIZED_HALF,
+    mean_tolerance,
+    normalized_tolerance,
 )
 
 OPS = (MEAN_POOL, MEAN_POOL_HALF, MEAN_POOL_NORMALIZED, MEAN_POOL_NORMALIZED_HALF)
@@ -90,8 +92,8 @@ def test_a_sentence_beyond_the_rows_gives_nan(launch):
 def test_wide_rows_take_other_launches():
     inputs = MEAN_POOL.inputs(np.random.default_rng(3), B=2, T=5, C=1030)
     for launch, reference, allowed in (
-            (pooling.mean_pool, pooling.mean_pool_reference, pooling.mean_tolerance),
-            (pooling.mean_pool_normalized, pooling.mean_pool_normalized_reference, pooling.normalized_tolerance)):
+            (pooling.mean_pool, pooling.mean_pool_reference, mean_tolerance),
+            (pooling.mean_pool_normalized, pooling.mean_pool_normalized_reference, normalized_tolerance)):
         assert (np.abs(run(launch, *inputs) - reference(*inputs)) <= allowed(*inputs)).all()
     with pytest.raises(ValueError, match="x has 1,030 columns; a warp keeps at most 1,024 in registers"):
         run(pooling.mean_pool_warps, *inputs)

@@ -7,9 +7,8 @@ from numba import float32
 from labkit import cuda, observe
 from labkit.kernels.agree import agree
 from labkit.kernels.op import uniform
+from labkit.kernels.ops.reduce import REDUCE_MAX, REDUCE_SUM
 from labkit.kernels.reduce import (
-    REDUCE_MAX,
-    REDUCE_SUM,
     block_max,
     block_reduce_max,
     block_reduce_sum,

@@ -10,15 +10,8 @@ from labkit.kernels.agree import agree, guarded, is_poison, poisoned
 from labkit.kernels.dtypes import bfloat16_of, float64_of
 from labkit.kernels.elements import element_of
 from labkit.kernels.op import uniform
-from labkit.kernels.rope import (
-    ROPE_NORM_SPLIT_CACHE_BF16,
-    ROPE_SPLIT_CACHE,
-    ROPE_SPLIT_CACHE_BF16,
-    frequencies,
-    rope_split_cache,
-    rope_split_cache_three_launches,
-    rope_table,
-)
+from labkit.kernels.ops.rope import ROPE_NORM_SPLIT_CACHE_BF16, ROPE_SPLIT_CACHE, ROPE_SPLIT_CACHE_BF16, head_tolerance
+from labkit.kernels.rope import frequencies, rope_split_cache, rope_split_cache_three_launches, rope_table
 
 LLAMA3 = {"rope_type": "llama3", "factor": 32.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
           "original_max_position_embeddings": 8192}  # fmt: skip
@@ -119,8 +112,8 @@ def check(launch, inputs, heads, shared, dim, norms=(None, None), eps=1e-6):
     element = element_of("qkv", qkv)
     weights = [None if weight is None else float64_of(weight) for weight in norms]
     queries, keys = rows[:, :heads], rows[:, heads : heads + shared]
-    allowed = (rope.head_tolerance(queries, weights[0], element),
-               rope.in_pages(rope.head_tolerance(keys, weights[1], element), slots, shape), 0)
+    allowed = (head_tolerance(queries, weights[0], element),
+               rope.in_pages(head_tolerance(keys, weights[1], element), slots, shape), 0)
     found = []
     for output, truth, most in zip(outputs, expected, allowed, strict=True):
         got, outside = output.read()

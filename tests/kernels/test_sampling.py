@@ -9,8 +9,9 @@ from labkit.device import graphs
 from labkit.engine.sampler import Sampler
 from labkit.kernels import sampling
 from labkit.kernels.agree import agree
+from labkit.kernels.ops.sampling import SAMPLE, SAMPLE_TOP_P
 from labkit.kernels.philox import philox_reference, seed_words
-from labkit.kernels.sampling import SAMPLE, SAMPLE_TOP_P, Parameters, Scratch, sample
+from labkit.kernels.sampling import Parameters, Scratch, sample
 from labkit.kernels.sampling_reference import (
     drawn_reference,
     kept_reference,

@@ -7,9 +7,8 @@ from numba import float32, int32, uint32
 from labkit import cuda, observe
 from labkit.device import graphs
 from labkit.kernels.agree import agree
+from labkit.kernels.ops.scan import SCAN, SCAN_F32
 from labkit.kernels.scan import (
-    SCAN,
-    SCAN_F32,
     THROUGH,
     TILE,
     TOTAL,

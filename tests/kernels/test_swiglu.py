@@ -6,7 +6,8 @@ import pytest
 from labkit import cuda
 from labkit.kernels.agree import agree, poisoned
 from labkit.kernels.dtypes import bfloat16_of, float32_of
-from labkit.kernels.swiglu import SWIGLU, SWIGLU_BF16, silu, swiglu, swiglu_per_thread, swiglu_reference
+from labkit.kernels.ops.swiglu import SWIGLU, SWIGLU_BF16
+from labkit.kernels.swiglu import silu, swiglu, swiglu_per_thread, swiglu_reference
 
 
 @pytest.mark.sampled(1)

@@ -6,8 +6,8 @@ import pytest
 from labkit.kernels.agree import allowed_error, compare
 from labkit.kernels.dtypes import bfloat16_of
 from labkit.kernels.libraries.blas_softmax import BLAS_SOFTMAX
-from labkit.kernels.matmul.float32 import MATMUL
 from labkit.kernels.op import uniform
+from labkit.kernels.ops.matmul import MATMUL
 from labkit.kernels.tolerance import dot_products
 from labkit.measure.ops import all_ops
 

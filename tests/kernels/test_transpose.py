@@ -5,8 +5,8 @@ import pytest
 
 from labkit import cuda, observe
 from labkit.kernels.agree import agree
+from labkit.kernels.ops.transpose import TRANSPOSE
 from labkit.kernels.transpose import (
-    TRANSPOSE,
     transpose_padded_kernel,
     transpose_swizzled_kernel,
     transpose_tiled_kernel,

@@ -10,9 +10,10 @@ from labkit import device, measure
 from labkit._common.tables import MIMETYPE
 from labkit.kernels.agree import Verdict
 from labkit.kernels.baselines import Baseline
-from labkit.kernels.elementwise import VECTOR_ADD, vector_add_per_thread
-from labkit.kernels.matmul.float32 import MATMUL
+from labkit.kernels.elementwise import vector_add_per_thread
 from labkit.kernels.op import rung
+from labkit.kernels.ops.elementwise import VECTOR_ADD
+from labkit.kernels.ops.matmul import MATMUL
 from labkit.measure import CPU_DEVICE, Ladder, Timing, ladder
 from tests import made_up
 

@@ -6,7 +6,7 @@ import pytest
 
 from labkit import device, measure
 from labkit._common import paths
-from labkit.kernels.elementwise import VECTOR_ADD
+from labkit.kernels.ops.elementwise import VECTOR_ADD
 from tests import made_up
 
 

@@ -7,8 +7,8 @@ import pytest
 
 from labkit import device
 from labkit._common import paths
-from labkit.kernels.elementwise import VECTOR_ADD
-from labkit.kernels.matmul.float32 import MATMUL
+from labkit.kernels.ops.elementwise import VECTOR_ADD
+from labkit.kernels.ops.matmul import MATMUL
 from labkit.measure import roofline
 from labkit.measure.roofline import Limits, bound, predict
 from tests import made_up

@@ -262,3 +262,17 @@ def test_what_may_not_be_called_says_so(load):
         module.alone[1, 1](out)
     with pytest.raises(Exception, match=r"u32\.range takes 1 to 3 arguments, 0 given"):
         module.empty[1, 1](out)
+
+
+@pytest.mark.parametrize(("operator", "a", "b", "message"), [
+    ("+", 1 << 31, 1 << 31, r"2,147,483,648 \+ 2,147,483,648 is 4,294,967,296"),
+    ("*", 1 << 16, 1 << 16, r"65,536 \* 65,536 is 4,294,967,296"),
+])  # fmt: skip
+def test_a_sum_or_product_that_wraps_is_an_error_when_observed(load, operator, a, b, message):
+    """A GPU's compiler takes it for granted that neither does."""
+    kernel = load(f"@cuda.jit\ndef wraps(a, b, out):\n    out[0] = a[0] {operator} b[0]\n").wraps
+    out = np.zeros(1, np.uint32)
+    observe(kernel[1, 1], np.array([a - 1], np.uint32), np.array([1], np.uint32), out)
+    assert out[0] == (a if operator == "+" else a - 1)
+    with pytest.raises(Exception, match=message):
+        observe(kernel[1, 1], np.array([a], np.uint32), np.array([b], np.uint32), out)

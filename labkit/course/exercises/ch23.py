@@ -11,8 +11,8 @@ from labkit.course.exercises import Edit, FunctionExercise, KernelExercise, Pred
 from labkit.course.exercises.demands import shuffles
 from labkit.course.exercises.domains import FAR_ABOVE_ZERO, HUGE_AND_TINY, NEGATIVE, ONE_FAR_ABOVE, ZEROS, of
 from labkit.kernels.embedding_sum import embedding_layernorm_reference
-from labkit.kernels.embedding_sum import tolerance as embedding_tolerance
 from labkit.kernels.op import uniform
+from labkit.kernels.ops.embedding_layernorm import tolerance as embedding_tolerance
 from labkit.models.minilm import packed, padded, padded_to_128
 
 ALL_LANES = 0xFFFFFFFF

@@ -13,7 +13,8 @@ from labkit import cuda
 from labkit.course.exercises import Edit, FunctionExercise, KernelExercise, PredictionExercise, Reach
 from labkit.course.exercises.domains import HUGE_AND_TINY, NEGATIVE, ONE_FAR_ABOVE, SUMMED, ZEROS, of
 from labkit.kernels.op import uniform
-from labkit.kernels.pooling import l2_normalize_reference, mean_pool_reference, mean_tolerance
+from labkit.kernels.ops.pooling import mean_tolerance
+from labkit.kernels.pooling import l2_normalize_reference, mean_pool_reference
 from labkit.kernels.tolerance import EPS32
 
 # --- The mean of a sentence ------------------------------------------------------------------------------------------

@@ -22,10 +22,11 @@ from labkit.course.exercises.domains import (
     of,
 )
 from labkit.device import occupancy
-from labkit.kernels.attention.sentences import attention_sentences_reference, tolerance_sentences
+from labkit.kernels.attention.sentences import attention_sentences_reference
 from labkit.kernels.norm.layernorm import layernorm_reference
 from labkit.kernels.norm.rows import tolerance as layernorm_tolerance
 from labkit.kernels.op import uniform
+from labkit.kernels.ops.attention_sentences import tolerance_sentences
 from labkit.kernels.tolerance import EPS32
 
 ALL_LANES = 0xFFFFFFFF

@@ -26,7 +26,8 @@ from labkit.course.exercises.domains import (
 )
 from labkit.kernels.elements import FLOAT32
 from labkit.kernels.op import uniform
-from labkit.kernels.rope import frequencies, head_tolerance, rope_table, rotated_reference
+from labkit.kernels.ops.rope import head_tolerance
+from labkit.kernels.rope import frequencies, rope_table, rotated_reference
 from labkit.kernels.tolerance import EPS32
 from labkit.models.llama import Config
 

@@ -12,9 +12,10 @@ import numpy as np
 from labkit.course.exercises import Edit, KernelExercise, PredictionExercise, Reach
 from labkit.course.exercises.demands import asks, shuffles
 from labkit.course.exercises.domains import parameter
-from labkit.kernels.attention.paged import paged_decode_reference, tolerance_decode
+from labkit.kernels.attention.paged import paged_decode_reference
 from labkit.kernels.attention.pages import PAGE, gather, paged_inputs, pages_for
 from labkit.kernels.op import uniform
+from labkit.kernels.ops.paged_decode import tolerance_decode
 from labkit.kernels.tolerance import EPS32
 
 UNTOUCHED = -7.0  # where no record is written

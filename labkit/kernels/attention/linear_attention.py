@@ -17,9 +17,7 @@ from labkit import cuda, u32
 from labkit.device import graphs
 from labkit.device.lazy import kernel_factory
 from labkit.kernels.arguments import MAX_GRID_YZ, check_array
-from labkit.kernels.baselines import Baseline
-from labkit.kernels.op import Op, Work, rung, uniform
-from labkit.kernels.tolerance import EPS32
+from labkit.kernels.op import rung
 
 ZERO, ONE = float32(0.0), float32(1.0)
 CHUNK = 32  # tokens: within a chunk all pairs are weighed, between chunks the state is passed on
@@ -41,13 +39,6 @@ def _weights(q, k):
 def linear_attention_reference(q, k, v):
     weights = _weights(q, k)
     return weights @ np.asarray(v, np.float64) / weights.sum(axis=2, keepdims=True)
-
-
-def _tolerance(q, k, v):
-    """All weights are positive, so that only the numerator can cancel. It has sums over N tokens and D numbers."""
-    weights = _weights(q, k)
-    mean = weights @ np.abs(v) / weights.sum(axis=2, keepdims=True)
-    return 2 * EPS32 * (4 + math.sqrt(q.shape[1]) + math.sqrt(q.shape[2])) * mean
 
 
 @cuda.jit(device=True)
@@ -284,47 +275,3 @@ def linear_attention_chunked(q, k, v, out, states=None, stream=0):
     sum_up[grid, block, stream](k, v, states)
     scan[(-(-size * (size + 1) // SCAN_THREADS), heads), SCAN_THREADS, stream](states)
     combine[grid, block, stream](q, k, v, states, out)
-
-
-def _by_torch(torch, q, k, v, out):
-    """All pairs as two products, with a mask between them."""
-    elu = torch.nn.functional.elu
-    weights = ((elu(q) + 1) @ (elu(k) + 1).transpose(1, 2)).tril()
-    return weights @ v / weights.sum(2, keepdim=True)
-
-
-def _by_torch_in_chunks(torch, q, k, v, out):
-    """All pairs within chunks of 128 tokens, and the state before each chunk: as linear_attention_chunked."""
-    (H, N, D), functional, length = q.shape, torch.nn.functional, 128
-
-    def chunks(x):
-        return functional.pad(x, (0, 0, 0, -N % length)).view(H, -1, length, x.shape[2])
-
-    queries, keys = (chunks(functional.elu(x) + 1) for x in (q, k))
-    values = chunks(functional.pad(v, (0, 1), value=1.0))  # a column of ones, for the sums of the weights
-    states = keys.mT @ values
-    sums = (queries @ keys.mT).tril() @ values + queries @ (states.cumsum(1) - states)
-    return (sums[..., :D] / sums[..., D:]).view(H, -1, D)[:, :N]
-
-
-LINEAR_ATTENTION = Op(
-    "linear_attention",
-    title="Linear attention, causal",
-    formula="out[h, i] = sum over j <= i of (phi(q[h, i]) . phi(k[h, j])) v[h, j], over the sum of these weights",
-    reference=linear_attention_reference,
-    rungs=(linear_attention_quadratic, linear_attention_running, linear_attention_chunked),
-    inputs=lambda rng, H, N, D: tuple(2 * uniform(rng, H, N, D) for _ in range(3)),
-    shape=lambda H, N, D: (H, N, D),
-    awkward=({"H": 1, "N": 1, "D": 64}, {"H": 2, "N": 33, "D": 64}, {"H": 3, "N": 100, "D": 64}),
-    tolerance=_tolerance,
-    by_row=(0, 1, 2),
-    work=Work(
-        flops=lambda H, N, D: 4 * H * N * D * D,
-        bytes=lambda H, N, D: 16 * H * N * D,
-        timed_gpu={"H": 16, "N": 4096, "D": 64},
-        timed_cpu={"H": 1, "N": 64, "D": 64},
-        unit="TFLOP/s",
-    ),
-    baselines=(Baseline("PyTorch", "torch", _by_torch, "all pairs, two products"),
-               Baseline("PyTorch, in chunks", "torch", _by_torch_in_chunks)),
-)

@@ -15,8 +15,6 @@ heads and 11 shares that is one round of 12 loads of 16 bytes a thread. The part
 launch again, from L2: no block waits for another, and no launch is needed in between.
 """
 
-import functools
-import math
 
 import numpy as np
 from numba import float32, uint32
@@ -26,7 +24,7 @@ from labkit.device import ptx
 from labkit.device.lazy import kernel_factory
 from labkit.kernels.arguments import check_array
 from labkit.kernels.attention.flash import scale_for_powers_of_two
-from labkit.kernels.attention.three_pass import attention_reference, attention_weights, split_heads
+from labkit.kernels.attention.three_pass import attention_reference
 from labkit.kernels.linear.one_row import (
     JOIN,
     LOWEST,
@@ -35,18 +33,11 @@ from labkit.kernels.linear.one_row import (
     fetch_ahead,
     fetches_ahead,
     launch,
-    layer,
-    make_one_row,
-    plan,
     residual_reference,
-    sum_error,
-    torch_baseline,
     what_is_ahead,
 )
-from labkit.kernels.op import Op, Work, rung, uniform
 from labkit.kernels.pdl import uses_pdl
 from labkit.kernels.reduce import ALL_LANES, ZERO
-from labkit.kernels.tolerance import EPS32
 
 THREADS, WARPS = 256, 8
 SIZES = "heads of a multiple of 8 numbers, up to 128 in float32 and 256 in float16"
@@ -242,7 +233,7 @@ def one_row_attended(parts: Parts, heads: int, weights, bias, residual, out, *, 
            bias, shape, heads=heads, splits=parts.splits, ahead=ahead, stream=stream)
 
 
-# --- The operations ---------------------------------------------------------------------------------------------------
+# --- References -------------------------------------------------------------------------------------------------------
 
 
 def _attended(q, heads, cache, start):
@@ -251,74 +242,3 @@ def _attended(q, heads, cache, start):
 
 def _reference(q, cache, start, heads, weights, bias, residual):
     return residual_reference(_attended(q, heads, cache, start), weights, bias, residual)
-
-
-def attended_error(q, heads, cache, start):
-    """An error of a score changes what its key weighs beside the others, and so matters as far as its value is from
-    theirs; to that come the roundings of the sum over the keys."""
-    width = q.shape[1]
-    queries, keys, values = (split_heads(part, heads) for part in (q, cache[:, :width], cache[:, width:]))
-    weights, scores = attention_weights(queries, keys, int(start[0]), True)  # (H, 1, N) each
-    size = width // heads
-    sizes = np.abs(queries) @ np.abs(np.swapaxes(keys, 1, 2)) / math.sqrt(size)
-    each = 2 * math.sqrt(size) * sizes + np.abs(scores) + 8
-    error = (weights * each) @ np.abs(values - weights @ values)
-    error += (2 * math.sqrt(int(start[0]) + 1) + 4) * (weights @ np.abs(values))
-    return EPS32 * np.moveaxis(error, 0, 1).reshape(1, width)
-
-
-def _tolerance(q, cache, start, heads, weights, bias, residual):
-    attended, before = _attended(q, heads, cache, start), attended_error(q, heads, cache, start)
-    return sum_error(attended, weights, bias) + np.sqrt(before**2 @ weights**2) + 2 * EPS32 * np.abs(residual)
-
-
-def _torch(torch, q, cache, start, heads, weights, bias, residual, out):
-    width, seen = q.shape[1], len(cache) - NOT_SEEN  # to read start would be to wait for it
-    queries, keys, values = (part.view(1, -1, heads, width // heads).transpose(1, 2)
-                             for part in (q, cache[:seen, :width], cache[:seen, width:]))
-    shares = torch.softmax(queries @ keys.transpose(2, 3) / math.sqrt(width // heads), dim=-1)
-    attended = shares @ values  # SDPA is slower for one query of float32: it has a block for a head
-    torch.add(torch.addmm(bias, attended.transpose(1, 2).reshape(1, width), weights), residual, out=out)
-
-
-NOT_SEEN = 2  # rows of the cache that are not in use
-parts_for = functools.cache(Parts)
-
-
-def _op(half: bool):
-    stored = np.float16 if half else np.float32
-    size = stored().itemsize
-
-    def inputs(rng, H, D, before):
-        cache = 2 * uniform(rng, before + 1 + NOT_SEEN, 2 * H * D)
-        return ((2 * uniform(rng, 1, H * D)).astype(stored), cache.astype(stored), np.array([before], np.int32), H,
-                *layer(rng, H * D, H * D, stored), uniform(rng, 1, H * D))
-
-    @rung(kernel=(make_one_query(half, 64, splits_of(12), False),
-                  make_one_row(half, JOIN, RESIDUAL, 768, *plan(768, 768, half), False, 12, splits_of(12))),
-          idea="two launches: heads and shares of the keys; the product, which joins them", sizes=SIZES)
-    def row_attended(q, cache, start, heads, weights, bias, residual, out, stream=0):
-        """The parts of a head are joined by every block of the product again, while its weights are in flight."""
-        parts = parts_for(heads, q.shape[1] // heads)
-        one_query(q, cache, start, heads, parts, stream=stream)
-        one_row_attended(parts, heads, weights, bias, residual, out, stream=stream)
-
-    return Op(
-        "one_row_attended" + "_half" * half,
-        title="One row: attention, linear layer and residual" + ", float16 parameters" * half,
-        formula="out = attention(q, cache) @ weights + bias + residual",
-        reference=_reference,
-        rungs=(row_attended,),
-        inputs=inputs,
-        shape=lambda H, D, before: (1, H * D),
-        awkward=tuple({"H": H, "D": D, "before": before} for H, D, before in ((3, 16, 0), (2, 64, 1030), (12, 8, 300))),
-        tolerance=_tolerance,
-        by_row=(),
-        work=Work(flops=lambda H, D, before: 4 * (before + 1) * H * D + 2 * H * D * H * D,
-                  bytes=lambda H, D, before: size * (2 * (before + 1) * H * D + H * D * H * D),
-                  timed_gpu={"H": 12, "D": 64, "before": 1023}, timed_cpu={"H": 8, "D": 32, "before": 127}),
-        baselines=torch_baseline(_torch, half),
-    )
-
-
-ONE_ROW_ATTENDED, ONE_ROW_ATTENDED_HALF = _op(False), _op(True)

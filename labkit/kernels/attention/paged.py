@@ -40,8 +40,6 @@ What it should reach
 """
 
 import functools
-import math
-from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -66,21 +64,15 @@ from labkit.kernels.attention.pages import (
     as_matrix,
     attend_reference,
     check_paged,
-    contiguous_by_torch,
     find_length,
     gather,
     make_attend,
-    on_contiguous,
-    paged_inputs,
-    rounding_errors,
 )
-from labkit.kernels.baselines import unfused_attention
-from labkit.kernels.dtypes import bfloat16_of
 from labkit.kernels.matmul.mma import MMA
-from labkit.kernels.op import Op, Work, rung, uniform
+from labkit.kernels.op import rung
 from labkit.kernels.pdl import uses_pdl
 
-__all__ = ["DecodeParts", "PAGED_DECODE", "PAGED_DECODE_BF16", "decode_parts", "paged_decode", "paged_decode_mma",
+__all__ = ["DecodeParts", "decode_parts", "paged_decode", "paged_decode_mma",
            "paged_decode_naive", "paged_decode_one_block", "paged_decode_reference", "paged_decode_split",
            "paged_prefill"]
 NAIVE_THREADS = 32
@@ -229,95 +221,3 @@ def paged_decode(q, keys, values, page_table, lengths, out, scale, parts, stream
     else:
         launch = paged_decode_mma if np.dtype(q.dtype) == np.uint16 else paged_decode_split
     launch(q, keys, values, page_table, lengths, out, scale, parts, stream=stream)
-
-
-# --- The operations --------------------------------------------------------------------------------------------------
-
-
-def _contexts(B: int, S: int, shortest: int) -> np.ndarray:
-    """From S down to `shortest`, in equal steps."""
-    return np.linspace(S, shortest, B).round().astype(np.int32)
-
-
-def _inputs(rng, B, S, shortest, H, KV, D, dtype=np.float32):
-    lengths = _contexts(B, S, shortest)
-    keys, values, page_table = paged_inputs(rng, lengths, KV, D, dtype)
-    q = 2 * uniform(rng, B, H, D)
-    return bfloat16_of(q) if dtype == np.uint16 else q, keys, values, page_table, lengths, 1 / math.sqrt(D)
-
-
-def tolerance_decode(q, keys, values, page_table, lengths, scale, *, bf16: bool):
-    attend = functools.partial(attend_reference, tolerance=rounding_errors(bf16, q.shape[2]))
-    return _of_each_sequence(attend, q, keys, values, page_table, lengths, scale)
-
-
-def contiguous(torch, q, keys, values, page_table, lengths, scale, out):
-    """What SDPA takes, for sequences of one length: it knows no pages, so keys and values lie end to end."""
-    return q, *contiguous_by_torch(keys, values, page_table, lengths), scale, out
-
-
-def sdpa_on_contiguous(torch, q, keys, values, scale, out):
-    F, gqa = torch.nn.functional, q.dtype == torch.bfloat16
-    # With enable_gqa float32 runs in SDPA's math kernel, which copies keys and values for each query head. As queries
-    # of one head, the query heads that share keys need no copy.
-    queries = q[:, :, None] if gqa else grouped(q, keys)
-    return F.scaled_dot_product_attention(queries, keys, values, scale=scale, enable_gqa=gqa).reshape(q.shape)
-
-
-def unfused_on_contiguous(torch, q, keys, values, scale, out):
-    return unfused_attention(torch, grouped(q, keys), keys, values, scale).reshape(q.shape)
-
-
-def grouped(q, keys):
-    """(B, K, H / K, D): the query heads that share a head of keys, as queries of one head."""
-    return q.view(len(q), keys.shape[1], -1, q.shape[2])
-
-
-def _bound(launch, op: str, **more):
-    """The launcher as an Op calls it: inputs, then out."""
-    def bound(q, keys, values, page_table, lengths, scale, out, stream=0):
-        launch(q, keys, values, page_table, lengths, out, scale, stream=stream)
-
-    bound.__name__ = bound.__qualname__ = launch.__name__.replace("paged_decode", op)
-    bound.__doc__ = launch.__doc__
-    return replace(launch, launcher=bound, **more)
-
-
-def _sizes(*sizes) -> tuple[dict, ...]:
-    return tuple(dict(zip(("B", "S", "shortest", "H", "KV", "D"), size, strict=True)) for size in sizes)
-
-
-def _op(name: str, title: str, launchers, awkward, dtype) -> Op:
-    bf16 = dtype == np.uint16
-    gpu = _sizes((64, 4096, 4096, 32, 8, 64), (1, 1024, 1024, 32, 8, 64), (32, 1024, 1024, 32, 8, 64),
-                 (256, 1024, 1024, 32, 8, 64))
-    return Op(
-        name, title=title, reference=paged_decode_reference,
-        rungs=tuple(_bound(one, name) for one in launchers),
-        formula="out[s, h] = sum over the tokens j of sequence s of softmax_j(q[s, h] . k[j, h // (H // K)] * scale) "
-                "* v[j, h // (H // K)]",
-        inputs=functools.partial(_inputs, dtype=dtype),
-        shape=lambda B, S, shortest, H, KV, D: (B, H, D),
-        awkward=_sizes(*awkward),
-        tolerance=functools.partial(tolerance_decode, bf16=bf16),
-        by_row=(0, 3, 4), dtype=dtype,
-        work=Work(
-            flops=lambda B, S, shortest, H, KV, D: 4 * int(_contexts(B, S, shortest).sum()) * H * D,
-            bytes=lambda B, S, shortest, H, KV, D: 2 * np.dtype(dtype).itemsize * D * (
-                int(_contexts(B, S, shortest).sum()) * KV + B * H),
-            timed_gpu=gpu[0], also_gpu=gpu[1:], timed_cpu=_sizes((2, 100, 100, 4, 2, 32))[0],
-            peak="f16" if bf16 else "fp32",
-        ),
-        # SDPA in float32 runs one block for each head of keys, too few for a few sequences: hence the unfused form.
-        baselines=on_contiguous(sdpa_on_contiguous, contiguous, bf16, unfused=None if bf16 else unfused_on_contiguous),
-    )
-
-
-PAGED_DECODE = _op(
-    "paged_decode", "Attention of one token over a paged cache",
-    (paged_decode_naive, paged_decode_one_block, paged_decode_split),
-    ((1, 1, 1, 1, 1, 32), (3, 33, 0, 6, 2, 80), (4, 300, 15, 4, 4, 64)), np.float32)
-PAGED_DECODE_BF16 = _op(
-    "paged_decode_bf16", "Attention of one token over a paged cache, in bfloat16",
-    (paged_decode_naive, paged_decode_one_block, paged_decode_split, paged_decode_mma),
-    ((1, 1, 1, 1, 1, 32), (3, 33, 0, 14, 2, 64), (4, 300, 15, 4, 4, 64)), np.uint16)

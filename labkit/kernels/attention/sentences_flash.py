@@ -142,15 +142,14 @@ def make_sentences_flash_half(size: int, warps: int, down: int, keys: int, teams
         ptx.cp_async_commit()
         if STAGES == 2:
             if tokens > keys:
-                copy_tile(shared, stage + STAGE, qkv, begin + keys, end, key_column,
-                          width, member)
+                copy_tile(shared, stage + STAGE, qkv, begin + keys, end, key_column, width, member)
             ptx.cp_async_commit()
         ptx.cp_async_wait(PENDING)
         meet()  # the queries and the first tile are there
         if KEPT:
             for k in range(STEPS):
                 read_queries(query_words, shared, query_at, wide, k, k * WORDS)
-        key0, other = 0, STAGE  # `other`: from this stage to the one after it
+        key0, next_stage = 0, stage + STAGE
         while key0 < tokens:
             key1 = key0 + keys
             if active:
@@ -178,7 +177,7 @@ def make_sentences_flash_half(size: int, warps: int, down: int, keys: int, teams
                 ptx.cp_async_commit()
                 ptx.cp_async_wait(PENDING)
                 meet()  # the next tile is there
-                stage, other = stage + other, 0 - other
+                stage, next_stage = next_stage, stage
             key0 = key1
 
         if active:
@@ -196,8 +195,7 @@ def make_sentences_flash_half(size: int, warps: int, down: int, keys: int, teams
                     at = (r // 2 * PIECES + j) * 4 + r % 2 * 2
                     piece = j ^ row >> SHIFT & MASK
                     place = place0 + row * PITCH + piece * CHUNK
-                    pairs[place // 2 + lane % 4] = ptx.pack_half2(acc[at] * row_sum[r],
-                                                                                          acc[at + 1] * row_sum[r])
+                    pairs[place // 2 + lane % 4] = ptx.pack_half2(acc[at] * row_sum[r], acc[at + 1] * row_sum[r])
             cuda.syncwarp()
             for i in u32.range(MOVES):
                 move = lane + 32 * i
@@ -206,8 +204,7 @@ def make_sentences_flash_half(size: int, warps: int, down: int, keys: int, teams
                 x, y, z, w = ptx.load_shared4(shared, place0 + row * PITCH + swizzled * CHUNK)
                 t = row0 + mine + row
                 if t < tokens:
-                    ptx.store_global4(out, (begin + t) * width + head_column + piece * CHUNK, x, y, z,
-                                      w)
+                    ptx.store_global4(out, (begin + t) * width + head_column + piece * CHUNK, x, y, z, w)
 
     kernel = attention_sentences_flash_half_kernel
     kernel.rows, kernel.threads, kernel.teams, kernel.shared_bytes = ROWS, THREADS, TEAMS, 2 * TEAMS * NUMBERS

@@ -16,8 +16,8 @@ from labkit import cuda, u32
 from labkit.kernels.arguments import blocks_for, check_array
 from labkit.kernels.libraries import blas
 from labkit.kernels.op import rung
+from labkit.kernels.ops.softmax import SOFTMAX
 from labkit.kernels.reduce import reduce_max_warp
-from labkit.kernels.softmax.rows import SOFTMAX
 from labkit.kernels.tolerance import EPS32
 
 BLOCK = 256

@@ -14,7 +14,6 @@ among blocks as well (fused_linear).
 """
 
 import functools
-from dataclasses import replace
 
 import numpy as np
 from numba import float32, uint32
@@ -23,35 +22,26 @@ from labkit import cuda, device, u32
 from labkit.device import ptx
 from labkit.device.lazy import kernel_factory
 from labkit.kernels.arguments import aligned, blocks_for
-from labkit.kernels.baselines import Baseline
 from labkit.kernels.linear import fused as fused_linear
 from labkit.kernels.linear.fused import (
     ZERO,
     add_parts,
-    as_rung,
     check_fused,
     epilogue_for,
     fused_naive,
     fused_pipelined,
-    fused_reference,
     fused_tiled,
     gelu_of,
-    layer,
-    make_add_parts,
-    make_fused_tiled,
     memory_for,
     seconds_between,
-    sum_error,
-    torch_addmm,
 )
 from labkit.kernels.matmul import mma as tensor_core
 from labkit.kernels.matmul import wgmma
 from labkit.kernels.matmul.float32_tiles import load_four, load_four_scalar
-from labkit.kernels.matmul.mma import MMA, Tile, add_product, launch, make_pipelined
+from labkit.kernels.matmul.mma import Tile, add_product, launch, make_pipelined
 from labkit.kernels.matmul.wgmma import HOPPER, multiply_parts, multiply_specialised
 from labkit.kernels.matmul.wgmma_tiles import unchanged
-from labkit.kernels.op import Op, Work, missing
-from labkit.kernels.tolerance import EPS16, SMALLEST16
+from labkit.kernels.op import missing
 
 COLS = 16  # of a block
 WARPS = 8
@@ -464,69 +454,3 @@ def scratch_size(rows: int, cols: int, depth: int, dtype=np.float32) -> int:
     elif pick is wide_half and not missing(HOPPER):
         count = wgmma.parts_of(rows, cols, depth, wgmma.block_count())[0]
     return 0 if count == 1 else count * rows * cols
-
-
-# --- The operations ---------------------------------------------------------------------------------------------------
-
-
-
-ANY = {
-    "shape": lambda M, N, K: (M, N),
-    "reference": fused_reference,
-    "formula": "out = x @ weights + bias",
-    "by_row": (0,),
-}  # fmt: skip
-WORK = Work(
-    flops=lambda M, N, K: 2 * M * N * K,
-    bytes=lambda M, N, K: 4 * (M * K + N * K + N + M * N),
-    timed_gpu={"M": 16, "N": 2304, "K": 768},
-    timed_cpu={"M": 4, "N": 64, "K": 64},
-    also_gpu=({"M": 1, "N": 3072, "K": 768}, {"M": 16, "N": 768, "K": 3072}),
-)
-
-
-def _half_tolerance(x, weights, bias):
-    """As for float32, and twice the error of one rounding to float16."""
-    return sum_error(x, weights, bias) + EPS16 * np.abs(fused_reference(x, weights, bias)) + SMALLEST16
-
-
-BY_TORCH = (Baseline("PyTorch", "torch", torch_addmm, note="cuBLAS, bias fused", autotune=True),)
-# cuBLAS has no good float32 kernel for every shape with its bias fused.
-APART = Baseline("PyTorch, a product and a sum", "torch",
-                 lambda torch, x, weights, bias, out: torch.mm(x, weights) + bias)
-
-
-SKINNY_LINEAR = Op(
-    "skinny_linear",
-    title="A linear layer of few rows",
-    rungs=(as_rung(fused_tiled, "skinny_linear_tiled", make_fused_tiled(False, False),
-                   "16 x 16 tiles, nearly empty"),
-           as_rung(skinny, "skinny_linear_shared_depth",
-                   (make_skinny(16, True, False, False, False), make_add_parts(4, False, False)),
-                   "16 columns a block, 64 groups of four lanes share K")),
-    inputs=layer,
-    awkward=tuple({"M": M, "N": N, "K": K} for M, N, K in
-                  ((1, 1, 1), (3, 20, 70), (7, 33, 257), (33, 16, 64), (1, 16, 768))),
-    tolerance=sum_error,
-    work=WORK,
-    baselines=(*BY_TORCH, APART),
-    **ANY,
-)
-
-SKINNY_LINEAR_HALF = Op(
-    "skinny_linear_half",
-    title="A float16 linear layer of few rows",
-    rungs=(as_rung(fused_tiled, "skinny_linear_half_tiled", make_fused_tiled(False, False),
-                   "16 x 16 tiles, nearly empty"),
-           as_rung(skinny_half, "skinny_linear_half_tensor_core",
-                   (make_skinny_half(1, False, False, False), make_add_parts(4, False, False)),
-                   "16 columns a block, eight warps share K, mma.sync", needs=MMA, sizes="K and N multiples of 8")),
-    inputs=lambda rng, M, N, K: tuple(array.astype(np.float16) for array in layer(rng, M, N, K)),
-    awkward=tuple({"M": M, "N": N, "K": K} for M, N, K in
-                  ((1, 1, 1), (3, 24, 72), (7, 40, 264), (17, 16, 64), (33, 16, 64), (1, 16, 768))),
-    tolerance=_half_tolerance,
-    dtype=np.float16,
-    work=replace(WORK, bytes=lambda M, N, K: 2 * (M * K + N * K + N + M * N), peak="f16"),
-    baselines=BY_TORCH,
-    **ANY,
-)

@@ -16,18 +16,16 @@ from numba import float32
 from labkit import cuda, device, u32
 from labkit.device import ptx
 from labkit.kernels.arguments import blocks_for
-from labkit.kernels.baselines import Baseline, gelu_by_cublas, numpy_cupy_torch
 from labkit.kernels.gelu import gelu_erf, gelu_erf_reference, gelu_sigmoid, gelu_tanh, gelu_tanh_reference
-from labkit.kernels.matmul.half import SIZES, pair_in_row, random_float16, tolerance_f16_accumulators
+from labkit.kernels.matmul.half import SIZES, pair_in_row, tolerance_f16_accumulators
 from labkit.kernels.matmul.mma import MMA, Tile, add_product, check_product, launch, make_pipelined, make_staged
 from labkit.kernels.matmul.wgmma import (
-    linear_wgmma,
     linear_wgmma_specialised,
     multiply_specialised,
     specialised_kernels,
 )
-from labkit.kernels.op import Op, Work, rung, uniform
-from labkit.kernels.tolerance import EPS16, EPS32, SMALLEST16
+from labkit.kernels.op import rung
+from labkit.kernels.tolerance import EPS16
 
 BLOCK = (16, 16)
 TILE = 16
@@ -48,11 +46,6 @@ def linear_gelu_tanh_reference(x, weights, bias):
 
 def linear_residual_reference(x, weights, bias, residual):
     return linear_reference(x, weights, bias) + residual.astype(np.float64)
-
-
-def sum_error(x, weights, bias):
-    """The error allowed for sums of K products and the bias in float32."""
-    return 2 * EPS32 * np.sqrt(x.shape[1] + 1) * (np.abs(x) @ np.abs(weights).T + np.abs(bias))
 
 
 def f16_accumulators_error(x, weights, bias):
@@ -358,109 +351,3 @@ def linear_residual_unfused(x, weights, bias, residual, out, stream=0):
 def linear_residual_fused(x, weights, bias, residual, out, stream=0):
     """As unfused, but a warp copies its part of the residual to shared memory and adds it before it stores."""
     pipelined(x, weights, bias, residual, out, stream)
-
-
-# --- The operations ---------------------------------------------------------------------------------------------------
-
-AWKWARD = tuple({"M": M, "N": N, "K": K} for M, N, K in
-                ((1, 1, 1), (37, 23, 19), (33, 17, 1), (1, 8, 8), (37, 24, 40), (65, 136, 72), (130, 264, 200)))
-WIDE = tuple({"M": 8192, "N": N, "K": K} for K, N in ((384, 1152), (384, 384), (384, 1536), (1536, 384)))  # MiniLM's
-
-
-def layer(rng, M, N, K):
-    """x, weights and bias. The weights are so small that sums are of the size of x."""
-    weights = (uniform(rng, N, K) / np.float32(np.sqrt(K))).astype(np.float16)
-    return random_float16(rng, M, K), weights, random_float16(rng, N)
-
-
-def _op(name, title, formula, reference, rungs, tolerance, baselines, timed_gpu, also_gpu=()):
-    work = Work(flops=lambda M, N, K: 2 * M * N * K, bytes=lambda M, N, K: 2 * (M * K + N * K + N + M * N),
-                timed_gpu=timed_gpu, timed_cpu={"M": 128, "N": 96, "K": 64}, also_gpu=also_gpu, unit="TFLOP/s",
-                peak="f16")
-    return Op(name, title=title, formula=formula, reference=reference, rungs=rungs, inputs=layer,
-              shape=lambda M, N, K: (M, N), awkward=AWKWARD, tolerance=tolerance, dtype=np.float16, by_row=(0,),
-              work=work, baselines=baselines)
-
-
-def torch_gelu(approximate: str) -> Baseline:
-    def call(torch, x, weights, bias, out):
-        return torch.nn.functional.gelu(torch.nn.functional.linear(x, weights, bias), approximate=approximate)
-
-    return Baseline("PyTorch", "torch", call, "unfused: cuBLAS with the bias, then GELU", autotune=True)
-
-
-def gelu_tolerance(x, weights, bias):
-    """GELU is nowhere steeper than 1.13; its result is rounded, and unfused its argument is, too."""
-    value = x @ weights.T + bias
-    return 1.13 * sum_error(x, weights, bias) + 1.6 * EPS16 * np.abs(value) + 8 * EPS32 + SMALLEST16
-
-
-LINEAR = _op(
-    "linear", "A float16 linear layer", "out = x @ weights.T + bias", linear_reference,
-    (linear_naive, linear_tiled, linear_tensor_core, linear_double_buffered, linear_f16_accumulators, linear_pipelined,
-     linear_wgmma, linear_wgmma_specialised),
-    lambda x, weights, bias: sum_error(x, weights, bias) + EPS16 * np.abs(x @ weights.T + bias) + SMALLEST16,
-    (Baseline("PyTorch", "torch", lambda torch, x, weights, bias, out: torch.addmm(bias, x, weights.T, out=out),
-              "cuBLAS, bias fused", autotune=True),), WIDE[0], also_gpu=WIDE[1:])
-
-LINEAR_GELU = _op(
-    "linear_gelu", "A float16 linear layer and exact GELU", "out = gelu(x @ weights.T + bias), with erf",
-    linear_gelu_reference,
-    (linear_gelu_unfused, linear_gelu_fused, linear_gelu_wgmma), gelu_tolerance,
-    (torch_gelu("none"),), WIDE[2])
-
-LINEAR_GELU_TANH = _op(
-    "linear_gelu_tanh", "A float16 linear layer and GELU in its tanh form",
-    "out = gelu(x @ weights.T + bias), with tanh",
-    linear_gelu_tanh_reference, (linear_gelu_tanh_unfused, linear_gelu_tanh_fused,
-                                 linear_gelu_tanh_wgmma), gelu_tolerance,
-    (torch_gelu("tanh"), gelu_by_cublas(lambda weights: weights.T)), WIDE[2])
-
-LINEAR_RESIDUAL = Op(
-    "linear_residual",
-    title="A float16 linear layer and a residual",
-    formula="out = x @ weights.T + bias + residual",
-    reference=linear_residual_reference,
-    rungs=(linear_residual_unfused, linear_residual_fused),
-    inputs=lambda rng, M, N, K: (*layer(rng, M, N, K), random_float16(rng, M, N)),
-    shape=lambda M, N, K: (M, N),
-    awkward=AWKWARD,
-    tolerance=lambda x, weights, bias, residual: (
-        sum_error(x, weights, bias) + EPS16 * (np.abs(x @ weights.T + bias) + np.abs(residual)) + SMALLEST16),
-    dtype=np.float16,
-    by_row=(0, 3),
-    work=Work(
-        flops=lambda M, N, K: 2 * M * N * K + M * N,
-        bytes=lambda M, N, K: 2 * (M * K + N * K + N + 2 * M * N),
-        timed_gpu=WIDE[3],
-        timed_cpu={"M": 128, "N": 96, "K": 64},
-        unit="TFLOP/s",
-        peak="f16",
-    ),
-    baselines=(Baseline("PyTorch", "torch", lambda torch, x, weights, bias, residual, out: torch.add(
-        torch.nn.functional.linear(x, weights, bias), residual, out=out),
-                        note="unfused: cuBLAS with the bias, then add", autotune=True),),
-)
-
-LINEAR_F32 = Op(
-    "linear_f32",
-    title="A linear layer of float32",
-    formula="out = x @ weights.T + bias",
-    reference=linear_reference,
-    rungs=(linear_f32_naive, linear_f32_tiled),
-    inputs=lambda rng, M, N, K: (uniform(rng, M, K), uniform(rng, N, K), uniform(rng, N)),
-    shape=lambda M, N, K: (M, N),
-    awkward=tuple({"M": M, "N": N, "K": K} for M, N, K in
-                  ((1, 1, 1), (1, 48, 65), (30, 48, 65), (100, 33, 64), (37, 23, 19), (33, 17, 1))),
-    tolerance=sum_error,
-    by_row=(0,),
-    work=Work(
-        flops=lambda M, N, K: 2 * M * N * K,
-        bytes=lambda M, N, K: 4 * (M * K + N * K + N + M * N),
-        timed_gpu={"M": 8192, "N": 1152, "K": 384},
-        timed_cpu={"M": 128, "N": 96, "K": 64},
-        unit="TFLOP/s",
-    ),
-    baselines=numpy_cupy_torch(lambda xp, x, weights, bias, out: xp.add(xp.matmul(x, weights.T), bias, out=out),
-                               note="cuBLAS, then the bias"),
-)

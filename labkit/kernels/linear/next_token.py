@@ -14,7 +14,6 @@ it has 12 loads of 16 bytes a lane in flight; it sees each logit, so that to fin
 no pass over the logits.
 """
 
-import functools
 
 import numpy as np
 from numba import float32, int32, int64, uint32
@@ -24,11 +23,8 @@ from labkit.device import ptx
 from labkit.device.lazy import kernel_factory
 from labkit.kernels.argmax import LEAST, key_of, warp_largest_key
 from labkit.kernels.arguments import aligned, check_array
-from labkit.kernels.linear.one_row import make_row_statistics, norm_row, sum_error, torch_baseline
+from labkit.kernels.linear.one_row import make_row_statistics
 from labkit.kernels.norm.layernorm import layernorm_reference
-from labkit.kernels.norm.layernorm import tolerance as layernorm_tolerance
-from labkit.kernels.norm.rows import EPSILON
-from labkit.kernels.op import Op, Work, rung, uniform
 from labkit.kernels.pdl import uses_pdl
 from labkit.kernels.reduce import ZERO, warp_sum
 
@@ -203,54 +199,8 @@ def pick_next(best, ids, start, count=1, *, stream=0):
     make_pick_next(uses_pdl(1))[1, THREADS, stream](best, ids, start, np.int32(count))
 
 
-# --- The operations ---------------------------------------------------------------------------------------------------
+# --- Reference --------------------------------------------------------------------------------------------------------
 
 
 def _reference(x, norm_weight, norm_bias, table):
     return layernorm_reference(x, norm_weight, norm_bias) @ table.astype(np.float64).T
-
-
-def _tolerance(x, norm_weight, norm_bias, table):
-    normed = layernorm_reference(x, norm_weight, norm_bias)
-    before = layernorm_tolerance(x, norm_weight, norm_bias)
-    return sum_error(normed, table.T, np.zeros(len(table))) + np.sqrt(before**2 @ table.T**2)
-
-
-def _torch(torch, x, norm_weight, norm_bias, table, out):
-    normed = torch.nn.functional.layer_norm(x.to(table.dtype), norm_weight.shape, norm_weight, norm_bias, EPSILON)
-    out.copy_(normed @ table.T)
-
-
-@functools.cache
-def _best():
-    return cuda.device_array(blocks_of(), np.int64)
-
-
-def _op(half: bool):
-    stored = np.float16 if half else np.float32
-    size = stored().itemsize
-
-    @rung(kernel=make_row_logits(half, 768), sizes=SIZES,
-          idea="a warp keeps the row in registers; several rows of the table at once")
-    def row_logits_of_warps(x, norm_weight, norm_bias, table, out, stream=0):
-        """The norm, the product and the largest logit of each block in one launch."""
-        row_logits(x, norm_weight, norm_bias, table, out, _best(), stream=stream)
-
-    return Op(
-        "one_row_logits" + "_half" * half,
-        title="One row: norm and logits" + ", float16 parameters" * half,
-        formula="out = layernorm(x) @ table.T",
-        reference=_reference,
-        rungs=(row_logits_of_warps,),
-        inputs=lambda rng, K, V: (*norm_row(rng, K, stored), (uniform(rng, V, K) / np.float32(4)).astype(stored)),
-        shape=lambda K, V: (1, V),
-        awkward=tuple({"K": K, "V": V} for K, V in ((48, 97), (776, 131))),
-        tolerance=_tolerance,
-        by_row=(),
-        work=Work(flops=lambda K, V: 2 * K * V, bytes=lambda K, V: size * K * V + 4 * V,
-                  timed_gpu={"K": 768, "V": 50257}, timed_cpu={"K": 256, "V": 2048}),
-        baselines=torch_baseline(_torch, half),
-    )
-
-
-ONE_ROW_LOGITS, ONE_ROW_LOGITS_HALF = _op(False), _op(True)

@@ -29,7 +29,6 @@ A block has 16 columns (8 where float32 columns are few, for more blocks); its t
 shared memory. The sums are always added in the same order.
 """
 
-import functools
 
 import numpy as np
 from numba import float32, uint32
@@ -38,16 +37,12 @@ from labkit import cuda, device, u32
 from labkit.device import ptx
 from labkit.device.lazy import kernel_factory
 from labkit.kernels.arguments import aligned, check_array
-from labkit.kernels.baselines import Baseline
 from labkit.kernels.gelu import gelu_sigmoid, gelu_tanh_reference
 from labkit.kernels.linear.few_rows import make_fold
 from labkit.kernels.norm.layernorm import layernorm_reference
-from labkit.kernels.norm.layernorm import tolerance as layernorm_tolerance
 from labkit.kernels.norm.rows import EPSILON, small
-from labkit.kernels.op import Op, Work, rung, uniform
 from labkit.kernels.pdl import uses_pdl
 from labkit.kernels.reduce import warp_max, warp_sum
-from labkit.kernels.tolerance import EPS16, EPS32, SMALLEST16
 
 ZERO, NAN = float32(0.0), float32(np.nan)
 LOWEST = float32(-3e38)  # below every score, and finite: the difference of two such maxima is a number
@@ -423,149 +418,17 @@ def one_row_embedding(ids, tokens, positions, start, out, *, stream=0):
     kernel[-(-out.shape[1] // BLOCK), BLOCK, stream](ids, tokens, positions, start, out)
 
 
-# --- The operations ---------------------------------------------------------------------------------------------------
-
-
-def norm_row(rng, K: int, dtype):
-    """x, and the norm's weight and bias."""
-    return uniform(rng, 1, K) + np.float32(0.25), uniform(rng, K).astype(dtype), uniform(rng, K).astype(dtype)
-
-
-def layer(rng, K: int, N: int, dtype):
-    """weights, so small that sums are of the size of x, and bias."""
-    return (uniform(rng, K, N) / np.float32(np.sqrt(K))).astype(dtype), uniform(rng, N).astype(dtype)
-
-
-def sum_error(x, weights, bias):
-    """Of sums of K products in float32."""
-    return 2 * EPS32 * np.sqrt(x.shape[1] + 1) * (np.abs(x) @ np.abs(weights) + np.abs(bias))
+# --- References -------------------------------------------------------------------------------------------------------
 
 
 def normed_reference(x, norm_weight, norm_bias, weights, bias):
     return layernorm_reference(x, norm_weight, norm_bias) @ weights.astype(np.float64) + bias.astype(np.float64)
 
 
-def normed_error(x, norm_weight, norm_bias, weights, bias):
-    """As sum_error, of a row that comes out of a norm with errors of its own, which add up as a random walk."""
-    normed = layernorm_reference(x, norm_weight, norm_bias)
-    return sum_error(normed, weights, bias) + np.sqrt(layernorm_tolerance(x, norm_weight, norm_bias)**2 @ weights**2)
-
-
 def gelu_reference(*inputs):
     return gelu_tanh_reference(normed_reference(*inputs))
-
-
-def gelu_error(*inputs):
-    """GELU is nowhere steeper than 1.13, and is computed in some six roundings of what it is given."""
-    return 1.13 * normed_error(*inputs) + 6 * EPS32 * np.abs(normed_reference(*inputs))
-
-
-def qkv_error(*inputs):
-    return normed_error(*inputs) + EPS32 * np.abs(normed_reference(*inputs))
-
-
-def qkv_error_half(*inputs):
-    """Bound the error of an output rounded to float16."""
-    return normed_error(*inputs) + EPS16 * np.abs(normed_reference(*inputs)) + SMALLEST16
 
 
 def residual_reference(x, weights, bias, residual):
     x, weights, bias, residual = (array.astype(np.float64) for array in (x, weights, bias, residual))
     return x @ weights + bias + residual
-
-
-def residual_error(x, weights, bias, residual):
-    return sum_error(x, weights, bias) + 2 * EPS32 * np.abs(residual)
-
-
-@functools.cache
-def first_row():
-    """`start` of an empty cache, in device memory."""
-    return cuda.to_device(np.zeros(1, np.int32))
-
-
-def _rungs(half: bool) -> tuple:
-    """The launchers as the three operations call them: inputs, then out."""
-    def kernel(source, after, depth, cols):
-        return make_one_row(half, source, after, depth, *plan(depth, cols, half), False)
-
-    @rung(kernel=kernel(NORM, GELU, 768, 3072), idea="norm, product and GELU in one launch", sizes=SIZES)
-    def row_gelu(x, norm_weight, norm_bias, weights, bias, out, stream=0):
-        """Every block normalises the row for itself, while its weights are in flight."""
-        one_row_gelu(x, norm_weight, norm_bias, weights, bias, out, stream=stream)
-
-    @rung(kernel=kernel(PLAIN, RESIDUAL, 3072, 768), idea="product and residual in one launch", sizes=SIZES)
-    def row_residual(x, weights, bias, residual, out, stream=0):
-        """The row goes to shared memory while the weights are in flight."""
-        one_row_residual(x, weights, bias, residual, out, stream=stream)
-
-    @rung(kernel=kernel(NORM, QKV, 768, 2304), idea="norm, product and the cache in one launch", sizes=SIZES)
-    def row_qkv(x, norm_weight, norm_bias, weights, bias, out, stream=0):
-        """As row_gelu; queries go to one array, keys and values to a row of the cache."""
-        K = x.shape[1]
-        one_row_qkv(x, norm_weight, norm_bias, weights, bias, out[:, :K], out[:, K:], first_row(), stream=stream)
-
-    return row_gelu, row_residual, row_qkv
-
-
-def _torch_normed(torch, x, norm_weight, norm_bias, weights, bias):
-    normed = torch.nn.functional.layer_norm(x.to(weights.dtype), norm_weight.shape, norm_weight, norm_bias, EPSILON)
-    return torch.addmm(bias, normed, weights)
-
-
-def _torch_gelu(torch, *inputs_and_out):
-    *inputs, out = inputs_and_out
-    out.copy_(torch.nn.functional.gelu(_torch_normed(torch, *inputs), approximate="tanh"))
-
-
-def _torch_qkv(torch, *inputs_and_out):
-    *inputs, out = inputs_and_out
-    out.copy_(_torch_normed(torch, *inputs))
-
-
-def _torch_residual(torch, x, weights, bias, residual, out):
-    torch.add(torch.addmm(bias, x.to(weights.dtype), weights), residual, out=out)
-
-
-def torch_baseline(call, half: bool) -> tuple:
-    """In float16 PyTorch rounds after each of its steps."""
-    return (Baseline("PyTorch", "torch", call, note="a kernel for each step",
-                     tolerance=(lambda *inputs: np.float64(0.05)) if half else None),)
-
-
-def _normed_inputs(dtype, rng, K, N):
-    return *norm_row(rng, K, dtype), *layer(rng, K, N, dtype)
-
-
-def _residual_inputs(dtype, rng, K, N):
-    return uniform(rng, 1, K), *layer(rng, K, N, dtype), uniform(rng, 1, N)
-
-
-def _ops(half: bool):
-    stored = np.float16 if half else np.float32
-    size, suffix, note = stored().itemsize, "_half" * half, ", float16 parameters" * half
-
-    def make(name, rung, title, formula, reference, tolerance, call, timed, awkward, inputs=_normed_inputs,
-             dtype=np.float32):
-        work = Work(flops=lambda K, N: 2 * K * N, bytes=lambda K, N: size * (K * N + N) + 4 * (K + N),
-                    timed_gpu=dict(zip("KN", timed, strict=True)), timed_cpu={"K": 256, "N": 768})
-        return Op(name + suffix, title=title + note, formula=formula, reference=reference, rungs=(rung,),
-                  inputs=functools.partial(inputs, stored), shape=lambda K, N: (1, N),
-                  awkward=tuple({"K": K, "N": N} for K, N in awkward), tolerance=tolerance, by_row=(), work=work,
-                  baselines=torch_baseline(call, half), dtype=dtype)
-
-    row_gelu, row_residual, row_qkv = _rungs(half)
-    return (make("one_row_gelu", row_gelu, "One row: norm, linear layer and GELU",
-                 "out = gelu(layernorm(x) @ weights + bias)", gelu_reference, gelu_error, _torch_gelu, (768, 3072),
-                 ((48, 192), (136, 2056))),
-            make("one_row_residual", row_residual, "One row: linear layer and residual",
-                 "out = x @ weights + bias + residual", residual_reference, residual_error, _torch_residual,
-                 (3072, 768), ((192, 48), (6152, 8), (16, 24)), inputs=_residual_inputs),
-            make("one_row_qkv", row_qkv, "One row: norm, queries, and keys and values for the cache",
-                 "q, cache[start] = layernorm(x) @ weights + bias", normed_reference,
-                 qkv_error_half if half else qkv_error, _torch_qkv, (768, 2304), ((48, 144),),
-                 dtype=stored))
-
-
-ONE_ROW_GELU, ONE_ROW_RESIDUAL, ONE_ROW_QKV = _ops(False)
-ONE_ROW_GELU_HALF, ONE_ROW_RESIDUAL_HALF, ONE_ROW_QKV_HALF = _ops(True)

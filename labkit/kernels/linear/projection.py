@@ -13,16 +13,14 @@ from numba import float32
 
 from labkit import cuda, device, u32
 from labkit.kernels.arguments import MAX_GRID_YZ, blocks_for, check_array
-from labkit.kernels.baselines import numpy_cupy_torch
 from labkit.kernels.matmul.float32 import (
     matmul_pipelined,
     matmul_pipelined_any_kernel,
     matmul_pipelined_kernel,
     matmul_tiled,
 )
-from labkit.kernels.op import Op, Work, rung, uniform
+from labkit.kernels.op import rung
 from labkit.kernels.reduce import warp_sum
-from labkit.kernels.tolerance import dot_products
 
 BLOCK = 256
 ZERO = float32(0.0)
@@ -194,51 +192,3 @@ def _check_logits(x, table, out) -> tuple:
         raise ValueError(f"x has shape {tuple(x.shape)} and table {tuple(table.shape)}; both must have as many columns")
     check_array("out", out, shape=(x.shape[0], table.shape[0]))
     return out.shape
-
-
-# --- The operations --------------------------------------------------------------------------------------------------
-
-SHAPES = ((1, 1, 1), (1, 65, 33), (5, 1, 31), (7, 48, 144), (37, 23, 19), (33, 130, 70), (128, 128, 80))
-
-PROJECTION = Op(
-    "projection",
-    title="A linear layer with weights (in, out)",
-    formula="out = x @ weights + bias",
-    reference=projection_reference,
-    rungs=(projection_naive, projection_few_rows, projection_unfused),
-    inputs=lambda rng, M, N, K: (uniform(rng, M, K), uniform(rng, K, N), uniform(rng, N)),
-    shape=lambda M, N, K: (M, N),
-    awkward=tuple({"M": M, "N": N, "K": K} for M, N, K in SHAPES),
-    tolerance=dot_products(lambda x, weights, bias: np.abs(x) @ np.abs(weights) + np.abs(bias),
-                           length=lambda x, weights, bias: x.shape[1] + 1),
-    by_row=(0,),
-    work=Work(
-        flops=lambda M, N, K: 2 * M * N * K,
-        bytes=lambda M, N, K: 4 * (M * K + N * K + N + M * N),
-        timed_gpu={"M": 1, "N": 3072, "K": 768},
-        timed_cpu={"M": 1, "N": 1024, "K": 256},
-        also_gpu=({"M": 1024, "N": 3072, "K": 768},),
-    ),
-    baselines=numpy_cupy_torch(lambda xp, x, weights, bias, out: xp.add(xp.matmul(x, weights), bias, out=out),
-                               note="cuBLAS, then the bias"),
-)
-
-LOGITS = Op(
-    "logits",
-    title="Logits: how well each token of the vocabulary fits",
-    formula="out = x @ table.T",
-    reference=logits_reference,
-    rungs=(logits_naive, logits_warp),
-    inputs=lambda rng, M, N, K: (uniform(rng, M, K), uniform(rng, N, K)),
-    shape=lambda M, N, K: (M, N),
-    awkward=tuple({"M": M, "N": N, "K": K} for M, N, K in SHAPES),
-    tolerance=dot_products(lambda x, table: np.abs(x) @ np.abs(table).T, length=lambda x, table: x.shape[1]),
-    by_row=(0,),
-    work=Work(
-        flops=lambda M, N, K: 2 * M * N * K,
-        bytes=lambda M, N, K: 4 * (M * K + N * K + M * N),
-        timed_gpu={"M": 1, "N": 50257, "K": 768},
-        timed_cpu={"M": 1, "N": 2048, "K": 256},
-    ),
-    baselines=numpy_cupy_torch(lambda xp, x, table, out: xp.matmul(x, table.T, out=out), note="cuBLAS"),
-)

@@ -15,7 +15,6 @@ from numba import float32
 from labkit import cuda, u32
 from labkit.device import ptx
 from labkit.kernels.arguments import aligned, blocks_for, check_array, dynamic_shared
-from labkit.kernels.baselines import numpy_cupy_torch
 from labkit.kernels.matmul.float32_tiles import (
     A_STRIDE,
     IN_FLIGHT,
@@ -36,8 +35,7 @@ from labkit.kernels.matmul.float32_tiles import (
     store_four_scalar,
     two_steps,
 )
-from labkit.kernels.op import Op, Work, rung, uniform
-from labkit.kernels.tolerance import dot_products
+from labkit.kernels.op import rung
 
 BLOCK = (16, 16)
 TILE = 16
@@ -468,29 +466,3 @@ def _check(a, b, out):
                          f"the columns of a ({a.shape[1]}) must equal the rows of b ({b.shape[0]})")
     check_array("out", out, shape=(a.shape[0], b.shape[1]))
     return out.shape
-
-
-MATMUL = Op(
-    "matmul",
-    title="Matrix multiplication",
-    formula="out[row, col] = sum over k of a[row, k] * b[k, col]",
-    reference=matmul_reference,
-    rungs=(matmul_naive, matmul_coalesced, matmul_tiled, matmul_tiled_32, matmul_register_blocked_4,
-           matmul_register_blocked, matmul_register_blocked_16, matmul_vectorized, matmul_double_buffered,
-           matmul_pipelined),
-    inputs=lambda rng, M, N, K: (uniform(rng, M, K), uniform(rng, K, N)),
-    shape=lambda M, N, K: (M, N),
-    awkward=tuple({"M": M, "N": N, "K": K} for M, N, K in
-                  ((1, 1, 1), (16, 16, 16), (37, 23, 19), (1, 65, 33), (65, 1, 31), (33, 17, 1), (50, 70, 130),
-                   (129, 132, 20), (128, 256, 80))),
-    tolerance=dot_products(lambda a, b: np.abs(a) @ np.abs(b), length=lambda a, b: a.shape[1]),
-    by_row=(0,),
-    work=Work(
-        flops=lambda M, N, K: 2 * M * N * K,
-        bytes=lambda M, N, K: 4 * (M * K + K * N + M * N),
-        timed_gpu={"M": 4096, "N": 4096, "K": 4096},
-        timed_cpu={"M": 128, "N": 128, "K": 128},
-        unit="TFLOP/s",
-    ),
-    baselines=numpy_cupy_torch(lambda xp, a, b, out: xp.matmul(a, b, out=out), note="cuBLAS"),
-)

@@ -10,7 +10,6 @@ mma.sync multiplies 16 x 8 by 8 x 8 numbers. Lane L holds a at rows L // 4 and 8
 at rows L % 4 and 4 below, column L // 4; accumulators as with float16.
 """
 
-import contextlib
 
 import numpy as np
 from numba import float32, uint32
@@ -19,7 +18,6 @@ from labkit import cuda, u32
 from labkit.device import ptx
 from labkit.device.lazy import kernel_factory
 from labkit.kernels.arguments import blocks_for
-from labkit.kernels.baselines import Baseline
 from labkit.kernels.matmul.half import store_accumulators
 from labkit.kernels.matmul.mma import (
     BAND,
@@ -32,21 +30,13 @@ from labkit.kernels.matmul.mma import (
     swizzle_of,
     tile_of_block,
 )
-from labkit.kernels.op import Op, Work, rung, uniform
-from labkit.kernels.tolerance import EPS32
+from labkit.kernels.op import rung
 
 CHUNK = 4  # elements in 16 bytes
-EPS_TF32 = 2.0**-10
 
 
 def matmul_tf32_reference(a, b):
     return a.astype(np.float64) @ b.astype(np.float64)
-
-
-def tolerance(a, b):
-    """Return eight times the expected error, plus the tolerance of float32 sums. Each factor is rounded once, by at
-    most eps/2 of it: the errors of K products add up like a random walk, to some eps/2 * sqrt(a**2 @ b**2)."""
-    return 4 * EPS_TF32 * np.sqrt(a**2 @ b**2) + 2 * EPS32 * np.sqrt(a.shape[1]) * (np.abs(a) @ np.abs(b))
 
 
 @cuda.jit(device=True)
@@ -210,39 +200,3 @@ def matmul_tf32_pipelined(a, b, out, stream=0):
     """As tensor_core, but staged like matmul_half_pipelined; a fragment is rounded to TF32 when it is loaded."""
     check_product(a, b, None, None, out, weights=False, dtype=np.float32, out_dtype=np.float32, multiple=CHUNK)
     launch(PIPELINED, a, b, None, None, out, stream)
-
-
-@contextlib.contextmanager
-def tf32_allowed(torch):
-    """PyTorch may round float32 to TF32 here, which it does not do by itself."""
-    torch.backends.cuda.matmul.allow_tf32 = True
-    try:
-        yield
-    finally:
-        torch.backends.cuda.matmul.allow_tf32 = False
-
-
-MATMUL_TF32 = Op(
-    "matmul_tf32",
-    title="Matrix multiplication in TF32",
-    formula="out[row, col] = sum over k of a[row, k] * b[k, col], each rounded to TF32, accumulators in float32",
-    reference=matmul_tf32_reference,
-    rungs=(matmul_tf32_tensor_core, matmul_tf32_pipelined),
-    inputs=lambda rng, M, N, K: (uniform(rng, M, K), uniform(rng, K, N)),
-    shape=lambda M, N, K: (M, N),
-    awkward=tuple({"M": M, "N": N, "K": K} for M, N, K in
-                  ((1, 1, 1), (16, 16, 16), (37, 23, 19), (33, 17, 1), (1, 4, 4), (37, 28, 36), (65, 132, 76),
-                   (130, 264, 200))),
-    tolerance=tolerance,
-    by_row=(0,),
-    work=Work(
-        flops=lambda M, N, K: 2 * M * N * K,
-        bytes=lambda M, N, K: 4 * (M * K + K * N + M * N),
-        timed_gpu={"M": 4096, "N": 4096, "K": 4096},
-        timed_cpu={"M": 128, "N": 128, "K": 128},
-        unit="TFLOP/s",
-        peak="tf32",
-    ),
-    baselines=(Baseline("PyTorch", "torch", lambda torch, a, b, out: torch.matmul(a, b, out=out),
-                        note="cuBLAS, TF32 allowed", within=tf32_allowed, autotune=True),),
-)

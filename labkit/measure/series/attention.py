@@ -19,7 +19,7 @@ from labkit.kernels.arguments import MAX_SHARED
 from labkit.kernels.attention.flash import attention_decode, attention_flash, attention_whole_matrix
 from labkit.kernels.attention.half import attention_decode_half, attention_half
 from labkit.kernels.attention.heads import keys_and_values
-from labkit.kernels.attention.linear_attention import LINEAR_ATTENTION, state_shape
+from labkit.kernels.attention.linear_attention import state_shape
 from labkit.kernels.attention.three_pass import (
     BLOCK,
     attention_all_threads,
@@ -30,6 +30,7 @@ from labkit.kernels.attention.three_pass import (
 )
 from labkit.kernels.attention.unfused import AttentionInSteps
 from labkit.kernels.op import uniform
+from labkit.kernels.ops.linear_attention import LINEAR_ATTENTION
 from labkit.kernels.reduce import ZERO
 
 HEADS, SIZE = 12, 64  # GPT-2 small

@@ -149,8 +149,8 @@ def three_languages(budget_s: float = 0.3) -> dict | None:
     torch = measure.import_library("torch") if device.on_gpu() else None
     if torch is None:
         return None
-    from labkit.kernels.elementwise import VECTOR_ADD
     from labkit.kernels.libraries import triton as triton_kernels
+    from labkit.kernels.ops.elementwise import VECTOR_ADD
 
     add, softmax = VECTOR_ADD, blas_softmax.SOFTMAX
     plain, best = add.rungs[0], add.rungs[-1]

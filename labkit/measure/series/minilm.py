@@ -26,6 +26,7 @@ from labkit._common.errors import UserError
 from labkit.device import compile_ahead, graphs, launches
 from labkit.kernels.linear import layers
 from labkit.kernels.matmul import half
+from labkit.kernels.ops.linear import layer
 from labkit.measure import corpus, time_graph, time_host
 from labkit.measure.series.torch_bert import (
     TorchBert,
@@ -332,7 +333,7 @@ def failures() -> list[dict]:
                                                            launches.of(launcher, a, b, out)]
             found.append(one)
     if device.on_gpu():
-        x, w, bias = (cuda.to_device(array) for array in layers.layer(rng, 8192, 1536, 384))
+        x, w, bias = (cuda.to_device(array) for array in layer(rng, 8192, 1536, 384))
         out = cuda.device_array((8192, 1536), np.float16)
         found.append({"name": "float16 accumulators", "beside": "float32 accumulators", "M": 8192, "N": 1536, "K": 384,
                       **{key: in_graph_us(lambda stream=0, f=f: f(x, w, bias, out, stream=stream)) for key, f in

@@ -167,7 +167,7 @@ def launch_sizes(exponents=None, times: int = 50) -> dict:
 
 def fair_baseline(times: int = 100) -> dict:
     """Bias, GELU, residual at a small size: {"size", "rows": [{"name", "kernels", "call_us", "graph_us"}]}."""
-    from labkit.kernels.bias_gelu_add import BIAS_GELU_ADD as op
+    from labkit.kernels.ops.bias_gelu_add import BIAS_GELU_ADD as op
 
     size = op.work.timed
     arrays = to_device(op.inputs(np.random.default_rng(0), **size))

@@ -16,19 +16,22 @@ from labkit.kernels.attention.flash import (
     make_flash,
 )
 from labkit.kernels.attention.half import (
-    ATTENTION_HALF,
-    ATTENTION_HALF_CACHED,
-    ATTENTION_HALF_CAUSAL,
     FORMS,
     attention_decode_half,
     attention_flash_half,
     attention_half,
     make_flash_half,
-    tolerance_half,
 )
-from labkit.kernels.attention.three_pass import attention_reference, tolerance_of
+from labkit.kernels.attention.three_pass import attention_reference
 from labkit.kernels.dtypes import float64_of
 from labkit.kernels.op import uniform
+from labkit.kernels.ops.attention import tolerance_of
+from labkit.kernels.ops.attention_half import (
+    ATTENTION_HALF,
+    ATTENTION_HALF_CACHED,
+    ATTENTION_HALF_CAUSAL,
+    tolerance_half,
+)
 from labkit.measure.ops import op
 
 

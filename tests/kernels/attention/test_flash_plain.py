@@ -6,9 +6,9 @@ import pytest
 from labkit import cuda, device, observe
 from labkit.device import compiling
 from labkit.kernels.attention.flash_plain import KEYS, QUERIES, attention_flash_plain, make_flash_plain
-from labkit.kernels.attention.three_pass import ATTENTION, ATTENTION_CACHED, ATTENTION_CAUSAL, tolerance_of
 from labkit.kernels.attention.three_pass import attention_reference as reference
 from labkit.kernels.op import uniform
+from labkit.kernels.ops.attention import ATTENTION, ATTENTION_CACHED, ATTENTION_CAUSAL, tolerance_of
 
 
 def attend(qkv, heads: int, causal: bool):

@@ -7,13 +7,13 @@ from labkit import cuda
 from labkit.kernels.agree import agree
 from labkit.kernels.attention.linear_attention import (
     CHUNK,
-    LINEAR_ATTENTION,
     linear_attention_chunked,
     linear_attention_reference,
     linear_attention_running,
     phi_reference,
     state_shape,
 )
+from labkit.kernels.ops.linear_attention import LINEAR_ATTENTION
 
 
 def test_every_rung_agrees():

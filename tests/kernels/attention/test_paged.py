@@ -13,8 +13,6 @@ from labkit.device import compiling, occupancy
 from labkit.kernels.agree import agree, allowed_error, compare, poison, same_bits
 from labkit.kernels.arguments import dynamic_shared
 from labkit.kernels.attention.paged import (
-    PAGED_DECODE,
-    PAGED_DECODE_BF16,
     _launch_decode,
     blocks_of_sequence,
     decode_parts,
@@ -47,6 +45,7 @@ from labkit.kernels.attention.pages import (
 )
 from labkit.kernels.dtypes import bfloat16_of, float32_of
 from labkit.kernels.op import uniform
+from labkit.kernels.ops.paged_decode import PAGED_DECODE, PAGED_DECODE_BF16
 
 AWKWARD = (0, 1, 15, 16, 17, 128, 129, 1003)
 F32, BF16 = np.dtype(np.float32), np.dtype(np.uint16)

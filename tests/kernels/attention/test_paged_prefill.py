@@ -15,8 +15,6 @@ from labkit.kernels.arguments import dynamic_shared
 from labkit.kernels.attention import paged_prefill as module
 from labkit.kernels.attention.paged import paged_decode_reference
 from labkit.kernels.attention.paged_prefill import (
-    PAGED_PREFILL,
-    PAGED_PREFILL_BF16,
     paged_prefill,
     paged_prefill_flash,
     paged_prefill_mma,
@@ -26,9 +24,10 @@ from labkit.kernels.attention.paged_prefill import (
 )
 from labkit.kernels.attention.paged_tiles import make_paged_prefill, make_paged_prefill_mma
 from labkit.kernels.attention.pages import LOG2_E, as_matrix, paged_inputs
-from labkit.kernels.attention.sentences import begins_of
 from labkit.kernels.dtypes import bfloat16_of, float32_of
 from labkit.kernels.op import uniform
+from labkit.kernels.ops.attention_sentences import begins_of
+from labkit.kernels.ops.paged_prefill import PAGED_PREFILL, PAGED_PREFILL_BF16
 
 F32, BF16 = np.dtype(np.float32), np.dtype(np.uint16)
 RUNGS = [(paged_prefill_naive, F32), (paged_prefill_naive, BF16), (paged_prefill_flash, F32),

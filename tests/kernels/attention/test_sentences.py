@@ -12,8 +12,6 @@ from labkit.kernels.arguments import dynamic_shared
 from labkit.kernels.attention import sentences_flash as module
 from labkit.kernels.attention.flash import scale_for_powers_of_two
 from labkit.kernels.attention.sentences import (
-    ATTENTION_SENTENCES,
-    ATTENTION_SENTENCES_HALF,
     attention_sentences,
     attention_sentences_flash,
     attention_sentences_flash_half,
@@ -21,11 +19,11 @@ from labkit.kernels.attention.sentences import (
     attention_sentences_three_launches,
     attention_sentences_three_launches_half,
     attention_sentences_whole_matrix,
-    begins_of,
     scores_shape,
 )
 from labkit.kernels.attention.sentences_flash import make_sentences_flash, make_sentences_flash_half
 from labkit.kernels.op import uniform
+from labkit.kernels.ops.attention_sentences import ATTENTION_SENTENCES, ATTENTION_SENTENCES_HALF, begins_of
 from labkit.measure.ops import op as registered
 
 LAUNCHERS = (attention_sentences_three_launches, attention_sentences_flash, attention_sentences_three_launches_half,

@@ -7,18 +7,9 @@ from labkit import cuda, device
 from labkit.kernels.agree import agree
 from labkit.kernels.attention import three_pass as module
 from labkit.kernels.attention.half import attention_half
-from labkit.kernels.attention.three_pass import (
-    ATTENTION,
-    ATTENTION_CACHED,
-    ATTENTION_CAUSAL,
-    LAUNCHERS,
-    append_to_cache,
-    attention,
-    attention_reference,
-    attention_three_pass,
-    tolerance_of,
-)
+from labkit.kernels.attention.three_pass import append_to_cache, attention, attention_reference, attention_three_pass
 from labkit.kernels.op import uniform
+from labkit.kernels.ops.attention import ATTENTION, ATTENTION_CACHED, ATTENTION_CAUSAL, LAUNCHERS, tolerance_of
 from labkit.measure.ops import op
 
 every_operation = pytest.mark.parametrize("operation", [ATTENTION, ATTENTION_CAUSAL, ATTENTION_CACHED],

@@ -5,9 +5,10 @@ import pytest
 
 from labkit import cuda, observe
 from labkit.device import graphs, launches
-from labkit.kernels.attention.three_pass import attention_reference, tolerance_of
+from labkit.kernels.attention.three_pass import attention_reference
 from labkit.kernels.attention.unfused import LONGEST, AttentionInSteps, scores_kernel
 from labkit.kernels.op import uniform
+from labkit.kernels.ops.attention import tolerance_of
 
 SIZES = ((1, 1, 1, 0), (5, 2, 3, 0), (1, 3, 16, 7), (17, 2, 64, 0), (70, 1, 80, 0), (3, 1, 250, 4), (9, 2, 20, 131),
          (66, 2, 65, 63))

@@ -9,18 +9,11 @@ from labkit.kernels.agree import agree, poisoned
 from labkit.kernels.dtypes import bfloat16_of, float32_of, float64_of
 from labkit.kernels.linear import bf16, swap_ab
 from labkit.kernels.linear.bf16 import (
-    LINEAR_BF16,
-    LINEAR_SWIGLU,
-    LM_HEAD,
     arrange_gate_up,
-    layer,
-    layer_of_two,
     linear,
     linear_bf16_reference,
     linear_swiglu,
     linear_swiglu_reference,
-    sum_error,
-    swiglu_tolerance,
 )
 from labkit.kernels.linear.swap_ab import multiply_swap_ab
 from labkit.kernels.matmul.wgmma import (
@@ -32,6 +25,15 @@ from labkit.kernels.matmul.wgmma import (
     multiply_swiglu,
 )
 from labkit.kernels.matmul.wgmma_tiles import unchanged
+from labkit.kernels.ops.linear_bf16 import (
+    LINEAR_BF16,
+    LINEAR_SWIGLU,
+    LM_HEAD,
+    layer,
+    layer_of_two,
+    sum_error,
+    swiglu_tolerance,
+)
 
 AS_FLOAT32 = pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 

@@ -7,8 +7,9 @@ from labkit import cuda, device
 from labkit.kernels.agree import agree, to_device
 from labkit.kernels.linear import few_rows as skinny
 from labkit.kernels.linear import fused
-from labkit.kernels.linear.few_rows import SKINNY_LINEAR, SKINNY_LINEAR_HALF
-from labkit.kernels.linear.fused import FUSED_LINEAR_RESIDUAL, fused_reference
+from labkit.kernels.linear.fused import fused_reference
+from labkit.kernels.ops.fused_linear import FUSED_LINEAR_RESIDUAL
+from labkit.kernels.ops.skinny_linear import SKINNY_LINEAR, SKINNY_LINEAR_HALF
 
 every_rung = pytest.mark.parametrize(("op", "launcher"), [
     pytest.param(op, launcher, id=launcher.__name__)

@@ -7,7 +7,7 @@ from labkit import cuda, device
 from labkit.device import graphs
 from labkit.kernels.agree import agree, to_device
 from labkit.kernels.linear import fused
-from labkit.kernels.linear.fused import (
+from labkit.kernels.ops.fused_linear import (
     FUSED_LINEAR,
     FUSED_LINEAR_GELU,
     FUSED_LINEAR_GELU_ERF,

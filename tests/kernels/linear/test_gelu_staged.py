@@ -9,7 +9,8 @@ from labkit.device import compiling
 from labkit.device.lazy import built
 from labkit.kernels.agree import to_device
 from labkit.kernels.linear import layers
-from labkit.kernels.linear.layers import LINEAR_GELU, f16_accumulators_error, gelu_tolerance
+from labkit.kernels.linear.layers import f16_accumulators_error
+from labkit.kernels.ops.linear import LINEAR_GELU, gelu_tolerance
 
 
 @pytest.mark.sampled(1)

@@ -7,7 +7,7 @@ from labkit import cuda
 from labkit.device import graphs
 from labkit.kernels.agree import agree, to_device
 from labkit.kernels.linear import layers as linear
-from labkit.kernels.linear.layers import LINEAR, LINEAR_F32, LINEAR_GELU, LINEAR_GELU_TANH, LINEAR_RESIDUAL
+from labkit.kernels.ops.linear import LINEAR, LINEAR_F32, LINEAR_GELU, LINEAR_GELU_TANH, LINEAR_RESIDUAL
 
 OPS = (LINEAR_F32, LINEAR, LINEAR_GELU, LINEAR_GELU_TANH, LINEAR_RESIDUAL)
 

@@ -5,7 +5,7 @@ import pytest
 
 from labkit import cuda
 from labkit.kernels.linear.next_token import blocks_of, pick_next, row_logits
-from labkit.kernels.linear.one_row import norm_row
+from labkit.kernels.ops.one_row import norm_row
 
 K, V = 48, 97
 

@@ -8,10 +8,13 @@ import pytest
 from labkit import cuda
 from labkit.device import compiling
 from labkit.kernels.agree import agree
-from labkit.kernels.attention.one_query import ONE_ROW_ATTENDED, ONE_ROW_ATTENDED_HALF, make_one_query
+from labkit.kernels.attention.one_query import make_one_query
 from labkit.kernels.linear import one_row
-from labkit.kernels.linear.next_token import ONE_ROW_LOGITS, ONE_ROW_LOGITS_HALF, make_row_logits
+from labkit.kernels.linear.next_token import make_row_logits
 from labkit.kernels.linear.one_row import GELU, JOIN, NORM, PLAIN, QKV, RESIDUAL, make_one_row, plan
+from labkit.kernels.ops.one_row import layer, norm_row
+from labkit.kernels.ops.one_row_attended import ONE_ROW_ATTENDED, ONE_ROW_ATTENDED_HALF
+from labkit.kernels.ops.one_row_logits import ONE_ROW_LOGITS, ONE_ROW_LOGITS_HALF
 
 OPS = [getattr(one_row, f"ONE_ROW_{name}{half}") for half in ("", "_HALF") for name in ("GELU", "RESIDUAL", "QKV")]
 OPS += [ONE_ROW_ATTENDED, ONE_ROW_LOGITS, ONE_ROW_ATTENDED_HALF, ONE_ROW_LOGITS_HALF]
@@ -40,8 +43,8 @@ def test_operation_agrees_at_more_sizes(op, size):
 
 def arrays(K=48, dtype=np.float32, rows=5):
     rng = np.random.default_rng(0)
-    x, weight, bias = one_row.norm_row(rng, K, dtype)
-    found = (x, weight, bias, *one_row.layer(rng, K, 3 * K, dtype))
+    x, weight, bias = norm_row(rng, K, dtype)
+    found = (x, weight, bias, *layer(rng, K, 3 * K, dtype))
     return [*map(cuda.to_device, found), cuda.device_array((1, K), dtype),
             cuda.to_device(np.full((rows, 2 * K), 7, dtype))]
 

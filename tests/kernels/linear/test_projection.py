@@ -5,7 +5,8 @@ import pytest
 
 from labkit import cuda
 from labkit.kernels.agree import agree
-from labkit.kernels.linear.projection import LOGITS, PROJECTION, logits, logits_warp, projection, projection_few_rows
+from labkit.kernels.linear.projection import logits, logits_warp, projection, projection_few_rows
+from labkit.kernels.ops.projection import LOGITS, PROJECTION
 from labkit.measure.ops import op
 
 

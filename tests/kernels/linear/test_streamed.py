@@ -11,8 +11,9 @@ from labkit.kernels.agree import agree, poisoned
 from labkit.kernels.dtypes import bfloat16_of, float64_of
 from labkit.kernels.elements import BFLOAT16, FLOAT32
 from labkit.kernels.linear import streamed
-from labkit.kernels.linear.bf16 import STREAMED_LINEAR, arrange_gate_up, layer, linear_tolerance, sum_error
+from labkit.kernels.linear.bf16 import arrange_gate_up
 from labkit.kernels.linear.streamed import by_tensor_cores, by_thread, by_warp, by_wide_warp, check_linear, make_tensor
+from labkit.kernels.ops.linear_bf16 import STREAMED_LINEAR, layer, linear_tolerance, sum_error
 
 
 @pytest.mark.sampled(2)

@@ -8,7 +8,6 @@ from labkit.device import compiling
 from labkit.kernels.agree import agree
 from labkit.kernels.arguments import blocks_for
 from labkit.kernels.matmul.float32 import (
-    MATMUL,
     make_matmul_register_blocked,
     make_matmul_tiled,
     matmul_double_buffered,
@@ -20,6 +19,7 @@ from labkit.kernels.matmul.float32 import (
 )
 from labkit.kernels.matmul.float32_tiles import RING
 from labkit.kernels.op import rung, uniform
+from labkit.kernels.ops.matmul import MATMUL
 
 every_rung = pytest.mark.parametrize("launch", MATMUL.rungs, ids=lambda launch: launch.__name__)
 

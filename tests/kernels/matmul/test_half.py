@@ -6,8 +6,6 @@ import pytest
 from labkit import cuda
 from labkit.kernels.agree import agree
 from labkit.kernels.matmul.half import (
-    MATMUL_BF16,
-    MATMUL_HALF,
     matmul_half_double_buffered,
     matmul_half_f16_accumulators,
     matmul_half_hand_blocked,
@@ -17,6 +15,7 @@ from labkit.kernels.matmul.half import (
     matmul_half_tiled,
     random_float16,
 )
+from labkit.kernels.ops.matmul_half import MATMUL_BF16, MATMUL_HALF
 
 ANY_SIZE = (matmul_half_naive, matmul_half_tiled, matmul_half_tensor_core, matmul_half_hand_blocked)
 

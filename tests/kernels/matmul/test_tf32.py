@@ -5,7 +5,8 @@ import pytest
 
 from labkit import cuda
 from labkit.kernels.agree import agree
-from labkit.kernels.matmul.tf32 import MATMUL_TF32, matmul_tf32_pipelined, matmul_tf32_tensor_core
+from labkit.kernels.matmul.tf32 import matmul_tf32_pipelined, matmul_tf32_tensor_core
+from labkit.kernels.ops.matmul_tf32 import MATMUL_TF32
 
 
 @pytest.mark.parametrize("launcher", MATMUL_TF32.rungs, ids=lambda launcher: launcher.__name__)

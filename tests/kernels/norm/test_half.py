@@ -6,6 +6,7 @@ import pytest
 from labkit import cuda
 from labkit.kernels.agree import agree
 from labkit.kernels.norm import half
+from labkit.kernels.ops.layernorm_half import ADD_LAYERNORM_HALF, LAYERNORM_HALF, tolerance
 
 WARPS = (half.layernorm_half_singles, half.layernorm_half_warp)  # another kernel for each width
 
@@ -13,22 +14,22 @@ WARPS = (half.layernorm_half_singles, half.layernorm_half_warp)  # another kerne
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("launcher", WARPS, ids=lambda f: f.__name__)
 def test_every_rung_agrees(launcher):
-    assert agree(half.LAYERNORM_HALF, [launcher], sizes=({"R": 3, "C": 13}, {"R": 5, "C": 384}), seed=1).passed
+    assert agree(LAYERNORM_HALF, [launcher], sizes=({"R": 3, "C": 13}, {"R": 5, "C": 384}), seed=1).passed
 
 
 @pytest.mark.sweep
 @pytest.mark.parametrize("launcher", WARPS, ids=lambda f: f.__name__)
 def test_every_rung_agrees_at_every_awkward_size(launcher):
-    assert agree(half.LAYERNORM_HALF, [launcher], seed=1).passed
+    assert agree(LAYERNORM_HALF, [launcher], seed=1).passed
 
 
 def test_with_a_residual():
-    assert agree(half.ADD_LAYERNORM_HALF, [half.add_layernorm_half_warp], sizes=({"R": 5, "C": 384},), seed=2).passed
+    assert agree(ADD_LAYERNORM_HALF, [half.add_layernorm_half_warp], sizes=({"R": 5, "C": 384},), seed=2).passed
 
 
 @pytest.mark.sweep
 def test_with_a_residual_every_rung():
-    assert agree(half.ADD_LAYERNORM_HALF, seed=3).passed
+    assert agree(ADD_LAYERNORM_HALF, seed=3).passed
 
 
 def test_the_sum_is_not_rounded_to_a_half():
@@ -44,12 +45,12 @@ def test_the_sum_is_not_rounded_to_a_half():
 
 
 @pytest.mark.sampled(1)
-@pytest.mark.parametrize("launch", (*half.LAYERNORM_HALF.rungs, *half.ADD_LAYERNORM_HALF.rungs),
+@pytest.mark.parametrize("launch", (*LAYERNORM_HALF.rungs, *ADD_LAYERNORM_HALF.rungs),
                          ids=lambda launch: launch.__name__)
 def test_the_epsilon_of_bert(launch):
     """The variance is about 1e-9: 1e-5 would hide it, 1e-12 leaves it as it is."""
     rng = np.random.default_rng(5)
-    x, weight, bias = half.LAYERNORM_HALF.inputs(rng, R=3, C=384)
+    x, weight, bias = LAYERNORM_HALF.inputs(rng, R=3, C=384)
     x = ((x - np.float16(0.75)) * np.float16(6e-5)).astype(np.float16)
     residual, with_residual = x[::-1].copy(), launch.__name__.startswith("add")
     inputs = (x, residual, weight, bias) if with_residual else (x, weight, bias)
@@ -57,13 +58,13 @@ def test_the_epsilon_of_bert(launch):
     launch(*arrays, arrays[0], epsilon=1e-12)
     total = x.astype(np.float64) + residual if with_residual else x.astype(np.float64)
     expected = half.layernorm_half_reference(total, weight, bias, 1e-12)
-    assert np.abs(arrays[0].copy_to_host() - expected).max() <= half.tolerance(total, weight, bias, 1e-12).max()
+    assert np.abs(arrays[0].copy_to_host() - expected).max() <= tolerance(total, weight, bias, 1e-12).max()
     assert np.abs(expected - half.layernorm_half_reference(total, weight, bias)).max() > 1  # what 1e-5 would give
 
 
 def test_a_view_at_an_odd_address():
     rng = np.random.default_rng(4)
-    x, weight, bias = half.LAYERNORM_HALF.inputs(rng, R=3, C=384)
+    x, weight, bias = LAYERNORM_HALF.inputs(rng, R=3, C=384)
     whole = cuda.to_device(np.concatenate([np.float16([7]), x.reshape(-1)]))
     out = cuda.device_array(x.shape, np.float16)
     half.layernorm_half_warp(whole[1:].reshape(3, 384), cuda.to_device(weight), cuda.to_device(bias), out)

@@ -10,8 +10,8 @@ import pytest
 from labkit import cuda
 from labkit.kernels.agree import agree
 from labkit.kernels.norm import layernorm as norm
-from labkit.kernels.norm.layernorm import ADD_LAYERNORM, LAYERNORM, RESIDUAL_LAYERNORM
 from labkit.kernels.op import rung, uniform
+from labkit.kernels.ops.layernorm import ADD_LAYERNORM, LAYERNORM, RESIDUAL_LAYERNORM
 
 every_rung = pytest.mark.parametrize("launcher", LAYERNORM.rungs, ids=lambda rung: rung.__name__)
 

@@ -8,14 +8,8 @@ from labkit import cuda
 from labkit.kernels.agree import agree, guarded, poisoned, to_device
 from labkit.kernels.dtypes import bfloat16_of, float32_of
 from labkit.kernels.norm import rmsnorm as norms
-from labkit.kernels.norm.rmsnorm import (
-    ADD_RMSNORM,
-    ADD_RMSNORM_BF16,
-    RMSNORM,
-    RMSNORM_BF16,
-    add_rmsnorm,
-    rmsnorm,
-)
+from labkit.kernels.norm.rmsnorm import add_rmsnorm, rmsnorm
+from labkit.kernels.ops.rmsnorm import ADD_RMSNORM, ADD_RMSNORM_BF16, RMSNORM, RMSNORM_BF16
 
 OPS = (RMSNORM, RMSNORM_BF16, ADD_RMSNORM, ADD_RMSNORM_BF16)
 

@@ -6,15 +6,13 @@ import pytest
 from labkit import cuda
 from labkit.kernels.agree import agree
 from labkit.kernels.op import uniform
-from labkit.kernels.softmax.masked import (
+from labkit.kernels.ops.masked_softmax import (
     LAUNCHERS,
     MASKED_SOFTMAX_CAUSAL,
     MASKED_SOFTMAX_NONE,
     MASKED_SOFTMAX_PADDING,
-    masked_softmax_reference,
-    masked_softmax_single_read,
-    masked_softmax_unfused,
 )
+from labkit.kernels.softmax.masked import masked_softmax_reference, masked_softmax_single_read, masked_softmax_unfused
 
 FUSED = [launch for launch in LAUNCHERS if launch is not masked_softmax_unfused]
 EXACT = {"rtol": 3e-6, "atol": 1e-37}

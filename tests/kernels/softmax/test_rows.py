@@ -5,7 +5,8 @@ import pytest
 
 from labkit import cuda
 from labkit.kernels.agree import agree
-from labkit.kernels.softmax.rows import LONGEST_ROW, SOFTMAX, softmax_block_tree, softmax_reference, softmax_vectorized
+from labkit.kernels.ops.softmax import SOFTMAX
+from labkit.kernels.softmax.rows import LONGEST_ROW, softmax_block_tree, softmax_reference, softmax_vectorized
 
 
 def run(launch, x):

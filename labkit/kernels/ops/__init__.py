@@ -1,0 +1,1 @@
+"""What each operation is checked and timed with: inputs, sizes, tolerance, work and baselines."""

@@ -1,0 +1,74 @@
+"""layernorm_half and add_layernorm_half: inputs, sizes, tolerances, work and
+baselines of the rungs in labkit.kernels.norm.half."""
+
+import numpy as np
+
+from labkit.kernels.baselines import Baseline
+from labkit.kernels.norm import layernorm as full
+from labkit.kernels.norm.half import (
+    add_layernorm_half_reference,
+    add_layernorm_half_singles,
+    add_layernorm_half_warp,
+    layernorm_half_reference,
+    layernorm_half_singles,
+    layernorm_half_warp,
+)
+from labkit.kernels.norm.layernorm import EPSILON
+from labkit.kernels.op import Op, Work, uniform
+from labkit.kernels.ops.layernorm import torch_add_layernorm, torch_layernorm
+from labkit.kernels.tolerance import EPS16
+
+
+def _half(array):
+    return array.astype(np.float16)
+
+
+def tolerance(x, weight, bias, epsilon=EPSILON):
+    """The result is rounded to float16, a relative error of 2^-11; allowed is twice that, and what float32 is
+    allowed."""
+    size = np.abs(full.layernorm_reference(x, weight, bias, epsilon))
+    return EPS16 * size + full.tolerance(x, weight, bias, epsilon) + 6e-8
+
+
+SIZES = {
+    "shape": lambda R, C: (R, C),
+    "awkward": tuple({"R": R, "C": C} for R, C in ((1, 1), (3, 13), (5, 384), (6, 768))),
+    "dtype": np.float16,
+}  # fmt: skip
+
+TIMED = {
+    "timed_gpu": {"R": 65536, "C": 768},
+    "timed_cpu": {"R": 64, "C": 768},
+    "also_gpu": ({"R": 8192, "C": 384},),  # MiniLM, 64 sentences of 128 tokens
+}  # fmt: skip
+
+LAYERNORM_HALF = Op(
+    "layernorm_half",
+    title="Layer normalisation in float16",
+    formula="out = (x - mean) / sqrt(variance + 1e-5) * weight + bias, for each row",
+    reference=layernorm_half_reference,
+    rungs=(layernorm_half_singles, layernorm_half_warp),
+    inputs=lambda rng, R, C: (_half(uniform(rng, R, C) + np.float32(0.75)), _half(uniform(rng, C)),
+                              _half(uniform(rng, C))),
+    tolerance=tolerance,
+    by_row=(0,),
+    work=Work(flops=lambda R, C: 8 * R * C, bytes=lambda R, C: 4 * R * C, **TIMED),
+    baselines=(Baseline("PyTorch", "torch", torch_layernorm),),
+    **SIZES,
+)
+
+ADD_LAYERNORM_HALF = Op(
+    "add_layernorm_half",
+    title="Residual addition and layer normalisation in float16",
+    formula="out = layernorm(x + residual)",
+    reference=add_layernorm_half_reference,
+    rungs=(add_layernorm_half_singles, add_layernorm_half_warp),
+    inputs=lambda rng, R, C: (_half(uniform(rng, R, C) + np.float32(0.75)), _half(uniform(rng, R, C)),
+                              _half(uniform(rng, C)), _half(uniform(rng, C))),
+    tolerance=lambda x, residual, weight, bias: tolerance(x + residual, weight, bias),
+    by_row=(0, 1),
+    work=Work(flops=lambda R, C: 9 * R * C, bytes=lambda R, C: 6 * R * C, **TIMED),
+    baselines=(Baseline("PyTorch", "torch", torch_add_layernorm, note="add, then layer_norm", tolerance=lambda x,
+                        residual, weight, bias: 4 * tolerance(x + residual, weight, bias) + 2e-3),),
+    **SIZES,
+)

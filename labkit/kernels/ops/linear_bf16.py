@@ -1,0 +1,164 @@
+"""streamed_linear, linear_bf16, linear_swiglu and lm_head: inputs, sizes, tolerances, work and
+baselines of the rungs in labkit.kernels.linear.bf16."""
+
+import numpy as np
+
+from labkit.kernels.baselines import Baseline
+from labkit.kernels.dtypes import bfloat16_of
+from labkit.kernels.linear.bf16 import (
+    arrange_gate_up,
+    gate_and_up,
+    linear_bf16_left,
+    linear_bf16_picked,
+    linear_bf16_pipelined,
+    linear_bf16_reference,
+    linear_bf16_wgmma,
+    linear_swiglu_left,
+    linear_swiglu_picked,
+    linear_swiglu_reference,
+    linear_swiglu_streamed,
+    linear_swiglu_wgmma,
+    lm_head_left,
+    lm_head_picked,
+    lm_head_streamed,
+    lm_head_wgmma,
+    silu,
+    sizes,
+)
+from labkit.kernels.linear.streamed import (
+    GROUP,
+    streamed_several,
+    streamed_tensor_cores,
+    streamed_thread,
+    streamed_warp,
+    streamed_wide,
+)
+from labkit.kernels.op import Op, Work, uniform
+from labkit.kernels.tolerance import EPS32
+
+EPS_BF16 = 2.0**-7  # twice the largest relative error of a rounding to bfloat16
+
+
+def layer(rng, M, N, K):
+    """x and weights. The weights are so small that sums are of the size of x."""
+    return bfloat16_of(uniform(rng, M, K)), bfloat16_of(uniform(rng, N, K) / np.float32(np.sqrt(K)))
+
+
+def layer_of_two(rng, M, N, K):
+    """x, and the gate and up of N outputs as linear_swiglu takes them."""
+    gate, up = (bfloat16_of(uniform(rng, N, K) / np.float32(np.sqrt(K))) for _ in range(2))
+    return bfloat16_of(uniform(rng, M, K)), arrange_gate_up(gate, up)
+
+
+def sum_error(x, weight):
+    """The error allowed for sums of K products in float32: those of bfloat16 numbers are exact."""
+    return 2 * EPS32 * np.sqrt(x.shape[1]) * (np.abs(x) @ np.abs(weight).T)
+
+
+def linear_tolerance(x, weight):
+    return sum_error(x, weight) + EPS_BF16 * np.abs(x @ weight.T)
+
+
+def swiglu_tolerance(x, gate_up):
+    """SiLU is nowhere steeper than 1.1; gate, up, SiLU and the product are rounded, each to bfloat16."""
+    gate, up = gate_and_up(x @ gate_up.T)
+    gate_error, up_error = (part + EPS_BF16 * np.abs(of) for part, of in
+                            zip(gate_and_up(sum_error(x, gate_up)), (gate, up), strict=True))
+    silu_error = 1.1 * gate_error + EPS_BF16 * np.abs(silu(gate))
+    product = np.abs(silu(gate)) * up_error + (np.abs(up) + up_error) * silu_error
+    return product + EPS_BF16 * np.abs(silu(gate) * up)
+
+
+def of_llama(M: int) -> tuple:
+    """The layers of Llama 3.2 1B: queries, keys and values together; the output of attention; gate and up; down."""
+    return sizes((M, 3072, 2048), (M, 2048, 2048), (M, 16384, 2048), (M, 2048, 8192))
+
+
+FLOPS = {"flops": lambda M, N, K: 2 * M * N * K, "peak": "f16"}
+
+
+def torch_linear(torch, x, weight, out):
+    return torch.matmul(x, weight.T, out=out)
+
+
+CUBLAS = (Baseline("PyTorch", "torch", torch_linear, note="cuBLAS"),)
+
+STREAMED_LINEAR = Op(
+    "streamed_linear",
+    title="A bfloat16 linear layer of few rows",
+    formula="out = x @ weight.T",
+    reference=linear_bf16_reference,
+    rungs=(streamed_thread, streamed_warp, streamed_wide, streamed_several, streamed_tensor_cores),
+    inputs=layer,
+    shape=lambda M, N, K: (M, N),
+    awkward=sizes((1, 3, 260), (2, 17, 264), (1, 40, 2056), (17, 19, 136), (33, 5, 8)),
+    tolerance=linear_tolerance,
+    dtype=np.uint16,
+    by_row=(0,),
+    work=Work(bytes=lambda M, N, K: 2 * (M * K + N * K + M * N), timed_gpu={"M": 1, "N": 2048, "K": 8192},
+              timed_cpu={"M": 1, "N": 256, "K": 256}, also_gpu=(*of_llama(1)[:3], *of_llama(8), *of_llama(16)),
+              **FLOPS),
+    baselines=CUBLAS,
+)
+
+LINEAR_BF16 = Op(
+    "linear_bf16",
+    title="A bfloat16 linear layer",
+    formula="out = x @ weight.T",
+    reference=linear_bf16_reference,
+    rungs=(linear_bf16_pipelined, linear_bf16_wgmma, linear_bf16_left, linear_bf16_picked),
+    inputs=layer,
+    shape=lambda M, N, K: (M, N),
+    awkward=sizes((1, 3, 260), (1, 8, 8), (37, 24, 40), (130, 136, 72)),
+    tolerance=linear_tolerance,
+    dtype=np.uint16,
+    by_row=(0,),
+    work=Work(bytes=lambda M, N, K: 2 * (M * K + N * K + M * N), timed_gpu={"M": 4096, "N": 4096, "K": 4096},
+              timed_cpu={"M": 64, "N": 64, "K": 64}, unit="TFLOP/s",
+              also_gpu=(*of_llama(32), *of_llama(256), *of_llama(1024), *of_llama(4096)), **FLOPS),
+    baselines=CUBLAS,
+)
+
+LINEAR_SWIGLU = Op(
+    "linear_swiglu",
+    title="Two bfloat16 linear layers and SwiGLU",
+    formula="out = silu(x @ gate.T) * (x @ up.T)",
+    reference=linear_swiglu_reference,
+    rungs=(linear_swiglu_streamed, linear_swiglu_wgmma, linear_swiglu_left, linear_swiglu_picked),
+    inputs=layer_of_two,
+    shape=lambda M, N, K: (M, N),
+    awkward=sizes((1, 8, 260), (1, 8, 8), (17, 24, 264), (130, 136, 72)),
+    tolerance=swiglu_tolerance,
+    dtype=np.uint16,
+    by_row=(0,),
+    work=Work(flops=lambda M, N, K: 4 * M * N * K, peak="f16", unit="TFLOP/s",
+              bytes=lambda M, N, K: 2 * (M * K + 2 * N * K + M * N), timed_gpu={"M": 4096, "N": 8192, "K": 2048},
+              timed_cpu={"M": 4, "N": 64, "K": 64}, also_gpu=sizes(*((M, 8192, 2048) for M in (1, 8, 32, 256, 1024)))),
+    baselines=(Baseline("PyTorch", "torch", lambda torch, x, gate_up, out: torch_swiglu(torch, x, gate_up),
+                        note="unfused: cuBLAS, then SiLU and the product", autotune=True),),
+)
+
+
+def torch_swiglu(torch, x, gate_up):
+    """Which column of the product is a gate and which an up changes no time."""
+    apart = (x @ gate_up.T).view(x.shape[0], -1, 2, GROUP)
+    return (torch.nn.functional.silu(apart[:, :, 0]) * apart[:, :, 1]).reshape(x.shape[0], -1)
+
+
+LM_HEAD = Op(
+    "lm_head",
+    title="The last layer of a Llama: a logit for each token of the vocabulary",
+    formula="out = x @ weight.T, bfloat16 in, float32 out",
+    reference=linear_bf16_reference,
+    rungs=(lm_head_streamed, lm_head_wgmma, lm_head_left, lm_head_picked),
+    inputs=layer,
+    shape=lambda M, N, K: (M, N),
+    awkward=sizes((1, 3, 260), (1, 8, 8), (17, 40, 264), (130, 72, 136)),
+    tolerance=sum_error,
+    by_row=(0,),
+    work=Work(bytes=lambda M, N, K: 2 * (M * K + N * K) + 4 * M * N, timed_gpu={"M": 1, "N": 128256, "K": 2048},
+              timed_cpu={"M": 1, "N": 512, "K": 128}, also_gpu=sizes((32, 128256, 2048), (256, 128256, 2048)), **FLOPS),
+    baselines=(Baseline("PyTorch", "torch", lambda torch, x, weight, out: torch.mm(x, weight.T,
+                                                                                   out_dtype=torch.float32),
+                        note="cuBLAS"),),
+)

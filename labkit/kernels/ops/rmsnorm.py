@@ -1,0 +1,109 @@
+"""rmsnorm, rmsnorm_bf16, add_rmsnorm and add_rmsnorm_bf16: inputs, sizes, tolerances, work and
+baselines of the rungs in labkit.kernels.norm.rmsnorm."""
+
+from dataclasses import replace
+
+import numpy as np
+
+from labkit.kernels.baselines import Baseline
+from labkit.kernels.dtypes import bfloat16_of
+from labkit.kernels.elements import BFLOAT16, FLOAT32, Element
+from labkit.kernels.norm.rmsnorm import (
+    EPS,
+    add_rmsnorm_fused,
+    add_rmsnorm_reference,
+    add_rmsnorm_unfused,
+    rmsnorm_block_tree,
+    rmsnorm_naive,
+    rmsnorm_reference,
+    rmsnorm_registers,
+    rmsnorm_warp,
+)
+from labkit.kernels.op import Op, Work, uniform
+from labkit.kernels.tolerance import EPS32, EPS_BF16
+
+
+def tolerance_of(element: Element):
+    """The sum goes over C positive terms: its relative error grows like sqrt(C), and the root makes it half as large;
+    the root's reciprocal and the products are some roundings more. In bfloat16 a value that lies near the middle
+    between two numbers may be rounded to the other one, before and after the weight."""
+    def tolerance(x, weight, eps=EPS):
+        size = np.abs(rmsnorm_reference(x, weight, eps))
+        return (EPS32 * (np.sqrt(x.shape[1]) + 4) + 2 * EPS_BF16 * (element == BFLOAT16)) * size
+
+    return tolerance
+
+
+def _add_tolerance_of(element: Element):
+    """The sums are exact, to the last bit."""
+    def tolerance(x, residual, weight):
+        rows = add_rmsnorm_reference(x, residual, weight)[1]
+        return np.stack([tolerance_of(element)(rows, weight) * 1.01, np.zeros_like(rows)])
+
+    return tolerance
+
+
+def _stored(element: Element):
+    return bfloat16_of if element == BFLOAT16 else np.asarray
+
+
+def _torch(torch, x, weight, out):
+    return torch.nn.functional.rms_norm(x, weight.shape, weight, EPS)
+
+
+def _torch_add(torch, x, residual, weight, out):
+    """(normed, sum), each in memory of its own: into one array torch.compile would copy them."""
+    total = x + residual
+    return torch.nn.functional.rms_norm(total, weight.shape, weight, EPS), total
+
+
+AWKWARD = tuple({"T": T, "C": C} for T, C in ((1, 1), (6, 264), (3, 1021)))
+
+TIMED = {
+    "timed_gpu": {"T": 16384, "C": 2048},
+    "timed_cpu": {"T": 64, "C": 256},
+    "also_gpu": ({"T": 1, "C": 2048}, {"T": 32, "C": 2048}, {"T": 256, "C": 2048}),  # decode of Llama 3.2 1B
+}  # fmt: skip
+
+
+def _rmsnorm_op(name: str, element: Element):
+    stored, size = _stored(element), element.dtype.itemsize
+    return Op(
+        name,
+        title="RMSNorm" + " in bfloat16" * (element == BFLOAT16),
+        formula="out = x / sqrt(mean(x^2) + 1e-5) * weight, for each row",
+        reference=rmsnorm_reference,
+        rungs=(rmsnorm_naive, rmsnorm_block_tree, rmsnorm_warp, rmsnorm_registers),
+        inputs=lambda rng, T, C: (stored(uniform(rng, T, C) + np.float32(0.75)), stored(uniform(rng, C))),
+        shape=lambda T, C: (T, C),
+        awkward=AWKWARD,
+        tolerance=tolerance_of(element),
+        by_row=(0,),
+        work=Work(flops=lambda T, C: 4 * T * C, bytes=lambda T, C: 2 * size * T * C, **TIMED),
+        baselines=(Baseline("PyTorch", "torch", _torch),),
+        dtype=element.dtype,
+    )
+
+
+def _add_rmsnorm_op(name: str, element: Element):
+    stored, size = _stored(element), element.dtype.itemsize
+    return replace(
+        _rmsnorm_op(name, element),
+        title="Residual addition and RMSNorm, the sum kept" + ", in bfloat16" * (element == BFLOAT16),
+        formula="out[1] = x + residual; out[0] = rmsnorm(out[1])",
+        reference=add_rmsnorm_reference,
+        rungs=(add_rmsnorm_unfused, add_rmsnorm_fused),
+        inputs=lambda rng, T, C: (stored(uniform(rng, T, C) + np.float32(0.75)), stored(uniform(rng, T, C)),
+                                  stored(uniform(rng, C))),
+        shape=lambda T, C: (2, T, C),
+        tolerance=_add_tolerance_of(element),
+        by_row=(),
+        work=Work(flops=lambda T, C: 5 * T * C, bytes=lambda T, C: 4 * size * T * C, **TIMED),
+        baselines=(Baseline("PyTorch", "torch", _torch_add, note="add, then rms_norm", compile=_torch_add),),
+    )
+
+
+RMSNORM = _rmsnorm_op("rmsnorm", FLOAT32)
+RMSNORM_BF16 = _rmsnorm_op("rmsnorm_bf16", BFLOAT16)
+ADD_RMSNORM = _add_rmsnorm_op("add_rmsnorm", FLOAT32)
+ADD_RMSNORM_BF16 = _add_rmsnorm_op("add_rmsnorm_bf16", BFLOAT16)
