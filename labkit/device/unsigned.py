@@ -2,7 +2,7 @@
 
 The pass runs before types are inferred. It replaces `operator.add` by an operator of ours, which has a uint32 for two
 uint32 and Numba's own types for all else. A result is computed as Numba computes it, in 64 bits, and truncated: LLVM
-makes 32-bit arithmetic of that.
+makes 32-bit arithmetic of that. That sums and products fit is told to LLVM, which can then add an offset to a pointer.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def _operator(function, with_constant):
         wide = resolved.get_call_type(context.typing_context, (U64, U64), {})
         args = [context.cast(builder, arg, U32, of) for arg, of in zip(args, wide.args, strict=True)]
         result = context.get_function(resolved, wide)(builder, args)
-        if function in (operator.add, operator.mul):  # as in C++ for `int`: an offset may be added to a pointer
+        if function in (operator.add, operator.mul):
             builder.assume(builder.icmp_unsigned("<", result, result.type(1 << 32)))
         return context.cast(builder, result, wide.return_type, U32)
 

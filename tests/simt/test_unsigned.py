@@ -46,15 +46,22 @@ def load(tmp_path, monkeypatch):
     return load
 
 
-def results(kernel, *arrays, count, dtype=np.uint64):
-    """What a kernel of one thread stores: compiled, and observed."""
-    found = []
-    for run in (lambda *args: kernel[1, 1](*args), lambda *args: observe(kernel[1, 1], *args)):
-        out = np.zeros(count, dtype)
-        run(*arrays, out)
-        found.append(out.tolist())
-    assert found[0] == found[1]
-    return found[0]
+def results(kernel, *arrays, count, dtype=np.uint64, wraps=False):
+    """What a kernel of one thread stores: compiled, and observed. wraps: a sum or product of 32 bits does, which is
+    an error when observed."""
+    out, observed = np.zeros(count, dtype), np.zeros(count, dtype)
+    kernel[1, 1](*arrays, out)
+    if wraps:
+        with pytest.raises(Exception, match=r"must be less than 2\*\*32"):
+            observe(kernel[1, 1], *arrays, observed)
+    else:
+        observe(kernel[1, 1], *arrays, observed)
+        assert out.tolist() == observed.tolist()
+    return out.tolist()
+
+
+def too_large(name, a, b):
+    return name in ("Add", "Mult") and unsigned.OPERATORS[name](a, b) > unsigned.LARGEST
 
 
 def wrapped(value, ty):
@@ -87,7 +94,8 @@ def test_two_numbers(load, kind, swapped):
         if swapped and a > 63:  # as the amount of a shift
             right = ("uint32", a % 64 or 1)
         arrays = [np.array([value], of) for of, value in (left, right)]
-        found = results(kernel, *arrays, count=len(SYMBOLS))
+        wraps = kind == "uint32" and any(too_large(name, left[1], right[1]) for name in SYMBOLS)
+        found = results(kernel, *arrays, count=len(SYMBOLS), wraps=wraps)
         assert found == [expected(name, left[1], left[0], right[1], right[0]) for name in SYMBOLS]
 
 
@@ -104,7 +112,8 @@ def test_a_number_and_a_constant(load, constant):
             count += 1
     kernel = load("@cuda.jit\ndef constants(a, out):\n" + "".join(lines)).constants
     for a in (0xFFFF_FFFF, 7, 1):
-        found = results(kernel, np.array([a], np.uint32), count=count)
+        wraps = unsigned.is_constant(constant) and any(too_large(name, a, constant) for name in taken)
+        found = results(kernel, np.array([a], np.uint32), count=count, wraps=wraps)
         wanted = [expected(name, a, "uint32", constant, "int64", constant=True) for name in taken]
         assert found == [one for one in wanted for _ in range(3)]
 
@@ -124,7 +133,8 @@ def folded(a, out):
     out[1] = int64(a[0] * (TILE << STAGES) + width)
     out[2] = int64(2 ** 33 + a[0])
 """).folded
-    assert results(kernel, np.array([0xFFFF_FFFF], np.uint32), count=3) == [
+    assert results(kernel, np.array([1000], np.uint32), count=3) == [999, 64_023, 2**33 + 1000]
+    assert results(kernel, np.array([0xFFFF_FFFF], np.uint32), count=3, wraps=True) == [
         0xFFFF_FFFE, (0xFFFF_FFFF * 64 + 23) % 2**32, 2**33 + 0xFFFF_FFFF]
 
 
