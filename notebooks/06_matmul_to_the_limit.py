@@ -150,7 +150,7 @@ plots.overlap()
 # %%
 from labkit.kernels.matmul.float32 import make_matmul_double_buffered
 
-show_source(make_matmul_double_buffered, "fill, start =", "fill = TILES - fill")
+show_source(make_matmul_double_buffered, "fill, start =", "fill = TILES_SIZE - fill")
 
 # %% [markdown]
 # Follow the loop. The numbers that were loaded during the last round go to shared memory. Barrier. The loads of the

@@ -95,7 +95,7 @@ tensor_cores.ldmatrix(lane=13)
 # %%
 from labkit.kernels.matmul.mma import make_copy, make_pipelined, make_staged
 
-show_source(make_staged, "for step in u32.range(steps):", "b_words[j * 2 + 1]")
+show_source(make_staged, "for step in u32.range(steps):", "b_frag[j * 2 + 1]")
 
 # %%
 climb(h200, "double_buffered")
@@ -126,16 +126,16 @@ climb(h200, "three_stage")
 tensor_cores.swizzle()
 
 # %%
-show_source(make_copy, "for i in u32.range(copies):", "matrix, source")
+show_source(make_copy, "for i in u32.range(copies):", "matrix, src_offset")
 
 # %% [markdown]
 # `pipelined` stores its tiles in this way, in four stages. A warp computes 64 × 64 elements, so that a fragment of `a`
 # is used eight times and one of `b` four times. The fragments of the next 16 steps are loaded while these are
-# multiplied: `now` and `before` are two sets of registers. (A row of its tile of `a` has four pieces, so two rows share
-# 128 bytes; hence the shift.) `mma.sync` could do twice what `three_stage` did. How much of that do you expect?
+# multiplied: `load_buf` and `mma_buf` are two sets of registers. (A row of its tile of `a` has four pieces, so two rows
+# share 128 bytes; hence the shift.) `mma.sync` could do twice what `three_stage` did. How much of that do you expect?
 
 # %%
-show_source(make_pipelined, "for k in u32.range(STEPS):", "b_words[before")
+show_source(make_pipelined, "for k in u32.range(STEPS):", "b_frag[mma_buf")
 
 # %%
 climb(h200, "pipelined", against="three_stage")
@@ -152,7 +152,7 @@ tensor_cores.warpgroup(columns=128)
 
 # %% [markdown]
 # An instruction that reads shared memory has to know where a tile begins and how it is swizzled. A *descriptor*, a
-# number of 64 bits, says both. `a_tile` and `b_tile` are descriptors. They count addresses in units of 16 bytes, so 16
+# number of 64 bits, says both. `a_desc` and `b_desc` are descriptors. They count addresses in units of 16 bytes, so 16
 # float16 numbers further along a row of `a` is 2 more. Here are the products of one stage, 64 steps of k:
 
 # %%
@@ -163,8 +163,8 @@ show_source(make_wgmma, "ptx.wgmma_fence()", "ptx.wgmma_wait")
 
 # %% [markdown]
 # Each `wgmma` only starts a product, and the threads go on. As with `cp.async` in lesson 06, `wgmma_commit` closes the
-# group of four, and `wgmma_wait(0)` waits for it. (`add` is 0 for the very first product, which overwrites whatever the
-# registers hold. `wgmma_fence` makes sure that the products find the accumulators as the threads left them.)
+# group of four, and `wgmma_wait(0)` waits for it. (`scale_d` is 0 for the very first product, which overwrites whatever
+# the registers hold. `wgmma_fence` makes sure that the products find the accumulators as the threads left them.)
 #
 # ## TMA: one thread requests a tile
 #
@@ -178,11 +178,11 @@ tensor_cores.tma()
 # %% [markdown]
 # How do the other threads know that the tile is complete? They wait at an *mbarrier*, a barrier in shared memory that
 # counts bytes. The thread that requests the tile first says how many to expect. TMA counts what it has written, and
-# once all bytes are there, the waiting threads go on. (Here `a_tile` and `b_tile` are places in shared memory, not
-# descriptors. A box has rows of 128 bytes, so `b` takes one for every 64 columns.)
+# once all bytes are there, the waiting threads go on. (`a_offset` and `b_offset` are offsets in shared memory. A box
+# has rows of 128 bytes, so `b` takes one for every 64 columns.)
 
 # %%
-show_source(make_load, "def load(", "tma_load_2d(tiles, b_tile + box")
+show_source(make_load, "def load(", "tma_load_2d(tiles, b_offset + box")
 
 # %% [markdown]
 # The stages form a ring, and each has its own mbarrier, `loaded`. In the next lap the same mbarrier is used again, so a
@@ -220,10 +220,10 @@ tensor_cores.specialised()
 # consumers.
 
 # %%
-show_source(make_wgmma_specialised, "ptx.setmaxnreg_decrease", "number = number +")
+show_source(make_wgmma_specialised, "ptx.setmaxnreg_decrease", "tile_id = tile_id +")
 
 # %% [markdown]
-# `number` is the part of `out`, and the inner loop goes along k. (`split` is for products with fewer parts than SMs;
+# `tile_id` is the part of `out`, and the inner loop goes along k. (`split` is for products with fewer parts than SMs;
 # here it is false.) The consumers have the same two loops. Inside, they wait for `loaded`, multiply as above, and
 # arrive at `freed`. How much was left to gain?
 

@@ -130,7 +130,7 @@ plots.traffic(counted, "What the threads ask for", "passes over the array", plac
 #
 # A row of a causal mask sees half of its columns on average. The pseudocode loads the other half as well, three times,
 # to replace it by $-\infty$. Since every mask leaves the first columns, a loop can end there. The loops of `bounded`
-# run to `seen` and not to `size`.
+# run to `visible` and not to `size`.
 #
 # ## One pass
 #

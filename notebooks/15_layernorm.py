@@ -138,8 +138,8 @@ show_source(layernorm_welford_kernel)
 
 # %% [markdown]
 # Each lane does this for its own columns. Then the counts, means and sums of the 32 lanes are joined, two at a time, by
-# shuffles (lesson 12). If the means of two sets lie `apart`, joining them adds `apart` squared, weighted by the sizes
-# of the two sets. The price is a division for every element.
+# shuffles (lesson 12). If the means of two sets differ by `mean_delta`, joining them adds its square, weighted by the
+# sizes of the two sets. The price is a division for every element.
 #
 # ## A row that stays
 #

@@ -40,8 +40,8 @@ plots.banks({"rows of 8": lambda row, col: 8 * row + col, "rows of 9": lambda ro
 # %% [markdown]
 # The picture has 8 banks. On the left a column lies in a single bank, because a row is as long as there are banks. In
 # the middle each row has one more element, which is never used. Now each row begins one bank further, and a column goes
-# through all of them. On the right nothing is wasted: row r keeps its element c at place c ^ r, exclusive or, and finds
-# it there again. That is a *swizzle*.
+# through all of them. On the right nothing is wasted: row r stores its element c in column c ^ r, exclusive or, and
+# finds it there again. That is a *swizzle*.
 
 # %%
 from labkit.kernels.ops.transpose import TRANSPOSE

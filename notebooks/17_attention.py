@@ -119,8 +119,8 @@ show_source(at.attention_three_pass_kernel)
 # reductions of lesson 12. The row of scores lies in *dynamic* shared memory: `cuda.shared.array(0, float32)` has no
 # length, and the launch gives it as the fourth number in its brackets, `kernel[grid, block, stream, nbytes]`. A block
 # gets 48 KB without asking, enough for 12,256 keys, and up to 227 KB on an H200 if the launcher asks the driver first.
-# (`keys_values`, `first` and `start` let the same kernel read keys from a cache, which lesson 22 needs. Here
-# `keys_values` is `qkv` itself, `first` is 768 and `start` is 0.)
+# (`keys_values`, `kv_offset` and `start` let the same kernel read keys from a cache, which lesson 22 needs. Here
+# `keys_values` is `qkv` itself, `kv_offset` is 768 and `start` is 0.)
 
 # %%
 from labkit import agree

@@ -265,13 +265,13 @@ pictures.schedules()
 # %%
 from labkit.kernels.attention.wgmma import make_flash_wgmma
 
-loop = inspect.getsource(make_flash_wgmma).split("while number < my_count:")[1].split("number += 1")[0]
-wanted = ("start_scores", "start_mixing", "wgmma_wait", "online_softmax_update", "multiply_rows", "pack(")
+loop = inspect.getsource(make_flash_wgmma).split("while tile_index < wg_tiles:")[1].split("tile_index += 1")[0]
+wanted = ("start_qk", "start_pv", "wgmma_wait", "online_softmax_update", "scale_rows", "pack(")
 print(*[line.strip() for line in loop.splitlines() if any(one in line for one in wanted)], "", sep="\n")
 climb("attention_half flash", "attention_half flash_wgmma", "attention_half PyTorch, fused")
 
 # %% [markdown]
-# `wgmma_wait(1)` waits until at most one product is under way: the scores are there, the values of the tile before are
+# `wgmma_wait(1)` waits until at most one product is in flight: the scores are there, the values of the tile before are
 # still being added. On the H200 we recorded, `flash` with `mma.sync` is ahead of PyTorch up to 128 tokens and well
 # behind it from 1,024 on; `flash_wgmma` is ahead at all of these lengths. Most of the gain comes from overlap between
 # warpgroups: while one takes exponentials, the tensor cores multiply for another. A version without any overlap inside

@@ -138,12 +138,13 @@ for number in (5, 10, 33):
 
 # %%
 from labkit import agree, device, show_source
+from labkit.models.configs import shapes
 
 config = minilm.Config(hidden_size=64, num_hidden_layers=2, num_attention_heads=2,
                        intermediate_size=256)
 rng = np.random.default_rng(0)
 tensors = {}
-for name, shape in minilm.shapes(config).items():
+for name, shape in shapes(config).items():
     scale = shape[1] ** -0.5 if name.startswith("encoder") and len(shape) == 2 else 0.05
     middle = 1 if name.endswith("LayerNorm.weight") else 0
     tensors[name] = middle + scale * rng.standard_normal(shape, np.float32)

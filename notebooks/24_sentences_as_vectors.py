@@ -31,6 +31,7 @@ import numpy as np
 from labkit import agree, device, show_source
 from labkit._common.paths import find_root
 from labkit.models import minilm
+from labkit.models.configs import shapes
 
 folder = find_root() / "tests" / "golden" / "minilm"
 golden = json.loads((folder / "sentences.json").read_text(encoding="utf-8"))["sentences"]
@@ -41,7 +42,7 @@ config = minilm.Config(hidden_size=64, num_hidden_layers=2, num_attention_heads=
                        intermediate_size=256)
 rng = np.random.default_rng(0)
 tensors = {}
-for name, shape in minilm.shapes(config).items():
+for name, shape in shapes(config).items():
     scale = shape[1] ** -0.5 if name.startswith("encoder") and len(shape) == 2 else 0.05
     middle = 1 if name.endswith("LayerNorm.weight") else 0
     tensors[name] = middle + scale * rng.standard_normal(shape, np.float32)

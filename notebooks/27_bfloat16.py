@@ -19,7 +19,7 @@
 # its kernels read and write is bfloat16, too.
 
 # %%
-from labkit.models.llama import LLAMA_3_2_1B
+from labkit.models.configs import LLAMA_3_2_1B
 
 print(f"Llama 3.2 1B has {LLAMA_3_2_1B.parameters:,} parameters")
 for name, size in (("float32", 4), ("float16 or bfloat16", 2)):

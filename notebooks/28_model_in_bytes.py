@@ -16,7 +16,7 @@
 # the kernels, once for every token. We do not run a model yet, but by the end we know how fast one can be.
 
 # %%
-from labkit.models.llama import LLAMA_3_2_1B
+from labkit.models.configs import LLAMA_3_2_1B
 
 for name, value in vars(LLAMA_3_2_1B).items():
     print(f"{name:26}{value}")
@@ -84,7 +84,8 @@ print(f"{same} of {len(ours)} tensors as the library safetensors reads them; {na
 # %%
 from labkit.measure.plots import model_bytes as pictures
 from labkit.models.blob import Blob
-from labkit.models.llama import Config, names_in
+from labkit.models.configs import names_in
+from labkit.models.llama import Config
 from labkit.models.safetensors import read
 
 config = Config.read(folder / "config.json")
@@ -222,7 +223,7 @@ for key, shape in order:
 # %%
 from math import prod
 
-from labkit.models.llama import shapes
+from labkit.models.configs import shapes
 
 for key, shape in shapes(LLAMA_3_2_1B).items():
     if not key.startswith("layers.") or key.startswith("layers.0."):

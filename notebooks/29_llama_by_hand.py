@@ -21,7 +21,8 @@
 import numpy as np
 
 from labkit import agree, cuda, measure, show_source
-from labkit.models.llama import LLAMA_3_2_1B, Alone, Kernels
+from labkit.models.configs import LLAMA_3_2_1B
+from labkit.models.llama import Alone, Kernels
 from labkit.models.load import load
 
 loaded = load("tiny-llama")

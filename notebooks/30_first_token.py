@@ -26,7 +26,8 @@ import numpy as np
 
 from labkit import agree, cuda, measure, show_source
 from labkit.kernels.dtypes import float32_of
-from labkit.models.llama import LLAMA_3_2_1B, Alone, Kernels
+from labkit.models.configs import LLAMA_3_2_1B
+from labkit.models.llama import Alone, Kernels
 from labkit.models.load import load
 
 loaded = load("tiny-llama")

@@ -27,7 +27,7 @@ import numpy as np
 
 from labkit import agree, device, measure, show_source
 from labkit.measure.plots import batches as pictures
-from labkit.models.llama import LLAMA_3_2_1B as real
+from labkit.models.configs import LLAMA_3_2_1B as real
 
 
 def scores_of(rows, before):

@@ -27,7 +27,7 @@ import numpy as np
 
 from labkit import measure
 from labkit.measure.plots import batches as pictures
-from labkit.models.llama import LLAMA_3_2_1B as real
+from labkit.models.configs import LLAMA_3_2_1B as real
 
 limits = measure.recorded(gpu="NVIDIA H200")["limits"]
 bandwidth, peak = 1e9 * limits["bandwidth_gbs"], 1e12 * limits["f16_tflops"]  # bfloat16 is as fast as float16

@@ -155,7 +155,7 @@ pictures.page_reads(64)
 # %% [markdown]
 # The keys of a group of lanes are a part in the sense above, with a `row_max`, `row_sum` and `acc` of its own, and no
 # group needs anything from another before the last page. The function below takes a group's next keys, with all their
-# loads under way at once. `score_key` adds up the lanes' products by shuffles. The exponentials are powers of 2, which
+# loads in flight at once. `score_key` adds up the lanes' products by shuffles. The exponentials are powers of 2, which
 # the hardware computes directly; the factor log2(e) is in the scale.
 
 # %%
@@ -204,9 +204,10 @@ print(f"one block: {counts['sectors'] / in_cache:5.1f}")
 # ## Long sequences, and the same bits in any batch
 #
 # One block for each head of keys is enough work for a GPU when there are many sequences. A single sequence with 8 heads
-# of keys is 8 blocks, and an H200 has 132 SMs. So `split` cuts a long sequence into up to 16 parts, which several
-# blocks may share. If they do, each block writes $m$, $l$ and $a$ of its parts to memory. An atomic counter in global
-# memory shows which block is the last to arrive, and that block joins all the parts, so there is no second launch.
+# of keys is 8 blocks, and an H200 has 132 SMs. So `split` cuts a long sequence into up to 16 parts (*splits* in the
+# code), which several blocks may share. If they do, each block writes $m$, $l$ and $a$ of its parts to memory. An
+# atomic counter in global memory shows which block is the last to arrive, and that block joins all the parts, so there
+# is no second launch.
 #
 # Into how many parts should a sequence be cut? An obvious rule is: as many as fill the GPU. Then a sequence has 16
 # parts when it is alone, and 1 in a batch of 64. What is wrong with that? This is the rule in use:

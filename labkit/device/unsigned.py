@@ -2,7 +2,8 @@
 
 The pass runs before types are inferred. It replaces `operator.add` by an operator of ours, which has a uint32 for two
 uint32 and Numba's own types for all else. A result is computed as Numba computes it, in 64 bits, and truncated: LLVM
-makes 32-bit arithmetic of that. That sums and products fit is told to LLVM, which can then add an offset to a pointer.
+makes 32-bit arithmetic of that. An llvm.assume states that sums and products fit: constant offsets can then be
+added to a pointer.
 """
 
 from __future__ import annotations

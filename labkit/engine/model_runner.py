@@ -33,7 +33,8 @@ from labkit.kernels.attention.pages import PAGE, pages_for
 from labkit.kernels.penalties import count_tokens, penalise, prompt_row
 from labkit.kernels.sampling import Parameters, Scratch, sample
 from labkit.kernels.steps import add_biases, ban_tokens, ban_tokens_after, copy_pages, fill_ids, keep_tokens
-from labkit.models.llama import LARGEST, Cache, Llama, Workspace
+from labkit.models.configs import LARGEST
+from labkit.models.llama import Cache, Llama, Workspace
 from labkit.models.step import Shape, step_of
 
 INPUTS = ("ids", "positions", "slots", "begins", "lengths", "contexts", "last", "page_table")  # as step_of takes them

@@ -2,7 +2,7 @@
 
 Shapes  x (R, C) float32, out (R,) int32; C-contiguous; any sizes
 Work    R*C comparisons; 4*R*C bytes read
-Source  numpy.argmax, whose rules are kept: of equal elements the first counts, and NaN is larger than any number
+Source  numpy.argmax, with its rules: of equal elements the first wins, and NaN is larger than any number
 
 Threads finish in no order, so "the first" has to be part of what they compare: a pair of value and index, where of
 equal values the smaller index is the larger pair. -0.0 equals 0.0.
@@ -42,12 +42,12 @@ def argmax_sequential_kernel(x, out):
     row = u32.grid(1)
     if row < x.shape[0]:
         cols = u32.shape(x)[1]
-        largest, at = NEG_INF, NO_INDEX  # less than any element: of equal values the smaller index wins
+        largest, index = NEG_INF, NO_INDEX  # less than any element: of equal values the smaller index wins
         for col in u32.range(cols):
             value = x[row, col]
-            if beats(value, int32(col), largest, at):
-                largest, at = value, int32(col)
-        out[row] = at
+            if beats(value, int32(col), largest, index):
+                largest, index = value, int32(col)
+        out[row] = index
 
 
 @rung(kernel=argmax_sequential_kernel, idea="one thread a row")
@@ -77,19 +77,19 @@ def argmax_pairs_kernel(x, out):
     row, thread = u32.blockIdx.x, u32.threadIdx.x
     lane, warp = thread & 31, thread >> 5
     cols = u32.shape(x)[1]
-    largest, at = NEG_INF, NO_INDEX
+    largest, index = NEG_INF, NO_INDEX
     for col in u32.range(thread, cols, BLOCK):
         value = x[row, col]
-        if beats(value, int32(col), largest, at):
-            largest, at = value, int32(col)
-    largest, at = warp_largest(largest, at)
+        if beats(value, int32(col), largest, index):
+            largest, index = value, int32(col)
+    largest, index = warp_largest(largest, index)
     if lane == 0:
-        values[warp], indices[warp] = largest, at
+        values[warp], indices[warp] = largest, index
     cuda.syncthreads()
-    inside = lane < BLOCK // 32
-    largest, at = warp_largest(values[lane] if inside else NEG_INF, indices[lane] if inside else NO_INDEX)
+    valid = lane < BLOCK // 32
+    largest, index = warp_largest(values[lane] if valid else NEG_INF, indices[lane] if valid else NO_INDEX)
     if thread == 0:
-        out[row] = at
+        out[row] = index
 
 
 @rung(kernel=argmax_pairs_kernel, idea="one block a row; pairs of value and index by shuffles")
@@ -99,12 +99,12 @@ def argmax_pairs(x, out, stream=0):
     argmax_pairs_kernel[rows, BLOCK, stream](x, out)
 
 
-# --- Value and index in one number -----------------------------------------------------------------------------------
+# --- Value and index in one integer ----------------------------------------------------------------------------------
 
 
 @cuda.jit(device=True)
 def key_of(value, index):
-    """A 64-bit number that orders as the pairs do: the value's bits above, the index's complement below.
+    """A 64-bit key that orders as the pairs do: the value's bits in the high word, the index's complement in the low.
 
     The bits of floats are ordered as signed integers are, except that negative ones run backwards; flipping all bits
     but the sign corrects that.
@@ -144,33 +144,33 @@ def argmax_packed_kernel(x, out):
 
 @rung(kernel=argmax_packed_kernel, idea="value and index packed into 64 bits: a plain maximum")
 def argmax_packed(x, out, stream=0):
-    """As pairs, but a pair is one 64-bit number made so that the larger number is the larger pair: no case is left in
-    the loop, and a shuffle moves both halves."""
+    """As pairs, but a pair is packed into one 64-bit integer, so that the larger integer is the larger pair: no branch
+    in the loop, and a shuffle moves both halves."""
     rows, _ = _check(x, out)
     argmax_packed_kernel[rows, BLOCK, stream](x, out)
 
 
 # --- Loads before comparisons ----------------------------------------------------------------------------------------
 
-WIDE, IN_FLIGHT = 1024, 16
+WIDE_BLOCK, IN_FLIGHT = 1024, 16
 
 
-@cuda.jit(launch_bounds=(WIDE, 2))
+@cuda.jit(launch_bounds=(WIDE_BLOCK, 2))
 def argmax_in_flight_kernel(x, out):
     keys = cuda.shared.array(32, int64)
     values = cuda.local.array(IN_FLIGHT, float32)
     row, thread = u32.blockIdx.x, u32.threadIdx.x
     lane, warp = thread & 31, thread >> 5
     cols = u32.shape(x)[1]
-    largest, at = NEG_INF, thread
-    for begin in u32.range(thread, cols, WIDE * IN_FLIGHT):
+    largest, index = NEG_INF, thread
+    for begin in u32.range(thread, cols, WIDE_BLOCK * IN_FLIGHT):
         for i in u32.range(IN_FLIGHT):
-            col = begin + WIDE * i
+            col = begin + WIDE_BLOCK * i
             values[i] = x[row, col] if col < cols else NEG_INF
         for i in u32.range(IN_FLIGHT):
             if values[i] > largest or (values[i] != values[i] and largest == largest):  # a thread's columns ascend
-                largest, at = values[i], begin + WIDE * i
-    key = warp_largest_key(key_of(largest, at))
+                largest, index = values[i], begin + WIDE_BLOCK * i
+    key = warp_largest_key(key_of(largest, index))
     if lane == 0:
         keys[warp] = key
     cuda.syncthreads()
@@ -182,10 +182,10 @@ def argmax_in_flight_kernel(x, out):
 
 @rung(kernel=argmax_in_flight_kernel, idea="sixteen loads of a thread in flight, and one key for all that it has read")
 def argmax_in_flight(x, out, stream=0):
-    """As packed, but a thread issues sixteen loads before it compares, and compares floats: what it has read comes in
-    the order of indices, so only the threads' results have to be pairs."""
+    """As packed, but a thread issues sixteen loads before it compares, and compares floats: it reads in the order of
+    indices, so only the threads' results have to be pairs."""
     rows, _ = _check(x, out)
-    argmax_in_flight_kernel[rows, WIDE, stream](x, out)
+    argmax_in_flight_kernel[rows, WIDE_BLOCK, stream](x, out)
 
 
 def argmax(x, out, stream=0):

@@ -1,4 +1,4 @@
-"""What every launcher does before it launches: check its arguments, count its blocks, ask for shared memory."""
+"""The common steps of launchers: check arguments, count blocks, allow shared memory."""
 
 import numpy as np
 
@@ -7,15 +7,15 @@ from labkit.device import launches
 from labkit.device.quick_launch import kept, types_key
 
 MAX_GRID_YZ = 65_535  # CUDA's limit on the second and third axis of a grid; the first allows 2**31 - 1
-MAX_ELEMENTS = 2**31  # the kernels index with uint32, and a loop's last step must not wrap around
+MAX_ELEMENTS = 2**31  # kernels index with uint32, and a loop's last step must not wrap around
 
 
 def check_array(name: str, array, *, shape: tuple | None = None, ndim: int | None = None, dtype=np.float32,
                 most: int = MAX_ELEMENTS) -> None:
     """Raise an error that names the argument unless `array` is a C-contiguous device array of this shape and dtype.
     most: elements, more where no kernel computes a flat index."""
-    known, wanted = kept(array), ("checked", shape and tuple(shape), ndim, dtype, most)
-    if wanted in known:
+    cache, key = kept(array), ("checked", shape and tuple(shape), ndim, dtype, most)
+    if key in cache:
         return
     if isinstance(array, np.ndarray):
         raise TypeError(f"{name} is a NumPy array on the host; pass a device array: cuda.to_device({name})")
@@ -34,20 +34,20 @@ def check_array(name: str, array, *, shape: tuple | None = None, ndim: int | Non
         raise ValueError(f"{name} has shape {tuple(array.shape)}, no elements; every axis must be at least 1")
     if array.size > most:
         raise ValueError(f"{name} has {array.size:,} elements; at most {most:,} are allowed")
-    known[wanted] = True
+    cache[key] = True
 
 
 def aligned(*arrays) -> bool:
-    """Whether all begin at a multiple of 16 bytes, as 128-bit accesses need. Only a view into an array may not."""
+    """Whether all begin at a multiple of 16 bytes, as 128-bit accesses need. Only a view of an array may not."""
     return all(map(_aligned, arrays))
 
 
 def _aligned(array) -> bool:
-    known = kept(array)
-    if "aligned" not in known:
+    cache = kept(array)
+    if "aligned" not in cache:
         address = array.device_ctypes_pointer.value if device.on_gpu() else array._array.ctypes.data
-        known["aligned"] = address % 16 == 0
-    return known["aligned"]
+        cache["aligned"] = address % 16 == 0
+    return cache["aligned"]
 
 
 def check_block(name: str, block: tuple) -> None:
@@ -59,7 +59,7 @@ def check_block(name: str, block: tuple) -> None:
 
 
 def blocks_for(extent: tuple, block: tuple) -> tuple:
-    """Blocks along each axis so that threads cover `extent`: the last block may hang over the edge."""
+    """Blocks along each axis so that threads cover `extent`: the last block may reach past the edge."""
     grid = tuple(-(-e // b) for e, b in zip(extent, block, strict=True))
     for axis, count in zip("yz", grid[1:], strict=False):
         if count > MAX_GRID_YZ:
@@ -68,7 +68,7 @@ def blocks_for(extent: tuple, block: tuple) -> tuple:
     return grid
 
 
-MAX_SHARED = 232_448  # bytes a block can have on compute capability 9.0; without asking it gets 49,152
+MAX_SHARED = 232_448  # bytes of a block on compute capability 9.0; 49,152 by default
 
 
 def dynamic_shared(kernel, nbytes: int, *args) -> None:
@@ -90,8 +90,8 @@ def dynamic_shared(kernel, nbytes: int, *args) -> None:
         _known[kernel, types] = _allowed.get((kernel, numba_types), -1)
 
 
-_allowed: dict[tuple, int] = {}  # (kernel, types of its arguments) -> bytes; never lowered, for a launch may need them
-_known: dict[tuple, int] = {}  # the same by the key of these types, which is found and compared much sooner
+_allowed: dict[tuple, int] = {}  # (kernel, types of its arguments) -> bytes; never lowered: a launch may need them
+_known: dict[tuple, int] = {}  # the same by types_key, which is faster to compute and compare
 
 
 def _allow_on_gpu(kernel, nbytes: int, argument_types: tuple) -> None:

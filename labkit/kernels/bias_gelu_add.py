@@ -4,7 +4,7 @@ Shapes  x, residual, out (R, C), bias (C,); float32, C-contiguous; any sizes
 Work    12*R*C flop; at least 4*(3*R*C + C) bytes, each array moved once
 Source  Radford et al.: Language Models are Unsupervised Multitask Learners (2019): GPT-2, whose layers end so
 
-At the size that it is timed at the work is nothing and the launches are everything.
+At the timed size the work is negligible: the launches take all the time.
 """
 
 
@@ -46,7 +46,7 @@ def add_residual_kernel(residual, out):
 @rung(kernel=(add_bias_kernel, apply_gelu_kernel, add_residual_kernel),
       idea="three kernels, one for each step")
 def bias_gelu_add_three_kernels(x, bias, residual, out, stream=0):
-    """A kernel for each step. Between them the result so far goes to memory and comes back."""
+    """A kernel for each step. Between them the intermediate result goes to memory and back."""
     blocks = _check(x, bias, residual, out)
     x, residual, out = (array.reshape(array.size) for array in (x, residual, out))
     add_bias_kernel[blocks, BLOCK, stream](x, bias, out)
@@ -63,7 +63,7 @@ def bias_gelu_add_fused_kernel(x, bias, residual, out):
 
 @rung(kernel=bias_gelu_add_fused_kernel, idea="one kernel for all three steps")
 def bias_gelu_add_fused(x, bias, residual, out, stream=0):
-    """As three kernels, but the steps follow one another in a register: one launch, and each array moves once."""
+    """As three kernels, but the intermediate results stay in a register: one launch, and each array moves once."""
     blocks = _check(x, bias, residual, out)
     x, residual, out = (array.reshape(array.size) for array in (x, residual, out))
     bias_gelu_add_fused_kernel[blocks, BLOCK, stream](x, bias, residual, out)

@@ -4,7 +4,7 @@ Shapes  a, out (X, Y, Z), b (X, Y), c (X,); float32, C-contiguous: z runs fastes
 Work    2*X*Y*Z additions; 8*X*Y*Z + 4*X*Y + 4*X bytes: b and c are small and stay in cache
 Source  NumPy, "Broadcasting"; CUDA C++ Best Practices Guide, "Coalesced Access to Global Memory"
 
-The arrays come in flat and each rank works out its own index: x*(Y*Z) + y*Z + z, x*Y + y, and x.
+The arrays are passed flat, and each rank has its own index: x*(Y*Z) + y*Z + z, x*Y + y, and x.
 """
 
 import numpy as np
@@ -49,7 +49,7 @@ def broadcast_add_coalesced_kernel(a, b, c, out, nx, ny, nz):
 
 @rung(kernel=broadcast_add_coalesced_kernel, idea="threadIdx.x walks Z, the contiguous axis; blocks of 4 x 4 x 4")
 def broadcast_add_coalesced(a, b, c, out, stream=0, block=(4, 4, 4)):
-    """As strided, but threadIdx.x walks Z. Four threads in a row still share only 16 bytes of a 32-byte sector."""
+    """As strided, but threadIdx.x walks Z. Four threads in a row still use only 16 bytes of a 32-byte sector."""
     sizes = _check(a, b, c, out, block)
     grid = blocks_for(a.shape[::-1], block)
     broadcast_add_coalesced_kernel[grid, block, stream](*_flat(a, b, c, out), *sizes)

@@ -1,6 +1,6 @@
 """bfloat16, which NumPy has no type for: arrays of uint16 hold it. It is the upper half of a float32.
 
-And the three formats taken apart, so that one can see what a number becomes in each:
+And the three formats taken apart, to show the bits of a value in each:
 
     float_table(12.34)                        # sign, exponent, fraction, value and error in each format
     hex(encode(12.34, FLOAT16))               # 0x4a2c, the nearest; truncate=True cuts: 0x4a2b
@@ -42,12 +42,12 @@ def float64_of(value):
 
 @dataclass(frozen=True)
 class FloatFormat:
-    """IEEE 754's way to lay out a number: a sign, an exponent with a bias, and a fraction behind the binary point.
+    """IEEE 754's way to lay out a number: a sign, an exponent with a bias, and a fraction after the binary point.
 
         value = (-1)^sign * 1.fraction * 2^(exponent - bias)
 
     With exponent 0 the number begins with 0. instead of 1., at the exponent 1 - bias: the subnormal numbers, and zero.
-    With all bits of the exponent set it is infinite, or, with a fraction, no number.
+    With all bits of the exponent set it is infinite, or, with a fraction, NaN.
     """
 
     name: str
@@ -77,7 +77,7 @@ FLOAT32, FLOAT16, BFLOAT16 = (FloatFormat("float32", 8, 23), FloatFormat("float1
 
 
 def split(bits, format: FloatFormat) -> tuple:
-    """(sign, exponent, fraction) of numbers given by their bits, as they stand: the exponent with its bias."""
+    """(sign, exponent, fraction) of numbers given by their bits: the exponent with its bias."""
     bits = np.asarray(bits).astype(np.int64)
     return (bits >> (format.bits - 1), bits >> format.fraction_bits & (2**format.exponent_bits - 1),
             bits & (2**format.fraction_bits - 1))
@@ -101,17 +101,17 @@ def encode(values, format: FloatFormat, truncate: bool = False):
     always to the same side.
     """
     values = np.asarray(values, np.float64)
-    size = np.abs(values)
-    finite = np.where(np.isfinite(size), size, 0.0)
-    least = 1 - format.bias  # the exponent of the smallest normal number, and of all below it
-    exponent = np.where(finite == 0, least, np.maximum(np.frexp(finite)[1] - 1, least))
-    scaled = np.ldexp(finite, format.fraction_bits - exponent)  # the integer part now is what fits
+    magnitude = np.abs(values)
+    finite = np.where(np.isfinite(magnitude), magnitude, 0.0)
+    min_exponent = 1 - format.bias  # the exponent of the smallest normal number, and of all below it
+    exponent = np.where(finite == 0, min_exponent, np.maximum(np.frexp(finite)[1] - 1, min_exponent))
+    scaled = np.ldexp(finite, format.fraction_bits - exponent)  # the integer part is what fits
     significand = (np.floor(scaled) if truncate else np.rint(scaled)).astype(np.int64)  # rint: ties to even
-    # A normal number's leading one adds 1 to the exponent; and where rounding carries into it, that is right, too.
-    bits = ((exponent - least).astype(np.int64) << format.fraction_bits) + significand
+    # A normal number's leading one adds 1 to the exponent; a carry from rounding into it is right, too.
+    bits = ((exponent - min_exponent).astype(np.int64) << format.fraction_bits) + significand
     bits = np.minimum(bits, format.infinity - 1 if truncate else format.infinity)
-    bits = np.where(np.isinf(size), format.infinity, bits)
-    bits = np.where(np.isnan(size), format.infinity | 1 << (format.fraction_bits - 1), bits)
+    bits = np.where(np.isinf(magnitude), format.infinity, bits)
+    bits = np.where(np.isnan(magnitude), format.infinity | 1 << (format.fraction_bits - 1), bits)
     return (bits | np.signbit(values).astype(np.int64) << (format.bits - 1)).astype(format.dtype)[()]
 
 
@@ -123,12 +123,12 @@ class FloatTable(ResultTable):
     rows: tuple[tuple, ...]  # (format, how, bits, sign, exponent, fraction, value, error)
 
     def table(self) -> dict:
-        shown = [[format.name, how, f"0x{bits:0{format.bits // 4}X}", str(sign), f"{exponent:0{format.exponent_bits}b}",
+        cells = [[format.name, how, f"0x{bits:0{format.bits // 4}X}", str(sign), f"{exponent:0{format.exponent_bits}b}",
                   f"{fraction:0{format.fraction_bits}b}", f"{value:.10g}", f"{error:.3g}"]
                  for format, how, bits, sign, exponent, fraction, value, error in self.rows]
         return {"title": f"{self.value!r} in bits",
                 "columns": ["format", "rounded", "bits", "sign", "exponent", "fraction", "value", "error"],
-                "rows": shown, "notes": ["Exponents are shown with their bias, "
+                "rows": cells, "notes": ["Exponents are shown with their bias, "
                                          + ", ".join(f"{one.bias} in {one.name}" for one in (FLOAT32, FLOAT16)) + "."]}
 
     def result(self) -> dict:
@@ -137,12 +137,12 @@ class FloatTable(ResultTable):
 
 
 def float_table(value: float) -> FloatTable:
-    """What becomes of a number in float32, float16 and bfloat16: its bits, in parts, and the error."""
+    """A number in float32, float16 and bfloat16: its bits, in parts, and the error."""
     rows = []
     for format in (FLOAT32, FLOAT16, BFLOAT16):
         for how, truncate in (("to nearest", False), ("truncated", True)):
             bits = int(encode(value, format, truncate))
-            held = float(decode(bits, format))
-            rows.append((format, how, bits, *(int(part) for part in split(bits, format)), held,
-                         0.0 if held == value else abs(held - value)))
+            decoded = float(decode(bits, format))
+            rows.append((format, how, bits, *(int(part) for part in split(bits, format)), decoded,
+                         0.0 if decoded == value else abs(decoded - value)))
     return FloatTable(float(value), tuple(rows))

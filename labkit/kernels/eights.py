@@ -1,6 +1,6 @@
-"""Float32 and bfloat16 from one source: how a kernel reads and writes a number, or eight neighbours of a row at once.
+"""Float32 and bfloat16 from one source: loads and stores of one element, or of eight neighbours of a row at once.
 
-A factory takes an Element and gets its device functions: `one = ACCESS[element]`, then one.load(array, i) is a
+A factory takes an Element and gets its device functions: `access = ACCESS[element]`, then access.load(array, i) is a
 float32 whatever the array holds. Eight neighbours are 128 bits of bfloat16, in one access, or 256 bits of float32, in
 two. bfloat16 lies in arrays of uint16.
 """
@@ -34,34 +34,34 @@ def store_f32(array, i, value):
 
 
 @cuda.jit(device=True)
-def load_eight_f32(local, at, array, i, left):
+def load_eight_f32(local, offset, array, i, valid):
     a, b, c, d = ZERO, ZERO, ZERO, ZERO
     e, f, g, h = ZERO, ZERO, ZERO, ZERO
-    if left > 0:  # all eight or none
+    if valid > 0:  # all eight or none
         a, b, c, d = ptx.load_global4(array, i)
         e, f, g, h = ptx.load_global4(array, i + 4)
-    local[at], local[at + 1], local[at + 2], local[at + 3] = a, b, c, d
-    local[at + 4], local[at + 5], local[at + 6], local[at + 7] = e, f, g, h
+    local[offset], local[offset + 1], local[offset + 2], local[offset + 3] = a, b, c, d
+    local[offset + 4], local[offset + 5], local[offset + 6], local[offset + 7] = e, f, g, h
 
 
 @cuda.jit(device=True)
-def store_eight_f32(array, i, left, local, at):
-    if left > 0:
-        ptx.store_global4(array, i, local[at], local[at + 1], local[at + 2], local[at + 3])
-        ptx.store_global4(array, i + 4, local[at + 4], local[at + 5], local[at + 6], local[at + 7])
+def store_eight_f32(array, i, valid, local, offset):
+    if valid > 0:
+        ptx.store_global4(array, i, local[offset], local[offset + 1], local[offset + 2], local[offset + 3])
+        ptx.store_global4(array, i + 4, local[offset + 4], local[offset + 5], local[offset + 6], local[offset + 7])
 
 
 @cuda.jit(device=True)
-def load_singles_f32(local, at, array, i, left):
+def load_singles_f32(local, offset, array, i, valid):
     for e in u32.range(8):
-        local[at + e] = array[i + e] if left > int32(e) else ZERO
+        local[offset + e] = array[i + e] if valid > int32(e) else ZERO
 
 
 @cuda.jit(device=True)
-def store_singles_f32(array, i, left, local, at):
+def store_singles_f32(array, i, valid, local, offset):
     for e in u32.range(8):
-        if left > int32(e):
-            array[i + e] = local[at + e]
+        if valid > int32(e):
+            array[i + e] = local[offset + e]
 
 
 # --- bfloat16 ---------------------------------------------------------------------------------------------------------
@@ -78,45 +78,46 @@ def store_bf16(array, i, value):
 
 
 @cuda.jit(device=True)
-def load_eight_bf16(local, at, array, i, left):
+def load_eight_bf16(local, offset, array, i, valid):
     a, b, c, d = 0, 0, 0, 0
-    if left > 0:  # all eight or none
+    if valid > 0:  # all eight or none
         a, b, c, d = ptx.load_global4(array, i)
-    local[at], local[at + 1] = ptx.unpack_bf162(a)
-    local[at + 2], local[at + 3] = ptx.unpack_bf162(b)
-    local[at + 4], local[at + 5] = ptx.unpack_bf162(c)
-    local[at + 6], local[at + 7] = ptx.unpack_bf162(d)
+    local[offset], local[offset + 1] = ptx.unpack_bf162(a)
+    local[offset + 2], local[offset + 3] = ptx.unpack_bf162(b)
+    local[offset + 4], local[offset + 5] = ptx.unpack_bf162(c)
+    local[offset + 6], local[offset + 7] = ptx.unpack_bf162(d)
 
 
 @cuda.jit(device=True)
-def store_eight_bf16(array, i, left, local, at):
-    if left > 0:
-        ptx.store_global4(array, i, ptx.pack_bf162(local[at], local[at + 1]),
-                          ptx.pack_bf162(local[at + 2], local[at + 3]), ptx.pack_bf162(local[at + 4], local[at + 5]),
-                          ptx.pack_bf162(local[at + 6], local[at + 7]))
+def store_eight_bf16(array, i, valid, local, offset):
+    if valid > 0:
+        ptx.store_global4(array, i, ptx.pack_bf162(local[offset], local[offset + 1]),
+                          ptx.pack_bf162(local[offset + 2], local[offset + 3]),
+                          ptx.pack_bf162(local[offset + 4], local[offset + 5]),
+                          ptx.pack_bf162(local[offset + 6], local[offset + 7]))
 
 
 @cuda.jit(device=True)
-def load_singles_bf16(local, at, array, i, left):
+def load_singles_bf16(local, offset, array, i, valid):
     for e in u32.range(8):
-        local[at + e] = load_bf16(array, i + e) if left > int32(e) else ZERO
+        local[offset + e] = load_bf16(array, i + e) if valid > int32(e) else ZERO
 
 
 @cuda.jit(device=True)
-def store_singles_bf16(array, i, left, local, at):
+def store_singles_bf16(array, i, valid, local, offset):
     for e in u32.range(8):
-        if left > int32(e):
-            store_bf16(array, i + e, local[at + e])
+        if valid > int32(e):
+            store_bf16(array, i + e, local[offset + e])
 
 
 # --- By the element ---------------------------------------------------------------------------------------------------
 
 
 class Access(NamedTuple):
-    """load(array, i) and store(array, i, value): one number. rounded: the Element's. eight and singles: pairs of
-    load(local, at, array, i, left) and store(array, i, left, local, at), between eight neighbours of the array and
-    local[at] to local[at + 7], float32 in registers. `left` of the neighbours are inside the row: the others load as
-    zero and are not stored. eight: all are inside or none, and begin at a multiple of 16 bytes."""
+    """load(array, i) and store(array, i, value): one element. rounded: the Element's. eight and singles: pairs of
+    load(local, offset, array, i, valid) and store(array, i, valid, local, offset), between eight neighbours of the
+    array and local[offset] to local[offset + 7], float32 in registers. `valid` of the neighbours are inside the row:
+    the others load as zero and are not stored. eight: all are valid or none, and begin at a multiple of 16 bytes."""
 
     load: Callable
     store: Callable
@@ -124,8 +125,8 @@ class Access(NamedTuple):
     eight: tuple[Callable, Callable]
     singles: tuple[Callable, Callable]
 
-    def neighbours(self, together: bool) -> tuple[Callable, Callable]:
-        return self.eight if together else self.singles
+    def neighbours(self, vectorized: bool) -> tuple[Callable, Callable]:
+        return self.eight if vectorized else self.singles
 
 
 ACCESS = {
@@ -137,12 +138,12 @@ ACCESS = {
 
 
 def in_eights(columns: int, *arrays) -> bool:
-    """Whether rows of this many columns are whole eights at multiples of 16 bytes."""
+    """Whether rows of this many columns are multiples of eight, aligned to 16 bytes."""
     return columns % 8 == 0 and aligned(*arrays)
 
 
 def rounded_as(array: np.ndarray) -> Callable[[np.ndarray], np.ndarray]:
-    """For references: rounds float64 values to bfloat16 where `array` holds that; else they stay as they are."""
+    """For references: a function that rounds float64 values to bfloat16 if `array` holds that; else the identity."""
     if array.dtype != np.uint16:
         return lambda values: values
     return lambda values: float32_of(bfloat16_of(values)).astype(np.float64)

@@ -1,4 +1,4 @@
-"""Device functions for kernels that come in float32 and in bfloat16: from an element to a float32 and back.
+"""Device functions for kernels in float32 and in bfloat16: convert an element to float32 and back.
 
 A bfloat16 is the upper half of a float32, in arrays of uint16 (dtypes.py has the host's side). Kernels compute in
 float32 and round where a bfloat16 module of PyTorch would.
@@ -24,7 +24,7 @@ def bfloat16_number(bits):
 
 @cuda.jit(device=True)
 def bfloat16_bits(x):
-    """x rounded to the nearest bfloat16, ties to even: what an array of uint16 takes."""
+    """x rounded to the nearest bfloat16, ties to even: an element of an array of uint16."""
     return uint16(ptx.pack_bf162(x, ZERO))
 
 
@@ -41,8 +41,8 @@ def unchanged(x):
 
 @dataclass(frozen=True)
 class Element:
-    """number(element) and element(number) convert; rounded(number) is the float32 that an element can hold. `per_load`
-    elements are 16 bytes."""
+    """number(element) and element(number) convert; rounded(number) is the nearest float32 that an element can hold.
+    `per_load` elements are 16 bytes."""
 
     dtype: np.dtype
     number: Callable
@@ -67,7 +67,7 @@ def element_of(name: str, array) -> Element:
     return ELEMENTS[np.dtype(array.dtype)]
 
 
-# --- SwiGLU of two numbers --------------------------------------------------------------------------------------------
+# --- SwiGLU of two values ---------------------------------------------------------------------------------------------
 
 
 @cuda.jit(device=True)

@@ -4,7 +4,7 @@ Shapes  vector_add: a, b, out (n,).  volume_add: a, b, out (nz, ny, nx).  float3
 Work    n additions; 12*n bytes: read a, read b, write out. The limit is memory
 Source  CUDA C++ Programming Guide, "Thread Hierarchy"
 
-Indices are unsigned, in 32 bits (labkit.u32). Numba's own may be negative, and each access then has a test for that.
+Indices are unsigned, in 32 bits (labkit.u32). Numba's own may be negative, and each access then tests for that.
 """
 
 import numpy as np
@@ -23,7 +23,7 @@ def vector_add_reference(a, b):
 @cuda.jit
 def vector_add_per_thread_kernel(a, b, out):
     i = u32.grid(1)
-    if i < out.size:  # the last block hangs over the end
+    if i < out.size:  # the last block may reach past the end
         out[i] = a[i] + b[i]
 
 
@@ -44,7 +44,7 @@ def vector_add_grid_stride_kernel(a, b, out):
 
 @rung(kernel=vector_add_grid_stride_kernel, idea="a fixed grid walks the vector")
 def vector_add_grid_stride(a, b, out, stream=0, block=BLOCK, max_blocks=1024):
-    """As per_thread, but the grid stops growing at `max_blocks`: each thread goes on, one grid further each step."""
+    """As per_thread, but the grid stops growing at `max_blocks`: each thread strides by the size of the grid."""
     _check_vectors(a, b, out)
     (blocks,) = blocks_for((out.size,), (block,))
     vector_add_grid_stride_kernel[min(blocks, max_blocks), block, stream](a, b, out)
@@ -57,8 +57,7 @@ def vector_add_four_loads_kernel(a, b, out):
     n = u32.size(out)
     last = i + 3 * width
     if last < n:
-        # All eight loads stand before the first store. The compiler may not move them there:
-        # for all it knows, out is a or b.
+        # All eight loads come before the first store. The compiler may not reorder them: out could be a or b.
         first = a[i] + b[i]
         second = a[i + width] + b[i + width]
         third = a[i + 2 * width] + b[i + 2 * width]
@@ -75,7 +74,7 @@ def vector_add_four_loads_kernel(a, b, out):
 
 @rung(kernel=vector_add_four_loads_kernel, idea="four elements a thread, loads first")
 def vector_add_four_loads(a, b, out, stream=0, block=BLOCK):
-    """As per_thread, but each thread asks for four elements before it waits for any: more bytes are in flight."""
+    """As per_thread, but each thread issues the loads of four elements before it waits: more bytes are in flight."""
     _check_vectors(a, b, out)
     vector_add_four_loads_kernel[blocks_for((out.size,), (4 * block,)), block, stream](a, b, out)
 
@@ -86,7 +85,7 @@ def _check_vectors(a, b, out):
     check_array("out", out, shape=a.shape)
 
 
-# --- The same addition over a volume: what a thread's three coordinates have to do with memory ---------------------
+# --- The same addition over a volume: a thread's three coordinates and memory --------------------------------------
 
 
 @rung(kernel=vector_add_per_thread_kernel, idea="flat: 1,024 threads in a row")
@@ -101,14 +100,14 @@ def volume_add_1d(a, b, out, stream=0, block=1024):
 @cuda.jit
 def volume_add_3d_kernel(a, b, out, nx, ny, nz):
     x, y, z = u32.grid(3)
-    if x < nx and y < ny and z < nz:  # a block can hang over on each of the three sides
+    if x < nx and y < ny and z < nz:  # a block can reach past the end on each axis
         i = x + y * nx + z * nx * ny
         out[i] = a[i] + b[i]
 
 
 @rung(kernel=volume_add_3d_kernel, idea="three coordinates: 16 x 8 x 8 threads")
 def volume_add_3d(a, b, out, stream=0, block=(16, 8, 8)):
-    """A thread is named by (x, y, z), and a block of 1,024 threads covers a box of the volume."""
+    """A thread has coordinates (x, y, z), and a block of 1,024 threads covers a box of the volume."""
     _check_volumes(a, b, out)
     check_block("block", block)
     nz, ny, nx = out.shape

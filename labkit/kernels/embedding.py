@@ -1,5 +1,5 @@
 """Embedding: the first layer of GPT-2. out[t] = tokens[ids[t]] + positions[start + t], two rows gathered and added.
-And of Llama, whose positions come later, in its attention: out[t] = tokens[ids[t]].
+And of Llama, which encodes positions in its attention: out[t] = tokens[ids[t]].
 
 Shapes  ids (T,) int32, tokens (V, C), positions (P, C), start (1,) int32, out (T, C); float32, C-contiguous; any sizes
         token_embedding: tokens and out both float32, or both uint16, which holds bfloat16; ids int32 or uint32
@@ -7,7 +7,7 @@ Work    T*C additions; 12*T*C bytes: two rows read, one written. token_embedding
 Source  A. Radford et al., "Language Models are Unsupervised Multitask Learners" (2019)
 
 start, the number of tokens before these, is in device memory, so that a captured graph can be launched again for the
-next token. An id or a position that is out of range gives a row of NaN: a launcher cannot look at device memory
+next token. An id or a position that is out of range gives a row of NaN: a launcher cannot read device memory
 without a synchronisation.
 """
 
@@ -28,14 +28,14 @@ NAN = float32(np.nan)
 
 
 def embedding_reference(ids, tokens, positions, start):
-    where = np.arange(len(ids)) + int(start[0])
-    known = (ids >= 0) & (ids < len(tokens)) & (where >= 0) & (where < len(positions))
-    rows = tokens[np.where(known, ids, 0)] + positions[np.where(known, where, 0)]  # in float32: one rounding
-    return np.where(known[:, None], rows, np.float32(np.nan))
+    pos = np.arange(len(ids)) + int(start[0])
+    valid = (ids >= 0) & (ids < len(tokens)) & (pos >= 0) & (pos < len(positions))
+    rows = tokens[np.where(valid, ids, 0)] + positions[np.where(valid, pos, 0)]  # in float32: one rounding
+    return np.where(valid[:, None], rows, np.float32(np.nan))
 
 
 @cuda.jit(device=True)
-def gathered(ids, tokens, positions, start, t, col):
+def embedding_element(ids, tokens, positions, start, t, col):
     """One element of row t; NaN where there is no such token or position."""
     token, position = uint32(ids[t]), wrapping_add(uint32(start[0]), t)  # negatives become huge
     if token < u32.shape(tokens)[0] and position < u32.shape(positions)[0]:
@@ -46,7 +46,7 @@ def gathered(ids, tokens, positions, start, t, col):
 @cuda.jit
 def embedding_whole_row_kernel(ids, tokens, positions, start, out):
     t, col = u32.blockIdx.x, u32.threadIdx.x
-    out[t, col] = gathered(ids, tokens, positions, start, t, col)
+    out[t, col] = embedding_element(ids, tokens, positions, start, t, col)
 
 
 @rung(kernel=embedding_whole_row_kernel, idea="one block a token, one thread a column",
@@ -54,9 +54,9 @@ def embedding_whole_row_kernel(ids, tokens, positions, start, out):
 def embedding_whole_row(ids, tokens, positions, start, out, stream=0):
     """One block gathers one row, with a thread for each column: 768 for GPT-2. A model 2,048 wide would need a block of
     2,048 threads, and CUDA refuses to launch that."""
-    count, columns = _check(ids, tokens, positions, start, out)
+    rows, columns = _check(ids, tokens, positions, start, out)
     check_block("block", (columns,))
-    embedding_whole_row_kernel[count, columns, stream](ids, tokens, positions, start, out)
+    embedding_whole_row_kernel[rows, columns, stream](ids, tokens, positions, start, out)
 
 
 @cuda.jit
@@ -64,19 +64,19 @@ def embedding_strided_kernel(ids, tokens, positions, start, out):
     t = u32.blockIdx.x
     columns = u32.shape(out)[1]
     for col in u32.range(u32.threadIdx.x, columns, BLOCK):
-        out[t, col] = gathered(ids, tokens, positions, start, t, col)
+        out[t, col] = embedding_element(ids, tokens, positions, start, t, col)
 
 
 @rung(kernel=embedding_strided_kernel, idea="one block a token, 256 threads walk along the row")
 def embedding_strided(ids, tokens, positions, start, out, stream=0):
-    """As whole_row, but the block keeps its 256 threads and each takes every 256th column: any width."""
-    count, _ = _check(ids, tokens, positions, start, out)
-    embedding_strided_kernel[count, BLOCK, stream](ids, tokens, positions, start, out)
+    """As whole_row, but the block always has 256 threads and each takes every 256th column: any width."""
+    rows, _ = _check(ids, tokens, positions, start, out)
+    embedding_strided_kernel[rows, BLOCK, stream](ids, tokens, positions, start, out)
 
 
 @cuda.jit
 def embedding_vectorized_kernel(ids, tokens, positions, start, out):
-    i = 4 * u32.grid(1)  # in out; a row is a whole number of fours
+    i = 4 * u32.grid(1)  # in out; rows are a multiple of four long
     if i < u32.size(out):
         columns = u32.shape(out)[1]
         t, col = i // columns, i % columns
@@ -94,11 +94,11 @@ def embedding_vectorized_kernel(ids, tokens, positions, start, out):
 def embedding_vectorized(ids, tokens, positions, start, out, stream=0):
     """As strided, but a thread takes four neighbours, 128 bits at a time, and blocks do not end with a row. Rows that
     are no multiple of four, and views that do not begin at a multiple of 16 bytes, take the strided kernel."""
-    count, columns = _check(ids, tokens, positions, start, out)
+    rows, columns = _check(ids, tokens, positions, start, out)
     if columns % 4 or not aligned(tokens, positions, out):
         embedding_strided(ids, tokens, positions, start, out, stream=stream)
         return
-    grid = blocks_for((count * columns // 4,), (BLOCK,))
+    grid = blocks_for((rows * columns // 4,), (BLOCK,))
     embedding_vectorized_kernel[grid, BLOCK, stream](ids, tokens, positions, start, out)
 
 
@@ -114,50 +114,50 @@ def _check(ids, tokens, positions, start, out) -> tuple:
     return out.shape
 
 
-# --- Rows alone: Llama's ----------------------------------------------------------------------------------------------
+# --- Tokens alone: Llama ----------------------------------------------------------------------------------------------
 
 NANS = {FLOAT32: NAN, BFLOAT16: np.uint16(0x7FC0)}
-NAN_WORDS = {FLOAT32: NAN, BFLOAT16: uint32(0x7FC07FC0)}  # of 32 bits: one number, or two
+NAN_WORDS = {FLOAT32: NAN, BFLOAT16: uint32(0x7FC07FC0)}  # 32 bits: one element, or two
 
 
 def token_embedding_reference(ids, tokens):
-    known = (ids >= 0) & (ids < len(tokens))
-    return np.where(known[:, None], float64_of(tokens[np.where(known, ids, 0)]), np.nan)
+    valid = (ids >= 0) & (ids < len(tokens))
+    return np.where(valid[:, None], float64_of(tokens[np.where(valid, ids, 0)]), np.nan)
 
 
 @kernel_factory
 def make_token_embedding_strided(element: Element):
-    MISSING = NANS[element]
+    NAN_VALUE = NANS[element]
 
     @cuda.jit
     def token_embedding_strided_kernel(ids, tokens, out):
         t = u32.blockIdx.x
         columns, token = u32.shape(out)[1], uint32(ids[t])  # negatives become huge
-        known = token < u32.shape(tokens)[0]
+        valid = token < u32.shape(tokens)[0]
         for col in u32.range(u32.threadIdx.x, columns, BLOCK):
-            out[t, col] = tokens[token, col] if known else MISSING
+            out[t, col] = tokens[token, col] if valid else NAN_VALUE
 
     return token_embedding_strided_kernel
 
 
 @rung(kernel=make_token_embedding_strided(BFLOAT16), idea="one block a token, 256 threads walk along the row")
 def token_embedding_strided(ids, tokens, out, stream=0):
-    """One block copies one row, number by number. Any width."""
+    """One block copies one row, element by element. Any width."""
     element = _check_tokens(ids, tokens, out)
     make_token_embedding_strided(element)[ids.shape[0], BLOCK, stream](ids, tokens, out)
 
 
 @kernel_factory
 def make_token_embedding(element: Element):
-    EACH, MISSING = element.per_load, NAN_WORDS[element]
+    VEC, NAN_VALUE = element.per_load, NAN_WORDS[element]
 
     @cuda.jit
     def token_embedding_vectorized_kernel(ids, tokens, out):
-        i = EACH * u32.grid(1)  # in out; a row is a whole number of EACH
+        i = VEC * u32.grid(1)  # in out; rows are a multiple of VEC long
         if i < u32.size(out):
             columns = u32.shape(out)[1]
             token = uint32(ids[i // columns])
-            a, b, c, d = MISSING, MISSING, MISSING, MISSING
+            a, b, c, d = NAN_VALUE, NAN_VALUE, NAN_VALUE, NAN_VALUE
             if token < u32.shape(tokens)[0]:
                 a, b, c, d = ptx.load_nc4(tokens, token * columns + i % columns)
             ptx.store_global4(out, i, a, b, c, d)
@@ -168,20 +168,20 @@ def make_token_embedding(element: Element):
 @rung(kernel=(make_token_embedding(BFLOAT16), make_token_embedding_strided(BFLOAT16)),
       idea="128 bits a thread, all rows in one line")
 def token_embedding_vectorized(ids, tokens, out, stream=0):
-    """As strided, but a thread copies 128 bits, as they are, and blocks do not end with a row. Rows that are no whole
-    number of these, and views that do not begin at a multiple of 16 bytes, take the strided kernel."""
+    """As strided, but a thread copies 128 bits, as they are, and blocks do not end with a row. Rows that are no
+    multiple of 128 bits, and views that do not begin at a multiple of 16 bytes, take the strided kernel."""
     token_embedding(ids, tokens, out, stream=stream)
 
 
 def token_embedding(ids, tokens, out, stream=0):
-    """The launcher to use: token_embedding_vectorized. An id that is no row of tokens gives a row of NaN."""
+    """The launcher to use: token_embedding_vectorized. An id that is out of range gives a row of NaN."""
     element = _check_tokens(ids, tokens, out)
-    count, columns = out.shape
-    each = element.per_load
-    if columns % each or not aligned(tokens, out):
+    rows, columns = out.shape
+    vec = element.per_load
+    if columns % vec or not aligned(tokens, out):
         token_embedding_strided(ids, tokens, out, stream=stream)
         return
-    threads = count * columns // each
+    threads = rows * columns // vec
     block = min(BLOCK, -(-threads // 32) * 32)
     make_token_embedding(element)[blocks_for((threads,), (block,)), block, stream](ids, tokens, out)
 

@@ -8,8 +8,8 @@ Work    about 10 flops an element; 8*T*C bytes (float16: 4*T*C): a word's row is
         rows of positions and types stay in the cache
 Source  Devlin, Chang, Lee, Toutanova: BERT (2019), https://arxiv.org/abs/1810.04805
 
-Types are 0 or 1, which of two texts a token belongs to. Positions are given, not counted: in a packed batch each
-sentence begins at 0 again. An index that is out of range gives a row of NaN: a launcher cannot look at device memory
+Types are 0 or 1, which of two texts a token belongs to. Positions are an input: in a packed batch each sentence
+starts at 0 again. An index that is out of range gives a row of NaN: a launcher cannot read device memory
 without a synchronisation.
 """
 
@@ -36,13 +36,13 @@ ZERO, NAN = float32(0.0), float32(np.nan)
 
 
 def embedding_sum_reference(ids, types, positions, words, places, kinds):
-    known = np.ones(len(ids), bool)
+    valid = np.ones(len(ids), bool)
     total = np.zeros((len(ids), words.shape[1]))
     for indices, table in ((ids, words), (types, kinds), (positions, places)):
-        inside = (indices >= 0) & (indices < len(table))
-        known &= inside
-        total += table[np.where(inside, indices, 0)].astype(np.float64)
-    return np.where(known[:, None], total, np.nan)
+        in_range = (indices >= 0) & (indices < len(table))
+        valid &= in_range
+        total += table[np.where(in_range, indices, 0)].astype(np.float64)
+    return np.where(valid[:, None], total, np.nan)
 
 
 def embedding_layernorm_reference(ids, types, positions, words, places, kinds, weight, bias, epsilon=EPSILON):
@@ -57,11 +57,11 @@ def embedding_layernorm_reference(ids, types, positions, words, places, kinds, w
 def embedding_sum_kernel(ids, types, positions, words, places, kinds, out):
     t = u32.blockIdx.x
     word, kind, place = uint32(ids[t]), uint32(types[t]), uint32(positions[t])  # negatives become huge
-    known = (word < u32.shape(words)[0] and kind < u32.shape(kinds)[0] and place < u32.shape(places)[0])
+    valid = (word < u32.shape(words)[0] and kind < u32.shape(kinds)[0] and place < u32.shape(places)[0])
     columns = u32.shape(out)[1]
     for col in u32.range(u32.threadIdx.x, columns, BLOCK):
         total = NAN
-        if known:
+        if valid:
             total = float32(words[word, col]) + float32(kinds[kind, col]) + float32(places[place, col])
         out[t, col] = total
 
@@ -80,7 +80,7 @@ def embedding_then_layernorm(ids, types, positions, words, places, kinds, weight
     normalise(out, weight, bias, out, epsilon=epsilon, stream=stream)
 
 
-# --- The sum normalised where it was made -----------------------------------------------------------------------------
+# --- The sum normalised in registers ----------------------------------------------------------------------------------
 
 
 @cuda.jit(device=True)
@@ -95,22 +95,22 @@ def sum_of_eight(a, b, c):
 
 
 @cuda.jit(device=True)
-def normalised_four(v, at, scale, w, b):
-    return (v[at] * scale * w[0] + b[0], v[at + 1] * scale * w[1] + b[1], v[at + 2] * scale * w[2] + b[2],
-            v[at + 3] * scale * w[3] + b[3])
+def normalised_four(v, i, scale, w, b):
+    return (v[i] * scale * w[0] + b[0], v[i + 1] * scale * w[1] + b[1], v[i + 2] * scale * w[2] + b[2],
+            v[i + 3] * scale * w[3] + b[3])
 
 
 @cuda.jit(device=True)
-def normalised_eight(v, at, scale, w, b):
-    return (v[at] * scale * w[0] + b[0], v[at + 1] * scale * w[1] + b[1], v[at + 2] * scale * w[2] + b[2],
-            v[at + 3] * scale * w[3] + b[3], v[at + 4] * scale * w[4] + b[4], v[at + 5] * scale * w[5] + b[5],
-            v[at + 6] * scale * w[6] + b[6], v[at + 7] * scale * w[7] + b[7])
+def normalised_eight(v, i, scale, w, b):
+    return (v[i] * scale * w[0] + b[0], v[i + 1] * scale * w[1] + b[1], v[i + 2] * scale * w[2] + b[2],
+            v[i + 3] * scale * w[3] + b[3], v[i + 4] * scale * w[4] + b[4], v[i + 5] * scale * w[5] + b[5],
+            v[i + 6] * scale * w[6] + b[6], v[i + 7] * scale * w[7] + b[7])
 
 
 def _store_of_four(store_four):
     @cuda.jit(device=True)
-    def store(array, i, left, e):
-        store_four(array, i, left, e[0], e[1], e[2], e[3])
+    def store(array, i, valid, e):
+        store_four(array, i, valid, e[0], e[1], e[2], e[3])
 
     return store
 
@@ -120,13 +120,13 @@ def make_embedding_layernorm(pieces: int, access: str, is_half: bool, epsilon: f
     """Return a kernel for rows of up to 128 * pieces columns, float16: 256 * pieces. access: WHOLE, QUADS or SINGLES,
     which of a lane's four neighbours are in range (norm/rows.py)."""
     if is_half:
-        together = access != SINGLES
-        load, store = (half.load_eight, half.store_eight) if together else (half.load_singles, half.store_singles)
-        put, add, normalised, EACH = half.put_eight, sum_of_eight, normalised_eight, 8
+        vectorized = access != SINGLES
+        load, store = (half.load_eight, half.store_eight) if vectorized else (half.load_singles, half.store_singles)
+        put, add, normalised, VEC = half.put_eight, sum_of_eight, normalised_eight, 8
     else:
         load, store = FOUR[access][0], _store_of_four(FOUR[access][1])
-        put, add, normalised, EACH = put_four, sum_of_four, normalised_four, 4
-    count, STEP, SMALL = EACH * pieces, 32 * EACH, small(epsilon)
+        put, add, normalised, VEC = put_four, sum_of_four, normalised_four, 4
+    ITEMS, STEP, EPS = VEC * pieces, 32 * VEC, small(epsilon)
 
     @cuda.jit
     def embedding_layernorm_kernel(ids, types, positions, words, places, kinds, weight, bias, out):  # tables flat
@@ -134,41 +134,41 @@ def make_embedding_layernorm(pieces: int, access: str, is_half: bool, epsilon: f
         row = u32.blockIdx.x * WARPS + u32.threadIdx.y
         if row < u32.size(ids):  # the same for the whole warp
             columns = u32.size(weight)
-            share = ONE / float32(columns)
+            inv_cols = ONE / float32(columns)
             word, kind, place = uint32(ids[row]), uint32(types[row]), uint32(positions[row])
-            known = (word < u32.size(words) // columns and kind < u32.size(kinds) // columns
-                     and place < u32.size(places) // columns)
-            if not known:
+            in_range = (word < u32.size(words) // columns and kind < u32.size(kinds) // columns
+                        and place < u32.size(places) // columns)
+            if not in_range:
                 word, kind, place = 0, 0, 0
-            mine, left = EACH * lane, int32(columns) - int32(EACH) * int32(lane)
-            word, kind = word * columns + mine, kind * columns + mine
-            place = place * columns + mine
-            v = cuda.local.array(count, float32)
+            lane_offset, remaining = VEC * lane, int32(columns) - int32(VEC) * int32(lane)
+            word, kind = word * columns + lane_offset, kind * columns + lane_offset
+            place = place * columns + lane_offset
+            v = cuda.local.array(ITEMS, float32)
             for p in u32.range(pieces):
-                inside = left - int32(STEP * p)
-                put(v, EACH * p, add(load(words, word + STEP * p, inside),
-                                     load(kinds, kind + STEP * p, inside),
-                                     load(places, place + STEP * p, inside)))
+                valid = remaining - int32(STEP * p)
+                put(v, VEC * p, add(load(words, word + STEP * p, valid),
+                                    load(kinds, kind + STEP * p, valid),
+                                    load(places, place + STEP * p, valid)))
             total = ZERO
-            for e in range(count):
+            for e in range(ITEMS):
                 total += v[e]
-            mean = warp_sum(total) * share if known else NAN
+            mean = warp_sum(total) * inv_cols if in_range else NAN
             squares = ZERO
-            for e in range(count):
+            for e in range(ITEMS):
                 v[e] -= mean
-                if left > int32(STEP * (e // EACH) + e % EACH):
+                if remaining > int32(STEP * (e // VEC) + e % VEC):
                     squares += v[e] * v[e]
-            scale = cuda.rsqrt(warp_sum(squares) * share + SMALL)
+            scale = cuda.rsqrt(warp_sum(squares) * inv_cols + EPS)
             for p in u32.range(pieces):
-                col, inside = mine + STEP * p, left - int32(STEP * p)
-                store(out, row * columns + col, inside,
-                      normalised(v, EACH * p, scale, load(weight, col, inside), load(bias, col, inside)))
+                col, valid = lane_offset + STEP * p, remaining - int32(STEP * p)
+                store(out, row * columns + col, valid,
+                      normalised(v, VEC * p, scale, load(weight, col, valid), load(bias, col, valid)))
 
     return embedding_layernorm_kernel
 
 
 def embedding_layernorm(ids, types, positions, words, places, kinds, weight, bias, out, epsilon=EPSILON, stream=0):
-    """One launch: a warp gathers a row, and normalises the sum in the registers in which it was made."""
+    """One launch: a warp gathers a row, and normalises the sum in registers."""
     rows, columns, dtype = _check(ids, types, positions, words, places, kinds, out, weight, bias)
     if dtype == np.float16:
         _, pieces = fitting(columns, half.OCTETS, "a warp")

@@ -27,7 +27,7 @@ ROOT = math.sqrt(2 / math.pi)
 ONE, HALF = float32(1.0), float32(0.5)
 ROOT_HALF = float32(math.sqrt(0.5))
 INNER, CUBIC = float32(ROOT), float32(ROOT * CUBE)
-INNER_2, CUBIC_2 = float32(-2 * ROOT / math.log(2)), float32(-2 * ROOT * CUBE / math.log(2))  # to the base 2
+INNER_2, CUBIC_2 = float32(-2 * ROOT / math.log(2)), float32(-2 * ROOT * CUBE / math.log(2))  # for a power of 2
 
 
 def gelu_tanh_reference(x):
@@ -130,15 +130,15 @@ def gelu_erf_vectorized(x, out, stream=0):
     _launch_four(gelu_erf_vectorized_kernel, gelu_erf_per_thread_kernel, x, out, stream)
 
 
-def _launch(kernel, x, out, stream, each=1):
+def _launch(kernel, x, out, stream, per_thread=1):
     check_array("x", x)
     check_array("out", out, shape=x.shape)
-    kernel[-(-x.size // (each * BLOCK)), BLOCK, stream](x.reshape(x.size), out.reshape(out.size))
+    kernel[-(-x.size // (per_thread * BLOCK)), BLOCK, stream](x.reshape(x.size), out.reshape(out.size))
 
 
-def _launch_four(kernel, single, x, out, stream):
-    """`kernel` takes four elements a thread; a view that does not begin at a multiple of 16 bytes goes to `single`."""
+def _launch_four(kernel, scalar, x, out, stream):
+    """`kernel` takes four elements a thread; a view that does not begin at a multiple of 16 bytes goes to `scalar`."""
     if aligned(x, out):
-        _launch(kernel, x, out, stream, each=4)
+        _launch(kernel, x, out, stream, per_thread=4)
     else:
-        _launch(single, x, out, stream)
+        _launch(scalar, x, out, stream)

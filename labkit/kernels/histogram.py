@@ -1,10 +1,10 @@
 """Histogram: how often each value occurs in an array. One rung for each idea about atomics, slowest first.
 
-Shapes  x (N,), uint8 or int32; bins, a number; out (bins,) int32; C-contiguous; any sizes
+Shapes  x (N,), uint8 or int32; bins, an integer; out (bins,) int32; C-contiguous; any sizes
 Work    N counts; x.itemsize*N + 4*bins bytes. An atomic for each element, on global or on shared memory
 Source  CUDA C++ Programming Guide, "Atomic Functions"; numpy.bincount
 
-Values that are no bin, below 0 or from `bins` on, are not counted. How long a histogram takes depends on the values:
+Values outside the bins, below 0 or from `bins` on, are not counted. How long a histogram takes depends on the values:
 atomics on one address run one after another. So sizes have a third number, S: that many percent of the elements hold
 one value. With S=100 all are equal.
 """
@@ -45,7 +45,7 @@ def clear_kernel(out):
 def histogram_global_kernel(x, out):
     i = u32.grid(1)
     if i < x.size:
-        value = uint32(x[i])  # a negative number becomes one beyond every bin
+        value = uint32(x[i])  # negative values become larger than any bin
         if value < out.size:
             cuda.atomic.add(out, value, ONE)
 
@@ -63,7 +63,7 @@ def histogram_global(x, bins, out, stream=0):
 
 @cuda.jit(device=True)
 def clear_counts(counts, size):
-    """Zeros, before any thread of the block counts."""
+    """Zero the block's counts; ends with a barrier."""
     for i in u32.range(u32.threadIdx.x, size, u32.blockDim.x):
         counts[i] = int32(0)
     cuda.syncthreads()
@@ -71,22 +71,22 @@ def clear_counts(counts, size):
 
 @cuda.jit(device=True)
 def add_counts(counts, copies, out):
-    """Adds the block's private histograms, `copies` of them one after another, to the one in global memory."""
+    """Add the block's private histograms, `copies` of them one after another, to the one in global memory."""
     cuda.syncthreads()  # all have counted
     bins = u32.size(out)
     for value in u32.range(u32.threadIdx.x, bins, u32.blockDim.x):
         total = int32(0)
-        at = value
+        i = value
         for _ in range(copies):
-            total = int32(total + counts[at])
-            at += bins
+            total = int32(total + counts[i])
+            i += bins
         if total != int32(0):
             cuda.atomic.add(out, value, total)
 
 
 @cuda.jit
 def histogram_shared_kernel(x, out):
-    counts = cuda.shared.array(0, int32)  # one for each bin, which the launch decides
+    counts = cuda.shared.array(0, int32)  # one per bin: the size is set at launch
     n, bins = u32.size(x), u32.size(out)
     clear_counts(counts, bins)
     for i in u32.range(u32.grid(1), n, u32.gridsize(1)):
@@ -112,11 +112,11 @@ def histogram_copies_kernel(x, out, copies):
     counts = cuda.shared.array(0, int32)  # copies * bins
     n, bins = u32.size(x), u32.size(out)
     clear_counts(counts, copies * bins)
-    own = (u32.threadIdx.x >> 5) % copies * bins  # where the histogram of this warp begins
+    warp_offset = (u32.threadIdx.x >> 5) % copies * bins  # of this warp's histogram
     for i in u32.range(u32.grid(1), n, u32.gridsize(1)):
         value = uint32(x[i])
         if value < bins:
-            cuda.atomic.add(counts, own + value, ONE)
+            cuda.atomic.add(counts, warp_offset + value, ONE)
     add_counts(counts, copies, out)
 
 
@@ -140,17 +140,17 @@ def histogram_matched_kernel(x, out, copies):
     clear_counts(counts, copies * bins)
     thread = u32.threadIdx.x
     lane = thread & 31
-    own = (thread >> 5) % copies * bins
-    first = u32.grid(1) - lane  # of the warp: its lanes make the same number of rounds
-    while first < n:
-        i = first + lane
+    warp_offset = (thread >> 5) % copies * bins
+    base = u32.grid(1) - lane  # of the warp: all its lanes make the same number of rounds
+    while base < n:
+        i = base + lane
         value = uint32(x[i]) if i < n else bins
         if value > bins:
             value = bins
-        equal = uint32(cuda.match_any_sync(ALL_LANES, value))  # a bit for each lane that holds the same value
-        if value < bins and (equal & (1 << lane) - 1) == 0:  # the lowest of them
-            cuda.atomic.add(counts, own + value, int32(cuda.popc(equal)))
-        first += u32.gridsize(1)
+        peers = uint32(cuda.match_any_sync(ALL_LANES, value))  # a bit for each lane with the same value
+        if value < bins and (peers & (1 << lane) - 1) == 0:  # the lowest of these lanes
+            cuda.atomic.add(counts, warp_offset + value, int32(cuda.popc(peers)))
+        base += u32.gridsize(1)
     add_counts(counts, copies, out)
 
 
@@ -172,7 +172,7 @@ def histogram_matched(x, bins, out, stream=0):
 
 @kernel_factory
 def make_histogram_vectorized(packed: bool):
-    """packed: a word holds four elements of one byte; otherwise it is an element."""
+    """packed: a word holds four elements of one byte; otherwise a word is one element."""
 
     @cuda.jit(device=True)
     def count(counts, bins, value):
@@ -190,18 +190,18 @@ def make_histogram_vectorized(packed: bool):
             count(counts, bins, word)
 
     @cuda.jit
-    def histogram_vectorized_kernel(words, x, whole, out):
+    def histogram_vectorized_kernel(words, x, words_end, out):
         counts = cuda.shared.array(0, int32)
         bins = u32.size(out)
         clear_counts(counts, bins)
         i = u32.grid(1)
-        if whole + i < u32.size(x):  # the elements behind the words, fewer than there are threads
-            count(counts, bins, uint32(x[whole + i]))
-        n, step = u32.size(words), 4 * u32.gridsize(1)
+        if words_end + i < u32.size(x):  # the tail after the words: fewer elements than threads
+            count(counts, bins, uint32(x[words_end + i]))
+        n, stride = u32.size(words), 4 * u32.gridsize(1)
         i = 4 * i
-        while i + step < n:  # two loads stand before the first atomic
+        while i + stride < n:  # two loads before the first atomic
             a, b, c, d = ptx.load_nc4(words, i)
-            e, f, g, h = ptx.load_nc4(words, i + step)
+            e, f, g, h = ptx.load_nc4(words, i + stride)
             count_word(counts, bins, a)
             count_word(counts, bins, b)
             count_word(counts, bins, c)
@@ -210,7 +210,7 @@ def make_histogram_vectorized(packed: bool):
             count_word(counts, bins, f)
             count_word(counts, bins, g)
             count_word(counts, bins, h)
-            i += 2 * step
+            i += 2 * stride
         if i < n:
             a, b, c, d = ptx.load_nc4(words, i)
             count_word(counts, bins, a)
@@ -228,16 +228,16 @@ def histogram_vectorized(x, bins, out, stream=0):
     """As shared, but a thread loads 16 bytes at once, sixteen elements of uint8 or four of int32, and two such words
     before it counts. A view that does not begin at a multiple of 16 bytes is left to shared."""
     n = _check(x, bins, out)
-    each = 16 // x.dtype.itemsize
-    if not aligned(x) or n < each:
+    per_load = 16 // x.dtype.itemsize
+    if not aligned(x) or n < per_load:
         histogram_shared(x, bins, out, stream)
         return
     _check_bins(bins)
-    whole = n // each * each
+    words_end = n // per_load * per_load
     _clear(out, stream)
-    words = x[:whole].view(np.uint32)
-    kernel = make_histogram_vectorized(each == 16)
-    kernel[_blocks(n // each), BLOCK, stream, 4 * bins](words, x, np.uint32(whole), out)
+    words = x[:words_end].view(np.uint32)
+    kernel = make_histogram_vectorized(per_load == 16)
+    kernel[_blocks(n // per_load), BLOCK, stream, 4 * bins](words, x, np.uint32(words_end), out)
 
 
 def histogram(x, bins, out, stream=0):

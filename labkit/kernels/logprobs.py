@@ -1,4 +1,4 @@
-"""Logprobs of each row of logits: of a token that is given, with its rank, and of the k most likely tokens.
+"""Logprobs of each row of logits: of a given token, with its rank, and of the k most likely tokens.
 
 Shapes  logits (R, V) float32; tokens, wanted (R,) int32; out (R, COLUMNS) float32; C-contiguous; V up to 2**19
 Work    R*V exponentials; a row is read once: 4*R*V bytes, and nothing of rows for which nothing is wanted
@@ -30,7 +30,7 @@ from labkit.kernels.op import rung
 from labkit.kernels.reduce import NEG_INF, ZERO, warp_max, warp_sum
 from labkit.kernels.sampling_search import (
     CHUNK,
-    HELD,
+    ITEMS,
     THREADS,
     WARPS,
     block_largest_key,
@@ -39,13 +39,13 @@ from labkit.kernels.sampling_search import (
     load_wide,
     value_of,
 )
-from labkit.kernels.token_weights import LOG2_E, LONGEST, distance
+from labkit.kernels.token_weights import LOG2_E, MAX_VOCAB, distance
 
-MOST = 20  # of the most likely tokens, at most
+MOST = 20  # the maximum of k
 LOGPROB, RANK, TOP, TOKENS = 0, 1, 2, 2 + MOST  # columns of out
 COLUMNS = 2 + 2 * MOST
-SLOTS = WARPS * MOST  # keys of a block: MOST for each warp
-NO_TOKEN, INFINITE = float32(-1.0), float32(np.inf)
+SLOTS = WARPS * MOST  # keys of a block: MOST per warp
+NO_TOKEN, INF = float32(-1.0), float32(np.inf)
 
 
 def logprobs_reference(logits, tokens, wanted):
@@ -55,11 +55,11 @@ def logprobs_reference(logits, tokens, wanted):
         if count < 0:
             continue
         with np.errstate(invalid="ignore", divide="ignore"):
-            below = np.where(x == x.max(), 0, x - x.max())  # +inf minus itself is no number
-            found = below - (np.log(np.exp(below).sum()) if x.max() > -np.inf else np.inf)
+            shifted = np.where(x == x.max(), 0, x - x.max())  # +inf minus itself is no number
+            row_logprobs = shifted - (np.log(np.exp(shifted).sum()) if x.max() > -np.inf else np.inf)
         best = np.argsort(-x, kind="stable")[:count]
-        out[row, TOP : TOP + best.size], out[row, TOKENS : TOKENS + best.size] = found[best], best
-        out[row, :TOP] = (found[token], 1 + (x > x[token]).sum()) if token >= 0 else 0
+        out[row, TOP : TOP + best.size], out[row, TOKENS : TOKENS + best.size] = row_logprobs[best], best
+        out[row, :TOP] = (row_logprobs[token], 1 + (x > x[token]).sum()) if token >= 0 else 0
     return out
 
 
@@ -78,22 +78,22 @@ def logprob_of(x, row_max, log_sum):
 
 
 @cuda.jit(device=True)
-def block_sum(value, of_warps):
-    """One barrier; another has to pass before of_warps is used again."""
+def block_sum(value, partials):
+    """One barrier; another is needed before partials is used again."""
     value = warp_sum(value)
     if u32.threadIdx.x & 31 == 0:
-        of_warps[u32.threadIdx.x >> 5] = value
+        partials[u32.threadIdx.x >> 5] = value
     cuda.syncthreads()
-    total = of_warps[0]
+    total = partials[0]
     for warp in range(1, WARPS):
-        total += of_warps[warp]
+        total += partials[warp]
     return total
 
 
 @cuda.jit(launch_bounds=THREADS)
 def logprobs_passes_kernel(logits, tokens, wanted, out):
-    of_warps, above_of_warps = cuda.shared.array(WARPS, float32), cuda.shared.array(WARPS, int32)
-    keys_of_warps = cuda.shared.array(WARPS, int64)
+    partials, warp_above = cuda.shared.array(WARPS, float32), cuda.shared.array(WARPS, int32)
+    warp_keys = cuda.shared.array(WARPS, int64)
     row, thread, cols = u32.blockIdx.x, u32.threadIdx.x, u32.shape(logits)[1]
     token, count = tokens[row], wanted[row]
     if thread < MOST:
@@ -102,40 +102,39 @@ def logprobs_passes_kernel(logits, tokens, wanted, out):
         out[row, thread] = ZERO
     if count < int32(0):
         return
-    own = logits[row, uint32(max(token, int32(0)))]
+    token_logit = logits[row, uint32(max(token, int32(0)))]
     key, above = LEAST, int32(0)
     for col in u32.range(thread, cols, THREADS):
         x = logits[row, col]
         key = max(key, key_of(x, col))
-        if x > own:
+        if x > token_logit:
             above += int32(1)
-    largest = block_largest_key(key, keys_of_warps)
+    largest = block_largest_key(key, warp_keys)
     row_max, row_sum = value_of(largest), ZERO
     for col in u32.range(thread, cols, THREADS):
         row_sum += exponential(row_max, logits[row, col])
-    log_sum, above = math.log(block_sum(row_sum, of_warps)), block_sum(above, above_of_warps)
+    log_sum, above = math.log(block_sum(row_sum, partials)), block_sum(above, warp_above)
     if row_max == NEG_INF:
-        log_sum = INFINITE
+        log_sum = INF
     if thread == 0:
-        out[row, 0] = logprob_of(own, row_max, log_sum) if token >= int32(0) else ZERO
+        out[row, 0] = logprob_of(token_logit, row_max, log_sum) if token >= int32(0) else ZERO
         out[row, 1] = float32(int32(1) + above) if token >= int32(0) else ZERO
-    for place in u32.range(min(count, int32(MOST))):
+    for i in u32.range(min(count, int32(MOST))):
         if largest != LEAST and thread == 0:
-            out[row, TOP + place] = logprob_of(value_of(largest), row_max, log_sum)
-            out[row, TOKENS + place] = float32(index_of(largest))
-        before, key = largest, LEAST
+            out[row, TOP + i] = logprob_of(value_of(largest), row_max, log_sum)
+            out[row, TOKENS + i] = float32(index_of(largest))
+        previous, key = largest, LEAST
         for col in u32.range(thread, cols, THREADS):
-            other = key_of(logits[row, col], col)
-            if other < before:
-                key = max(key, other)
+            candidate = key_of(logits[row, col], col)
+            if candidate < previous:
+                key = max(key, candidate)
         cuda.syncthreads()
-        largest = block_largest_key(key, keys_of_warps)
+        largest = block_largest_key(key, warp_keys)
 
 
 @rung(kernel=logprobs_passes_kernel, idea="one block a row; a pass for each of the k tokens")
 def logprobs_passes(logits, tokens, wanted, out, stream=0):
-    """The maximum and the rank in one pass, the sum in a second; then each pass finds the largest logit below the one
-    before."""
+    """The maximum and the rank in one pass, the sum in a second; then each pass finds the next largest logit."""
     rows, _ = _check(logits, tokens, wanted, out)
     logprobs_passes_kernel[rows, THREADS, stream](logits, tokens, wanted, out)
 
@@ -144,41 +143,41 @@ def logprobs_passes(logits, tokens, wanted, out, stream=0):
 
 
 @cuda.jit(device=True)
-def best_left(values, taken, first):
+def best_remaining(values, taken, base):
     """(key, slot) of the largest of a thread's logits whose bit in `taken` is not set; LEAST if there is none. Slots
     ascend with columns, so of equal logits the first is the lower token."""
-    best, slot = NEG_INF, HELD
-    for i in u32.range(HELD):
-        if taken & 1 << i == 0 and (slot == HELD or values[i] > best):
+    best, slot = NEG_INF, ITEMS
+    for i in u32.range(ITEMS):
+        if taken & 1 << i == 0 and (slot == ITEMS or values[i] > best):
             best, slot = values[i], i
-    if slot == HELD:
+    if slot == ITEMS:
         return LEAST, slot
-    return key_of(best, first + 4 * THREADS * (slot >> 2) + (slot & 3)), slot
+    return key_of(best, base + 4 * THREADS * (slot >> 2) + (slot & 3)), slot
 
 
 @cuda.jit(device=True)
-def merge_sorted(keys, first, lists, count, out, at):
-    """Merge sorted lists of `count` keys, MOST apart from index `first` on, by one warp: the `count` largest to out
-    from index `at` on, the largest first. Up to 64 lists: a lane holds the heads of two."""
+def merge_sorted(keys, base, lists, count, out, out_offset):
+    """Merge sorted lists of `count` keys, MOST apart from index `base` on, by one warp: the `count` largest to out from
+    index `out_offset` on, the largest first. Up to 64 lists: a lane holds the heads of two."""
     lane = u32.threadIdx.x & 31
-    one, other = first + lane * MOST, first + (lane + 32) * MOST
-    one_end = one + count if lane < lists else one
-    other_end = other + count if lane + 32 < lists else other
+    i, j = base + lane * MOST, base + (lane + 32) * MOST
+    i_end = i + count if lane < lists else i
+    j_end = j + count if lane + 32 < lists else j
     head, other_head = LEAST, LEAST
-    if one < one_end:
-        head = keys[one]
-    if other < other_end:
-        other_head = keys[other]
-    for place in u32.range(count):
+    if i < i_end:
+        head = keys[i]
+    if j < j_end:
+        other_head = keys[j]
+    for n in u32.range(count):
         largest = warp_largest_key(max(head, other_head))
         if lane == 0:
-            out[at + place] = largest
-        if head == largest and one < one_end:  # no two keys are equal, but for LEAST at a list's end
-            one += 1
-            head = keys[one] if one < one_end else LEAST
-        elif other_head == largest and other < other_end:
-            other += 1
-            other_head = keys[other] if other < other_end else LEAST
+            out[out_offset + n] = largest
+        if head == largest and i < i_end:  # no two keys are equal, except LEAST at a list's end
+            i += 1
+            head = keys[i] if i < i_end else LEAST
+        elif other_head == largest and j < j_end:
+            j += 1
+            other_head = keys[j] if j < j_end else LEAST
 
 
 @kernel_factory
@@ -186,55 +185,55 @@ def make_logprobs_chunk(load):
     @cuda.jit(launch_bounds=(THREADS, 2))
     def logprobs_chunk_kernel(logits, tokens, wanted, chunk_stats, chunk_above, chunk_keys):
         keys = cuda.shared.array(SLOTS, int64)
-        of_warps, above_of_warps = cuda.shared.array((WARPS, 2), float32), cuda.shared.array(WARPS, int32)
-        values = cuda.local.array(HELD, float32)
+        partials, warp_above = cuda.shared.array((WARPS, 2), float32), cuda.shared.array(WARPS, int32)
+        values = cuda.local.array(ITEMS, float32)
         chunk, row, thread = u32.blockIdx.x, u32.blockIdx.y, u32.threadIdx.x
         lane, warp = thread & 31, thread >> 5
         cols, chunks = u32.shape(logits)[1], u32.gridDim.x
         if wanted[row] < int32(0):
             return
-        count, own = uint32(min(wanted[row], int32(MOST))), logits[row, uint32(max(tokens[row], int32(0)))]
-        first = chunk * CHUNK + 4 * thread
-        for v in u32.range(HELD // 4):
-            a, b, c, d = load(logits, row, first + 4 * THREADS * v, cols)
+        count, token_logit = uint32(min(wanted[row], int32(MOST))), logits[row, uint32(max(tokens[row], int32(0)))]
+        base = chunk * CHUNK + 4 * thread
+        for v in u32.range(ITEMS // 4):
+            a, b, c, d = load(logits, row, base + 4 * THREADS * v, cols)
             values[4 * v], values[4 * v + 1], values[4 * v + 2], values[4 * v + 3] = a, b, c, d
-        taken, above, top = 0, int32(0), NEG_INF
-        for i in u32.range(HELD):
-            if first + (4 * THREADS * (i // 4) + i % 4) >= cols:
+        taken, above, largest = 0, int32(0), NEG_INF
+        for i in u32.range(ITEMS):
+            if base + (4 * THREADS * (i // 4) + i % 4) >= cols:
                 taken |= 1 << i
-            top = max(top, values[i])
-            if values[i] > own:
+            largest = max(largest, values[i])
+            if values[i] > token_logit:
                 above += int32(1)
-        top, total = warp_max(top), ZERO
-        for i in u32.range(HELD):
-            total += exponential(top, values[i])
-        total, above = warp_sum(total), warp_sum(above)
+        largest, exp_sum = warp_max(largest), ZERO
+        for i in u32.range(ITEMS):
+            exp_sum += exponential(largest, values[i])
+        exp_sum, above = warp_sum(exp_sum), warp_sum(above)
         if lane == 0:
-            of_warps[warp, 0], of_warps[warp, 1], above_of_warps[warp] = top, total, above
+            partials[warp, 0], partials[warp, 1], warp_above[warp] = largest, exp_sum, above
 
-        # The warp's own `count` largest, one after the other: who had the largest looks for the next.
+        # The warp's `count` largest, one after the other: the lane that had the largest finds its next.
         key, slot = LEAST, 0
         if count != 0:
-            key, slot = best_left(values, taken, first)
-        for place in u32.range(count):
-            largest = warp_largest_key(key)
+            key, slot = best_remaining(values, taken, base)
+        for n in u32.range(count):
+            largest_key = warp_largest_key(key)
             if lane == 0:
-                keys[warp * MOST + place] = largest
-            if key == largest and key != LEAST:
+                keys[warp * MOST + n] = largest_key
+            if key == largest_key and key != LEAST:
                 taken |= uint32(1) << slot
-                key, slot = best_left(values, taken, first)
+                key, slot = best_remaining(values, taken, base)
         cuda.syncthreads()
         if warp != 0:
             return
-        top, total, above = NEG_INF, ZERO, int32(0)
+        largest, exp_sum, above = NEG_INF, ZERO, int32(0)
         if lane < WARPS:
-            top, total, above = of_warps[lane, 0], of_warps[lane, 1], above_of_warps[lane]
-        row_max = warp_max(top)
-        total, above = warp_sum(total * exponential(row_max, top)), warp_sum(above)
-        at = row * chunks + chunk
+            largest, exp_sum, above = partials[lane, 0], partials[lane, 1], warp_above[lane]
+        row_max = warp_max(largest)
+        exp_sum, above = warp_sum(exp_sum * exponential(row_max, largest)), warp_sum(above)
+        index = row * chunks + chunk
         if lane == 0:
-            chunk_stats[row, chunk, 0], chunk_stats[row, chunk, 1], chunk_above[row, chunk] = row_max, total, above
-        merge_sorted(keys, 0, WARPS, count, chunk_keys, at * MOST)
+            chunk_stats[row, chunk, 0], chunk_stats[row, chunk, 1], chunk_above[row, chunk] = row_max, exp_sum, above
+        merge_sorted(keys, 0, WARPS, count, chunk_keys, index * MOST)
 
     return logprobs_chunk_kernel
 
@@ -244,39 +243,38 @@ def logprobs_merge_kernel(tokens, wanted, logits, chunk_stats, chunk_above, chun
     keys = cuda.shared.array(MOST, int64)
     row, lane, chunks = u32.blockIdx.x, u32.threadIdx.x, u32.shape(chunk_stats)[1]
     token, count, above = tokens[row], uint32(max(min(wanted[row], int32(MOST)), int32(0))), int32(0)
-    own, log_sum, row_max = ZERO, ZERO, NEG_INF
+    token_logit, log_sum, row_max = ZERO, ZERO, NEG_INF
     if wanted[row] >= int32(0):
-        own = logits[row, uint32(max(token, int32(0)))]
-        top, total, other, other_total = NEG_INF, ZERO, NEG_INF, ZERO
+        token_logit = logits[row, uint32(max(token, int32(0)))]
+        chunk_max, exp_sum, other_max, other_exp_sum = NEG_INF, ZERO, NEG_INF, ZERO
         if lane < chunks:
-            top, total, above = chunk_stats[row, lane, 0], chunk_stats[row, lane, 1], chunk_above[row, lane]
+            chunk_max, exp_sum, above = chunk_stats[row, lane, 0], chunk_stats[row, lane, 1], chunk_above[row, lane]
         chunk = lane + 32
         if chunk < chunks:
-            other, other_total = chunk_stats[row, chunk, 0], chunk_stats[row, chunk, 1]
+            other_max, other_exp_sum = chunk_stats[row, chunk, 0], chunk_stats[row, chunk, 1]
             above += chunk_above[row, chunk]
-        row_max = warp_max(max(top, other))
-        total = total * exponential(row_max, top) + other_total * exponential(row_max, other)
-        log_sum, above = math.log(warp_sum(total)), warp_sum(above)
+        row_max = warp_max(max(chunk_max, other_max))
+        exp_sum = exp_sum * exponential(row_max, chunk_max) + other_exp_sum * exponential(row_max, other_max)
+        log_sum, above = math.log(warp_sum(exp_sum)), warp_sum(above)
         if row_max == NEG_INF:
-            log_sum = INFINITE
+            log_sum = INF
         merge_sorted(chunk_keys, row * chunks * MOST, chunks, count, keys, 0)
     cuda.syncwarp()
     if lane < MOST:
         key = keys[lane] if lane < count else LEAST
-        found = key != LEAST
-        out[row, TOP + lane] = logprob_of(value_of(key), row_max, log_sum) if found else NEG_INF
-        out[row, TOKENS + lane] = float32(index_of(key)) if found else NO_TOKEN
+        valid = key != LEAST
+        out[row, TOP + lane] = logprob_of(value_of(key), row_max, log_sum) if valid else NEG_INF
+        out[row, TOKENS + lane] = float32(index_of(key)) if valid else NO_TOKEN
     if lane == 0:
         logprob, rank = ZERO, ZERO
         if wanted[row] >= int32(0) and token >= int32(0):
-            logprob, rank = logprob_of(own, row_max, log_sum), float32(int32(1) + above)
+            logprob, rank = logprob_of(token_logit, row_max, log_sum), float32(int32(1) + above)
         out[row, 0], out[row, 1] = logprob, rank
 
 
 @dataclass(frozen=True, eq=False)
 class Scratch:
-    """What the first kernel leaves to the second, for up to `rows` rows of `cols` logits; of use for one stream at a
-    time."""
+    """The results of the first kernel for the second, for up to `rows` rows of `cols` logits; one stream at a time."""
 
     rows: int
     cols: int
@@ -287,8 +285,8 @@ class Scratch:
     @classmethod
     def allocate(cls, rows: int, cols: int) -> "Scratch":
         """About 3 KB for each row of 128,256 logits."""
-        if not 1 <= cols <= LONGEST:
-            raise ValueError(f"cols is {cols:,}; a row may have 1 to {LONGEST:,} logits")
+        if not 1 <= cols <= MAX_VOCAB:
+            raise ValueError(f"cols is {cols:,}; a row may have 1 to {MAX_VOCAB:,} logits")
         if not 1 <= rows <= MAX_GRID_YZ:
             raise ValueError(f"rows is {rows:,}; it must be 1 to {MAX_GRID_YZ:,}")
         chunks = -(-cols // CHUNK)
@@ -297,7 +295,7 @@ class Scratch:
 
 
 def logprobs(logits, tokens, wanted, out, scratch: Scratch, stream=0):
-    """The rung to use, with memory of its own: for at least as many rows, of this length. Two launches."""
+    """The rung to use, with the caller's scratch: for at least as many rows, of this length. Two launches."""
     rows, cols = _check(logits, tokens, wanted, out)
     if scratch.rows < rows or scratch.cols != cols:
         raise ValueError(f"scratch is for {scratch.rows:,} rows of {scratch.cols:,} logits; these are {rows:,} of "
@@ -323,8 +321,8 @@ def _check(logits, tokens, wanted, out) -> tuple:
     check_array("tokens", tokens, shape=(rows,), dtype=np.int32)
     check_array("wanted", wanted, shape=(rows,), dtype=np.int32)
     check_array("out", out, shape=(rows, COLUMNS))
-    if cols > LONGEST:
-        raise ValueError(f"logits has rows of {cols:,}; at most {LONGEST:,} are allowed")
+    if cols > MAX_VOCAB:
+        raise ValueError(f"logits has rows of {cols:,}; at most {MAX_VOCAB:,} are allowed")
     if rows > MAX_GRID_YZ:
         raise ValueError(f"logits has {rows:,} rows; at most {MAX_GRID_YZ:,} are allowed")
     return rows, cols

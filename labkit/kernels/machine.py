@@ -1,8 +1,8 @@
-"""What a machine does to a kernel: branches that split a warp, loads in flight, chains of arithmetic, blocks that
-queue, values that do not fit into registers. Each kernel does one thing only, so that its time says what that costs.
+"""Microbenchmarks of the machine: branches that split a warp, loads in flight, chains of arithmetic, blocks that queue,
+values that do not fit into registers. Each kernel does one thing only, so that its time is the cost of that thing.
 
 Shapes  side, way (n,) uint32; out (n,) float32, or uint32 for what was read; x (2**k,) uint32; a launch has n threads
-Work    each docstring says; the results are whole numbers, which float32 and uint32 hold exactly
+Work    see the docstrings; the results are integers, which float32 and uint32 hold exactly
 Source  V. Volkov, "Understanding Latency Hiding on GPUs" (2016)
 
 Some arguments keep the compiler from computing a result without the work: `scale`, `shift` and `up` are 1, `down` is
@@ -19,8 +19,8 @@ from labkit.device import ptx
 from labkit.kernels.arguments import check_array, dynamic_shared
 from labkit.kernels.wrapping import wrapping_add, wrapping_mul
 
-UNROLLED = 16  # multiply-adds of a chain for each turn of its loop
-SHARED_WORDS = 4096  # 16 KB that read_shared reads
+UNROLL = 16  # multiply-adds of a chain per iteration of its loop
+SHARED_WORDS = 4096  # the 16 KB of read_shared
 SHARED_LOADS = 4
 ONE, ZERO = np.float32(1.0), np.uint32(0)
 HASH = 2_654_435_761  # odd, so that no two of 2**32 indices share a value
@@ -46,7 +46,7 @@ def two_branches_kernel(side, steps, scale, up, down, out):
 
 
 def two_branches(side, steps, out, block=256, stream=0):
-    """`steps` multiply-adds in each thread: those with side[i] = 0 count up from their number in the block, the others
+    """`steps` multiply-adds in each thread: those with side[i] = 0 count up from their index in the block, the others
     down."""
     _check_threads("side", side, out, block)
     two_branches_kernel[out.size // block, block, stream](side, np.uint32(steps), ONE, ONE, -ONE, out)
@@ -56,15 +56,15 @@ def two_branches(side, steps, out, block=256, stream=0):
 def many_branches_kernel(way, ways, steps, scale, shift, out):
     i = u32.grid(1)
     x = float32(cuda.threadIdx.x)
-    for this in u32.range(ways):
-        if way[i] == this:  # a warp enters if any of its lanes does; the others wait
+    for w in u32.range(ways):
+        if way[i] == w:  # a warp enters if any of its lanes does; the others wait
             for _ in u32.range(steps):
                 x = x * scale + shift
     out[i] = x
 
 
 def many_branches(way, ways, steps, out, block=256, stream=0):
-    """As two_branches, with any number of ways: thread i does its `steps` multiply-adds at the turn of way[i]."""
+    """As two_branches, with any number of ways: thread i does its `steps` multiply-adds in branch way[i]."""
     _check_threads("way", way, out, block)
     many_branches_kernel[out.size // block, block, stream](way, np.uint32(ways), np.uint32(steps), ONE, ONE, out)
 
@@ -89,8 +89,8 @@ def make_chains_kernel(chains: int):
         x = cuda.local.array(CHAINS, float32)
         for k in range(CHAINS):
             x[k] = float32(cuda.threadIdx.x)
-        for _ in u32.range(0, steps, UNROLLED):
-            for _ in u32.range(UNROLLED):
+        for _ in u32.range(0, steps, UNROLL):
+            for _ in u32.range(UNROLL):
                 for k in range(CHAINS):
                     x[k] = x[k] * scale + shift
         acc = float32(0.0)
@@ -107,8 +107,8 @@ def run_chains(chains, steps, out, block=64, shared_bytes=0, stream=0):
     shared_bytes: dynamic shared memory that a block takes and does not use, so that fewer blocks are resident.
     """
     check_array("out", out, ndim=1)
-    if steps % UNROLLED:
-        raise ValueError(f"steps is {steps}; it must be a multiple of {UNROLLED}")
+    if steps % UNROLL:
+        raise ValueError(f"steps is {steps}; it must be a multiple of {UNROLL}")
     kernel, args = make_chains_kernel(chains), (np.uint32(steps), ONE, ONE, out)
     if shared_bytes:
         dynamic_shared(kernel, shared_bytes, *args)
@@ -134,7 +134,7 @@ def fill_hash(x, stream=0):
 
 @functools.cache
 def make_read_kernel(loads: int):
-    """Each thread asks for `loads` numbers, waits for all of them, adds them up and goes on."""
+    """Each thread issues `loads` loads, waits for all of them, adds up the values and goes on."""
     LOADS = loads
 
     @cuda.jit
@@ -148,7 +148,7 @@ def make_read_kernel(loads: int):
                 values[k] = x[(i + k * width) & mask]
             for k in u32.range(LOADS):
                 acc = wrapping_add(acc, values[k])
-            # zero is 0: the next addresses are known when these numbers have come
+            # zero is 0, but the next addresses depend on these values
             i = (i & mask) + LOADS * width + (acc & zero)
         out[u32.grid(1)] = acc
 
@@ -167,9 +167,9 @@ def make_read_wide_kernel(loads: int):
         values = cuda.local.array((LOADS, 4), uint32)
         acc = 0
         for _ in u32.range(rounds):
-            at = i & mask
+            base = i & mask
             for k in u32.range(LOADS):
-                values[k, 0], values[k, 1], values[k, 2], values[k, 3] = ptx.load_nc4(x, at + k * width)
+                values[k, 0], values[k, 1], values[k, 2], values[k, 3] = ptx.load_nc4(x, base + k * width)
             for k in u32.range(LOADS):
                 for j in range(4):
                     acc = wrapping_add(acc, values[k, j])
@@ -183,19 +183,19 @@ def read(x, window, rounds, out, loads=1, wide=False, block=256, shared_bytes=0,
     """`rounds` rounds of `loads` loads in each thread, of 4 bytes or, `wide`, of 16; out is each thread's sum, modulo
     2**32.
 
-    A block reads a stretch of its own, one behind the other and around the first `window` elements of x, a power of 2
-    up to its size; with apart=False all blocks read the same stretch.
+    Each block reads a range of its own, one after the other, modulo the first `window` elements of x, a power of 2 up
+    to its size; with apart=False all blocks read the same range.
     """
     check_array("x", x, ndim=1, dtype=np.uint32)
     check_array("out", out, ndim=1, dtype=np.uint32)
     if not 4 <= window <= x.size or window & (window - 1):
         raise ValueError(f"window is {window:,}; it must be a power of 2 from 4 to the {x.size:,} elements of x")
-    turn = loads * block * (4 if wide else 1)
-    if wide and window % turn:
-        raise ValueError(f"window is {window:,}; it must be a multiple of the {turn:,} elements that a block "
+    round_size = loads * block * (4 if wide else 1)
+    if wide and window % round_size:
+        raise ValueError(f"window is {window:,}; it must be a multiple of the {round_size:,} elements that a block "
                          f"reads in a round of {loads} wide loads")
     kernel = (make_read_wide_kernel if wide else make_read_kernel)(loads)
-    span = rounds * turn if apart else 0
+    span = rounds * round_size if apart else 0
     args = x, np.uint32(window - 1), np.uint32(span & 0xFFFFFFFF), np.uint32(rounds), ZERO, out
     if shared_bytes:
         dynamic_shared(kernel, shared_bytes, *args)
@@ -203,15 +203,15 @@ def read(x, window, rounds, out, loads=1, wide=False, block=256, shared_bytes=0,
 
 
 def read_reference(threads, window, rounds, loads=1, wide=False, block=256, apart=True) -> np.ndarray:
-    """What `read` writes for the threads of these numbers in the grid, from x as fill_hash fills it."""
+    """What `read` writes in the threads with these indices in the grid, from x as fill_hash fills it."""
     threads = np.asarray(threads, np.uint64)
-    each = 4 if wide else 1
-    span = rounds * loads * block * each if apart else 0
-    first = threads // np.uint64(block) * np.uint64(span) + threads % np.uint64(block) * np.uint64(each)
-    further = np.arange(rounds * loads, dtype=np.uint64) * np.uint64(block * each)
-    part = np.arange(each, dtype=np.uint64)
-    at = (first[:, None, None] + further[None, :, None] + part) & np.uint64(window - 1)
-    return (at * np.uint64(HASH) & np.uint64(0xFFFFFFFF)).sum(axis=(1, 2), dtype=np.uint64).astype(np.uint32)
+    vec = 4 if wide else 1
+    span = rounds * loads * block * vec if apart else 0
+    base = threads // np.uint64(block) * np.uint64(span) + threads % np.uint64(block) * np.uint64(vec)
+    offsets = np.arange(rounds * loads, dtype=np.uint64) * np.uint64(block * vec)
+    lanes = np.arange(vec, dtype=np.uint64)
+    index = (base[:, None, None] + offsets[None, :, None] + lanes) & np.uint64(window - 1)
+    return (index * np.uint64(HASH) & np.uint64(0xFFFFFFFF)).sum(axis=(1, 2), dtype=np.uint64).astype(np.uint32)
 
 
 @cuda.jit
@@ -225,10 +225,9 @@ def read_shared_kernel(rounds, zero, out):
     values = cuda.local.array((SHARED_LOADS, 4), uint32)
     acc = 0
     for _ in u32.range(rounds):
-        at = i & SHARED_WORDS - 1
+        base = i & SHARED_WORDS - 1
         for k in u32.range(SHARED_LOADS):
-            values[k, 0], values[k, 1], values[k, 2], values[k, 3] = ptx.load_shared4(
-                words, at + 4 * k * width)
+            values[k, 0], values[k, 1], values[k, 2], values[k, 3] = ptx.load_shared4(words, base + 4 * k * width)
         for k in u32.range(SHARED_LOADS):
             for j in range(4):
                 acc = wrapping_add(acc, values[k, j])

@@ -1,4 +1,4 @@
-"""Penalties for tokens that a row has already seen, as vLLM and transformers define them.
+"""Penalties for tokens that already occur in a row's text, as vLLM and transformers define them.
 
 Shapes  logits, out (R, V) float32; table (S, V) uint32; slots (R,) int32; repetition, frequency, presence (R,) float32
 Work    4*R*V bytes of the table; 8*R*V more where out is another array than logits
@@ -11,9 +11,9 @@ In this order.
 
 The table has a word for each token of the vocabulary: its count in the output, and in the highest bit whether it occurs
 in the prompt. So its memory is 4 * S * V bytes, however long the texts grow: 0.5 MB a row for 128,256 tokens.
-S is how many requests with penalties may run at once, not how many requests: slots[row] is a row's place in the table,
-or -1 for a row without penalties, which is left as it is. Nothing of it passes through the host: `count_tokens` enters
-what was just drawn.
+S is the number of requests with penalties that may run at once, not of all requests: slots[row] is a row's index in the
+table, or -1 for a row without penalties, which is left unchanged. Nothing passes through the host: `count_tokens`
+counts the tokens that were just drawn.
 """
 
 import numpy as np
@@ -33,17 +33,17 @@ def penalise_reference(logits, table, slots, repetition, frequency, presence):
     for row, slot in enumerate(slots):
         if slot < 0:
             continue
-        seen, count = table[slot] != 0, (table[slot] & 0x7FFFFFFF).astype(np.float64)
+        occurred, count = table[slot] != 0, (table[slot] & 0x7FFFFFFF).astype(np.float64)
         x = result[row]
         with np.errstate(invalid="ignore"):
-            x = np.where(seen, np.where(x > 0, x / float(repetition[row]), x * float(repetition[row])), x)
+            x = np.where(occurred, np.where(x > 0, x / float(repetition[row]), x * float(repetition[row])), x)
         result[row] = x - float(frequency[row]) * count - float(presence[row]) * (count > 0)
     return result
 
 
 def prompt_row(prompt, vocabulary: int) -> np.ndarray:
-    """The table's row of a request that begins: its prompt, and no output. After a preemption, `outputs` are entered by
-    np.add.at(row, outputs, 1)."""
+    """The table's row of a new request: its prompt, and no output. After a preemption, np.add.at(row, outputs, 1) adds
+    the `outputs`."""
     row = np.zeros(vocabulary, np.uint32)
     row[np.asarray(prompt, np.int64)] = IN_PROMPT
     return row
@@ -57,11 +57,11 @@ def penalise_kernel(logits, table, slots, repetition, frequency, presence, out, 
         if slot >= int32(0):
             word = table[uint32(slot), col]
         if word != 0:
-            x, times = logits[row, col], uint32(word & ~IN_PROMPT)
+            x, count = logits[row, col], uint32(word & ~IN_PROMPT)
             x = x / repetition[row] if x > ZERO else x * repetition[row]
             # fma: the same roundings on every device, and so the same token
-            x = cuda.fma(-frequency[row], float32(times), x)
-            if times != 0:
+            x = cuda.fma(-frequency[row], float32(count), x)
+            if count != 0:
                 x -= presence[row]
             out[row, col] = x
         elif not in_place:
@@ -96,7 +96,7 @@ def count_tokens_kernel(table, slots, tokens):
 
 
 def count_tokens(table, slots, tokens, stream=0):
-    """Enters each row's token into its row of the table, as one more of its output. No two rows share a slot."""
+    """Count each row's token in its row of the table, as part of its output. No two rows share a slot."""
     check_array("table", table, ndim=2, dtype=np.uint32)
     check_array("tokens", tokens, ndim=1, dtype=np.int32)
     check_array("slots", slots, shape=tokens.shape, dtype=np.int32)

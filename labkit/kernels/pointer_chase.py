@@ -1,7 +1,7 @@
-"""How long one load takes: a chain of addresses, each of which is known when the load before it has come back.
+"""The latency of a load: a chain of addresses, each of which is the result of the previous load.
 
-Shapes  chain (n,), uint32: chain[i] is where to look next; out (1,), the last one, so that the loads are not left out
-Work    `steps` loads by a single thread, none of which can begin before the one before it has ended
+Shapes  chain (n,), uint32: chain[i] is the next index; out (1,), the last one, so that the loads are not optimised away
+Work    `steps` loads by a single thread, each of which depends on the previous one
 Source  X. Mei and X. Chu, "Dissecting GPU Memory Hierarchy through Microbenchmarking" (2017)
 """
 
@@ -11,16 +11,16 @@ from numba import uint32
 from labkit import cuda, u32
 from labkit.kernels.arguments import check_array
 
-LINE = 32  # elements of a line of 128 bytes: the chain visits each line once
+LINE_ELEMENTS = 32  # of a cache line of 128 bytes: the chain visits each line once
 SHARED = 4096  # elements: 16 KB
 
 
 @cuda.jit
 def chase_global_kernel(chain, steps, out):
-    place = 0
+    i = 0
     for _ in u32.range(steps):
-        place = chain[place]
-    out[0] = place
+        i = chain[i]
+    out[0] = i
 
 
 @cuda.jit
@@ -30,14 +30,14 @@ def chase_shared_kernel(chain, steps, out):
         copy[i] = chain[i]
     cuda.syncthreads()
     if cuda.threadIdx.x == 0:
-        place = 0
+        index = 0
         for _ in u32.range(steps):
-            place = copy[place]
-        out[0] = place
+            index = copy[index]
+        out[0] = index
 
 
 def chase(chain, steps, out, shared=False, stream=0):
-    """Follows the chain for `steps` steps from element 0: in global memory, or in a copy in shared memory."""
+    """Follow the chain for `steps` steps from element 0: in global memory, or in a copy in shared memory."""
     check_array("chain", chain, ndim=1, dtype=np.uint32)
     check_array("out", out, shape=(1,), dtype=np.uint32)
     if shared and chain.size != SHARED:
@@ -48,7 +48,7 @@ def chase(chain, steps, out, shared=False, stream=0):
         chase_global_kernel[1, 1, stream](chain, np.uint32(steps), out)
 
 
-def random_cycle(count: int, spacing: int = LINE, seed: int = 0) -> np.ndarray:
+def random_cycle(count: int, spacing: int = LINE_ELEMENTS, seed: int = 0) -> np.ndarray:
     """A chain through every `spacing`-th of `count` elements, in random order and one cycle."""
     order = np.random.default_rng(seed).permutation(count // spacing).astype(np.uint32) * np.uint32(spacing)
     order = np.roll(order, -int(np.argmin(order)))  # element 0 comes first

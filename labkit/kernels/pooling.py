@@ -26,7 +26,7 @@ from labkit.kernels.op import rung
 from labkit.kernels.reduce import warp_sum
 
 BLOCK = 128
-WARPS = 8  # of a block that pools a sentence; each takes every eighth row
+WARPS = 8  # of a block that pools a sentence; a warp adds up every eighth row
 LEAST = 1e-12  # a shorter row is divided by this instead, as in torch.nn.functional.normalize
 ZERO, ONE, NAN, LEAST_SQUARE = float32(0.0), float32(1.0), float32(np.nan), float32(LEAST**2)
 
@@ -35,8 +35,8 @@ def mean_pool_reference(x, begins, lengths):
     means = np.zeros((len(begins), x.shape[1]))
     for row, (begin, length) in enumerate(zip(begins.tolist(), lengths.tolist(), strict=True)):
         if length > 0:
-            inside = begin >= 0 and begin + length <= len(x)
-            means[row] = x[begin : begin + length].astype(np.float64).mean(axis=0) if inside else np.nan
+            in_range = begin >= 0 and begin + length <= len(x)
+            means[row] = x[begin : begin + length].astype(np.float64).mean(axis=0) if in_range else np.nan
     return means
 
 
@@ -54,12 +54,12 @@ def mean_pool_normalized_reference(x, begins, lengths):
 
 @cuda.jit(device=True)
 def rows_of(begins, lengths, sentence, rows):
-    """(the first row, how many rows to read, by what to multiply their sum)."""
+    """Return (first row, number of rows to read, factor for their sum)."""
     begin, length = int32(begins[sentence]), int32(lengths[sentence])
-    share = ONE / float32(max(length, int32(1)))
+    inv_length = ONE / float32(max(length, int32(1)))
     if length > int32(0) and (begin < int32(0) or length > rows - begin):
-        length, share = int32(0), NAN
-    return begin, length, share
+        length, inv_length = int32(0), NAN
+    return begin, length, inv_length
 
 
 @cuda.jit
@@ -67,11 +67,11 @@ def mean_pool_columns_kernel(x, begins, lengths, out):
     sentence = u32.blockIdx.x
     col = u32.blockIdx.y * BLOCK + u32.threadIdx.x
     if col < u32.shape(x)[1]:
-        begin, length, share = rows_of(begins, lengths, sentence, int32(x.shape[0]))
+        begin, length, inv_length = rows_of(begins, lengths, sentence, int32(x.shape[0]))
         total = ZERO
-        for r in range(length):  # which may be negative
+        for r in range(length):  # may be negative: no iteration
             total += float32(x[uint32(begin + r), col])
-        out[sentence, col] = total * share
+        out[sentence, col] = total * inv_length
 
 
 def mean_pool_columns(x, begins, lengths, out, stream=0):
@@ -88,20 +88,20 @@ OCTETS_OF = {256: 1, 512: 2, 768: 3, 1024: 4}  # the same for float16
 
 
 @cuda.jit(device=True)
-def add_four(v, at, e):
-    v[at] += e[0]
-    v[at + 1] += e[1]
-    v[at + 2] += e[2]
-    v[at + 3] += e[3]
+def add_four(v, i, e):
+    v[i] += e[0]
+    v[i + 1] += e[1]
+    v[i + 2] += e[2]
+    v[i + 3] += e[3]
 
 
 @cuda.jit(device=True)
-def add_eight(v, at, e):
-    add_four(v, at, e)
-    v[at + 4] += e[4]
-    v[at + 5] += e[5]
-    v[at + 6] += e[6]
-    v[at + 7] += e[7]
+def add_eight(v, i, e):
+    add_four(v, i, e)
+    v[i + 4] += e[4]
+    v[i + 5] += e[5]
+    v[i + 6] += e[6]
+    v[i + 7] += e[7]
 
 
 @kernel_factory
@@ -110,65 +110,64 @@ def make_mean_pool(pieces: int, access: str, is_half: bool, normalize: bool):
     which of a lane's four neighbours are in range (norm/rows.py)."""
     if is_half:
         load = half.load_singles if access == SINGLES else half.load_eight
-        add, EACH = add_eight, 8
+        add, VEC = add_eight, 8
     else:
-        load, add, EACH = FOUR[access][0], add_four, 4
-    count, STEP, WIDTH, THREADS = EACH * pieces, 32 * EACH, 32 * EACH * pieces, 32 * WARPS
-    PLACES, KEPT = WARPS * WIDTH, -(-WIDTH // THREADS)  # KEPT: columns of a thread, once the warps have met
+        load, add, VEC = FOUR[access][0], add_four, 4
+    ITEMS, STEP, WIDTH, THREADS = VEC * pieces, 32 * VEC, 32 * VEC * pieces, 32 * WARPS
+    SHARED_SIZE, COLS_PER_THREAD = WARPS * WIDTH, -(-WIDTH // THREADS)  # columns of a thread in the final sum
 
     @cuda.jit
     def mean_pool_kernel(x, begins, lengths, out):  # x and out as one long vector
-        meeting = cuda.shared.array(PLACES, float32, alignment=16)
+        warp_sums = cuda.shared.array(SHARED_SIZE, float32, alignment=16)
         partial = cuda.shared.array(WARPS, float32)
         lane, warp = u32.threadIdx.x, u32.threadIdx.y
         sentence = u32.blockIdx.x
         columns = u32.size(out) // u32.size(begins)
-        begin, length, share = rows_of(begins, lengths, sentence, int32(u32.size(x) // columns))
-        mine, left = EACH * lane, int32(columns) - int32(EACH) * int32(lane)
-        v = cuda.local.array(count, float32)
-        for e in range(count):
+        begin, length, inv_length = rows_of(begins, lengths, sentence, int32(u32.size(x) // columns))
+        lane_offset, remaining = VEC * lane, int32(columns) - int32(VEC) * int32(lane)
+        v = cuda.local.array(ITEMS, float32)
+        for e in range(ITEMS):
             v[e] = ZERO
-        ahead = WARPS * columns  # from a warp's row to its next
+        row_stride = WARPS * columns  # from a row of the warp to its next
         r = int32(warp)
         while r + int32(3 * WARPS) < length:  # four rows are in flight at once; they are added one after the other
-            first = uint32(begin + r) * columns + mine
+            offset = uint32(begin + r) * columns + lane_offset
             for p in u32.range(pieces):
-                i, inside = first + STEP * p, left - int32(STEP * p)
-                one, two = load(x, i, inside), load(x, i + ahead, inside)
-                three, four = (load(x, i + 2 * ahead, inside),
-                               load(x, i + 3 * ahead, inside))
-                add(v, EACH * p, one)
-                add(v, EACH * p, two)
-                add(v, EACH * p, three)
-                add(v, EACH * p, four)
+                i, valid = offset + STEP * p, remaining - int32(STEP * p)
+                a, b = load(x, i, valid), load(x, i + row_stride, valid)
+                c, d = load(x, i + 2 * row_stride, valid), load(x, i + 3 * row_stride, valid)
+                add(v, VEC * p, a)
+                add(v, VEC * p, b)
+                add(v, VEC * p, c)
+                add(v, VEC * p, d)
             r += int32(4 * WARPS)
         while r < length:
-            first = uint32(begin + r) * columns + mine
+            offset = uint32(begin + r) * columns + lane_offset
             for p in u32.range(pieces):
-                add(v, EACH * p, load(x, first + STEP * p, left - int32(STEP * p)))
+                add(v, VEC * p, load(x, offset + STEP * p, remaining - int32(STEP * p)))
             r += int32(WARPS)
         for p in u32.range(pieces):
-            at = warp * WIDTH + mine + STEP * p
-            for q in u32.range(0, EACH, 4):
-                e = EACH * p + q
-                ptx.store_shared4(meeting, at + q, v[e], v[e + 1], v[e + 2], v[e + 3])
-        cuda.syncthreads()  # the sums of all warps are there
+            shared_offset = warp * WIDTH + lane_offset + STEP * p
+            for q in u32.range(0, VEC, 4):
+                e = VEC * p + q
+                ptx.store_shared4(warp_sums, shared_offset + q, v[e], v[e + 1], v[e + 2], v[e + 3])
+        cuda.syncthreads()  # the sums of all warps are stored
 
         thread = warp * 32 + lane
-        m = cuda.local.array(KEPT, float32)
+        m = cuda.local.array(COLS_PER_THREAD, float32)
         squares = ZERO
-        for k in u32.range(KEPT):
+        for k in u32.range(COLS_PER_THREAD):
             col, total = thread + k * THREADS, ZERO
             if col < columns:
                 for w in u32.range(WARPS):
-                    total += meeting[w * WIDTH + col]
-            m[k] = total * share
+                    total += warp_sums[w * WIDTH + col]
+            m[k] = total * inv_length
             squares += m[k] * m[k]
         scale = ONE
         if normalize:
             squares = block_sum_once(squares, partial, lane, warp, WARPS)
             scale = cuda.rsqrt(LEAST_SQUARE if squares < LEAST_SQUARE else squares)  # NaN is not less: it stays
-        for k in u32.range(KEPT):
+        for k in u32.range(COLS_PER_THREAD):
             col = thread + k * THREADS
             if col < columns:
                 out[sentence * columns + col] = m[k] * scale
@@ -189,7 +188,7 @@ def _launch(x, begins, lengths, out, normalize, stream):
 
 def mean_pool_warps(x, begins, lengths, out, stream=0):
     """As columns, but a block has a whole sentence, and each of its eight warps every eighth row: 128 bits a lane, up
-    to four rows in flight at once. The eight sums meet in shared memory and are added in the order of the warps."""
+    to four rows in flight at once. The eight sums go to shared memory and are added in the order of the warps."""
     _launch(x, begins, lengths, out, False, stream)
 
 
@@ -259,7 +258,7 @@ def mean_pool_then_normalize(x, begins, lengths, out, stream=0):
 
 
 def mean_pool_normalized_fused(x, begins, lengths, out, stream=0):
-    """One launch: the block that has a sentence's mean in its registers also has all that its length needs."""
+    """One launch: the block that has a sentence's mean in its registers normalises it there."""
     _launch(x, begins, lengths, out, True, stream)
 
 

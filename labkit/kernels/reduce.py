@@ -21,7 +21,7 @@ WARPS = BLOCK // 32
 ALL_LANES = 0xFFFFFFFF
 XOR_OFFSETS = (16, 8, 4, 2, 1)
 ZERO = float32(0.0)
-NEG_INF = float32(-np.inf)  # the maximum of no numbers
+NEG_INF = float32(-np.inf)  # the identity of max
 
 
 def reduce_sum_reference(x):
@@ -48,22 +48,22 @@ def larger(a, b):
 @cuda.jit(device=True)
 def warp_sum(value):
     """The sum over the 32 lanes of a warp in five steps: with the lane 16 away, then 8, 4, 2, 1. No shared memory."""
-    for distance in XOR_OFFSETS:
-        value += cuda.shfl_xor_sync(ALL_LANES, value, distance)
+    for offset in XOR_OFFSETS:
+        value += cuda.shfl_xor_sync(ALL_LANES, value, offset)
     return value
 
 
 @cuda.jit(device=True)
 def warp_max(value):
     """As warp_sum: the largest."""
-    for distance in XOR_OFFSETS:
-        value = max(value, cuda.shfl_xor_sync(ALL_LANES, value, distance))
+    for offset in XOR_OFFSETS:
+        value = max(value, cuda.shfl_xor_sync(ALL_LANES, value, offset))
     return value
 
 
 @cuda.jit(device=True)
 def block_reduce_sum(value, shared):
-    """The sum over a block of 2^n threads by a tree in shared memory, which has a place for each thread."""
+    """The sum over a block of 2^n threads by a tree in shared memory, one element per thread."""
     thread = u32.threadIdx.x
     shared[thread] = value
     cuda.syncthreads()
@@ -97,7 +97,7 @@ def block_reduce_max(value, shared):
 
 @cuda.jit(device=True)
 def block_sum(value, partial):
-    """The sum over a block of whole warps in two levels: each warp by shuffles, then the warps' sums by shuffles.
+    """The sum over a block of full warps in two levels: each warp by shuffles, then the warps' sums by shuffles.
 
     partial: shared, 32 elements. Every warp computes the second level, so that sharing it needs no further barrier.
     """
@@ -129,13 +129,13 @@ def block_max(value, partial):
 # --- The ladder ----------------------------------------------------------------------------------------------------
 
 
-def make_reduce_sequential(combine, start):
+def make_reduce_sequential(combine, identity):
     @cuda.jit
     def reduce_sequential_kernel(x, out):
         row = u32.grid(1)
         if row < x.shape[0]:
             cols = u32.shape(x)[1]
-            total = start
+            total = identity
             for col in u32.range(cols):
                 total = combine(total, x[row, col])
             out[row] = total
@@ -143,13 +143,13 @@ def make_reduce_sequential(combine, start):
     return reduce_sequential_kernel
 
 
-def make_reduce_tree(combine, start, block_reduce):
+def make_reduce_tree(combine, identity, block_reduce):
     @cuda.jit
     def reduce_tree_kernel(x, out):
-        shared = cuda.shared.array(0, float32)  # as long as the block, which the launch decides
+        shared = cuda.shared.array(0, float32)  # one element per thread: the size is set at launch
         row, thread = u32.blockIdx.x, u32.threadIdx.x
         cols = u32.shape(x)[1]
-        total = start
+        total = identity
         for col in u32.range(thread, cols, u32.blockDim.x):
             total = combine(total, x[row, col])
         total = block_reduce(total, shared)
@@ -159,14 +159,14 @@ def make_reduce_tree(combine, start, block_reduce):
     return reduce_tree_kernel
 
 
-def make_reduce_warp(combine, start, warp_reduce):
+def make_reduce_warp(combine, identity, warp_reduce):
     @cuda.jit
     def reduce_warp_kernel(x, out):
         thread = u32.threadIdx.x
         row = u32.blockIdx.x * WARPS + (thread >> 5)
         if row < x.shape[0]:  # the same for all lanes of a warp: no shuffle misses one
             cols = u32.shape(x)[1]
-            total = start
+            total = identity
             for col in u32.range(thread & 31, cols, 32):
                 total = combine(total, x[row, col])
             total = warp_reduce(total)
@@ -176,13 +176,13 @@ def make_reduce_warp(combine, start, warp_reduce):
     return reduce_warp_kernel
 
 
-def make_reduce_two_level(combine, start, block_reduce):
+def make_reduce_two_level(combine, identity, block_reduce):
     @cuda.jit
     def reduce_two_level_kernel(x, out):
         partial = cuda.shared.array(32, float32)
         row, thread = u32.blockIdx.x, u32.threadIdx.x
         cols = u32.shape(x)[1]
-        total = start
+        total = identity
         for col in u32.range(thread, cols, u32.blockDim.x):
             total = combine(total, x[row, col])
         total = block_reduce(total, partial)
@@ -192,29 +192,29 @@ def make_reduce_two_level(combine, start, block_reduce):
     return reduce_two_level_kernel
 
 
-def make_reduce_vectorized(combine, start, block_reduce):
+def make_reduce_vectorized(combine, identity, block_reduce):
     @cuda.jit
     def reduce_vectorized_kernel(x, out):
         partial = cuda.shared.array(32, float32)
         row, thread = u32.blockIdx.x, u32.threadIdx.x
         cols = u32.shape(x)[1]
-        first = row * cols
-        step = 4 * u32.blockDim.x
+        base = row * cols
+        stride = 4 * u32.blockDim.x
         col = 4 * thread
-        total = start
-        while col + 3 * step < cols:  # four loads stand before the first use: 64 bytes a thread in flight
-            a, b, c, d = ptx.load_nc4(x, first + col)
-            e, f, g, h = ptx.load_nc4(x, first + col + step)
-            i, j, k, m = ptx.load_nc4(x, first + col + 2 * step)
-            n, o, p, q = ptx.load_nc4(x, first + col + 3 * step)
+        total = identity
+        while col + 3 * stride < cols:  # four loads before the first use: 64 bytes a thread in flight
+            a, b, c, d = ptx.load_nc4(x, base + col)
+            e, f, g, h = ptx.load_nc4(x, base + col + stride)
+            i, j, k, m = ptx.load_nc4(x, base + col + 2 * stride)
+            n, o, p, q = ptx.load_nc4(x, base + col + 3 * stride)
             left = combine(combine(combine(a, b), combine(c, d)), combine(combine(e, f), combine(g, h)))
             right = combine(combine(combine(i, j), combine(k, m)), combine(combine(n, o), combine(p, q)))
             total = combine(total, combine(left, right))
-            col += 4 * step
+            col += 4 * stride
         while col < cols:
-            a, b, c, d = ptx.load_nc4(x, first + col)
+            a, b, c, d = ptx.load_nc4(x, base + col)
             total = combine(total, combine(combine(a, b), combine(c, d)))
-            col += step
+            col += stride
         total = block_reduce(total, partial)
         if thread == 0:
             out[row] = total
@@ -263,7 +263,7 @@ def reduce_sum_two_level(x, out, stream=0, block=BLOCK):
 def reduce_sum_vectorized(x, out, stream=0, block=BLOCK):
     """As two_level, but a thread loads four neighbours at once, and four times before it adds.
 
-    Rows whose length is no multiple of four begin at odd addresses: two_level takes those.
+    Rows whose length is not a multiple of four are not aligned: two_level takes those.
     """
     _vectorized(sum_vectorized_kernel, sum_two_level_kernel, x, out, stream, block)
 
@@ -333,7 +333,7 @@ def check_tree_block(block: int) -> None:
 
 
 def check_warp_block(block: int) -> None:
-    """Two levels need whole warps: at most 32 of them."""
+    """Two levels need full warps: at most 32 of them."""
     if block % 32 or not 32 <= block <= 1024:
         raise ValueError(f"block is {block}; two levels need a multiple of 32 threads, 32 to 1024")
 
@@ -345,7 +345,7 @@ def _check(x, out):
 
 
 # --- The race ------------------------------------------------------------------------------------------------------
-# Two reductions in a row, as softmax and LayerNorm need them. Not a rung: what it computes may be wrong.
+# Two reductions in a row, as softmax and LayerNorm need them. Not a rung: its result may be wrong.
 
 
 @cuda.jit(device=True)

@@ -1,4 +1,4 @@
-"""Add a residual, out = x + residual: the sum that runs past each layer of a transformer.
+"""Add a residual, out = x + residual: the sum that bypasses each layer of a transformer.
 
 Shapes  x, residual, out: any one shape; float32, C-contiguous.  `out` may be `x`: in place
 Work    n additions; 12*n bytes. The result is exact: the sum that IEEE 754 prescribes, to the last bit
@@ -48,16 +48,16 @@ def residual_add_per_thread(x, residual, out, stream=0):
 @rung(kernel=residual_add_vectorized_kernel, idea="four elements a thread in one load")
 def residual_add_vectorized(x, residual, out, stream=0):
     """As per_thread, but a thread loads, adds and stores four neighbours, 128 bits at a time. A view that does not
-    begin at a multiple of 16 bytes goes the way of per_thread."""
+    begin at a multiple of 16 bytes takes per_thread's kernel."""
     if aligned(x, residual, out):
         _launch(residual_add_vectorized_kernel, 4, x, residual, out, stream)
     else:
         residual_add_per_thread(x, residual, out, stream=stream)
 
 
-def _launch(kernel, each, x, residual, out, stream):
+def _launch(kernel, per_thread, x, residual, out, stream):
     check_array("x", x)
     check_array("residual", residual, shape=x.shape)
     check_array("out", out, shape=x.shape)
     flat = (array.reshape(array.size) for array in (x, residual, out))
-    kernel[-(-out.size // (each * BLOCK)), BLOCK, stream](*flat)
+    kernel[-(-out.size // (per_thread * BLOCK)), BLOCK, stream](*flat)

@@ -1,21 +1,21 @@
-"""The next token of each row of logits, drawn at random; every row with parameters of its own.
+"""Sample the next token of each row of logits; every row has its own parameters.
 
 Shapes  logits (R, V) float32; temperature, top_p, min_p (R,) float32; top_k, steps (R,) int32; seeds (R, 2) uint32, low
         word first; tokens (R,) int32, logprobs (R,) float32; C-contiguous; V up to 2**19
-Work    a row is read three times, of few rows twice from the L2 cache: 4*R*V bytes from memory; nothing is sorted
+Work    a row is read three times, with few rows twice from the L2 cache: 4*R*V bytes from memory; nothing is sorted
 Source  vLLM, `vllm/v1/sample`, for the parameters and their order; J. Salmon et al., "Parallel Random Numbers: As Easy
         as 1, 2, 3" (2011); D. Merrill and A. Grimshaw, "High Performance and Scalable Radix Sorting" (2011), for digits
 
 temperature  logits are divided by it; 0 takes the most likely token, of equally likely ones the first
 min_p        keeps the tokens at least min_p times as likely as the most likely one; 0 keeps all
 top_k        of these keeps the k most likely; 0, or V and more, keeps all
-top_p        of these keeps as many of the most likely as together reach p of what these weigh; 1 keeps all
+top_p        of these keeps the fewest most likely ones whose mass reaches the fraction p; 1 keeps all
 "Most likely" means by logit, of equal logits the lower index: exactly k are kept, and no more than reach p. (vLLM keeps
-all that equal the k-th, and leaves the order of equal ones open.) The host's Sampler keeps the same.
+all that equal the k-th, and leaves the order of equal ones open.) The host's Sampler keeps the same tokens.
 
-The draw is a function of the row's logits, parameters, seed and step: of nothing else in the batch, and of no device,
-for all sums are of integers (see token_weights). A row with a NaN gives NAN_ROW in place of a token, one without a
-single token that is allowed (all -inf) EMPTY_ROW; +inf are equally likely, and leave nothing for the others.
+The draw is a function of the row's logits, parameters, seed and step alone, whatever the batch and the device: all sums
+are of integers (see token_weights). A row with a NaN gives NAN_ROW instead of a token, one in which no token is allowed
+(all -inf) EMPTY_ROW; logits of +inf are equally likely, and all others then have probability 0.
 """
 
 import functools
@@ -36,25 +36,25 @@ from labkit.kernels.sampling_search import (
     load_narrow,
     load_wide,
 )
-from labkit.kernels.sampling_split import BOUNDING, make_split
-from labkit.kernels.token_weights import LONGEST
+from labkit.kernels.sampling_split import BOUND_CHUNKS, make_split
+from labkit.kernels.token_weights import MAX_VOCAB
 
-ENOUGH_BLOCKS = 264  # two for each SM of an H200
+TARGET_BLOCKS = 264  # two for each SM of an H200
 
 
 @dataclass(frozen=True, eq=False)
 class Scratch:
-    """What the kernels hand from one to the next, for up to `rows` rows of `cols` logits; of use for one stream at a
+    """The memory by which the kernels pass on results, for up to `rows` rows of `cols` logits; for one stream at a
     time. After a launch stats[:, 0] is each row's maximum and stats[:, 1] the logarithm of the sum of
     exp(x - maximum), so that x - stats[row, 0] - stats[row, 1] is a token's logprob."""
 
     rows: int
     cols: int
     chunk_stats: object
-    chunk_first: object
+    chunk_argmax: object
     chunk_masses: object
     warp_maxima: object
-    amounts: object
+    histogram: object
     stats: object
     least_weights: object
     filters: object
@@ -66,19 +66,19 @@ class Scratch:
     @classmethod
     def allocate(cls, rows: int, cols: int) -> "Scratch":
         """About 40 KB for each row."""
-        if not 1 <= cols <= LONGEST:
-            raise ValueError(f"cols is {cols:,}; a row may have 1 to {LONGEST:,} logits")
+        if not 1 <= cols <= MAX_VOCAB:
+            raise ValueError(f"cols is {cols:,}; a row may have 1 to {MAX_VOCAB:,} logits")
         if not 1 <= rows <= MAX_GRID_YZ:
             raise ValueError(f"rows is {rows:,}; it must be 1 to {MAX_GRID_YZ:,}")
         chunks = -(-cols // CHUNK)
 
-        def of_row(dtype, *shape):
+        def per_row(dtype, *shape):
             return cuda.device_array((rows, *shape), dtype)
 
-        return cls(rows, cols, of_row(np.float32, chunks, 4), of_row(np.int32, chunks), of_row(np.int64, chunks, 2),
-                   of_row(np.float32, WARPS * min(chunks, BOUNDING)), of_row(np.uint32, BINS), of_row(np.float32, 4),
-                   of_row(np.int64), of_row(np.uint32), of_row(np.uint32, 3), of_row(np.uint32),
-                   of_row(np.int64, CANDIDATES), of_row(np.int64))
+        return cls(rows, cols, per_row(np.float32, chunks, 4), per_row(np.int32, chunks), per_row(np.int64, chunks, 2),
+                   per_row(np.float32, WARPS * min(chunks, BOUND_CHUNKS)), per_row(np.uint32, BINS),
+                   per_row(np.float32, 4), per_row(np.int64), per_row(np.uint32), per_row(np.uint32, 3),
+                   per_row(np.uint32), per_row(np.int64, CANDIDATES), per_row(np.int64))
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,8 +101,8 @@ class Parameters:
     @classmethod
     def to_device(cls, temperature, top_k, top_p, min_p, seeds, steps) -> "Parameters":
         """From arrays or lists on the host; seeds (rows, 2), as philox.seed_words makes them."""
-        given = zip((temperature, top_k, top_p, min_p, seeds, steps), PARAMETER_DTYPES, strict=True)
-        return cls(*(cuda.to_device(np.ascontiguousarray(values, dtype)) for values, dtype in given))
+        pairs = zip((temperature, top_k, top_p, min_p, seeds, steps), PARAMETER_DTYPES, strict=True)
+        return cls(*(cuda.to_device(np.ascontiguousarray(values, dtype)) for values, dtype in pairs))
 
     @property
     def arrays(self) -> tuple:
@@ -121,7 +121,7 @@ def sample(logits, parameters: Parameters, tokens, logprobs, scratch: Scratch, s
     _launch_split(logits, parameters.arrays, tokens, logprobs, scratch, stream)
 
 
-def _launch_split(logits, parameters, tokens, logprobs, scratch, stream, parts=None) -> None:
+def _launch_split(logits, parameters, tokens, logprobs, scratch, stream, splits=None) -> None:
     rows, load = check_sampling(logits, parameters, tokens)
     check_array("logprobs", logprobs, shape=(rows,))
     if scratch.rows < rows or scratch.cols != logits.shape[1]:
@@ -130,30 +130,31 @@ def _launch_split(logits, parameters, tokens, logprobs, scratch, stream, parts=N
     temperature, top_k, top_p, min_p, seeds, steps = parameters
     s, chunks = scratch, -(-scratch.cols // CHUNK)
     find_max, weigh, gather, draw = make_split(load)
-    find_max[(chunks, rows), THREADS, stream](logits, temperature, top_k, top_p, min_p, s.chunk_stats, s.chunk_first,
-                                              s.warp_maxima, s.amounts, s.gathered)
-    # Several chunks to a block where rows are many: a block adds its histogram to the row's.
-    span = CHUNK * -(-chunks // min(chunks, parts or max(1, ENOUGH_BLOCKS // rows)))
+    find_max[(chunks, rows), THREADS, stream](logits, temperature, top_k, top_p, min_p, s.chunk_stats, s.chunk_argmax,
+                                              s.warp_maxima, s.histogram, s.gathered)
+    # With many rows a block takes several chunks: it adds its histogram to the row's.
+    span = CHUNK * -(-chunks // min(chunks, splits or max(1, TARGET_BLOCKS // rows)))
     blocks = (-(-scratch.cols // span), rows)
-    weigh[blocks, THREADS, stream](logits, temperature, top_k, top_p, min_p, s.chunk_stats, s.chunk_first,
-                                   s.warp_maxima, s.amounts, s.stats, s.least_weights, s.filters, tokens, logprobs,
+    weigh[blocks, THREADS, stream](logits, temperature, top_k, top_p, min_p, s.chunk_stats, s.chunk_argmax,
+                                   s.warp_maxima, s.histogram, s.stats, s.least_weights, s.filters, tokens, logprobs,
                                    np.uint32(span))
-    gather[blocks, THREADS, stream](logits, top_k, top_p, min_p, s.filters, s.stats, s.least_weights, s.amounts, s.plan,
-                                    s.chunk_masses, s.gathered, s.candidates, np.uint32(span))
+    gather[blocks, THREADS, stream](logits, top_k, top_p, min_p, s.filters, s.stats, s.least_weights, s.histogram,
+                                    s.plan, s.chunk_masses, s.gathered, s.candidates, np.uint32(span))
     draw[rows, THREADS, stream](logits, top_k, top_p, seeds, steps, s.filters, s.stats, s.least_weights, s.plan,
                                 s.chunk_masses, s.gathered, s.candidates, s.thresholds, tokens, logprobs)
 
 
 @functools.cache
-def _kept_scratch(rows: int, cols: int):
+def _cached_scratch(rows: int, cols: int):
     return Scratch.allocate(rows, cols), cuda.device_array(rows, np.float32)
 
 
 @rung(kernel=(*make_split(load_wide), *make_split(load_narrow)), idea="a row split over blocks: four kernels")
 def sample_split(logits, temperature, top_k, top_p, min_p, seeds, steps, out, stream=0):
-    """As histogram, but each pass over whole rows is a kernel in which many blocks share a row. The first histogram is
-    of float32 weights and only names a bin; exact sums are made once, while that bin's tokens are gathered. With top_p
-    alone tokens that are too unlikely to matter enter no histogram; with top_k, those below what enough warps exceed.
-    `sample` is this rung with its own memory; here one is kept for each size, which two streams must not share."""
-    scratch, logprobs = _kept_scratch(*logits.shape)
+    """As histogram, but each pass over the rows is a kernel in which many blocks share a row. The first histogram is of
+    float32 weights and only picks a bin; exact sums are computed once, while that bin's tokens are gathered. Tokens
+    that cannot matter enter no histogram: with top_p alone the too unlikely ones, with top_k those below the maxima of
+    enough warps. `sample` is this rung with scratch of its own; here one is cached for each size, which two streams
+    must not share."""
+    scratch, logprobs = _cached_scratch(*logits.shape)
     _launch_split(logits, (temperature, top_k, top_p, min_p, seeds, steps), out, logprobs, scratch, stream)

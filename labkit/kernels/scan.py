@@ -12,8 +12,7 @@ exclusive=True asks any rung for the second. Sums of int32 wrap around, as NumPy
 order of the additions: each rung has its own, and that of the look-back may differ from launch to launch.
 
 A tile is what one block scans. `scratch` is memory for totals of tiles, scratch_size(N) elements of uint64, which no
-other launch uses at the same time. Left out, it is memory that is kept for this thread of the host, whose launches must
-then be on one stream.
+other launch uses at the same time. By default it is cached per host thread, whose launches must then be on one stream.
 """
 
 import functools
@@ -31,19 +30,19 @@ from labkit.kernels.scan_blocks import (
     BLOCK,
     XOR_OFFSETS,
     check_scan,
-    kernels_of_levels,
-    levels_of,
+    level_kernels,
     make_scan_warps,
     scan_functions,
     scan_level,
     scratch_for,
+    tiles_per_level,
 )
 
-# A warp takes ROUNDS times 128 neighbours, of which each lane has four.
+# A warp scans ROUNDS times 128 neighbours, four per lane.
 ROUNDS = 4
-ITEMS = 4 * ROUNDS  # of a thread
+ITEMS = 4 * ROUNDS  # per thread
 THREADS = 256
-OF_WARP = 32 * ITEMS
+WARP_ITEMS = 32 * ITEMS
 TILE = THREADS * ITEMS
 
 
@@ -61,63 +60,63 @@ def scan_reference(x):
 def tile_functions(dtype):
     """(load_tile, scan_tile, store_tile): device functions that read, scan and write a tile of 4,096 elements.
 
-    values: the 16 elements of a thread, in registers. first: the index of the first of them; the next three follow,
-    and the other rounds are 128 elements further each. wide: whether x and out begin at multiples of 16 bytes.
+    values: the 16 elements of a thread, in registers. base: the index of the first of them; three neighbours follow,
+    and each round is 128 elements after the previous one. wide: whether x and out begin at multiples of 16 bytes.
     """
     zero, (warp_scan, across_warps) = dtype(0), scan_functions(dtype)
 
     @cuda.jit(device=True)
-    def load_tile(x, first, wide, values):
+    def load_tile(x, base, wide, values):
         n = u32.size(x)
         for r in u32.range(ROUNDS):
-            at = first + 128 * r
-            if wide and at + 3 < n:
-                values[4 * r], values[4 * r + 1], values[4 * r + 2], values[4 * r + 3] = ptx.load_global4(x, at)
+            i = base + 128 * r
+            if wide and i + 3 < n:
+                values[4 * r], values[4 * r + 1], values[4 * r + 2], values[4 * r + 3] = ptx.load_global4(x, i)
             else:
                 for k in u32.range(4):
-                    values[4 * r + k] = x[at + k] if at + k < n else zero
+                    values[4 * r + k] = x[i + k] if i + k < n else zero
 
     @cuda.jit(device=True)
-    def scan_tile(values, befores, partial):
-        """Store each round's exclusive prefix within the tile in befores; return the tile's total."""
+    def scan_tile(values, prefixes, partial):
+        """Store each round's exclusive prefix within the tile in prefixes; return the tile's total."""
         lane = u32.threadIdx.x & 31
-        of_warp = zero
+        warp_total = zero
         for r in range(ROUNDS):
             quad = dtype(dtype(values[4 * r] + values[4 * r + 1]) + dtype(values[4 * r + 2] + values[4 * r + 3]))
-            through = warp_scan(quad)
-            of_lanes = cuda.shfl_up_sync(ALL_LANES, through, 1)
-            befores[r] = dtype(of_warp + of_lanes) if lane > 0 else of_warp
-            of_warp = dtype(of_warp + cuda.shfl_sync(ALL_LANES, through, 31))
-        before_warp, total = across_warps(of_warp, partial)
+            inclusive = warp_scan(quad)
+            lane_prefix = cuda.shfl_up_sync(ALL_LANES, inclusive, 1)
+            prefixes[r] = dtype(warp_total + lane_prefix) if lane > 0 else warp_total
+            warp_total = dtype(warp_total + cuda.shfl_sync(ALL_LANES, inclusive, 31))
+        warp_prefix, total = across_warps(warp_total, partial)
         for r in range(ROUNDS):
-            befores[r] = dtype(befores[r] + before_warp)
+            prefixes[r] = dtype(prefixes[r] + warp_prefix)
         return total
 
     @cuda.jit(device=True)
-    def store_tile(out, first, wide, exclusive, values, befores, before_tile):
+    def store_tile(out, base, wide, exclusive, values, prefixes, tile_prefix):
         n = u32.size(out)
         for r in u32.range(ROUNDS):
-            at = first + 128 * r
-            running = dtype(befores[r] + before_tile)
+            i = base + 128 * r
+            running = dtype(prefixes[r] + tile_prefix)
             for k in u32.range(4):
-                through = dtype(running + values[4 * r + k])
-                values[4 * r + k] = running if exclusive else through
-                running = through
-            if wide and at + 3 < n:
-                ptx.store_global4(out, at, values[4 * r], values[4 * r + 1], values[4 * r + 2], values[4 * r + 3])
+                inclusive = dtype(running + values[4 * r + k])
+                values[4 * r + k] = running if exclusive else inclusive
+                running = inclusive
+            if wide and i + 3 < n:
+                ptx.store_global4(out, i, values[4 * r], values[4 * r + 1], values[4 * r + 2], values[4 * r + 3])
             else:
                 for k in u32.range(4):
-                    if at + k < n:
-                        out[at + k] = values[4 * r + k]
+                    if i + k < n:
+                        out[i + k] = values[4 * r + k]
 
     return load_tile, scan_tile, store_tile
 
 
 @cuda.jit(device=True)
-def first_of_thread(tile):
+def thread_base(tile):
     """The index of a thread's first element in this tile."""
     thread = u32.threadIdx.x
-    return tile * TILE + (thread >> 5) * OF_WARP + (thread & 31) * 4
+    return tile * TILE + (thread >> 5) * WARP_ITEMS + (thread & 31) * 4
 
 
 @kernel_factory
@@ -127,49 +126,49 @@ def make_reduce_first(dtype):
     @cuda.jit
     def tile_totals_kernel(x, totals, wide):
         partial, values = cuda.shared.array(32, dtype), cuda.local.array(ITEMS, dtype)
-        load_tile(x, first_of_thread(u32.blockIdx.x), wide, values)
+        load_tile(x, thread_base(u32.blockIdx.x), wide, values)
         total = zero
         for k in range(ITEMS):
             total = dtype(total + values[k])
-        for distance in XOR_OFFSETS:
-            total = dtype(total + cuda.shfl_xor_sync(ALL_LANES, total, distance))
+        for offset in XOR_OFFSETS:
+            total = dtype(total + cuda.shfl_xor_sync(ALL_LANES, total, offset))
         _, total = across_warps(total, partial)
         if cuda.threadIdx.x == 0:
             totals[cuda.blockIdx.x] = total
 
     @cuda.jit
-    def scan_tiles_kernel(x, out, before, wide, exclusive):
+    def scan_tiles_kernel(x, out, tile_prefixes, wide, exclusive):
         partial = cuda.shared.array(32, dtype)
-        values, befores = cuda.local.array(ITEMS, dtype), cuda.local.array(ROUNDS, dtype)
-        first = first_of_thread(u32.blockIdx.x)
-        load_tile(x, first, wide, values)
-        scan_tile(values, befores, partial)
-        store_tile(out, first, wide, exclusive, values, befores, before[cuda.blockIdx.x])
+        values, prefixes = cuda.local.array(ITEMS, dtype), cuda.local.array(ROUNDS, dtype)
+        base = thread_base(u32.blockIdx.x)
+        load_tile(x, base, wide, values)
+        scan_tile(values, prefixes, partial)
+        store_tile(out, base, wide, exclusive, values, prefixes, tile_prefixes[cuda.blockIdx.x])
 
     return tile_totals_kernel, scan_tiles_kernel
 
 
-@rung(kernel=(*make_reduce_first(int32), *make_reduce_first(float32), *kernels_of_levels(make_scan_warps)),
+@rung(kernel=(*make_reduce_first(int32), *make_reduce_first(float32), *level_kernels(make_scan_warps)),
       idea="reduce, scan the totals, scan with them: x read twice, out written once")
 def scan_reduce_first(x, out, exclusive=False, stream=0, scratch=None):
-    """As warps, but the totals come first: one kernel only adds up each tile of 4,096 elements, the totals are scanned,
+    """As warps, but the totals come first: one kernel only reduces each tile of 4,096 elements, the totals are scanned,
     and one kernel reads the tiles again and writes the result. out is not read. A thread has 16 elements, in four
     loads of 128 bits."""
     numba_type = check_scan(x, out)
     tiles = -(-x.size // TILE)
     reduce, scan = make_reduce_first(numba_type)
-    rest = scratch_for(scratch, tiles + sum(levels_of(tiles, BLOCK)), x.dtype)
-    totals, wide = rest[:tiles], np.bool_(aligned(x, out))
+    workspace = scratch_for(scratch, tiles + sum(tiles_per_level(tiles, BLOCK)), x.dtype)
+    totals, wide = workspace[:tiles], np.bool_(aligned(x, out))
     reduce[tiles, THREADS, stream](x, totals, wide)
-    scan_level(make_scan_warps(numba_type), BLOCK, 0, totals, totals, np.bool_(True), stream, rest[tiles:])
+    scan_level(make_scan_warps(numba_type), BLOCK, 0, totals, totals, np.bool_(True), stream, workspace[tiles:])
     scan[tiles, THREADS, stream](x, out, totals, wide, np.bool_(exclusive))
 
 
 # --- A single pass ---------------------------------------------------------------------------------------------------
-# A tile has a state, 64 bits that are read and written as one: the status above, the number below. So a thread that
-# sees that a number is known sees the number, and no fence is needed.
+# A tile has a state of 64 bits, which are read and written as one: the status in the upper half, the value in the
+# lower. So a thread that sees the new status sees the value, too, and no fence is needed.
 
-UNKNOWN, TOTAL, THROUGH = 0, 1, 2  # nothing yet; the sum of the tile; the sum of all elements up to the tile's last
+UNKNOWN, TOTAL, THROUGH = 0, 1, 2  # nothing; the sum of the tile; the sum of all elements up to its end
 
 
 @cuda.jit
@@ -181,109 +180,109 @@ def clear_states_kernel(states):
 
 @cuda.jit(device=True)
 def read_state(states, tile):
-    """As it is now: an atomic is never answered by an L1 cache, and no compiler moves it out of a loop."""
+    """The current state: an atomic bypasses the L1 cache, and no compiler moves it out of a loop."""
     return uint64(cuda.atomic.add(states, tile, uint64(0)))
 
 
 @functools.cache
 def state_functions(dtype):
-    """(publish, number_of) for numbers of this type."""
+    """(publish, value_of) for values of this type."""
     to_bits, from_bits = (ptx.float_bits, ptx.bits_float) if dtype == float32 else (uint32, int32)
 
     @cuda.jit(device=True)
-    def publish(states, tile, known, number):
-        cuda.atomic.exch(states, tile, uint64((uint64(known) << uint64(32)) | uint64(to_bits(number))))
+    def publish(states, tile, status, value):
+        cuda.atomic.exch(states, tile, uint64((uint64(status) << uint64(32)) | uint64(to_bits(value))))
 
     @cuda.jit(device=True)
-    def number_of(state):
+    def value_of(state):
         return from_bits(uint32(state & uint64(0xFFFFFFFF)))
 
-    return publish, number_of
+    return publish, value_of
 
 
 @functools.cache
 def look_back_functions(dtype):
-    """(look_back_alone, look_back_by_warp): the sum of all elements before a tile, from the states of those before it.
+    """(look_back_by_thread, look_back_by_warp): the sum of all elements before a tile, from earlier tiles' states.
 
-    Both go back over tiles of which the total is known, to tile 0 or to one of which the sum up to its end is known,
-    and wait where nothing is known.
+    Both walk back over tiles with a known total, to tile 0 or to a tile whose inclusive sum is known, and wait at tiles
+    that have published nothing.
     """
-    zero, (_, number_of) = dtype(0), state_functions(dtype)
+    zero, (_, value_of) = dtype(0), state_functions(dtype)
 
     @cuda.jit(device=True)
-    def look_back_alone(states, tile):
-        """By one thread, tile by tile."""
-        before = zero
+    def look_back_by_thread(states, tile):
+        """One thread walks back, tile by tile."""
+        prefix = zero
         searching = tile > 0
         while searching:
             tile -= 1
             state = read_state(states, tile)
             while state >> uint64(32) == uint64(UNKNOWN):
                 state = read_state(states, tile)
-            before = dtype(number_of(state) + before)
+            prefix = dtype(value_of(state) + prefix)
             searching = tile > 0 and state >> uint64(32) != uint64(THROUGH)
-        return before
+        return prefix
 
     @cuda.jit(device=True)
     def look_back_by_warp(states, tile, lane):
-        """By the 32 lanes of a warp, 32 tiles at a time. Lane 0 looks at the nearest one."""
-        before, end = zero, tile
+        """The 32 lanes of a warp read 32 tiles at a time. Lane 0 reads the nearest one."""
+        prefix, end = zero, tile
         searching = tile > 0
         while searching:  # the same for all lanes
-            there = lane < end
-            known, number = uint64(UNKNOWN), zero
+            valid = lane < end
+            status, value = uint64(UNKNOWN), zero
             waiting = True
             while waiting:
-                state = read_state(states, end - 1 - lane) if there else uint64(0)
-                known, number = state >> uint64(32), number_of(state)
-                waiting = cuda.any_sync(ALL_LANES, there and known == uint64(UNKNOWN)) != 0
-            through = uint32(cuda.ballot_sync(ALL_LANES, there and known == uint64(THROUGH)))
-            nearest = uint32(cuda.ffs(through) - 1) if through != 0 else 31
-            part = number if there and lane <= nearest else zero
-            for distance in XOR_OFFSETS:
-                part = dtype(part + cuda.shfl_xor_sync(ALL_LANES, part, distance))
-            before = dtype(part + before)
-            searching = through == 0 and end > 32
+                state = read_state(states, end - 1 - lane) if valid else uint64(0)
+                status, value = state >> uint64(32), value_of(state)
+                waiting = cuda.any_sync(ALL_LANES, valid and status == uint64(UNKNOWN)) != 0
+            prefix_mask = uint32(cuda.ballot_sync(ALL_LANES, valid and status == uint64(THROUGH)))
+            nearest = uint32(cuda.ffs(prefix_mask) - 1) if prefix_mask != 0 else 31
+            partial = value if valid and lane <= nearest else zero
+            for offset in XOR_OFFSETS:
+                partial = dtype(partial + cuda.shfl_xor_sync(ALL_LANES, partial, offset))
+            prefix = dtype(partial + prefix)
+            searching = prefix_mask == 0 and end > 32
             end -= 32
-        return before
+        return prefix
 
-    return look_back_alone, look_back_by_warp
+    return look_back_by_thread, look_back_by_warp
 
 
 @kernel_factory
 def make_look_back(dtype, window: bool):
-    """window: a warp looks at 32 tiles at a time, not a thread at one."""
+    """window: a warp reads 32 tiles at a time, instead of one thread a single tile."""
     zero, (publish, _) = dtype(0), state_functions(dtype)
     load_tile, scan_tile, store_tile = tile_functions(dtype)
-    look_back_alone, look_back_by_warp = look_back_functions(dtype)
+    look_back_by_thread, look_back_by_warp = look_back_functions(dtype)
 
     @cuda.jit
     def look_back_kernel(x, out, states, wide, exclusive):
-        ticket, before = cuda.shared.array(1, uint32), cuda.shared.array(1, dtype)
+        ticket, tile_prefix = cuda.shared.array(1, uint32), cuda.shared.array(1, dtype)
         partial = cuda.shared.array(32, dtype)
-        values, befores = cuda.local.array(ITEMS, dtype), cuda.local.array(ROUNDS, dtype)
+        values, prefixes = cuda.local.array(ITEMS, dtype), cuda.local.array(ROUNDS, dtype)
         thread, tiles = u32.threadIdx.x, u32.gridDim.x
         if thread == 0:
-            # Blocks take tiles in the order in which they start: whoever is waited for is running or has ended.
+            # Blocks take tiles in the order in which they start: earlier tiles belong to blocks that run or have ended.
             ticket[0] = uint32(cuda.atomic.add(states, tiles, uint64(1)))
         cuda.syncthreads()
         tile = ticket[0]
-        first = first_of_thread(tile)
-        load_tile(x, first, wide, values)
-        total = scan_tile(values, befores, partial)
+        base = thread_base(tile)
+        load_tile(x, base, wide, values)
+        total = scan_tile(values, prefixes, partial)
         if thread < 32:
             if thread == 0:
                 publish(states, tile, TOTAL, total)
-            found = zero
+            prefix = zero
             if window:
-                found = look_back_by_warp(states, tile, thread)
+                prefix = look_back_by_warp(states, tile, thread)
             elif thread == 0:
-                found = look_back_alone(states, tile)
+                prefix = look_back_by_thread(states, tile)
             if thread == 0:
-                publish(states, tile, THROUGH, dtype(found + total))
-                before[0] = found
+                publish(states, tile, THROUGH, dtype(prefix + total))
+                tile_prefix[0] = prefix
         cuda.syncthreads()
-        store_tile(out, first, wide, exclusive, values, befores, before[0])
+        store_tile(out, base, wide, exclusive, values, prefixes, tile_prefix[0])
 
     return look_back_kernel
 
@@ -294,21 +293,21 @@ def make_look_back(dtype, window: bool):
       "another keeps its block waiting for longer than the bytes take that are saved")
 def scan_look_back(x, out, exclusive=False, stream=0, scratch=None):
     """As reduce_first, but one kernel reads x once and writes out once. A block publishes the total of its tile at
-    once; then its thread 0 goes back, tile by tile, to one that has published the sum of everything up to its end."""
+    once; then its thread 0 walks back, tile by tile, to one that has published its inclusive sum."""
     _look_back(False, x, out, exclusive, stream, scratch)
 
 
 @rung(kernel=(clear_states_kernel, make_look_back(int32, True), make_look_back(float32, True)),
       idea="a single pass; a warp looks back at 32 tiles at a time")
 def scan_look_back_warp(x, out, exclusive=False, stream=0, scratch=None):
-    """As look_back, but 32 lanes look at 32 tiles at once: one round of loads instead of up to 32."""
+    """As look_back, but 32 lanes read 32 tiles at once: one round of loads instead of up to 32."""
     _look_back(True, x, out, exclusive, stream, scratch)
 
 
 def _look_back(window, x, out, exclusive, stream, scratch) -> None:
     kernel = make_look_back(check_scan(x, out), window)
     tiles = -(-x.size // TILE)
-    states = scratch_for(scratch, tiles + 1, np.uint64)  # the last counts the tiles that were taken
+    states = scratch_for(scratch, tiles + 1, np.uint64)  # the last element is the ticket counter
     clear_states_kernel[-(-states.size // BLOCK), BLOCK, stream](states)
     kernel[tiles, THREADS, stream](x, out, states, np.bool_(aligned(x, out)), np.bool_(exclusive))
 

@@ -30,20 +30,20 @@ def make_scan_hillis_steele(dtype):
 
     @cuda.jit
     def scan_hillis_steele_kernel(x, out, totals, exclusive):
-        shared = cuda.shared.array(0, dtype)  # one for each thread
+        shared = cuda.shared.array(0, dtype)  # one element per thread
         thread, threads = u32.threadIdx.x, u32.blockDim.x
         i = u32.grid(1)
         value = x[i] if i < u32.size(x) else zero
         shared[thread] = value
         cuda.syncthreads()
-        distance = 1
-        while distance < threads:
-            before = shared[thread - distance] if thread >= distance else zero
-            cuda.syncthreads()  # all have read: the neighbour may store
-            value = dtype(value + before)
+        offset = 1
+        while offset < threads:
+            previous = shared[thread - offset] if thread >= offset else zero
+            cuda.syncthreads()  # all have read: neighbours may store
+            value = dtype(value + previous)
             shared[thread] = value
             cuda.syncthreads()
-            distance = distance << 1
+            offset = offset << 1
         if thread == threads - 1:
             totals[cuda.blockIdx.x] = value
         if exclusive:
@@ -56,56 +56,56 @@ def make_scan_hillis_steele(dtype):
 
 @kernel_factory
 def make_scan_blelloch(dtype, padded: bool):
-    """padded: a gap after every 32 elements, so that elements a power of two apart lie in different banks."""
+    """padded: a gap after every 32 elements, so that elements a power of two apart are in different banks."""
     zero = dtype(0)
 
     @cuda.jit(device=True)
-    def place(i):
+    def padded_index(i):
         return i + (i >> 5) if padded else i
 
     @cuda.jit
     def scan_blelloch_kernel(x, out, totals, exclusive):
-        shared = cuda.shared.array(0, dtype)  # two for each thread, and the gaps
+        shared = cuda.shared.array(0, dtype)  # two elements per thread, and the gaps
         thread, threads = u32.threadIdx.x, u32.blockDim.x
         low = u32.blockIdx.x * 2 * threads + thread
         high, n = low + threads, u32.size(x)
         low_value = x[low] if low < n else zero
         high_value = x[high] if high < n else zero
-        shared[place(thread)] = low_value
-        shared[place(thread + threads)] = high_value
-        # Up: pairs are added, then pairs of pairs, until the last element holds the total.
-        distance, pairs = 1, threads
+        shared[padded_index(thread)] = low_value
+        shared[padded_index(thread + threads)] = high_value
+        # Up-sweep: add pairs, then pairs of pairs, until the last element holds the total.
+        offset, pairs = 1, threads
         while pairs > 0:
             cuda.syncthreads()
             if thread < pairs:
-                right = 2 * distance * (thread + 1) - 1
-                left = right - distance
-                shared[place(right)] = dtype(shared[place(right)] + shared[place(left)])
-            distance = distance << 1
+                right = 2 * offset * (thread + 1) - 1
+                left = right - offset
+                shared[padded_index(right)] = dtype(shared[padded_index(right)] + shared[padded_index(left)])
+            offset = offset << 1
             pairs = pairs >> 1
-        if thread == 0:  # it has added the last pair
-            last = place(2 * threads - 1)
+        if thread == 0:  # it added the last pair
+            last = padded_index(2 * threads - 1)
             totals[cuda.blockIdx.x] = shared[last]
             shared[last] = zero
-        # Down: the left half gets the prefix of the pair, the right half that and the sum of the left half.
+        # Down-sweep: the left half gets the prefix of the pair, the right half that plus the sum of the left half.
         pairs = 1
         while pairs <= threads:
-            distance = distance >> 1
+            offset = offset >> 1
             cuda.syncthreads()
             if thread < pairs:
-                right = 2 * distance * (thread + 1) - 1
-                left = right - distance
-                before, of_left = shared[place(right)], shared[place(left)]
-                shared[place(left)] = before
-                shared[place(right)] = dtype(before + of_left)
+                right = 2 * offset * (thread + 1) - 1
+                left = right - offset
+                prefix, left_sum = shared[padded_index(right)], shared[padded_index(left)]
+                shared[padded_index(left)] = prefix
+                shared[padded_index(right)] = dtype(prefix + left_sum)
             pairs = pairs << 1
         cuda.syncthreads()
         if low < n:
-            before = shared[place(thread)]
-            out[low] = before if exclusive else dtype(before + low_value)
+            prefix = shared[padded_index(thread)]
+            out[low] = prefix if exclusive else dtype(prefix + low_value)
         if high < n:
-            before = shared[place(thread + threads)]
-            out[high] = before if exclusive else dtype(before + high_value)
+            prefix = shared[padded_index(thread + threads)]
+            out[high] = prefix if exclusive else dtype(prefix + high_value)
 
     return scan_blelloch_kernel
 
@@ -115,32 +115,32 @@ def make_scan_blelloch(dtype, padded: bool):
 
 @functools.cache
 def scan_functions(dtype):
-    """(warp_scan, across_warps): device functions for numbers of this type."""
+    """(warp_scan, across_warps): device functions for values of this type."""
     zero = dtype(0)
 
     @cuda.jit(device=True)
     def warp_scan(value):
         """The inclusive scan over the 32 lanes of a warp, in five steps."""
         lane = u32.threadIdx.x & 31
-        for distance in XOR_OFFSETS:
-            before = cuda.shfl_up_sync(ALL_LANES, value, distance)
-            if lane >= distance:
-                value = dtype(value + before)
+        for offset in XOR_OFFSETS:
+            prefix = cuda.shfl_up_sync(ALL_LANES, value, offset)
+            if lane >= offset:
+                value = dtype(value + prefix)
         return value
 
     @cuda.jit(device=True)
-    def across_warps(of_warp, partial):
-        """(what the warps before this one hold, what the block holds), added up: every warp scans the sums of all.
+    def across_warps(warp_total, partial):
+        """Return (the sum of the preceding warps, the sum of the block): every warp scans the totals of all warps.
         partial: shared, 32 elements."""
         thread = u32.threadIdx.x
         lane, warp = thread & 31, thread >> 5
         if lane == 0:
-            partial[warp] = of_warp
+            partial[warp] = warp_total
         cuda.syncthreads()
-        through = warp_scan(partial[lane] if lane < u32.blockDim.x >> 5 else zero)
+        inclusive = warp_scan(partial[lane] if lane < u32.blockDim.x >> 5 else zero)
         cuda.syncthreads()  # all have read: partial is free to overwrite
-        before = cuda.shfl_sync(ALL_LANES, through, (warp - 1) & 31)
-        return before if warp > 0 else zero, cuda.shfl_sync(ALL_LANES, through, 31)
+        prefix = cuda.shfl_sync(ALL_LANES, inclusive, (warp - 1) & 31)
+        return prefix if warp > 0 else zero, cuda.shfl_sync(ALL_LANES, inclusive, 31)
 
     return warp_scan, across_warps
 
@@ -154,15 +154,15 @@ def make_scan_warps(dtype):
         partial = cuda.shared.array(32, dtype)
         i, lane = u32.grid(1), u32.threadIdx.x & 31
         value = x[i] if i < u32.size(x) else zero
-        through = warp_scan(value)
-        before, total = across_warps(cuda.shfl_sync(ALL_LANES, through, 31), partial)
-        of_lanes = cuda.shfl_up_sync(ALL_LANES, through, 1)
+        inclusive = warp_scan(value)
+        prefix, total = across_warps(cuda.shfl_sync(ALL_LANES, inclusive, 31), partial)
+        lane_prefix = cuda.shfl_up_sync(ALL_LANES, inclusive, 1)
         if lane > 0:
-            before = dtype(before + of_lanes)
+            prefix = dtype(prefix + lane_prefix)
         if cuda.threadIdx.x == 0:
             totals[cuda.blockIdx.x] = total
         if i < u32.size(out):
-            out[i] = before if exclusive else dtype(before + value)
+            out[i] = prefix if exclusive else dtype(prefix + value)
 
     return scan_warps_kernel
 
@@ -171,23 +171,23 @@ def make_scan_warps(dtype):
 
 
 @kernel_factory
-def make_add_before(dtype):
+def make_add_prefixes(dtype):
     @cuda.jit
-    def add_before_kernel(out, before, tile_bits):
+    def add_prefixes_kernel(out, prefixes, tile_bits):
         """Add to each element the prefix of its tile of 2^tile_bits elements."""
         i = u32.grid(1)
         if i < u32.size(out):
-            out[i] = dtype(out[i] + before[i >> tile_bits])
+            out[i] = dtype(out[i] + prefixes[i >> tile_bits])
 
-    return add_before_kernel
-
-
-def kernels_of_levels(make, *options) -> tuple:
-    """What a rung that works level by level may launch, for both types."""
-    return tuple(kernel for dtype in (int32, float32) for kernel in (make(dtype, *options), make_add_before(dtype)))
+    return add_prefixes_kernel
 
 
-@rung(kernel=kernels_of_levels(make_scan_hillis_steele), idea="log2(n) steps, and in each almost all threads add")
+def level_kernels(make, *options) -> tuple:
+    """The kernels of a rung that works level by level, for both types."""
+    return tuple(kernel for dtype in (int32, float32) for kernel in (make(dtype, *options), make_add_prefixes(dtype)))
+
+
+@rung(kernel=level_kernels(make_scan_hillis_steele), idea="log2(n) steps, and in each almost all threads add")
 def scan_hillis_steele(x, out, exclusive=False, stream=0, scratch=None):
     """Scan 512 elements in each block: in step k each adds the one 2^k before it. The totals of the blocks are scanned
     in the same way, and a second kernel adds to each element the prefix of its block."""
@@ -195,7 +195,7 @@ def scan_hillis_steele(x, out, exclusive=False, stream=0, scratch=None):
     _by_levels(make_scan_hillis_steele(numba_type), BLOCK, 4 * BLOCK, x, out, exclusive, stream, scratch)
 
 
-@rung(kernel=kernels_of_levels(make_scan_blelloch, False), idea="a tree: half of the threads stop in each step",
+@rung(kernel=level_kernels(make_scan_blelloch, False), idea="a tree: half of the threads stop in each step",
       failed="1,533 us for 2^27 numbers on an H200, where hillis_steele took 1,314: its bank conflicts cost more than "
       "the additions that it saves")
 def scan_blelloch(x, out, exclusive=False, stream=0, scratch=None):
@@ -205,14 +205,14 @@ def scan_blelloch(x, out, exclusive=False, stream=0, scratch=None):
     _by_levels(make_scan_blelloch(numba_type, False), 2 * BLOCK, 8 * BLOCK, x, out, exclusive, stream, scratch)
 
 
-@rung(kernel=kernels_of_levels(make_scan_blelloch, True), idea="the tree, with a gap after every 32 elements")
+@rung(kernel=level_kernels(make_scan_blelloch, True), idea="the tree, with a gap after every 32 elements")
 def scan_padded(x, out, exclusive=False, stream=0, scratch=None):
     """As blelloch, but a gap after every 32 elements of shared memory spreads what a step adds over the banks."""
     numba_type, padded = check_scan(x, out), 2 * BLOCK + 2 * BLOCK // 32
     _by_levels(make_scan_blelloch(numba_type, True), 2 * BLOCK, 4 * padded, x, out, exclusive, stream, scratch)
 
 
-@rung(kernel=kernels_of_levels(make_scan_warps), idea="shuffles within warps, then across warps")
+@rung(kernel=level_kernels(make_scan_warps), idea="shuffles within warps, then across warps")
 def scan_warps(x, out, exclusive=False, stream=0, scratch=None):
     """As hillis_steele, but the lanes of a warp pass their sums by shuffles, and the warps' sums take a second level:
     two barriers instead of nineteen."""
@@ -220,23 +220,23 @@ def scan_warps(x, out, exclusive=False, stream=0, scratch=None):
 
 
 def _by_levels(kernel, tile, shared_bytes, x, out, exclusive, stream, scratch) -> None:
-    totals = scratch_for(scratch, sum(levels_of(x.size, tile)), x.dtype)
+    totals = scratch_for(scratch, sum(tiles_per_level(x.size, tile)), x.dtype)
     scan_level(kernel, tile, shared_bytes, x, out, np.bool_(exclusive), stream, totals)
 
 
-def scan_level(kernel, tile, shared_bytes, x, out, exclusive, stream, rest) -> None:
-    """rest: memory for the totals of this level and of those above it."""
+def scan_level(kernel, tile, shared_bytes, x, out, exclusive, stream, workspace) -> None:
+    """workspace: memory for the totals of this level and the levels above."""
     tiles = -(-x.size // tile)
-    totals = rest[:tiles]
+    totals = workspace[:tiles]
     kernel[tiles, BLOCK, stream, shared_bytes](x, out, totals, exclusive)
     if tiles > 1:
-        scan_level(kernel, tile, shared_bytes, totals, totals, np.bool_(True), stream, rest[tiles:])
-        add = make_add_before(TYPES[out.dtype.name])
+        scan_level(kernel, tile, shared_bytes, totals, totals, np.bool_(True), stream, workspace[tiles:])
+        add = make_add_prefixes(TYPES[out.dtype.name])
         add[-(-out.size // BLOCK), BLOCK, stream](out, totals, np.uint32(tile.bit_length() - 1))
 
 
-def levels_of(n: int, tile: int) -> list[int]:
-    """How many tiles there are on each level."""
+def tiles_per_level(n: int, tile: int) -> list[int]:
+    """The number of tiles of each level."""
     counts = []
     while not counts or counts[-1] > 1:
         n = -(-n // tile)
@@ -248,28 +248,28 @@ def levels_of(n: int, tile: int) -> list[int]:
 
 
 def scratch_size(n: int) -> int:
-    """How many elements of uint64 are enough for any rung to scan n elements."""
-    return sum(levels_of(n, BLOCK)) + 2
+    """The number of uint64 elements with which any rung can scan n elements."""
+    return sum(tiles_per_level(n, BLOCK)) + 2
 
 
 def scratch_for(scratch, count: int, dtype):
-    """`count` elements of this type: of `scratch`, or of memory that is kept."""
+    """`count` elements of this type: of `scratch`, or of cached memory."""
     needed = -(-count * np.dtype(dtype).itemsize // 8)
     if scratch is None:
-        scratch = _kept_scratch(1 << (needed - 1).bit_length(), threading.get_ident())
+        scratch = _cached_scratch(1 << (needed - 1).bit_length(), threading.get_ident())
     check_array("scratch", scratch, ndim=1, dtype=np.uint64)
     if scratch.size < needed:
         raise ValueError(f"scratch has {scratch.size:,} elements; this scan needs {needed:,}")
     return scratch.view(dtype)[:count]
 
 
-@functools.cache  # never given up: a captured graph may use it
-def _kept_scratch(size: int, thread: int):
+@functools.cache  # never freed: a captured graph may use it
+def _cached_scratch(size: int, thread: int):
     return cuda.device_array(size, np.uint64)
 
 
 def check_scan(x, out):
-    """Numba's type of an element."""
+    """Check the arrays; return Numba's type of an element."""
     name = np.dtype(getattr(x, "dtype", np.float32)).name
     check_array("x", x, ndim=1, dtype=name if name in TYPES else np.float32)
     check_array("out", out, shape=x.shape, dtype=name)

@@ -1,7 +1,7 @@
-"""What an engine does around a model's step, without waiting for the host: tokens go from step to step on the device,
-shared pages are copied before they are written, and tokens that must not be drawn are taken out.
+"""The engine's work around a model's step, without waiting for the host: tokens go from step to step on the device,
+shared pages are copied before they are written, and banned tokens are masked.
 
-Shapes  ids (T,) int32; tokens, seats (B,) int32; last (seats,) int32; memory (layers, pages, numbers) of any type;
+Shapes  ids (T,) int32; tokens, seats (B,) int32; last (seats,) int32; memory (layers, pages, elements) of any type;
         copies (n, 2) int32; logits (B, V) float32; banned (n, 2), conditions (n, 4), slots (B,) int32;
         biases (S, V) float32; C-contiguous
 """
@@ -13,7 +13,7 @@ from labkit import cuda, u32
 from labkit.kernels.arguments import check_array
 
 BLOCK = 256
-NEVER = float32(-np.inf)
+NEG_INF = float32(-np.inf)
 
 
 @cuda.jit
@@ -38,7 +38,7 @@ def keep_tokens_kernel(tokens, seats, last):
 
 
 def keep_tokens(tokens, seats, last, stream=0):
-    """last[seats[b]] = tokens[b], for the next step. Only padding shares a seat; which row of it wins is open."""
+    """last[seats[b]] = tokens[b], for the next step. Only padding rows share a seat: any of them may win."""
     check_array("tokens", tokens, ndim=1, dtype=np.int32)
     check_array("seats", seats, shape=tokens.shape, dtype=np.int32)
     check_array("last", last, ndim=1, dtype=np.int32)
@@ -47,34 +47,34 @@ def keep_tokens(tokens, seats, last, stream=0):
 
 @cuda.jit
 def copy_pages_kernel(memory, copies):
-    at, layer = u32.grid(1), u32.blockIdx.y
-    if at < memory.shape[2]:
-        # One thread for a place in all pages: a page that is copied to may be copied from afterwards.
-        for k in u32.range(copies.shape[0]):
-            number = k
-            memory[layer, uint32(copies[number, 1]), at] = memory[layer, uint32(copies[number, 0]), at]
+    i, layer = u32.grid(1), u32.blockIdx.y
+    if i < memory.shape[2]:
+        # One thread for an element of all pages: a destination may be the source of a later copy.
+        for step in u32.range(copies.shape[0]):
+            copy = step
+            memory[layer, uint32(copies[copy, 1]), i] = memory[layer, uint32(copies[copy, 0]), i]
 
 
 def copy_pages(memory, copies, stream=0):
     """memory[:, to] = memory[:, from] for each (from, to) of copies, one after the other."""
-    # All layers of a large cache are more than 2**31 elements; an index of three axes is added up in 64 bits.
+    # All layers of a large cache have more than 2**31 elements; an index of three axes is computed in 64 bits.
     check_array("memory", memory, ndim=3, dtype=memory.dtype, most=2**48)
     check_array("copies", copies, ndim=2, dtype=np.int32)
-    layers, _, numbers = memory.shape
-    copy_pages_kernel[(-(-numbers // BLOCK), layers), BLOCK, stream](memory, copies)
+    layers, _, elements = memory.shape
+    copy_pages_kernel[(-(-elements // BLOCK), layers), BLOCK, stream](memory, copies)
 
 
 @cuda.jit
 def ban_tokens_kernel(logits, banned):
-    number = u32.grid(1)
-    if number < banned.shape[0]:
-        token = uint32(banned[number, 1])
+    i = u32.grid(1)
+    if i < banned.shape[0]:
+        token = uint32(banned[i, 1])
         if token < logits.shape[1]:
-            logits[uint32(banned[number, 0]), token] = NEVER
+            logits[uint32(banned[i, 0]), token] = NEG_INF
 
 
 def ban_tokens(logits, banned, stream=0):
-    """logits[row, token] = -inf for each (row, token) of banned; a token that logits do not have is passed over."""
+    """logits[row, token] = -inf for each (row, token) of banned; a token outside the vocabulary is ignored."""
     check_array("logits", logits, ndim=2)
     check_array("banned", banned, shape=(banned.shape[0], 2), dtype=np.int32)
     ban_tokens_kernel[-(-banned.shape[0] // BLOCK), BLOCK, stream](logits, banned)
@@ -82,16 +82,16 @@ def ban_tokens(logits, banned, stream=0):
 
 @cuda.jit
 def ban_tokens_after_kernel(logits, conditions, last):
-    number = u32.grid(1)
-    if number < conditions.shape[0] and last[uint32(conditions[number, 1])] == conditions[number, 2]:
-        token = uint32(conditions[number, 3])
+    i = u32.grid(1)
+    if i < conditions.shape[0] and last[uint32(conditions[i, 1])] == conditions[i, 2]:
+        token = uint32(conditions[i, 3])
         if token < logits.shape[1]:
-            logits[uint32(conditions[number, 0]), token] = NEVER
+            logits[uint32(conditions[i, 0]), token] = NEG_INF
 
 
 def ban_tokens_after(logits, conditions, last, stream=0):
     """logits[row, token] = -inf for each (row, seat, before, token) of conditions with last[seat] == before; a token
-    that logits do not have is passed over."""
+    outside the vocabulary is ignored."""
     check_array("logits", logits, ndim=2)
     check_array("conditions", conditions, shape=(conditions.shape[0], 4), dtype=np.int32)
     check_array("last", last, ndim=1, dtype=np.int32)
@@ -102,7 +102,7 @@ def ban_tokens_after(logits, conditions, last, stream=0):
 def add_biases_kernel(logits, biases, slots):
     col, row = u32.grid(1), u32.blockIdx.y
     if col < logits.shape[1]:
-        slot = uint32(slots[row])  # below 0 it is larger than any
+        slot = uint32(slots[row])  # negatives become larger than any slot
         if slot < biases.shape[0]:
             logits[row, col] += biases[slot, col]
 

@@ -2,7 +2,7 @@
 
 Shapes  gate_up (T, 2F): the gates of a token, then its ups; out (T, F); both float32, or both uint16, which holds
         bfloat16; C-contiguous
-Work    5 flops and an exponential for each output; 3*T*F numbers: two read, one written
+Work    5 flops and an exponential for each output; 3*T*F elements: two read, one written
 Source  Shazeer: GLU Variants Improve Transformer (2020), https://arxiv.org/abs/2002.05202
 
 silu(x) = x / (1 + exp(-x)), in float32. In bfloat16 it is rounded before it is multiplied, and the product is rounded
@@ -41,11 +41,11 @@ def make_swiglu_per_thread(element: Element):
     load, store, rounded, _, _ = ACCESS[element]
 
     @cuda.jit
-    def swiglu_per_thread_kernel(gate_up, out, width):  # both as one long vector, here and below
+    def swiglu_per_thread_kernel(gate_up, out, width):  # both arrays flat, here and below
         i = u32.grid(1)
         if i < out.size:
-            at = i // width * 2 * width + i % width
-            store(out, i, rounded(silu_fast(load(gate_up, at))) * load(gate_up, at + width))
+            gate_offset = i // width * 2 * width + i % width
+            store(out, i, rounded(silu_fast(load(gate_up, gate_offset))) * load(gate_up, gate_offset + width))
 
     return swiglu_per_thread_kernel
 
@@ -59,22 +59,22 @@ def swiglu_per_thread(gate_up, out, stream=0):
 
 
 @kernel_factory
-def make_swiglu(element: Element, together: bool):
-    """together: rows come in eights, at multiples of 16 bytes."""
-    (load, store), rounded = ACCESS[element].neighbours(together), ACCESS[element].rounded
+def make_swiglu(element: Element, vectorized: bool):
+    """vectorized: rows are multiples of eight, aligned to 16 bytes."""
+    (load, store), rounded = ACCESS[element].neighbours(vectorized), ACCESS[element].rounded
 
     @cuda.jit
-    def swiglu_vectorized_kernel(gate_up, out, width, eights):  # eights: of a row, the last of which may be short
+    def swiglu_vectorized_kernel(gate_up, out, width, eights):  # eights of a row: the last may be partial
         i = u32.grid(1)
         row, col = i // eights, 8 * (i % eights)
         if (row * width) < out.size:
-            left, at = int32(width) - int32(col), row * 2 * width + col
+            valid, gate_offset = int32(width) - int32(col), row * 2 * width + col
             g, u = cuda.local.array(8, float32), cuda.local.array(8, float32)
-            load(g, 0, gate_up, at, left)
-            load(u, 0, gate_up, at + width, left)
+            load(g, 0, gate_up, gate_offset, valid)
+            load(u, 0, gate_up, gate_offset + width, valid)
             for e in range(8):
                 g[e] = rounded(silu_fast(g[e])) * u[e]
-            store(out, row * width + col, left, g, 0)
+            store(out, row * width + col, valid, g, 0)
 
     return swiglu_vectorized_kernel
 
@@ -82,8 +82,8 @@ def make_swiglu(element: Element, together: bool):
 @rung(kernel=make_swiglu(BFLOAT16, True), idea="eight outputs a thread, 128 bits at a time")
 def swiglu_vectorized(gate_up, out, stream=0):
     """As per_thread, but a thread computes eight neighbours: one access of 128 bits each for the gates, the ups and
-    the outputs, in float32 two. Where a row is no whole number of eights, or a view begins at an odd address, the same
-    threads load one number after the other."""
+    the outputs, in float32 two. Where a row is not a multiple of eight, or a view is not aligned, the same
+    threads load one element after the other."""
     swiglu(gate_up, out, stream=stream)
 
 

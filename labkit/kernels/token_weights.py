@@ -1,4 +1,4 @@
-"""A token's weight: its probability before it is divided by their sum, as a whole number.
+"""A token's weight: its unnormalised probability, as an integer.
 
 The weight of a logit x is 2**43 * exp((x - row_max) / temperature), rounded down. Integers can be added in any order
 without a rounding, so a sum of weights is the same to the last bit however the row is split over threads and blocks,
@@ -6,8 +6,8 @@ and comparisons of such sums, "do these tokens reach p?", have one answer. Even 
 integers, from the float32 z = (row_max - x) * log2(e) / temperature, so that a GPU, the CPU device and NumPy agree on
 every bit.
 
-An order of tokens belongs to it: the larger logit first, of equal ones the lower index. Every choice keeps a beginning
-of that order.
+Tokens are ordered by logit, the largest first, of equal ones the lower index first. Every filter keeps a prefix of that
+order.
 
 Error   2**-26 of the weight from the polynomial, 2**-26 from z's last bit, and 2**-43 of the maximum's weight; z is as
         exact as float32, 2**-24 of itself, which for the likely tokens is the largest error
@@ -20,8 +20,8 @@ from numba import float32, int64, uint32, uint64
 from labkit import cuda
 
 ONE = 43  # the weight of the most likely token is 2**43
-LONGEST = 2**19  # tokens: the sum of so many weights is at most 2**62
-FADED = float32(ONE + 1)  # from this z on a weight is 0
+MAX_VOCAB = 2**19  # tokens of a row: the sum of so many weights is at most 2**62
+FADED = float32(ONE + 1)  # from this z on the weight is 0
 LOG2_E = float32(math.log2(math.e))
 ZERO = float32(0.0)
 FRACTION_BITS = 26  # of z: six bits before the point, which reach beyond FADED
@@ -34,7 +34,7 @@ WORD = uint64(32)  # bits
 
 @cuda.jit(device=True)
 def distance(row_max, x):
-    """How far a logit lies below the row's maximum. Of infinite maxima too: they are equally likely."""
+    """How far a logit is below the row's maximum: 0 if both are infinite, too."""
     return ZERO if x == row_max else row_max - x
 
 
@@ -45,34 +45,34 @@ def product_high(a, b):
 
 
 @cuda.jit(device=True)
-def weight_at(below, scale):
+def weight_at(delta, scale):
     """The weight, int64, of a logit this far below the maximum; scale is log2(e) / temperature."""
-    z = ZERO if below == ZERO else below * scale  # a scale may be infinite
-    z = z if z < FADED else FADED  # and no branch: the weights of a thread's tokens are computed side by side
+    z = ZERO if delta == ZERO else delta * scale  # a scale may be infinite
+    z = z if z < FADED else FADED  # no branch: the weights of a thread's tokens are computed side by side
     fixed = uint32(z * UNIT)
     u = fixed << 32 - FRACTION_BITS  # the fraction, times 2**32
-    inner = C4 - product_high(u, C5)
-    inner = C3 - product_high(u, inner)
-    inner = C2 - product_high(u, inner)
-    inner = C1 - product_high(u, inner)
-    inner = C0 - product_high(u, inner)
-    mantissa = uint64(1 << 32) - uint64(product_high(u, inner))
+    poly = C4 - product_high(u, C5)
+    poly = C3 - product_high(u, poly)
+    poly = C2 - product_high(u, poly)
+    poly = C1 - product_high(u, poly)
+    poly = C0 - product_high(u, poly)
+    mantissa = uint64(1 << 32) - uint64(product_high(u, poly))
     return int64((mantissa << uint64(ONE - 32)) >> uint64(fixed >> FRACTION_BITS))
 
 
 @cuda.jit(device=True)
 def high_half(a, b):
     """The upper 64 bits of the 128-bit product of two uint64."""
-    low = uint64(0xFFFFFFFF)
-    a_low, a_high, b_low, b_high = a & low, a >> WORD, b & low, b >> WORD
+    mask = uint64(0xFFFFFFFF)
+    a_low, a_high, b_low, b_high = a & mask, a >> WORD, b & mask, b >> WORD
     middle = a_high * b_low + ((a_low * b_low) >> WORD)
-    other = a_low * b_high + (middle & low)
-    return a_high * b_high + (middle >> WORD) + (other >> WORD)
+    cross = a_low * b_high + (middle & mask)
+    return a_high * b_high + (middle >> WORD) + (cross >> WORD)
 
 
 @cuda.jit(device=True)
-def reaching(share, mass):
-    """ceil(share * mass), at least 1: how much of a mass has to be kept. share: a float32, to multiples of 2**-32."""
-    part = uint64(share * float32(2.0**32))
-    low = (uint64(mass) & uint64(0xFFFFFFFF)) * part + uint64(0xFFFFFFFF)
-    return max(int64((uint64(mass) >> WORD) * part + (low >> WORD)), int64(1))
+def reaching(fraction, mass):
+    """ceil(fraction * mass), at least 1: the mass to keep. fraction: a float32, cut to a multiple of 2**-32."""
+    fixed = uint64(fraction * float32(2.0**32))
+    low = (uint64(mass) & uint64(0xFFFFFFFF)) * fixed + uint64(0xFFFFFFFF)
+    return max(int64((uint64(mass) >> WORD) * fixed + (low >> WORD)), int64(1))

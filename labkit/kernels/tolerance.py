@@ -1,19 +1,19 @@
-"""How right is right: the largest error allowed for each element, from the inputs in float64 and the roundings made."""
+"""Tolerances: the largest error allowed for each element, from the inputs in float64 and the number of roundings."""
 
 from collections.abc import Callable
 
 import numpy as np
 
-# The gap between 1 and the next number: twice the largest relative error of a rounding. And float16's smallest number.
+# The gap between 1 and the next number: twice the largest relative rounding error. And float16's smallest number.
 EPS32, EPS16 = float(np.finfo(np.float32).eps), float(np.finfo(np.float16).eps)
 SMALLEST16 = float(np.finfo(np.float16).smallest_subnormal)
-EPS_BF16 = 2.0**-7  # bfloat16 keeps eight bits
+EPS_BF16 = 2.0**-7  # bfloat16 has eight significant bits
 
 
 def relative_to(scale: Callable, roundings: int, dtype=np.float32) -> Callable:
     """For a fixed number of roundings: each is at most eps/2 of a value no larger than `scale`; allowed is twice that.
 
-    Zeros or a neighbour's value are off by about `scale`, some ten million times too much.
+    Zeros or a neighbour's value are wrong by about `scale`, some ten million times too much.
     """
     eps = float(np.finfo(dtype).eps)
     return lambda *inputs: roundings * eps * scale(*inputs)

@@ -22,7 +22,7 @@ BLOCK = (32, 8)  # 256 threads; each takes four elements of a tile, eight rows a
 
 
 def transpose_reference(a):
-    return a.T  # a move: no number changes
+    return a.T  # no value changes
 
 
 @cuda.jit
@@ -46,17 +46,17 @@ def make_transpose_tiled(pitch: int):
     def transpose_tiled_kernel(a, out):
         tile = cuda.shared.array((TILE, pitch), float32)
         x, y = u32.threadIdx.x, u32.threadIdx.y
-        left, top = u32.blockIdx.x * TILE, u32.blockIdx.y * TILE
+        col0, row0 = u32.blockIdx.x * TILE, u32.blockIdx.y * TILE
         rows, cols = u32.shape(a)
         for step in u32.range(4):
-            down = y + 8 * step
-            if top + down < rows and left + x < cols:
-                tile[down, x] = a[top + down, left + x]
+            i = y + 8 * step
+            if row0 + i < rows and col0 + x < cols:
+                tile[i, x] = a[row0 + i, col0 + x]
         cuda.syncthreads()  # the tile is complete
         for step in u32.range(4):
-            down = y + 8 * step
-            if left + down < cols and top + x < rows:
-                out[left + down, top + x] = tile[x, down]  # a warp reads a column of the tile
+            i = y + 8 * step
+            if col0 + i < cols and row0 + x < rows:
+                out[col0 + i, row0 + x] = tile[x, i]  # a warp reads a column of the tile
 
     return transpose_tiled_kernel
 
@@ -84,59 +84,59 @@ def transpose_padded(a, out, stream=0):
 def transpose_swizzled_kernel(a, out):
     tile = cuda.shared.array((TILE, TILE), float32)
     x, y = u32.threadIdx.x, u32.threadIdx.y
-    left, top = u32.blockIdx.x * TILE, u32.blockIdx.y * TILE
+    col0, row0 = u32.blockIdx.x * TILE, u32.blockIdx.y * TILE
     rows, cols = u32.shape(a)
     for step in u32.range(4):
-        down = y + 8 * step
-        if top + down < rows and left + x < cols:
-            tile[down, x ^ down] = a[top + down, left + x]  # row r keeps its element c at place c ^ r
+        i = y + 8 * step
+        if row0 + i < rows and col0 + x < cols:
+            tile[i, x ^ i] = a[row0 + i, col0 + x]  # row r stores its element c in column c ^ r
     cuda.syncthreads()
     for step in u32.range(4):
-        down = y + 8 * step
-        if left + down < cols and top + x < rows:
-            out[left + down, top + x] = tile[x, down ^ x]
+        i = y + 8 * step
+        if col0 + i < cols and row0 + x < rows:
+            out[col0 + i, row0 + x] = tile[x, i ^ x]
 
 
 @rung(kernel=transpose_swizzled_kernel, idea="places exchanged by exclusive or: no padding either")
 def transpose_swizzled(a, out, stream=0):
-    """As padded, without the unused column: row r of the tile keeps its element c at place c ^ r."""
+    """As padded, without the unused column: row r of the tile stores its element c in column c ^ r."""
     rows, cols = _check(a, out)
     transpose_swizzled_kernel[blocks_for((cols, rows), (TILE, TILE)), BLOCK, stream](a, out)
 
 
-WIDE_TILE = 64  # of the vectorized rung: 32 pieces of four rows by 32 columns, one a warp at a time
+WIDE_TILE = 64  # of the vectorized rung: 32 pieces of four rows by 32 columns, one warp a piece
 PITCH = 65
-PLACES = WIDE_TILE * PITCH
+TILE_SIZE = WIDE_TILE * PITCH
 
 
 @cuda.jit
-def transpose_vectorized_kernel(a, out, rows, cols):  # a and out as one long vector; rows, cols multiples of four
-    tile = cuda.shared.array(PLACES, float32)
+def transpose_vectorized_kernel(a, out, rows, cols):  # a and out flat; rows, cols multiples of four
+    tile = cuda.shared.array(TILE_SIZE, float32)
     lane, warp = u32.threadIdx.x, u32.threadIdx.y
-    quad, line = 4 * (lane & 7), lane >> 3  # eight lanes along a row, four rows
-    left, top = u32.blockIdx.x * WIDE_TILE, u32.blockIdx.y * WIDE_TILE
+    lane_col, lane_row = 4 * (lane & 7), lane >> 3  # eight lanes along a row, four rows
+    col0, row0 = u32.blockIdx.x * WIDE_TILE, u32.blockIdx.y * WIDE_TILE
     for step in u32.range(4):
         piece = warp + 8 * step
-        row, col = 4 * (piece >> 1) + line, 32 * (piece & 1) + quad
-        if top + row < rows and left + col < cols:
-            place = row * PITCH + col
-            w, x, y, z = ptx.load_nc4(a, (top + row) * cols + left + col)
-            tile[place], tile[place + 1], tile[place + 2], tile[place + 3] = w, x, y, z
+        row, col = 4 * (piece >> 1) + lane_row, 32 * (piece & 1) + lane_col
+        if row0 + row < rows and col0 + col < cols:
+            i = row * PITCH + col
+            w, x, y, z = ptx.load_nc4(a, (row0 + row) * cols + col0 + col)
+            tile[i], tile[i + 1], tile[i + 2], tile[i + 3] = w, x, y, z
     cuda.syncthreads()
     for step in u32.range(4):
         piece = warp + 8 * step
-        row, col = 4 * (piece >> 1) + line, 32 * (piece & 1) + quad
-        if left + row < cols and top + col < rows:
-            place = col * PITCH + row
-            ptx.store_global4(out, (left + row) * rows + top + col, tile[place], tile[place + PITCH],
-                              tile[place + 2 * PITCH], tile[place + 3 * PITCH])
+        row, col = 4 * (piece >> 1) + lane_row, 32 * (piece & 1) + lane_col
+        if col0 + row < cols and row0 + col < rows:
+            i = col * PITCH + row
+            ptx.store_global4(out, (col0 + row) * rows + row0 + col, tile[i], tile[i + PITCH],
+                              tile[i + 2 * PITCH], tile[i + 3 * PITCH])
 
 
 @rung(kernel=(transpose_vectorized_kernel, transpose_padded_kernel), idea="64 x 64 tiles, 128-bit loads and stores")
 def transpose_vectorized(a, out, stream=0):
     """As padded, but a thread moves four neighbours at once, and four times before the barrier. Eight lanes along a row
-    and four rows use 32 banks on either side. Sizes that are not multiples of four, and views that begin at odd
-    addresses, take the padded kernel."""
+    and four rows use 32 banks on either side. Sizes that are not multiples of four, and views that are not
+    aligned to 16 bytes, take the padded kernel."""
     rows, cols = _check(a, out)
     if rows % 4 or cols % 4 or not aligned(a, out):
         transpose_padded(a, out, stream=stream)

@@ -20,138 +20,23 @@ from __future__ import annotations
 
 import copy
 import functools
-import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass
 from types import SimpleNamespace
 
 import numpy as np
 from numba import int32
 
 from labkit import cuda, device
-from labkit._common.errors import short
-from labkit._common.files import read_json
 from labkit.device import graphs, launches
 from labkit.kernels.argmax import argmax
 from labkit.kernels.embedding import embedding_vectorized
 from labkit.kernels.linear.projection import logits as project_on_vocabulary
-from labkit.kernels.norm.layernorm import EPSILON
 from labkit.models import gpt2_block as block
 from labkit.models import gpt2_step
-from labkit.models.blob import Blob, is_bfloat16
-
-# --- The shape of a model --------------------------------------------------------------------------------------------
-
-# Settings of config.json that would change the result, and the values that this file supports.
-ONLY = {
-    "model_type": ("gpt2",),
-    "activation_function": ("gelu_new", "gelu_pytorch_tanh"),  # two names of GELU's tanh form
-    "layer_norm_epsilon": (EPSILON,),
-    "scale_attn_weights": (True,),
-    "scale_attn_by_inverse_layer_idx": (False,),
-    "add_cross_attention": (False,),
-}
-
-
-LARGEST = 2**31 - 1  # kernels index with int32
-
-
-@dataclass(frozen=True)
-class Config:
-    """The shape of a GPT-2; the names are those of its config.json. The defaults are GPT-2 small's."""
-
-    vocab_size: int = 50257
-    n_positions: int = 1024
-    n_embd: int = 768
-    n_layer: int = 12
-    n_head: int = 12
-    n_inner: int | None = None  # None: four times n_embd
-
-    def __post_init__(self):
-        for name in (field.name for field in fields(self)):
-            value = getattr(self, name)
-            if name == "n_inner" and value is None:
-                continue
-            if type(value) is not int or not 1 <= value <= LARGEST:
-                raise ValueError(f"{name} is {short(value)}; it must be a whole number from 1 to {LARGEST:,}")
-        if self.n_embd % self.n_head:
-            raise ValueError(f"n_embd is {self.n_embd}, which {self.n_head} heads cannot share equally")
-
-    @property
-    def inner(self) -> int:
-        """The width between the two layers of the MLP."""
-        return 4 * self.n_embd if self.n_inner is None else self.n_inner
-
-    @functools.cached_property
-    def block(self) -> block.Shape:
-        """The shape of each of its layers."""
-        return block.Shape(self.n_embd, self.n_head, self.inner)
-
-    @property
-    def parameters(self) -> int:
-        outside = {name: shape for name, shape in shapes(replace(self, n_layer=1)).items() if not name.startswith("h.")}
-        return (sum(map(math.prod, outside.values()))
-                + self.n_layer * sum(map(math.prod, self.block.parameters.values())))
-
-    @property
-    def size(self) -> str:
-        return f"{self.n_layer} layers, {self.n_embd} wide"
-
-    @classmethod
-    def read(cls, path) -> Config:
-        """From a model's config.json, if it describes a GPT-2 that this file computes."""
-        return cls.of(read_json(path), str(path))
-
-    @classmethod
-    def of(cls, entries: Mapping, path: str = "config") -> Config:
-        for name, allowed in ONLY.items():
-            if entries.get(name, allowed[0]) not in allowed:
-                raise ValueError(f"{path}: {name} is {short(entries[name])}; only {' and '.join(map(repr, allowed))} "
-                                 f"can be computed here")
-        names = {field.name for field in fields(cls)}
-        try:
-            return cls(**{name: value for name, value in entries.items() if name in names})
-        except ValueError as error:
-            raise ValueError(f"{path}: {error}") from None
-
-
-def shapes(config: Config) -> dict[str, tuple[int, ...]]:
-    """Every parameter and its shape. Weights of linear layers are (in, out): rows times weights, nothing transposed."""
-    C = config.n_embd
-    result = {"wte.weight": (config.vocab_size, C), "wpe.weight": (config.n_positions, C)}
-    for layer in range(config.n_layer):
-        result |= {f"h.{layer}.{name}": shape for name, shape in config.block.parameters.items()}
-    return {**result, "ln_f.weight": (C,), "ln_f.bias": (C,)}
-
-
-HEAD = "lm_head.weight"  # (V, C); absent where it is the embedding's table, as in GPT-2 itself
-PREFIX = "transformer."  # before every name but the head's, in files that hold a GPT2LMHeadModel
-
-
-def names_in(tensors: Mapping[str, np.ndarray], config: Config) -> dict[str, str]:
-    """Our name of each parameter -> the file's. Raises ValueError if one is missing, has another shape, or holds no
-    floating-point numbers."""
-    if config.n_layer > len(tensors):  # before so many names are made
-        raise ValueError(f"n_layer is {config.n_layer:,}, each layer has {len(config.block.parameters)} parameters, "
-                         f"and the file has {len(tensors):,} tensors")
-    prefix = PREFIX if f"{PREFIX}wte.weight" in tensors else ""
-    names = {name: prefix + name for name in shapes(config)}
-    if HEAD in tensors:
-        names[HEAD] = HEAD
-    missing = [theirs for theirs in names.values() if theirs not in tensors]
-    if missing:
-        raise ValueError(f"{len(missing)} parameters of a GPT-2 with {config.n_layer} layers are not in the file: "
-                         f"{', '.join(missing[:5])}")
-    expected = {**shapes(config), HEAD: (config.vocab_size, config.n_embd)}
-    for ours, theirs in names.items():
-        if tuple(tensors[theirs].shape) != expected[ours]:
-            raise ValueError(f"{theirs} has shape {tuple(tensors[theirs].shape)}; the configuration says "
-                             f"{expected[ours]}")
-        if tensors[theirs].dtype.kind != "f" and not is_bfloat16(tensors, theirs):
-            raise ValueError(f"{theirs} is of type {tensors[theirs].dtype}; it must be float16, bfloat16, float32 or "
-                             f"float64")
-    return names
-
+from labkit.models.blob import Blob
+from labkit.models.configs import HEAD, names_in
+from labkit.models.configs import GPT2Config as Config
 
 # --- The kernels that it is made of ----------------------------------------------------------------------------------
 

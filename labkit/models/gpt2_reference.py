@@ -15,7 +15,8 @@ from labkit._common.tables import ResultTable
 from labkit.kernels.dtypes import float64_of
 from labkit.kernels.norm.layernorm import layernorm_reference
 from labkit.kernels.tolerance import EPS32
-from labkit.models.gpt2 import GPT2, HEAD, Config, Workspace
+from labkit.models.configs import HEAD
+from labkit.models.gpt2 import GPT2, Config, Workspace
 from labkit.models.gpt2_block import block_steps
 
 

@@ -28,14 +28,12 @@ import copy
 import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
-from typing import ClassVar, NamedTuple
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
 from labkit import cuda, device
-from labkit._common.errors import short
-from labkit._common.files import read_json
 from labkit.device import launches
 from labkit.device.memory import zeros
 from labkit.kernels.attention.paged import decode_parts, paged_decode, paged_prefill
@@ -46,212 +44,16 @@ from labkit.kernels.linear.normed import ROWS, fits_normed, linear_normed
 from labkit.kernels.matmul.mma import MMA
 from labkit.kernels.norm.rmsnorm import add_rmsnorm, rmsnorm
 from labkit.kernels.op import missing
-from labkit.kernels.rope import frequencies, rope_split_cache, rope_table
+from labkit.kernels.rope import rope_split_cache, rope_table
 from labkit.models.blob import Blob, LazyTensor, converted, is_bfloat16
+from labkit.models.configs import EMBEDDING, HEAD, LARGEST, names_in, shapes
+from labkit.models.configs import LlamaConfig as Config
 from labkit.models.step import Inputs, Piece, Shape, Step
 
-# --- The shape of a model --------------------------------------------------------------------------------------------
-
-LARGEST = 2**31 - 1  # kernels index with int32
 DTYPES = {"bfloat16": np.dtype(np.uint16), "float32": np.dtype(np.float32)}
 
 
-@dataclass(frozen=True)
-class Config:
-    """The shape of a Llama; the names are those of its config.json, the defaults those of transformers."""
-
-    # Settings of config.json that would change the result, and the values that this file supports.
-    only: ClassVar[Mapping[str, tuple]] = {
-        "model_type": ("llama",),
-        "hidden_act": ("silu", "swish"),  # two names of x * sigmoid(x)
-        "attention_bias": (False,),
-        "mlp_bias": (False,),
-        "sliding_window": (None,),
-        "partial_rotary_factor": (None, 1, 1.0),
-        "rope_interleaved": (False, None),
-        "quantization_config": (None,),
-    }
-
-    vocab_size: int
-    hidden_size: int
-    intermediate_size: int
-    num_hidden_layers: int
-    num_attention_heads: int
-    num_key_value_heads: int | None = None  # None: as many as there are heads of queries
-    head_dim: int | None = None  # None: hidden_size / num_attention_heads
-    max_position_embeddings: int = 2048
-    rms_norm_eps: float = 1e-6
-    rope_theta: float = 10_000.0
-    rope_scaling: Mapping | None = None  # as labkit.kernels.rope takes it; None: the angles as they are
-    tie_word_embeddings: bool = False
-
-    def __post_init__(self):
-        if self.num_key_value_heads is None:
-            object.__setattr__(self, "num_key_value_heads", self.num_attention_heads)
-        for name in ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
-                     "num_key_value_heads", "max_position_embeddings", "head_dim"):
-            value = getattr(self, name)
-            if name == "head_dim" and value is None:
-                continue
-            if type(value) is not int or not 1 <= value <= LARGEST:
-                raise ValueError(f"{name} is {short(value)}; it must be a whole number from 1 to {LARGEST:,}")
-        if self.head_dim is None:
-            if self.hidden_size % self.num_attention_heads:
-                raise ValueError(f"hidden_size is {self.hidden_size}, which {self.num_attention_heads} heads cannot "
-                                 f"share equally")
-            object.__setattr__(self, "head_dim", self.hidden_size // self.num_attention_heads)
-        if self.head_dim % 2:
-            raise ValueError(f"head_dim is {self.head_dim}; rotary positions take pairs, so it must be even")
-        if self.num_attention_heads % self.num_key_value_heads:
-            raise ValueError(f"num_attention_heads is {self.num_attention_heads}, which {self.num_key_value_heads} "
-                             f"heads of keys and values cannot share equally")
-        if not _is_number(self.rms_norm_eps) or not 0 < self.rms_norm_eps < 1:
-            raise ValueError(f"rms_norm_eps is {short(self.rms_norm_eps)}; it must be a number between 0 and 1")
-        if not _is_number(self.rope_theta) or not 1 < self.rope_theta < math.inf:
-            raise ValueError(f"rope_theta is {short(self.rope_theta)}; it must be a number above 1")
-        if type(self.tie_word_embeddings) is not bool:
-            raise ValueError(f"tie_word_embeddings is {short(self.tie_word_embeddings)}; it must be true or false")
-        object.__setattr__(self, "rope_scaling", _checked_scaling(self.rope_scaling, self))
-
-    @property
-    def qkv(self) -> int:
-        """The width of queries, keys and values as one product."""
-        return (self.num_attention_heads + 2 * self.num_key_value_heads) * self.head_dim
-
-    @property
-    def layer_parameters(self) -> dict[str, tuple[int, ...]]:
-        """Every parameter of a layer and its shape, as files hold them. Weights of linear layers are (out, in)."""
-        C, inner = self.hidden_size, self.intermediate_size
-        queries, keys = self.num_attention_heads * self.head_dim, self.num_key_value_heads * self.head_dim
-        return {
-            "input_layernorm.weight": (C,),
-            "self_attn.q_proj.weight": (queries, C),
-            "self_attn.k_proj.weight": (keys, C),
-            "self_attn.v_proj.weight": (keys, C),
-            "self_attn.o_proj.weight": (C, queries),
-            "post_attention_layernorm.weight": (C,),
-            "mlp.gate_proj.weight": (inner, C),
-            "mlp.up_proj.weight": (inner, C),
-            "mlp.down_proj.weight": (C, inner),
-        }
-
-    @property
-    def parameters(self) -> int:
-        """How many numbers the model has; a table that is the head, too, is counted once."""
-        outside = (1 if self.tie_word_embeddings else 2) * self.vocab_size * self.hidden_size + self.hidden_size
-        return outside + self.num_hidden_layers * sum(map(math.prod, self.layer_parameters.values()))
-
-    @property
-    def size(self) -> str:
-        return f"{self.num_hidden_layers} layers, {self.hidden_size} wide"
-
-    @classmethod
-    def read(cls, path) -> Config:
-        """From a model's config.json, if it describes a model that this file computes."""
-        return cls.of(read_json(path), str(path))
-
-    @classmethod
-    def of(cls, entries: Mapping, path: str = "config") -> Config:
-        for name, allowed in cls.only.items():
-            if entries.get(name, allowed[0]) not in allowed:
-                raise ValueError(f"{path}: {name} is {short(entries[name])}; only {' and '.join(map(repr, allowed))} "
-                                 f"can be computed here")
-        kinds = entries.get("layer_types") or []
-        if any(kind != "full_attention" for kind in kinds):
-            raise ValueError(f"{path}: layer_types is {short(kinds)}; only 'full_attention' can be computed here")
-        known = {field.name for field in fields(cls)}
-        given = {name: value for name, value in entries.items() if name in known}
-        missing = [name for name in ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers",
-                                     "num_attention_heads") if name not in given]
-        if missing:
-            raise ValueError(f"{path}: {missing[0]} is missing")
-        try:
-            given["rope_theta"], given["rope_scaling"] = _rotary(entries)
-            return cls(**given)
-        except ValueError as error:
-            raise ValueError(f"{path}: {error}") from None
-
-
-def _is_number(value) -> bool:
-    return type(value) in (int, float)
-
-
-def _rotary(entries: Mapping) -> tuple[float, Mapping | None]:
-    """(rope_theta, rope_scaling): from rope_parameters, as transformers writes them since version 5, or from the two
-    keys of older files, which it lets win."""
-    for name in ("rope_scaling", "rope_parameters"):
-        if not isinstance(entries.get(name), Mapping | None):
-            raise ValueError(f"{name} is {short(entries[name])}; it must be an object or null")
-    found = dict(entries.get("rope_scaling") or entries.get("rope_parameters") or {})
-    theta = found.pop("rope_theta", None)
-    if theta is None:
-        theta = entries.get("rope_theta")
-    return 10_000.0 if theta is None else theta, found or None
-
-
-def _checked_scaling(scaling: Mapping | None, config: Config) -> dict | None:
-    """The scaling under the names of today; None for angles as they are."""
-    if scaling is None:
-        return None
-    if not isinstance(scaling, Mapping):
-        raise ValueError(f"rope_scaling is {short(scaling)}; it must be an object or null")
-    found = {"rope_type": scaling.get("type", "default")} | {name: value for name, value in scaling.items()
-                                                             if name != "type" and value is not None}
-    if found["rope_type"] == "llama3":
-        found.setdefault("original_max_position_embeddings", config.max_position_embeddings)
-    frequencies(config.head_dim, config.rope_theta, found)  # raises an error if invalid
-    return None if found["rope_type"] == "default" else found
-
-
-LLAMA_3_2_1B = Config(
-    vocab_size=128_256, hidden_size=2048, intermediate_size=8192, num_hidden_layers=16, num_attention_heads=32,
-    num_key_value_heads=8, head_dim=64, max_position_embeddings=131_072, rms_norm_eps=1e-5, rope_theta=500_000.0,
-    rope_scaling={"rope_type": "llama3", "factor": 32.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
-                  "original_max_position_embeddings": 8192}, tie_word_embeddings=True)
-
 # --- Its parameters --------------------------------------------------------------------------------------------------
-
-PREFIX = "model."  # before every name but the head's, in files that hold a LlamaForCausalLM
-EMBEDDING, HEAD = "embed_tokens.weight", "lm_head.weight"  # both (V, C)
-
-
-def shapes(config: Config) -> dict[str, tuple[int, ...]]:
-    """Every parameter of the files that is used, and its shape."""
-    found = {EMBEDDING: (config.vocab_size, config.hidden_size)}
-    for layer in range(config.num_hidden_layers):
-        found |= {f"layers.{layer}.{name}": shape for name, shape in config.layer_parameters.items()}
-    found["norm.weight"] = (config.hidden_size,)
-    if not config.tie_word_embeddings:
-        found[HEAD] = (config.vocab_size, config.hidden_size)
-    return found
-
-
-def names_in(tensors: Mapping[str, np.ndarray], config: Config) -> dict[str, str]:
-    """Our name of each parameter -> the file's. Raises ValueError if one is missing, has another shape, or holds no
-    floating-point numbers, and if a head of its own is not the table that the configuration says it is."""
-    if config.num_hidden_layers > len(tensors):  # before so many names are made
-        raise ValueError(f"num_hidden_layers is {config.num_hidden_layers:,}, and the file has {len(tensors):,} "
-                         f"tensors, fewer than one for each layer")
-    expected = shapes(config)
-    prefix = PREFIX if PREFIX + EMBEDDING in tensors else ""
-    names = {name: name if name == HEAD else prefix + name for name in expected}
-    missing = [theirs for theirs in names.values() if theirs not in tensors]
-    if missing:
-        raise ValueError(f"{len(missing)} parameters of a model with {config.num_hidden_layers} layers are not in the "
-                         f"file: {', '.join(missing[:5])}")
-    for ours, theirs in names.items():
-        tensor = tensors[theirs]
-        if tuple(tensor.shape) != expected[ours]:
-            raise ValueError(f"{theirs} has shape {tuple(tensor.shape)}; the configuration says {expected[ours]}")
-        if tensor.dtype.kind != "f" and not is_bfloat16(tensors, theirs):
-            raise ValueError(f"{theirs} is of type {tensor.dtype}; it must be float16, bfloat16, float32 or float64")
-    biases = [name for name in tensors if name.removeprefix(prefix) not in expected and name.endswith(".bias")]
-    if biases:
-        raise ValueError(f"the file has {biases[0]}, a bias that the configuration does not speak of")
-    if HEAD in tensors and HEAD not in names and not np.array_equal(tensors[HEAD], tensors[names[EMBEDDING]]):
-        raise ValueError(f"tie_word_embeddings is true, but the file's {HEAD} is another table than its "
-                         f"{names[EMBEDDING]}")
-    return names
 
 
 def arranged(

@@ -16,8 +16,9 @@ from labkit.kernels.dtypes import bfloat16_of, float32_of, float64_of
 from labkit.kernels.rope import frequencies
 from labkit.kernels.tolerance import EPS32, EPS_BF16
 from labkit.models.blob import converted, is_bfloat16
+from labkit.models.configs import EMBEDDING, HEAD, names_in
 from labkit.models.gpt2_reference import Compared, Converted, Difference, Parity
-from labkit.models.llama import DTYPES, EMBEDDING, HEAD, Cache, Config, Llama, Workspace, names_in
+from labkit.models.llama import DTYPES, Cache, Config, Llama, Workspace
 from labkit.models.step import Inputs, Piece
 
 

@@ -20,14 +20,14 @@ import numpy as np
 
 from labkit._common.errors import UserError, did_you_mean, names_like, short
 from labkit._common.files import read_json
-from labkit.models import gpt2, llama, qwen3
+from labkit.models import configs, gpt2, llama, qwen3
 from labkit.models.chat import TEMPLATE, TOKENIZER_CONFIG
 from labkit.models.safetensors import Named, SafetensorsError, read
 from labkit.models.tokenizer import CONFIG, GENERATION, Tokenizer
 
 # model_type in config.json -> the shape and the model.
-ARCHITECTURES = {"gpt2": (gpt2.Config, gpt2.GPT2), "llama": (llama.Config, llama.Llama),
-                 "qwen3": (qwen3.Config, qwen3.Qwen3)}
+ARCHITECTURES = {"gpt2": (configs.GPT2Config, gpt2.GPT2), "llama": (configs.LlamaConfig, llama.Llama),
+                 "qwen3": (configs.Qwen3Config, qwen3.Qwen3)}
 TINY, TINY_LLAMA = "tiny", "tiny-llama"
 TRAINED_HERE = {TINY: "tiny-gpt2", "tiny-gpt2": "tiny-gpt2", TINY_LLAMA: "tiny-llama"}  # name -> its folder in data/
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"

@@ -29,14 +29,12 @@ import copy
 import functools
 import itertools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 
 from labkit import cuda, device
-from labkit._common.errors import short
-from labkit._common.files import read_json
 from labkit.device import graphs, launches
 from labkit.kernels.attention.sentences import attention_sentences
 from labkit.kernels.embedding_sum import embedding_layernorm
@@ -51,115 +49,10 @@ from labkit.kernels.norm.layernorm import add_layernorm_fused
 from labkit.kernels.op import missing
 from labkit.kernels.pooling import mean_pool, mean_pool_normalized
 from labkit.models.blob import Blob, converted, is_bfloat16
-
-# --- The shape of a model --------------------------------------------------------------------------------------------
-
-# Settings of config.json that would change the result, and the values that this file supports.
-ONLY = {
-    "model_type": ("bert",),
-    "hidden_act": ("gelu",),  # the exact one, with erf
-    "position_embedding_type": ("absolute",),
-    "is_decoder": (False,),
-    "add_cross_attention": (False,),
-}
-
-LARGEST = 2**31 - 1  # kernels index with int32
-
-
-@dataclass(frozen=True)
-class Config:
-    """The shape of a BERT; the names are those of its config.json. The defaults are all-MiniLM-L6-v2's."""
-
-    vocab_size: int = 30522
-    max_position_embeddings: int = 512
-    type_vocab_size: int = 2
-    hidden_size: int = 384
-    num_hidden_layers: int = 6
-    num_attention_heads: int = 12
-    intermediate_size: int = 1536
-    layer_norm_eps: float = 1e-12
-
-    def __post_init__(self):
-        for name in (field.name for field in fields(self)):
-            value = getattr(self, name)
-            if name == "layer_norm_eps":
-                if type(value) not in (int, float) or not 0 < value < 1:
-                    raise ValueError(f"layer_norm_eps is {short(value)}; it must be a number between 0 and 1")
-            elif type(value) is not int or not 1 <= value <= LARGEST:
-                raise ValueError(f"{name} is {short(value)}; it must be a whole number from 1 to {LARGEST:,}")
-        if self.hidden_size % self.num_attention_heads:
-            raise ValueError(f"hidden_size is {self.hidden_size}, which {self.num_attention_heads} heads cannot share "
-                             f"equally")
-
-    @property
-    def products(self) -> tuple[tuple[int, int], ...]:
-        """(out, in) of a layer's four products, queries, keys and values being one."""
-        C, inner = self.hidden_size, self.intermediate_size
-        return (3 * C, C), (C, C), (inner, C), (C, inner)
-
-    @classmethod
-    def read(cls, path) -> Config:
-        """From a model's config.json, if it describes a BERT that this file computes."""
-        return cls.of(read_json(path), str(path))
-
-    @classmethod
-    def of(cls, entries: Mapping, path: str = "config") -> Config:
-        for name, allowed in ONLY.items():
-            if entries.get(name, allowed[0]) not in allowed:
-                raise ValueError(f"{path}: {name} is {short(entries[name])}; only {' and '.join(map(repr, allowed))} "
-                                 f"can be computed here")
-        names = {field.name for field in fields(cls)}
-        try:
-            return cls(**{name: value for name, value in entries.items() if name in names})
-        except ValueError as error:
-            raise ValueError(f"{path}: {error}") from None
-
+from labkit.models.configs import PARTS, names_in
+from labkit.models.configs import BertConfig as Config
 
 # --- Its parameters --------------------------------------------------------------------------------------------------
-
-PREFIX = "bert."  # before every name in files that hold more than a BertModel
-PARTS = ("query", "key", "value")  # three products in the files; here one, in this order
-
-
-def shapes(config: Config) -> dict[str, tuple[int, ...]]:
-    """Every parameter of the files that is used, and its shape. Weights of linear layers are (out, in)."""
-    C, inner = config.hidden_size, config.intermediate_size
-    found = {
-        "embeddings.word_embeddings.weight": (config.vocab_size, C),
-        "embeddings.position_embeddings.weight": (config.max_position_embeddings, C),
-        "embeddings.token_type_embeddings.weight": (config.type_vocab_size, C),
-        "embeddings.LayerNorm.weight": (C,), "embeddings.LayerNorm.bias": (C,),
-    }  # fmt: skip
-    for layer in range(config.num_hidden_layers):
-        of_layer = {f"attention.self.{part}": (C, C) for part in PARTS}
-        of_layer |= {"attention.output.dense": (C, C), "attention.output.LayerNorm": (C,),
-                     "intermediate.dense": (inner, C), "output.dense": (C, inner), "output.LayerNorm": (C,)}
-        for name, shape in of_layer.items():
-            found[f"encoder.layer.{layer}.{name}.weight"] = shape
-            found[f"encoder.layer.{layer}.{name}.bias"] = shape[:1]
-    return found
-
-
-def names_in(tensors: Mapping[str, np.ndarray], config: Config) -> dict[str, str]:
-    """Our name of each parameter -> the file's. Raises ValueError if one is missing, has another shape, or holds no
-    floating-point numbers."""
-    if config.num_hidden_layers > len(tensors):  # before so many names are made
-        raise ValueError(f"num_hidden_layers is {config.num_hidden_layers:,}, and the file has {len(tensors):,} "
-                         f"tensors, fewer than one for each layer")
-    expected = shapes(config)
-    prefix = PREFIX if f"{PREFIX}{next(iter(expected))}" in tensors else ""
-    names = {name: prefix + name for name in expected}
-    missing_names = [theirs for theirs in names.values() if theirs not in tensors]
-    if missing_names:
-        raise ValueError(f"{len(missing_names)} parameters of a BERT with {config.num_hidden_layers} layers are not in "
-                         f"the file: {', '.join(missing_names[:5])}")
-    for ours, theirs in names.items():
-        tensor = tensors[theirs]
-        if tuple(tensor.shape) != expected[ours]:
-            raise ValueError(f"{theirs} has shape {tuple(tensor.shape)}; the configuration says {expected[ours]}")
-        if tensor.dtype.kind != "f" and not is_bfloat16(tensors, theirs):
-            raise ValueError(f"{theirs} is of type {tensor.dtype}; it must be float16, bfloat16, float32 or float64")
-    return names
 
 
 def arranged(tensors: Mapping[str, np.ndarray], config: Config, dtype, in_out: bool) -> dict[str, np.ndarray]:

@@ -17,7 +17,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from labkit.device import launches
-from labkit.models.minilm import FORMS, Batch, Config, MiniLM, Workspace, shapes
+from labkit.models.configs import shapes
+from labkit.models.minilm import FORMS, Batch, Config, MiniLM, Workspace
 from labkit.models.minilm_steps import Step
 
 ITEM = 2  # bytes of a float16

@@ -13,8 +13,9 @@ from labkit.kernels.attention.three_pass import attention_reference
 from labkit.kernels.gelu import gelu_erf_reference
 from labkit.kernels.tolerance import EPS16, EPS32
 from labkit.models.blob import converted, is_bfloat16
+from labkit.models.configs import PARTS, names_in
 from labkit.models.gpt2_reference import Compared, Difference, Parity
-from labkit.models.minilm import PARTS, Config, MiniLM, lay_out, names_in
+from labkit.models.minilm import Config, MiniLM, lay_out
 
 
 def weights_of(tensors: Mapping[str, np.ndarray], config: Config, dtype=np.float32) -> dict[str, np.ndarray]:

@@ -36,7 +36,8 @@ from labkit.kernels.linear.layers import (
 )
 from labkit.kernels.norm.half import add_layernorm_half_warp, layernorm_half_warp
 from labkit.kernels.norm.half_block import layernorm_half_block
-from labkit.models.minilm import HALF, PARTS, Config, Kernels, Shape, attention_of_one_product, linear_half
+from labkit.models.configs import PARTS
+from labkit.models.minilm import HALF, Config, Kernels, Shape, attention_of_one_product, linear_half
 
 # --- Pieces of the first steps ---------------------------------------------------------------------------------------
 

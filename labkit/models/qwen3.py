@@ -7,41 +7,8 @@ Source  A. Yang et al., "Qwen3 Technical Report" (2025); parameters are named as
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import ClassVar
-
-from labkit._common.errors import short
 from labkit.models import llama
 from labkit.models.step import Step
-
-
-@dataclass(frozen=True)
-class Config(llama.Config):
-    """The shape of a Qwen3; the names are those of its config.json, the defaults those of transformers."""
-
-    only: ClassVar[Mapping[str, tuple]] = {
-        **{name: allowed for name, allowed in llama.Config.only.items()
-           if name not in ("attention_bias", "sliding_window")},
-        "model_type": ("qwen3",),
-        "use_sliding_window": (False,),  # sliding_window and max_window_layers say nothing then
-    }
-
-    head_dim: int | None = 128
-    attention_bias: bool = False
-
-    def __post_init__(self):
-        super().__post_init__()
-        if type(self.attention_bias) is not bool:
-            raise ValueError(f"attention_bias is {short(self.attention_bias)}; it must be true or false")
-
-    @property
-    def layer_parameters(self) -> dict[str, tuple[int, ...]]:
-        found = super().layer_parameters
-        if self.attention_bias:
-            found |= {name.replace(".weight", ".bias"): shape[:1] for name, shape in found.items()
-                      if name.startswith("self_attn.")}
-        return found | {f"self_attn.{part}_norm.weight": (self.head_dim,) for part in "qk"}
 
 
 class Qwen3(llama.Llama):

@@ -25,9 +25,9 @@ from labkit.kernels.embedding_sum import embedding_layernorm_reference
 from labkit.kernels.linear.fused import fused_reference
 from labkit.kernels.norm.layernorm import layernorm_reference
 from labkit.kernels.pooling import mean_pool_normalized_reference, mean_pool_reference
-from labkit.models import llama as llama_file
 from labkit.models import qwen3
-from labkit.models.gpt2 import GPT2, Config, Decoder, Workspace, shapes
+from labkit.models.configs import Qwen3Config, shapes
+from labkit.models.gpt2 import GPT2, Config, Decoder, Workspace
 from labkit.models.gpt2_block import FUSED, Kernels, Shape, separately
 from labkit.models.gpt2_reference import parity
 from labkit.models.llama import Alone, Llama
@@ -210,11 +210,11 @@ def test_a_llamas_part_without_an_exercise_and_another_number_format(solutions, 
 
 @pytest.mark.sweep
 def test_the_rotation_of_a_qwen3_stays_its_own(solutions):
-    config = qwen3.Config(vocab_size=23, hidden_size=32, intermediate_size=40, num_hidden_layers=1,
+    config = Qwen3Config(vocab_size=23, hidden_size=32, intermediate_size=40, num_hidden_layers=1,
                           num_attention_heads=2, num_key_value_heads=1, head_dim=32, tie_word_embeddings=True)
     rng = np.random.default_rng(0)
     tensors = {name: (("norm" in name) + rng.standard_normal(shape) / 6).astype(np.float32)
-               for name, shape in llama_file.shapes(config).items()}
+               for name, shape in shapes(config).items()}
     assert yours.model_parity(qwen3.Qwen3(config, tensors, "float32"), PROMPTS, solutions).check()
 
 

@@ -373,7 +373,8 @@ def test_a_kernel_from_disk_computes_the_same(cuda):
 def test_a_model_is_prepared_by_workers(cuda, tmp_path):
     import numpy as np
 
-    from labkit.models.gpt2 import GPT2, Config, Workspace, shapes
+    from labkit.models.configs import shapes
+    from labkit.models.gpt2 import GPT2, Config, Workspace
 
     config = Config(vocab_size=64, n_positions=32, n_embd=48, n_layer=1, n_head=3)
     rng = np.random.default_rng(0)

@@ -8,7 +8,8 @@ import numpy as np
 import tokenizers
 from safetensors.numpy import save_file
 
-from labkit.models.llama import Config, shapes
+from labkit.models.configs import shapes
+from labkit.models.llama import Config
 
 MARKS = ("<|endoftext|>", "<|user|>", "<|assistant|>", "<|end|>")  # tokens 0 to 3; the first stands before every text
 TEMPLATE = ("{{ bos_token }}{% for message in messages %}{{ '<|' + message.role + '|>' + message.content + '<|end|>' }}"

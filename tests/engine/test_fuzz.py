@@ -12,18 +12,16 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-llama = pytest.importorskip("labkit.models.llama", reason="this model is not there yet")
-pytest.importorskip("labkit.kernels.sampling")
-pytest.importorskip("labkit.kernels.penalties")
-
-from labkit import device  # noqa: E402
-from labkit.engine import LLM, SamplingParams  # noqa: E402
-from labkit.engine.model_runner import ModelRunner  # noqa: E402
-from labkit.kernels.attention.pages import pages_for  # noqa: E402
-from labkit.kernels.penalties import penalise_reference, prompt_row  # noqa: E402
-from labkit.kernels.philox import seed_words  # noqa: E402
-from labkit.kernels.sampling_reference import sample_reference  # noqa: E402
-from labkit.models.llama_reference import activations, weights_of  # noqa: E402
+from labkit import device
+from labkit.engine import LLM, SamplingParams
+from labkit.engine.model_runner import ModelRunner
+from labkit.kernels.attention.pages import pages_for
+from labkit.kernels.penalties import penalise_reference, prompt_row
+from labkit.kernels.philox import seed_words
+from labkit.kernels.sampling_reference import sample_reference
+from labkit.models import llama
+from labkit.models.configs import shapes
+from labkit.models.llama_reference import activations, weights_of
 
 SUITE = 1374  # of the small case, the suite's own: in it are preemptions, cached prefixes and aborts in the middle
 SEEDS = range(1, 13)  # of larger cases
@@ -64,7 +62,7 @@ def drawn_config(rng) -> llama.Config:
 def drawn_model(config: llama.Config, rng) -> llama.Llama:
     """Its layers have as much to say as its embedding: else it would repeat the token before."""
     tensors = {}
-    for name, shape in llama.shapes(config).items():
+    for name, shape in shapes(config).items():
         values = rng.standard_normal(shape)
         tensors[name] = (1 + 0.1 * values if len(shape) == 1 else 2 * values / np.sqrt(shape[-1])).astype(np.float32)
     return llama.Llama(config, tensors, dtype="float32")

@@ -6,17 +6,15 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-llama = pytest.importorskip("labkit.models.llama", reason="this model is not there yet")
-pytest.importorskip("labkit.kernels.sampling")
-pytest.importorskip("labkit.kernels.penalties")
-
-from labkit import device  # noqa: E402
-from labkit._common.errors import UserError  # noqa: E402
-from labkit.device import launches  # noqa: E402
-from labkit.engine import LLM, SamplingParams  # noqa: E402
-from labkit.engine.load_runner import runner_of  # noqa: E402
-from labkit.engine.model_runner import ModelRunner  # noqa: E402
-from labkit.measure.series.llama import decoding  # noqa: E402
+from labkit import device
+from labkit._common.errors import UserError
+from labkit.device import launches
+from labkit.engine import LLM, SamplingParams
+from labkit.engine.load_runner import runner_of
+from labkit.engine.model_runner import ModelRunner
+from labkit.measure.series.llama import decoding
+from labkit.models import llama
+from labkit.models.configs import shapes
 
 CONFIG = llama.Config(vocab_size=97, hidden_size=128, intermediate_size=192, num_hidden_layers=2,
                       num_attention_heads=4, num_key_value_heads=1, head_dim=32, max_position_embeddings=128,
@@ -36,7 +34,7 @@ PARAMS = [
 def model():
     rng = np.random.default_rng(0)
     tensors = {name: (0.1 * rng.standard_normal(shape) + (len(shape) == 1)).astype(np.float32)
-               for name, shape in llama.shapes(CONFIG).items()}
+               for name, shape in shapes(CONFIG).items()}
     return llama.Llama(CONFIG, tensors, dtype="float32")
 
 

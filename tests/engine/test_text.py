@@ -12,7 +12,8 @@ from labkit import cli
 from labkit._common.errors import UserError
 from labkit.engine.sampler import Sampler, generate
 from labkit.engine.text import Continuation, write
-from labkit.models.gpt2 import Config, shapes
+from labkit.models.configs import shapes
+from labkit.models.gpt2 import Config
 from labkit.models.load import load
 
 SHAPE = {"vocab_size": 300, "n_positions": 24, "n_embd": 8, "n_layer": 1, "n_head": 2}

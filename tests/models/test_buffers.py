@@ -5,7 +5,8 @@ import pytest
 
 from labkit.models import buffers
 from labkit.models.buffers import Launch, extent, first_fit, least, liveness, llama_launches, overlaps, placed, sizes_of
-from labkit.models.llama import LLAMA_3_2_1B, Cache, Llama, Workspace
+from labkit.models.configs import LLAMA_3_2_1B
+from labkit.models.llama import Cache, Llama, Workspace
 from labkit.models.step import Inputs, Piece
 from tests.models.test_llama import SMALL, random_tensors
 

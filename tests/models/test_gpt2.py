@@ -10,8 +10,8 @@ from labkit import cuda
 from labkit._common.paths import REPOSITORY
 from labkit.kernels.gelu import gelu_erf_vectorized
 from labkit.kernels.linear.projection import projection
-from labkit.models import gpt2
-from labkit.models.gpt2 import GPT2, HEAD, Config, Decoder, Kernels, Workspace, names_in, shapes
+from labkit.models.configs import HEAD, names_in, shapes
+from labkit.models.gpt2 import GPT2, Config, Decoder, Kernels, Workspace
 from labkit.models.gpt2_block import separately
 from labkit.models.gpt2_reference import activations, allowed_error, launches_of, parity
 from labkit.models.safetensors import read
@@ -251,4 +251,4 @@ def test_gpt2_small_has_124_million_parameters():
     assert config.parameters == 124_439_808
     assert config.parameters - sum(np.prod(shapes(config)[name]) for name in ("wte.weight", "wpe.weight")) - 2 * 768 \
         == 12 * 7_087_872
-    assert gpt2.shapes(config)["h.11.mlp.c_proj.weight"] == (3072, 768)
+    assert shapes(config)["h.11.mlp.c_proj.weight"] == (3072, 768)

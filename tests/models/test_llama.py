@@ -15,7 +15,8 @@ from labkit._common.paths import REPOSITORY
 from labkit.device import graphs
 from labkit.kernels.dtypes import bfloat16_of, float32_of
 from labkit.models import llama, qwen3
-from labkit.models.llama import LLAMA_3_2_1B, Alone, Cache, Config, Kernels, Llama, Workspace, names_in, shapes
+from labkit.models.configs import EMBEDDING, HEAD, LLAMA_3_2_1B, Qwen3Config, names_in, shapes
+from labkit.models.llama import Alone, Cache, Config, Kernels, Llama, Workspace
 from labkit.models.llama_reference import activations, parity, weights_of
 from labkit.models.load import tensors
 from labkit.models.step import Inputs, Piece, Shape
@@ -39,7 +40,7 @@ def random_tensors(config, prefix="model.", seed=0):
             values *= 0.2
         elif name.startswith("layers"):
             values /= np.sqrt(shape[1])
-        found[name if name == llama.HEAD else prefix + name] = values.astype(np.float32)
+        found[name if name == HEAD else prefix + name] = values.astype(np.float32)
     return found
 
 
@@ -238,11 +239,11 @@ def test_norms_stay_apart_where_other_kernels_are_given_or_activations_are_watch
 def test_names_with_and_without_prefix_and_other_types(model):
     """Of float64, too, and a head that is the table once more."""
     plain = {name: values.astype(np.float64) for name, values in random_tensors(SMALL, prefix="").items()}
-    plain[llama.HEAD] = plain[llama.EMBEDDING]
+    plain[HEAD] = plain[EMBEDDING]
     other = Llama(SMALL, plain, "float32")
     for name in model.weights:
         np.testing.assert_array_equal(model.weights[name].copy_to_host(), other.weights[name].copy_to_host())
-    plain[llama.HEAD] = plain[llama.EMBEDDING] + 1
+    plain[HEAD] = plain[EMBEDDING] + 1
     with pytest.raises(ValueError, match="tie_word_embeddings is true, but the file's lm_head.weight is another table"):
         names_in(plain, SMALL)
 
@@ -414,9 +415,9 @@ def test_what_a_configuration_leaves_out():
         Config.of({name: value for name, value in LLAMA.items() if name != "intermediate_size"})
     config = Config.of(LLAMA)
     assert (config.num_key_value_heads, config.head_dim, config.rope_theta, config.rope_scaling) == (2, 32, 1e4, None)
-    assert qwen3.Config.of(LLAMA | {"model_type": "qwen3"}).head_dim == 128
+    assert Qwen3Config.of(LLAMA | {"model_type": "qwen3"}).head_dim == 128
     with pytest.raises(ValueError, match="use_sliding_window is True"):
-        qwen3.Config.of(LLAMA | {"model_type": "qwen3", "use_sliding_window": True})
+        Qwen3Config.of(LLAMA | {"model_type": "qwen3", "use_sliding_window": True})
 
 
 def test_old_and_new_keys_of_the_rotary_angles():

@@ -12,11 +12,11 @@ from labkit._common.paths import REPOSITORY
 from labkit.kernels.gelu import gelu_vectorized
 from labkit.models import minilm
 from labkit.models.blob import Blob
+from labkit.models.configs import BertConfig, names_in, shapes
 from labkit.models.minilm import (
     FEW_ROWS,
     FLOAT32,
     HALF,
-    PREFIX,
     Config,
     MiniLM,
     Shape,
@@ -24,8 +24,6 @@ from labkit.models.minilm import (
     arranged,
     few_values,
     lay_out,
-    names_in,
-    shapes,
 )
 from labkit.models.minilm_reference import cosines, embeddings, parity, weights_of
 
@@ -282,7 +280,7 @@ def test_no_sentences_and_only_empty_ones(model):
 
 
 def test_names_with_a_prefix_and_tensors_besides():
-    tensors = random_tensors(SMALL, PREFIX) | {"bert.pooler.dense.weight": np.ones((64, 64), np.float32)}
+    tensors = random_tensors(SMALL, BertConfig.prefix) | {"bert.pooler.dense.weight": np.ones((64, 64), np.float32)}
     assert names_in(tensors, SMALL)["encoder.layer.0.output.dense.bias"] == "bert.encoder.layer.0.output.dense.bias"
     parity(MiniLM(SMALL, tensors, np.float32), SENTENCES[:1]).check()
 

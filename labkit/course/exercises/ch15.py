@@ -19,7 +19,7 @@ from labkit.course.exercises.domains import (
     of,
 )
 from labkit.kernels.norm.layernorm import layernorm_reference
-from labkit.kernels.norm.layernorm import tolerance as layernorm_tolerance
+from labkit.kernels.norm.rows import tolerance as layernorm_tolerance
 from labkit.kernels.op import uniform
 
 ALL_LANES = 0xFFFFFFFF

@@ -18,6 +18,7 @@ from labkit.course.yours.written import Answers, _in_a_line
 from labkit.kernels.op import uniform
 from labkit.models import gpt2_block as block
 from labkit.models import llama, llama_reference, minilm, minilm_reference
+from labkit.models.configs import shapes
 from labkit.models.gpt2 import GPT2, Kernels
 from labkit.models.gpt2_block import Shape
 from labkit.models.gpt2_reference import Difference, Parity, parity
@@ -36,7 +37,7 @@ def small_encoder(config: minilm.Config = SMALL_ENCODER, seed: int = 0) -> MiniL
     """A sentence encoder of this shape, in float32, with random weights."""
     rng = np.random.default_rng(seed)
     tensors = {name: (name.endswith("Norm.weight") + uniform(rng, *shape) / np.float32(np.sqrt(shape[-1])))
-               for name, shape in minilm.shapes(config).items()}
+               for name, shape in shapes(config).items()}
     return MiniLM(config, tensors, np.float32)
 
 
@@ -44,7 +45,7 @@ def small_llama(config: llama.Config = SMALL_LLAMA, seed: int = 0) -> Llama:
     """A Llama of this shape, in float32, with random weights."""
     rng = np.random.default_rng(seed)
     tensors = {name: ("norm" in name) + uniform(rng, *shape) / np.float32(np.sqrt(shape[-1]))
-               for name, shape in llama.shapes(config).items()}
+               for name, shape in shapes(config).items()}
     return Llama(config, tensors, "float32")
 
 

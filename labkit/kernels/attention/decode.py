@@ -1,5 +1,5 @@
-"""The kernels of attention for one or a few queries against many keys: slices of the keys first, then their results
-combined.
+"""The kernels of attention for one or a few queries against many keys: first slices of the keys, then a merge of
+their partial results.
 
 Shapes  as in three_pass.py: qkv (S, 3*H*D), out (S, H*D), cache (N, 2*H*D), start (1,); float32 or float16; D a
         multiple of 16. The launcher is in flash.py
@@ -23,113 +23,113 @@ def teams_of(size: int) -> int:
 
 @kernel_factory
 def make_decode(size: int, half: bool = False):
-    """Two kernels for heads of `size` numbers: the first for a slice of the keys, the second to combine the slices.
-    half: the numbers are float16, of which 16 bytes hold eight."""
-    CHUNK = 8 if half else 4  # numbers in 16 bytes
+    """Make two kernels for heads of `size` elements: one for a slice of the keys, one to combine the slices. half:
+    elements are float16, of which 16 bytes hold eight."""
+    CHUNK = 8 if half else 4  # elements in 16 bytes
     SIZE, LOADS = size, size // 16
-    LANES = 16 // CHUNK  # neighbours that share a key: 16 numbers in a step
-    PARTS = size // CHUNK  # threads that share a value
-    GROUPS = DECODE_THREADS // PARTS
-    QUERY = CHUNK * LOADS
-    TURNS = -(-SLICE // GROUPS)  # keys of a thread, when the values are added up, in rounds as long as are unrolled
-    ROUND = min(TURNS, 4 if half else 8)
-    TURNS = -(-TURNS // ROUND) * ROUND
-    SCORES, FOUND = TURNS * GROUPS, GROUPS * SIZE
+    LANES = 16 // CHUNK  # neighbours that share a key: 16 elements in a step
+    VALUE_LANES = size // CHUNK  # threads that share a value
+    GROUPS = DECODE_THREADS // VALUE_LANES
+    QUERY_ELEMENTS = CHUNK * LOADS
+    KEYS_PER_THREAD = -(-SLICE // GROUPS)  # when the values are added up; a multiple of UNROLL
+    UNROLL = min(KEYS_PER_THREAD, 4 if half else 8)
+    KEYS_PER_THREAD = -(-KEYS_PER_THREAD // UNROLL) * UNROLL
+    SCORES, ACC_ELEMENTS = KEYS_PER_THREAD * GROUPS, GROUPS * SIZE
     STEPS, KEYS = SLICE * LANES // DECODE_THREADS, DECODE_THREADS // LANES  # keys of a thread, and of all, for scores
     XOR_OFFSETS = (1,) if half else (1, 2)
-    TEAMS, AT_ONCE = teams_of(size), 4  # threads that combine slices, for each number; slices that one loads at once
-    OF_TEAMS = TEAMS * size
-    RECORD = SIZE + 4  # of a slice: its weighted values, its row_sum, its row_max and two numbers that are never read
+    TEAMS, SLICES_AT_ONCE = teams_of(size), 4  # threads that combine slices, for each element; slices in flight
+    TEAM_ELEMENTS = TEAMS * size
+    PARTIAL_STRIDE = SIZE + 4  # of a slice: acc, row_sum, row_max and two elements of padding
 
     @cuda.jit(device=True)
-    def read(numbers, to, array, at):
-        """numbers[to], ... = the numbers in 16 bytes of an array."""
-        four = ptx.load_global4(array, at)
+    def load_chunk(elements, dst, array, offset):
+        """elements[dst], ... = the elements in 16 bytes of an array."""
+        vec = ptx.load_global4(array, offset)
         for n in range(4):
             if half:
-                numbers[to + 2 * n], numbers[to + 2 * n + 1] = ptx.unpack_half2(four[n])
+                elements[dst + 2 * n], elements[dst + 2 * n + 1] = ptx.unpack_half2(vec[n])
             else:
-                numbers[to + n] = four[n]
+                elements[dst + n] = vec[n]
 
-    # Four steps a call, and the calls written out: a loop over all would not be unrolled for every size of a head.
+    # Four steps a call, with explicit calls: a loop over all steps would not be unrolled for every head size.
 
     @cuda.jit(device=True)
-    def read_query(query_part, qkv, at, i0):
+    def load_query(query_part, qkv, offset, i0):
         for k in u32.range(4):
             if i0 + k < LOADS:
-                read(query_part, CHUNK * (i0 + k), qkv, at + 16 * (i0 + k))
+                load_chunk(query_part, CHUNK * (i0 + k), qkv, offset + 16 * (i0 + k))
 
     @cuda.jit(device=True)
-    def products(query_part, keys_values, at, i0):
-        numbers = cuda.local.array(CHUNK, float32)
+    def dot(query_part, keys_values, offset, i0):
+        elements = cuda.local.array(CHUNK, float32)
         score = ZERO
         for k in u32.range(4):
             if i0 + k < LOADS:
-                read(numbers, 0, keys_values, at + 16 * (i0 + k))
+                load_chunk(elements, 0, keys_values, offset + 16 * (i0 + k))
                 for n in range(CHUNK):
-                    score += query_part[CHUNK * (i0 + k) + n] * numbers[n]
+                    score += query_part[CHUNK * (i0 + k) + n] * elements[n]
         return score
 
     @cuda.jit(device=True)
-    def score_of(query_part, keys_values, row, column):
-        """This lane's share of the product of the query and the key in `row`."""
-        at = row * u32.shape(keys_values)[1] + column
-        score = products(query_part, keys_values, at, 0)
+    def partial_score(query_part, keys_values, row, column):
+        """Compute the lane's part of the dot product of the query and the key in `row`."""
+        offset = row * u32.shape(keys_values)[1] + column
+        score = dot(query_part, keys_values, offset, 0)
         if LOADS > 4:
-            score += products(query_part, keys_values, at, 4)
+            score += dot(query_part, keys_values, offset, 4)
         if LOADS > 8:
-            score += products(query_part, keys_values, at, 8)
+            score += dot(query_part, keys_values, offset, 8)
         if LOADS > 12:
-            score += products(query_part, keys_values, at, 12)
+            score += dot(query_part, keys_values, offset, 12)
         return score
 
     @cuda.jit
-    def attention_decode_slice_kernel(qkv, keys_values, start, out, first, scale, causal, found):
+    def attention_decode_slice_kernel(qkv, keys_values, start, out, base, scale, causal, partials):
         scores = cuda.shared.array(SCORES, float32)
         partial = cuda.shared.array(32, float32)
-        sums = cuda.shared.array(FOUND, float32, 16)
-        query_part = cuda.local.array(QUERY, float32)
-        own_scores = cuda.local.array(STEPS, float32)
-        numbers = cuda.local.array(CHUNK, float32)
-        acc_part = cuda.local.array(CHUNK, float32)
+        group_acc = cuda.shared.array(ACC_ELEMENTS, float32, 16)
+        query_part = cuda.local.array(QUERY_ELEMENTS, float32)
+        thread_scores = cuda.local.array(STEPS, float32)
+        elements = cuda.local.array(CHUNK, float32)
+        thread_acc = cuda.local.array(CHUNK, float32)
         thread = u32.threadIdx.x
         head, t = u32.blockIdx.y, u32.blockIdx.z
         rows, width = u32.shape(out)
         query_column = head * SIZE
-        key_column = first + query_column
+        key_column = base + query_column
         columns = u32.shape(keys_values)[1]
-        before = uint32(start[0])
-        seen = min(before + (t + 1 if causal else rows), u32.shape(keys_values)[0])
+        context_len = uint32(start[0])
+        num_visible = min(context_len + (t + 1 if causal else rows), u32.shape(keys_values)[0])
         key0 = u32.blockIdx.x * SLICE
-        if key0 < seen:  # the grid has slices for a full cache
-            end = min(key0 + SLICE, seen)
-            part, key = thread % LANES, thread // LANES
-            at = t * u32.shape(qkv)[1] + query_column + part * CHUNK
-            read_query(query_part, qkv, at, 0)
+        if key0 < num_visible:  # the grid has slices for a full cache
+            end = min(key0 + SLICE, num_visible)
+            lane, key = thread % LANES, thread // LANES
+            offset = t * u32.shape(qkv)[1] + query_column + lane * CHUNK
+            load_query(query_part, qkv, offset, 0)
             if LOADS > 4:
-                read_query(query_part, qkv, at, 4)
+                load_query(query_part, qkv, offset, 4)
             if LOADS > 8:
-                read_query(query_part, qkv, at, 8)
+                load_query(query_part, qkv, offset, 8)
             if LOADS > 12:
-                read_query(query_part, qkv, at, 12)
-            key_column, last = key_column + part * CHUNK, end - 1
-            # No branches, so that all loads can be under way at once.
+                load_query(query_part, qkv, offset, 12)
+            key_column, last_key = key_column + lane * CHUNK, end - 1
+            # No branches, so that all loads can be in flight at once.
             row = key0 + key
-            own_scores[0] = score_of(query_part, keys_values, min(row, last), key_column)
-            own_scores[1] = score_of(query_part, keys_values, min(row + KEYS, last), key_column)
+            thread_scores[0] = partial_score(query_part, keys_values, min(row, last_key), key_column)
+            thread_scores[1] = partial_score(query_part, keys_values, min(row + KEYS, last_key), key_column)
             if STEPS == 4:
-                own_scores[2] = score_of(query_part, keys_values, min(row + 2 * KEYS, last), key_column)
-                own_scores[3] = score_of(query_part, keys_values, min(row + 3 * KEYS, last), key_column)
+                thread_scores[2] = partial_score(query_part, keys_values, min(row + 2 * KEYS, last_key), key_column)
+                thread_scores[3] = partial_score(query_part, keys_values, min(row + 3 * KEYS, last_key), key_column)
             row_max = NEG_INF
             for step in u32.range(STEPS):
-                own = key + step * KEYS
-                score = own_scores[step] * scale
+                j = key + step * KEYS
+                score = thread_scores[step] * scale
                 for distance in XOR_OFFSETS:
                     score += cuda.shfl_xor_sync(ALL_LANES, score, distance)
-                score = score if key0 + own < end else NEG_INF
+                score = score if key0 + j < end else NEG_INF
                 row_max = max(row_max, score)
-                if part == 0:
-                    scores[own] = score
+                if lane == 0:
+                    scores[j] = score
             row_max = block_max(row_max, partial)  # its barriers also make the scores visible to all
             exponential = ptx.exp2_approx(scores[thread] - row_max)
             scores[thread] = exponential  # 0 for masked keys
@@ -137,83 +137,82 @@ def make_decode(size: int, half: bool = False):
                 scores[thread + SLICE] = ZERO
             row_sum = block_sum(exponential, partial)
 
-            group, column = thread // PARTS, thread % PARTS * CHUNK
+            group, column = thread // VALUE_LANES, thread % VALUE_LANES * CHUNK
             if group < GROUPS:  # each takes every GROUPS-th key
-                value_column = first + query_column + width + column
+                value_column = base + query_column + width + column
                 for n in u32.range(CHUNK):
-                    acc_part[n] = ZERO
-                own = group
-                while own < SCORES:
-                    for _ in range(ROUND):
-                        row = min(key0 + own, last)
-                        read(numbers, 0, keys_values, row * columns + value_column)
-                        exponential = scores[own]
+                    thread_acc[n] = ZERO
+                j = group
+                while j < SCORES:
+                    for _ in range(UNROLL):
+                        row = min(key0 + j, last_key)
+                        load_chunk(elements, 0, keys_values, row * columns + value_column)
+                        exponential = scores[j]
                         for n in u32.range(CHUNK):
-                            acc_part[n] += exponential * numbers[n]
-                        own += GROUPS
+                            thread_acc[n] += exponential * elements[n]
+                        j += GROUPS
                 for n in u32.range(0, CHUNK, 4):
-                    ptx.store_shared4(sums, group * SIZE + column + n, acc_part[n],
-                                      acc_part[n + 1], acc_part[n + 2], acc_part[n + 3])
+                    ptx.store_shared4(group_acc, group * SIZE + column + n, thread_acc[n],
+                                      thread_acc[n + 1], thread_acc[n + 2], thread_acc[n + 3])
             cuda.syncthreads()
-            record = (((t * u32.gridDim.y + head) * u32.gridDim.x
-                             + u32.blockIdx.x) * RECORD)
+            partial_offset = ((t * u32.gridDim.y + head) * u32.gridDim.x + u32.blockIdx.x) * PARTIAL_STRIDE
             for i in u32.range(thread, SIZE, DECODE_THREADS):
                 acc = ZERO
-                for place in u32.range(i, FOUND, SIZE):
-                    acc += sums[place]
-                found[record + i] = acc
+                for src in u32.range(i, ACC_ELEMENTS, SIZE):
+                    acc += group_acc[src]
+                partials[partial_offset + i] = acc
             if thread == 0:
-                found[record + SIZE] = row_sum
-                found[record + (SIZE + 1)] = row_max
+                partials[partial_offset + SIZE] = row_sum
+                partials[partial_offset + (SIZE + 1)] = row_max
 
     @cuda.jit
-    def attention_decode_combine_kernel(found, start, out, capacity, slices, causal):
-        """A thread has one number of the head; TEAMS of them share the slices, corrected as tiles are."""
+    def attention_decode_combine_kernel(partials, start, out, capacity, slices, causal):
+        """Merge the slices: a thread has one element of the head, and TEAMS threads share the slices."""
         team_max = cuda.shared.array(TEAMS, float32)
         team_sum = cuda.shared.array(TEAMS, float32)
-        team_acc = cuda.shared.array(OF_TEAMS, float32)
-        maxima = cuda.local.array(AT_ONCE, float32)
-        row_sums = cuda.local.array(AT_ONCE, float32)
-        parts = cuda.local.array(AT_ONCE, float32)
+        team_acc = cuda.shared.array(TEAM_ELEMENTS, float32)
+        partial_max = cuda.local.array(SLICES_AT_ONCE, float32)
+        partial_sum = cuda.local.array(SLICES_AT_ONCE, float32)
+        partial_acc = cuda.local.array(SLICES_AT_ONCE, float32)
         thread = u32.threadIdx.x
         team, i = thread // SIZE, thread % SIZE
         head, t = u32.blockIdx.x, u32.blockIdx.y
-        seen = uint32(start[0]) + (t + 1 if causal else u32.shape(out)[0])
-        count = (min(seen, capacity) + (SLICE - 1)) // SLICE
-        first = (t * u32.gridDim.x + head) * slices
+        num_visible = uint32(start[0]) + (t + 1 if causal else u32.shape(out)[0])
+        count = (min(num_visible, capacity) + (SLICE - 1)) // SLICE
+        base = (t * u32.gridDim.x + head) * slices
         row_max, row_sum, acc = NEG_INF, ZERO, ZERO
-        for slice_ in u32.range(team, count, AT_ONCE * TEAMS):
-            for n in u32.range(AT_ONCE):  # no branches, so that all loads can be under way at once
-                one = slice_ + n * TEAMS
-                record = (first + min(one, count - 1)) * RECORD
-                parts[n], row_sums[n] = found[record + i], found[record + SIZE]
-                maxima[n] = found[record + (SIZE + 1)] if one < count else NEG_INF
-            new = row_max
-            for n in u32.range(AT_ONCE):
-                new = max(new, maxima[n])
-            correction = ptx.exp2_approx(row_max - new)
+        for slice_ in u32.range(team, count, SLICES_AT_ONCE * TEAMS):
+            for n in u32.range(SLICES_AT_ONCE):  # no branches, so that all loads can be in flight at once
+                index = slice_ + n * TEAMS
+                partial_offset = (base + min(index, count - 1)) * PARTIAL_STRIDE
+                partial_acc[n], partial_sum[n] = partials[partial_offset + i], partials[partial_offset + SIZE]
+                partial_max[n] = partials[partial_offset + (SIZE + 1)] if index < count else NEG_INF
+            new_max = row_max
+            for n in u32.range(SLICES_AT_ONCE):
+                new_max = max(new_max, partial_max[n])
+            correction = ptx.exp2_approx(row_max - new_max)
             row_sum, acc = row_sum * correction, acc * correction
-            for n in u32.range(AT_ONCE):
-                weight = ptx.exp2_approx(maxima[n] - new)
-                row_sum += row_sums[n] * weight
-                acc += parts[n] * weight
-            row_max = new
+            for n in u32.range(SLICES_AT_ONCE):
+                weight = ptx.exp2_approx(partial_max[n] - new_max)
+                row_sum += partial_sum[n] * weight
+                acc += partial_acc[n] * weight
+            row_max = new_max
         team_acc[thread] = acc
         if i == 0:
             team_max[team], team_sum[team] = row_max, row_sum
         cuda.syncthreads()
         if team == 0:
             for other in u32.range(1, TEAMS):
-                new = max(row_max, team_max[other])
-                correction, weight = ptx.exp2_approx(row_max - new), ptx.exp2_approx(team_max[other] - new)
+                new_max = max(row_max, team_max[other])
+                correction, weight = ptx.exp2_approx(row_max - new_max), ptx.exp2_approx(team_max[other] - new_max)
                 row_sum = row_sum * correction + team_sum[other] * weight
                 acc = acc * correction + team_acc[other * SIZE + i] * weight
-                row_max = new
+                row_max = new_max
             out[t, head * SIZE + i] = acc / row_sum
 
     return attention_decode_slice_kernel, attention_decode_combine_kernel
 
 
 def decode_workspace_numbers(rows: int, capacity: int, heads: int, size: int) -> int:
-    """How many float32 numbers attention_decode needs between its two launches, for `capacity` keys at most."""
+    """Return how many float32 elements attention_decode needs between its two launches, for `capacity` keys at most."""
     return rows * heads * -(-capacity // SLICE) * (size + 4)

@@ -1,10 +1,10 @@
-"""Queries, keys and values of a layer taken apart by heads, and what attention made of them put together: the copies
-that kernels which read heads by strides do not need.
+"""Queries, keys and values of a layer split into heads, and the outputs of attention merged again: copies that kernels
+which read heads with strides do not need.
 
 Shapes  part (T, H*D), T rows of sentences padded to S each; apart (T*H, 3*D): row (b*H + h)*S + s has the query, key
         and value of head h of token s of sentence b. merged (T, H*D). lengths (B,) int32, and for each sentence and
         head of it begins and lengths of its rows in `apart`, (B*H,) int32: to attention those are sentences of one head
-Work    nothing is computed; 2*T*H*D numbers a launch, read once and written once
+Work    nothing is computed; 2*T*H*D elements a launch, read once and written once
 """
 
 import numpy as np
@@ -17,16 +17,16 @@ BLOCK = 256
 
 
 @cuda.jit
-def split_heads_kernel(part, seq, heads, first, lengths, apart, head_begins, head_lengths):
+def split_heads_kernel(part, seq, heads, col_offset, lengths, apart, head_begins, head_lengths):
     i = u32.grid(1)
-    if first == 0 and i < u32.size(head_begins):  # once a layer, with the queries
+    if col_offset == 0 and i < u32.size(head_begins):  # once a layer, with the queries
         head_begins[i], head_lengths[i] = i * seq, lengths[i // heads]
     if i < u32.size(part):
         width = u32.shape(part)[1]
         t, col = i // width, i % width
         size = width // heads
         row = (t // seq * heads + col // size) * seq + t % seq
-        apart[row, first + col % size] = part[t, col]
+        apart[row, col_offset + col % size] = part[t, col]
 
 
 @cuda.jit
@@ -41,7 +41,7 @@ def merge_heads_kernel(apart, seq, heads, merged):
 
 
 def split_heads(part, which: int, lengths, heads: int, apart, head_begins, head_lengths, stream=0):
-    """Copies the queries (which = 0), keys (1) or values (2) to their columns of `apart`; with the queries, begins and
+    """Copy the queries (which = 0), keys (1) or values (2) to their columns of `apart`; with the queries, begins and
     lengths are written as well."""
     if which not in (0, 1, 2):
         raise ValueError(f"which is {which!r}; 0 for queries, 1 for keys and 2 for values are allowed")
@@ -56,15 +56,14 @@ def split_heads(part, which: int, lengths, heads: int, apart, head_begins, head_
 
 
 def merge_heads(apart, sentences: int, heads: int, merged, stream=0):
-    """Puts what attention wrote for each head, (T*H, D), side by side: (T, H*D)."""
+    """Merge the heads' outputs, (T*H, D), into rows (T, H*D)."""
     rows, size = _check(merged, sentences, heads)
     check_array("apart", apart, shape=(rows * heads, size), dtype=merged.dtype)
-    merge_heads_kernel[-(-merged.size // BLOCK), BLOCK, stream](apart, uint32(rows // sentences), uint32(heads),
-                                                                merged)
+    merge_heads_kernel[-(-merged.size // BLOCK), BLOCK, stream](apart, uint32(rows // sentences), uint32(heads), merged)
 
 
 def _check(array, sentences: int, heads: int) -> tuple[int, int]:
-    """(rows, size of a head), or an error that says what does not fit."""
+    """Return (rows, size of a head), or raise an error that says what does not fit."""
     check_array("part", array, ndim=2, dtype=array.dtype)
     rows, width = array.shape
     if sentences < 1 or rows % sentences:

@@ -1,4 +1,4 @@
-"""What the launchers of attention share: the checks of their arguments, and where in a row a head's numbers lie."""
+"""What the launchers of attention share: the checks of their arguments, and where in a row a head's elements lie."""
 
 import functools
 
@@ -12,7 +12,7 @@ NOT_A_NUMBER = float32(np.nan)
 
 
 def check_heads(qkv, heads, out, cache, start, dtype=np.float32) -> tuple[int, int]:
-    """The size of a head, and how many keys there may be; or an error that names the argument."""
+    """Return the size of a head and the capacity for keys; or raise an error that names the argument."""
     check_array("qkv", qkv, ndim=2, dtype=dtype)
     rows, columns = qkv.shape
     if not isinstance(heads, (int, np.integer)) or not 1 <= heads <= MAX_GRID_YZ:
@@ -34,21 +34,22 @@ def check_heads(qkv, heads, out, cache, start, dtype=np.float32) -> tuple[int, i
 
 
 @functools.cache
-def nothing_before():
-    """`start` where there is no cache: 0, in device memory. Made once."""
+def zero_start():
+    """Return `start` for launches without a cache: 0, in device memory. Made once."""
     return cuda.to_device(np.zeros(1, np.int32))
 
 
 def keys_and_values(qkv, out, cache, start) -> tuple:
-    """(keys_values, start, first): a head has key j at keys_values[j, first + head*D], value j `width` further."""
+    """Return (keys_values, start, kv_offset): a head's key j is at keys_values[j, kv_offset + head*D], its value
+    `width` columns further."""
     if cache is None:
-        return qkv, nothing_before(), np.uint32(out.shape[1])
+        return qkv, zero_start(), np.uint32(out.shape[1])
     return cache, start, np.uint32(0)
 
 
 def check_sentences(qkv, heads, begins, lengths, longest, out, dtype=np.float32) -> int:
-    """The size of a head, or an error that names the argument. begins and lengths lie in device memory, so that a
-    captured graph serves the next batch: what they hold is checked by find_sentence."""
+    """Return the size of a head, or raise an error that names the argument. begins and lengths lie in device memory, so
+    that a captured graph serves the next batch: their values are checked by find_sentence."""
     size, _ = check_heads(qkv, heads, out, None, None, dtype)
     check_array("lengths", lengths, ndim=1, dtype=np.int32)
     check_array("begins", begins, shape=lengths.shape, dtype=np.int32)
@@ -65,8 +66,8 @@ def find_sentence(begins, lengths, sentence, rows, longest, scale):
     """Return (first row, tokens, scale of the scores) of a sentence. One that is longer than `longest`, or has rows
     out of range, could be computed only in part: its scale is NaN, and so are the rows written for it."""
     begin, tokens = uint32(begins[sentence]), uint32(lengths[sentence])
-    after = rows - begin if begin < rows else 0
-    most = min(after, longest)
-    if tokens > most:
-        tokens, scale = most, NOT_A_NUMBER
+    remaining = rows - begin if begin < rows else 0
+    limit = min(remaining, longest)
+    if tokens > limit:
+        tokens, scale = limit, NOT_A_NUMBER
     return begin, tokens, scale

@@ -1,9 +1,9 @@
 """Causal linear attention: softmax attention with its exponential replaced by a product, phi(q) . phi(k).
 
-Shapes  q, k, v, out (H, N, D): H heads, N tokens, D numbers each, at most 128; float32, C-contiguous
-        phi(x) = elu(x) + 1, for each number; out[i] = sum_j w_ij v_j / sum_j w_ij, w_ij = phi(q_i) . phi(k_j), j <= i
+Shapes  q, k, v, out (H, N, D): H heads, N tokens, D elements each, at most 128; float32, C-contiguous
+        phi(x) = elu(x) + 1, elementwise; out[i] = sum_j w_ij v_j / sum_j w_ij, w_ij = phi(q_i) . phi(k_j), j <= i
 Work    4*H*N*D*D flops in the running and the chunked form, 2*H*N*N*D in the quadratic one; 16*H*N*D bytes
-State   of a head: S = sum_j phi(k_j)^T v_j and z = sum_j phi(k_j), D*(D + 1) numbers whatever N is
+State   of a head: S = sum_j phi(k_j)^T v_j and z = sum_j phi(k_j), D*(D + 1) elements for any N
 Source  Katharopoulos et al.: Transformers are RNNs (2020), https://arxiv.org/abs/2006.16236; in chunks: Hua et al.:
         Transformer Quality in Linear Time (2022), https://arxiv.org/abs/2202.10447
 """
@@ -20,7 +20,7 @@ from labkit.kernels.arguments import MAX_GRID_YZ, check_array
 from labkit.kernels.op import rung
 
 ZERO, ONE = float32(0.0), float32(1.0)
-CHUNK = 32  # tokens: within a chunk all pairs are weighed, between chunks the state is passed on
+CHUNK = 32  # tokens: all pairs within a chunk, the state between chunks
 PAIRS = CHUNK * CHUNK
 MAX_SIZE = 128  # D: a thread keeps a column of the state in registers
 SCAN_THREADS = 128
@@ -61,25 +61,25 @@ def make_quadratic(D: int):
         if thread < D:
             query[thread] = phi(q[head, i, thread])
         cuda.syncthreads()
-        above, below = ZERO, ZERO
-        first = 0
-        while first <= i:
-            j = first + thread
+        num, den = ZERO, ZERO
+        key0 = 0
+        while key0 <= i:
+            j = key0 + thread
             weight = ZERO
             if j <= i:
                 for n in u32.range(D):
                     weight += query[n] * phi(k[head, j, n])
             weights[thread] = weight
             cuda.syncthreads()
-            count = min(THREADS, i + 1 - first)
+            count = min(THREADS, i + 1 - key0)
             if thread < D:
                 for t in u32.range(count):
-                    above += weights[t] * v[head, first + t, thread]
-                    below += weights[t]
+                    num += weights[t] * v[head, key0 + t, thread]
+                    den += weights[t]
             cuda.syncthreads()  # before the weights are overwritten
-            first += THREADS
+            key0 += THREADS
         if thread < D:
-            out[head, i, thread] = above / below
+            out[head, i, thread] = num / den
 
     return linear_attention_quadratic_kernel
 
@@ -109,12 +109,12 @@ def make_running(D: int):
             cuda.syncthreads()
             if thread < D:
                 value = v[head, i, thread]
-                above, below = ZERO, ZERO
+                num, den = ZERO, ZERO
                 for n in range(D):
                     state[n] += key[n] * value
-                    above += query[n] * state[n]
-                    below += query[n] * z[n]
-                out[head, i, thread] = above / below
+                    num += query[n] * state[n]
+                    den += query[n] * z[n]
+                out[head, i, thread] = num / den
             cuda.syncthreads()  # before the next token's query and key
             i += 1
 
@@ -134,18 +134,18 @@ def make_chunked(D: int):
         keys = cuda.shared.array(SHARED, float32)
         state = cuda.local.array(D, float32)
         chunk, head, thread = u32.blockIdx.x, u32.blockIdx.y, u32.threadIdx.x
-        first = chunk * CHUNK
-        count = min(CHUNK, u32.shape(k)[1] - first)
+        token0 = chunk * CHUNK
+        count = min(CHUNK, u32.shape(k)[1] - token0)
         z = ZERO
         if thread < D:
             for t in u32.range(count):
-                keys[t * D + thread] = phi(k[head, first + t, thread])
+                keys[t * D + thread] = phi(k[head, token0 + t, thread])
         cuda.syncthreads()
         if thread < D:
             for n in u32.range(D):
                 state[n] = ZERO
             for t in u32.range(count):
-                value = v[head, first + t, thread]
+                value = v[head, token0 + t, thread]
                 z += keys[t * D + thread]
                 for n in u32.range(D):
                     state[n] += keys[t * D + n] * value
@@ -155,39 +155,39 @@ def make_chunked(D: int):
 
     @cuda.jit
     def linear_attention_scan_kernel(states):
-        """The state before each chunk: an exclusive prefix sum over the chunks, in place; a thread for each number."""
-        number, head = u32.grid(1), u32.blockIdx.y
-        if number < (D + 1) * D:
-            row, column = number // D, number % D
-            before = ZERO
+        """The state before each chunk: an exclusive prefix sum over the chunks, in place; a thread for each element."""
+        index, head = u32.grid(1), u32.blockIdx.y
+        if index < (D + 1) * D:
+            row, col = index // D, index % D
+            prefix = ZERO
             chunk = 0
             while chunk < u32.shape(states)[1]:
-                own = states[head, chunk, row, column]
-                states[head, chunk, row, column] = before
-                before += own
+                chunk_state = states[head, chunk, row, col]
+                states[head, chunk, row, col] = prefix
+                prefix += chunk_state
                 chunk += 1
 
     @cuda.jit
     def linear_attention_chunk_kernel(q, k, v, states, out):
-        """What the state before the chunk gives, and the pairs within it."""
+        """Add the contribution of the state before the chunk and that of the pairs within it."""
         queries = cuda.shared.array(SHARED, float32)
         keys = cuda.shared.array(SHARED, float32)
-        below = cuda.shared.array(CHUNK, float32)
+        den = cuda.shared.array(CHUNK, float32)
         z = cuda.shared.array(D, float32)
         weights = cuda.shared.array(PAIRS, float32)
         state = cuda.local.array(D, float32)
         values = cuda.local.array(CHUNK, float32)
         chunk, head, thread = u32.blockIdx.x, u32.blockIdx.y, u32.threadIdx.x
-        first = chunk * CHUNK
-        count = min(CHUNK, u32.shape(q)[1] - first)
+        token0 = chunk * CHUNK
+        count = min(CHUNK, u32.shape(q)[1] - token0)
         if thread < D:
             for t in u32.range(CHUNK):
-                there = t < count
-                row = first + min(t, count - 1)
-                place = t * D + thread
-                queries[place] = phi(q[head, row, thread]) if there else ZERO
-                keys[place] = phi(k[head, row, thread]) if there else ZERO
-                values[t] = v[head, row, thread] if there else ZERO
+                valid = t < count
+                row = token0 + min(t, count - 1)
+                offset = t * D + thread
+                queries[offset] = phi(q[head, row, thread]) if valid else ZERO
+                keys[offset] = phi(k[head, row, thread]) if valid else ZERO
+                values[t] = v[head, row, thread] if valid else ZERO
             for n in u32.range(D):
                 state[n] = states[head, chunk, n, thread]
             z[thread] = states[head, chunk, D, thread]
@@ -206,27 +206,27 @@ def make_chunked(D: int):
                 row_sum += queries[thread * D + n] * z[n]
             for j in u32.range(CHUNK):
                 row_sum += weights[thread * CHUNK + j]
-            below[thread] = row_sum
+            den[thread] = row_sum
         cuda.syncthreads()
         if thread < D:
             for t in u32.range(count):
-                above = ZERO
+                num = ZERO
                 for n in u32.range(D):
-                    above += queries[t * D + n] * state[n]
+                    num += queries[t * D + n] * state[n]
                 for j in u32.range(CHUNK):
-                    above += weights[t * CHUNK + j] * values[j]
-                out[head, first + t, thread] = above / below[t]
+                    num += weights[t * CHUNK + j] * values[j]
+                out[head, token0 + t, thread] = num / den[t]
 
     return linear_attention_states_kernel, linear_attention_scan_kernel, linear_attention_chunk_kernel
 
 
 def threads_for(D: int) -> int:
-    """Whole warps with a thread for each of D numbers."""
+    """Return the threads of a block: one for each of D elements, rounded up to whole warps."""
     return -(-D // 32) * 32
 
 
 def state_shape(heads: int, tokens: int, size: int) -> tuple[int, int, int, int]:
-    """Of the chunked form's states: S, and z below it, for each chunk of each head."""
+    """Return the shape of the chunked form's states: S, and z below it, for each chunk of each head."""
     return heads, -(-tokens // CHUNK), size + 1, size
 
 

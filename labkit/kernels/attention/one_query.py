@@ -1,18 +1,18 @@
 """Attention of a single query against the cache of a sequence, and the linear layer after it: two launches.
 
-    found, statistics = parts of softmax(q . keys / sqrt(D)) @ values, for each head and each share of the keys
-    out = attended @ weights + bias + residual, where attended is joined from these parts
+    found, statistics = partial softmax(q . keys / sqrt(D)) @ values, for each head and split of the keys
+    out = attended @ weights + bias + residual, where attended is merged from these partial results
 
-Shapes  q (1, H*D), cache (N, 2*H*D), keys then values of a row; start (1,) int32: rows 0 to start are seen; weights
+Shapes  q (1, H*D), cache (N, 2*H*D), keys then values of a row; start (1,) int32: rows 0 to start are visible; weights
         (H*D, N), bias (N,), residual and out (1, N). q, cache and parameters are all float32 or all float16, the rest
         float32
 Sizes   D a multiple of 8 up to 128 (float16: 256); H*D and N as linear/one_row.py has them
 Work    4*(start + 1)*H*D + 2*H*D*N flop; keys, values and weights are read once
 Source  T. Dao et al., "Flash-Decoding" (2023)
 
-A block takes a head and a share of the keys, and asks for all of them and their values at once: with 1,024 keys, 12
-heads and 11 shares that is one round of 12 loads of 16 bytes a thread. The parts are joined by every block of the next
-launch again, from L2: no block waits for another, and no launch is needed in between.
+A block takes a head and a split of the keys, and loads all of them and their values at once: with 1,024 keys, 12 heads
+and 11 splits that is one round of 12 loads of 16 bytes a thread. Every block of the next launch merges the partial
+results again, from L2: no block waits for another, and no launch is needed in between.
 """
 
 
@@ -27,7 +27,7 @@ from labkit.kernels.attention.flash import scale_for_powers_of_two
 from labkit.kernels.attention.three_pass import attention_reference
 from labkit.kernels.linear.one_row import (
     JOIN,
-    LOWEST,
+    LEAST_FINITE,
     RESIDUAL,
     check_one_row,
     fetch_ahead,
@@ -41,83 +41,83 @@ from labkit.kernels.reduce import ALL_LANES, ZERO
 
 THREADS, WARPS = 256, 8
 SIZES = "heads of a multiple of 8 numbers, up to 128 in float32 and 256 in float16"
-MOST_SPLITS = 32  # shares of the keys: a lane each, when they are joined
+MAX_SPLITS = 32  # of the keys: a lane each, when they are merged
 
 
 def splits_of(heads: int) -> int:
-    """Shares of the keys, so that heads and shares together are as many blocks as there are SMs."""
-    return max(1, min(MOST_SPLITS, device.sm_count() // heads))
+    """Return the number of splits of the keys, so that there are as many blocks as SMs: one for each head and split."""
+    return max(1, min(MAX_SPLITS, device.sm_count() // heads))
 
 
 @kernel_factory
 def make_one_query(half: bool, size: int, splits: int, ahead: bool, early: bool = False):
-    """LANES neighbours share a key, 16 bytes each; the groups of lanes of all warps take keys in turn, and each has a
-    row_max, a row_sum and an acc of its own until the end. early: as in kernels/pdl.py."""
-    COUNT = 8 if half else 4  # numbers in 16 bytes
-    SIZE, PIECES = size, size // COUNT
-    LANES = 1 << (PIECES - 1).bit_length()
-    WHOLE = LANES == PIECES  # or else some lanes of a group have no piece
-    KEYS = THREADS // LANES  # that the block takes at once
-    ROUND = max(1, min(8, 96 // KEYS))  # keys of a group whose loads are under way at once
-    NUMBERS = ROUND * COUNT
-    EXCHANGES, ACROSS = LANES.bit_length() - 1, (32 // LANES).bit_length() - 1
-    RECORDS, HEAD_RECORD = WARPS * (size + 2), size + 2
+    """Make the kernel. LANES neighbours share a key, 16 bytes each; the groups of lanes of all warps take keys in turn,
+    and each has its own row_max, row_sum and acc until the end. early: as in kernels/pdl.py."""
+    VEC = 8 if half else 4  # elements in 16 bytes
+    SIZE, CHUNKS = size, size // VEC
+    LANES = 1 << (CHUNKS - 1).bit_length()
+    FULL_GROUPS = LANES == CHUNKS  # otherwise some lanes of a group have no chunk
+    KEYS = THREADS // LANES  # of the block at once
+    ROUND = max(1, min(8, 96 // KEYS))  # keys of a group whose loads are in flight at once
+    KV_ELEMENTS = ROUND * VEC
+    SHUFFLES, GROUP_SHUFFLES = LANES.bit_length() - 1, (32 // LANES).bit_length() - 1
+    PARTIAL_ELEMENTS, PARTIAL_STRIDE = WARPS * (size + 2), size + 2
     EARLY = early
 
     @cuda.jit(device=True)
-    def read(numbers, to, array, at):
-        """numbers[to], ... = the numbers in 16 bytes of an array."""
-        four = ptx.load_global4(array, at)
+    def load_chunk(elements, dst, array, offset):
+        """elements[dst], ... = the elements in 16 bytes of an array."""
+        vec = ptx.load_global4(array, offset)
         for n in range(4):
             if half:
-                numbers[to + 2 * n], numbers[to + 2 * n + 1] = ptx.unpack_half2(four[n])
+                elements[dst + 2 * n], elements[dst + 2 * n + 1] = ptx.unpack_half2(vec[n])
             else:
-                numbers[to + n] = four[n]
+                elements[dst + n] = vec[n]
 
     @cuda.jit(device=True)
-    def add_round(query, acc, row_max, row_sum, cache, first, end, column):
-        """The group's next ROUND keys, first, first + KEYS, ..., of which those from `end` on do not count."""
-        keys = cuda.local.array(NUMBERS, float32)
-        values = cuda.local.array(NUMBERS, float32)
+    def add_round(query, acc, row_max, row_sum, cache, key0, end, column):
+        """Process the group's next ROUND keys, key0, key0 + KEYS, ..., of which those from `end` on are masked."""
+        keys = cuda.local.array(KV_ELEMENTS, float32)
+        values = cuda.local.array(KV_ELEMENTS, float32)
         scores = cuda.local.array(ROUND, float32)
         columns = u32.shape(cache)[1]
-        # No branches, so that all loads can be under way at once.
+        # No branches, so that all loads can be in flight at once.
         for n in u32.range(ROUND):
-            row = min(first + n * KEYS, end - 1)
-            read(keys, n * COUNT, cache, row * columns + column)
+            row = min(key0 + n * KEYS, end - 1)
+            load_chunk(keys, n * VEC, cache, row * columns + column)
         for n in u32.range(ROUND):
-            row = min(first + n * KEYS, end - 1)
-            read(values, n * COUNT, cache, row * columns + column + (columns >> 1))
-        new = row_max
+            row = min(key0 + n * KEYS, end - 1)
+            load_chunk(values, n * VEC, cache, row * columns + column + (columns >> 1))
+        new_max = row_max
         for n in u32.range(ROUND):
             score = ZERO
-            for i in range(COUNT):
-                score += query[i] * keys[n * COUNT + i]
-            for i in range(EXCHANGES):
+            for i in range(VEC):
+                score += query[i] * keys[n * VEC + i]
+            for i in range(SHUFFLES):
                 score += cuda.shfl_xor_sync(ALL_LANES, score, 1 << i)
-            scores[n] = score if first + n * KEYS < end else LOWEST
-            new = max(new, scores[n])
-        correction = ptx.exp2_approx(row_max - new)
+            scores[n] = score if key0 + n * KEYS < end else LEAST_FINITE
+            new_max = max(new_max, scores[n])
+        correction = ptx.exp2_approx(row_max - new_max)
         row_sum *= correction
-        for i in range(COUNT):
+        for i in range(VEC):
             acc[i] *= correction
         for n in u32.range(ROUND):
-            exponential = ptx.exp2_approx(scores[n] - new)
-            exponential = exponential if first + n * KEYS < end else ZERO
+            exponential = ptx.exp2_approx(scores[n] - new_max)
+            exponential = exponential if key0 + n * KEYS < end else ZERO
             row_sum += exponential
-            for i in range(COUNT):
-                acc[i] += exponential * values[n * COUNT + i]
-        return new, row_sum
+            for i in range(VEC):
+                acc[i] += exponential * values[n * VEC + i]
+        return new_max, row_sum
 
     @cuda.jit(launch_bounds=(THREADS, 2))
-    def one_query_kernel(q, cache, start, found, statistics, scale, next_weights, next_count):
-        """found: for each head and share, `size` weighted values; statistics: the maxima of all, then the sums."""
-        records = cuda.shared.array(RECORDS, float32)
-        query = cuda.local.array(COUNT, float32)
-        acc = cuda.local.array(COUNT, float32)
+    def one_query_kernel(q, cache, start, partial_out, partial_stats, scale, next_weights, next_count):
+        """partial_out: for each head and split, `size` weighted values; partial_stats: the maxima, then the sums."""
+        warp_partials = cuda.shared.array(PARTIAL_ELEMENTS, float32)
+        query = cuda.local.array(VEC, float32)
+        acc = cuda.local.array(VEC, float32)
         thread = u32.threadIdx.x
         lane, warp = thread % 32, thread // 32
-        # One axis: neighbouring blocks, and so the SMs that start first, have shares of different heads.
+        # One axis: neighbouring blocks, and so the SMs that start first, have splits of different heads.
         block = u32.blockIdx.x
         head, split = block // splits, block % splits
         if EARLY:
@@ -125,58 +125,58 @@ def make_one_query(half: bool, size: int, splits: int, ahead: bool, early: bool 
             if ahead and thread == 0:
                 fetch_ahead(next_weights, next_count)
             ptx.griddepcontrol_wait()
-        seen = min(uint32(start[0]) + 1, u32.shape(cache)[0])
-        share = (seen + (splits - 1)) // splits
-        first = split * share
-        end = min(first + share, seen)
-        piece, key = lane % LANES, thread // LANES
-        own = (piece if WHOLE else min(piece, PIECES - 1)) * COUNT
-        column = head * SIZE + own
-        read(query, 0, q, column)
-        for i in u32.range(COUNT):
-            query[i] *= scale if WHOLE or piece < PIECES else ZERO
+        num_visible = min(uint32(start[0]) + 1, u32.shape(cache)[0])
+        keys_per_split = (num_visible + (splits - 1)) // splits
+        key0 = split * keys_per_split
+        end = min(key0 + keys_per_split, num_visible)
+        chunk, key = lane % LANES, thread // LANES
+        chunk_offset = (chunk if FULL_GROUPS else min(chunk, CHUNKS - 1)) * VEC
+        column = head * SIZE + chunk_offset
+        load_chunk(query, 0, q, column)
+        for i in u32.range(VEC):
+            query[i] *= scale if FULL_GROUPS or chunk < CHUNKS else ZERO
             acc[i] = ZERO
         if ahead and not EARLY and thread == 0:
             fetch_ahead(next_weights, next_count)
-        row_max, row_sum = LOWEST, ZERO
-        while first < end:  # the same for all threads
-            row_max, row_sum = add_round(query, acc, row_max, row_sum, cache, first + key, end, column)
-            first += ROUND * KEYS
+        row_max, row_sum = LEAST_FINITE, ZERO
+        while key0 < end:  # the same for all threads
+            row_max, row_sum = add_round(query, acc, row_max, row_sum, cache, key0 + key, end, column)
+            key0 += ROUND * KEYS
 
-        # The groups of a warp become one, then the warps.
-        new = row_max
-        for n in range(ACROSS):
-            new = max(new, cuda.shfl_xor_sync(ALL_LANES, new, LANES << n))
-        weight = ptx.exp2_approx(row_max - new)
+        # Merge the groups of a warp, then the warps.
+        new_max = row_max
+        for n in range(GROUP_SHUFFLES):
+            new_max = max(new_max, cuda.shfl_xor_sync(ALL_LANES, new_max, LANES << n))
+        weight = ptx.exp2_approx(row_max - new_max)
         row_sum *= weight
-        for n in range(ACROSS):
+        for n in range(GROUP_SHUFFLES):
             row_sum += cuda.shfl_xor_sync(ALL_LANES, row_sum, LANES << n)
-        for i in u32.range(COUNT):
+        for i in u32.range(VEC):
             value = acc[i] * weight
-            for n in range(ACROSS):
+            for n in range(GROUP_SHUFFLES):
                 value += cuda.shfl_xor_sync(ALL_LANES, value, LANES << n)
             acc[i] = value
-        record = warp * HEAD_RECORD
-        if lane < PIECES:
-            for i in u32.range(COUNT):
-                records[record + own + i] = acc[i]
+        warp_offset = warp * PARTIAL_STRIDE
+        if lane < CHUNKS:
+            for i in u32.range(VEC):
+                warp_partials[warp_offset + chunk_offset + i] = acc[i]
         if lane == 0:
-            records[record + SIZE] = row_sum
-            records[record + (SIZE + 1)] = new
-        cuda.syncthreads()  # every warp's record is complete
+            warp_partials[warp_offset + SIZE] = row_sum
+            warp_partials[warp_offset + (SIZE + 1)] = new_max
+        cuda.syncthreads()  # the partial results of all warps are complete
         for i in u32.range(thread, SIZE, THREADS):
-            row_max = LOWEST
-            for other in u32.range(WARPS):
-                row_max = max(row_max, records[other * HEAD_RECORD + SIZE + 1])
+            row_max = LEAST_FINITE
+            for w in u32.range(WARPS):
+                row_max = max(row_max, warp_partials[w * PARTIAL_STRIDE + SIZE + 1])
             row_sum, value = ZERO, ZERO
-            for other in u32.range(WARPS):
-                weight = ptx.exp2_approx(records[other * HEAD_RECORD + SIZE + 1] - row_max)
-                row_sum += weight * records[other * HEAD_RECORD + SIZE]
-                value += weight * records[other * HEAD_RECORD + i]
-            found[block * SIZE + i] = value
+            for w in u32.range(WARPS):
+                weight = ptx.exp2_approx(warp_partials[w * PARTIAL_STRIDE + SIZE + 1] - row_max)
+                row_sum += weight * warp_partials[w * PARTIAL_STRIDE + SIZE]
+                value += weight * warp_partials[w * PARTIAL_STRIDE + i]
+            partial_out[block * SIZE + i] = value
             if i == 0:
-                statistics[block] = row_max
-                statistics[block + u32.gridDim.x] = row_sum
+                partial_stats[block] = row_max
+                partial_stats[block + u32.gridDim.x] = row_sum
 
     one_query_kernel.uses_pdl = early
     return one_query_kernel
@@ -186,7 +186,7 @@ def make_one_query(half: bool, size: int, splits: int, ahead: bool, early: bool 
 
 
 class Parts:
-    """What lies between the two launches, allocated once for a model's shape."""
+    """The partial results between the two launches, allocated once for a model's shape."""
 
     def __init__(self, heads: int, size: int):
         self.splits = splits_of(heads)
@@ -203,7 +203,7 @@ def takes_head(size: int, half: bool) -> bool:
 
 
 def one_query(q, cache, start, heads: int, parts: Parts, *, ahead=None, stream=0):
-    """Attention of q to rows 0 to start[0] of the cache, in parts."""
+    """Attention of q to rows 0 to start[0] of the cache, as partial results."""
     dtype = np.dtype(getattr(q, "dtype", np.float32))
     if dtype not in (np.float32, np.float16):
         raise TypeError(f"q has dtype {dtype}; float32 and float16 are allowed")
@@ -225,7 +225,7 @@ def one_query(q, cache, start, heads: int, parts: Parts, *, ahead=None, stream=0
 
 
 def one_row_attended(parts: Parts, heads: int, weights, bias, residual, out, *, ahead=None, stream=0):
-    """out = attended @ weights + bias + residual; attended is what the parts say."""
+    """out = attended @ weights + bias + residual; attended is merged from the parts."""
     shape = check_one_row(None, weights, bias, out, residual)
     size = shape[0] // heads
     check_array("parts.found", parts.found, shape=(heads * parts.splits * size,))

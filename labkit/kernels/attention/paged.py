@@ -4,35 +4,35 @@
 
 Shapes  q, out (B, H, D), R = H // K; keys, values, page_table as in pages.py; lengths (B,) int32 in device memory, the
         new token counted: its keys and values are in the cache already. Length 0 is an empty slot: its rows of out are
-        zeros. One for which the page table has no place comes out as NaN: the host does not see the lengths. float32,
+        zeros. One for which the page table is too short comes out as NaN: the host does not see the lengths. float32,
         or uint16 that holds bfloat16
 Work    4*H*D flop for each token of a sequence; the bytes of its keys and values once, 4*K*D a token in bfloat16
-Source  T. Dao et al., "Flash-Decoding" (2023); W. Kwon et al., as pages.py; for the join in the last block: CUDA C++
+Source  T. Dao et al., "Flash-Decoding" (2023); W. Kwon et al., as pages.py; for the merge in the last block: CUDA C++
         Programming Guide, "Memory Fence Functions"
 
-For a part of the keys, with scores s and values v, three things are kept for each query head:
+For a split of the keys, with scores s and values v, three values are kept for each query head:
 
     row_max = max s        row_sum = sum of 2**(s - row_max)        acc = sum of 2**(s - row_max) * v
 
-Two parts join: both are brought to the larger row_max, and added. So lanes and warps each take pages of their own, and
-none waits for another before the end of a part. A sequence has up to 16 parts of 8 pages or more: how many depends on
-its own length alone. How many blocks share these parts depends on the batch: all parts go to one block where sequences
-and heads make enough of them, and each to a block of its own where they do not. The block that ends last then folds
-what all have found, and there is no second launch. Either way parts are folded in their order, by the same operations,
-and the result has the same bits in any batch.
+Two splits are merged by rescaling both to the larger row_max and adding them. So lanes and warps each take their own
+pages, and none waits for another before the end of a split. A sequence has up to 16 splits of 8 pages or more: how many
+depends on its own length alone. How many blocks share these splits depends on the batch: all go to one block where
+sequences and heads make enough of them, and each to its own block where they do not. The last block to finish then
+merges all partial results, and there is no second launch. Either way splits are merged in order, by the same
+operations, and the result has the same bits in any batch.
 
-A block serves all H / K query heads that share a head of keys and values (at most 8, on tensor cores 16; beyond that
-it is done in equal parts): these keys and values are read once.
+A block serves all H / K query heads that share a head of keys and values (at most 8, on tensor cores 16; a
+larger group is split evenly): these keys and values are read once.
 
 What it should reach
     On an H200, 64 sequences of 4,096 tokens, H = 32, K = 8, D = 64, bfloat16: the keys and values are 537 MB, in 150 us
     at 85% of 4.2 TB/s. By count, not measured, for the kernel on tensor cores:
 
-        under way   an SM's share of 3.57 TB/s is 27 KB a microsecond. It holds 4 blocks of 4 warps, each of which has
+        in flight   an SM's share of 3.57 TB/s is 27 KB a microsecond. It holds 4 blocks of 4 warps, each of which has
                     two pages of keys and values in flight, 8 KB: 128 KB, enough for a latency of 4.7 us
-        a block     has all 4,096 tokens of a head, 1 MB, in 16 parts; while its warps join a part, the first pages of
-                    the next are in flight. With one part a block, 64 KB, its chain of latencies (the length, the
-                    pages' numbers, the first pages, the records, the count) was a third of its time: 164 us
+        a block     has all 4,096 tokens of a head, 1 MB, in 16 splits; while its warps merge a split, the first pages
+                    of the next are in flight. With one split a block, 64 KB, its chain of latencies (the length, the
+                    page table, the first pages, the partial results, the count) was a third of its time: 164 us
         arithmetic  a page takes a warp about 170 instructions: 131,072 pages are 24 us of all SMs' issue slots. With
                     products in registers it is 560 and 79 us: beside the waits of 12 warps an SM that is the limit
 
@@ -49,9 +49,9 @@ from labkit.device.lazy import kernel_factory
 from labkit.kernels.arguments import MAX_GRID_YZ, check_array, dynamic_shared
 from labkit.kernels.attention.paged_prefill import paged_prefill
 from labkit.kernels.attention.paged_split import (
+    MIN_SPLIT_PAGES,
     MOST,
     MOST_MMA,
-    SHORTEST,
     SPLITS,
     blocks_of_group,
     make_paged_decode,
@@ -83,7 +83,7 @@ def paged_decode_reference(q, keys, values, page_table, lengths, scale):
 
 
 def _of_each_sequence(attend, q, keys, values, page_table, lengths, scale):
-    """attend(rows, keys, values, first, scale) of each sequence, in its row of the output; zeros of an empty slot."""
+    """Apply attend(rows, keys, values, context_len, scale) to each sequence; the row of an empty slot is zeros."""
     out = np.zeros(q.shape)
     for s, tokens in enumerate(lengths.astype(int)):
         if tokens:
@@ -96,50 +96,52 @@ def _of_each_sequence(attend, q, keys, values, page_table, lengths, scale):
 
 
 class DecodeParts(NamedTuple):
-    """Device memory for what blocks have found, and for how many of a sequence and a head have come. Launches that
-    run at the same time must not share it."""
+    """Device memory for the partial results of blocks, and for the counts of blocks that have arrived, one for each
+    sequence and group of heads. Launches that run at the same time must not share it."""
 
     partial: object
     arrived: object
 
 
 def decode_parts(sequences: int, heads: int, size: int, dtype=np.uint16) -> DecodeParts:
-    """What paged_decode needs for up to so many sequences of so many query heads, of whatever lengths, and however many
-    heads keys and values have. dtype: that of q; all dtypes need the same."""
-    records = heads + heads // MOST  # blocks_of_group may leave the last block of a group fewer heads than it has space
-    partial = cuda.device_array(sequences * SPLITS * records * partial_stride(size), np.float32)
+    """Allocate the workspace of paged_decode for up to so many sequences and query heads, of any lengths, and any
+    number of heads of keys and values. dtype: that of q; all dtypes need the same."""
+    num_partials = heads + heads // MOST  # in blocks_of_group the last block of a group may have unused space
+    partial = cuda.device_array(sequences * SPLITS * num_partials * partial_stride(size), np.float32)
     return DecodeParts(partial, cuda.to_device(np.zeros(sequences * heads, np.uint32)))
 
 
 @functools.cache
-def _kept_parts(sequences: int, heads: int, size: int) -> DecodeParts:
+def _cached_parts(sequences: int, heads: int, size: int) -> DecodeParts:
     return decode_parts(sequences, heads, size)
 
 
-def blocks_of_sequence(others: int, pages: int) -> int:
-    """How many blocks share a sequence of so many pages and a head of keys, if the batch has `others` of them: two for
-    each SM in all, so that a few long sequences keep the GPU busy. On the bits of the result it has no influence."""
-    return max(1, min(2 * device.sm_count() // others, SPLITS, -(-pages // SHORTEST)))
+def blocks_of_sequence(groups: int, pages: int) -> int:
+    """Return how many blocks share a sequence of so many pages, for each group of heads, if the batch has `groups`
+    of them: two for each SM in all, so that a few long sequences keep the GPU busy. It does not affect
+    the bits of the result."""
+    return max(1, min(2 * device.sm_count() // groups, SPLITS, -(-pages // MIN_SPLIT_PAGES)))
 
 
-def _launch_decode(factory, most: int, splits: int, q, keys, values, page_table, lengths, out, scale, parts, stream,
-                   grid_x: int | None = None):
-    """most: query heads that a block of such a kernel may have. grid_x: blocks of a sequence and a head of keys."""
+def _launch_decode(factory, max_heads: int, splits: int, q, keys, values, page_table, lengths, out, scale, parts,
+                   stream, grid_x: int | None = None):
+    """Launch a kernel of `factory`. max_heads: query heads of a block, at most. grid_x: blocks of a sequence and a head
+    of keys."""
     ratio = check_decode(q, keys, values, page_table, lengths, out, scale)
     sequences, heads, size = q.shape
     kv_heads = heads // ratio
-    blocks, each = blocks_of_group(ratio, most)
-    parts = parts or _kept_parts(sequences, heads, size)
-    numbers = sequences * SPLITS * kv_heads * blocks * each * partial_stride(size)
-    if parts.partial.size < numbers or parts.arrived.size < sequences * kv_heads * blocks:
+    blocks, heads_per_block = blocks_of_group(ratio, max_heads)
+    parts = parts or _cached_parts(sequences, heads, size)
+    num_elements = sequences * SPLITS * kv_heads * blocks * heads_per_block * partial_stride(size)
+    if parts.partial.size < num_elements or parts.arrived.size < sequences * kv_heads * blocks:
         raise ValueError(f"parts are too small for {sequences} sequences of {heads} heads of {size} numbers; make them "
                          f"with decode_parts({sequences}, {heads}, {size})")
-    kernel = factory(size, each, uses_pdl(sequences)) if factory is make_paged_decode_mma else factory(
-        size, each, np.dtype(q.dtype) == np.uint16, splits)
+    kernel = factory(size, heads_per_block, uses_pdl(sequences)) if factory is make_paged_decode_mma else factory(
+        size, heads_per_block, np.dtype(q.dtype) == np.uint16, splits)
     arguments = (as_matrix(q), as_matrix(keys), as_matrix(values), page_table, lengths, as_matrix(out),
                  np.float32(scale * LOG2_E), np.uint32(ratio), np.uint32(kv_heads), *parts)
     dynamic_shared(kernel, kernel.shared_bytes, *arguments)
-    # The sequence's length is not known here: blocks beyond its pages end at once.
+    # The sequence's length is not known here: blocks beyond its pages exit at once.
     if grid_x is None:
         grid_x = 1 if splits == 1 else blocks_of_sequence(kv_heads * blocks * sequences, page_table.shape[1])
     grid = grid_x, kv_heads * blocks, sequences
@@ -177,8 +179,8 @@ def check_decode(q, keys, values, page_table, lengths, out, scale, *, whole_line
 
 @rung(kernel=make_paged_decode_naive(64, False), idea="one thread a sequence and head: two passes over its pages")
 def paged_decode_naive(q, keys, values, page_table, lengths, out, scale, parts=None, *, stream=0):
-    """One thread has one query, computes each score twice, and reads keys and values number by number. What paging
-    costs is one more load for each token, of the number of its page."""
+    """One thread has one query, computes each score twice, and reads keys and values element by element. The cost of
+    paging is one more load for each token, of its entry in the page table."""
     check_decode(q, keys, values, page_table, lengths, out, scale, whole_lines=False)
     kernel = make_paged_decode_naive(q.shape[2], q.dtype == np.uint16)
     blocks = -(-q.shape[0] * q.shape[1] // NAIVE_THREADS)
@@ -188,8 +190,8 @@ def paged_decode_naive(q, keys, values, page_table, lengths, out, scale, parts=N
 @rung(kernel=make_paged_decode(64, 4, False, 1), sizes=SIZES,
       idea="a block for each head of keys: online softmax in registers, 16 bytes at a time")
 def paged_decode_one_block(q, keys, values, page_table, lengths, out, scale, parts=None, *, stream=0):
-    """A block has the query heads that share keys and values, and reads these once. Its four warps take pages in turn,
-    a group of lanes a key in each, with a row_max of its own: no group waits for another. A few long
+    """A block has the query heads that share keys and values, and reads these once. Its four warps take pages in turn;
+    each group of lanes takes one key at a time and has its own row_max: no group waits for another. A few long
     sequences leave most of the GPU idle."""
     _launch_decode(make_paged_decode, MOST, 1, q, keys, values, page_table, lengths, out, scale, parts, stream)
 
@@ -197,15 +199,15 @@ def paged_decode_one_block(q, keys, values, page_table, lengths, out, scale, par
 @rung(kernel=make_paged_decode(64, 4, False, SPLITS), sizes=SIZES,
       idea="pages in up to 16 parts, over as many blocks as keep the GPU busy; the last one folds what all found")
 def paged_decode_split(q, keys, values, page_table, lengths, out, scale, parts=None, *, stream=0):
-    """As one_block, but in parts of 8 pages or more, which blocks share if there are few sequences. A counter in global
-    memory tells the last block of a sequence and a head that it is the last: it folds all parts in their order."""
+    """As one_block, but in splits of 8 pages or more, which several blocks share if there are few sequences. A counter
+    in global memory identifies the last block of a sequence and a head: it merges all splits in order."""
     _launch_decode(make_paged_decode, MOST, SPLITS, q, keys, values, page_table, lengths, out, scale, parts, stream)
 
 
 @rung(kernel=make_paged_decode_mma(64, 4), needs=MMA, sizes=SIZES,
       idea="as split, on tensor cores: query heads are rows of a factor, and cp.async keeps pages in flight")
 def paged_decode_mma(q, keys, values, page_table, lengths, out, scale, parts=None, *, stream=0):
-    """For bfloat16. A page of 16 keys is one factor of mma.sync, the query heads of a group are the other. Each warp
+    """For bfloat16. A page of 16 keys is one operand of mma.sync, the query heads of a group are the other. Each warp
     has three pages in shared memory, two of them still in flight; the products take so few instructions
     that loads set the time, for any ratio of heads."""
     if np.dtype(q.dtype) != np.uint16:

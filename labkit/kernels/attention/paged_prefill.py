@@ -1,5 +1,5 @@
 """Attention of the new tokens of several sequences over their pages, in one launch: a prompt, a part of one, the rest
-of one whose beginning was in the cache, and single tokens beside them.
+of one whose prefix is cached, and single tokens beside them.
 
     out[t, h] = sum over the tokens j <= t of t's sequence of softmax_j(q[t, h] . k[j, h // R] * scale) * v[j, h // R]
 
@@ -11,8 +11,8 @@ Work    4*H*D flop for each pair of a row and a token that it sees; the bytes of
 Source  as half.py, flash.py and pages.py; the kernels with tiles are in paged_tiles.py
 
 Rows of no sequence may hold anything: none is read, and their rows of out are not written. What cannot be computed
-whole comes out as NaN: a length above `longest` or beyond the last row, a context for which the page table has no
-place or which is shorter than its length: the host does not see them.
+in full comes out as NaN: a length above `longest` or beyond the last row, a context for which the page table is
+too short or which is shorter than its length: the host does not see them.
 
 A row has the same result, bit for bit, in one launch for the whole prompt, in parts, and in any company.
 
@@ -55,7 +55,7 @@ def paged_prefill_reference(q, keys, values, page_table, begins, lengths, contex
 
 
 def _of_each_sequence(attend, q, keys, values, page_table, begins, lengths, contexts, scale):
-    """attend(rows, keys, values, first, scale) of each sequence, in its rows of the output; the others are NaN."""
+    """Apply attend(rows, keys, values, context_len, scale) to each sequence; rows of no sequence are NaN."""
     out = np.full(q.shape, np.nan)
     for s, (begin, length, tokens) in enumerate(zip(begins.astype(int), lengths.astype(int), contexts.astype(int),
                                                     strict=True)):
@@ -66,7 +66,7 @@ def _of_each_sequence(attend, q, keys, values, page_table, begins, lengths, cont
     return out
 
 
-# --- One thread a row and head ----------------------------------------------------------------------------------------
+# --- One thread per row and head --------------------------------------------------------------------------------------
 
 
 @kernel_factory
@@ -78,10 +78,10 @@ def make_paged_prefill_naive(size: int, bf16: bool):
         head, sequence = u32.blockIdx.y, u32.blockIdx.z
         row = u32.blockIdx.x * NAIVE_THREADS + u32.threadIdx.x
         begin, tokens, scale = find_sentence(begins, lengths, sequence, u32.shape(q)[0], longest, scale)
-        before, keys_seen, scale = find_context(contexts, sequence, tokens, u32.shape(page_table)[1], scale)
+        context_len, num_keys, scale = find_context(contexts, sequence, tokens, u32.shape(page_table)[1], scale)
         if row < tokens:
             attend(q, begin + row, head, keys, values, page_table, sequence,
-                   min(before + row + 1, keys_seen), out, scale)
+                   min(context_len + row + 1, num_keys), out, scale)
 
     return paged_prefill_naive_kernel
 
@@ -108,8 +108,8 @@ def check_prefill(q, keys, values, page_table, begins, lengths, contexts, out, s
 
 @rung(kernel=make_paged_prefill_naive(64, False), idea="one thread a row and head: two passes over the tokens it sees")
 def paged_prefill_naive(q, keys, values, page_table, begins, lengths, contexts, out, scale, longest, *, stream=0):
-    """One thread has one query, computes each score twice, and reads keys and values number by number, for itself
-    alone."""
+    """One thread has one query, computes each score twice, and reads keys and values element by element; threads
+    share nothing."""
     check_prefill(q, keys, values, page_table, begins, lengths, contexts, out, scale, longest, whole_lines=False)
     kernel = make_paged_prefill_naive(q.shape[2], np.dtype(q.dtype) == np.uint16)
     grid = -(-longest // NAIVE_THREADS), q.shape[1], lengths.size
@@ -118,13 +118,14 @@ def paged_prefill_naive(q, keys, values, page_table, begins, lengths, contexts, 
 
 
 def rows_of_thread(size: int, heads: int, sequences: int, longest: int) -> int:
-    """How many queries a thread of paged_prefill_flash has: as many as sequences need and as leave a block for each
-    SM."""
-    wanted, groups = multiprocessors(), THREADS // (8 if size % 32 == 0 else 4)
-    down = 4 if device.on_gpu() else 1
-    while down > 1 and (down * groups // 2 >= longest or heads * sequences * -(-longest // (down * groups)) < wanted):
-        down //= 2
-    return down
+    """Return how many queries a thread of paged_prefill_flash has: no more than sequences need, and few enough that
+    there is a block for each SM."""
+    num_sms, groups = multiprocessors(), THREADS // (8 if size % 32 == 0 else 4)
+    queries = 4 if device.on_gpu() else 1
+    while queries > 1 and (queries * groups // 2 >= longest
+                           or heads * sequences * -(-longest // (queries * groups)) < num_sms):
+        queries //= 2
+    return queries
 
 
 @rung(kernel=make_paged_prefill(64, 4), needs=ASYNC, sizes=f"float32, {SIZES}",
@@ -135,31 +136,31 @@ def paged_prefill_flash(q, keys, values, page_table, begins, lengths, contexts, 
     check_prefill(q, keys, values, page_table, begins, lengths, contexts, out, scale, longest)
     if np.dtype(q.dtype) != np.float32:
         raise ValueError(f"q has dtype {q.dtype}; without tensor cores only float32 is allowed")
-    down = rows_of_thread(q.shape[2], q.shape[1], lengths.size, longest)
-    _launch(make_paged_prefill(q.shape[2], down), q, keys, values, page_table, begins, lengths, contexts, out, scale,
+    queries = rows_of_thread(q.shape[2], q.shape[1], lengths.size, longest)
+    _launch(make_paged_prefill(q.shape[2], queries), q, keys, values, page_table, begins, lengths, contexts, out, scale,
             longest, stream)
 
 
-FORMS = ((4, 2), (4, 1), (2, 1), (1, 1))  # warps of a block, and 16 queries so many times for each
+FORMS = ((4, 2), (4, 1), (2, 1), (1, 1))  # warps of a block, and tiles of 16 queries for each warp
 
 
 def prefill_form(size: int, heads: int, sequences: int, longest: int) -> tuple[int, int]:
-    """(warps, down): the most queries a block of which a smaller one would not do, and of which there is a block for
-    each SM."""
-    wanted = multiprocessors()
+    """Return (warps, m_tiles): the largest block that is not more than twice the queries needed and that leaves a
+    block for each SM."""
+    num_sms = multiprocessors()
     # The widest takes a CPU twice as long to compile, and is no quicker there.
-    for warps, down in FORMS if size <= 64 and wanted > 1 else FORMS[1:]:
-        rows = 16 * warps * down
-        if rows // 2 < longest and heads * sequences * -(-longest // rows) >= wanted:
+    for warps, m_tiles in FORMS if size <= 64 and num_sms > 1 else FORMS[1:]:
+        rows = 16 * warps * m_tiles
+        if rows // 2 < longest and heads * sequences * -(-longest // rows) >= num_sms:
             break
-    return warps, down
+    return warps, m_tiles
 
 
 @rung(kernel=make_paged_prefill_mma(64, 4, 2), needs=MMA, sizes=f"bfloat16, {SIZES}",
       idea="tiles of keys on tensor cores: scores and weights stay in registers")
 def paged_prefill_mma(q, keys, values, page_table, begins, lengths, contexts, out, scale, longest, *, stream=0):
     """As attention_flash_half, in bfloat16: a block takes 16 to 128 queries of one head of one sequence, and cp.async
-    brings the next tile from its pages while this one is multiplied. A warp leaves out tiles that none of its queries
+    brings the next tile from its pages while this one is multiplied. A warp skips tiles that none of its queries
     sees."""
     check_prefill(q, keys, values, page_table, begins, lengths, contexts, out, scale, longest)
     if np.dtype(q.dtype) != np.uint16:
@@ -170,7 +171,7 @@ def paged_prefill_mma(q, keys, values, page_table, begins, lengths, contexts, ou
 
 
 def _launch(kernel, q, keys, values, page_table, begins, lengths, contexts, out, scale, longest, stream):
-    """Launches a kernel that one of the last two factories made. Arguments are checked before."""
+    """Launch a kernel of make_paged_prefill or make_paged_prefill_mma. The caller has checked the arguments."""
     rows, heads, size = q.shape
     tiles = -(-longest // kernel.rows)
     if tiles > MAX_GRID_YZ:

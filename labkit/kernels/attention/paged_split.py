@@ -1,12 +1,13 @@
-"""The kernels of paged_decode: the pages of a sequence split over lanes, warps and blocks, and what they found joined.
+"""The kernels of paged_decode: the pages of a sequence are split over lanes, warps and blocks; then the partial results
+are merged.
 
-A sequence is cut into up to 16 parts of 8 pages or more, by its own length alone. A block takes one part after the
+A sequence is cut into up to 16 splits of 8 pages or more, by its own length alone. A block takes one split after the
 other: all of them, where the batch keeps the GPU busy; one, where it would leave it idle. Warps take the pages of a
-part in turn and join at its end; parts are folded in their order, by the block that has them all, or by the one that
-ends last. These are the same operations in the same order, so that the result has the same bits in any batch.
+split in turn, and are merged at its end; splits are merged in order, by the block that has them all, or by the last one
+to finish. These are the same operations in the same order, so that the result has the same bits in any batch.
 
 Shapes  as in paged.py, where the launchers are; here q and out are matrices (B * H, D), keys and values (pages * K *
-        PAGE, D). ratio: H // K. partial, arrived: what decode_parts makes
+        PAGE, D). ratio: H // K. partial, arrived: as decode_parts allocates them
 """
 
 from numba import float32, uint16, uint32
@@ -22,340 +23,339 @@ from labkit.kernels.matmul.mma import CHUNK
 from labkit.kernels.reduce import ALL_LANES, NEG_INF, ZERO
 
 WARPS, THREADS = 4, 128
-SPLITS = 16  # parts of a sequence, at most
-SHORTEST = 8  # pages of a part, at least: two for each warp
-LOWEST = float32(-3e38)  # below every score, and finite: the difference of two such maxima is a number
-MOST, MOST_MMA = 8, 16  # query heads of a block
+SPLITS = 16  # of a sequence, at most
+MIN_SPLIT_PAGES = 8  # pages of a split, at least: two for each warp
+LEAST_FINITE = float32(-3e38)  # below every score, and finite: the difference of two such maxima is never NaN
+MOST, MOST_MMA = 8, 16  # query heads of a block, at most
 
 
-def blocks_of_group(group: int, most: int) -> tuple[int, int]:
-    """(blocks, query heads of each) for the query heads that share a head of keys and values: in equal parts, of which
-    the last may be smaller."""
-    blocks = -(-group // most)
+def blocks_of_group(group: int, max_heads: int) -> tuple[int, int]:
+    """Return (blocks, query heads of each) for the query heads that share a head of keys and values: split evenly,
+    though the last block may have fewer."""
+    blocks = -(-group // max_heads)
     return blocks, -(-group // blocks)
 
 
 def partial_stride(size: int) -> int:
-    """Numbers of what was found for a query head in a part of its keys: acc, row_sum, row_max and two that are never
-    read."""
+    """Return the elements of a partial result, of one query head and split: acc, row_sum, row_max and two of
+    padding."""
     return size + 4
 
 
 @cuda.jit(device=True)
-def find_parts(tokens, splits):
-    """(pages, pages of a part, parts) of a sequence of so many tokens; parts are a multiple of WARPS long, but for the
-    last."""
+def find_parts(tokens, max_splits):
+    """Return (pages, pages_per_split, num_splits) of a sequence; all splits but the last are a multiple of WARPS
+    long."""
     pages = (tokens + (PAGE - 1)) // PAGE
-    share = (pages + (splits - 1)) // splits
-    share = max(SHORTEST, (share + (WARPS - 1)) // WARPS * WARPS)
-    if splits == 1:
-        share = pages
-    return pages, share, (pages + share - 1) // share
+    pages_per_split = (pages + (max_splits - 1)) // max_splits
+    pages_per_split = max(MIN_SPLIT_PAGES, (pages_per_split + (WARPS - 1)) // WARPS * WARPS)
+    if max_splits == 1:
+        pages_per_split = pages
+    return pages, pages_per_split, (pages + pages_per_split - 1) // pages_per_split
 
 
 @cuda.jit(device=True)
-def split_range(parts, block, blocks):
-    """(first part, behind the last part, blocks that have any) of a block, of a grid of so many for the sequence."""
-    each = (parts + blocks - 1) // blocks
-    first = block * each
-    return first, min(first + each, parts), (parts + each - 1) // each
+def split_range(num_splits, block, num_blocks):
+    """Return (first split, end, blocks with any splits) for a block, one of num_blocks that share the sequence."""
+    splits_per_block = (num_splits + num_blocks - 1) // num_blocks
+    start = block * splits_per_block
+    return start, min(start + splits_per_block, num_splits), (num_splits + splits_per_block - 1) // splits_per_block
 
 
 @cuda.jit(device=True)
-def fold(row_max, row_sum, left, right, n, part_max, part_sum, part_left, part_right):
-    """Adds a part to the parts before it, for pair n of the thread's. The rounding is spelled out: whoever folds, a
-    block or the last one, gets the same bits."""
-    new = max(row_max[n], part_max)
-    before, weight = ptx.exp2_approx(row_max[n] - new), ptx.exp2_approx(part_max - new)
-    row_max[n] = new
-    row_sum[n] = cuda.fma(row_sum[n], before, part_sum * weight)
-    left[n] = cuda.fma(left[n], before, part_left * weight)
-    right[n] = cuda.fma(right[n], before, part_right * weight)
+def merge_split(row_max, row_sum, acc0, acc1, n, split_max, split_sum, split_acc0, split_acc1):
+    """Merge a split into the preceding ones, for the thread's pair n. The FMAs are explicit, so that any block gets
+    the same bits, whether it has all splits or is the last one."""
+    new_max = max(row_max[n], split_max)
+    correction, weight = ptx.exp2_approx(row_max[n] - new_max), ptx.exp2_approx(split_max - new_max)
+    row_max[n] = new_max
+    row_sum[n] = cuda.fma(row_sum[n], correction, split_sum * weight)
+    acc0[n] = cuda.fma(acc0[n], correction, split_acc0 * weight)
+    acc1[n] = cuda.fma(acc1[n], correction, split_acc1 * weight)
 
 
-def make_join(size: int, heads: int, bf16: bool, splits: int):
-    """The device functions that join: write_zeros, of an empty slot; place, where in shared memory a number of acc
-    lies; merge_partials, at the end of a part; reduce_splits, at the end of a block.
+def make_merge(size: int, heads: int, bf16: bool, splits: int):
+    """Make the device functions that merge: write_zeros, for an empty slot; acc_offset, of an element of acc in shared
+    memory; merge_partials, at the end of a split; reduce_splits, at the end of a block.
 
-    A thread has up to PAIRS pairs of neighbouring columns of a query head, and for each a row_max, a row_sum and the
-    two numbers, folded over the block's parts so far.
+    A thread has up to THREAD_PAIRS pairs of neighbouring columns of a query head, and for each a row_max, a row_sum and
+    the two elements of acc, accumulated over the block's splits so far.
     """
-    HEADS, SIZE, RECORD = heads, size, partial_stride(size)
-    COLUMNS = size // 2  # pairs of a head
-    ALL, PAIRS = heads * COLUMNS, -(-heads * COLUMNS // THREADS)
+    HEADS, SIZE, PARTIAL_STRIDE = heads, size, partial_stride(size)
+    HEAD_PAIRS = size // 2  # pairs of columns of a head
+    NUM_PAIRS, THREAD_PAIRS = heads * HEAD_PAIRS, -(-heads * HEAD_PAIRS // THREADS)
     SPLIT = splits > 1
-    # Rows of 64 numbers begin in one bank: the eight rows that a warp writes at once are moved apart.
-    APART = 8 if size & (size - 1) == 0 else 0
-    TURNS = min(7, size // 8 - 1)
+    # Rows of 64 elements begin in the same bank: the eight rows that a warp writes at once are swizzled.
+    SWIZZLE = 8 if size & (size - 1) == 0 else 0
+    SWIZZLE_MASK = min(7, size // 8 - 1)
 
     @cuda.jit(device=True)
-    def write(out, row, column, left, right):
+    def write(out, row, col, acc0, acc1):
         if bf16:
-            ptx.store_global_bf162(out, row * SIZE + column, left, right)
+            ptx.store_global_bf162(out, row * SIZE + col, acc0, acc1)
         else:
-            out[row, column], out[row, column + 1] = left, right
+            out[row, col], out[row, col + 1] = acc0, acc1
 
     @cuda.jit(device=True)
-    def write_zeros(out, first_row, count, thread):
-        for pair in u32.range(thread, count * COLUMNS, THREADS):
-            row, column = pair // COLUMNS, pair % COLUMNS * 2
-            write(out, first_row + row, column, ZERO, ZERO)
+    def write_zeros(out, first_row, num_rows, thread):
+        for pair in u32.range(thread, num_rows * HEAD_PAIRS, THREADS):
+            row, col = pair // HEAD_PAIRS, pair % HEAD_PAIRS * 2
+            write(out, first_row + row, col, ZERO, ZERO)
 
     @cuda.jit(device=True)
-    def place(head, column):
-        return head * SIZE + (column ^ (head & TURNS) * APART)
+    def acc_offset(head, col):
+        return head * SIZE + (col ^ (head & SWIZZLE_MASK) * SWIZZLE)
 
     @cuda.jit(device=True)
-    def merge_partials(found, places, maxima, sums, row_max, row_sum, left, right, alone, part, group, partial, thread):
-        """A part's end. found[places[warp] + place(head, column)]: acc of a warp. maxima, sums: [warp * HEADS + head].
-        alone: the block has all of the sequence's parts, and folds this one; else it goes to `partial`."""
-        cuda.syncthreads()  # what every warp found is complete
-        for n in u32.range(PAIRS):
+    def merge_partials(warp_acc, warp_offsets, warp_max, warp_sum, row_max, row_sum, acc0, acc1, single_block, split,
+                       group, partial, thread):
+        """Merge the warps' results of a split. warp_acc[warp_offsets[warp] + acc_offset(head, col)]: acc of a warp.
+        warp_max, warp_sum: [warp * HEADS + head]. single_block: the block has all splits of the sequence, and
+        accumulates this one; otherwise the split is written to `partial`."""
+        cuda.syncthreads()  # the results of all warps are complete
+        for n in u32.range(THREAD_PAIRS):
             pair = thread + n * THREADS
-            if pair < ALL:
-                head, column = pair // COLUMNS, pair % COLUMNS * 2
-                part_max, part_sum, part_left, part_right = LOWEST, ZERO, ZERO, ZERO
+            if pair < NUM_PAIRS:
+                head, col = pair // HEAD_PAIRS, pair % HEAD_PAIRS * 2
+                split_max, split_sum, split_acc0, split_acc1 = LEAST_FINITE, ZERO, ZERO, ZERO
                 for warp in u32.range(WARPS):
-                    part_max = max(part_max, maxima[warp * HEADS + head])
+                    split_max = max(split_max, warp_max[warp * HEADS + head])
                 for warp in u32.range(WARPS):
-                    at = places[warp] + place(head, column)
-                    weight = ptx.exp2_approx(maxima[warp * HEADS + head] - part_max)
-                    part_sum += sums[warp * HEADS + head] * weight
-                    part_left += found[at] * weight
-                    part_right += found[at + 1] * weight
-                if not SPLIT or alone:
-                    fold(row_max, row_sum, left, right, n, part_max, part_sum, part_left, part_right)
+                    offset = warp_offsets[warp] + acc_offset(head, col)
+                    weight = ptx.exp2_approx(warp_max[warp * HEADS + head] - split_max)
+                    split_sum += warp_sum[warp * HEADS + head] * weight
+                    split_acc0 += warp_acc[offset] * weight
+                    split_acc1 += warp_acc[offset + 1] * weight
+                if not SPLIT or single_block:
+                    merge_split(row_max, row_sum, acc0, acc1, n, split_max, split_sum, split_acc0, split_acc1)
                 else:
-                    one = (((group * SPLITS + part) * HEADS + head)
-                                 * RECORD)
-                    partial[one + column], partial[one + column + 1] = part_left, part_right
-                    if column == 0:
-                        partial[one + SIZE], partial[one + (SIZE + 1)] = part_sum, part_max
+                    base = ((group * SPLITS + split) * HEADS + head) * PARTIAL_STRIDE
+                    partial[base + col], partial[base + col + 1] = split_acc0, split_acc1
+                    if col == 0:
+                        partial[base + SIZE], partial[base + (SIZE + 1)] = split_sum, split_max
         cuda.syncthreads()  # and has been read by every thread
 
     @cuda.jit(device=True)
-    def reduce_splits(last, out, first_row, count, row_max, row_sum, left, right, parts, blocks, group, partial,
-                      arrived, thread):
-        """first_row, count: the block's rows of out as a matrix (B * H, D). group: the number of the `blocks` that
-        belong together."""
-        if SPLIT and blocks > 1:
+    def reduce_splits(is_last_block, out, first_row, num_rows, row_max, row_sum, acc0, acc1, num_splits, num_blocks,
+                      group, partial, arrived, thread):
+        """Merge the splits, if they have several blocks, and write the output. first_row, num_rows: the block's rows of
+        out as a matrix (B * H, D). group: the index of the num_blocks blocks that share a sequence and its heads."""
+        if SPLIT and num_blocks > 1:
             if thread == 0:
-                cuda.threadfence()  # every block sees the records of this one before it sees the count
-                # The count is 0 again after the last block: the next launch needs nothing.
-                order = uint32(cuda.atomic.inc(arrived, group, blocks - 1))
-                last[0] = 1 if order == blocks - 1 else 0
+                cuda.threadfence()  # the partials of this block are visible before the count is
+                # The count wraps to 0 at the last block, ready for the next launch.
+                ticket = uint32(cuda.atomic.inc(arrived, group, num_blocks - 1))
+                is_last_block[0] = 1 if ticket == num_blocks - 1 else 0
                 cuda.threadfence()
             cuda.syncthreads()
-            if last[0] == 0:
+            if is_last_block[0] == 0:
                 return
-            fold_parts(row_max, row_sum, left, right, parts, group, partial, thread)
-        for n in u32.range(PAIRS):
+            merge_splits(row_max, row_sum, acc0, acc1, num_splits, group, partial, thread)
+        for n in u32.range(THREAD_PAIRS):
             pair = thread + n * THREADS
-            head, column = pair // COLUMNS, pair % COLUMNS * 2
-            if head < count:
-                share = float32(1.0) / row_sum[n]
-                write(out, first_row + head, column, left[n] * share, right[n] * share)
+            head, col = pair // HEAD_PAIRS, pair % HEAD_PAIRS * 2
+            if head < num_rows:
+                inv_row_sum = float32(1.0) / row_sum[n]
+                write(out, first_row + head, col, acc0[n] * inv_row_sum, acc1[n] * inv_row_sum)
 
     @cuda.jit(device=True)
-    def fold_parts(row_max, row_sum, left, right, parts, group, partial, thread):
-        for n in u32.range(PAIRS):
-            pair = min(thread + n * THREADS, ALL - 1)
-            head, column = pair // COLUMNS, pair % COLUMNS * 2
-            first = (group * (SPLITS * HEADS) + head) * RECORD
-            # No branches, so that all loads can be under way at once: a part that is not there weighs nothing.
-            for part in u32.range(SPLITS):
-                one = first + min(part, parts - 1) * (HEADS * RECORD)
-                part_max = partial[one + (SIZE + 1)] if part < parts else LOWEST
-                fold(row_max, row_sum, left, right, n, part_max, partial[one + SIZE], partial[one + column],
-                     partial[one + column + 1])
+    def merge_splits(row_max, row_sum, acc0, acc1, num_splits, group, partial, thread):
+        for n in u32.range(THREAD_PAIRS):
+            pair = min(thread + n * THREADS, NUM_PAIRS - 1)
+            head, col = pair // HEAD_PAIRS, pair % HEAD_PAIRS * 2
+            head_offset = (group * (SPLITS * HEADS) + head) * PARTIAL_STRIDE
+            # No branches, so that all loads can be in flight at once: a missing split has weight 0.
+            for split in u32.range(SPLITS):
+                base = head_offset + min(split, num_splits - 1) * (HEADS * PARTIAL_STRIDE)
+                split_max = partial[base + (SIZE + 1)] if split < num_splits else LEAST_FINITE
+                merge_split(row_max, row_sum, acc0, acc1, n, split_max, partial[base + SIZE], partial[base + col],
+                            partial[base + col + 1])
 
-    return write_zeros, place, merge_partials, reduce_splits
+    return write_zeros, acc_offset, merge_partials, reduce_splits
 
 
 # --- Products in registers: float32 and bfloat16 ----------------------------------------------------------------------
 
 
 def make_decode_steps(heads: int, bf16: bool, lanes: int):
-    """The device functions of which a round of keys is made: read, score_key and add_value. Each of a group of `lanes`
+    """Make the device functions for a round of keys: load_chunk, score_key and add_value. Each of a group of `lanes`
     neighbours has 16 bytes of a key and of its value."""
-    COUNT = 8 if bf16 else 4
+    VEC = 8 if bf16 else 4
     HEADS = heads
-    EXCHANGES = lanes.bit_length() - 1
+    SHUFFLES = lanes.bit_length() - 1
 
     @cuda.jit(device=True)
-    def read(numbers, to, array, at):
-        """numbers[to], ... = the numbers in 16 bytes of an array."""
-        four = ptx.load_global4(array, at)
+    def load_chunk(elements, dst, array, offset):
+        """elements[dst], ... = the elements in 16 bytes of an array."""
+        vec = ptx.load_global4(array, offset)
         for n in range(4):
             if bf16:
-                numbers[to + 2 * n], numbers[to + 2 * n + 1] = ptx.unpack_bf162(four[n])
+                elements[dst + 2 * n], elements[dst + 2 * n + 1] = ptx.unpack_bf162(vec[n])
             else:
-                numbers[to + n] = four[n]
+                elements[dst + n] = vec[n]
 
     @cuda.jit(device=True)
-    def score_key(scores, queries, numbers, n, seen):
-        """The scores of the group's key n of this round, for each head, in all of the group's lanes."""
+    def score_key(scores, queries, elements, n, visible):
+        """Compute the scores of the group's key n of this round, for each head, in all lanes of the group."""
         for head in range(HEADS):
             score = ZERO
-            for i in range(COUNT):
-                score += queries[head * COUNT + i] * numbers[n * COUNT + i]
-            for i in range(EXCHANGES):
+            for i in range(VEC):
+                score += queries[head * VEC + i] * elements[n * VEC + i]
+            for i in range(SHUFFLES):
                 score += cuda.shfl_xor_sync(ALL_LANES, score, 1 << i)
-            scores[n * HEADS + head] = score if seen else NEG_INF
+            scores[n * HEADS + head] = score if visible else NEG_INF
 
     @cuda.jit(device=True)
-    def add_value(acc, scores, numbers, n):
+    def add_value(acc, scores, elements, n):
         for head in range(HEADS):
-            for i in range(COUNT):
-                acc[head * COUNT + i] += scores[n * HEADS + head] * numbers[n * COUNT + i]
+            for i in range(VEC):
+                acc[head * VEC + i] += scores[n * HEADS + head] * elements[n * VEC + i]
 
-    return read, score_key, add_value
+    return load_chunk, score_key, add_value
 
 
 @kernel_factory
 def make_paged_decode(size: int, heads: int, bf16: bool, splits: int):
-    """Attention of `heads` query heads of `size` numbers that share a head of keys and values.
+    """Attention of `heads` query heads of `size` elements that share a head of keys and values.
 
     A warp takes every WARPS-th page of its block. LANES neighbours share a key, so that a warp reads KEYS keys in 16
     bytes each, and has a row_max, a row_sum and an acc for each of these groups of lanes: in the loop over pages the
-    only exchange is the sum of a product over a group.
+    only shuffles are those that sum a dot product over a group.
     """
-    COUNT = 8 if bf16 else 4  # numbers in 16 bytes
+    VEC = 8 if bf16 else 4  # elements in 16 bytes
     SIZE, HEADS = size, heads
-    PIECES = size // COUNT
-    LANES = 1 << (PIECES - 1).bit_length()
+    CHUNKS = size // VEC
+    LANES = 1 << (CHUNKS - 1).bit_length()
     KEYS = 32 // LANES
-    WHOLE = LANES == PIECES  # or else some lanes of a group have no piece
-    MANY = heads * COUNT > 32  # numbers of queries in registers, and as many of acc
-    ROUND = min(PAGE // KEYS, 2 if MANY else 4)  # keys of a group whose loads are under way at once
+    FULL_GROUPS = LANES == CHUNKS  # otherwise some lanes of a group have no chunk
+    REGISTER_HEAVY = heads * VEC > 32  # elements of queries in registers, and as many of acc
+    ROUND = min(PAGE // KEYS, 2 if REGISTER_HEAVY else 4)  # keys of a group whose loads are in flight at once
     ROUNDS = PAGE // KEYS // ROUND
-    ACROSS = KEYS.bit_length() - 1  # exchanges between all groups of lanes
-    NUMBERS, QUERIES, SCORES = ROUND * COUNT, heads * COUNT, ROUND * heads
-    FOUND, FOUND_SUMS, PAIRS = WARPS * heads * size, WARPS * heads, -(-heads * size // (2 * THREADS))
-    read, score_key, add_value = make_decode_steps(heads, bf16, LANES)
-    write_zeros, place, merge_partials, reduce_splits = make_join(size, heads, bf16, splits)
+    GROUP_SHUFFLES = KEYS.bit_length() - 1  # to reduce over all groups of lanes
+    KV_ELEMENTS, QUERY_ELEMENTS, SCORES = ROUND * VEC, heads * VEC, ROUND * heads
+    ACC_ELEMENTS, NUM_SUMS, THREAD_PAIRS = WARPS * heads * size, WARPS * heads, -(-heads * size // (2 * THREADS))
+    load_chunk, score_key, add_value = make_decode_steps(heads, bf16, LANES)
+    write_zeros, acc_offset, merge_partials, reduce_splits = make_merge(size, heads, bf16, splits)
 
     @cuda.jit(device=True)
-    def add_round(queries, acc, row_max, row_sum, keys, values, at, first, last):
-        """The group's next ROUND keys: those at first, first + KEYS, ... of a page whose last key is `last`."""
-        key_numbers = cuda.local.array(NUMBERS, float32)
-        value_numbers = cuda.local.array(NUMBERS, float32)
+    def add_round(queries, acc, row_max, row_sum, keys, values, offset, first_key, last_key):
+        """Process the group's next ROUND keys, first_key, first_key + KEYS, ..., of a page that ends with last_key."""
+        k_frag = cuda.local.array(KV_ELEMENTS, float32)
+        v_frag = cuda.local.array(KV_ELEMENTS, float32)
         scores = cuda.local.array(SCORES, float32)
-        # No branches, so that all loads can be under way at once.
+        # No branches, so that all loads can be in flight at once.
         for n in u32.range(ROUND):
-            read(key_numbers, n * COUNT, keys, at + min(first + n * KEYS, last) * SIZE)
+            load_chunk(k_frag, n * VEC, keys, offset + min(first_key + n * KEYS, last_key) * SIZE)
         for n in u32.range(ROUND):
-            read(value_numbers, n * COUNT, values,
-                 at + min(first + n * KEYS, last) * SIZE)
+            load_chunk(v_frag, n * VEC, values, offset + min(first_key + n * KEYS, last_key) * SIZE)
         for n in u32.range(ROUND):
-            score_key(scores, queries, key_numbers, n, first + n * KEYS <= last)
+            score_key(scores, queries, k_frag, n, first_key + n * KEYS <= last_key)
         for head in range(HEADS):
-            new = row_max[head]
+            new_max = row_max[head]
             for n in u32.range(ROUND):
-                new = max(new, scores[n * HEADS + head])
-            correction = ptx.exp2_approx(row_max[head] - new)
-            row_max[head] = new
+                new_max = max(new_max, scores[n * HEADS + head])
+            correction = ptx.exp2_approx(row_max[head] - new_max)
+            row_max[head] = new_max
             part = ZERO
             for n in u32.range(ROUND):
-                exponential = ptx.exp2_approx(scores[n * HEADS + head] - new)
+                exponential = ptx.exp2_approx(scores[n * HEADS + head] - new_max)
                 scores[n * HEADS + head] = exponential
                 part += exponential
             row_sum[head] = row_sum[head] * correction + part
-            for i in range(COUNT):
-                acc[head * COUNT + i] *= correction
+            for i in range(VEC):
+                acc[head * VEC + i] *= correction
         for n in u32.range(ROUND):
-            add_value(acc, scores, value_numbers, n)
+            add_value(acc, scores, v_frag, n)
 
     @cuda.jit(device=True)
-    def join_lanes(acc, row_max, row_sum, head):
-        """What all groups of lanes found for a head, in every lane."""
-        new = row_max[head]
-        for n in range(ACROSS):
-            new = max(new, cuda.shfl_xor_sync(ALL_LANES, new, LANES << n))
-        weight = ptx.exp2_approx(row_max[head] - new)
-        row_max[head] = new
-        whole = row_sum[head] * weight
-        for n in range(ACROSS):
-            whole += cuda.shfl_xor_sync(ALL_LANES, whole, LANES << n)
-        row_sum[head] = whole
-        for i in range(COUNT):
-            value = acc[head * COUNT + i] * weight
-            for n in range(ACROSS):
+    def merge_lanes(acc, row_max, row_sum, head):
+        """Merge the results of all groups of lanes for a head, in every lane."""
+        new_max = row_max[head]
+        for n in range(GROUP_SHUFFLES):
+            new_max = max(new_max, cuda.shfl_xor_sync(ALL_LANES, new_max, LANES << n))
+        weight = ptx.exp2_approx(row_max[head] - new_max)
+        row_max[head] = new_max
+        total = row_sum[head] * weight
+        for n in range(GROUP_SHUFFLES):
+            total += cuda.shfl_xor_sync(ALL_LANES, total, LANES << n)
+        row_sum[head] = total
+        for i in range(VEC):
+            value = acc[head * VEC + i] * weight
+            for n in range(GROUP_SHUFFLES):
                 value += cuda.shfl_xor_sync(ALL_LANES, value, LANES << n)
-            acc[head * COUNT + i] = value
+            acc[head * VEC + i] = value
 
-    @cuda.jit(launch_bounds=(THREADS, 2 if MANY else 3))
+    @cuda.jit(launch_bounds=(THREADS, 2 if REGISTER_HEAVY else 3))
     def paged_decode_kernel(q, keys, values, page_table, lengths, out, scale, ratio, kv_heads, partial, arrived):
-        found = cuda.shared.array(FOUND, float32)
-        maxima, sums = cuda.shared.array(FOUND_SUMS, float32), cuda.shared.array(FOUND_SUMS, float32)
-        places = cuda.shared.array(WARPS, uint32)
-        last_block = cuda.shared.array(1, uint32)
-        queries = cuda.local.array(QUERIES, float32)
-        acc = cuda.local.array(QUERIES, float32)
+        warp_acc = cuda.shared.array(ACC_ELEMENTS, float32)
+        warp_max, warp_sum = cuda.shared.array(NUM_SUMS, float32), cuda.shared.array(NUM_SUMS, float32)
+        warp_offsets = cuda.shared.array(WARPS, uint32)
+        is_last_block = cuda.shared.array(1, uint32)
+        queries = cuda.local.array(QUERY_ELEMENTS, float32)
+        acc = cuda.local.array(QUERY_ELEMENTS, float32)
         row_max = cuda.local.array(HEADS, float32)
         row_sum = cuda.local.array(HEADS, float32)
-        whole_max, whole_sum = cuda.local.array(PAIRS, float32), cuda.local.array(PAIRS, float32)
-        left, right = cuda.local.array(PAIRS, float32), cuda.local.array(PAIRS, float32)
+        block_row_max, block_row_sum = cuda.local.array(THREAD_PAIRS, float32), cuda.local.array(THREAD_PAIRS, float32)
+        block_acc0, block_acc1 = cuda.local.array(THREAD_PAIRS, float32), cuda.local.array(THREAD_PAIRS, float32)
         thread = u32.threadIdx.x
         lane, warp = thread % 32, thread // 32
         sequence = u32.blockIdx.z
-        blocks = u32.gridDim.y // kv_heads
-        kv_head = u32.blockIdx.y // blocks
-        first_head = u32.blockIdx.y % blocks * HEADS  # of those that share kv_head
-        count = min(HEADS, ratio - first_head)
+        blocks_per_kv_head = u32.gridDim.y // kv_heads
+        kv_head = u32.blockIdx.y // blocks_per_kv_head
+        first_head = u32.blockIdx.y % blocks_per_kv_head * HEADS  # among those that share kv_head
+        num_heads = min(HEADS, ratio - first_head)
         first_row = (sequence * kv_heads + kv_head) * ratio + first_head
         block = u32.blockIdx.x
         tokens, scale = find_length(lengths, sequence, u32.shape(page_table)[1], scale)
         if tokens == 0:
             if block == 0:
-                write_zeros(out, first_row, count, thread)
+                write_zeros(out, first_row, num_heads, thread)
             return
-        pages, share, parts = find_parts(tokens, splits)
-        part, last_part, blocks_used = split_range(parts, block, u32.gridDim.x)
-        if part >= last_part:
+        pages, pages_per_split, num_splits = find_parts(tokens, splits)
+        part, split_end, active_blocks = split_range(num_splits, block, u32.gridDim.x)
+        if part >= split_end:
             return  # the grid has blocks for a full page table
-        piece, key = lane % LANES, lane // LANES
-        own = (piece if WHOLE else min(piece, PIECES - 1)) * COUNT
+        chunk, key = lane % LANES, lane // LANES
+        chunk_offset = (chunk if FULL_GROUPS else min(chunk, CHUNKS - 1)) * VEC
         for head in u32.range(HEADS):
-            row = first_row + min(head, count - 1)
-            read(queries, head * COUNT, q, row * SIZE + own)
-            for i in u32.range(COUNT):
-                queries[head * COUNT + i] *= scale if WHOLE or piece < PIECES else ZERO
-        for n in range(PAIRS):
-            whole_max[n], whole_sum[n], left[n], right[n] = LOWEST, ZERO, ZERO, ZERO
+            row = first_row + min(head, num_heads - 1)
+            load_chunk(queries, head * VEC, q, row * SIZE + chunk_offset)
+            for i in u32.range(VEC):
+                queries[head * VEC + i] *= scale if FULL_GROUPS or chunk < CHUNKS else ZERO
+        for n in range(THREAD_PAIRS):
+            block_row_max[n], block_row_sum[n], block_acc0[n], block_acc1[n] = LEAST_FINITE, ZERO, ZERO, ZERO
         if lane == 0:
-            places[warp] = warp * (HEADS * SIZE)
+            warp_offsets[warp] = warp * (HEADS * SIZE)
         group = sequence * u32.gridDim.y + u32.blockIdx.y
 
-        while part < last_part:
+        while part < split_end:
             for head in u32.range(HEADS):
-                row_max[head], row_sum[head] = LOWEST, ZERO
-                for i in u32.range(COUNT):
-                    acc[head * COUNT + i] = ZERO
-            end = min((part + 1) * share, pages)
-            for page in u32.range(part * share + warp, end, WARPS):
-                number = uint32(page_table[sequence, page])
-                at = (number * kv_heads + kv_head) * (PAGE * SIZE) + own
-                last = min(tokens - page * PAGE, PAGE) - 1
+                row_max[head], row_sum[head] = LEAST_FINITE, ZERO
+                for i in u32.range(VEC):
+                    acc[head * VEC + i] = ZERO
+            end = min((part + 1) * pages_per_split, pages)
+            for page in u32.range(part * pages_per_split + warp, end, WARPS):
+                physical_page = uint32(page_table[sequence, page])
+                offset = (physical_page * kv_heads + kv_head) * (PAGE * SIZE) + chunk_offset
+                last_key = min(tokens - page * PAGE, PAGE) - 1
                 for step in u32.range(ROUNDS):
-                    add_round(queries, acc, row_max, row_sum, keys, values, at,
-                              key + step * ROUND * KEYS, last)
+                    add_round(queries, acc, row_max, row_sum, keys, values, offset, key + step * ROUND * KEYS, last_key)
 
             for head in u32.range(HEADS):
-                join_lanes(acc, row_max, row_sum, head)
-                if key == 0 and (WHOLE or piece < PIECES):
-                    for i in u32.range(0, COUNT, 4):
-                        at = warp * (HEADS * SIZE) + place(head, own + i)
-                        ptx.store_shared4(found, at, acc[head * COUNT + i], acc[head * COUNT + i + 1],
-                                          acc[head * COUNT + i + 2], acc[head * COUNT + i + 3])
+                merge_lanes(acc, row_max, row_sum, head)
+                if key == 0 and (FULL_GROUPS or chunk < CHUNKS):
+                    for i in u32.range(0, VEC, 4):
+                        offset = warp * (HEADS * SIZE) + acc_offset(head, chunk_offset + i)
+                        ptx.store_shared4(warp_acc, offset, acc[head * VEC + i], acc[head * VEC + i + 1],
+                                          acc[head * VEC + i + 2], acc[head * VEC + i + 3])
                 if lane == 0:
-                    maxima[warp * HEADS + head] = row_max[head]
-                    sums[warp * HEADS + head] = row_sum[head]
-            merge_partials(found, places, maxima, sums, whole_max, whole_sum, left, right, blocks_used == 1,
-                           part, group, partial, thread)
+                    warp_max[warp * HEADS + head] = row_max[head]
+                    warp_sum[warp * HEADS + head] = row_sum[head]
+            merge_partials(warp_acc, warp_offsets, warp_max, warp_sum, block_row_max, block_row_sum, block_acc0,
+                           block_acc1, active_blocks == 1, part, group, partial, thread)
             part += 1
-        reduce_splits(last_block, out, first_row, count, whole_max, whole_sum, left, right, parts, blocks_used, group,
-                      partial, arrived, thread)
+        reduce_splits(is_last_block, out, first_row, num_heads, block_row_max, block_row_sum, block_acc0, block_acc1,
+                      num_splits, active_blocks, group, partial, arrived, thread)
 
     paged_decode_kernel.threads, paged_decode_kernel.shared_bytes = THREADS, 0
     return paged_decode_kernel
@@ -366,163 +366,163 @@ def make_paged_decode(size: int, heads: int, bf16: bool, splits: int):
 
 @kernel_factory
 def make_paged_decode_mma(size: int, heads: int, early: bool = False):
-    """As make_paged_decode, for bfloat16: the query heads are rows of a factor of 16, a page is 16 keys.
+    """As make_paged_decode, for bfloat16: the query heads are the 16 rows of an operand, a page is 16 keys.
 
-    Each warp has a ring of pages of its own in shared memory, which cp.async fills while earlier ones are multiplied;
-    it waits for no other warp. A multiplication takes a tenth of the instructions that products in registers take, for
-    every number of heads up to 16, and so leaves time for loads.
+    Each warp has its own ring of pages in shared memory, which cp.async fills while earlier ones are multiplied; it
+    waits for no other warp. The matrix products take a tenth of the instructions that products in registers take, for
+    any number of heads up to 16, which leaves issue slots for loads.
 
-    early: as in kernels/pdl.py; the first pages are fetched into L2 meanwhile, where what the step still adds to
-    them is written, too.
+    early: as in kernels/pdl.py; meanwhile the first pages are prefetched into L2, where the step's later writes to
+    them go, too.
     """
     SIZE, HEADS = size, heads
     SWIZZLED, PITCH, SHIFT, MASK = rows_in_shared(size)
     TILE, QUERY_TILE = PAGE * PITCH, 16 * PITCH
     STAGE, STAGES = 2 * TILE, 3
-    BEFORE = STAGES - 1  # pages that are under way
+    PREFETCH = STAGES - 1  # pages in flight
     PENDING = STAGES - 2
     RING = STAGES * STAGE
-    QUERIES_AT = WARPS * RING
-    STEPS, PIECES = size // 16, size // CHUNK
+    QUERIES_OFFSET = WARPS * RING
+    K_STEPS, CHUNKS = size // 16, size // CHUNK
     LANE_ROWS = 1 if heads <= 8 else 2
-    ACCUMULATORS, QUERY_WORDS = PIECES * 4, STEPS * 4
-    FOUND_SUMS, PAIRS = WARPS * heads, -(-heads * size // (2 * THREADS))
+    ACCUMULATORS, QUERY_WORDS = CHUNKS * 4, K_STEPS * 4
+    NUM_SUMS, THREAD_PAIRS = WARPS * heads, -(-heads * size // (2 * THREADS))
     EARLY, PAGE_ELEMENTS, PAGE_BYTES = early, PAGE * size, 2 * PAGE * size
     copy_queries = make_copy_rows(16, SIZE, PITCH, THREADS, CHUNK, SWIZZLED)
     copy_page = make_copy_rows(PAGE, SIZE, PITCH, 32, CHUNK, SWIZZLED)
-    read_queries, add_scores, hide, online_softmax_update, add_values = make_half_steps(SIZE, 1, PAGE, PITCH, True)
-    write_zeros, place, merge_partials, reduce_splits = make_join(size, heads, True, SPLITS)
+    read_queries, add_scores, mask_scores, online_softmax_update, add_values = make_half_steps(
+        SIZE, 1, PAGE, PITCH, True)
+    write_zeros, acc_offset, merge_partials, reduce_splits = make_merge(size, heads, True, SPLITS)
 
     @cuda.jit(device=True)
-    def start_page(shared, at, keys, values, page_table, sequence, page, end, tokens, kv_heads, kv_head, lane):
-        """Starts the copies of a page, if there is one; of rows beyond the sequence come zeros. Closes a group."""
+    def start_page(shared, offset, keys, values, page_table, sequence, page, end, tokens, kv_heads, kv_head, lane):
+        """Start the copies of a page, if there is one; rows beyond the sequence are zero-filled. Commit the group."""
         if page < end:
-            number = uint32(page_table[sequence, page])
-            row = (number * kv_heads + kv_head) * PAGE
-            rows = row + min(tokens - page * PAGE, PAGE)
-            copy_page(shared, at, keys, row, rows, 0, lane)
-            copy_page(shared, at + TILE, values, row, rows, 0, lane)
+            physical_page = uint32(page_table[sequence, page])
+            row = (physical_page * kv_heads + kv_head) * PAGE
+            end_row = row + min(tokens - page * PAGE, PAGE)
+            copy_page(shared, offset, keys, row, end_row, 0, lane)
+            copy_page(shared, offset + TILE, values, row, end_row, 0, lane)
         ptx.cp_async_commit()
 
     @cuda.jit(device=True)
-    def fetch_page(keys, values, page_table, sequence, page, end, kv_heads, kv_head):
-        """Brings a page into L2, if there is one."""
+    def prefetch_page(keys, values, page_table, sequence, page, end, kv_heads, kv_head):
+        """Prefetch a page into L2, if there is one."""
         if page < end:
-            at = (uint32(page_table[sequence, page]) * kv_heads + kv_head) * PAGE_ELEMENTS
-            ptx.prefetch_l2(keys, at, PAGE_BYTES)
-            ptx.prefetch_l2(values, at, PAGE_BYTES)
+            offset = (uint32(page_table[sequence, page]) * kv_heads + kv_head) * PAGE_ELEMENTS
+            ptx.prefetch_l2(keys, offset, PAGE_BYTES)
+            ptx.prefetch_l2(values, offset, PAGE_BYTES)
 
     @cuda.jit(launch_bounds=(THREADS, 4 if size <= 64 else 2))
     def paged_decode_mma_kernel(q, keys, values, page_table, lengths, out, scale, ratio, kv_heads, partial, arrived):
         shared = cuda.shared.array(0, uint16)
-        found = cuda.shared.array(0, float32)  # the same memory: what a warp found lies in its page that was last read
-        maxima, sums = cuda.shared.array(FOUND_SUMS, float32), cuda.shared.array(FOUND_SUMS, float32)
-        places = cuda.shared.array(WARPS, uint32)
-        last_block = cuda.shared.array(1, uint32)
+        warp_acc = cuda.shared.array(0, float32)  # the same memory: a warp's results overwrite its last page
+        warp_max, warp_sum = cuda.shared.array(NUM_SUMS, float32), cuda.shared.array(NUM_SUMS, float32)
+        warp_offsets = cuda.shared.array(WARPS, uint32)
+        is_last_block = cuda.shared.array(1, uint32)
         scores = cuda.local.array(8, float32)
         acc = cuda.local.array(ACCUMULATORS, float32)
         query_words = cuda.local.array(QUERY_WORDS, uint32)
         words = cuda.local.array(4, uint32)
         row_max = cuda.local.array(2, float32)
         row_sum = cuda.local.array(2, float32)
-        whole_max, whole_sum = cuda.local.array(PAIRS, float32), cuda.local.array(PAIRS, float32)
-        left, right = cuda.local.array(PAIRS, float32), cuda.local.array(PAIRS, float32)
+        block_row_max, block_row_sum = cuda.local.array(THREAD_PAIRS, float32), cuda.local.array(THREAD_PAIRS, float32)
+        block_acc0, block_acc1 = cuda.local.array(THREAD_PAIRS, float32), cuda.local.array(THREAD_PAIRS, float32)
         thread = u32.threadIdx.x
         lane, warp = thread % 32, thread // 32
         sequence = u32.blockIdx.z
-        blocks = u32.gridDim.y // kv_heads
-        kv_head = u32.blockIdx.y // blocks
-        first_head = u32.blockIdx.y % blocks * HEADS  # of those that share kv_head
-        count = min(HEADS, ratio - first_head)
+        blocks_per_kv_head = u32.gridDim.y // kv_heads
+        kv_head = u32.blockIdx.y // blocks_per_kv_head
+        first_head = u32.blockIdx.y % blocks_per_kv_head * HEADS  # among those that share kv_head
+        num_heads = min(HEADS, ratio - first_head)
         first_row = (sequence * kv_heads + kv_head) * ratio + first_head
         block = u32.blockIdx.x
         if EARLY:
             ptx.griddepcontrol_launch_dependents()
         tokens, scale = find_length(lengths, sequence, u32.shape(page_table)[1], scale)
-        pages, share, parts = find_parts(max(tokens, 1), SPLITS)
-        part, last_part, blocks_used = split_range(parts, block, u32.gridDim.x)
-        page = part * share + warp
-        last_page = min(last_part * share, pages)  # behind the block's last one
+        pages, pages_per_split, num_splits = find_parts(max(tokens, 1), SPLITS)
+        split, split_end, active_blocks = split_range(num_splits, block, u32.gridDim.x)
+        page = split * pages_per_split + warp
+        page_end = min(split_end * pages_per_split, pages)  # one past the block's last page
         if EARLY:
-            if tokens > 0 and lane < BEFORE:
-                fetch_page(keys, values, page_table, sequence, page + lane * WARPS, last_page, kv_heads,
-                           kv_head)
+            if tokens > 0 and lane < PREFETCH:
+                prefetch_page(keys, values, page_table, sequence, page + lane * WARPS, page_end, kv_heads, kv_head)
             ptx.griddepcontrol_wait()
         if tokens == 0:
             if block == 0:
-                write_zeros(out, first_row, count, thread)
+                write_zeros(out, first_row, num_heads, thread)
             return
-        if part >= last_part:
+        if split >= split_end:
             return  # the grid has blocks for a full page table
         ring = warp * RING
-        copy_queries(shared, QUERIES_AT, q, first_row, first_row + count, 0, thread)
+        copy_queries(shared, QUERIES_OFFSET, q, first_row, first_row + num_heads, 0, thread)
         ptx.cp_async_commit()
-        for n in u32.range(BEFORE):
+        for n in u32.range(PREFETCH):
             start_page(shared, ring + n * STAGE, keys, values, page_table, sequence,
-                       page + n * WARPS, last_page, tokens, kv_heads, kv_head, lane)
-        for n in u32.range(PAIRS):
-            whole_max[n], whole_sum[n], left[n], right[n] = LOWEST, ZERO, ZERO, ZERO
+                       page + n * WARPS, page_end, tokens, kv_heads, kv_head, lane)
+        for n in u32.range(THREAD_PAIRS):
+            block_row_max[n], block_row_sum[n], block_acc0[n], block_acc1[n] = LEAST_FINITE, ZERO, ZERO, ZERO
         group = sequence * u32.gridDim.y + u32.blockIdx.y
 
         swizzle = lane >> SHIFT & MASK
-        row_at = lane % 16 * PITCH
-        wide = lane // 16 ^ swizzle  # for queries and values: rows L % 16, right piece from lane 16 on
-        key_at = (lane % 8 + lane // 16 * 8) * PITCH
-        tall = lane // 8 % 2 ^ swizzle  # for keys: the right piece before the next eight rows
-        ptx.cp_async_wait(BEFORE)
-        cuda.syncthreads()  # the queries are there
-        for k in range(STEPS):
-            read_queries(query_words, shared, QUERIES_AT + row_at, wide, k, 4 * k)
-        stage, free = 0, BEFORE * STAGE  # of the ring: the next page, and the place that none is in
-        while part < last_part:
-            end = min((part + 1) * share, pages)
+        row_offset = lane % 16 * PITCH
+        query_chunk = lane // 16 ^ swizzle  # for queries and values: rows L % 16, right chunk from lane 16 on
+        key_offset = (lane % 8 + lane // 16 * 8) * PITCH
+        key_chunk = lane // 8 % 2 ^ swizzle  # for keys: the right chunk before the next eight rows
+        ptx.cp_async_wait(PREFETCH)
+        cuda.syncthreads()  # the queries have landed
+        for k in range(K_STEPS):
+            read_queries(query_words, shared, QUERIES_OFFSET + row_offset, query_chunk, k, 4 * k)
+        stage, free_stage = 0, PREFETCH * STAGE  # offsets in the ring: of the next page, and of the free stage
+        while split < split_end:
+            end = min((split + 1) * pages_per_split, pages)
             for i in range(ACCUMULATORS):
                 acc[i] = ZERO
             for r in u32.range(2):
                 row_max[r], row_sum[r] = NEG_INF, ZERO
             while page < end:
                 ptx.cp_async_wait(PENDING)
-                cuda.syncwarp()  # this page has landed, and every lane has read the one before it
-                start_page(shared, ring + free, keys, values, page_table, sequence,
-                           page + BEFORE * WARPS, last_page, tokens, kv_heads, kv_head, lane)
-                at = ring + stage
+                cuda.syncwarp()  # this page has landed, and every lane has read the preceding one
+                start_page(shared, ring + free_stage, keys, values, page_table, sequence,
+                           page + PREFETCH * WARPS, page_end, tokens, kv_heads, kv_head, lane)
+                offset = ring + stage
                 for i in range(8):
                     scores[i] = ZERO
-                for k in range(STEPS):
-                    add_scores(scores, query_words, shared, at + key_at, tall, k, 4 * k)
+                for k in range(K_STEPS):
+                    add_scores(scores, query_words, shared, offset + key_offset, key_chunk, k, 4 * k)
                 key = page * PAGE + lane % 4 * 2
                 for r in u32.range(LANE_ROWS):
                     if (page + 1) * PAGE > tokens:
-                        hide(scores, key, tokens, r)
+                        mask_scores(scores, key, tokens, r)
                     online_softmax_update(scores, acc, row_max, row_sum, scale, r)
-                add_values(scores, acc, words, shared, at + TILE + row_at, wide, 0)
+                add_values(scores, acc, words, shared, offset + TILE + row_offset, query_chunk, 0)
                 page += WARPS
-                free = stage
-                stage = stage + STAGE if stage < BEFORE * STAGE else 0
+                free_stage = stage
+                stage = stage + STAGE if stage < PREFETCH * STAGE else 0
 
-            cuda.syncwarp()  # every lane has read the last page, where these sums go
-            mine = (ring + free) // 2  # in float32 numbers
+            cuda.syncwarp()  # every lane has read the last page, which the results overwrite
+            warp_offset = (ring + free_stage) // 2  # in float32 elements
             if lane == 0:
-                places[warp] = mine
+                warp_offsets[warp] = warp_offset
             for r in u32.range(LANE_ROWS):
-                whole = row_sum[r]
-                whole += cuda.shfl_xor_sync(ALL_LANES, whole, 1)
-                whole += cuda.shfl_xor_sync(ALL_LANES, whole, 2)
+                total = row_sum[r]
+                total += cuda.shfl_xor_sync(ALL_LANES, total, 1)
+                total += cuda.shfl_xor_sync(ALL_LANES, total, 2)
                 head = lane // 4 + 8 * r
                 if head < HEADS:
-                    for j in u32.range(PIECES):
-                        to = mine + place(head, 8 * j + lane % 4 * 2)
-                        found[to] = acc[4 * j + 2 * r]
-                        found[to + 1] = acc[4 * j + 2 * r + 1]
+                    for j in u32.range(CHUNKS):
+                        dst = warp_offset + acc_offset(head, 8 * j + lane % 4 * 2)
+                        warp_acc[dst] = acc[4 * j + 2 * r]
+                        warp_acc[dst + 1] = acc[4 * j + 2 * r + 1]
                     if lane % 4 == 0:
-                        sums[warp * HEADS + head] = whole
-                        maxima[warp * HEADS + head] = max(LOWEST, row_max[r] * scale)
-            merge_partials(found, places, maxima, sums, whole_max, whole_sum, left, right, blocks_used == 1,
-                           part, group, partial, thread)
-            part += 1
-        reduce_splits(last_block, out, first_row, count, whole_max, whole_sum, left, right, parts, blocks_used, group,
-                      partial, arrived, thread)
+                        warp_sum[warp * HEADS + head] = total
+                        warp_max[warp * HEADS + head] = max(LEAST_FINITE, row_max[r] * scale)
+            merge_partials(warp_acc, warp_offsets, warp_max, warp_sum, block_row_max, block_row_sum, block_acc0,
+                           block_acc1, active_blocks == 1, split, group, partial, thread)
+            split += 1
+        reduce_splits(is_last_block, out, first_row, num_heads, block_row_max, block_row_sum, block_acc0, block_acc1,
+                      num_splits, active_blocks, group, partial, arrived, thread)
 
     paged_decode_mma_kernel.threads, paged_decode_mma_kernel.uses_pdl = THREADS, early
-    paged_decode_mma_kernel.shared_bytes = 2 * (QUERIES_AT + QUERY_TILE)
+    paged_decode_mma_kernel.shared_bytes = 2 * (QUERIES_OFFSET + QUERY_TILE)
     return paged_decode_mma_kernel

@@ -3,13 +3,13 @@
     token j of sequence s:  page = page_table[s, j // PAGE],  keys[page, head, j % PAGE],  values[page, head, j % PAGE]
 
 Shapes  keys, values (pages, K, PAGE, D), float32, or uint16 that holds bfloat16; page_table (B, max_pages) int32, of
-        which only the entries of pages in use are read: behind them anything may stand. H query heads, K heads of keys
+        which only the entries of pages in use are read: the others may hold anything. H query heads, K heads of keys
         and values, H a multiple of K: query head h reads head h // (H // K)
 Source  W. Kwon et al., "Efficient Memory Management for Large Language Model Serving with PagedAttention" (2023),
         https://arxiv.org/abs/2309.06180
 
-The tokens of one head in one page are PAGE * D numbers end to end, 2 KB of bfloat16 for D = 64: pages may lie anywhere,
-and memory is still read in whole lines.
+The tokens of one head in one page are PAGE * D contiguous elements, 2 KB of bfloat16 for D = 64: pages may lie
+anywhere, and memory is still read in whole cache lines.
 """
 
 import math
@@ -28,7 +28,7 @@ from labkit.kernels.op import uniform
 from labkit.kernels.tolerance import EPS32
 
 PAGE = 16  # tokens
-STEP, WIDEST = 16, 128  # what the kernels that move 16 bytes at a time take: heads of a multiple of 16 numbers
+STEP, WIDEST = 16, 128  # of the kernels that move 16 bytes at a time: heads of a multiple of 16 elements
 SIZES = f"heads of a multiple of {STEP} numbers, at most {WIDEST}"
 EPS_BF16 = 2.0**-7  # the gap between 1 and the next bfloat16
 LOG2_E = math.log2(math.e)
@@ -39,17 +39,17 @@ DTYPES = (np.dtype(np.float32), np.dtype(np.uint16))
 
 
 def pages_for(tokens: int) -> int:
-    """How many pages so many tokens fill; the last one perhaps in part."""
+    """Return how many pages the tokens fill, the last one perhaps in part."""
     return -(-tokens // PAGE)
 
 
 def cache_shape(pages: int, kv_heads: int, size: int) -> tuple[int, int, int, int]:
-    """The shape of a layer's keys, and of its values."""
+    """Return the shape of a layer's keys, and of its values."""
     return pages, kv_heads, PAGE, size
 
 
 def page_table_of(pages, max_pages: int | None = None, fill: int = -1) -> np.ndarray:
-    """(B, max_pages) int32 of each sequence's list of pages; `fill` stands behind a sequence's last one."""
+    """Make a table (B, max_pages) int32 of each sequence's list of pages, padded with `fill`."""
     pages = [list(each) for each in pages]
     longest = max((len(each) for each in pages), default=0)
     width = max(1, longest) if max_pages is None else max_pages
@@ -62,21 +62,21 @@ def page_table_of(pages, max_pages: int | None = None, fill: int = -1) -> np.nda
 
 
 def gather(cache: np.ndarray, page_row: np.ndarray, tokens: int) -> np.ndarray:
-    """(tokens, K, D): what the pages of one sequence hold, end to end."""
+    """Gather the pages of one sequence into contiguous rows (tokens, K, D)."""
     chosen = cache[page_row[: pages_for(tokens)]]  # (pages, K, PAGE, D)
     return np.moveaxis(chosen, 1, 2).reshape(-1, *cache.shape[1::2])[:tokens]
 
 
 def place(cache: np.ndarray, page_row: np.ndarray, rows: np.ndarray) -> None:
-    """The opposite of gather: writes rows (tokens, K, D) of one sequence to its pages."""
+    """Scatter rows (tokens, K, D) of one sequence to its pages: the inverse of gather."""
     for j in range(0, len(rows), PAGE):
         part = rows[j : j + PAGE]
         cache[page_row[j // PAGE], :, : len(part)] = np.moveaxis(part, 0, 1)
 
 
 def paged_inputs(rng: np.random.Generator, contexts, kv_heads: int, size: int, dtype) -> tuple:
-    """(keys, values, page_table) with sequences of so many tokens in pages that are shuffled, one of them unused. What
-    no token owns is NaN, and so are the entries of the table behind a sequence's last page: numbers of no page."""
+    """Make (keys, values, page_table) for sequences of these lengths in shuffled pages, one of them unused. Elements of
+    no token are NaN, and table entries past a sequence's last page are indices of no page."""
     contexts = [int(tokens) for tokens in contexts]
     counts = [pages_for(tokens) for tokens in contexts]
     order = rng.permutation(sum(counts) + 1)
@@ -92,57 +92,57 @@ def paged_inputs(rng: np.random.Generator, contexts, kv_heads: int, size: int, d
     if np.dtype(dtype) == np.uint16:
         keys, values = bfloat16_of(keys), bfloat16_of(values)
     table = page_table_of(lists, max_pages=max(1, *counts) + 1)
-    behind = np.arange(table.shape[1]) >= np.array(counts)[:, None]
-    table[behind] = rng.choice(np.array([-1, -(2**31), 2**31 - 1], np.int32), int(behind.sum()))
+    unused = np.arange(table.shape[1]) >= np.array(counts)[:, None]
+    table[unused] = rng.choice(np.array([-1, -(2**31), 2**31 - 1], np.int32), int(unused.sum()))
     return keys, values, table
 
 
-# --- The truth, and how far a kernel may be from it -------------------------------------------------------------------
+# --- The reference, and the allowed error of a kernel -----------------------------------------------------------------
 
 
-def attend_reference(queries, keys, values, first: int, scale: float, tolerance=None) -> np.ndarray:
-    """Rows (n, H, D), the tokens first, first + 1, ... of a sequence whose keys and values are (tokens, K, D): each
-    sees the tokens up to its own. In float64. With `tolerance`, not the result but tolerance(weights, scores,
-    |q| . |k|, values) of each head."""
-    queries, keys, values = (float64_of(np.ascontiguousarray(each)) for each in (queries, keys, values))
+def attend_reference(queries, keys, values, context_len: int, scale: float, tolerance=None) -> np.ndarray:
+    """Causal attention in float64 of rows (n, H, D), the tokens from context_len on of a sequence whose keys and values
+    are (tokens, K, D). With `tolerance`, return not the result but tolerance(weights, scores, |q| . |k|, values) of
+    each head."""
+    queries, keys, values = (float64_of(np.ascontiguousarray(array)) for array in (queries, keys, values))
     out = np.empty(queries.shape)
     ratio = queries.shape[1] // keys.shape[1]
-    seen = np.arange(len(keys)) <= first + np.arange(len(queries))[:, None]
+    visible = np.arange(len(keys)) <= context_len + np.arange(len(queries))[:, None]
     for head in range(queries.shape[1]):
         q, k, v = queries[:, head], keys[:, head // ratio], values[:, head // ratio]
         scores = q @ k.T * scale
-        masked = np.where(seen, scores, -np.inf)
+        masked = np.where(visible, scores, -np.inf)
         weights = np.exp(masked - masked.max(axis=1, keepdims=True))
         weights /= weights.sum(axis=1, keepdims=True)
         if tolerance is None:
             out[:, head] = weights @ v
         else:
-            sizes = np.where(seen, np.abs(q) @ np.abs(k).T * abs(scale), 0.0)
-            out[:, head] = tolerance(weights, np.where(seen, scores, 0.0), sizes, v)
+            magnitudes = np.where(visible, np.abs(q) @ np.abs(k).T * abs(scale), 0.0)
+            out[:, head] = tolerance(weights, np.where(visible, scores, 0.0), magnitudes, v)
     return out
 
 
 def rounding_errors(bf16: bool, size: int):
-    """What attend_reference takes as tolerance. A score is a sum of `size` products; to its error come the roundings of
-    the difference from row_max and of the exponential. An error e of score j moves the result by w_j e (v_j - result),
-    nothing for a single key; then the sums are rounded. In bfloat16 each exponential and the result are, too, of which
-    twice is allowed."""
-    def errors(weights, scores, sizes, values):
-        below = np.abs(scores).max(axis=1, keepdims=True) + np.abs(scores)
-        moved = weights * (2 * math.sqrt(size) * sizes + below + 4)
+    """Make the tolerance that attend_reference takes. A score is a sum of `size` products; its error is followed by the
+    roundings of the difference from row_max and of the exponential. An error e of score j changes the result by w_j e
+    (v_j - result), nothing for a single key; then the sums are rounded. In bfloat16 each exponential and the result
+    are, too, of which twice is allowed."""
+    def errors(weights, scores, magnitudes, values):
+        diff_bound = np.abs(scores).max(axis=1, keepdims=True) + np.abs(scores)
+        score_error = weights * (2 * math.sqrt(size) * magnitudes + diff_bound + 4)
         sums = weights @ np.abs(values)
         # |v_j - result| <= (1 - w_j) |v_j| + sum of w_i |v_i| over the others
-        found = (moved * (1 - 2 * weights)) @ np.abs(values) + moved.sum(axis=1, keepdims=True) * sums
-        found = EPS32 * (found + (8 + 2 * math.sqrt(len(values))) * sums)
+        error = (score_error * (1 - 2 * weights)) @ np.abs(values) + score_error.sum(axis=1, keepdims=True) * sums
+        error = EPS32 * (error + (8 + 2 * math.sqrt(len(values))) * sums)
         if bf16:
-            found += EPS_BF16 * (sums + np.abs(weights @ values))
-        return found
+            error += EPS_BF16 * (sums + np.abs(weights @ values))
+        return error
 
     return errors
 
 
 def contiguous_by_torch(keys, values, page_table, contexts) -> tuple:
-    """(B, K, tokens, D) keys and values of sequences of one length, gathered from the pages of PyTorch's tensors."""
+    """Gather (B, K, tokens, D) keys and values of sequences of one length from pages in PyTorch tensors."""
     count = int(contexts[0])
     chosen = page_table[:, : pages_for(count)].long()
     return tuple(  # (B, pages, K, PAGE, D) -> (B, K, pages * PAGE, D)
@@ -150,22 +150,23 @@ def contiguous_by_torch(keys, values, page_table, contexts) -> tuple:
 
 
 def on_contiguous(call, prepare, bf16: bool, name: str = "contiguous", unfused=None) -> tuple:
-    """SDPA on contiguous keys and values as baselines: by each of its kernels, gathered before and untimed. unfused:
+    """Make baselines of SDPA on contiguous keys and values, with each of its kernels; gathering is not timed. unfused:
     the same as two products and a softmax."""
     backends = ("FLASH_ATTENTION", "CUDNN_ATTENTION") if bf16 else ("EFFICIENT_ATTENTION",)
-    found = tuple(replace(one, name=one.name.replace("fused", name)) for one in sdpa(call, backends, prepare=prepare))
+    baselines = tuple(replace(baseline, name=baseline.name.replace("fused", name))
+                      for baseline in sdpa(call, backends, prepare=prepare))
     if unfused is not None:
-        found += (Baseline(f"PyTorch, {name}, unfused", "torch", unfused, "two products and a softmax",
-                           prepare=prepare, autotune=True),)
-    return found
+        baselines += (Baseline(f"PyTorch, {name}, unfused", "torch", unfused, "two products and a softmax",
+                               prepare=prepare, autotune=True),)
+    return baselines
 
 
 # --- What the launchers share -----------------------------------------------------------------------------------------
 
 
 def check_paged(q, keys, values, page_table, out, scale, *, whole_lines: bool = True) -> int:
-    """How many query heads share a head of keys and values; or an error that names the argument. whole_lines: the
-    kernel moves 16 bytes at a time."""
+    """Return how many query heads share a head of keys and values, or raise an error that names the argument.
+    whole_lines: the kernel moves 16 bytes at a time."""
     dtype = np.dtype(getattr(q, "dtype", np.float32))
     if dtype not in DTYPES:
         raise TypeError(f"q has dtype {dtype}; only float32 and uint16, which holds bfloat16, are allowed")
@@ -191,7 +192,7 @@ def check_paged(q, keys, values, page_table, out, scale, *, whole_lines: bool = 
 
 
 def as_matrix(array):
-    """The same numbers with all axes but the last as one."""
+    """Reshape to a matrix: all axes but the last become one."""
     return array.reshape(array.size // array.shape[-1], array.shape[-1])
 
 
@@ -200,30 +201,30 @@ def as_matrix(array):
 
 @cuda.jit(device=True)
 def find_length(lengths, sequence, max_pages, scale):
-    """(tokens of the sequence, the scale of its scores): NaN where the page table has no place for so many."""
-    tokens, most = uint32(lengths[sequence]), max_pages * PAGE
-    if tokens > most:
-        tokens, scale = most, NOT_A_NUMBER
+    """Return (tokens of the sequence, the scale of its scores). If the page table is too short, the scale is NaN."""
+    tokens, capacity = uint32(lengths[sequence]), max_pages * PAGE
+    if tokens > capacity:
+        tokens, scale = capacity, NOT_A_NUMBER
     return tokens, scale
 
 
 @cuda.jit(device=True)
 def find_context(contexts, sequence, tokens, max_pages, scale):
-    """Return (tokens before the sequence's first row, its keys, the scale of its scores). If the table is too short
-    for that many keys, or there are fewer keys than rows, the scale is NaN, and so is the output."""
-    context = uint32(contexts[sequence])
-    keys = min(context, max_pages * PAGE)
-    before = keys - tokens
-    if keys < context or keys < tokens:
-        before, scale = 0, NOT_A_NUMBER
-    return before, keys, scale
+    """Return (tokens before the sequence's first row, its number of keys, the scale of its scores). If the
+    table is too short for the keys, or there are fewer keys than rows, the scale is NaN, and so is the output."""
+    seq_len = uint32(contexts[sequence])
+    num_keys = min(seq_len, max_pages * PAGE)
+    context_len = num_keys - tokens
+    if num_keys < seq_len or num_keys < tokens:
+        context_len, scale = 0, NOT_A_NUMBER
+    return context_len, num_keys, scale
 
 
 def make_access(bf16: bool):
-    """The device functions (number, store): an element as float32, and a float32 as an element."""
+    """Make the device functions (to_float, element): an element as float32, and a float32 as an element."""
     if bf16:
         @cuda.jit(device=True)
-        def number(element):
+        def to_float(element):
             return ptx.bits_float(uint32(element) << 16)
 
         @cuda.jit(device=True)
@@ -231,48 +232,48 @@ def make_access(bf16: bool):
             return uint16(ptx.pack_bf162(value, float32(0.0)) & uint32(0xFFFF))
     else:
         @cuda.jit(device=True)
-        def number(element):
+        def to_float(element):
             return element
 
         @cuda.jit(device=True)
         def element(value):
             return value
 
-    return number, element
+    return to_float, element
 
 
 def make_attend(size: int, bf16: bool):
-    """A device function: one query against its keys in two passes, by one thread. First the maximum of the scores, then
-    each score once more, its exponential and the weighted value. Paging is the one line that finds the page."""
+    """Make a device function: one query against its keys in two passes, by one thread. First the maximum of the scores,
+    then each score again, its exponential and the weighted value. Paging is the one line that finds the page."""
     SIZE = size
-    number, element = make_access(bf16)
+    to_float, element = make_access(bf16)
 
     @cuda.jit(device=True)
     def score_of(q, row, head, keys, page, kv_head, j):
         score = float32(0.0)
         for i in u32.range(SIZE):
-            score += number(q[row, head, i]) * number(keys[page, kv_head, j % PAGE, i])
+            score += to_float(q[row, head, i]) * to_float(keys[page, kv_head, j % PAGE, i])
         return score
 
     @cuda.jit(device=True)
-    def attend(q, row, head, keys, values, page_table, sequence, seen, out, scale):
+    def attend(q, row, head, keys, values, page_table, sequence, num_visible, out, scale):
         acc = cuda.local.array(SIZE, float32)
         kv_head = head // (u32.shape(q)[1] // u32.shape(keys)[1])
         for i in range(SIZE):
             acc[i] = float32(0.0)
         row_max = float32(-np.inf)
-        for j in u32.range(seen):
+        for j in u32.range(num_visible):
             page = uint32(page_table[sequence, j // PAGE])
             row_max = max(row_max, score_of(q, row, head, keys, page, kv_head, j) * scale)
         row_sum = float32(0.0)
-        for j in u32.range(seen):
+        for j in u32.range(num_visible):
             page = uint32(page_table[sequence, j // PAGE])
             exponential = math.exp(score_of(q, row, head, keys, page, kv_head, j) * scale - row_max)
             row_sum += exponential
             for i in range(SIZE):
-                acc[i] += exponential * number(values[page, kv_head, j % PAGE, i])
-        share = float32(0.0) if seen == 0 else float32(1.0) / row_sum
+                acc[i] += exponential * to_float(values[page, kv_head, j % PAGE, i])
+        inv_row_sum = float32(0.0) if num_visible == 0 else float32(1.0) / row_sum
         for i in range(SIZE):
-            out[row, head, i] = element(acc[i] * share)
+            out[row, head, i] = element(acc[i] * inv_row_sum)
 
     return attend

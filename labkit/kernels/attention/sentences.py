@@ -10,13 +10,13 @@ Source  A. Vaswani et al., "Attention Is All You Need" (2017), https://arxiv.org
         "BERT" (2018), https://arxiv.org/abs/1810.04805
 
 A padded batch and a packed one differ in `begins` alone: padded to S, begins = S * arange(B); packed, the sum of the
-lengths before. Rows of no sentence may hold anything, NaN too: none is read, and their rows of out are not written. A
-sentence longer than `longest`, or beyond the last row, comes out as NaN: the host does not see the lengths.
+preceding lengths. Rows of no sentence may hold anything, NaN too: none is read, and their rows of out are not written.
+A sentence longer than `longest`, or beyond the last row, comes out as NaN: the host does not see the lengths.
 
 A sentence's result depends on its own rows alone, and so do its bits.
 
 What it should cost
-    On an H200, in float16, 12 heads of 32 numbers, by count and not measured. An SM's share of 64 sentences of 128
+    On an H200, in float16, 12 heads of 32 elements, by count and not measured. An SM's share of 64 sentences of 128
     tokens is 5.8 pairs of a sentence and a head, and a pair takes, in clocks of an SM
 
         exponentials                128 x 128, 16 a clock                                       1,024
@@ -31,7 +31,6 @@ What it should cost
     then a few hundred clocks of arithmetic: 2 to 3 us, of which the launch is the larger part. Three launches have
     the chain three times; and at 128 tokens they move another 100 MB of scores and weights through L2.
 """
-
 
 import numpy as np
 
@@ -50,7 +49,7 @@ __all__ = ["attention_sentences", "attention_sentences_flash",
 
 
 def _of_each_sentence(compute, qkv, heads, begins, lengths):
-    """compute(rows of qkv, heads) of each sentence, in the rows of the output that are its own; the others are NaN."""
+    """Call compute(rows of qkv, heads) for each sentence and put the results into its rows; the others are NaN."""
     out = np.full((len(qkv), qkv.shape[1] // 3), np.nan)
     for begin, length in zip(begins.astype(int), lengths.astype(int), strict=True):
         if length:
@@ -63,6 +62,6 @@ def attention_sentences_reference(qkv, heads, begins, lengths, longest):
 
 
 def attention_sentences(qkv, heads, begins, lengths, longest, out, *, stream=0):
-    """The rung to use, for float16 or float32. On the CPU device too: there the tiled kernels are the quickest."""
+    """The rung to use, for float16 or float32. On the CPU device too: there the tiled kernels are the fastest."""
     launch = attention_sentences_flash_half if np.dtype(qkv.dtype) == np.float16 else attention_sentences_flash
     launch(qkv, heads, begins, lengths, longest, out, stream=stream)

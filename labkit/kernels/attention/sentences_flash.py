@@ -2,15 +2,15 @@
 
 Shapes  as in sentences.py: qkv (T, 3*H*D), out (T, H*D), begins and lengths (B,) int32
 Sizes   D a multiple of 16; float16 at most 128, float32 at most 256
-Source  as half.py and flash.py, of whose steps a tile is made
+Source  as half.py and flash.py, whose device functions a tile uses
 
 A block takes a tile of queries of one sentence and one head; sentence and head come from the grid, the sentence's rows
-from begins and lengths. A tile that lies beyond its sentence ends at once. For rows beyond a sentence's end shared
-memory gets zeros, nothing is read, and their keys do not count: what lies there, be it NaN, reaches no result.
+from begins and lengths. A tile that lies beyond its sentence returns at once. For rows beyond a sentence's end shared
+memory gets zeros, nothing is read, and their keys are masked: what those rows hold, be it NaN, reaches no result.
 
-The tiles of keys begin at the sentence's own first row, 64 keys each, whatever the form; a form with smaller tiles is
-chosen only where every sentence fits into one of them, and a key that is not there adds an exact zero. So a sentence
-has the same result, bit for bit, alone, padded to any length, and packed, in every form.
+The tiles of keys begin at the sentence's first row, 64 keys each, whatever the form; a form with smaller tiles is
+chosen only where every sentence fits into one of them, and a masked key adds an exact zero. So a sentence has the same
+result, bit for bit, alone, padded to any length, and packed, in every form.
 """
 
 import numpy as np
@@ -34,7 +34,7 @@ SIZES_HALF = f"heads of a multiple of {STEP} numbers, at most {WIDEST_HALF}"
 
 
 def check_tiled(qkv, heads, begins, lengths, longest, out, dtype, widest: int) -> int:
-    """As check_sentences; and rows move 16 bytes at a time."""
+    """As check_sentences, for rows that move 16 bytes at a time."""
     size = check_sentences(qkv, heads, begins, lengths, longest, out, dtype)
     if size % STEP or size > widest:
         raise ValueError(f"a head has {size} numbers; it must be a multiple of {STEP}, at most {widest}")
@@ -44,15 +44,15 @@ def check_tiled(qkv, heads, begins, lengths, longest, out, dtype, widest: int) -
 
 
 def rows_in_shared(size: int) -> tuple[bool, int, int, int]:
-    """(swizzled, pitch, shift, mask) of rows of `size` float16 values in shared memory, so that eight rows, as ldmatrix
-    reads them, lie in different banks: swizzled where rows fill whole sets of banks, and else padded."""
+    """Return (swizzled, pitch, shift, mask) for rows of `size` float16 values in shared memory, so that eight rows, as
+    ldmatrix reads them, lie in different banks: swizzled where rows fill whole sets of banks, otherwise padded."""
     if size == 32 or size % 64 == 0:
         return True, size, *swizzle_of(size // CHUNK)
     return False, size + CHUNK, 0, 0
 
 
 def multiprocessors() -> int:
-    """How many blocks keep the whole GPU busy; on the CPU device one does."""
+    """Return how many blocks keep the whole GPU busy; on the CPU device, 1."""
     return device.sm_count() if device.on_gpu() else 1
 
 
@@ -60,43 +60,44 @@ def multiprocessors() -> int:
 
 
 @kernel_factory
-def make_sentences_flash_half(size: int, warps: int, down: int, keys: int, teams: int):
-    """Attention for heads of `size` float16 values: a team of `warps` warps, with `down` times 16 queries each, has a
-    tile of queries of one head and takes tiles of `keys` keys. A block has `teams` teams, with neighbouring heads; more
-    than one only where a team is one warp, which needs no barrier of the block.
+def make_sentences_flash_half(size: int, warps: int, m_tiles: int, keys: int, teams: int):
+    """Attention for heads of `size` float16 values: a team of `warps` warps, with `m_tiles` tiles of 16 queries each,
+    has a tile of queries of one head and takes tiles of `keys` keys. A block has `teams` teams, with neighbouring
+    heads; more than one only where a team is one warp, which needs no barrier of the block.
 
-    The queries and the first two tiles of keys and values are in flight before the first product: up to 128 tokens,
-    a block waits for memory once after it has read where its sentence lies. Longer sentences take turns in the two.
+    The queries and the first two tiles of keys and values are in flight before the first product: up to 128 tokens, a
+    block waits for memory once after it has read where its sentence lies. Longer sentences reuse the two stages.
     """
-    SIZE, DOWN, TEAMS = size, down, teams
-    TEAM, WARP_ROWS = 32 * warps, 16 * down
-    THREADS, ROWS, ALONE = TEAM * teams, warps * WARP_ROWS, warps == 1
+    SIZE, M_TILES, TEAMS = size, m_tiles, teams
+    TEAM_THREADS, WARP_ROWS = 32 * warps, 16 * m_tiles
+    THREADS, ROWS, ONE_WARP = TEAM_THREADS * teams, warps * WARP_ROWS, warps == 1
     SWIZZLED, PITCH, SHIFT, MASK = rows_in_shared(size)
     TILE = keys * PITCH
     STAGES = 1 if keys < KEYS else 2  # smaller tiles are for sentences that fit into one
     PENDING = STAGES - 1
-    STAGE, KEYS_AT = 2 * TILE, ROWS * PITCH
-    NUMBERS = KEYS_AT + STAGES * STAGE  # of a team
-    STEPS, PIECES, ACROSS = SIZE // 16, SIZE // CHUNK, keys // 8
-    SCORES, ACCUMULATORS, LANE_ROWS = DOWN * ACROSS * 4, DOWN * PIECES * 4, DOWN * 2
-    WORDS = DOWN * 4
-    KEPT = DOWN * STEPS <= 8  # the queries' words stay in registers
-    QUERY_WORDS = WORDS * STEPS if KEPT else WORDS
-    MOVES = WARP_ROWS * PIECES // 32
-    REGISTERS = (128 if size <= 64 else 256) if down == 1 else 168 if size <= 32 else 256
-    copy_queries = make_copy_rows(ROWS, SIZE, PITCH, TEAM, CHUNK, SWIZZLED)
-    copy_rows = make_copy_rows(keys, SIZE, PITCH, TEAM, CHUNK, SWIZZLED)
-    read_queries, add_scores, hide, online_softmax_update, add_values = make_half_steps(SIZE, DOWN, keys, PITCH)
+    STAGE, KEYS_OFFSET = 2 * TILE, ROWS * PITCH
+    TEAM_ELEMENTS = KEYS_OFFSET + STAGES * STAGE  # shared memory of a team
+    K_STEPS, CHUNKS, N_TILES = SIZE // 16, SIZE // CHUNK, keys // 8
+    SCORES, ACCUMULATORS, LANE_ROWS = M_TILES * N_TILES * 4, M_TILES * CHUNKS * 4, M_TILES * 2
+    WORDS = M_TILES * 4
+    Q_IN_REGISTERS = M_TILES * K_STEPS <= 8  # the queries' words stay in registers
+    QUERY_WORDS = WORDS * K_STEPS if Q_IN_REGISTERS else WORDS
+    STORES = WARP_ROWS * CHUNKS // 32
+    REGISTERS = (128 if size <= 64 else 256) if m_tiles == 1 else 168 if size <= 32 else 256
+    copy_queries = make_copy_rows(ROWS, SIZE, PITCH, TEAM_THREADS, CHUNK, SWIZZLED)
+    copy_rows = make_copy_rows(keys, SIZE, PITCH, TEAM_THREADS, CHUNK, SWIZZLED)
+    read_queries, add_scores, mask_scores, online_softmax_update, add_values = make_half_steps(SIZE, M_TILES, keys,
+                                                                                               PITCH)
 
     @cuda.jit(device=True)
-    def copy_tile(shared, at, qkv, row, end, key_column, width, member):
-        copy_rows(shared, at, qkv, row, end, key_column, member)
-        copy_rows(shared, at + TILE, qkv, row, end, key_column + width, member)
+    def copy_tile(shared, offset, qkv, row, end, key_column, width, team_thread):
+        copy_rows(shared, offset, qkv, row, end, key_column, team_thread)
+        copy_rows(shared, offset + TILE, qkv, row, end, key_column + width, team_thread)
 
     @cuda.jit(device=True)
-    def meet():
-        """What each thread of the team has copied is there for all of it."""
-        if ALONE:
+    def team_sync():
+        """Make what each thread of the team has copied visible to all of it."""
+        if ONE_WARP:
             cuda.syncwarp()
         else:
             cuda.syncthreads()
@@ -112,136 +113,137 @@ def make_sentences_flash_half(size: int, warps: int, down: int, keys: int, teams
         row_max = cuda.local.array(LANE_ROWS, float32)
         row_sum = cuda.local.array(LANE_ROWS, float32)
         thread = u32.threadIdx.x
-        lane, member, team = thread % 32, thread % TEAM, thread // TEAM
+        lane, team_thread, team = thread % 32, thread % TEAM_THREADS, thread // TEAM_THREADS
         rows, width = u32.shape(out)
         head_column = (u32.blockIdx.x * TEAMS + team) * SIZE
         key_column = width + head_column
         begin, tokens, scale = find_sentence(begins, lengths, u32.blockIdx.z, rows, longest, scale)
-        row0 = u32.blockIdx.y * ROWS  # counted from the sentence's first, as are keys
+        row0 = u32.blockIdx.y * ROWS  # counted from the sentence's first row, as keys are
         if row0 >= tokens:
             return
         end = begin + tokens
-        mine = member // 32 * WARP_ROWS  # this warp's first row in the tile
-        active = row0 + mine < tokens  # or else the warp only copies
+        warp_row0 = team_thread // 32 * WARP_ROWS  # this warp's first row in the tile
+        active = row0 + warp_row0 < tokens  # otherwise the warp only copies
         for i in u32.range(ACCUMULATORS):
             acc[i] = ZERO
         for i in u32.range(LANE_ROWS):
             row_max[i], row_sum[i] = NEG_INF, ZERO
 
-        base = team * NUMBERS
+        team_offset = team * TEAM_ELEMENTS
         swizzle = lane >> SHIFT & MASK
-        query_at = base + (mine + lane % 16) * PITCH
-        wide = lane // 16 ^ swizzle  # for queries and values: rows L % 16, right piece from lane 16 on
-        stage = base + KEYS_AT
-        key_at = (lane % 8 + lane // 16 * 8) * PITCH
-        tall = lane // 8 % 2 ^ swizzle  # for keys: the right piece before the next eight rows
-        value_at = TILE + lane % 16 * PITCH
+        query_offset = team_offset + (warp_row0 + lane % 16) * PITCH
+        query_chunk = lane // 16 ^ swizzle  # for queries and values: rows L % 16, the right chunk from lane 16 on
+        stage = team_offset + KEYS_OFFSET
+        key_offset = (lane % 8 + lane // 16 * 8) * PITCH
+        key_chunk = lane // 8 % 2 ^ swizzle  # for keys: the right chunk before the next eight rows
+        value_offset = TILE + lane % 16 * PITCH
 
-        copy_queries(shared, base, qkv, begin + row0, end, head_column, member)
-        copy_tile(shared, stage, qkv, begin, end, key_column, width, member)
+        copy_queries(shared, team_offset, qkv, begin + row0, end, head_column, team_thread)
+        copy_tile(shared, stage, qkv, begin, end, key_column, width, team_thread)
         ptx.cp_async_commit()
         if STAGES == 2:
             if tokens > keys:
-                copy_tile(shared, stage + STAGE, qkv, begin + keys, end, key_column, width, member)
+                copy_tile(shared, stage + STAGE, qkv, begin + keys, end, key_column, width, team_thread)
             ptx.cp_async_commit()
         ptx.cp_async_wait(PENDING)
-        meet()  # the queries and the first tile are there
-        if KEPT:
-            for k in range(STEPS):
-                read_queries(query_words, shared, query_at, wide, k, k * WORDS)
+        team_sync()  # the queries and the first tile have arrived
+        if Q_IN_REGISTERS:
+            for k in range(K_STEPS):
+                read_queries(query_words, shared, query_offset, query_chunk, k, k * WORDS)
         key0, next_stage = 0, stage + STAGE
         while key0 < tokens:
             key1 = key0 + keys
             if active:
                 for i in u32.range(SCORES):
                     scores[i] = ZERO
-                for k in range(STEPS):
-                    if KEPT:
-                        add_scores(scores, query_words, shared, stage + key_at, tall, k, k * WORDS)
+                for k in range(K_STEPS):
+                    if Q_IN_REGISTERS:
+                        add_scores(scores, query_words, shared, stage + key_offset, key_chunk, k, k * WORDS)
                     else:
-                        read_queries(query_words, shared, query_at, wide, k, 0)
-                        add_scores(scores, query_words, shared, stage + key_at, tall, k, 0)
+                        read_queries(query_words, shared, query_offset, query_chunk, k, 0)
+                        add_scores(scores, query_words, shared, stage + key_offset, key_chunk, k, 0)
                 if key1 > tokens:
                     key = key0 + lane % 4 * 2
                     for r in u32.range(LANE_ROWS):
-                        hide(scores, key, tokens, r)
+                        mask_scores(scores, key, tokens, r)
                 for r in u32.range(LANE_ROWS):
                     online_softmax_update(scores, acc, row_max, row_sum, scale, r)
                 for k in range(keys // 16):
-                    add_values(scores, acc, words, shared, stage + value_at, wide, k)
+                    add_values(scores, acc, words, shared, stage + value_offset, query_chunk, k)
             if STAGES == 2 and key1 < tokens:
                 key2 = key1 + keys
                 if key2 < tokens:
-                    meet()  # every warp has read this tile
-                    copy_tile(shared, stage, qkv, begin + key2, end, key_column, width, member)
+                    team_sync()  # all warps are done with this tile
+                    copy_tile(shared, stage, qkv, begin + key2, end, key_column, width, team_thread)
                 ptx.cp_async_commit()
                 ptx.cp_async_wait(PENDING)
-                meet()  # the next tile is there
+                team_sync()  # the next tile has arrived
                 stage, next_stage = next_stage, stage
             key0 = key1
 
         if active:
             for r in u32.range(LANE_ROWS):
-                whole = row_sum[r]
-                whole += cuda.shfl_xor_sync(ALL_LANES, whole, 1)
-                whole += cuda.shfl_xor_sync(ALL_LANES, whole, 2)
-                row_sum[r] = float32(1.0) / whole
-            # Out through the place of this warp's queries, so that lanes store rows whole, 16 bytes each.
-            cuda.syncwarp()  # all lanes have read the queries
-            place0 = base + mine * PITCH
+                total = row_sum[r]
+                total += cuda.shfl_xor_sync(ALL_LANES, total, 1)
+                total += cuda.shfl_xor_sync(ALL_LANES, total, 2)
+                row_sum[r] = float32(1.0) / total
+            # Stage the output where this warp's queries were, so that lanes store whole rows, 16 bytes each.
+            cuda.syncwarp()  # all lanes are done with the queries
+            warp_offset = team_offset + warp_row0 * PITCH
             for r in u32.range(LANE_ROWS):
                 row = lane // 4 + 8 * r
-                for j in u32.range(PIECES):
-                    at = (r // 2 * PIECES + j) * 4 + r % 2 * 2
-                    piece = j ^ row >> SHIFT & MASK
-                    place = place0 + row * PITCH + piece * CHUNK
-                    pairs[place // 2 + lane % 4] = ptx.pack_half2(acc[at] * row_sum[r], acc[at + 1] * row_sum[r])
+                for j in u32.range(CHUNKS):
+                    offset = (r // 2 * CHUNKS + j) * 4 + r % 2 * 2
+                    chunk = j ^ row >> SHIFT & MASK
+                    shared_offset = warp_offset + row * PITCH + chunk * CHUNK
+                    pairs[shared_offset // 2 + lane % 4] = ptx.pack_half2(acc[offset] * row_sum[r],
+                                                                          acc[offset + 1] * row_sum[r])
             cuda.syncwarp()
-            for i in u32.range(MOVES):
-                move = lane + 32 * i
-                row, piece = move // PIECES, move % PIECES
-                swizzled = piece ^ row >> SHIFT & MASK
-                x, y, z, w = ptx.load_shared4(shared, place0 + row * PITCH + swizzled * CHUNK)
-                t = row0 + mine + row
+            for i in u32.range(STORES):
+                index = lane + 32 * i
+                row, chunk = index // CHUNKS, index % CHUNKS
+                swizzled_chunk = chunk ^ row >> SHIFT & MASK
+                x, y, z, w = ptx.load_shared4(shared, warp_offset + row * PITCH + swizzled_chunk * CHUNK)
+                t = row0 + warp_row0 + row
                 if t < tokens:
-                    ptx.store_global4(out, (begin + t) * width + head_column + piece * CHUNK, x, y, z, w)
+                    ptx.store_global4(out, (begin + t) * width + head_column + chunk * CHUNK, x, y, z, w)
 
     kernel = attention_sentences_flash_half_kernel
-    kernel.rows, kernel.threads, kernel.teams, kernel.shared_bytes = ROWS, THREADS, TEAMS, 2 * TEAMS * NUMBERS
+    kernel.rows, kernel.threads, kernel.teams, kernel.shared_bytes = ROWS, THREADS, TEAMS, 2 * TEAMS * TEAM_ELEMENTS
     return kernel
 
 
-FORMS = ((4, 2), (4, 1), (2, 1), (1, 1))  # warps of a team, and 16 queries so many times for each
+FORMS = ((4, 2), (4, 1), (2, 1), (1, 1))  # warps of a team, tiles of 16 queries of a warp
 
 
 def sentences_half_form(size: int, heads: int, sentences: int, longest: int) -> tuple[int, int, int, int]:
-    """(warps, down, keys, teams) of the kernel: the most queries a tile of which a smaller one would not do, and of
-    which there is a block for each SM. What keys and values a block has loaded is then used most often. Where a tile is
-    one warp's, the block takes up to four heads: a GPU starts blocks one after the other."""
+    """Return (warps, m_tiles, keys, teams) of the kernel: the largest tile of queries that a sentence needs and that
+    leaves a block for each SM, so that keys and values are reused most. Where a tile belongs to one warp, the block
+    takes up to four heads: a GPU starts blocks one after the other."""
     keys = min(KEYS, 16 * -(-longest // 16))
-    wanted = multiprocessors()
-    # The widest takes a CPU twice as long to compile, and is no quicker there.
-    for warps, down in FORMS if size <= 64 and wanted > 1 else FORMS[1:]:
-        rows = 16 * warps * down
+    min_blocks = multiprocessors()
+    # The largest takes a CPU twice as long to compile, and is no faster there.
+    for warps, m_tiles in FORMS if size <= 64 and min_blocks > 1 else FORMS[1:]:
+        rows = 16 * warps * m_tiles
         blocks = heads * sentences * -(-longest // rows)
-        if rows // 2 < longest and blocks >= wanted:
+        if rows // 2 < longest and blocks >= min_blocks:
             break
-    teams = next(n for n in (4, 2, 1) if n == 1 or warps == 1 and heads % n == 0 and blocks // n >= wanted)
-    return warps, down, keys, teams
+    teams = next(n for n in (4, 2, 1) if n == 1 or warps == 1 and heads % n == 0 and blocks // n >= min_blocks)
+    return warps, m_tiles, keys, teams
 
 
 @rung(kernel=make_sentences_flash_half(32, 4, 2, KEYS, 1), needs=MMA, sizes=SIZES_HALF,
       idea="tiles of keys on tensor cores: scores and weights stay in registers")
 def attention_sentences_flash_half(qkv, heads, begins, lengths, longest, out, *, stream=0):
     """A block takes 16 to 128 queries of a head of a sentence. Where a sentence fits into a tile of queries, its keys
-    and values are loaded once; no score goes to memory, nor do the parts of a padded batch that are padding."""
+    and values are loaded once; no score goes to memory, and the padding of a padded batch is skipped."""
     size = check_tiled(qkv, heads, begins, lengths, longest, out, np.float16, WIDEST_HALF)
     form = sentences_half_form(size, heads, lengths.size, longest)
     launch_sentences(make_sentences_flash_half(size, *form), qkv, heads, begins, lengths, longest, out, stream)
 
 
 def launch_sentences(kernel, qkv, heads, begins, lengths, longest, out, stream=0) -> None:
-    """Launches a kernel that one of the factories here made. Arguments are checked before."""
+    """Launch a kernel that one of the factories here made. The arguments must have been checked."""
     size = out.shape[1] // heads
     arguments = (qkv, begins, lengths, out, np.uint32(longest), scale_of(size))
     dynamic_shared(kernel, kernel.shared_bytes, *arguments)
@@ -253,27 +255,28 @@ def launch_sentences(kernel, qkv, heads, begins, lengths, longest, out, stream=0
 
 
 @kernel_factory
-def make_sentences_flash(size: int, down: int):
-    """Attention for heads of `size` numbers; a thread has `down` queries and eight keys of a tile, as in make_flash."""
-    SIZE, DOWN = size, down
-    PART = min(down, 4)
-    ACROSS = 8 if size % 32 == 0 else 4
-    GROUPS = THREADS // ACROSS
-    ROWS, TILE = DOWN * GROUPS, 8 * ACROSS
-    SCORES, QUADS = DOWN * 8, SIZE // (4 * ACROSS)
+def make_sentences_flash(size: int, queries: int):
+    """Attention for heads of `size` elements; as in make_flash, a thread has `queries` queries and eight keys of a
+    tile."""
+    SIZE, QUERIES = size, queries
+    QUERIES_AT_ONCE = min(queries, 4)
+    LANES = 8 if size % 32 == 0 else 4
+    GROUPS = THREADS // LANES
+    ROWS, TILE = QUERIES * GROUPS, 8 * LANES
+    SCORES, QUADS = QUERIES * 8, SIZE // (4 * LANES)
     COLUMNS = 4 * QUADS
-    ACCUMULATORS, QUERY_PART = DOWN * COLUMNS, DOWN * 4
+    ACCUMULATORS, QUERY_PART = QUERIES * COLUMNS, QUERIES * 4
     PITCH, EXP_PITCH = SIZE + 4, TILE + 8  # neighbouring rows begin in different banks
-    KEYS_AT = ROWS * PITCH
-    VALUES_AT = KEYS_AT + TILE * PITCH
-    EXP_AT = VALUES_AT + TILE * SIZE
-    NUMBERS = EXP_AT + ROWS * EXP_PITCH
-    XOR_OFFSETS = (4, 2, 1) if ACROSS == 8 else (2, 1)
-    BLOCKS = 1 if SIZE > 128 else max(1, min(4 if DOWN <= 2 else 3, 233_472 // (4 * NUMBERS + 1024)))
+    KEYS_OFFSET = ROWS * PITCH
+    VALUES_OFFSET = KEYS_OFFSET + TILE * PITCH
+    EXP_OFFSET = VALUES_OFFSET + TILE * SIZE
+    SHARED_ELEMENTS = EXP_OFFSET + ROWS * EXP_PITCH
+    XOR_OFFSETS = (4, 2, 1) if LANES == 8 else (2, 1)
+    BLOCKS = 1 if SIZE > 128 else max(1, min(4 if QUERIES <= 2 else 3, 233_472 // (4 * SHARED_ELEMENTS + 1024)))
     copy_queries = make_copy_rows(ROWS, SIZE, PITCH, THREADS, 4)
     copy_keys = make_copy_rows(TILE, SIZE, PITCH, THREADS, 4)
     copy_values = make_copy_rows(TILE, SIZE, SIZE, THREADS, 4)
-    read_four, add_scores, add_values, online_softmax_update = make_flash_steps(SIZE, DOWN)
+    read_four, add_scores, add_values, online_softmax_update = make_flash_steps(SIZE, QUERIES)
 
     @cuda.jit(launch_bounds=(THREADS, BLOCKS))
     def attention_sentences_flash_kernel(qkv, begins, lengths, out, longest, scale):
@@ -281,98 +284,99 @@ def make_sentences_flash(size: int, down: int):
         scores = cuda.local.array(SCORES, float32)
         acc = cuda.local.array(ACCUMULATORS, float32)
         query_part = cuda.local.array(QUERY_PART, float32)
-        row_max = cuda.local.array(DOWN, float32)
-        row_sum = cuda.local.array(DOWN, float32)
+        row_max = cuda.local.array(QUERIES, float32)
+        row_sum = cuda.local.array(QUERIES, float32)
         thread = u32.threadIdx.x
-        x, y = thread % ACROSS, thread // ACROSS
+        x, y = thread % LANES, thread // LANES
         rows, width = u32.shape(out)
         head_column = u32.blockIdx.x * SIZE
         key_column = width + head_column
         begin, tokens, scale = find_sentence(begins, lengths, u32.blockIdx.z, rows, longest, scale)
-        row0 = u32.blockIdx.y * ROWS  # counted from the sentence's first, as are keys
+        row0 = u32.blockIdx.y * ROWS  # counted from the sentence's first row, as keys are
         if row0 >= tokens:
             return
         end = begin + tokens
         for i in u32.range(ACCUMULATORS):
             acc[i] = ZERO
-        for i in u32.range(DOWN):
+        for i in u32.range(QUERIES):
             row_max[i], row_sum[i] = NEG_INF, ZERO
 
         copy_queries(shared, 0, qkv, begin + row0, end, head_column, thread)
-        copy_keys(shared, KEYS_AT, qkv, begin, end, key_column, thread)
+        copy_keys(shared, KEYS_OFFSET, qkv, begin, end, key_column, thread)
         ptx.cp_async_commit()
         ptx.cp_async_wait(0)
-        cuda.syncthreads()  # the queries and the first keys are there
+        cuda.syncthreads()  # the queries and the first keys have arrived
         key0 = 0
         while key0 < tokens:
             # These values are in flight while the scores are computed, the next keys during the rest.
-            copy_values(shared, VALUES_AT, qkv, begin + key0, end, key_column + width, thread)
+            copy_values(shared, VALUES_OFFSET, qkv, begin + key0, end, key_column + width, thread)
             ptx.cp_async_commit()
             for i in u32.range(SCORES):
                 scores[i] = ZERO
-            query_at, key_at = y * PITCH, KEYS_AT + x * PITCH
-            query_end = query_at + SIZE
-            while query_at < query_end:
-                read_four(query_part, shared, query_at, PITCH)
-                add_scores(scores, query_part, shared, key_at, 0)
-                add_scores(scores, query_part, shared, key_at, 4)
-                query_at, key_at = query_at + 4, key_at + 4
+            query_offset, key_offset = y * PITCH, KEYS_OFFSET + x * PITCH
+            query_end = query_offset + SIZE
+            while query_offset < query_end:
+                read_four(query_part, shared, query_offset, PITCH)
+                add_scores(scores, query_part, shared, key_offset, 0)
+                add_scores(scores, query_part, shared, key_offset, 4)
+                query_offset, key_offset = query_offset + 4, key_offset + 4
             ptx.cp_async_wait(0)
-            cuda.syncthreads()  # the values are there, and no thread reads these keys any more
+            cuda.syncthreads()  # the values have arrived, and all threads are done with these keys
             key1 = key0 + TILE
             if key1 < tokens:
-                copy_keys(shared, KEYS_AT, qkv, begin + key1, end, key_column, thread)
+                copy_keys(shared, KEYS_OFFSET, qkv, begin + key1, end, key_column, thread)
             ptx.cp_async_commit()
 
             if key1 > tokens:
-                for i in u32.range(DOWN):
+                for i in u32.range(QUERIES):
                     for j in u32.range(8):
-                        if key0 + x + j * ACROSS >= tokens:
+                        if key0 + x + j * LANES >= tokens:
                             scores[8 * i + j] = NEG_INF
-            exp_at = EXP_AT + y * EXP_PITCH
-            online_softmax_update(scores, acc, row_max, row_sum, shared, exp_at + x, scale, 0)
-            if DOWN > PART:
-                online_softmax_update(scores, acc, row_max, row_sum, shared, exp_at + x, scale, PART)
+            exp_offset = EXP_OFFSET + y * EXP_PITCH
+            online_softmax_update(scores, acc, row_max, row_sum, shared, exp_offset + x, scale, 0)
+            if QUERIES > QUERIES_AT_ONCE:
+                online_softmax_update(scores, acc, row_max, row_sum, shared, exp_offset + x, scale, QUERIES_AT_ONCE)
             cuda.syncwarp()  # the exponentials of this warp's queries are complete; no other warp reads them
 
-            value_at = VALUES_AT + x * 4
-            exp_end = exp_at + TILE
-            while exp_at < exp_end:
-                read_four(query_part, shared, exp_at, EXP_PITCH)
-                add_values(acc, query_part, shared, value_at, 0)
-                add_values(acc, query_part, shared, value_at, 1)
-                add_values(acc, query_part, shared, value_at, 2)
-                add_values(acc, query_part, shared, value_at, 3)
-                exp_at, value_at = exp_at + 4, value_at + 4 * SIZE
+            value_offset = VALUES_OFFSET + x * 4
+            exp_end = exp_offset + TILE
+            while exp_offset < exp_end:
+                read_four(query_part, shared, exp_offset, EXP_PITCH)
+                add_values(acc, query_part, shared, value_offset, 0)
+                add_values(acc, query_part, shared, value_offset, 1)
+                add_values(acc, query_part, shared, value_offset, 2)
+                add_values(acc, query_part, shared, value_offset, 3)
+                exp_offset, value_offset = exp_offset + 4, value_offset + 4 * SIZE
             ptx.cp_async_wait(0)
-            cuda.syncthreads()  # the next keys are there, and no thread reads these values any more
+            cuda.syncthreads()  # the next keys have arrived, and all threads are done with these values
             key0 = key1
 
-        for i in u32.range(DOWN):
-            whole = row_sum[i]
+        for i in u32.range(QUERIES):
+            total = row_sum[i]
             for distance in XOR_OFFSETS:
-                whole += cuda.shfl_xor_sync(ALL_LANES, whole, distance)
-            share = float32(1.0) / whole
+                total += cuda.shfl_xor_sync(ALL_LANES, total, distance)
+            inv_row_sum = float32(1.0) / total
             t = row0 + y + i * GROUPS
             if t < tokens:
                 for q in u32.range(QUADS):
-                    at = COLUMNS * i + 4 * q
-                    place = (begin + t) * width + head_column + x * 4 + q * 4 * ACROSS
-                    ptx.store_global4(out, place, acc[at] * share, acc[at + 1] * share, acc[at + 2] * share,
-                                      acc[at + 3] * share)
+                    a = COLUMNS * i + 4 * q
+                    out_offset = (begin + t) * width + head_column + x * 4 + q * 4 * LANES
+                    ptx.store_global4(out, out_offset, acc[a] * inv_row_sum, acc[a + 1] * inv_row_sum,
+                                      acc[a + 2] * inv_row_sum, acc[a + 3] * inv_row_sum)
 
     kernel = attention_sentences_flash_kernel
-    kernel.rows, kernel.threads, kernel.teams, kernel.shared_bytes = ROWS, THREADS, 1, 4 * NUMBERS
+    kernel.rows, kernel.threads, kernel.teams, kernel.shared_bytes = ROWS, THREADS, 1, 4 * SHARED_ELEMENTS
     return kernel
 
 
 def sentences_flash_rows(size: int, heads: int, sentences: int, longest: int) -> int:
-    """How many queries a thread has: as many as sentences need and as leave a block for each SM."""
-    wanted, groups = multiprocessors(), THREADS // (8 if size % 32 == 0 else 4)
-    down = 1 if not device.on_gpu() else 4 if size <= 128 else 2
-    while down > 1 and (down * groups // 2 >= longest or heads * sentences * -(-longest // (down * groups)) < wanted):
-        down //= 2
-    return down
+    """Queries per thread: as many as sentences need and as leave a block for each SM."""
+    min_blocks, groups = multiprocessors(), THREADS // (8 if size % 32 == 0 else 4)
+    queries = 1 if not device.on_gpu() else 4 if size <= 128 else 2
+    while queries > 1 and (queries * groups // 2 >= longest
+                           or heads * sentences * -(-longest // (queries * groups)) < min_blocks):
+        queries //= 2
+    return queries
 
 
 @rung(kernel=make_sentences_flash(32, 1), needs=ASYNC, sizes=SIZES,

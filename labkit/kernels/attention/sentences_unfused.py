@@ -1,13 +1,13 @@
-"""Attention over sentences with its scores in memory: in global memory, between three launches, or a whole matrix of
-them in shared memory, in one.
+"""Attention over sentences with the scores in memory: in global memory, between three launches, or in one launch, as a
+whole matrix in shared memory.
 
 Shapes  as in sentences.py; scores (B*H, L, L) of qkv's dtype, where L is `longest` rounded up to 16: a matrix for each
         sentence and head, of which a sentence of n tokens uses n rows and as many columns
 Work    beyond that of attention, for n tokens: n*n scores a head are written, read, written as weights and read again
 Source  as sentences.py
 
-Queries, keys and values are read by strides where the linear layer left them, and the context goes to where the next
-layer reads it: nothing is split into heads, nor merged. In float16 a score, times log2(e), is rounded when it is stored
+Queries, keys and values are read with strides where the linear layer left them, and the context goes where the next
+layer reads it: nothing is split into heads or merged. In float16 a score, times log2(e), is rounded when it is stored
 and must be less than 65,504; the tiled kernels keep it in float32.
 """
 
@@ -30,24 +30,24 @@ from labkit.kernels.matmul.mma import CHUNK, MMA, add_product, make_copy
 from labkit.kernels.op import rung
 from labkit.kernels.reduce import NEG_INF, ZERO, warp_max, warp_sum
 
-ROWS = 4  # of a block of the softmax, a warp each
-HELD = (1, 2, 4, 8, 16)  # pairs of neighbouring scores that a lane keeps
-LONGEST = 64 * HELD[-1]
-WARPS = 8  # of a block that keeps a whole matrix
+ROWS = 4  # per block of the softmax, one per warp
+PAIRS_PER_LANE = (1, 2, 4, 8, 16)  # pairs of neighbouring scores
+MAX_TOKENS = 64 * PAIRS_PER_LANE[-1]
+WARPS = 8  # per block that keeps a whole matrix
 
 
 def padded(longest: int) -> int:
-    """The rows and columns of a matrix of scores: whole steps of the tensor cores."""
+    """Return the rows and columns of a matrix of scores: a multiple of the tensor cores' step."""
     return 16 * -(-longest // 16)
 
 
 def scores_shape(heads: int, sentences: int, longest: int) -> tuple[int, int, int]:
-    """The shape of `scores` that attention_sentences_three_launches takes."""
+    """Return the shape of `scores` that attention_sentences_three_launches takes."""
     return heads * sentences, padded(longest), padded(longest)
 
 
 # --- Scores and context in float32: tiles of 64 x 64 ------------------------------------------------------------------
-# The grid: x and y over tiles, z over sentences and their heads. All arrays are flat; rows of qkv have 3*width numbers.
+# The grid: x and y over tiles, z over sentences and their heads. All arrays are flat; a row of qkv is 3*width elements.
 
 
 @cuda.jit
@@ -56,9 +56,9 @@ def sentence_scores_kernel(qkv, begins, lengths, scores, longest, heads, size, r
     sentence, head, width = pair // heads, pair % heads, heads * size
     begin, tokens, _ = find_sentence(begins, lengths, sentence, rows, longest, ZERO)
     if u32.blockIdx.x * TILE < tokens and u32.blockIdx.y * TILE < tokens:
-        line = 3 * width
-        first = begin * line + head * size
-        tile_product(qkv, first, line, qkv, first + width, 1, line,
+        row_stride = 3 * width
+        q_offset = begin * row_stride + head * size
+        tile_product(qkv, q_offset, row_stride, qkv, q_offset + width, 1, row_stride,
                      scores, pair * length * length, length, tokens, tokens, size)
 
 
@@ -68,53 +68,53 @@ def sentence_context_kernel(qkv, begins, lengths, weights, out, longest, heads, 
     sentence, head, width = pair // heads, pair % heads, heads * size
     begin, tokens, _ = find_sentence(begins, lengths, sentence, rows, longest, ZERO)
     if u32.blockIdx.y * TILE < tokens:
-        line = 3 * width
+        row_stride = 3 * width
         tile_product(weights, pair * length * length, length,
-                     qkv, begin * line + 2 * width + head * size, line, 1,
+                     qkv, begin * row_stride + 2 * width + head * size, row_stride, 1,
                      out, begin * width + head * size, width, tokens, size, tokens)
 
 
-# --- The masked softmax, a warp a row ---------------------------------------------------------------------------------
+# --- The masked softmax, one warp per row -----------------------------------------------------------------------------
 
 
 @kernel_factory
-def make_sentence_softmax(held: int, half: bool):
-    """Rows of up to 64 * held scores become weights where they are; a lane has `held` pairs of neighbours. Columns from
-    the sentence's end on are not read, and get zeros up to the next multiple of 16."""
-    COUNT = 2 * held
+def make_sentence_softmax(pairs_per_lane: int, half: bool):
+    """Turn rows of up to 64 * pairs_per_lane scores into weights, in place; a lane has `pairs_per_lane` pairs of
+    neighbours. Columns from the sentence's end on are not read, and get zeros up to the next multiple of 16."""
+    ELEMENTS = 2 * pairs_per_lane
 
     @cuda.jit(device=True)
-    def store_pair(scores, at, left, right):
+    def store_pair(scores, offset, left, right):
         if half:
-            ptx.store_global_half2(scores, at, left, right)
+            ptx.store_global_half2(scores, offset, left, right)
         else:
-            scores[at], scores[at + 1] = left, right
+            scores[offset], scores[offset + 1] = left, right
 
     @cuda.jit
     def sentence_softmax_kernel(scores, begins, lengths, longest, heads, rows, length, scale):
-        values = cuda.local.array(COUNT, float32)
+        values = cuda.local.array(ELEMENTS, float32)
         thread, pair = u32.threadIdx.x, u32.blockIdx.y
         row = u32.blockIdx.x * ROWS + (thread >> 5)
         _, tokens, scale = find_sentence(begins, lengths, pair // heads, rows, longest, scale)
         if row < tokens:  # the same for all lanes of a warp
-            first = (pair * length + row) * length
-            mine = 2 * (thread & 31)
+            row_offset = (pair * length + row) * length
+            lane_col = 2 * (thread & 31)
             row_max = NEG_INF
-            for i in u32.range(COUNT):
-                col = 64 * (i // 2) + i % 2 + mine
-                values[i] = float32(scores[first + col]) * scale if col < tokens else NEG_INF
+            for i in u32.range(ELEMENTS):
+                col = 64 * (i // 2) + i % 2 + lane_col
+                values[i] = float32(scores[row_offset + col]) * scale if col < tokens else NEG_INF
                 row_max = max(row_max, values[i])
             row_max = warp_max(row_max)
             row_sum = ZERO
-            for i in u32.range(COUNT):
+            for i in u32.range(ELEMENTS):
                 values[i] = ptx.exp2_approx(values[i] - row_max)
                 row_sum += values[i]
-            share = float32(1.0) / warp_sum(row_sum)
-            last = (tokens + 15) // 16 * 16
-            for n in u32.range(held):
-                col = 64 * n + mine
-                if col < last:
-                    store_pair(scores, first + col, values[2 * n] * share, values[2 * n + 1] * share)
+            inv_row_sum = float32(1.0) / warp_sum(row_sum)
+            padded_end = (tokens + 15) // 16 * 16
+            for n in u32.range(pairs_per_lane):
+                col = 64 * n + lane_col
+                if col < padded_end:
+                    store_pair(scores, row_offset + col, values[2 * n] * inv_row_sum, values[2 * n + 1] * inv_row_sum)
 
     return sentence_softmax_kernel
 
@@ -124,13 +124,14 @@ def make_sentence_softmax(held: int, half: bool):
 
 @kernel_factory
 def make_sentence_products(size: int, tile: int):
-    """(scores, context) for heads of `size` float16 values, in tiles of `tile` queries and keys; a warp has 16 queries.
-    The grid: x over tiles of keys, one for the context; y over tiles of queries; z over sentences and their heads."""
-    SIZE, EDGE = size, tile
+    """Make (scores, context) for heads of `size` float16 values, in tiles of `tile` queries and keys; a warp has 16
+    queries. The grid: x over tiles of keys, 1 for the context; y over tiles of queries; z over sentences and their
+    heads."""
+    SIZE, TILE_SIZE = size, tile
     THREADS = 2 * tile
     SWIZZLED, PITCH, SHIFT, MASK = rows_in_shared(size)
-    STEPS, SCORES, ACCUMULATORS = size // 16, tile // 2, size // 2
-    SECOND = tile * PITCH  # where keys, or weights, begin in shared memory
+    K_STEPS, SCORES, ACCUMULATORS = size // 16, tile // 2, size // 2
+    SECOND_OFFSET = tile * PITCH  # of the keys, or of the weights, in shared memory
     WEIGHTS_PITCH = tile + CHUNK
     copy_rows = make_copy_rows(tile, SIZE, PITCH, THREADS, CHUNK, SWIZZLED)
     copy_weights = make_copy(tile, tile, THREADS, WEIGHTS_PITCH, swizzled=False)
@@ -146,33 +147,33 @@ def make_sentence_products(size: int, tile: int):
         rows, width, length = u32.shape(qkv)[0], u32.shape(qkv)[1] // 3, u32.shape(scores)[1]
         sentence, head_column = pair // heads, pair % heads * SIZE
         begin, tokens, scale = find_sentence(begins, lengths, sentence, rows, longest, scale)
-        row0, key0 = u32.blockIdx.y * EDGE, u32.blockIdx.x * EDGE
+        row0, key0 = u32.blockIdx.y * TILE_SIZE, u32.blockIdx.x * TILE_SIZE
         if row0 >= tokens or key0 >= tokens:
             return
         end = begin + tokens
         copy_rows(shared, 0, qkv, begin + row0, end, head_column, thread)
-        copy_rows(shared, SECOND, qkv, begin + key0, end, width + head_column, thread)
+        copy_rows(shared, SECOND_OFFSET, qkv, begin + key0, end, width + head_column, thread)
         ptx.cp_async_commit()
         for i in range(SCORES):
             acc[i] = ZERO
         swizzle = lane >> SHIFT & MASK
-        query_at = (warp * 16 + lane % 16) * PITCH
-        wide = lane // 16 ^ swizzle
-        key_at = SECOND + (lane % 8 + lane // 16 * 8) * PITCH
-        tall = lane // 8 % 2 ^ swizzle
+        query_offset = (warp * 16 + lane % 16) * PITCH
+        row_chunk = lane // 16 ^ swizzle
+        key_offset = SECOND_OFFSET + (lane % 8 + lane // 16 * 8) * PITCH
+        key_chunk = lane // 8 % 2 ^ swizzle
         ptx.cp_async_wait(0)
-        cuda.syncthreads()  # queries and keys are there
-        for k in range(STEPS):
-            read_queries(words, shared, query_at, wide, k, 0)
-            add_scores(acc, words, shared, key_at, tall, k, 0)
-        for below in u32.range(2):
-            row = row0 + warp * 16 + lane // 4 + 8 * below
+        cuda.syncthreads()  # queries and keys have arrived
+        for k in range(K_STEPS):
+            read_queries(words, shared, query_offset, row_chunk, k, 0)
+            add_scores(acc, words, shared, key_offset, key_chunk, k, 0)
+        for r in u32.range(2):
+            row = row0 + warp * 16 + lane // 4 + 8 * r
             if row < tokens:
-                for j in u32.range(EDGE // 8):
+                for j in u32.range(TILE_SIZE // 8):
                     col = key0 + 8 * j + lane % 4 * 2
                     if col < length:
                         ptx.store_global_half2(scores, (pair * length + row) * length + col,
-                                               acc[4 * j + 2 * below] * scale, acc[4 * j + 2 * below + 1] * scale)
+                                               acc[4 * j + 2 * r] * scale, acc[4 * j + 2 * r + 1] * scale)
 
     @cuda.jit(launch_bounds=THREADS)
     def sentence_context_half_kernel(qkv, begins, lengths, weights, out, longest, heads):
@@ -184,44 +185,41 @@ def make_sentence_products(size: int, tile: int):
         length = u32.shape(weights)[1]  # weights: (B*H*L, L)
         sentence, head_column = pair // heads, pair % heads * SIZE
         begin, tokens, _ = find_sentence(begins, lengths, sentence, rows, longest, ZERO)
-        row0 = u32.blockIdx.y * EDGE
+        row0 = u32.blockIdx.y * TILE_SIZE
         if row0 >= tokens:
             return
         end = begin + tokens
         for i in range(ACCUMULATORS):
             acc[i] = ZERO
         swizzle = lane >> SHIFT & MASK
-        value_at = lane % 16 * PITCH
-        wide = lane // 16 ^ swizzle
-        weight_at = (SECOND + (warp * 16 + lane % 16) * WEIGHTS_PITCH
-                           + lane // 16 * CHUNK)
-        for key0 in u32.range(0, tokens, EDGE):
-            copy_rows(shared, 0, qkv, begin + key0, end, 2 * width + head_column,
-                      thread)
-            copy_weights(shared, SECOND, weights, pair * length + row0, key0, thread)
+        value_offset = lane % 16 * PITCH
+        row_chunk = lane // 16 ^ swizzle
+        weight_offset = SECOND_OFFSET + (warp * 16 + lane % 16) * WEIGHTS_PITCH + lane // 16 * CHUNK
+        for key0 in u32.range(0, tokens, TILE_SIZE):
+            copy_rows(shared, 0, qkv, begin + key0, end, 2 * width + head_column, thread)
+            copy_weights(shared, SECOND_OFFSET, weights, pair * length + row0, key0, thread)
             ptx.cp_async_commit()
             ptx.cp_async_wait(0)
-            cuda.syncthreads()  # values and weights are there
-            for k in u32.range(EDGE // 16):
-                if key0 + 16 * k < tokens:  # beyond, no weight was written
-                    a0, a1, a2, a3 = ptx.ldmatrix_x4(shared, weight_at + 16 * k)
-                    for step in u32.range(STEPS):
-                        place = value_at + (wide ^ 2 * step) * CHUNK
-                        b0, b1, b2, b3 = ptx.ldmatrix_x4_trans(shared, place + 16 * k * PITCH)
+            cuda.syncthreads()  # values and weights have arrived
+            for k in u32.range(TILE_SIZE // 16):
+                if key0 + 16 * k < tokens:  # no weights were written beyond
+                    a0, a1, a2, a3 = ptx.ldmatrix_x4(shared, weight_offset + 16 * k)
+                    for step in u32.range(K_STEPS):
+                        src = value_offset + (row_chunk ^ 2 * step) * CHUNK
+                        b0, b1, b2, b3 = ptx.ldmatrix_x4_trans(shared, src + 16 * k * PITCH)
                         add_product(acc, 8 * step, a0, a1, a2, a3, b0, b1)
                         add_product(acc, 8 * step + 4, a0, a1, a2, a3, b2, b3)
-            cuda.syncthreads()  # every warp has read them
-        for below in u32.range(2):
-            t = row0 + warp * 16 + lane // 4 + 8 * below
+            cuda.syncthreads()  # all warps are done with them
+        for r in u32.range(2):
+            t = row0 + warp * 16 + lane // 4 + 8 * r
             if t < tokens:
                 for j in u32.range(SIZE // 8):
                     col = head_column + 8 * j + lane % 4 * 2
-                    ptx.store_global_half2(out, (begin + t) * width + col, acc[4 * j + 2 * below],
-                                           acc[4 * j + 2 * below + 1])
+                    ptx.store_global_half2(out, (begin + t) * width + col, acc[4 * j + 2 * r], acc[4 * j + 2 * r + 1])
 
     scores, context = sentence_scores_half_kernel, sentence_context_half_kernel
     scores.tile = context.tile = tile
-    scores.shared_bytes, context.shared_bytes = 4 * SECOND, 2 * (SECOND + tile * WEIGHTS_PITCH)
+    scores.shared_bytes, context.shared_bytes = 4 * SECOND_OFFSET, 2 * (SECOND_OFFSET + tile * WEIGHTS_PITCH)
     return scores, context
 
 
@@ -234,10 +232,10 @@ def _scores(shape: tuple, dtype: str):
 
 
 def _check_scores(scores, heads, lengths, longest, dtype):
-    """The scratch: what was given, or one that is kept for the next launch of this shape."""
+    """Return the workspace: `scores` if given, or one that is cached for launches of this shape."""
     shape = scores_shape(heads, lengths.size, longest)
-    if longest > LONGEST:
-        raise ValueError(f"longest is {longest:,}; in three launches at most {LONGEST:,} tokens are allowed")
+    if longest > MAX_TOKENS:
+        raise ValueError(f"longest is {longest:,}; in three launches at most {MAX_TOKENS:,} tokens are allowed")
     if shape[0] > MAX_GRID_YZ:
         raise ValueError(f"{lengths.size:,} sentences of {heads} heads are too many; at most {MAX_GRID_YZ:,} pairs of "
                          f"a sentence and a head are allowed")
@@ -248,13 +246,13 @@ def _check_scores(scores, heads, lengths, longest, dtype):
 
 
 @rung(kernel=(sentence_scores_kernel, make_sentence_softmax(2, False), sentence_context_kernel),
-      idea="three launches: scores, masked softmax, context", sizes=f"at most {LONGEST:,} tokens")
+      idea="three launches: scores, masked softmax, context", sizes=f"at most {MAX_TOKENS:,} tokens")
 def attention_sentences_three_launches(qkv, heads, begins, lengths, longest, out, *, scores=None, stream=0):
-    """Each step reads what the one before wrote to global memory. Products go by tiles of 64 x 64; the softmax has a
+    """Each step reads what the previous one wrote to global memory. Products go by tiles of 64 x 64; the softmax has a
     warp for each row.
 
     scores: device memory of scores_shape(heads, sentences, longest) and qkv's dtype; if left out, it is made for each
-    shape and kept, which launches in two streams at the same time must not share.
+    shape and kept, and launches in two streams at the same time must not share it.
     """
     size = check_sentences(qkv, heads, begins, lengths, longest, out)
     scores = _check_scores(scores, heads, lengths, longest, np.float32)
@@ -269,30 +267,30 @@ def attention_sentences_three_launches(qkv, heads, begins, lengths, longest, out
 
 
 def _softmax(flat, heads, begins, lengths, longest, rows, length, scale, stream) -> None:
-    held = next(n for n in HELD if 64 * n >= length)
-    kernel = make_sentence_softmax(held, flat.dtype == np.float16)
+    pairs_per_lane = next(n for n in PAIRS_PER_LANE if 64 * n >= length)
+    kernel = make_sentence_softmax(pairs_per_lane, flat.dtype == np.float16)
     kernel[(-(-longest // ROWS), heads * lengths.size), 32 * ROWS, stream](
         flat, begins, lengths, np.uint32(longest), np.uint32(heads), np.uint32(rows), np.uint32(length), scale)
 
 
 @rung(kernel=(*make_sentence_products(32, 64), make_sentence_softmax(2, True)), needs=MMA,
-      idea="three launches: scores and context on tensor cores", sizes=f"{SIZES_HALF}; at most {LONGEST:,} tokens")
+      idea="three launches: scores and context on tensor cores", sizes=f"{SIZES_HALF}; at most {MAX_TOKENS:,} tokens")
 def attention_sentences_three_launches_half(qkv, heads, begins, lengths, longest, out, *, scores=None, scores_tile=None,
                                             stream=0):
-    """As attention_sentences_three_launches, which also says what scores is: products on tensor cores, in tiles of 16,
-    32 or 64 queries and keys, whichever the longest sentence fits. scores_tile: another tile for the scores."""
+    """As attention_sentences_three_launches, which also explains scores: products on tensor cores, in tiles of 16, 32
+    or 64 queries and keys, the smallest that the longest sentence fits. scores_tile: another tile for the scores."""
     size = check_tiled(qkv, heads, begins, lengths, longest, out, np.float16, WIDEST_HALF)
     scores = _check_scores(scores, heads, lengths, longest, np.float16)
     pairs, length, _ = scores.shape
     tile = next((n for n in (16, 32) if n >= longest), 64)
-    of_scores = scores_tile or tile
-    find_scores, find_context = make_sentence_products(size, of_scores)[0], make_sentence_products(size, tile)[1]
-    tiles = -(-longest // of_scores)
+    qk_tile = scores_tile or tile
+    scores_kernel, context_kernel = make_sentence_products(size, qk_tile)[0], make_sentence_products(size, tile)[1]
+    tiles = -(-longest // qk_tile)
     arguments = (qkv, begins, lengths, scores, np.uint32(longest), np.uint32(heads), scale_of(size))
-    find_scores[(tiles, tiles, pairs), 2 * of_scores, stream, find_scores.shared_bytes](*arguments)
+    scores_kernel[(tiles, tiles, pairs), 2 * qk_tile, stream, scores_kernel.shared_bytes](*arguments)
     _softmax(scores.reshape(scores.size), heads, begins, lengths, longest, qkv.shape[0], length, np.float32(1), stream)
     weights = scores.reshape((pairs * length, length))
-    find_context[(1, -(-longest // tile), pairs), 2 * tile, stream, find_context.shared_bytes](
+    context_kernel[(1, -(-longest // tile), pairs), 2 * tile, stream, context_kernel.shared_bytes](
         qkv, begins, lengths, weights, out, np.uint32(longest), np.uint32(heads))
 
 
@@ -302,39 +300,39 @@ def attention_sentences_three_launches_half(qkv, heads, begins, lengths, longest
 @kernel_factory
 def make_sentences_whole_matrix(size: int):
     """Attention for heads of `size` float16 values. Shared memory has queries, keys, values and scores, in this order.
-    A warp takes every eighth strip of 16 queries: its scores, its softmax and its context are one after the other, and
-    no other warp needs them."""
+    A warp takes every eighth strip of 16 queries and computes its scores, its softmax and its context one after the
+    other; no other warp needs them."""
     SIZE = size
     SWIZZLED, PITCH, SHIFT, MASK = rows_in_shared(size)
-    STEPS, ACCUMULATORS = size // 16, size // 2
+    K_STEPS, ACCUMULATORS = size // 16, size // 2
     copy_strip = make_copy_rows(16, SIZE, PITCH, 32, CHUNK, SWIZZLED)
     read_queries, add_scores, _, _, _ = make_half_steps(SIZE, 1, 16, PITCH)
 
     @cuda.jit(device=True)
-    def softmax_of_strip(pairs, strip_at, pitch, tokens, lane):
-        """The scores of 16 rows become weights, a row at a time; words of two float16 values."""
-        words, last = pitch // 2, (tokens + 15) // 16 * 8
+    def softmax_of_strip(pairs, strip_offset, pitch, tokens, lane):
+        """Turn the scores of 16 rows into weights, a row at a time; a word has two float16 values."""
+        words, num_words = pitch // 2, (tokens + 15) // 16 * 8
         for row in u32.range(16):
-            first = strip_at // 2 + row * words
+            row_offset = strip_offset // 2 + row * words
             row_max = NEG_INF
-            for word in u32.range(lane, last, 32):
-                left, right = ptx.unpack_half2(pairs[first + word])
+            for word in u32.range(lane, num_words, 32):
+                left, right = ptx.unpack_half2(pairs[row_offset + word])
                 if 2 * word < tokens:
                     row_max = max(row_max, left)
                 if 2 * word + 1 < tokens:
                     row_max = max(row_max, right)
             row_max = warp_max(row_max)
             row_sum = ZERO
-            for word in u32.range(lane, last, 32):
-                left, right = ptx.unpack_half2(pairs[first + word])
+            for word in u32.range(lane, num_words, 32):
+                left, right = ptx.unpack_half2(pairs[row_offset + word])
                 left = ptx.exp2_approx(left - row_max) if 2 * word < tokens else ZERO
                 right = ptx.exp2_approx(right - row_max) if 2 * word + 1 < tokens else ZERO
                 row_sum += left + right
-                pairs[first + word] = ptx.pack_half2(left, right)
-            share = float32(1.0) / warp_sum(row_sum)
-            for word in u32.range(lane, last, 32):
-                left, right = ptx.unpack_half2(pairs[first + word])
-                pairs[first + word] = ptx.pack_half2(left * share, right * share)
+                pairs[row_offset + word] = ptx.pack_half2(left, right)
+            inv_row_sum = float32(1.0) / warp_sum(row_sum)
+            for word in u32.range(lane, num_words, 32):
+                left, right = ptx.unpack_half2(pairs[row_offset + word])
+                pairs[row_offset + word] = ptx.pack_half2(left * inv_row_sum, right * inv_row_sum)
 
     @cuda.jit(launch_bounds=32 * WARPS)
     def attention_sentences_whole_matrix_kernel(qkv, begins, lengths, out, longest, length, scale):
@@ -349,64 +347,62 @@ def make_sentences_whole_matrix(size: int):
         head_column = u32.blockIdx.x * SIZE
         begin, tokens, scale = find_sentence(begins, lengths, u32.blockIdx.y, rows, longest, scale)
         end = begin + tokens
-        part, pitch = length * PITCH, length + CHUNK
+        operand_size, pitch = length * PITCH, length + CHUNK
         for row0 in u32.range(warp * 16, tokens, 16 * WARPS):
-            at, row = row0 * PITCH, begin + row0
-            copy_strip(shared, at, qkv, row, end, head_column, lane)
-            copy_strip(shared, part + at, qkv, row, end, width + head_column, lane)
-            copy_strip(shared, 2 * part + at, qkv, row, end, 2 * width + head_column,
-                       lane)
+            offset, row = row0 * PITCH, begin + row0
+            copy_strip(shared, offset, qkv, row, end, head_column, lane)
+            copy_strip(shared, operand_size + offset, qkv, row, end, width + head_column, lane)
+            copy_strip(shared, 2 * operand_size + offset, qkv, row, end, 2 * width + head_column, lane)
         ptx.cp_async_commit()
         ptx.cp_async_wait(0)
-        cuda.syncthreads()  # queries, keys and values are there
+        cuda.syncthreads()  # queries, keys and values have arrived
 
         swizzle = lane >> SHIFT & MASK
-        wide = lane // 16 ^ swizzle
-        tall = lane // 8 % 2 ^ swizzle
-        own = lane % 16 * PITCH
-        key_at = part + (lane % 8 + lane // 16 * 8) * PITCH
+        row_chunk = lane // 16 ^ swizzle
+        key_chunk = lane // 8 % 2 ^ swizzle
+        lane_offset = lane % 16 * PITCH
+        key_offset = operand_size + (lane % 8 + lane // 16 * 8) * PITCH
         for row0 in u32.range(warp * 16, tokens, 16 * WARPS):
-            strip_at = 3 * part + row0 * pitch
-            corner = strip_at + lane // 4 * pitch + lane % 4 * 2
-            query_at = row0 * PITCH + own
+            strip_offset = 3 * operand_size + row0 * pitch
+            score_offset = strip_offset + lane // 4 * pitch + lane % 4 * 2
+            query_offset = row0 * PITCH + lane_offset
             for key0 in u32.range(0, tokens, 16):
                 for i in range(8):
                     scores[i] = ZERO
-                for k in range(STEPS):
-                    read_queries(words, shared, query_at, wide, k, 0)
-                    add_scores(scores, words, shared, key_at + key0 * PITCH, tall, k, 0)
-                for n in u32.range(4):  # rows L // 4 and 8 below, of the left 8 columns, then of the right
-                    place = corner + n % 2 * 8 * pitch + n // 2 * 8 + key0
-                    pairs[place // 2] = ptx.pack_half2(scores[n // 2 * 4 + n % 2 * 2] * scale,
-                                                                       scores[n // 2 * 4 + n % 2 * 2 + 1] * scale)
+                for k in range(K_STEPS):
+                    read_queries(words, shared, query_offset, row_chunk, k, 0)
+                    add_scores(scores, words, shared, key_offset + key0 * PITCH, key_chunk, k, 0)
+                for n in u32.range(4):  # rows L // 4 and L // 4 + 8, of the left 8 columns, then of the right
+                    pair_offset = score_offset + n % 2 * 8 * pitch + n // 2 * 8 + key0
+                    pairs[pair_offset // 2] = ptx.pack_half2(scores[n // 2 * 4 + n % 2 * 2] * scale,
+                                                             scores[n // 2 * 4 + n % 2 * 2 + 1] * scale)
             cuda.syncwarp()  # the strip's scores are complete
-            softmax_of_strip(pairs, strip_at, pitch, tokens, lane)
+            softmax_of_strip(pairs, strip_offset, pitch, tokens, lane)
             cuda.syncwarp()  # its weights are complete
             for i in range(ACCUMULATORS):
                 acc[i] = ZERO
-            weight_at = strip_at + lane % 16 * pitch + lane // 16 * CHUNK
+            weight_offset = strip_offset + lane % 16 * pitch + lane // 16 * CHUNK
             for key0 in u32.range(0, tokens, 16):
-                a0, a1, a2, a3 = ptx.ldmatrix_x4(shared, weight_at + key0)
-                value_at = 2 * part + own + key0 * PITCH
-                for step in u32.range(STEPS):
-                    b0, b1, b2, b3 = ptx.ldmatrix_x4_trans(
-                        shared, value_at + (wide ^ 2 * step) * CHUNK)
+                a0, a1, a2, a3 = ptx.ldmatrix_x4(shared, weight_offset + key0)
+                value_offset = 2 * operand_size + lane_offset + key0 * PITCH
+                for step in u32.range(K_STEPS):
+                    b0, b1, b2, b3 = ptx.ldmatrix_x4_trans(shared, value_offset + (row_chunk ^ 2 * step) * CHUNK)
                     add_product(acc, 8 * step, a0, a1, a2, a3, b0, b1)
                     add_product(acc, 8 * step + 4, a0, a1, a2, a3, b2, b3)
-            for below in u32.range(2):
-                t = row0 + lane // 4 + 8 * below
+            for r in u32.range(2):
+                t = row0 + lane // 4 + 8 * r
                 if t < tokens:
                     for j in u32.range(SIZE // 8):
                         col = head_column + 8 * j + lane % 4 * 2
-                        ptx.store_global_half2(out, (begin + t) * width + col, acc[4 * j + 2 * below],
-                                               acc[4 * j + 2 * below + 1])
+                        ptx.store_global_half2(out, (begin + t) * width + col, acc[4 * j + 2 * r],
+                                               acc[4 * j + 2 * r + 1])
 
     attention_sentences_whole_matrix_kernel.pitch = PITCH
     return attention_sentences_whole_matrix_kernel
 
 
 def whole_matrix_bytes(pitch: int, longest: int) -> int:
-    """Shared memory of a block: queries, keys and values in rows of `pitch`, and the scores."""
+    """Return the bytes of shared memory of a block: queries, keys and values in rows of `pitch`, and the scores."""
     length = padded(longest)
     return 2 * length * (3 * pitch + length + CHUNK)
 
@@ -422,10 +418,10 @@ def attention_sentences_whole_matrix(qkv, heads, begins, lengths, longest, out, 
     kernel = make_sentences_whole_matrix(size)
     nbytes = whole_matrix_bytes(kernel.pitch, longest)
     if nbytes > MAX_SHARED:
-        most = max(n for n in range(16, longest, 16) if whole_matrix_bytes(kernel.pitch, n) <= MAX_SHARED)
+        max_tokens = max(n for n in range(16, longest, 16) if whole_matrix_bytes(kernel.pitch, n) <= MAX_SHARED)
         raise ValueError(f"longest is {longest:,}: a head's scores, queries, keys and values take {nbytes:,} bytes of "
-                         f"shared memory, and a block can have {MAX_SHARED:,}, {most} tokens. Tiled attention has no "
-                         f"such limit")
+                         f"shared memory, and a block can have {MAX_SHARED:,}, {max_tokens} tokens. Tiled attention "
+                         f"has no such limit")
     arguments = (qkv, begins, lengths, out, np.uint32(longest), np.uint32(padded(longest)), scale_of(size))
     dynamic_shared(kernel, nbytes, *arguments)
     kernel[(heads, lengths.size), 32 * WARPS, stream, nbytes](*arguments)

@@ -6,7 +6,7 @@ average the values:
 Shapes  qkv (S, 3*H*D): in each row the queries of all heads, then their keys, then their values, as one linear layer
         leaves them; out (S, H*D); float32, C-contiguous; any S, H, D that the rung says it takes
         With a cache: keys and values of earlier tokens too, cache (N, 2*H*D), and start (1,) int32 in device memory:
-        how many tokens came before row 0 of qkv. The rows start to start + S - 1 of the cache are those of qkv
+        how many tokens precede row 0 of qkv. The rows start to start + S - 1 of the cache are those of qkv
 Work    4*S*S*H*D flop, causal half of it; 16*S*H*D bytes at least
 Source  A. Vaswani et al., "Attention Is All You Need" (2017), https://arxiv.org/abs/1706.03762
 
@@ -27,8 +27,8 @@ from labkit.kernels.op import rung
 from labkit.kernels.reduce import NEG_INF, ZERO, block_max, block_sum
 
 BLOCK = 256
-SHARED_UNASKED = 48 * 1024  # bytes a block gets without asking; block_max and block_sum take some of them
-PARTIAL = 4 * 32  # bytes that these two take
+DEFAULT_SHARED = 48 * 1024  # bytes of a block without opting in to more; block_max and block_sum take some of them
+PARTIAL_BYTES = 4 * 32  # that these two take
 
 
 def split_heads(rows, heads: int):
@@ -37,11 +37,11 @@ def split_heads(rows, heads: int):
 
 
 def attention_weights(queries, keys, start: int, causal: bool):
-    """(H, S, D), (H, N, D) -> the weights (H, S, N) of the keys for each query, and the scores."""
+    """(H, S, D), (H, N, D) -> weights (H, S, N) of the keys for each query, and the scores."""
     scores = queries @ np.swapaxes(keys, 1, 2) / math.sqrt(queries.shape[2])
     query, key = start + np.arange(queries.shape[1])[:, None], np.arange(keys.shape[1])
-    seen = key <= query if causal else key < start + queries.shape[1]
-    masked = np.where(seen, scores, -np.inf)
+    visible = key <= query if causal else key < start + queries.shape[1]
+    masked = np.where(visible, scores, -np.inf)
     exponentials = np.exp(masked - masked.max(axis=2, keepdims=True))
     return exponentials / exponentials.sum(axis=2, keepdims=True), scores
 
@@ -56,26 +56,26 @@ def attention_reference(qkv, heads, cache=None, start=None, *, causal=False):
 
 
 # --- Three passes over the keys --------------------------------------------------------------------------------------
-# The grid: x over queries, y over heads. Element i of a head's key j is keys_values[j, first + head*D + i], and of its
-# value keys_values[j, first + width + head*D + i]: first is width in qkv, 0 in a cache.
+# The grid: x over queries, y over heads. Element i of a head's key j is keys_values[j, kv_offset + head*D + i], and of
+# its value keys_values[j, kv_offset + width + head*D + i]: kv_offset is width in qkv, 0 in a cache.
 
 
 @cuda.jit(device=True)
-def weigh_keys(qkv, keys_values, first, head_column, size, seen, scale, scores, partial):
-    """Passes 1 and 2: scores[j] becomes exp(score of key j - row_max); returns their sum."""
+def weigh_keys(qkv, keys_values, kv_offset, head_column, size, num_visible, scale, scores, partial):
+    """Passes 1 and 2: scores[j] = exp(score of key j - row_max); return their sum."""
     t, thread = u32.blockIdx.x, u32.threadIdx.x
     row_max = NEG_INF
-    for j in u32.range(thread, seen, BLOCK):
+    for j in u32.range(thread, num_visible, BLOCK):
         score = ZERO
         for i in u32.range(size):
-            score += qkv[t, head_column + i] * keys_values[j, first + head_column + i]
+            score += qkv[t, head_column + i] * keys_values[j, kv_offset + head_column + i]
         score *= scale
         scores[j] = score
         row_max = max(row_max, score)
     row_max = block_max(row_max, partial)
 
     row_sum = ZERO
-    for j in u32.range(thread, seen, BLOCK):
+    for j in u32.range(thread, num_visible, BLOCK):
         exponential = math.exp(scores[j] - row_max)
         scores[j] = exponential
         row_sum += exponential
@@ -83,49 +83,49 @@ def weigh_keys(qkv, keys_values, first, head_column, size, seen, scale, scores, 
 
 
 @cuda.jit
-def attention_three_pass_kernel(qkv, keys_values, start, out, first, size, scale, causal):
+def attention_three_pass_kernel(qkv, keys_values, start, out, kv_offset, size, scale, causal):
     scores = cuda.shared.array(0, float32)  # one for each key of the cache's capacity, which the launch passes
     partial = cuda.shared.array(32, float32)
     t, thread = u32.blockIdx.x, u32.threadIdx.x
     head_column, width = u32.blockIdx.y * size, u32.shape(out)[1]
-    seen = uint32(start[0]) + (t + 1 if causal else u32.shape(out)[0])
-    seen = min(seen, u32.shape(keys_values)[0])  # never beyond the last key
-    row_sum = weigh_keys(qkv, keys_values, first, head_column, size, seen, scale, scores, partial)
+    num_visible = uint32(start[0]) + (t + 1 if causal else u32.shape(out)[0])
+    num_visible = min(num_visible, u32.shape(keys_values)[0])  # never beyond the last key
+    row_sum = weigh_keys(qkv, keys_values, kv_offset, head_column, size, num_visible, scale, scores, partial)
 
-    share = float32(1.0) / row_sum
+    inv_row_sum = float32(1.0) / row_sum
     for i in u32.range(thread, size, BLOCK):  # 64 of the 256 threads, for heads of 64
-        column = first + width + head_column + i
+        column = kv_offset + width + head_column + i
         acc = ZERO
-        for j in u32.range(seen):
+        for j in u32.range(num_visible):
             acc += scores[j] * keys_values[j, column]
-        out[t, head_column + i] = acc * share
+        out[t, head_column + i] = acc * inv_row_sum
 
 
 @cuda.jit
-def attention_all_threads_kernel(qkv, keys_values, start, out, first, size, scale, causal):
+def attention_all_threads_kernel(qkv, keys_values, start, out, kv_offset, size, scale, causal):
     scores = cuda.shared.array(0, float32)
     partial = cuda.shared.array(32, float32)
     sums = cuda.shared.array(BLOCK, float32)
     t, thread = u32.blockIdx.x, u32.threadIdx.x
     head_column, width = u32.blockIdx.y * size, u32.shape(out)[1]
-    seen = uint32(start[0]) + (t + 1 if causal else u32.shape(out)[0])
-    seen = min(seen, u32.shape(keys_values)[0])
-    row_sum = weigh_keys(qkv, keys_values, first, head_column, size, seen, scale, scores, partial)
+    num_visible = uint32(start[0]) + (t + 1 if causal else u32.shape(out)[0])
+    num_visible = min(num_visible, u32.shape(keys_values)[0])
+    row_sum = weigh_keys(qkv, keys_values, kv_offset, head_column, size, num_visible, scale, scores, partial)
 
-    share = float32(1.0) / row_sum
+    inv_row_sum = float32(1.0) / row_sum
     groups = BLOCK // size  # each takes every groups-th key
     i, group = thread % size, thread // size
-    column = first + width + head_column + i
+    column = kv_offset + width + head_column + i
     acc = ZERO
-    if group < groups:  # where size does not divide 256, some threads are left over
-        for j in u32.range(group, seen, groups):
+    if group < groups:  # where size does not divide 256, some threads are idle
+        for j in u32.range(group, num_visible, groups):
             acc += scores[j] * keys_values[j, column]
     sums[thread] = acc
     cuda.syncthreads()
     if group == 0:
         for other in u32.range(1, groups):
             acc += sums[other * size + i]
-        out[t, head_column + i] = acc * share
+        out[t, head_column + i] = acc * inv_row_sum
 
 
 @rung(kernel=attention_three_pass_kernel, idea="one block a query and head: scores, exponentials, weighted values",
@@ -150,16 +150,16 @@ def attention_all_threads(qkv, heads, out, *, cache=None, start=None, causal=Fal
 
 def _launch(kernel, qkv, heads, out, cache, start, causal, stream):
     size, capacity = check_heads(qkv, heads, out, cache, start)
-    fixed = PARTIAL + (4 * BLOCK if kernel is attention_all_threads_kernel else 0)
-    nbytes = 16 * -(-capacity // 4)  # the compiler reads four scores at a time, beyond the last one, too
+    fixed = PARTIAL_BYTES + (4 * BLOCK if kernel is attention_all_threads_kernel else 0)
+    nbytes = 16 * -(-capacity // 4)  # the compiler reads four scores at a time, past the last one, too
     if fixed + nbytes > MAX_SHARED:
         raise ValueError(f"the scores of {capacity:,} keys take {nbytes:,} bytes of shared memory; a block can have "
                          f"{MAX_SHARED - fixed:,} bytes for them, {(MAX_SHARED - fixed) // 4:,} keys. Tiled attention "
                          f"has no such limit")
-    keys_values, start, first = keys_and_values(qkv, out, cache, start)
-    arguments = (qkv, keys_values, start, out, first, np.uint32(size), np.float32(1 / math.sqrt(size)),
+    keys_values, start, kv_offset = keys_and_values(qkv, out, cache, start)
+    arguments = (qkv, keys_values, start, out, kv_offset, np.uint32(size), np.float32(1 / math.sqrt(size)),
                  np.uint32(causal))
-    if fixed + nbytes > SHARED_UNASKED:
+    if fixed + nbytes > DEFAULT_SHARED:
         dynamic_shared(kernel, nbytes, *arguments)
     kernel[(out.shape[0], heads), BLOCK, stream, nbytes](*arguments)
 
@@ -172,7 +172,7 @@ def append_to_cache_kernel(qkv, start, cache):
     t = u32.blockIdx.x
     row = uint32(start[0]) + t
     columns = u32.shape(cache)[1]
-    if row < u32.shape(cache)[0]:  # a cache that is full stays as it is
+    if row < u32.shape(cache)[0]:  # a full cache is left unchanged
         for col in u32.range(u32.threadIdx.x, columns, BLOCK):
             cache[row, col] = qkv[t, (columns >> 1) + col]
 
@@ -187,7 +187,7 @@ def append_to_cache(qkv, start, cache, stream=0):
     append_to_cache_kernel[qkv.shape[0], BLOCK, stream](qkv, start, cache)
 
 
-FEW = 4  # queries: more of them share a tile of keys to advantage
+FEW = 4  # queries: with more, tiles of keys pay
 
 
 def attention(qkv, heads, out, *, cache=None, start=None, causal=False, stream=0):

@@ -2,12 +2,11 @@
 
 Shapes  x, residual, out (R, C), weight, bias (C,); float16, C-contiguous
 Work    about 8 flops an element; 4*R*C bytes, 6*R*C with a residual
-Source  as labkit.kernels.norm.layernorm; MiniLM and BERT run so
+Source  as labkit.kernels.norm.layernorm; MiniLM and BERT use this form
 
 A lane loads eight neighbours at once: 128 bits are four words of two float16 values each. A row of 768 is three such
 octets in each lane of a warp.
 """
-
 
 import numpy as np
 from numba import float32, int32
@@ -22,8 +21,8 @@ from labkit.kernels.norm.rows import fitting, flat, small
 from labkit.kernels.op import rung
 from labkit.kernels.reduce import warp_sum
 
-ROWS = 4  # in a block, a warp each
-OCTETS = {256: 1, 512: 2, 768: 3, 1024: 4, 2048: 8}  # columns at most -> octets a lane
+ROWS = 4  # per block, one per warp
+OCTETS = {256: 1, 512: 2, 768: 3, 1024: 4, 2048: 8}  # most columns -> octets per lane
 
 
 def layernorm_half_reference(x, weight, bias, epsilon=EPSILON):
@@ -34,13 +33,13 @@ def add_layernorm_half_reference(x, residual, weight, bias, epsilon=EPSILON):
     return full.layernorm_reference(x.astype(np.float64) + residual, weight, bias, epsilon)
 
 
-# --- Eight neighbours of a row; `left` of them are inside, the others load as zero and are not stored ---------------
+# --- Eight neighbours of a row; `remaining` of them are inside, the others load as zero and are not stored ----------
 
 
 @cuda.jit(device=True)
-def load_eight(array, i, left):
+def load_eight(array, i, remaining):
     a, b, c, d = 0, 0, 0, 0
-    if left > 0:  # all eight or none
+    if remaining > 0:  # all eight or none
         a, b, c, d = ptx.load_global4(array, i)
     e0, e1 = ptx.unpack_half2(a)
     e2, e3 = ptx.unpack_half2(b)
@@ -50,92 +49,92 @@ def load_eight(array, i, left):
 
 
 @cuda.jit(device=True)
-def store_eight(array, i, left, e):
-    if left > 0:
+def store_eight(array, i, remaining, e):
+    if remaining > 0:
         ptx.store_global4(array, i, ptx.pack_half2(e[0], e[1]), ptx.pack_half2(e[2], e[3]), ptx.pack_half2(e[4], e[5]),
                           ptx.pack_half2(e[6], e[7]))
 
 
 @cuda.jit(device=True)
-def load_one(array, i, left):
-    return float32(array[i]) if left > 0 else ZERO
+def load_one(array, i, remaining):
+    return float32(array[i]) if remaining > 0 else ZERO
 
 
 @cuda.jit(device=True)
-def load_singles(array, i, left):
-    return (load_one(array, i, left), load_one(array, i + 1, left - 1),
-            load_one(array, i + 2, left - 2), load_one(array, i + 3, left - 3),
-            load_one(array, i + 4, left - 4), load_one(array, i + 5, left - 5),
-            load_one(array, i + 6, left - 6), load_one(array, i + 7, left - 7))
+def load_singles(array, i, remaining):
+    return (load_one(array, i, remaining), load_one(array, i + 1, remaining - 1),
+            load_one(array, i + 2, remaining - 2), load_one(array, i + 3, remaining - 3),
+            load_one(array, i + 4, remaining - 4), load_one(array, i + 5, remaining - 5),
+            load_one(array, i + 6, remaining - 6), load_one(array, i + 7, remaining - 7))
 
 
 @cuda.jit(device=True)
-def store_singles(array, i, left, e):
-    if left > 0:
+def store_singles(array, i, remaining, e):
+    if remaining > 0:
         array[i] = e[0]
-    if left > 1:
+    if remaining > 1:
         array[i + 1] = e[1]
-    if left > 2:
+    if remaining > 2:
         array[i + 2] = e[2]
-    if left > 3:
+    if remaining > 3:
         array[i + 3] = e[3]
-    if left > 4:
+    if remaining > 4:
         array[i + 4] = e[4]
-    if left > 5:
+    if remaining > 5:
         array[i + 5] = e[5]
-    if left > 6:
+    if remaining > 6:
         array[i + 6] = e[6]
-    if left > 7:
+    if remaining > 7:
         array[i + 7] = e[7]
 
 
 @cuda.jit(device=True)
-def put_eight(local, at, e):
-    local[at], local[at + 1], local[at + 2], local[at + 3] = e[0], e[1], e[2], e[3]
-    local[at + 4], local[at + 5], local[at + 6], local[at + 7] = e[4], e[5], e[6], e[7]
+def put_eight(local, i, values):
+    local[i], local[i + 1], local[i + 2], local[i + 3] = values[0], values[1], values[2], values[3]
+    local[i + 4], local[i + 5], local[i + 6], local[i + 7] = values[4], values[5], values[6], values[7]
 
 
 @kernel_factory
-def make_layernorm_half(octets: int, together: bool, with_residual: bool, epsilon: float):
-    """A kernel for rows of up to 256 * octets columns. together: columns come in eights, at multiples of 16 bytes."""
-    load, store = (load_eight, store_eight) if together else (load_singles, store_singles)
-    count, SMALL = 8 * octets, small(epsilon)
+def make_layernorm_half(octets: int, vectorized: bool, with_residual: bool, epsilon: float):
+    """Make a kernel for rows of up to 256 * octets columns. vectorized: whole octets, at multiples of 16 bytes."""
+    load, store = (load_eight, store_eight) if vectorized else (load_singles, store_singles)
+    elements, EPS = 8 * octets, small(epsilon)
 
     @cuda.jit
     def layernorm_half_kernel(x, residual, weight, bias, out):
         lane = u32.threadIdx.x
         columns = u32.size(weight)
-        start = (u32.blockIdx.x * ROWS + u32.threadIdx.y) * columns
-        if start < x.size:
-            share = ONE / float32(columns)
-            first, left = start + 8 * lane, int32(columns) - int32(8) * int32(lane)
-            v = cuda.local.array(count, float32)
+        row_offset = (u32.blockIdx.x * ROWS + u32.threadIdx.y) * columns
+        if row_offset < x.size:
+            inv_cols = ONE / float32(columns)
+            offset, remaining = row_offset + 8 * lane, int32(columns) - int32(8) * int32(lane)
+            v = cuda.local.array(elements, float32)
             for o in u32.range(octets):
-                put_eight(v, 8 * o, load(x, first + 256 * o, left - int32(256 * o)))
+                put_eight(v, 8 * o, load(x, offset + 256 * o, remaining - int32(256 * o)))
             if with_residual:
-                r = cuda.local.array(count, float32)
+                r = cuda.local.array(elements, float32)
                 for o in u32.range(octets):
-                    put_eight(r, 8 * o, load(residual, first + 256 * o, left - int32(256 * o)))
-                for e in range(count):
+                    put_eight(r, 8 * o, load(residual, offset + 256 * o, remaining - int32(256 * o)))
+                for e in range(elements):
                     v[e] += r[e]
             total = ZERO
-            for e in range(count):
+            for e in range(elements):
                 total += v[e]
-            mean = warp_sum(total) * share
+            mean = warp_sum(total) * inv_cols
             squares = ZERO
-            for e in range(count):
+            for e in range(elements):
                 v[e] -= mean
-                if left > int32(256 * (e // 8) + e % 8):
+                if remaining > int32(256 * (e // 8) + e % 8):
                     squares += v[e] * v[e]
-            scale = cuda.rsqrt(warp_sum(squares) * share + SMALL)
+            rstd = cuda.rsqrt(warp_sum(squares) * inv_cols + EPS)
             for o in u32.range(octets):
-                col, inside = 8 * lane + 256 * o, left - int32(256 * o)
-                w, b = load(weight, col, inside), load(bias, col, inside)
-                store(out, first + 256 * o, inside,
-                      (v[8 * o] * scale * w[0] + b[0], v[8 * o + 1] * scale * w[1] + b[1],
-                       v[8 * o + 2] * scale * w[2] + b[2], v[8 * o + 3] * scale * w[3] + b[3],
-                       v[8 * o + 4] * scale * w[4] + b[4], v[8 * o + 5] * scale * w[5] + b[5],
-                       v[8 * o + 6] * scale * w[6] + b[6], v[8 * o + 7] * scale * w[7] + b[7]))
+                col, valid = 8 * lane + 256 * o, remaining - int32(256 * o)
+                w, b = load(weight, col, valid), load(bias, col, valid)
+                store(out, offset + 256 * o, valid,
+                      (v[8 * o] * rstd * w[0] + b[0], v[8 * o + 1] * rstd * w[1] + b[1],
+                       v[8 * o + 2] * rstd * w[2] + b[2], v[8 * o + 3] * rstd * w[3] + b[3],
+                       v[8 * o + 4] * rstd * w[4] + b[4], v[8 * o + 5] * rstd * w[5] + b[5],
+                       v[8 * o + 6] * rstd * w[6] + b[6], v[8 * o + 7] * rstd * w[7] + b[7]))
 
     return layernorm_half_kernel
 
@@ -143,16 +142,16 @@ def make_layernorm_half(octets: int, together: bool, with_residual: bool, epsilo
 @rung(kernel=make_layernorm_half(3, False, False, EPSILON), idea="one warp a row, float16 values loaded one by one",
       sizes="rows of at most 2,048 columns")
 def layernorm_half_singles(x, weight, bias, out, epsilon=EPSILON, stream=0):
-    """One warp normalises one row, which stays in registers. A lane takes eight neighbours and loads each by itself."""
+    """One warp normalises one row, which stays in registers. A lane takes eight neighbours, loaded one by one."""
     _check(x, weight, bias, out)
-    _launch(x, x, weight, bias, out, epsilon, stream, with_residual=False, together=False)
+    _launch(x, x, weight, bias, out, epsilon, stream, with_residual=False, vectorized=False)
 
 
 @rung(kernel=make_layernorm_half(3, True, False, EPSILON), idea="eight float16 values in one load",
       sizes="rows of at most 2,048 columns")
 def layernorm_half_warp(x, weight, bias, out, epsilon=EPSILON, stream=0):
-    """As singles, but the eight neighbours are one load of 128 bits, where the columns come in eights. `out` may be
-    `x`."""
+    """As singles, but the eight neighbours are one load of 128 bits, if columns are a multiple of eight. `out` may
+    be `x`."""
     _check(x, weight, bias, out)
     _launch(x, x, weight, bias, out, epsilon, stream, with_residual=False)
 
@@ -162,23 +161,23 @@ def layernorm_half_warp(x, weight, bias, out, epsilon=EPSILON, stream=0):
 def add_layernorm_half_singles(x, residual, weight, bias, out, epsilon=EPSILON, stream=0):
     """One warp adds and normalises one row; the sum stays in registers, in float32. Values are loaded one by one."""
     _check(x, weight, bias, out, residual)
-    _launch(x, residual, weight, bias, out, epsilon, stream, with_residual=True, together=False)
+    _launch(x, residual, weight, bias, out, epsilon, stream, with_residual=True, vectorized=False)
 
 
 @rung(kernel=make_layernorm_half(3, True, True, EPSILON), idea="eight float16 values in one load",
       sizes="rows of at most 2,048 columns")
 def add_layernorm_half_warp(x, residual, weight, bias, out, epsilon=EPSILON, stream=0):
-    """As singles, but eight neighbours are one load of 128 bits, where the columns come in eights. `out` may be `x`
-    or `residual`."""
+    """As singles, but eight neighbours are one load of 128 bits, if columns are a multiple of eight. `out` may be
+    `x` or `residual`."""
     _check(x, weight, bias, out, residual)
     _launch(x, residual, weight, bias, out, epsilon, stream, with_residual=True)
 
 
-def _launch(x, residual, weight, bias, out, epsilon, stream, with_residual, together=True):
+def _launch(x, residual, weight, bias, out, epsilon, stream, with_residual, vectorized=True):
     rows, columns = x.shape
     _, octets = fitting(columns, OCTETS, "a warp")
-    together = together and columns % 8 == 0 and aligned(x, residual, weight, bias, out)
-    kernel = make_layernorm_half(octets, together, with_residual, epsilon)
+    vectorized = vectorized and columns % 8 == 0 and aligned(x, residual, weight, bias, out)
+    kernel = make_layernorm_half(octets, vectorized, with_residual, epsilon)
     kernel[-(-rows // ROWS), (32, ROWS), stream](flat(x), flat(residual), weight, bias, flat(out))
 
 

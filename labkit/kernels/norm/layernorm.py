@@ -10,10 +10,9 @@ The variance is that of the differences from the mean, summed after the mean is 
 the squares less the square of the mean, needs a single pass, but loses all its digits where the mean is large compared
 with the spread.
 
-A row is kept in registers, four neighbours in each of a thread's quads. The number of quads per thread,
-and the divisibility of a row's length, are compile-time constants; the launchers pick the kernel.
+A row is kept in registers, four neighbours in each of a thread's quads. The number of quads per thread and the
+divisibility of a row's length are compile-time constants; the launchers pick the kernel.
 """
-
 
 import numpy as np
 from numba import float32, int32, uint32
@@ -49,30 +48,30 @@ def layernorm_reference(x, weight, bias, epsilon=EPSILON):
     return (x - mean) / np.sqrt(variance + epsilon) * weight + bias
 
 
-# --- A thread for each row -----------------------------------------------------------------------------------------
+# --- One thread per row --------------------------------------------------------------------------------------------
 
 
 @kernel_factory
 def make_layernorm_naive(epsilon: float):
-    SMALL = small(epsilon)
+    EPS = small(epsilon)
 
     @cuda.jit
     def layernorm_naive_kernel(x, weight, bias, out):
         row = u32.grid(1)
         if row < x.shape[0]:
             columns = u32.shape(x)[1]
-            share = ONE / float32(columns)
+            inv_cols = ONE / float32(columns)
             total = ZERO
             for col in u32.range(columns):
                 total += x[row, col]
-            mean = total * share
+            mean = total * inv_cols
             squares = ZERO
             for col in u32.range(columns):
                 difference = x[row, col] - mean
                 squares += difference * difference
-            scale = cuda.rsqrt(squares * share + SMALL)
+            rstd = cuda.rsqrt(squares * inv_cols + EPS)
             for col in u32.range(columns):
-                out[row, col] = (x[row, col] - mean) * scale * weight[col] + bias[col]
+                out[row, col] = (x[row, col] - mean) * rstd * weight[col] + bias[col]
 
     return layernorm_naive_kernel
 
@@ -84,33 +83,33 @@ def layernorm_naive(x, weight, bias, out, epsilon=EPSILON, stream=0):
     make_layernorm_naive(epsilon)[-(-rows // 32), 32, stream](x, weight, bias, out)
 
 
-# --- A block for each row ------------------------------------------------------------------------------------------
+# --- One block per row ---------------------------------------------------------------------------------------------
 
 
 @kernel_factory
 def make_layernorm_block_tree(epsilon: float):
-    SMALL = small(epsilon)
+    EPS = small(epsilon)
 
     @cuda.jit
     def layernorm_block_tree_kernel(x, weight, bias, out):
         shared = cuda.shared.array(THREADS, float32)
         row, thread = u32.blockIdx.x, u32.threadIdx.x
         columns = u32.shape(x)[1]
-        share = ONE / float32(columns)
+        inv_cols = ONE / float32(columns)
 
         total = ZERO
         for col in u32.range(thread, columns, THREADS):
             total += x[row, col]
-        mean = block_reduce_sum(total, shared) * share
+        mean = block_reduce_sum(total, shared) * inv_cols
 
         squares = ZERO
         for col in u32.range(thread, columns, THREADS):
             difference = x[row, col] - mean
             squares += difference * difference
-        scale = cuda.rsqrt(block_reduce_sum(squares, shared) * share + SMALL)
+        rstd = cuda.rsqrt(block_reduce_sum(squares, shared) * inv_cols + EPS)
 
         for col in u32.range(thread, columns, THREADS):
-            out[row, col] = (x[row, col] - mean) * scale * weight[col] + bias[col]
+            out[row, col] = (x[row, col] - mean) * rstd * weight[col] + bias[col]
 
     return layernorm_block_tree_kernel
 
@@ -120,20 +119,20 @@ layernorm_block_tree_kernel = make_layernorm_block_tree(EPSILON)
 
 @rung(kernel=layernorm_block_tree_kernel, idea="one block a row, two trees in shared memory")
 def layernorm_block_tree(x, weight, bias, out, epsilon=EPSILON, stream=0):
-    """As naive, but 256 threads share a row, so that neighbours read neighbours; a tree in shared memory adds up what
-    they found. Each of the two sums costs ten barriers, and the row is still read three times."""
+    """As naive, but 256 threads share a row, so that neighbours read neighbours; a tree in shared memory adds up their
+    sums. Each of the two sums costs ten barriers, and the row is still read three times."""
     rows, _ = check_rows(x, weight, bias, out)
     make_layernorm_block_tree(epsilon)[rows, THREADS, stream](x, weight, bias, out)
 
 
 # --- Mean and variance in one pass -----------------------------------------------------------------------------------
 
-WARPS = 4  # in a block, each with a row of its own
+WARPS = 4  # per block, a row each
 
 
 @kernel_factory
 def make_layernorm_one_pass(epsilon: float):
-    SMALL = small(epsilon)
+    EPS = small(epsilon)
 
     @cuda.jit
     def layernorm_one_pass_kernel(x, weight, bias, out):
@@ -141,17 +140,17 @@ def make_layernorm_one_pass(epsilon: float):
         row = u32.blockIdx.x * WARPS + u32.threadIdx.y
         if row < x.shape[0]:
             columns = u32.shape(x)[1]
-            share = ONE / float32(columns)
+            inv_cols = ONE / float32(columns)
             total, squares = ZERO, ZERO
             for col in u32.range(lane, columns, 32):
                 value = x[row, col]
                 total += value
                 squares += value * value
-            mean = warp_sum(total) * share
-            variance = warp_sum(squares) * share - mean * mean  # a small difference of large numbers
-            scale = cuda.rsqrt(variance + SMALL)
+            mean = warp_sum(total) * inv_cols
+            variance = warp_sum(squares) * inv_cols - mean * mean  # a small difference of large numbers
+            rstd = cuda.rsqrt(variance + EPS)
             for col in u32.range(lane, columns, 32):
-                out[row, col] = (x[row, col] - mean) * scale * weight[col] + bias[col]
+                out[row, col] = (x[row, col] - mean) * rstd * weight[col] + bias[col]
 
     return layernorm_one_pass_kernel
 
@@ -167,7 +166,7 @@ def layernorm_one_pass(x, weight, bias, out, epsilon=EPSILON, stream=0):
 
 @kernel_factory
 def make_layernorm_welford(epsilon: float):
-    SMALL = small(epsilon)
+    EPS = small(epsilon)
 
     @cuda.jit
     def layernorm_welford_kernel(x, weight, bias, out):
@@ -175,27 +174,27 @@ def make_layernorm_welford(epsilon: float):
         row = u32.blockIdx.x * WARPS + u32.threadIdx.y
         if row < x.shape[0]:
             columns = u32.shape(x)[1]
-            count, mean, squares = ZERO, ZERO, ZERO  # of what this lane has seen; squares of the differences from mean
+            count, mean, squares = ZERO, ZERO, ZERO  # of this lane's columns; squared differences from mean
             for col in u32.range(lane, columns, 32):
                 value = x[row, col]
                 count += ONE
-                before = value - mean
-                mean += before / count
-                squares += before * (value - mean)
+                delta = value - mean
+                mean += delta / count
+                squares += delta * (value - mean)
             distance = 16
-            while distance > 0:  # two lanes become one set of numbers, five times
-                their_count = cuda.shfl_xor_sync(ALL_LANES, count, distance)
-                apart = cuda.shfl_xor_sync(ALL_LANES, mean, distance) - mean
-                their_squares = cuda.shfl_xor_sync(ALL_LANES, squares, distance)
-                both = count + their_count
-                theirs = their_count / max(both, ONE)
-                mean += apart * theirs
-                squares += their_squares + apart * apart * count * theirs
-                count = both
+            while distance > 0:  # merge with another lane, five times
+                other_count = cuda.shfl_xor_sync(ALL_LANES, count, distance)
+                mean_delta = cuda.shfl_xor_sync(ALL_LANES, mean, distance) - mean
+                other_squares = cuda.shfl_xor_sync(ALL_LANES, squares, distance)
+                total_count = count + other_count
+                other_weight = other_count / max(total_count, ONE)
+                mean += mean_delta * other_weight
+                squares += other_squares + mean_delta * mean_delta * count * other_weight
+                count = total_count
                 distance >>= 1
-            scale = cuda.rsqrt(squares / float32(columns) + SMALL)
+            rstd = cuda.rsqrt(squares / float32(columns) + EPS)
             for col in u32.range(lane, columns, 32):
-                out[row, col] = (x[row, col] - mean) * scale * weight[col] + bias[col]
+                out[row, col] = (x[row, col] - mean) * rstd * weight[col] + bias[col]
 
     return layernorm_welford_kernel
 
@@ -205,54 +204,54 @@ layernorm_welford_kernel = make_layernorm_welford(EPSILON)
 
 @rung(kernel=layernorm_welford_kernel, idea="one warp a row; Welford's running mean and variance")
 def layernorm_welford(x, weight, bias, out, epsilon=EPSILON, stream=0):
-    """As one_pass, but each lane keeps the mean of what it has seen and the squared differences from that mean, and
-    corrects both with every element. Two reads, any length of row, and nothing cancels."""
+    """As one_pass, but each lane keeps the mean of its columns so far and the squared differences from that mean, and
+    updates both with every element. Two reads, rows of any length, and nothing cancels."""
     rows, _ = check_rows(x, weight, bias, out)
     make_layernorm_welford(epsilon)[-(-rows // WARPS), (32, WARPS), stream](x, weight, bias, out)
 
 
-# --- A warp for each row -------------------------------------------------------------------------------------------
+# --- One warp per row ----------------------------------------------------------------------------------------------
 
-WARP_QUADS = {128: 1, 384: 3, 768: 6, 1024: 8, 2048: 16, 4096: 32}  # columns at most -> quads a lane
+WARP_QUADS = {128: 1, 384: 3, 768: 6, 1024: 8, 2048: 16, 4096: 32}  # most columns -> quads per lane
 
 
 @kernel_factory
 def make_layernorm_warp(quads: int, kind: str, epsilon: float):
-    """A kernel for rows of up to 128 * quads columns."""
-    (load_four, store_four), whole = FOUR[kind], kind == WHOLE
-    count, SMALL = 4 * quads, small(epsilon)
+    """Make a kernel for rows of up to 128 * quads columns."""
+    (load_four, store_four), full = FOUR[kind], kind == WHOLE
+    elements, EPS = 4 * quads, small(epsilon)
 
     @cuda.jit
-    def layernorm_warp_kernel(x, weight, bias, out):  # x and out as one long vector
+    def layernorm_warp_kernel(x, weight, bias, out):  # x and out are flat
         lane = u32.threadIdx.x
         row = u32.blockIdx.x * WARPS + u32.threadIdx.y
         columns = u32.size(weight)
-        start = row * columns
-        if start < x.size:  # the same for the whole warp
-            share = ONE / float32(columns)
-            first, left = start + 4 * lane, int32(columns) - int32(4) * int32(lane)
-            v = cuda.local.array(count, float32)
+        row_offset = row * columns
+        if row_offset < x.size:  # the same for the whole warp
+            inv_cols = ONE / float32(columns)
+            offset, remaining = row_offset + 4 * lane, int32(columns) - int32(4) * int32(lane)
+            v = cuda.local.array(elements, float32)
             total = ZERO
             for q in u32.range(quads):
-                a, b, c, d = load_four(x, first + 128 * q, left - int32(128 * q))
+                a, b, c, d = load_four(x, offset + 128 * q, remaining - int32(128 * q))
                 v[4 * q], v[4 * q + 1], v[4 * q + 2], v[4 * q + 3] = a, b, c, d
                 total += (a + b) + (c + d)
-            mean = warp_sum(total) * share
+            mean = warp_sum(total) * inv_cols
 
             squares = ZERO
-            for e in range(count):
+            for e in range(elements):
                 v[e] -= mean
-                if whole or left > int32(128 * (e // 4) + e % 4):
+                if full or remaining > int32(128 * (e // 4) + e % 4):
                     squares += v[e] * v[e]
-            scale = cuda.rsqrt(warp_sum(squares) * share + SMALL)
+            rstd = cuda.rsqrt(warp_sum(squares) * inv_cols + EPS)
 
             for q in u32.range(quads):
-                col, inside = 4 * lane + 128 * q, left - int32(128 * q)
-                wa, wb, wc, wd = load_four(weight, col, inside)
-                ba, bb, bc, bd = load_four(bias, col, inside)
-                store_four(out, first + 128 * q, inside,
-                           v[4 * q] * scale * wa + ba, v[4 * q + 1] * scale * wb + bb,
-                           v[4 * q + 2] * scale * wc + bc, v[4 * q + 3] * scale * wd + bd)
+                col, valid = 4 * lane + 128 * q, remaining - int32(128 * q)
+                wa, wb, wc, wd = load_four(weight, col, valid)
+                ba, bb, bc, bd = load_four(bias, col, valid)
+                store_four(out, offset + 128 * q, valid,
+                           v[4 * q] * rstd * wa + ba, v[4 * q + 1] * rstd * wb + bb,
+                           v[4 * q + 2] * rstd * wc + bc, v[4 * q + 3] * rstd * wd + bd)
 
     return layernorm_warp_kernel
 
@@ -269,48 +268,47 @@ def layernorm_warp_per_row(x, weight, bias, out, epsilon=EPSILON, stream=0):
     kernel[-(-rows // WARPS), (32, WARPS), stream](flat(x), weight, bias, flat(out))
 
 
-# --- Wide rows: a block for each, in registers ---------------------------------------------------------------------
+# --- Wide rows: one block per row, in registers --------------------------------------------------------------------
 
 BLOCK_QUADS = {1024: (256, 1), 2048: (256, 2), 4096: (512, 2), 8192: (512, 4), 16384: (1024, 4)}  # -> threads, quads
 
 
 @kernel_factory
 def make_layernorm_registers(threads: int, quads: int, kind: str, epsilon: float):
-    """A kernel for rows of up to 4 * threads * quads columns."""
-    (load_four, store_four), whole = FOUR[kind], kind == WHOLE
-    count, step, warps, SMALL = 4 * quads, 4 * threads, threads // 32, small(epsilon)
+    """Make a kernel for rows of up to 4 * threads * quads columns."""
+    (load_four, store_four), full = FOUR[kind], kind == WHOLE
+    elements, step, warps, EPS = 4 * quads, 4 * threads, threads // 32, small(epsilon)
 
     @cuda.jit
     def layernorm_registers_kernel(x, weight, bias, out):
-        partial = cuda.shared.array((2, 32), float32)  # a row for each sum: the second need not wait for the first
+        partial = cuda.shared.array((2, 32), float32)  # a row for each sum: no barrier between the two
         thread = u32.threadIdx.x
         lane, warp = thread & 31, thread >> 5
         columns = u32.size(weight)
-        share = ONE / float32(columns)
-        first, left = (u32.blockIdx.x * columns + 4 * thread,
-                       int32(columns) - int32(4) * int32(thread))
-        v = cuda.local.array(count, float32)
+        inv_cols = ONE / float32(columns)
+        offset, remaining = u32.blockIdx.x * columns + 4 * thread, int32(columns) - int32(4) * int32(thread)
+        v = cuda.local.array(elements, float32)
         total = ZERO
         for q in u32.range(quads):
-            a, b, c, d = load_four(x, first + step * q, left - int32(step * q))
+            a, b, c, d = load_four(x, offset + step * q, remaining - int32(step * q))
             v[4 * q], v[4 * q + 1], v[4 * q + 2], v[4 * q + 3] = a, b, c, d
             total += (a + b) + (c + d)
-        mean = block_sum_once(total, partial[0], lane, warp, warps) * share
+        mean = block_sum_once(total, partial[0], lane, warp, warps) * inv_cols
 
         squares = ZERO
-        for e in range(count):
+        for e in range(elements):
             v[e] -= mean
-            if whole or left > int32(step * (e // 4) + e % 4):
+            if full or remaining > int32(step * (e // 4) + e % 4):
                 squares += v[e] * v[e]
-        scale = cuda.rsqrt(block_sum_once(squares, partial[1], lane, warp, warps) * share + SMALL)
+        rstd = cuda.rsqrt(block_sum_once(squares, partial[1], lane, warp, warps) * inv_cols + EPS)
 
         for q in u32.range(quads):
-            col, inside = 4 * thread + step * q, left - int32(step * q)
-            wa, wb, wc, wd = load_four(weight, col, inside)
-            ba, bb, bc, bd = load_four(bias, col, inside)
-            store_four(out, first + step * q, inside,
-                       v[4 * q] * scale * wa + ba, v[4 * q + 1] * scale * wb + bb,
-                       v[4 * q + 2] * scale * wc + bc, v[4 * q + 3] * scale * wd + bd)
+            col, valid = 4 * thread + step * q, remaining - int32(step * q)
+            wa, wb, wc, wd = load_four(weight, col, valid)
+            ba, bb, bc, bd = load_four(bias, col, valid)
+            store_four(out, offset + step * q, valid,
+                       v[4 * q] * rstd * wa + ba, v[4 * q + 1] * rstd * wb + bb,
+                       v[4 * q + 2] * rstd * wc + bc, v[4 * q + 3] * rstd * wd + bd)
 
     return layernorm_registers_kernel
 
@@ -329,8 +327,8 @@ def layernorm_registers(x, weight, bias, out, epsilon=EPSILON, stream=0):
 @kernel_factory
 def make_layernorm_persistent(threads: int, quads: int, kind: str, epsilon: float):
     """As make_layernorm_registers, for a grid that is smaller than the number of rows."""
-    (load_four, store_four), whole = FOUR[kind], kind == WHOLE
-    count, step, warps, SMALL = 4 * quads, 4 * threads, threads // 32, small(epsilon)
+    (load_four, store_four), full = FOUR[kind], kind == WHOLE
+    elements, step, warps, EPS = 4 * quads, 4 * threads, threads // 32, small(epsilon)
 
     @cuda.jit
     def layernorm_persistent_kernel(x, weight, bias, out):
@@ -339,38 +337,39 @@ def make_layernorm_persistent(threads: int, quads: int, kind: str, epsilon: floa
         lane, warp = thread & 31, thread >> 5
         columns = u32.size(weight)
         rows = u32.size(x) // columns
-        share = ONE / float32(columns)
-        col, left = 4 * thread, int32(columns) - int32(4) * int32(thread)
-        w, b, v = (cuda.local.array(count, float32), cuda.local.array(count, float32), cuda.local.array(count, float32))
-        ahead = cuda.local.array(count, float32)
+        inv_cols = ONE / float32(columns)
+        col, remaining = 4 * thread, int32(columns) - int32(4) * int32(thread)
+        w, b, v = (cuda.local.array(elements, float32), cuda.local.array(elements, float32),
+                   cuda.local.array(elements, float32))
+        next_v = cuda.local.array(elements, float32)
         row = u32.blockIdx.x
         for q in u32.range(quads):
-            at, inside = col + step * q, left - int32(step * q)
-            put_four(w, 4 * q, load_four(weight, at, inside))
-            put_four(b, 4 * q, load_four(bias, at, inside))
-            put_four(ahead, 4 * q, load_four(x, row * columns + at, inside))
+            quad_col, valid = col + step * q, remaining - int32(step * q)
+            put_four(w, 4 * q, load_four(weight, quad_col, valid))
+            put_four(b, 4 * q, load_four(bias, quad_col, valid))
+            put_four(next_v, 4 * q, load_four(x, row * columns + quad_col, valid))
         while row < rows:
             total = ZERO
-            for e in range(count):
-                v[e] = ahead[e]
+            for e in range(elements):
+                v[e] = next_v[e]
                 total += v[e]
-            following = row + u32.gridDim.x
-            wanted = min(following, uint32(rows - 1)) * columns  # no branch: it would wait for the loads
-            for q in u32.range(quads):  # asked for now, used after this row is done
-                put_four(ahead, 4 * q, load_four(x, wanted + col + step * q, left - int32(step * q)))
-            mean = block_sum_once(total, partial[0], lane, warp, warps) * share
+            next_row = row + u32.gridDim.x
+            next_offset = min(next_row, uint32(rows - 1)) * columns  # no branch: it would wait for the loads
+            for q in u32.range(quads):  # in flight until this row is done
+                put_four(next_v, 4 * q, load_four(x, next_offset + col + step * q, remaining - int32(step * q)))
+            mean = block_sum_once(total, partial[0], lane, warp, warps) * inv_cols
             squares = ZERO
-            for e in range(count):
+            for e in range(elements):
                 v[e] -= mean
-                if whole or left > int32(step * (e // 4) + e % 4):
+                if full or remaining > int32(step * (e // 4) + e % 4):
                     squares += v[e] * v[e]
-            scale = cuda.rsqrt(block_sum_once(squares, partial[1], lane, warp, warps) * share + SMALL)
+            rstd = cuda.rsqrt(block_sum_once(squares, partial[1], lane, warp, warps) * inv_cols + EPS)
             for q in u32.range(quads):
-                store_four(out, row * columns + col + step * q, left - int32(step * q),
-                           v[4 * q] * scale * w[4 * q] + b[4 * q], v[4 * q + 1] * scale * w[4 * q + 1] + b[4 * q + 1],
-                           v[4 * q + 2] * scale * w[4 * q + 2] + b[4 * q + 2],
-                           v[4 * q + 3] * scale * w[4 * q + 3] + b[4 * q + 3])
-            row = following
+                store_four(out, row * columns + col + step * q, remaining - int32(step * q),
+                           v[4 * q] * rstd * w[4 * q] + b[4 * q], v[4 * q + 1] * rstd * w[4 * q + 1] + b[4 * q + 1],
+                           v[4 * q + 2] * rstd * w[4 * q + 2] + b[4 * q + 2],
+                           v[4 * q + 3] * rstd * w[4 * q + 3] + b[4 * q + 3])
+            row = next_row
 
     return layernorm_persistent_kernel
 
@@ -382,7 +381,7 @@ def make_layernorm_persistent(threads: int, quads: int, kind: str, epsilon: floa
              "one loads while another adds up, without any of this")
 def layernorm_persistent(x, weight, bias, out, epsilon=EPSILON, stream=0):
     """As registers, but the grid is as large as the GPU can run at once. A block goes from row to row, keeps weight and
-    bias in registers, and loads its next row before it adds up the present one."""
+    bias in registers, and loads its next row before it adds up the current one."""
     rows, columns = check_rows(x, weight, bias, out)
     capacity, (threads, quads) = fitting(columns, BLOCK_QUADS, "a block")
     kernel = make_layernorm_persistent(threads, quads, kind_of(columns, capacity, x, weight, bias, out), epsilon)
@@ -395,9 +394,9 @@ def layernorm_persistent(x, weight, bias, out, epsilon=EPSILON, stream=0):
 
 @kernel_factory
 def make_residual_layernorm(warps: int, quads: int, kind: str, keep: bool, epsilon: float):
-    """As make_layernorm_warp (warps = 1) and make_layernorm_registers. keep: the sum is stored, too."""
-    (load_four, store_four), whole = FOUR[kind], kind == WHOLE
-    count, step, SMALL = 4 * quads, 128 * warps, small(epsilon)
+    """As make_layernorm_warp (warps = 1) and make_layernorm_registers. keep: also store the sum."""
+    (load_four, store_four), full = FOUR[kind], kind == WHOLE
+    elements, step, EPS = 4 * quads, 128 * warps, small(epsilon)
 
     @cuda.jit
     def residual_layernorm_kernel(x, residual, weight, bias, total, out):
@@ -405,38 +404,39 @@ def make_residual_layernorm(warps: int, quads: int, kind: str, keep: bool, epsil
         thread = u32.threadIdx.x
         lane, warp = thread & 31, thread >> 5
         columns = u32.size(weight)
-        start = (u32.blockIdx.x * u32.blockDim.y + u32.threadIdx.y) * columns
-        if start < x.size:
-            share = ONE / float32(columns)
-            first, left = start + 4 * thread, int32(columns) - int32(4) * int32(thread)
-            v = cuda.local.array(count, float32)
-            mine = ZERO
+        row_offset = (u32.blockIdx.x * u32.blockDim.y + u32.threadIdx.y) * columns
+        if row_offset < x.size:
+            inv_cols = ONE / float32(columns)
+            offset, remaining = row_offset + 4 * thread, int32(columns) - int32(4) * int32(thread)
+            v = cuda.local.array(elements, float32)
+            thread_sum = ZERO
             for q in u32.range(quads):
-                i, inside = first + step * q, left - int32(step * q)
-                a, b, c, d = load_four(x, i, inside)
-                e, f, g, h = load_four(residual, i, inside)
+                i, valid = offset + step * q, remaining - int32(step * q)
+                a, b, c, d = load_four(x, i, valid)
+                e, f, g, h = load_four(residual, i, valid)
                 a, b, c, d = a + e, b + f, c + g, d + h
                 if keep:
-                    store_four(total, i, inside, a, b, c, d)
+                    store_four(total, i, valid, a, b, c, d)
                 v[4 * q], v[4 * q + 1], v[4 * q + 2], v[4 * q + 3] = a, b, c, d
-                mine += (a + b) + (c + d)
-            mean = warp_sum(mine) * share if warps == 1 else block_sum_once(mine, partial[0], lane, warp, warps) * share
+                thread_sum += (a + b) + (c + d)
+            mean = (warp_sum(thread_sum) * inv_cols if warps == 1
+                    else block_sum_once(thread_sum, partial[0], lane, warp, warps) * inv_cols)
             squares = ZERO
-            for e in range(count):
+            for e in range(elements):
                 v[e] -= mean
-                if whole or left > int32(step * (e // 4) + e % 4):
+                if full or remaining > int32(step * (e // 4) + e % 4):
                     squares += v[e] * v[e]
             if warps == 1:
-                scale = cuda.rsqrt(warp_sum(squares) * share + SMALL)
+                rstd = cuda.rsqrt(warp_sum(squares) * inv_cols + EPS)
             else:
-                scale = cuda.rsqrt(block_sum_once(squares, partial[1], lane, warp, warps) * share + SMALL)
+                rstd = cuda.rsqrt(block_sum_once(squares, partial[1], lane, warp, warps) * inv_cols + EPS)
             for q in u32.range(quads):
-                col, inside = 4 * thread + step * q, left - int32(step * q)
-                wa, wb, wc, wd = load_four(weight, col, inside)
-                ba, bb, bc, bd = load_four(bias, col, inside)
-                store_four(out, first + step * q, inside,
-                           v[4 * q] * scale * wa + ba, v[4 * q + 1] * scale * wb + bb,
-                           v[4 * q + 2] * scale * wc + bc, v[4 * q + 3] * scale * wd + bd)
+                col, valid = 4 * thread + step * q, remaining - int32(step * q)
+                wa, wb, wc, wd = load_four(weight, col, valid)
+                ba, bb, bc, bd = load_four(bias, col, valid)
+                store_four(out, offset + step * q, valid,
+                           v[4 * q] * rstd * wa + ba, v[4 * q + 1] * rstd * wb + bb,
+                           v[4 * q + 2] * rstd * wc + bc, v[4 * q + 3] * rstd * wd + bd)
 
     return residual_layernorm_kernel
 
@@ -445,13 +445,14 @@ def _launch_residual(x, residual, weight, bias, total, out, epsilon, stream, kee
     rows, columns = x.shape
     if columns <= 1024:
         capacity, quads = fitting(columns, WARP_QUADS, "a warp")
-        warps, each = 1, WARPS
+        warps, rows_per_block = 1, WARPS
     else:
         capacity, (threads, quads) = fitting(columns, BLOCK_QUADS, "a block")
-        warps, each = threads // 32, 1
+        warps, rows_per_block = threads // 32, 1
     kind = kind_of(columns, capacity, x, residual, weight, bias, total, out)
     kernel = make_residual_layernorm(warps, quads, kind, keep, epsilon)
-    kernel[-(-rows // each), (32 * warps, each), stream](flat(x), flat(residual), weight, bias, flat(total), flat(out))
+    kernel[-(-rows // rows_per_block), (32 * warps, rows_per_block), stream](
+        flat(x), flat(residual), weight, bias, flat(total), flat(out))
 
 
 def layernorm(x, weight, bias, out, epsilon=EPSILON, stream=0):

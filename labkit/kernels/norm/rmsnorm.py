@@ -6,14 +6,13 @@ Work    rmsnorm: 4 flops an element, a row read once and written once: 4*T*C byt
         add_rmsnorm: 5 flops an element, two rows read and two written: twice the bytes
 Source  Zhang, Sennrich: Root Mean Square Layer Normalization (2019), https://arxiv.org/abs/1910.07467
 
-out = x / sqrt(mean(x^2) + eps) * weight. There is no mean to subtract, so one pass finds all that a row needs, and its
-terms are all positive: nothing cancels.
+out = x / sqrt(mean(x^2) + eps) * weight. There is no mean to subtract, so one pass is enough, and its terms are all
+positive: nothing cancels.
 
 The arithmetic is float32. In bfloat16 the normalised row is rounded before it is multiplied by the weight, the product
-again, and the residual sum before it is normalised: where the modules of transformers round. In which order a row's
-squares are added depends on C alone, so that a row has the same bits in any company.
+again, and the residual sum before it is normalised: where the modules of transformers round. The order in which a
+row's squares are added depends on C alone, so that a row has the same bits in any batch.
 """
-
 
 import numpy as np
 from numba import float32, int32
@@ -33,9 +32,9 @@ from labkit.kernels.reduce import block_reduce_sum, warp_sum
 EPS = 1e-5  # Llama's; Qwen3 has 1e-6
 ZERO, ONE = float32(0.0), float32(1.0)
 THREADS = 256
-ROWS = 4  # of a block, where a warp has a row of its own
-OCTET_THREADS = 256  # up to so many threads share a row, eight columns each; then they take sixteen
-MOST_COLUMNS = 16384
+ROWS = 4  # per block, where each warp has a row
+OCTET_THREADS = 256  # up to this many threads share a row, eight columns each; beyond, they take sixteen
+MAX_COLUMNS = 16384
 
 
 def rmsnorm_reference(x, weight, eps=EPS):
@@ -44,31 +43,31 @@ def rmsnorm_reference(x, weight, eps=EPS):
 
 
 def add_rmsnorm_reference(x, residual, weight, eps=EPS):
-    """out[0]: the normalised rows; out[1]: the sums, one rounding of the exact ones."""
+    """Return out[0], the normalised rows, and out[1], the exact sums rounded once."""
     total = bfloat16_of(float64_of(x) + float64_of(residual)) if x.dtype == np.uint16 else x + residual
     return np.stack([rmsnorm_reference(total, weight, eps), float64_of(total)])
 
 
-# --- A thread, a block, a warp for each row ---------------------------------------------------------------------------
+# --- One thread, block or warp per row --------------------------------------------------------------------------------
 
 
 @kernel_factory
 def make_rmsnorm_naive(element: Element, eps: float):
-    (load, store, rounded, _, _), SMALL = ACCESS[element], small(eps)
+    (load, store, rounded, _, _), EPSILON = ACCESS[element], small(eps)
 
     @cuda.jit
-    def rmsnorm_naive_kernel(x, weight, out):  # x and out as one long vector, here and below
+    def rmsnorm_naive_kernel(x, weight, out):  # x and out are flat, here and below
         columns = u32.size(weight)
-        start = u32.grid(1) * columns
-        if start < x.size:
-            share = ONE / float32(columns)
+        row_offset = u32.grid(1) * columns
+        if row_offset < x.size:
+            inv_cols = ONE / float32(columns)
             squares = ZERO
             for col in u32.range(columns):
-                value = load(x, start + col)
+                value = load(x, row_offset + col)
                 squares += value * value
-            scale = cuda.rsqrt(squares * share + SMALL)
+            rstd = cuda.rsqrt(squares * inv_cols + EPSILON)
             for col in u32.range(columns):
-                store(out, start + col, rounded(load(x, start + col) * scale) * load(weight, col))
+                store(out, row_offset + col, rounded(load(x, row_offset + col) * rstd) * load(weight, col))
 
     return rmsnorm_naive_kernel
 
@@ -82,20 +81,20 @@ def rmsnorm_naive(x, weight, out, eps=EPS, stream=0):
 
 @kernel_factory
 def make_rmsnorm_block_tree(element: Element, eps: float):
-    (load, store, rounded, _, _), SMALL = ACCESS[element], small(eps)
+    (load, store, rounded, _, _), EPSILON = ACCESS[element], small(eps)
 
     @cuda.jit
     def rmsnorm_block_tree_kernel(x, weight, out):
         shared = cuda.shared.array(THREADS, float32)
         thread, columns = u32.threadIdx.x, u32.size(weight)
-        start, share = u32.blockIdx.x * columns, ONE / float32(columns)
+        row_offset, inv_cols = u32.blockIdx.x * columns, ONE / float32(columns)
         squares = ZERO
         for col in u32.range(thread, columns, THREADS):
-            value = load(x, start + col)
+            value = load(x, row_offset + col)
             squares += value * value
-        scale = cuda.rsqrt(block_reduce_sum(squares, shared) * share + SMALL)
+        rstd = cuda.rsqrt(block_reduce_sum(squares, shared) * inv_cols + EPSILON)
         for col in u32.range(thread, columns, THREADS):
-            store(out, start + col, rounded(load(x, start + col) * scale) * load(weight, col))
+            store(out, row_offset + col, rounded(load(x, row_offset + col) * rstd) * load(weight, col))
 
     return rmsnorm_block_tree_kernel
 
@@ -110,21 +109,21 @@ def rmsnorm_block_tree(x, weight, out, eps=EPS, stream=0):
 
 @kernel_factory
 def make_rmsnorm_warp(element: Element, eps: float):
-    (load, store, rounded, _, _), SMALL = ACCESS[element], small(eps)
+    (load, store, rounded, _, _), EPSILON = ACCESS[element], small(eps)
 
     @cuda.jit
     def rmsnorm_warp_kernel(x, weight, out):
         thread, columns = u32.grid(1), u32.size(weight)
-        lane, start = thread & 31, (thread >> 5) * columns
-        if start < x.size:  # the same for the whole warp
-            share = ONE / float32(columns)
+        lane, row_offset = thread & 31, (thread >> 5) * columns
+        if row_offset < x.size:  # the same for the whole warp
+            inv_cols = ONE / float32(columns)
             squares = ZERO
             for col in u32.range(lane, columns, 32):
-                value = load(x, start + col)
+                value = load(x, row_offset + col)
                 squares += value * value
-            scale = cuda.rsqrt(warp_sum(squares) * share + SMALL)
+            rstd = cuda.rsqrt(warp_sum(squares) * inv_cols + EPSILON)
             for col in u32.range(lane, columns, 32):
-                store(out, start + col, rounded(load(x, start + col) * scale) * load(weight, col))
+                store(out, row_offset + col, rounded(load(x, row_offset + col) * rstd) * load(weight, col))
 
     return rmsnorm_warp_kernel
 
@@ -141,72 +140,72 @@ def rmsnorm_warp(x, weight, out, eps=EPS, stream=0):
 
 
 @kernel_factory
-def make_rmsnorm(element: Element, alone: bool, octets: int, together: bool, with_residual: bool, eps: float,
+def make_rmsnorm(element: Element, warp_per_row: bool, octets: int, vectorized: bool, with_residual: bool, eps: float,
                  early: bool = False):
-    """A kernel for rows of up to 8 * octets columns a thread. alone: a warp has a row, not a block. together: columns
-    come in eights, at multiples of 16 bytes. with_residual: total = x + residual, and that is normalised. early: as in
+    """Make a kernel for rows of up to 8 * octets columns per thread. warp_per_row: a warp has a row, not a block.
+    vectorized: whole octets, at multiples of 16 bytes. with_residual: total = x + residual is normalised. early: as in
     kernels/pdl.py, the weights first."""
-    (load, store), rounded = ACCESS[element].neighbours(together), ACCESS[element].rounded
-    count, SMALL, EARLY = 8 * octets, small(eps), early
+    (load, store), rounded = ACCESS[element].neighbours(vectorized), ACCESS[element].rounded
+    elements, EPSILON, EARLY = 8 * octets, small(eps), early
 
     @cuda.jit
     def rmsnorm_registers_kernel(x, residual, weight, total, out):
         partial = cuda.shared.array(32, float32)
         row, thread, threads = u32.blockIdx.x, u32.threadIdx.x, u32.blockDim.x
-        if alone:
+        if warp_per_row:
             row, thread, threads = u32.grid(1) >> 5, thread & 31, 32
         columns = u32.size(weight)
-        start, step, share = row * columns, 8 * threads, ONE / float32(columns)
-        mine, left = 8 * thread, int32(columns) - int32(8) * int32(thread)
-        v, w = cuda.local.array(count, float32), cuda.local.array(count, float32)
-        weights = cuda.local.array(count, float32)
+        row_offset, step, inv_cols = row * columns, 8 * threads, ONE / float32(columns)
+        col, remaining = 8 * thread, int32(columns) - int32(8) * int32(thread)
+        v, w = cuda.local.array(elements, float32), cuda.local.array(elements, float32)
+        weights = cuda.local.array(elements, float32)
         if EARLY:
             ptx.griddepcontrol_launch_dependents()
             for o in u32.range(octets):
-                load(weights, 8 * o, weight, mine + o * step, left - int32(o * step))
+                load(weights, 8 * o, weight, col + o * step, remaining - int32(o * step))
             ptx.griddepcontrol_wait()
-        if start < x.size:  # the same for a whole warp, and for a block with barriers
-            first = start + mine
+        if row_offset < x.size:  # the same for a whole warp, and for a block with barriers
+            offset = row_offset + col
             for o in u32.range(octets):
-                load(v, 8 * o, x, first + o * step, left - int32(o * step))
+                load(v, 8 * o, x, offset + o * step, remaining - int32(o * step))
             if with_residual:
                 for o in u32.range(octets):
-                    load(w, 8 * o, residual, first + o * step, left - int32(o * step))
-                for e in range(count):
+                    load(w, 8 * o, residual, offset + o * step, remaining - int32(o * step))
+                for e in range(elements):
                     v[e] = rounded(v[e] + w[e])
                 for o in u32.range(octets):
-                    store(total, first + o * step, left - int32(o * step), v, 8 * o)
+                    store(total, offset + o * step, remaining - int32(o * step), v, 8 * o)
             if not EARLY:
-                for o in u32.range(octets):  # they arrive while the squares are added
-                    load(weights, 8 * o, weight, mine + o * step, left - int32(o * step))
+                for o in u32.range(octets):  # in flight while the squares are added
+                    load(weights, 8 * o, weight, col + o * step, remaining - int32(o * step))
             squares = ZERO
-            for e in range(count):
+            for e in range(elements):
                 squares += v[e] * v[e]
-            if alone:
+            if warp_per_row:
                 squares = warp_sum(squares)
             else:
-                squares = block_sum_once(squares, partial, thread & 31, thread >> 5,
-                                         threads >> 5)
-            scale = cuda.rsqrt(squares * share + SMALL)
-            for e in range(count):
-                v[e] = rounded(v[e] * scale) * weights[e]
+                squares = block_sum_once(squares, partial, thread & 31, thread >> 5, threads >> 5)
+            rstd = cuda.rsqrt(squares * inv_cols + EPSILON)
+            for e in range(elements):
+                v[e] = rounded(v[e] * rstd) * weights[e]
             for o in u32.range(octets):
-                store(out, first + o * step, left - int32(o * step), v, 8 * o)
+                store(out, offset + o * step, remaining - int32(o * step), v, 8 * o)
 
     rmsnorm_registers_kernel.uses_pdl = early
     return rmsnorm_registers_kernel
 
 
-def _launch(element, x, residual, weight, total, out, eps, stream, with_residual, together=True):
+def _launch(element, x, residual, weight, total, out, eps, stream, with_residual, vectorized=True):
     rows, columns = x.shape
-    if columns > MOST_COLUMNS:
-        raise ValueError(f"x has {columns:,} columns; a block keeps at most {MOST_COLUMNS:,} in registers")
+    if columns > MAX_COLUMNS:
+        raise ValueError(f"x has {columns:,} columns; a block keeps at most {MAX_COLUMNS:,} in registers")
     octets = 1 if columns <= 8 * OCTET_THREADS else 2
     warps = -(-columns // (256 * octets))
-    together = together and in_eights(columns, x, residual, weight, total, out)
-    each = min(ROWS, rows) if warps == 1 else 1
-    kernel = make_rmsnorm(element, warps == 1, octets, together, with_residual, eps, uses_pdl(rows))
-    kernel[-(-rows // each), 32 * warps * each, stream](flat(x), flat(residual), weight, flat(total), flat(out))
+    vectorized = vectorized and in_eights(columns, x, residual, weight, total, out)
+    rows_per_block = min(ROWS, rows) if warps == 1 else 1
+    kernel = make_rmsnorm(element, warps == 1, octets, vectorized, with_residual, eps, uses_pdl(rows))
+    kernel[-(-rows // rows_per_block), 32 * warps * rows_per_block, stream](
+        flat(x), flat(residual), weight, flat(total), flat(out))
 
 
 def rmsnorm(x, weight, out, eps=EPS, stream=0):
@@ -217,12 +216,12 @@ def rmsnorm(x, weight, out, eps=EPS, stream=0):
 
 @rung(kernel=make_rmsnorm(BFLOAT16, False, 1, True, False, EPS),
       idea="the row in registers: one read, 128 bits at a time",
-      sizes=f"rows of at most {MOST_COLUMNS:,} columns")
+      sizes=f"rows of at most {MAX_COLUMNS:,} columns")
 def rmsnorm_registers(x, weight, out, eps=EPS, stream=0):
     """As warp, but a thread keeps eight neighbours, loaded 128 bits at a time, so that memory is read once; as many
-    warps share a row as that takes, and meet at a single barrier. The weights travel while the squares are added.
-    Where columns are no eights, or a view begins at an odd address, the same threads load one number after the
-    other."""
+    warps share a row as that takes, with a single barrier. The weights are in flight while the squares are added. If
+    columns are not a multiple of eight, or a view begins at an odd address, the same threads load one element at a
+    time."""
     rmsnorm(x, weight, out, eps=eps, stream=stream)
 
 
@@ -230,25 +229,25 @@ def rmsnorm_registers(x, weight, out, eps=EPS, stream=0):
 
 
 @kernel_factory
-def make_residual_sum(element: Element, together: bool):
-    (load, store) = ACCESS[element].neighbours(together)
+def make_residual_sum(element: Element, vectorized: bool):
+    (load, store) = ACCESS[element].neighbours(vectorized)
 
     @cuda.jit
     def residual_sum_kernel(x, residual, total):
         i = 8 * u32.grid(1)
-        left = int32(u32.size(x) - i) if i < x.size else int32(0)
+        remaining = int32(u32.size(x) - i) if i < x.size else int32(0)
         a, b = cuda.local.array(8, float32), cuda.local.array(8, float32)
-        load(a, 0, x, i, left)
-        load(b, 0, residual, i, left)
+        load(a, 0, x, i, remaining)
+        load(b, 0, residual, i, remaining)
         for e in range(8):
             a[e] += b[e]
-        store(total, i, left, a, 0)
+        store(total, i, remaining, a, 0)
 
     return residual_sum_kernel
 
 
 @rung(kernel=(make_residual_sum(BFLOAT16, True), make_rmsnorm(BFLOAT16, False, 1, True, False, EPS)),
-      idea="two kernels: add, then normalise", sizes=f"rows of at most {MOST_COLUMNS:,} columns")
+      idea="two kernels: add, then normalise", sizes=f"rows of at most {MAX_COLUMNS:,} columns")
 def add_rmsnorm_unfused(x, residual, weight, out, eps=EPS, stream=0):
     """The addition writes the sum, RMSNorm reads it again: five rows through memory and two launches."""
     element = _check_op(x, residual, weight, out)
@@ -259,7 +258,7 @@ def add_rmsnorm_unfused(x, residual, weight, out, eps=EPS, stream=0):
 
 
 @rung(kernel=make_rmsnorm(BFLOAT16, False, 1, True, True, EPS), idea="one kernel: the sum stays in registers",
-      sizes=f"rows of at most {MOST_COLUMNS:,} columns")
+      sizes=f"rows of at most {MAX_COLUMNS:,} columns")
 def add_rmsnorm_fused(x, residual, weight, out, eps=EPS, stream=0):
     """As unfused, but the sum is normalised in the registers in which it was made: four rows, one launch."""
     element = _check_op(x, residual, weight, out)

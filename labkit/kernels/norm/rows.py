@@ -1,5 +1,5 @@
-"""What the LayerNorm kernels share: four neighbours of a row, whatever its length; a sum over a block; which of the
-kernels made for different widths a row fits; epsilon; and how right is right.
+"""What the LayerNorm kernels share: access to four neighbours of a row of any length; a sum over a block; the choice
+among kernels for different widths; epsilon; and the tolerance.
 """
 
 import numpy as np
@@ -18,57 +18,57 @@ WHOLE, QUADS, SINGLES = "whole", "quads", "singles"
 
 
 @cuda.jit(device=True)
-def load_whole(array, i, left):
+def load_whole(array, i, remaining):
     return ptx.load_global4(array, i)
 
 
 @cuda.jit(device=True)
-def store_whole(array, i, left, a, b, c, d):
+def store_whole(array, i, remaining, a, b, c, d):
     ptx.store_global4(array, i, a, b, c, d)
 
 
 @cuda.jit(device=True)
-def load_quads(array, i, left):
+def load_quads(array, i, remaining):
     a, b, c, d = ZERO, ZERO, ZERO, ZERO
-    if left > 0:
+    if remaining > 0:
         a, b, c, d = ptx.load_global4(array, i)
     return a, b, c, d
 
 
 @cuda.jit(device=True)
-def store_quads(array, i, left, a, b, c, d):
-    if left > 0:
+def store_quads(array, i, remaining, a, b, c, d):
+    if remaining > 0:
         ptx.store_global4(array, i, a, b, c, d)
 
 
 @cuda.jit(device=True)
-def load_singles(array, i, left):
+def load_singles(array, i, remaining):
     a, b, c, d = ZERO, ZERO, ZERO, ZERO
-    if left > 0:
+    if remaining > 0:
         a = array[i]
-    if left > 1:
+    if remaining > 1:
         b = array[i + 1]
-    if left > 2:
+    if remaining > 2:
         c = array[i + 2]
-    if left > 3:
+    if remaining > 3:
         d = array[i + 3]
     return a, b, c, d
 
 
 @cuda.jit(device=True)
-def store_singles(array, i, left, a, b, c, d):
-    if left > 0:
+def store_singles(array, i, remaining, a, b, c, d):
+    if remaining > 0:
         array[i] = a
-    if left > 1:
+    if remaining > 1:
         array[i + 1] = b
-    if left > 2:
+    if remaining > 2:
         array[i + 2] = c
-    if left > 3:
+    if remaining > 3:
         array[i + 3] = d
 
 
-# `left` of the four neighbours from flat index i on are inside the row; the others load as zero and are not stored.
-# WHOLE: all rows fill all lanes. QUADS: all four neighbours are inside or none. SINGLES: nothing is known.
+# `remaining` of the four neighbours from flat index i on are in the row; the others load as zero and are not stored.
+# WHOLE: rows fill all lanes. QUADS: all four neighbours are inside or none. SINGLES: any number may be inside.
 FOUR = {WHOLE: (load_whole, store_whole), QUADS: (load_quads, store_quads), SINGLES: (load_singles, store_singles)}
 
 
@@ -79,15 +79,15 @@ def kind_of(columns: int, capacity: int, *arrays) -> str:
 
 
 @cuda.jit(device=True)
-def put_four(local, e, four):
-    local[e], local[e + 1], local[e + 2], local[e + 3] = four[0], four[1], four[2], four[3]
+def put_four(local, i, values):
+    local[i], local[i + 1], local[i + 2], local[i + 3] = values[0], values[1], values[2], values[3]
 
 
 @cuda.jit(device=True)
 def block_sum_once(value, partial, lane, warp, warps):
-    """The sum over a block with a single barrier: each warp by shuffles, then every thread adds up the warps' sums.
+    """Return the sum over a block with a single barrier: shuffles in each warp, then every thread adds the warps' sums.
 
-    `partial` is shared, one place a warp. One more barrier has to pass before it may be written again.
+    `partial` is shared memory, one element per warp. It must not be written again before another barrier.
     """
     value = warp_sum(value)
     if lane == 0:
@@ -99,12 +99,12 @@ def block_sum_once(value, partial, lane, warp, warps):
     return total
 
 
-def fitting(columns: int, capacities: dict, what: str):
-    """The smallest of `capacities` (columns at most -> what to compile) that holds a row: (capacity, value)."""
+def fitting(columns: int, capacities: dict, holder: str):
+    """Return (capacity, value) for the smallest of `capacities` (most columns -> what to compile) that holds a row."""
     for capacity, value in capacities.items():
         if columns <= capacity:
             return capacity, value
-    raise ValueError(f"x has {columns:,} columns; {what} keeps at most {max(capacities):,} in registers")
+    raise ValueError(f"x has {columns:,} columns; {holder} keeps at most {max(capacities):,} in registers")
 
 
 def flat(array):
@@ -112,7 +112,7 @@ def flat(array):
 
 
 def small(epsilon: float):
-    """epsilon as a kernel adds it to the variance: a constant that is compiled into it."""
+    """Return epsilon as the kernels add it to the variance: a float32 that is compiled into them."""
     value = float32(epsilon)
     if not 0 < value < np.inf:
         raise ValueError(f"epsilon is {epsilon}; in float32 it must be above 0 and finite")
@@ -128,12 +128,12 @@ def check_rows(x, weight, bias, out):
 
 
 def scale_of(x, weight, bias, epsilon):
-    """What an element's roundings are relative to, for rows of any mean and spread."""
-    mean, spread = x.mean(axis=1, keepdims=True), np.sqrt(x.var(axis=1, keepdims=True) + epsilon)
-    size = np.abs(x).mean(axis=1, keepdims=True) + np.abs(x - mean)
-    return size / spread * np.abs(weight) + np.abs(bias)
+    """Return what an element's rounding errors are relative to, for rows of any mean and spread."""
+    mean, std = x.mean(axis=1, keepdims=True), np.sqrt(x.var(axis=1, keepdims=True) + epsilon)
+    magnitude = np.abs(x).mean(axis=1, keepdims=True) + np.abs(x - mean)
+    return magnitude / std * np.abs(weight) + np.abs(bias)
 
 
 def tolerance(x, weight, bias, epsilon=EPSILON):
-    """The two sums go over C terms: as for dot products, roundings grow like sqrt(C)."""
+    """Return the allowed error. The two sums have C terms: as for dot products, rounding errors grow like sqrt(C)."""
     return EPS32 * (2 * np.sqrt(x.shape[1]) + 8) * scale_of(x, weight, bias, epsilon)

@@ -16,8 +16,8 @@ from labkit.kernels.embedding_sum import (
 )
 from labkit.kernels.norm import half
 from labkit.kernels.norm.layernorm import make_layernorm_warp
-from labkit.kernels.norm.layernorm import tolerance as layernorm_tolerance
 from labkit.kernels.norm.rows import EPSILON, QUADS, WHOLE
+from labkit.kernels.norm.rows import tolerance as layernorm_tolerance
 from labkit.kernels.op import Op, Work, rung, uniform
 from labkit.kernels.ops import layernorm_half
 from labkit.kernels.tolerance import EPS16, EPS32

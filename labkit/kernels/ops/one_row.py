@@ -23,8 +23,8 @@ from labkit.kernels.linear.one_row import (
     residual_reference,
 )
 from labkit.kernels.norm.layernorm import layernorm_reference
-from labkit.kernels.norm.layernorm import tolerance as layernorm_tolerance
 from labkit.kernels.norm.rows import EPSILON
+from labkit.kernels.norm.rows import tolerance as layernorm_tolerance
 from labkit.kernels.op import Op, Work, rung, uniform
 from labkit.kernels.tolerance import EPS16, EPS32, SMALLEST16
 

@@ -8,8 +8,8 @@ import numpy as np
 from labkit import cuda
 from labkit.kernels.linear.next_token import SIZES, _reference, blocks_of, make_row_logits, row_logits
 from labkit.kernels.norm.layernorm import layernorm_reference
-from labkit.kernels.norm.layernorm import tolerance as layernorm_tolerance
 from labkit.kernels.norm.rows import EPSILON
+from labkit.kernels.norm.rows import tolerance as layernorm_tolerance
 from labkit.kernels.op import Op, Work, rung, uniform
 from labkit.kernels.ops.one_row import norm_row, sum_error, torch_baseline
 

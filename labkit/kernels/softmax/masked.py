@@ -6,8 +6,8 @@ Work    8*B*S*S bytes, scores read once and out written once; under a causal mas
 Source  CUDA C++ Programming Guide; M. Shoeybi et al., "Megatron-LM" (2019), whose kernel fuses the same three steps
 
 Masks   none: each query sees all keys.  causal: query q sees the keys 0 to q.  padding: it sees the sequence's
-        `lengths` first keys.  All leave the first columns of a row, so a kernel needs one number: how many a row sees.
-A row that sees nothing comes out as zeros. (PyTorch gives NaN there, and so does the unfused chain.)
+        `lengths` first keys.  All leave the first columns of a row, so a kernel needs one number: how many are visible.
+A row that sees no key comes out as zeros. (PyTorch gives NaN there, and so does the unfused chain.)
 """
 
 import functools
@@ -25,21 +25,21 @@ from labkit.kernels.reduce import NEG_INF, ZERO, block_max, block_sum, warp_max,
 from labkit.kernels.softmax.rows import softmax_block_tree_kernel
 
 BLOCK = 256
-SCALE = 0.125  # 1 / sqrt(64), for heads of 64 numbers
+SCALE = 0.125  # 1 / sqrt(64), for heads of 64 elements
 CAUSAL, PADDING = uint32(1), uint32(2)  # bits of `mask`
 WARP_ROW = 1024  # the longest row that one warp holds: 32 elements a lane
 LONGEST_ROW = 16_384  # the longest that 512 threads hold
-ROWS = 4  # rows, and warps, of a block
+ROWS = 4  # rows, and warps, per block
 
 
 def masked_softmax_reference(scores, lengths=None, *, causal=False, scale=SCALE):
-    count, size, _ = scores.shape
+    num_matrices, size, _ = scores.shape
     query, key = np.arange(size)[:, None], np.arange(size)
-    seen = np.broadcast_to(key <= query if causal else key < size, scores.shape)
+    visible = np.broadcast_to(key <= query if causal else key < size, scores.shape)
     if lengths is not None:
-        of_matrix = np.repeat(lengths, count // len(lengths))
-        seen = seen & (key < of_matrix[:, None, None])
-    x = np.where(seen, scores.astype(np.float64) * scale, -np.inf)
+        matrix_lengths = np.repeat(lengths, num_matrices // len(lengths))
+        visible = visible & (key < matrix_lengths[:, None, None])
+    x = np.where(visible, scores.astype(np.float64) * scale, -np.inf)
     row_max = x.max(axis=-1, keepdims=True)
     exponentials = np.exp(x - np.where(np.isinf(row_max), 0.0, row_max))
     row_sum = exponentials.sum(axis=-1, keepdims=True)
@@ -59,13 +59,13 @@ def scale_kernel(scores, out, scale):
 
 @cuda.jit(device=True)
 def num_visible(row, size, lengths, sequence, mask):
-    """How many of its first columns a query sees."""
-    seen = size
+    """Return how many of the first columns a query sees."""
+    visible = size
     if mask & CAUSAL:
-        seen = row + 1
+        visible = row + 1
     if mask & PADDING:
-        seen = min(seen, uint32(lengths[sequence]))
-    return uint32(seen)
+        visible = min(visible, uint32(lengths[sequence]))
+    return uint32(visible)
 
 
 @cuda.jit
@@ -80,15 +80,15 @@ def mask_kernel(x, lengths, heads, mask):
 def masked_softmax_unfused(scores, out, lengths=None, *, causal=False, scale=SCALE, stream=0):
     """Each step goes through the whole array: scale from scores to out, -inf into out, softmax of out in place."""
     grid, lengths, mask = _check(scores, out, lengths, causal)
-    count, size, _ = scores.shape
-    columns = (-(-size // BLOCK), size, count)
+    num_matrices, size, _ = scores.shape
+    columns = (-(-size // BLOCK), size, num_matrices)
     if max(columns[1:]) > MAX_GRID_YZ:
         raise ValueError(f"scores has shape {tuple(scores.shape)}; unfused takes at most {MAX_GRID_YZ:,} on each axis")
     scale_kernel[columns, BLOCK, stream](scores, out, np.float32(scale))
     if mask:
         mask_kernel[columns, BLOCK, stream](out, lengths, np.uint32(grid[0]), mask)
-    rows = out.reshape((count * size, size))
-    softmax_block_tree_kernel[count * size, BLOCK, stream, 4 * BLOCK](rows, rows)
+    rows = out.reshape((num_matrices * size, size))
+    softmax_block_tree_kernel[num_matrices * size, BLOCK, stream, 4 * BLOCK](rows, rows)
 
 
 # --- Fused, one block a row ------------------------------------------------------------------------------------------
@@ -101,12 +101,12 @@ def masked_softmax_three_read_kernel(scores, lengths, out, scale, mask):
     row, thread = u32.blockIdx.x, u32.threadIdx.x
     matrix = u32.blockIdx.z * u32.gridDim.y + u32.blockIdx.y
     size, threads = u32.shape(scores)[2], u32.blockDim.x
-    seen = num_visible(row, size, lengths, u32.blockIdx.z, mask)
+    visible = num_visible(row, size, lengths, u32.blockIdx.z, mask)
 
     row_max = NEG_INF
     for col in u32.range(thread, size, threads):
         value = scores[matrix, row, col] * scale
-        if col >= seen:
+        if col >= visible:
             value = NEG_INF
         row_max = max(row_max, value)
     row_max = block_max(row_max, partial)
@@ -114,19 +114,19 @@ def masked_softmax_three_read_kernel(scores, lengths, out, scale, mask):
     row_sum = ZERO
     for col in u32.range(thread, size, threads):
         value = scores[matrix, row, col] * scale
-        if col >= seen:
+        if col >= visible:
             value = NEG_INF
         row_sum += math.exp(value - row_max)
     row_sum = block_sum(row_sum, partial)
 
     for col in u32.range(thread, size, threads):
         value = scores[matrix, row, col] * scale
-        out[matrix, row, col] = math.exp(value - row_max) / row_sum if col < seen else ZERO
+        out[matrix, row, col] = math.exp(value - row_max) / row_sum if col < visible else ZERO
 
 
 @rung(kernel=masked_softmax_three_read_kernel, idea="one kernel, one block a row: it reads the row three times")
 def masked_softmax_three_read(scores, out, lengths=None, *, causal=False, scale=SCALE, stream=0, block=BLOCK):
-    """As unfused, but in one kernel: scale and mask are computed again in each of three loops, and never stored."""
+    """As unfused, but in one kernel: scale and mask are recomputed in each of three loops, and never stored."""
     grid, lengths, mask = _check(scores, out, lengths, causal)
     kernel = masked_softmax_three_read_kernel[(scores.shape[1], *grid), block, stream]
     kernel(scores, lengths, out, np.float32(scale), mask)
@@ -138,20 +138,20 @@ def masked_softmax_bounded_kernel(scores, lengths, out, scale, mask):
     row, thread = u32.blockIdx.x, u32.threadIdx.x
     matrix = u32.blockIdx.z * u32.gridDim.y + u32.blockIdx.y
     size, threads = u32.shape(scores)[2], u32.blockDim.x
-    seen = num_visible(row, size, lengths, u32.blockIdx.z, mask)
+    visible = num_visible(row, size, lengths, u32.blockIdx.z, mask)
 
     row_max = NEG_INF
-    for col in u32.range(thread, seen, threads):  # not size: what the mask hides is never loaded
+    for col in u32.range(thread, visible, threads):  # not size: masked scores are never loaded
         row_max = max(row_max, scores[matrix, row, col] * scale)
     row_max = block_max(row_max, partial)
 
     row_sum = ZERO
-    for col in u32.range(thread, seen, threads):
+    for col in u32.range(thread, visible, threads):
         row_sum += math.exp(scores[matrix, row, col] * scale - row_max)
     row_sum = block_sum(row_sum, partial)
 
     col = thread
-    while col < seen:
+    while col < visible:
         out[matrix, row, col] = math.exp(scores[matrix, row, col] * scale - row_max) / row_sum
         col += threads
     while col < size:
@@ -161,7 +161,7 @@ def masked_softmax_bounded_kernel(scores, lengths, out, scale, mask):
 
 @rung(kernel=masked_softmax_bounded_kernel, idea="the loops end where the mask begins")
 def masked_softmax_bounded(scores, out, lengths=None, *, causal=False, scale=SCALE, stream=0, block=BLOCK):
-    """As three_read, but the loops end at the last column that the row sees: half of them, under a causal mask."""
+    """As three_read, but the loops end at the row's last visible column: half of the work, under a causal mask."""
     grid, lengths, mask = _check(scores, out, lengths, causal)
     kernel = masked_softmax_bounded_kernel[(scores.shape[1], *grid), block, stream]
     kernel(scores, lengths, out, np.float32(scale), mask)
@@ -173,182 +173,184 @@ def masked_softmax_bounded(scores, out, lengths=None, *, causal=False, scale=SCA
 
 @kernel_factory
 def make_warp_row(vectors: int):
-    """One warp a row, rows of up to 128 * vectors elements, of which a lane holds `vectors` times four neighbours."""
-    held = 4 * vectors
+    """One warp per row, rows of up to 128 * vectors elements, of which a lane holds `vectors` times four neighbours."""
+    elements = 4 * vectors
 
     @cuda.jit
     def masked_softmax_warp_row_kernel(scores, lengths, out, factor, mask):
-        values = cuda.local.array(held, float32)
+        values = cuda.local.array(elements, float32)
         thread = u32.threadIdx.x
         row = u32.blockIdx.x * ROWS + (thread >> 5)
         size = u32.shape(scores)[2]
         if row < size:  # the same for all lanes of a warp
             matrix = u32.blockIdx.z * u32.gridDim.y + u32.blockIdx.y
-            first = (matrix * size + row) * size
-            mine = 4 * (thread & 31)
-            seen = num_visible(row, size, lengths, u32.blockIdx.z, mask)
+            row_offset = (matrix * size + row) * size
+            lane_col = 4 * (thread & 31)
+            visible = num_visible(row, size, lengths, u32.blockIdx.z, mask)
 
-            for v in u32.range(vectors):  # all loads stand before the first use
-                col = 128 * v + mine
-                if col < seen:
-                    a, b, c, d = ptx.load_nc4(scores, first + col)
+            for v in u32.range(vectors):  # all loads are issued before the first use
+                col = 128 * v + lane_col
+                if col < visible:
+                    a, b, c, d = ptx.load_nc4(scores, row_offset + col)
                     values[4 * v], values[4 * v + 1], values[4 * v + 2], values[4 * v + 3] = a, b, c, d
 
             row_max = NEG_INF
-            for i in u32.range(held):
-                col = 128 * (i // 4) + i % 4 + mine
-                values[i] = values[i] * factor if col < seen else NEG_INF
+            for i in u32.range(elements):
+                col = 128 * (i // 4) + i % 4 + lane_col
+                values[i] = values[i] * factor if col < visible else NEG_INF
                 row_max = max(row_max, values[i])
             row_max = warp_max(row_max)
 
             row_sum = ZERO
-            for i in u32.range(held):
+            for i in u32.range(elements):
                 values[i] = ptx.exp2_approx(values[i] - row_max)
                 row_sum += values[i]
-            share = float32(1.0) / warp_sum(row_sum)
+            inv_row_sum = float32(1.0) / warp_sum(row_sum)
 
             for v in u32.range(vectors):
-                col = 128 * v + mine
-                if col < seen:
-                    ptx.store_global4(out, first + col, values[4 * v] * share, values[4 * v + 1] * share,
-                                      values[4 * v + 2] * share, values[4 * v + 3] * share)
+                col = 128 * v + lane_col
+                if col < visible:
+                    ptx.store_global4(out, row_offset + col,
+                                      values[4 * v] * inv_row_sum, values[4 * v + 1] * inv_row_sum,
+                                      values[4 * v + 2] * inv_row_sum, values[4 * v + 3] * inv_row_sum)
                 elif col < size:
-                    ptx.store_global4(out, first + col, ZERO, ZERO, ZERO, ZERO)
+                    ptx.store_global4(out, row_offset + col, ZERO, ZERO, ZERO, ZERO)
 
     return masked_softmax_warp_row_kernel
 
 
 @kernel_factory
-def make_warp_row_unaligned(held: int):
+def make_warp_row_unaligned(elements: int):
     """As make_warp_row, one element at a time, for rows that do not all begin at a multiple of 16 bytes."""
 
     @cuda.jit
     def masked_softmax_warp_row_unaligned_kernel(scores, lengths, out, factor, mask):
-        values = cuda.local.array(held, float32)
+        values = cuda.local.array(elements, float32)
         thread = u32.threadIdx.x
         row = u32.blockIdx.x * ROWS + (thread >> 5)
         size = u32.shape(scores)[2]
         if row < size:
             matrix = u32.blockIdx.z * u32.gridDim.y + u32.blockIdx.y
             lane = thread & 31
-            seen = num_visible(row, size, lengths, u32.blockIdx.z, mask)
+            visible = num_visible(row, size, lengths, u32.blockIdx.z, mask)
 
             row_max = NEG_INF
-            for i in u32.range(held):
+            for i in u32.range(elements):
                 col = 32 * i + lane
-                values[i] = scores[matrix, row, col] * factor if col < seen else NEG_INF
+                values[i] = scores[matrix, row, col] * factor if col < visible else NEG_INF
                 row_max = max(row_max, values[i])
             row_max = warp_max(row_max)
 
             row_sum = ZERO
-            for i in u32.range(held):
+            for i in u32.range(elements):
                 values[i] = ptx.exp2_approx(values[i] - row_max)
                 row_sum += values[i]
-            share = float32(1.0) / warp_sum(row_sum)
+            inv_row_sum = float32(1.0) / warp_sum(row_sum)
 
-            for i in u32.range(held):
+            for i in u32.range(elements):
                 col = 32 * i + lane
                 if col < size:
-                    out[matrix, row, col] = values[i] * share if col < seen else ZERO
+                    out[matrix, row, col] = values[i] * inv_row_sum if col < visible else ZERO
 
     return masked_softmax_warp_row_unaligned_kernel
 
 
 @kernel_factory
 def make_block_row(vectors: int):
-    """As make_warp_row, but a block holds a row; the warps' results pass through shared memory."""
-    held = 4 * vectors
+    """As make_warp_row, but a block holds a row; the warps exchange their results through shared memory."""
+    elements = 4 * vectors
 
-    @cuda.jit(launch_bounds=512)  # so that ptxas keeps to the registers that 512 threads can have
+    @cuda.jit(launch_bounds=512)  # so that ptxas stays within the registers that 512 threads can have
     def masked_softmax_block_row_kernel(scores, lengths, out, factor, mask):
         partial_max, partial_sum = cuda.shared.array(32, float32), cuda.shared.array(32, float32)
-        values = cuda.local.array(held, float32)
+        values = cuda.local.array(elements, float32)
         row, thread = u32.blockIdx.x, u32.threadIdx.x
         matrix = u32.blockIdx.z * u32.gridDim.y + u32.blockIdx.y
         size, threads = u32.shape(scores)[2], u32.blockDim.x
         lane, warp = thread & 31, thread >> 5
-        first = (matrix * size + row) * size
-        seen = num_visible(row, size, lengths, u32.blockIdx.z, mask)
+        row_offset = (matrix * size + row) * size
+        visible = num_visible(row, size, lengths, u32.blockIdx.z, mask)
 
         for v in u32.range(vectors):
             col = 4 * (v * threads + thread)
-            if col < seen:
-                a, b, c, d = ptx.load_nc4(scores, first + col)
+            if col < visible:
+                a, b, c, d = ptx.load_nc4(scores, row_offset + col)
                 values[4 * v], values[4 * v + 1], values[4 * v + 2], values[4 * v + 3] = a, b, c, d
 
         row_max = NEG_INF
-        for i in u32.range(held):
+        for i in u32.range(elements):
             col = 4 * (i // 4 * threads + thread) + i % 4
-            values[i] = values[i] * factor if col < seen else NEG_INF
+            values[i] = values[i] * factor if col < visible else NEG_INF
             row_max = max(row_max, values[i])
         row_max = warp_max(row_max)
         if lane == 0:
             partial_max[warp] = row_max
         cuda.syncthreads()
-        inside = lane < threads >> 5
-        row_max = warp_max(partial_max[lane] if inside else NEG_INF)
+        valid = lane < threads >> 5
+        row_max = warp_max(partial_max[lane] if valid else NEG_INF)
 
         row_sum = ZERO
-        for i in u32.range(held):
+        for i in u32.range(elements):
             values[i] = ptx.exp2_approx(values[i] - row_max)
             row_sum += values[i]
         row_sum = warp_sum(row_sum)
         if lane == 0:
             partial_sum[warp] = row_sum
         cuda.syncthreads()
-        share = float32(1.0) / warp_sum(partial_sum[lane] if inside else ZERO)
+        inv_row_sum = float32(1.0) / warp_sum(partial_sum[lane] if valid else ZERO)
 
         for v in u32.range(vectors):
             col = 4 * (v * threads + thread)
-            if col < seen:
-                ptx.store_global4(out, first + col, values[4 * v] * share, values[4 * v + 1] * share,
-                                  values[4 * v + 2] * share, values[4 * v + 3] * share)
+            if col < visible:
+                ptx.store_global4(out, row_offset + col,
+                                  values[4 * v] * inv_row_sum, values[4 * v + 1] * inv_row_sum,
+                                  values[4 * v + 2] * inv_row_sum, values[4 * v + 3] * inv_row_sum)
             elif col < size:
-                ptx.store_global4(out, first + col, ZERO, ZERO, ZERO, ZERO)
+                ptx.store_global4(out, row_offset + col, ZERO, ZERO, ZERO, ZERO)
 
     return masked_softmax_block_row_kernel
 
 
 @kernel_factory
-def make_block_row_unaligned(held: int):
+def make_block_row_unaligned(elements: int):
     """As make_block_row, one element at a time, for rows that do not all begin at a multiple of 16 bytes."""
 
     @cuda.jit(launch_bounds=512)
     def masked_softmax_block_row_unaligned_kernel(scores, lengths, out, factor, mask):
         partial_max, partial_sum = cuda.shared.array(32, float32), cuda.shared.array(32, float32)
-        values = cuda.local.array(held, float32)
+        values = cuda.local.array(elements, float32)
         row, thread = u32.blockIdx.x, u32.threadIdx.x
         matrix = u32.blockIdx.z * u32.gridDim.y + u32.blockIdx.y
         size, threads = u32.shape(scores)[2], u32.blockDim.x
         lane, warp = thread & 31, thread >> 5
-        seen = num_visible(row, size, lengths, u32.blockIdx.z, mask)
+        visible = num_visible(row, size, lengths, u32.blockIdx.z, mask)
 
         row_max = NEG_INF
-        for i in u32.range(held):
+        for i in u32.range(elements):
             col = i * threads + thread
-            values[i] = scores[matrix, row, col] * factor if col < seen else NEG_INF
+            values[i] = scores[matrix, row, col] * factor if col < visible else NEG_INF
             row_max = max(row_max, values[i])
         row_max = warp_max(row_max)
         if lane == 0:
             partial_max[warp] = row_max
         cuda.syncthreads()
-        inside = lane < threads >> 5
-        row_max = warp_max(partial_max[lane] if inside else NEG_INF)
+        valid = lane < threads >> 5
+        row_max = warp_max(partial_max[lane] if valid else NEG_INF)
 
         row_sum = ZERO
-        for i in u32.range(held):
+        for i in u32.range(elements):
             values[i] = ptx.exp2_approx(values[i] - row_max)
             row_sum += values[i]
         row_sum = warp_sum(row_sum)
         if lane == 0:
             partial_sum[warp] = row_sum
         cuda.syncthreads()
-        share = float32(1.0) / warp_sum(partial_sum[lane] if inside else ZERO)
+        inv_row_sum = float32(1.0) / warp_sum(partial_sum[lane] if valid else ZERO)
 
-        for i in u32.range(held):
+        for i in u32.range(elements):
             col = i * threads + thread
             if col < size:
-                out[matrix, row, col] = values[i] * share if col < seen else ZERO
+                out[matrix, row, col] = values[i] * inv_row_sum if col < visible else ZERO
 
     return masked_softmax_block_row_unaligned_kernel
 
@@ -381,22 +383,22 @@ def masked_softmax_single_read(scores, out, lengths=None, *, causal=False, scale
 
 
 def _check(scores, out, lengths, causal):
-    """The grid's y and z (heads, sequences), an array of lengths, and the mask's bits."""
+    """Return the grid's y and z (heads, sequences), an array of lengths, and the mask's bits."""
     check_array("scores", scores, ndim=3)
-    count, size, columns = scores.shape
+    num_matrices, size, columns = scores.shape
     if size != columns:
         raise ValueError(f"scores has shape {tuple(scores.shape)}; its last two axes, queries and keys, must be equal")
     check_array("out", out, shape=scores.shape)
     mask = CAUSAL if causal else uint32(0)
-    sequences = count
+    sequences = num_matrices
     if lengths is not None:
         check_array("lengths", lengths, ndim=1, dtype=np.int32)
         sequences = lengths.size
-        if count % sequences:
-            raise ValueError(f"lengths has {sequences} elements and scores {count} matrices; the matrices must be a "
-                             f"multiple of the lengths")
+        if num_matrices % sequences:
+            raise ValueError(f"lengths has {sequences} elements and scores {num_matrices} matrices; the matrices must "
+                             f"be a multiple of the lengths")
         mask |= PADDING
-    heads = count // sequences
+    heads = num_matrices // sequences
     if max(heads, sequences) > MAX_GRID_YZ:
         raise ValueError(f"scores has {sequences:,} sequences of {heads:,} heads; at most {MAX_GRID_YZ:,} are allowed")
     return (heads, sequences), _no_lengths() if lengths is None else lengths, np.uint32(mask)
@@ -409,7 +411,7 @@ def _no_lengths():
 
 
 def unfused_by_library(causal: bool):
-    """Scale, mask, softmax as a library does them, each with a result of its own; masks(causal) makes the mask."""
+    """Scale, mask, softmax as a library does them, each into a new array; masks(causal) makes the mask."""
     def call(xp, scores, mask, out):
         x = scores * SCALE
         if mask is not None:
@@ -424,21 +426,21 @@ def unfused_by_library(causal: bool):
 
 
 def masks(causal: bool):
-    """(scores, mask, out) for the libraries' own addition: 0 where a score counts and -inf where it does not; the mask
-    is None if all count."""
+    """Prepare (scores, mask, out) for a library's addition: 0 where a score is visible and -inf where it is masked; the
+    mask is None if all are visible."""
     def prepare(xp, scores, *rest):
         *lengths, out = rest
         if not causal and not lengths:
             return scores, None, out
-        hidden = _hidden(xp, scores, causal, *lengths)
-        mask = xp.zeros_like(hidden, dtype=xp.float32)
-        mask[hidden] = -math.inf
+        masked = _masked(xp, scores, causal, *lengths)
+        mask = xp.zeros_like(masked, dtype=xp.float32)
+        mask[masked] = -math.inf
         return scores, mask, out
 
     return prepare
 
 
-def _hidden(xp, scores, causal: bool, lengths=None):
-    """Which scores do not count, as far as they differ: (S, S) for a causal mask, (B, 1, S) for padding."""
+def _masked(xp, scores, causal: bool, lengths=None):
+    """Return which scores are masked, in the smallest shape that broadcasts: (S, S) causal, (B, 1, S) for padding."""
     keys = xp.arange(scores.shape[-1], **({"device": scores.device} if xp.__name__ == "torch" else {}))
     return keys > keys[:, None] if causal else keys >= lengths[:, None, None]

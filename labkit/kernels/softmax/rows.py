@@ -4,7 +4,7 @@ Shapes  x, out (R, C); float32, C-contiguous; any sizes (vectorized: at most 16,
 Work    about 4*R*C operations and R*C exponentials; 8*R*C bytes, x read once and out written once
 Source  M. Milakov and N. Gimelshein, "Online normalizer calculation for softmax" (2018); CUDA C++ Programming Guide
 
-The maximum is subtracted so that no exponential is larger than 1: exp(89) is beyond float32. A row that holds nothing
+The maximum is subtracted so that no exponential is larger than 1: exp(89) is beyond float32. A row of nothing
 but -inf has no softmax and comes out as NaN, as it does in PyTorch.
 """
 
@@ -32,7 +32,7 @@ from labkit.kernels.reduce import (
 BLOCK = 256
 WARPS = BLOCK // 32
 LOG2_E = float32(math.log2(math.e))
-LOWEST = float32(np.finfo(np.float32).min)  # the smallest finite number: -inf minus itself would be NaN
+LEAST_FINITE = float32(np.finfo(np.float32).min)  # -inf minus itself would be NaN
 LONGEST_ROW = 16_384  # 512 threads with 32 elements each
 
 
@@ -43,7 +43,7 @@ def softmax_reference(x):
     return exponentials / exponentials.sum(axis=-1, keepdims=True)
 
 
-# --- One thread a row, one block a row, one warp a row ---------------------------------------------------------------
+# --- One thread, one block, one warp per row -------------------------------------------------------------------------
 
 
 @cuda.jit
@@ -72,7 +72,7 @@ def softmax_naive(x, out, stream=0, block=BLOCK):
 
 @cuda.jit
 def softmax_block_tree_kernel(x, out):
-    shared = cuda.shared.array(0, float32)  # one place for each thread; the launch says how many
+    shared = cuda.shared.array(0, float32)  # one element per thread; the launch sets the size
     row, thread = u32.blockIdx.x, u32.threadIdx.x
     threads, cols = u32.blockDim.x, u32.shape(x)[1]
 
@@ -94,7 +94,7 @@ def softmax_block_tree_kernel(x, out):
 
 @rung(kernel=softmax_block_tree_kernel, idea="one block a row: two trees in shared memory")
 def softmax_block_tree(x, out, stream=0, block=BLOCK):
-    """As naive, but a block shares a row: neighbours read neighbours, and two trees join what the threads found."""
+    """As naive, but a block shares a row: neighbours read neighbours, and two trees combine the threads' results."""
     rows, _ = _check(x, out)
     check_tree_block(block)
     softmax_block_tree_kernel[rows, block, stream, 4 * block](x, out)
@@ -117,14 +117,14 @@ def softmax_warp_kernel(x, out):
             row_sum += math.exp(x[row, col] - row_max)
         row_sum = warp_sum(row_sum)
 
-        scale = float32(1.0) / row_sum
+        inv_row_sum = float32(1.0) / row_sum
         for col in u32.range(lane, cols, 32):
-            out[row, col] = math.exp(x[row, col] - row_max) * scale
+            out[row, col] = math.exp(x[row, col] - row_max) * inv_row_sum
 
 
 @rung(kernel=softmax_warp_kernel, idea="one warp a row: ten shuffles")
 def softmax_warp(x, out, stream=0):
-    """As block_tree, but a warp shares a row and its lanes exchange by shuffles: no shared memory, no barrier.
+    """As block_tree, but a warp shares a row and its lanes exchange values by shuffles: no shared memory, no barrier.
 
     It computes each exponential twice and does not keep it in out: arithmetic is cheaper than writing and reading.
     """
@@ -137,17 +137,17 @@ def softmax_warp(x, out, stream=0):
 
 @cuda.jit(device=True)
 def merge(row_max, row_sum, other_max, other_sum):
-    """Two parts of a row, each with its row_max and its sum of exp(x - row_max) -> the same of both.
+    """Merge two parts of a row, each with its row_max and its sum of exp(x - row_max).
 
-    The part with the smaller maximum is measured against the larger one: exp(x - M) = exp(x - m) * exp(m - M).
+    The part with the smaller maximum is rescaled to the larger one: exp(x - M) = exp(x - m) * exp(m - M).
     """
-    together = max(row_max, other_max)
-    return together, row_sum * math.exp(row_max - together) + other_sum * math.exp(other_max - together)
+    new_max = max(row_max, other_max)
+    return new_max, row_sum * math.exp(row_max - new_max) + other_sum * math.exp(other_max - new_max)
 
 
 @cuda.jit(device=True)
 def warp_merge(row_max, row_sum):
-    """Maximum and sum over the lanes of a warp, in every lane: five times two shuffles."""
+    """Return maximum and sum over the lanes of a warp, in every lane: five times two shuffles."""
     for distance in (16, 8, 4, 2, 1):
         other_max = cuda.shfl_xor_sync(ALL_LANES, row_max, distance)
         other_sum = cuda.shfl_xor_sync(ALL_LANES, row_sum, distance)
@@ -162,11 +162,11 @@ def softmax_online_kernel(x, out):
     threads, cols = u32.blockDim.x, u32.shape(x)[1]
     lane, warp = thread & 31, thread >> 5
 
-    row_max, row_sum = LOWEST, ZERO  # finite, so that -inf in a row is 0 and not NaN
+    row_max, row_sum = LEAST_FINITE, ZERO  # finite, so that -inf in a row is 0 and not NaN
     for col in u32.range(thread, cols, threads):
         value = x[row, col]
         if value > row_max:
-            row_sum *= math.exp(row_max - value)  # what came before is measured against the new maximum
+            row_sum *= math.exp(row_max - value)  # rescale the sum so far to the new maximum
             row_max = value
         row_sum += math.exp(value - row_max)
 
@@ -174,12 +174,12 @@ def softmax_online_kernel(x, out):
     if lane == 0:
         partial_max[warp], partial_sum[warp] = row_max, row_sum
     cuda.syncthreads()
-    inside = lane < threads >> 5
-    row_max, row_sum = warp_merge(partial_max[lane] if inside else LOWEST, partial_sum[lane] if inside else ZERO)
+    valid = lane < threads >> 5
+    row_max, row_sum = warp_merge(partial_max[lane] if valid else LEAST_FINITE, partial_sum[lane] if valid else ZERO)
 
-    scale = float32(1.0) / row_sum
+    inv_row_sum = float32(1.0) / row_sum
     for col in u32.range(thread, cols, threads):
-        out[row, col] = math.exp(x[row, col] - row_max) * scale
+        out[row, col] = math.exp(x[row, col] - row_max) * inv_row_sum
 
 
 @rung(kernel=softmax_online_kernel, idea="one block a row: the maximum and the sum in one pass")
@@ -197,70 +197,71 @@ def softmax_online(x, out, stream=0):
 
 @kernel_factory
 def make_softmax_vectorized(vectors: int):
-    """A kernel whose threads hold `vectors` times four neighbours each: registers are sized at compile time."""
-    held = 4 * vectors
+    """Make a kernel whose threads hold `vectors` times four neighbours each: registers are sized at compile time."""
+    elements = 4 * vectors
 
-    @cuda.jit(launch_bounds=512)  # so that ptxas keeps to the registers that 512 threads can have
+    @cuda.jit(launch_bounds=512)  # so that ptxas stays within the registers that 512 threads can have
     def softmax_vectorized_kernel(x, out):
         partial_max, partial_sum = cuda.shared.array(32, float32), cuda.shared.array(32, float32)
-        values = cuda.local.array(held, float32)
+        values = cuda.local.array(elements, float32)
         row, thread = u32.blockIdx.x, u32.threadIdx.x
         threads, cols = u32.blockDim.x, u32.shape(x)[1]
         lane, warp = thread & 31, thread >> 5
-        first = row * cols
+        row_offset = row * cols
 
-        for v in u32.range(vectors):  # every load stands before the first use
+        for v in u32.range(vectors):  # all loads are issued before the first use
             col = 4 * (v * threads + thread)
             if col < cols:
-                a, b, c, d = ptx.load_nc4(x, first + col)
+                a, b, c, d = ptx.load_nc4(x, row_offset + col)
             else:
                 a = b = c = d = NEG_INF
             values[4 * v], values[4 * v + 1], values[4 * v + 2], values[4 * v + 3] = a, b, c, d
 
         row_max = NEG_INF
-        for i in range(held):
+        for i in range(elements):
             row_max = max(row_max, values[i])
         row_max = warp_max(row_max)
         if lane == 0:
             partial_max[warp] = row_max
         cuda.syncthreads()
-        inside = lane < threads >> 5
-        row_max = warp_max(partial_max[lane] if inside else NEG_INF)
+        valid = lane < threads >> 5
+        row_max = warp_max(partial_max[lane] if valid else NEG_INF)
 
         row_sum = ZERO
-        for i in range(held):
+        for i in range(elements):
             values[i] = ptx.exp2_approx((values[i] - row_max) * LOG2_E)  # exp(x) = 2 ** (x * log2(e))
             row_sum += values[i]
         row_sum = warp_sum(row_sum)
         if lane == 0:
-            partial_sum[warp] = row_sum  # an array of its own: no barrier has to protect partial_max
+            partial_sum[warp] = row_sum  # a separate array, so that no barrier has to protect partial_max
         cuda.syncthreads()
-        row_sum = warp_sum(partial_sum[lane] if inside else ZERO)
+        row_sum = warp_sum(partial_sum[lane] if valid else ZERO)
 
-        scale = float32(1.0) / row_sum
+        inv_row_sum = float32(1.0) / row_sum
         for v in u32.range(vectors):
             col = 4 * (v * threads + thread)
             if col < cols:
-                ptx.store_global4(out, first + col, values[4 * v] * scale, values[4 * v + 1] * scale,
-                                  values[4 * v + 2] * scale, values[4 * v + 3] * scale)
+                ptx.store_global4(out, row_offset + col,
+                                  values[4 * v] * inv_row_sum, values[4 * v + 1] * inv_row_sum,
+                                  values[4 * v + 2] * inv_row_sum, values[4 * v + 3] * inv_row_sum)
 
     return softmax_vectorized_kernel
 
 
 @kernel_factory
-def make_softmax_in_registers(held: int):
+def make_softmax_in_registers(elements: int):
     """As make_softmax_vectorized, one element at a time: for rows that do not begin at a multiple of 16 bytes."""
 
     @cuda.jit(launch_bounds=512)
     def softmax_in_registers_kernel(x, out):
         partial_max, partial_sum = cuda.shared.array(32, float32), cuda.shared.array(32, float32)
-        values = cuda.local.array(held, float32)
+        values = cuda.local.array(elements, float32)
         row, thread = u32.blockIdx.x, u32.threadIdx.x
         threads, cols = u32.blockDim.x, u32.shape(x)[1]
         lane, warp = thread & 31, thread >> 5
 
         row_max = NEG_INF
-        for i in u32.range(held):
+        for i in u32.range(elements):
             col = i * threads + thread
             values[i] = x[row, col] if col < cols else NEG_INF
             row_max = max(row_max, values[i])
@@ -268,29 +269,29 @@ def make_softmax_in_registers(held: int):
         if lane == 0:
             partial_max[warp] = row_max
         cuda.syncthreads()
-        inside = lane < threads >> 5
-        row_max = warp_max(partial_max[lane] if inside else NEG_INF)
+        valid = lane < threads >> 5
+        row_max = warp_max(partial_max[lane] if valid else NEG_INF)
 
         row_sum = ZERO
-        for i in u32.range(held):
+        for i in u32.range(elements):
             values[i] = ptx.exp2_approx((values[i] - row_max) * LOG2_E)
             row_sum += values[i]
         row_sum = warp_sum(row_sum)
         if lane == 0:
             partial_sum[warp] = row_sum
         cuda.syncthreads()
-        row_sum = warp_sum(partial_sum[lane] if inside else ZERO)
+        row_sum = warp_sum(partial_sum[lane] if valid else ZERO)
 
-        scale = float32(1.0) / row_sum
-        for i in u32.range(held):
+        inv_row_sum = float32(1.0) / row_sum
+        for i in u32.range(elements):
             col = i * threads + thread
             if col < cols:
-                out[row, col] = values[i] * scale
+                out[row, col] = values[i] * inv_row_sum
 
     return softmax_in_registers_kernel
 
 
-VECTORS = 8  # four-element vectors a thread holds at most: 32 registers
+VECTORS = 8  # four-element vectors that a thread holds at most: 32 registers
 softmax_vectorized_kernel = make_softmax_vectorized(VECTORS)
 softmax_in_registers_kernel = make_softmax_in_registers(4 * VECTORS)
 
@@ -299,8 +300,8 @@ softmax_in_registers_kernel = make_softmax_in_registers(4 * VECTORS)
 def softmax_vectorized(x, out, stream=0):
     """As online, but the row is read once, four elements at a time, and stays in the registers of its block.
 
-    The exponential is ex2.approx, the one that the hardware has, of the argument times log2(e). Rows whose length is no
-    multiple of four are read element by element.
+    The exponential is ex2.approx, the hardware's, of the argument times log2(e). Rows whose length is not a multiple of
+    four are read element by element.
     """
     rows, cols = _check(x, out)
     if cols > LONGEST_ROW:

@@ -29,7 +29,8 @@ from labkit.kernels.attention.unfused import attention_fused_softmax, attention_
 from labkit.measure import Timing, time_graph, time_host, time_launch
 from labkit.measure.series.torch_gpt2 import WAYS, TorchGPT2
 from labkit.models import gpt2_step
-from labkit.models.gpt2 import GPT2, Config, Decoder, Kernels, Workspace, advance_kernel, shapes
+from labkit.models.configs import shapes
+from labkit.models.gpt2 import GPT2, Config, Decoder, Kernels, Workspace, advance_kernel
 from labkit.models.gpt2_block import traffic
 
 LENGTH = 100  # tokens of a text, prompt and all: the article's max_length

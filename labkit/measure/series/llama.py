@@ -31,7 +31,8 @@ from labkit.kernels.dtypes import bfloat16_of
 from labkit.measure import roofline, time_graph, time_host
 from labkit.measure.series.torch_llama import TorchLlama
 from labkit.measure.timing import time_replay
-from labkit.models.llama import HEAD, LLAMA_3_2_1B, PREFIX, Cache, Config, Llama, Workspace, shapes
+from labkit.models.configs import HEAD, LLAMA_3_2_1B, LlamaConfig, shapes
+from labkit.models.llama import Cache, Config, Llama, Workspace
 from labkit.models.minilm_reference import cosines
 from labkit.models.safetensors import Entry, Named
 from labkit.models.step import Inputs, Piece
@@ -64,7 +65,7 @@ class RandomTensors(Named):
         self.entries, end = {}, 0
         for name, shape in shapes(config).items():
             begin, end = end, end + 2 * math.prod(shape)
-            name = name if name == HEAD else PREFIX + name
+            name = name if name == HEAD else LlamaConfig.prefix + name
             self.entries[name] = Entry(name, "BF16", tuple(shape), begin, end)
 
     def __getitem__(self, name: str) -> np.ndarray:

@@ -41,18 +41,8 @@ from labkit.measure.series.torch_bert import (
     truth_of,
 )
 from labkit.measure.timing import graph_launches, time_torch_graph
-from labkit.models.minilm import (
-    FEW_ROWS,
-    FORMS,
-    HALF,
-    Config,
-    Kernels,
-    MiniLM,
-    Shape,
-    Workspace,
-    lay_out,
-    shapes,
-)
+from labkit.models.configs import shapes
+from labkit.models.minilm import FEW_ROWS, FORMS, HALF, Config, Kernels, MiniLM, Shape, Workspace, lay_out
 from labkit.models.minilm_reference import cosines
 from labkit.models.minilm_steps import ATTENTIONS, CONTROL, PRODUCTS, STEPS
 

@@ -26,7 +26,8 @@ import numpy as np
 from labkit import cuda, device, measure
 from labkit.measure import time_host
 from labkit.measure.timing import time_torch_graph
-from labkit.models.minilm import Config, MiniLM, flat, names_in, shapes, up
+from labkit.models.configs import names_in, shapes
+from labkit.models.minilm import Config, MiniLM, flat, up
 from labkit.models.minilm_reference import cosines, embeddings, weights_of
 from labkit.models.tokenizer import WHOLE, read_whole
 

@@ -24,7 +24,8 @@ import numpy as np
 
 from labkit.kernels.norm.layernorm import EPSILON
 from labkit.measure.timing import time_torch_graph
-from labkit.models.gpt2 import HEAD, Config, names_in
+from labkit.models.configs import HEAD, names_in
+from labkit.models.gpt2 import Config
 from labkit.models.minilm_reference import cosines
 
 STEPS_IN_A_GRAPH = 10  # 2 ms or more, so that starting the replay does not count

@@ -21,7 +21,8 @@ import numpy as np
 
 from labkit.kernels.rope import rope_table
 from labkit.measure.timing import time_torch_graph
-from labkit.models.llama import EMBEDDING, HEAD, Config, names_in
+from labkit.models.configs import EMBEDDING, HEAD, names_in
+from labkit.models.llama import Config
 
 Cache = list  # of (keys, values) of each layer, (B, K, S, D)
 

@@ -161,9 +161,9 @@ def test_the_kernel_is_picked_by_shape_and_gpu(monkeypatch):
     monkeypatch.setattr(bf16, "aligned", lambda *arrays: True)
     monkeypatch.setattr(bf16, "missing", lambda needs: "")
     assert picked(1, 2048, 2048) is picked(8, 16384, 2048) is picked(32, 2048, 2048) is bf16.by_tensor_cores
-    assert picked(9, 16384, 2048) is picked(64, 128256, 2048) is picked(128, 2048, 8192) is bf16.left
-    assert picked(17, 16384, 2048, swiglu=True) is picked(256, 128256, 2048, out_dtype=np.float32) is bf16.left
-    assert picked(256, 2048, 8192) is picked(33, 2048, 2048) is picked(256, 3072, 2048) is bf16.left
+    assert picked(9, 16384, 2048) is picked(64, 128256, 2048) is picked(128, 2048, 8192) is bf16.swap_ab
+    assert picked(17, 16384, 2048, swiglu=True) is picked(256, 128256, 2048, out_dtype=np.float32) is bf16.swap_ab
+    assert picked(256, 2048, 8192) is picked(33, 2048, 2048) is picked(256, 3072, 2048) is bf16.swap_ab
     assert picked(17, 16384, 2048, bias=Shape(16384)) is picked(257, 16384, 2048) is bf16.specialised
     assert picked(257, 128256, 2048, out_dtype=np.float32) is bf16.specialised_floats
     assert picked(1024, 16384, 2048, swiglu=True) is bf16.specialised_swiglu

@@ -25,7 +25,7 @@ from labkit.kernels.matmul.wgmma import (
     multiply_specialised,
     parts_of,
 )
-from labkit.kernels.matmul.wgmma_tiles import Tile, make_place, place_of_bias, unchanged
+from labkit.kernels.matmul.wgmma_tiles import Tile, bias_index, make_tile_origin, unchanged
 
 pytestmark = pytest.mark.skipif(bool(linear_wgmma.missing), reason=linear_wgmma.missing)
 
@@ -129,14 +129,14 @@ def test_a_block_takes_one_tile_after_the_other():
 @pytest.mark.parametrize("rows, cols", [(1, 8), (128, 192), (1100, 1000), (3000, 200)])
 def test_the_numbers_of_tiles_cover_the_matrix_once(rows, cols):
     tile = Tile(cols=192, stages=4)
-    place = make_place(tile)
+    tile_origin = make_tile_origin(tile)
     count = tile.count(rows, cols)
 
     @cuda.jit
     def places(out):
         number = cuda.grid(1)
         if number < out.shape[0]:
-            row, col = place(np.uint32(number), np.uint32(rows), np.uint32(cols))
+            row, col = tile_origin(np.uint32(number), np.uint32(rows), np.uint32(cols))
             out[number, 0] = row
             out[number, 1] = col
 
@@ -147,11 +147,11 @@ def test_the_numbers_of_tiles_cover_the_matrix_once(rows, cols):
 
 
 def test_the_bias_of_a_tile_has_a_place_for_each_column():
-    place = place_of_bias.py_func
-    places = [int(place(np.uint32(col))) for col in range(256)]
-    assert sorted(places) == list(range(256))
+    index = bias_index.py_func
+    indices = [int(index(np.uint32(col))) for col in range(256)]
+    assert sorted(indices) == list(range(256))
     quad = 3  # the third thread of four: four columns of the first 16, next to each other
-    assert [places[col] for col in (2 * quad, 2 * quad + 1, 2 * quad + 8, 2 * quad + 9)] == [12, 13, 14, 15]
+    assert [indices[col] for col in (2 * quad, 2 * quad + 1, 2 * quad + 8, 2 * quad + 9)] == [12, 13, 14, 15]
 
 
 def test_tiles_are_chosen_so_that_every_block_has_as_much_to_do():

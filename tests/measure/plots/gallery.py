@@ -185,7 +185,7 @@ def _head_weights():
 
 def _wavelengths():
     from labkit.kernels.rope import frequencies
-    from labkit.models.llama import LLAMA_3_2_1B
+    from labkit.models.configs import LLAMA_3_2_1B
 
     return llama_by_hand.wavelengths(frequencies(64, 500_000.0), frequencies(64, 500_000.0, LLAMA_3_2_1B.rope_scaling),
                                      8192, 1, 4)

@@ -5,7 +5,7 @@ import pytest
 
 from labkit.kernels.rope import frequencies
 from labkit.measure.plots import llama_by_hand as pictures
-from labkit.models.llama import LLAMA_3_2_1B
+from labkit.models.configs import LLAMA_3_2_1B
 
 
 def test_dials_of_pairs():

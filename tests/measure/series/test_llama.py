@@ -13,7 +13,8 @@ from labkit.measure.plots.engine import decode_steps
 from labkit.measure.series import llama as series
 from labkit.measure.series import torch_llama
 from labkit.measure.series.torch_llama import TorchLlama
-from labkit.models.llama import LLAMA_3_2_1B, Config, names_in
+from labkit.models.configs import LLAMA_3_2_1B, names_in
+from labkit.models.llama import Config
 from labkit.models.llama_reference import activations, weights_of
 
 ON_CPU = pytest.mark.cpu_device

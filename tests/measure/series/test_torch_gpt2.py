@@ -11,7 +11,8 @@ from labkit.measure import Timing
 from labkit.measure.series import generation, torch_gpt2
 from labkit.measure.series.generation import random_tensors
 from labkit.measure.series.torch_gpt2 import AUTOTUNED, MIN_COSINE, WAYS, TorchGPT2, Way, sdpa, unfused
-from labkit.models.gpt2 import GPT2, HEAD, Config
+from labkit.models.configs import HEAD
+from labkit.models.gpt2 import GPT2, Config
 from labkit.models.gpt2_reference import activations, allowed_error, launches_of
 
 SMALL = Config(vocab_size=97, n_positions=32, n_embd=48, n_layer=2, n_head=3, n_inner=80)

@@ -9,7 +9,8 @@ import pytest
 from labkit.device.launches import Launch
 from labkit.engine import LLMEngine, SamplingParams
 from labkit.engine.load_runner import runner_of
-from labkit.models.llama import Config, Llama, shapes
+from labkit.models.configs import shapes
+from labkit.models.llama import Config, Llama
 from labkit.serve.window.kernels import SHOWN, Kernels, Launched
 from tests.engine.random_llama import SMALL
 

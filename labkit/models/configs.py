@@ -1,0 +1,396 @@
+"""A model's config.json, and the names and shapes of its parameters: read, and checked before anything is computed.
+
+    config = LlamaConfig.read("llama/config.json")      # GPT2Config, LlamaConfig, Qwen3Config, BertConfig
+    shapes(config)["layers.0.mlp.down_proj.weight"]     # every parameter that is used
+    names_in(tensors("llama"), config)                  # our name of each parameter -> the file's
+
+Fields have the names of config.json, and the defaults of transformers, or of GPT-2 small and all-MiniLM-L6-v2.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from typing import ClassVar
+
+import numpy as np
+
+from labkit._common.errors import short
+from labkit._common.files import read_json
+from labkit.kernels.norm.layernorm import EPSILON
+from labkit.kernels.rope import frequencies
+from labkit.models import gpt2_block
+from labkit.models.blob import is_bfloat16
+
+LARGEST = 2**31 - 1  # kernels index with int32
+HEAD = "lm_head.weight"  # (V, C); no file has it where it is the embedding's table
+EMBEDDING = "embed_tokens.weight"  # (V, C), of a Llama
+PARTS = ("query", "key", "value")  # three products in the files of a BERT
+
+
+class Config:
+    """The base of the dataclasses below."""
+
+    kind: ClassVar[str]
+    prefix: ClassVar[str]  # before every name but the head's, in files that hold more than the bare model
+    layers: ClassVar[str]  # the field that counts them
+    only: ClassVar[Mapping[str, tuple]]  # settings that would change the result, and the values that are supported
+    required: ClassVar[tuple[str, ...]] = ()
+
+    @classmethod
+    def read(cls, path):
+        """From a model's config.json, if it describes a model that can be computed here."""
+        return cls.of(read_json(path), str(path))
+
+    @classmethod
+    def of(cls, entries: Mapping, path: str = "config"):
+        for name, allowed in cls.only.items():
+            if entries.get(name, allowed[0]) not in allowed:
+                raise ValueError(f"{path}: {name} is {short(entries[name])}; only {' and '.join(map(repr, allowed))} "
+                                 f"can be computed here")
+        known = {field.name for field in fields(cls)}
+        given = {name: value for name, value in entries.items() if name in known}
+        missing = [name for name in cls.required if name not in given]
+        if missing:
+            raise ValueError(f"{path}: {missing[0]} is missing")
+        try:
+            return cls(**given | cls.derived(entries))
+        except ValueError as error:
+            raise ValueError(f"{path}: {error}") from None
+
+    @classmethod
+    def derived(cls, entries: Mapping) -> dict:
+        """Fields that files spell in more than one way."""
+        return {}
+
+    def check_counts(self, *names: str) -> None:
+        for name in names:
+            value = getattr(self, name)
+            if type(value) is not int or not 1 <= value <= LARGEST:
+                raise ValueError(f"{name} is {short(value)}; it must be a whole number from 1 to {LARGEST:,}")
+
+    def check_epsilon(self, name: str) -> None:
+        value = getattr(self, name)
+        if type(value) not in (int, float) or not 0 < value < 1:
+            raise ValueError(f"{name} is {short(value)}; it must be a number between 0 and 1")
+
+    def check_flag(self, name: str) -> None:
+        if type(getattr(self, name)) is not bool:
+            raise ValueError(f"{name} is {short(getattr(self, name))}; it must be true or false")
+
+    def check_divides(self, heads: str, width: str) -> None:
+        if getattr(self, width) % getattr(self, heads):
+            raise ValueError(f"{width} is {getattr(self, width)}, which {getattr(self, heads)} heads cannot share "
+                             f"equally")
+
+    def check_file(self, tensors: Mapping[str, np.ndarray], names: Mapping[str, str]) -> None:
+        """Raise ValueError if the file has something that contradicts the configuration."""
+
+
+def shapes(config: Config) -> dict[str, tuple[int, ...]]:
+    """Every parameter of the files that is used, and its shape."""
+    return config.parameter_shapes
+
+
+def names_in(tensors: Mapping[str, np.ndarray], config: Config) -> dict[str, str]:
+    """Our name of each parameter -> the file's. Raises ValueError if one is missing, has another shape, or holds no
+    floating-point numbers, and if the file contradicts the configuration."""
+    layers = getattr(config, config.layers)
+    if layers > len(tensors):  # before so many names are made
+        raise ValueError(f"{config.layers} is {layers:,}, and the file has {len(tensors):,} tensors, fewer than one "
+                         f"for each layer")
+    expected = shapes(config)
+    prefix = config.prefix if config.prefix + next(iter(expected)) in tensors else ""
+    names = {name: name if name == HEAD else prefix + name for name in expected}
+    if config.kind == "GPT-2" and HEAD in tensors:
+        names[HEAD], expected[HEAD] = HEAD, (config.vocab_size, config.n_embd)
+    missing = [theirs for theirs in names.values() if theirs not in tensors]
+    if missing:
+        raise ValueError(f"{len(missing)} parameters of a {config.kind} with {layers} layers are not in the file: "
+                         f"{', '.join(missing[:5])}")
+    for ours, theirs in names.items():
+        tensor = tensors[theirs]
+        if tuple(tensor.shape) != expected[ours]:
+            raise ValueError(f"{theirs} has shape {tuple(tensor.shape)}; the configuration says {expected[ours]}")
+        if tensor.dtype.kind != "f" and not is_bfloat16(tensors, theirs):
+            raise ValueError(f"{theirs} is of type {tensor.dtype}; it must be float16, bfloat16, float32 or float64")
+    config.check_file(tensors, names)
+    return names
+
+
+# --- GPT-2 -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class GPT2Config(Config):
+    kind, prefix, layers = "GPT-2", "transformer.", "n_layer"
+    only = {
+        "model_type": ("gpt2",),
+        "activation_function": ("gelu_new", "gelu_pytorch_tanh"),  # two names of GELU's tanh form
+        "layer_norm_epsilon": (EPSILON,),
+        "scale_attn_weights": (True,),
+        "scale_attn_by_inverse_layer_idx": (False,),
+        "add_cross_attention": (False,),
+    }
+
+    vocab_size: int = 50257
+    n_positions: int = 1024
+    n_embd: int = 768
+    n_layer: int = 12
+    n_head: int = 12
+    n_inner: int | None = None  # None: four times n_embd
+
+    def __post_init__(self):
+        self.check_counts("vocab_size", "n_positions", "n_embd", "n_layer", "n_head",
+                          *(() if self.n_inner is None else ("n_inner",)))
+        self.check_divides("n_head", "n_embd")
+
+    @property
+    def inner(self) -> int:
+        """The width between the two layers of the MLP."""
+        return 4 * self.n_embd if self.n_inner is None else self.n_inner
+
+    @functools.cached_property
+    def block(self) -> gpt2_block.Shape:
+        """The shape of each of its layers."""
+        return gpt2_block.Shape(self.n_embd, self.n_head, self.inner)
+
+    @property
+    def parameter_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Weights of linear layers are (in, out): rows times weights, nothing transposed."""
+        C = self.n_embd
+        found = {"wte.weight": (self.vocab_size, C), "wpe.weight": (self.n_positions, C)}
+        for layer in range(self.n_layer):
+            found |= {f"h.{layer}.{name}": shape for name, shape in self.block.parameters.items()}
+        return {**found, "ln_f.weight": (C,), "ln_f.bias": (C,)}
+
+    @property
+    def parameters(self) -> int:
+        """How many elements they have."""
+        first = shapes(replace(self, n_layer=1))
+        outside = sum(math.prod(shape) for name, shape in first.items() if not name.startswith("h."))
+        return outside + self.n_layer * sum(map(math.prod, self.block.parameters.values()))
+
+    @property
+    def size(self) -> str:
+        return f"{self.n_layer} layers, {self.n_embd} wide"
+
+
+# --- Llama and Qwen3 -------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class LlamaConfig(Config):
+    kind, prefix, layers = "Llama", "model.", "num_hidden_layers"
+    only = {
+        "model_type": ("llama",),
+        "hidden_act": ("silu", "swish"),  # two names of x * sigmoid(x)
+        "attention_bias": (False,),
+        "mlp_bias": (False,),
+        "sliding_window": (None,),
+        "partial_rotary_factor": (None, 1, 1.0),
+        "rope_interleaved": (False, None),
+        "quantization_config": (None,),
+    }
+    required = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
+
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int | None = None  # None: as many as there are heads of queries
+    head_dim: int | None = None  # None: hidden_size / num_attention_heads
+    max_position_embeddings: int = 2048
+    rms_norm_eps: float = 1e-6
+    rope_theta: float = 10_000.0
+    rope_scaling: Mapping | None = None  # as labkit.kernels.rope takes it; None: the angles as they are
+    tie_word_embeddings: bool = False
+
+    def __post_init__(self):
+        if self.num_key_value_heads is None:
+            object.__setattr__(self, "num_key_value_heads", self.num_attention_heads)
+        self.check_counts(*self.required, "num_key_value_heads", "max_position_embeddings")
+        if self.head_dim is None:
+            self.check_divides("num_attention_heads", "hidden_size")
+            object.__setattr__(self, "head_dim", self.hidden_size // self.num_attention_heads)
+        self.check_counts("head_dim")
+        if self.head_dim % 2:
+            raise ValueError(f"head_dim is {self.head_dim}; rotary positions take pairs, so it must be even")
+        if self.num_attention_heads % self.num_key_value_heads:
+            raise ValueError(f"num_attention_heads is {self.num_attention_heads}, which {self.num_key_value_heads} "
+                             f"heads of keys and values cannot share equally")
+        self.check_epsilon("rms_norm_eps")
+        if type(self.rope_theta) not in (int, float) or not 1 < self.rope_theta < math.inf:
+            raise ValueError(f"rope_theta is {short(self.rope_theta)}; it must be a number above 1")
+        self.check_flag("tie_word_embeddings")
+        object.__setattr__(self, "rope_scaling", self._checked_scaling())
+
+    @classmethod
+    def derived(cls, entries: Mapping) -> dict:
+        """rope_theta and rope_scaling: from rope_parameters, as transformers writes them since version 5, or from the
+        two keys of older files, which take precedence."""
+        kinds = entries.get("layer_types") or []
+        if any(kind != "full_attention" for kind in kinds):
+            raise ValueError(f"layer_types is {short(kinds)}; only 'full_attention' can be computed here")
+        for name in ("rope_scaling", "rope_parameters"):
+            if not isinstance(entries.get(name), Mapping | None):
+                raise ValueError(f"{name} is {short(entries[name])}; it must be an object or null")
+        scaling = dict(entries.get("rope_scaling") or entries.get("rope_parameters") or {})
+        theta = scaling.pop("rope_theta", None)
+        if theta is None:
+            theta = entries.get("rope_theta")
+        return {"rope_theta": 10_000.0 if theta is None else theta, "rope_scaling": scaling or None}
+
+    def _checked_scaling(self) -> dict | None:
+        """The scaling under the names of today; None for angles as they are."""
+        scaling = self.rope_scaling
+        if scaling is None:
+            return None
+        if not isinstance(scaling, Mapping):
+            raise ValueError(f"rope_scaling is {short(scaling)}; it must be an object or null")
+        found = {"rope_type": scaling.get("type", "default")} | {name: value for name, value in scaling.items()
+                                                                 if name != "type" and value is not None}
+        if found["rope_type"] == "llama3":
+            found.setdefault("original_max_position_embeddings", self.max_position_embeddings)
+        frequencies(self.head_dim, self.rope_theta, found)  # raises an error if invalid
+        return None if found["rope_type"] == "default" else found
+
+    @property
+    def qkv(self) -> int:
+        """The width of queries, keys and values as one product."""
+        return (self.num_attention_heads + 2 * self.num_key_value_heads) * self.head_dim
+
+    @property
+    def layer_parameters(self) -> dict[str, tuple[int, ...]]:
+        """Every parameter of a layer and its shape, as files hold them. Weights of linear layers are (out, in)."""
+        C, inner = self.hidden_size, self.intermediate_size
+        queries, keys = self.num_attention_heads * self.head_dim, self.num_key_value_heads * self.head_dim
+        return {
+            "input_layernorm.weight": (C,),
+            "self_attn.q_proj.weight": (queries, C),
+            "self_attn.k_proj.weight": (keys, C),
+            "self_attn.v_proj.weight": (keys, C),
+            "self_attn.o_proj.weight": (C, queries),
+            "post_attention_layernorm.weight": (C,),
+            "mlp.gate_proj.weight": (inner, C),
+            "mlp.up_proj.weight": (inner, C),
+            "mlp.down_proj.weight": (C, inner),
+        }
+
+    @property
+    def parameter_shapes(self) -> dict[str, tuple[int, ...]]:
+        found = {EMBEDDING: (self.vocab_size, self.hidden_size)}
+        for layer in range(self.num_hidden_layers):
+            found |= {f"layers.{layer}.{name}": shape for name, shape in self.layer_parameters.items()}
+        found["norm.weight"] = (self.hidden_size,)
+        return found if self.tie_word_embeddings else found | {HEAD: (self.vocab_size, self.hidden_size)}
+
+    @property
+    def parameters(self) -> int:
+        """How many elements they have; a table that is the head, too, is counted once."""
+        outside = (1 if self.tie_word_embeddings else 2) * self.vocab_size * self.hidden_size + self.hidden_size
+        return outside + self.num_hidden_layers * sum(map(math.prod, self.layer_parameters.values()))
+
+    @property
+    def size(self) -> str:
+        return f"{self.num_hidden_layers} layers, {self.hidden_size} wide"
+
+    def check_file(self, tensors, names) -> None:
+        prefix = names[EMBEDDING].removesuffix(EMBEDDING)
+        biases = [name for name in tensors if name.removeprefix(prefix) not in names and name.endswith(".bias")]
+        if biases:
+            raise ValueError(f"the file has {biases[0]}, a bias that the configuration does not speak of")
+        if HEAD in tensors and HEAD not in names and not np.array_equal(tensors[HEAD], tensors[names[EMBEDDING]]):
+            raise ValueError(f"tie_word_embeddings is true, but the file's {HEAD} is another table than its "
+                             f"{names[EMBEDDING]}")
+
+
+LLAMA_3_2_1B = LlamaConfig(
+    vocab_size=128_256, hidden_size=2048, intermediate_size=8192, num_hidden_layers=16, num_attention_heads=32,
+    num_key_value_heads=8, head_dim=64, max_position_embeddings=131_072, rms_norm_eps=1e-5, rope_theta=500_000.0,
+    rope_scaling={"rope_type": "llama3", "factor": 32.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+                  "original_max_position_embeddings": 8192}, tie_word_embeddings=True)
+
+
+@dataclass(frozen=True)
+class Qwen3Config(LlamaConfig):
+    kind = "Qwen3"
+    only = {
+        **{name: allowed for name, allowed in LlamaConfig.only.items()
+           if name not in ("attention_bias", "sliding_window")},
+        "model_type": ("qwen3",),
+        "use_sliding_window": (False,),  # sliding_window and max_window_layers say nothing then
+    }
+
+    head_dim: int | None = 128
+    attention_bias: bool = False
+
+    def __post_init__(self):
+        super().__post_init__()
+        self.check_flag("attention_bias")
+
+    @property
+    def layer_parameters(self) -> dict[str, tuple[int, ...]]:
+        found = super().layer_parameters
+        if self.attention_bias:
+            found |= {name.replace(".weight", ".bias"): shape[:1] for name, shape in found.items()
+                      if name.startswith("self_attn.")}
+        return found | {f"self_attn.{part}_norm.weight": (self.head_dim,) for part in "qk"}
+
+
+# --- BERT ------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class BertConfig(Config):
+    kind, prefix, layers = "BERT", "bert.", "num_hidden_layers"
+    only = {
+        "model_type": ("bert",),
+        "hidden_act": ("gelu",),  # the exact one, with erf
+        "position_embedding_type": ("absolute",),
+        "is_decoder": (False,),
+        "add_cross_attention": (False,),
+    }
+
+    vocab_size: int = 30522
+    max_position_embeddings: int = 512
+    type_vocab_size: int = 2
+    hidden_size: int = 384
+    num_hidden_layers: int = 6
+    num_attention_heads: int = 12
+    intermediate_size: int = 1536
+    layer_norm_eps: float = 1e-12
+
+    def __post_init__(self):
+        self.check_counts("vocab_size", "max_position_embeddings", "type_vocab_size", "hidden_size",
+                          "num_hidden_layers", "num_attention_heads", "intermediate_size")
+        self.check_epsilon("layer_norm_eps")
+        self.check_divides("num_attention_heads", "hidden_size")
+
+    @property
+    def products(self) -> tuple[tuple[int, int], ...]:
+        """(out, in) of a layer's four products, queries, keys and values being one."""
+        C, inner = self.hidden_size, self.intermediate_size
+        return (3 * C, C), (C, C), (inner, C), (C, inner)
+
+    @property
+    def parameter_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Weights of linear layers are (out, in)."""
+        C, inner = self.hidden_size, self.intermediate_size
+        found = {
+            "embeddings.word_embeddings.weight": (self.vocab_size, C),
+            "embeddings.position_embeddings.weight": (self.max_position_embeddings, C),
+            "embeddings.token_type_embeddings.weight": (self.type_vocab_size, C),
+            "embeddings.LayerNorm.weight": (C,), "embeddings.LayerNorm.bias": (C,),
+        }  # fmt: skip
+        for layer in range(self.num_hidden_layers):
+            of_layer = {f"attention.self.{part}": (C, C) for part in PARTS}
+            of_layer |= {"attention.output.dense": (C, C), "attention.output.LayerNorm": (C,),
+                         "intermediate.dense": (inner, C), "output.dense": (C, inner), "output.LayerNorm": (C,)}
+            for name, shape in of_layer.items():
+                found[f"encoder.layer.{layer}.{name}.weight"] = shape
+                found[f"encoder.layer.{layer}.{name}.bias"] = shape[:1]
+        return found
