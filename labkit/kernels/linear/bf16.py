@@ -14,13 +14,13 @@ On a GPU, bfloat16, K a multiple of 8:
                      other GPUs by mma.sync: rounded outputs in tiles (matmul/mma.py), SwiGLU and float32 outputs
                      streamed, 32 rows at a time
 
-What does not fit, and float32, is computed by a warp for each output; on the CPU device by a thread.
+Other shapes, and float32, are computed by a warp for each output; on the CPU device by a thread.
 
-These limits were measured on an H200, in a decoder's step, where a kernel begins while the one before it ends.
+These limits were measured on an H200, in a decoder's step, where a kernel begins while the previous one ends.
 
-The last bits. The order of additions in an output depends on the shape of the weights and on the kernel, never on the
-rest of a batch. So it changes where the kernel does, at the numbers of rows above, and for layers whose K several
-blocks share at 64, 128 and 192 rows; it is the same for any number in between. On the CPU device it never changes.
+Bitwise reproducibility. The order of additions in an output depends on the shape of the weights and on the kernel,
+never on the rest of a batch. So it changes where the kernel does, at the numbers of rows above, and for layers with a
+split K at 64, 128 and 192 rows; it is the same for any number in between. On the CPU device it never changes.
 """
 
 import functools
@@ -62,10 +62,10 @@ from labkit.kernels.matmul.wgmma import (
 )
 from labkit.kernels.op import missing, rung
 
-FEW = 8  # tokens up to which weights are streamed
-FEW_OF_A_SMALL_LAYER = 32
-SMALL = 8192  # rows of weights of a layer that has fewer tiles than an H200 has SMs
-LONG = 4096  # K from which on it pays for a small layer to share it among blocks
+MAX_STREAMED = 8  # tokens up to which weights are streamed
+MAX_STREAMED_SMALL = 32
+SMALL_ROWS = 8192  # rows of weights, below which a layer has fewer tiles than an H200 has SMs
+LONG_DEPTH = 4096  # K from which on a small layer is faster with K split among blocks
 
 
 # --- Any shape --------------------------------------------------------------------------------------------------------
@@ -90,7 +90,7 @@ def linear_swiglu(x, gate_up, out, stream=0):
 
 
 def arrange_gate_up(gate: np.ndarray, up: np.ndarray) -> np.ndarray:
-    """The weights that linear_swiglu takes, of gate and up (N, K), on the host: eight rows of gate, the eight of up,
+    """Return the weights for linear_swiglu, of gate and up (N, K), on the host: eight rows of gate, the eight of up,
     the next eight of gate, and so on, (2N, K). Where N is no multiple of 8, rows of zeros fill the last eight of both.
 
     So a tile of 16 rows on the tensor cores has gate and up of eight outputs, both in the registers of one thread.
@@ -108,7 +108,7 @@ def arrange_gate_up(gate: np.ndarray, up: np.ndarray) -> np.ndarray:
 
 
 def _pick(x, weight, out, bias, swiglu: bool = False):
-    """A launcher (x, weight, bias, out, elements, stream)."""
+    """Return a launcher (x, weight, bias, out, elements, stream)."""
     wide = loads_whole(x, weight)
     options = {"swiglu": True} if swiglu else {}
     if not device.on_gpu():
@@ -119,11 +119,11 @@ def _pick(x, weight, out, bias, swiglu: bool = False):
         return functools.partial(by_warp, **options)
     tokens, rows = x.shape[0], weight.shape[0]
     floats = np.dtype(out.dtype) == np.float32
-    small, long = rows < SMALL, weight.shape[1] >= LONG
-    if tokens <= (FEW_OF_A_SMALL_LAYER if small and not long else FEW) or missing(MMA):
+    small, long = rows < SMALL_ROWS, weight.shape[1] >= LONG_DEPTH
+    if tokens <= (MAX_STREAMED_SMALL if small and not long else MAX_STREAMED) or missing(MMA):
         return functools.partial(by_tensor_cores if not missing(MMA) else by_warp, **options)
     if tokens <= MOST_TOKENS and bias is None and not missing(HOPPER):
-        return functools.partial(left, **options)
+        return functools.partial(swap_ab, **options)
     if out.shape[1] % 8 or not aligned(out):
         return functools.partial(by_tensor_cores, **options)
     if missing(HOPPER) or (floats and bias is not None):
@@ -131,7 +131,7 @@ def _pick(x, weight, out, bias, swiglu: bool = False):
     return specialised_swiglu if swiglu else specialised_floats if floats else specialised
 
 
-def left(x, weight, bias, out, elements=None, *, swiglu: bool = False, stream=0):
+def swap_ab(x, weight, bias, out, elements=None, *, swiglu: bool = False, stream=0):
     multiply_swap_ab(x, weight, out, swiglu=swiglu, stream=stream)
 
 
@@ -148,7 +148,7 @@ def specialised_swiglu(x, gate_up, bias, out, elements=None, stream=0):
 
 
 def pipelined(x, weight, bias, out, elements=None, stream=0):
-    """By mma.sync, bfloat16 in and out."""
+    """Multiply by mma.sync, bfloat16 in and out."""
     sizes = check_product(x, weight, bias, None, out, weights=True, dtype=np.uint16, out_dtype=np.uint16)
     kernel = make_pipelined(pipelined_tile(*sizes), weights=True, bias=bias is not None, bf16=True, bf16_out=True)
     launch(kernel, x, weight, bias, None, out, stream)
@@ -176,7 +176,7 @@ def linear_bf16_wgmma(x, weight, out, stream=0):
 
 @rung(kernel=swap_ab_kernels(), needs=HOPPER, idea=IDEA_SWAP_AB, sizes=SIZES_SWAP_AB)
 def linear_bf16_left(x, weight, out, stream=0):
-    """For some tens of rows: the time is that of reading the weights, of which 128 rows are a tile."""
+    """For some tens of rows, where reading the weights takes the time: a tile has 128 rows of them."""
     check_linear(x, weight, None, out)
     check_swap_ab(x, weight)
     multiply_swap_ab(x, weight, out, stream=stream)
@@ -201,14 +201,14 @@ def linear_swiglu_streamed(x, gate_up, out, stream=0):
 @rung(kernel=tuple(make_wgmma_specialised(tile, weights=True, bias=False, activation=unchanged, bf16=True, swiglu=True)
                    for tile in SWIGLU_TILES), needs=HOPPER, sizes=SIZES, idea=IDEA_WGMMA)
 def linear_swiglu_wgmma(x, gate_up, out, stream=0):
-    """For many rows: SwiGLU while the next tile is copied. The output is half as wide, which
-    leaves shared memory for a stage more."""
+    """For many rows: SwiGLU while the next tile is copied. The output is half as wide, which leaves shared memory for
+    another stage."""
     specialised_swiglu(x, gate_up, None, out, stream=stream)
 
 
 @rung(kernel=swap_ab_kernels(swiglu=True), needs=HOPPER, idea=IDEA_SWAP_AB, sizes=SIZES_SWAP_AB)
 def linear_swiglu_left(x, gate_up, out, stream=0):
-    """As linear_bf16_left: a thread has eight outputs' gates and their ups among its accumulators."""
+    """As linear_bf16_left: a thread has the gates and ups of its outputs among its accumulators."""
     check_linear(x, gate_up, None, out, swiglu=True)
     check_swap_ab(x, gate_up)
     multiply_swap_ab(x, gate_up, out, swiglu=True, stream=stream)
@@ -233,13 +233,13 @@ def lm_head_streamed(x, weight, out, stream=0):
 @rung(kernel=tuple(make_wgmma_specialised(tile, weights=True, bias=False, activation=unchanged, bf16=True, floats=True)
                    for tile in TILES), needs=HOPPER, sizes=SIZES, idea=IDEA_WGMMA)
 def lm_head_wgmma(x, weight, out, stream=0):
-    """For many rows: tiles, whose threads store their accumulators as they are."""
+    """For many rows: tiles, whose threads store their accumulators unrounded."""
     specialised_floats(x, weight, None, out, stream=stream)
 
 
 @rung(kernel=swap_ab_kernels(floats=True), needs=HOPPER, idea=IDEA_SWAP_AB, sizes=SIZES_SWAP_AB)
 def lm_head_left(x, weight, out, stream=0):
-    """As linear_bf16_left; accumulators are stored as they are."""
+    """As linear_bf16_left; accumulators are stored unrounded."""
     check_linear(x, weight, None, out)
     check_swap_ab(x, weight)
     multiply_swap_ab(x, weight, out, stream=stream)
@@ -259,13 +259,13 @@ def linear_bf16_reference(x, weight):
 
 
 def gate_and_up(products: np.ndarray) -> tuple:
-    """The columns of gates and those of ups, each (T, N rounded up to a multiple of 8), of x @ gate_up.T."""
-    apart = products.reshape(products.shape[0], -1, 2, GROUP)
-    return tuple(apart[:, :, which].reshape(products.shape[0], -1) for which in range(2))
+    """Return the columns of gates and those of ups, each (T, N rounded up to a multiple of 8), of x @ gate_up.T."""
+    groups = products.reshape(products.shape[0], -1, 2, GROUP)
+    return tuple(groups[:, :, i].reshape(products.shape[0], -1) for i in range(2))
 
 
 def silu(x):
-    """x / (1 + exp(-x)), without an exponential that overflows."""
+    """Return x / (1 + exp(-x)), without an exponential that overflows."""
     return x * np.exp(np.minimum(x, 0)) / (1 + np.exp(-np.abs(x)))
 
 

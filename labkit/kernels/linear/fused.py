@@ -1,4 +1,4 @@
-"""GPT-2's linear layers with what follows them, in one kernel: out = x @ weights + bias, then GELU, then a residual.
+"""GPT-2's linear layers with their epilogues, in one kernel: out = x @ weights + bias, then GELU, then a residual.
 
 Shapes  x (M, K), weights (K, N), bias (N,), residual and out (M, N); all float32, or (tiled only) all float16
 Sizes   any. pipelined moves 128 bits at a time where N is a multiple of 128 and K of 16, as in every GPT-2
@@ -7,13 +7,13 @@ Source  torch.nn.functional.linear; NVIDIA CUTLASS, "Efficient GEMM in CUDA", fo
 
 gelu is False, True for the tanh form of GPT-2, or "erf" for the exact one of BERT.
 
-What follows a product is done while its accumulators are still in registers: GELU after a product of its own reads and
-writes M*N numbers again, a residual as well. residual may be `out`: each element is read by the thread that writes it.
+The epilogue runs while the product's accumulators are still in registers: GELU as a kernel of its own reads and
+writes M*N elements again, a residual as well. residual may be `out`: each element is read by the thread that writes it.
 
-A product with few tiles leaves SMs idle: 128 x 768 elements are 6 tiles of 128 x 128, and an H200
-has 132 SMs. Split-K gives the K of one tile to several blocks. Each writes its part of the sums, and a
-second kernel adds the parts up, always in the same order, and does what follows. The number of parts
-is chosen by a model: the time of the busiest SM against the bytes of the parts.
+A product with few tiles leaves SMs idle: 128 x 768 elements are 6 tiles of 128 x 128, and an H200 has 132 SMs. Split-K
+divides the K of one tile among several blocks. Each writes its partial sums, and a second kernel reduces them, always
+in the same order, and runs the epilogue. The number of splits is chosen by a model: the time of the busiest SM against
+the bytes of the partial sums.
 """
 
 import functools
@@ -28,13 +28,13 @@ from labkit.kernels.arguments import aligned, blocks_for, check_array, dynamic_s
 from labkit.kernels.gelu import gelu_erf, gelu_erf_reference, gelu_sigmoid, gelu_tanh_reference
 from labkit.kernels.matmul.float32_tiles import (
     A_STRIDE,
+    BLOCK_K,
+    BLOCK_TILE,
     IN_FLIGHT,
     PAIR,
     RING,
     STAGES,
-    STEPS,
     STRIDE,
-    WIDE,
     add_products_serpentine,
     copy_pair_guarded,
     read_eight,
@@ -55,7 +55,7 @@ def fused_reference(x, weights, bias, residual=None, *, gelu=False):
 
 @functools.cache
 def make_epilogue(gelu: bool, residual: bool):
-    """A device function: a sum of products becomes an element of out."""
+    """A device function: turn a sum of products into an element of out."""
 
     @cuda.jit(device=True)
     def epilogue(total, bias_of, residual_of, row, col):
@@ -73,7 +73,7 @@ GELUS = {False: None, True: gelu_sigmoid, "erf": gelu_erf}
 
 
 def gelu_of(gelu: bool | str):
-    """The device function that `gelu` asks for; None without."""
+    """Return the device function for `gelu`, or None."""
     if gelu not in GELUS:
         raise ValueError(f"gelu is {gelu!r}; False, True (its tanh form) and 'erf' (the exact one) are allowed")
     return GELUS[gelu]
@@ -81,15 +81,15 @@ def gelu_of(gelu: bool | str):
 
 @functools.cache
 def epilogue_for(gelu: bool | str, residual: bool):
-    """make_epilogue's; with gelu="erf" the same with the exact GELU."""
-    exact = gelu_of(gelu)
-    if exact is not gelu_erf:
+    """Return the function of make_epilogue; with gelu="erf" the same with the exact GELU."""
+    activation = gelu_of(gelu)
+    if activation is not gelu_erf:
         return make_epilogue(gelu, residual)
     add_bias = make_epilogue(False, False)
 
     @cuda.jit(device=True)
     def epilogue(total, bias_of, residual_of, row, col):
-        value = exact(add_bias(total, bias_of, residual_of, row, col))
+        value = activation(add_bias(total, bias_of, residual_of, row, col))
         if residual:
             value += float32(residual_of[row, col])
         return value
@@ -120,7 +120,7 @@ def make_fused_naive(gelu: bool | str, residual: bool):
 
 
 def fused_naive(x, weights, bias, out, *, residual=None, gelu=False, parts=None, stream=0):
-    """One thread computes one element, and does what follows with it. Neighbours read neighbouring weights."""
+    """One thread computes one element and its epilogue. Neighbours read neighbouring weights."""
     check_fused(x, weights, bias, residual, out)
     kernel = make_fused_naive(gelu, residual is not None)
     kernel[-(-out.size // BLOCK), BLOCK, stream](x, weights, bias, out if residual is None else residual, out)
@@ -156,37 +156,36 @@ def make_fused_tiled(gelu: bool | str, residual: bool):
 
 
 def fused_tiled(x, weights, bias, out, *, residual=None, gelu=False, parts=None, stream=0):
-    """As naive, but from 16 x 16 tiles in shared memory: a number is fetched once for 16 uses."""
+    """As naive, but from 16 x 16 tiles in shared memory: an element is fetched once for 16 uses."""
     rows, cols, _ = check_fused(x, weights, bias, residual, out)
     kernel = make_fused_tiled(gelu, residual is not None)
     kernel[blocks_for((rows, cols), (TILE, TILE)), (TILE, TILE), stream](
         x, weights, bias, out if residual is None else residual, out)
 
 
-# --- The pipeline of the matmul ladder, its K in parts ----------------------------------------------------------------
+# --- The pipeline of the matmul ladder, with split-K ------------------------------------------------------------------
 
 
 @cuda.jit(device=True)
-def copy_pair_rows(shared, fill, a, a_row, a_col, b, b_row, b_col):
-    """As matmul's copy_pair, but rows beyond the last of a are zeros: any number of tokens."""
+def copy_pair_any_rows(shared, fill, a, a_row, a_col, b, b_row, b_col):
+    """As matmul's copy_pair, but with zeros for rows beyond the last of a: for any number of tokens."""
     rows, depth, cols = u32.shape(a)[0], u32.shape(a)[1], u32.shape(b)[1]
-    a_to = fill + a_col % STEPS * STRIDE + a_row % WIDE
-    b_to = fill + b_row % STEPS * STRIDE + A_STRIDE + b_col % WIDE
+    a_dst = fill + a_col % BLOCK_K * STRIDE + a_row % BLOCK_TILE
+    b_dst = fill + b_row % BLOCK_K * STRIDE + A_STRIDE + b_col % BLOCK_TILE
     for i in u32.range(8):
         row = a_row + 16 * i
         inside = row < rows
-        ptx.cp_async_4(shared, a_to + 16 * i,
-                       a, row * depth + a_col if inside else 0, 4 if inside else 0)
-    b_from = b_row * cols + b_col
+        ptx.cp_async_4(shared, a_dst + 16 * i, a, row * depth + a_col if inside else 0, 4 if inside else 0)
+    b_src = b_row * cols + b_col
     for i in u32.range(2):
-        ptx.cp_async_16(shared, b_to + 8 * i * STRIDE, b, b_from + 8 * i * cols, 16)
+        ptx.cp_async_16(shared, b_dst + 8 * i * STRIDE, b, b_src + 8 * i * cols, 16)
 
 
 @kernel_factory
 def make_fused_pipelined(exact: bool, split: bool, gelu: bool | str, residual: bool):
-    """exact: N is a multiple of 128, K of 16, and all begin at multiples of 16 bytes. split: out is (parts, M, N), and
-    a block computes one part of its tile's output, `slice_` steps along K; no epilogue here."""
-    copy = copy_pair_rows if exact else copy_pair_guarded
+    """exact: N is a multiple of 128, K of 16, and all begin at multiples of 16 bytes. split: out is (splits, M, N), and
+    a block computes one split of its tile, `k_per_split` steps along K, without the epilogue."""
+    copy = copy_pair_any_rows if exact else copy_pair_guarded
     epilogue = epilogue_for(gelu, residual)
 
     @cuda.jit(device=True)
@@ -205,19 +204,19 @@ def make_fused_pipelined(exact: bool, split: bool, gelu: bool | str, residual: b
                     out[row, col + i] = epilogue(acc[n + i], bias, residual_of, row, col + i)
 
     @cuda.jit(device=True)
-    def store_four_of_part(acc, n, out, part, row, col):
+    def store_four_partials(acc, n, out, split_idx, row, col):
         rows, cols = u32.shape(out)[1], u32.shape(out)[2]
         if exact:
             if row < rows:
-                ptx.store_global4(out, (part * rows + row) * cols + col,
+                ptx.store_global4(out, (split_idx * rows + row) * cols + col,
                                   acc[n], acc[n + 1], acc[n + 2], acc[n + 3])
         else:
             for i in u32.range(4):
                 if row < rows and col + i < cols:
-                    out[part, row, col + i] = acc[n + i]
+                    out[split_idx, row, col + i] = acc[n + i]
 
     @cuda.jit(launch_bounds=(256, 2))
-    def fused_pipelined_kernel(a, b, bias, residual_of, out, slice_):
+    def fused_pipelined_kernel(a, b, bias, residual_of, out, k_per_split):
         shared = cuda.shared.array(0, float32)
         acc = cuda.local.array(64, float32)
         a_even = cuda.local.array(8, float32)
@@ -226,68 +225,68 @@ def make_fused_pipelined(exact: bool, split: bool, gelu: bool | str, residual: b
         b_odd = cuda.local.array(8, float32)
         thread = u32.threadIdx.x
         lane, warp = thread % 32, thread // 32
-        top = u32.blockIdx.x * WIDE
-        left = u32.blockIdx.y * WIDE
-        part = u32.blockIdx.z
-        start = part * slice_
-        depth = min(start + slice_, u32.shape(a)[1])  # where this part ends
-        # Its thread tile: 2 x 4 warps, each with a tile of 64 x 32, in each of them 8 x 4 lanes.
+        row0 = u32.blockIdx.x * BLOCK_TILE
+        col0 = u32.blockIdx.y * BLOCK_TILE
+        split_idx = u32.blockIdx.z
+        start = split_idx * k_per_split
+        depth = min(start + k_per_split, u32.shape(a)[1])  # where this split ends
+        # The thread tile: 2 x 4 warps, each with a tile of 64 x 32, made of 8 x 4 lanes.
         row = warp // 4 * 64 + lane // 4 * 4
         col = warp % 4 * 32 + lane % 4 * 4
-        # What it copies.
-        a_row, a_col = top + thread // STEPS, start + thread % STEPS
-        b_row, b_col = start + thread // 32, left + thread % 32 * 4
+        # What this thread copies.
+        a_row, a_col = row0 + thread // BLOCK_K, start + thread % BLOCK_K
+        b_row, b_col = start + thread // 32, col0 + thread % 32 * 4
         for i in u32.range(64):
             acc[i] = ZERO
 
-        ahead, fill = start, 0  # how far the copies have come in K, and in the ring
+        next_k, fill = start, 0  # where the next copies begin, in K and in the ring
         for _ in range(STAGES - 1):
-            if ahead < depth:
+            if next_k < depth:
                 copy(shared, fill, a, a_row, a_col, b, b_row, b_col)
             ptx.cp_async_commit()  # a group may be empty: what counts is that there is one for each pair
-            ahead, fill = ahead + STEPS, fill + PAIR
-            a_col, b_row = a_col + STEPS, b_row + STEPS
+            next_k, fill = next_k + BLOCK_K, fill + PAIR
+            a_col, b_row = a_col + BLOCK_K, b_row + BLOCK_K
         ptx.cp_async_wait(IN_FLIGHT)
         cuda.syncthreads()  # the first pair is complete
-        a_at, b_at = row, A_STRIDE + col
-        read_eight(shared, a_at, 32, a_even)
-        read_eight(shared, b_at, 16, b_even)
+        a_offset, b_offset = row, A_STRIDE + col
+        read_eight(shared, a_offset, 32, a_even)
+        read_eight(shared, b_offset, 16, b_even)
 
         while start < depth:
-            if ahead < depth:
+            if next_k < depth:
                 copy(shared, fill, a, a_row, a_col, b, b_row, b_col)
             ptx.cp_async_commit()
-            ahead, fill = ahead + STEPS, fill + PAIR
-            a_col, b_row = a_col + STEPS, b_row + STEPS
+            next_k, fill = next_k + BLOCK_K, fill + PAIR
+            a_col, b_row = a_col + BLOCK_K, b_row + BLOCK_K
             if fill == RING:
                 fill = 0
-            two_steps(shared, a_at, b_at, 0, acc, a_even, b_even, a_odd, b_odd)
-            two_steps(shared, a_at, b_at, 2, acc, a_even, b_even, a_odd, b_odd)
-            two_steps(shared, a_at, b_at, 4, acc, a_even, b_even, a_odd, b_odd)
-            two_steps(shared, a_at, b_at, 6, acc, a_even, b_even, a_odd, b_odd)
-            two_steps(shared, a_at, b_at, 8, acc, a_even, b_even, a_odd, b_odd)
-            two_steps(shared, a_at, b_at, 10, acc, a_even, b_even, a_odd, b_odd)
-            two_steps(shared, a_at, b_at, 12, acc, a_even, b_even, a_odd, b_odd)
-            read_eight(shared, a_at + 15 * STRIDE, 32, a_odd)
-            read_eight(shared, b_at + 15 * STRIDE, 16, b_odd)
+            two_steps(shared, a_offset, b_offset, 0, acc, a_even, b_even, a_odd, b_odd)
+            two_steps(shared, a_offset, b_offset, 2, acc, a_even, b_even, a_odd, b_odd)
+            two_steps(shared, a_offset, b_offset, 4, acc, a_even, b_even, a_odd, b_odd)
+            two_steps(shared, a_offset, b_offset, 6, acc, a_even, b_even, a_odd, b_odd)
+            two_steps(shared, a_offset, b_offset, 8, acc, a_even, b_even, a_odd, b_odd)
+            two_steps(shared, a_offset, b_offset, 10, acc, a_even, b_even, a_odd, b_odd)
+            two_steps(shared, a_offset, b_offset, 12, acc, a_even, b_even, a_odd, b_odd)
+            read_eight(shared, a_offset + 15 * STRIDE, 32, a_odd)
+            read_eight(shared, b_offset + 15 * STRIDE, 16, b_odd)
             add_products_serpentine(acc, a_even, b_even)
 
             ptx.cp_async_wait(IN_FLIGHT)
             cuda.syncthreads()  # the next pair is complete; and this one has been read by all, and may be filled again
-            a_at, b_at = a_at + PAIR, b_at + PAIR
-            if a_at >= RING:
-                a_at, b_at = row, A_STRIDE + col
-            read_eight(shared, a_at, 32, a_even)
-            read_eight(shared, b_at, 16, b_even)
+            a_offset, b_offset = a_offset + PAIR, b_offset + PAIR
+            if a_offset >= RING:
+                a_offset, b_offset = row, A_STRIDE + col
+            read_eight(shared, a_offset, 32, a_even)
+            read_eight(shared, b_offset, 16, b_even)
             add_products_serpentine(acc, a_odd, b_odd)
-            start += STEPS
+            start += BLOCK_K
 
         for i in u32.range(8):
-            out_row = top + row + (i // 4 * 32 + i % 4)
+            out_row = row0 + row + (i // 4 * 32 + i % 4)
             for j in u32.range(0, 8, 4):
-                out_col = left + col + j * 4
+                out_col = col0 + col + j * 4
                 if split:
-                    store_four_of_part(acc, i * 8 + j, out, part, out_row, out_col)
+                    store_four_partials(acc, i * 8 + j, out, split_idx, out_row, out_col)
                 else:
                     store_four(acc, i * 8 + j, bias, residual_of, out, out_row, out_col)
 
@@ -296,61 +295,61 @@ def make_fused_pipelined(exact: bool, split: bool, gelu: bool | str, residual: b
 
 @kernel_factory
 def make_add_parts(count: int, gelu: bool | str, residual: bool):
-    """`count` is known to the compiler, so that a thread loads all its parts before it waits for the first."""
+    """count: of splits, known to the compiler, so that a thread loads all partials before it waits for the first."""
     epilogue = epilogue_for(gelu, residual)
-    COUNT = count
+    SPLITS = count
 
     @cuda.jit
-    def add_parts_kernel(parts, bias, residual_of, out):
+    def add_parts_kernel(partials, bias, residual_of, out):
         i = u32.grid(1)
         size, cols = u32.size(out), u32.shape(out)[1]
         if i < size:
             row = i // cols
             total = ZERO
-            for part in u32.range(COUNT):  # always in this order: the same sum every time
-                total += parts[i + part * size]
+            for split_idx in u32.range(SPLITS):  # always in this order: the same sum every time
+                total += partials[i + split_idx * size]
             col = i - row * cols
             out[row, col] = epilogue(total, bias, residual_of, row, col)
 
     return add_parts_kernel
 
 
-SLOWNESS = 86e-9  # seconds in which a multiprocessor takes 128 x 128 elements one step along K, at 50 TFLOP/s together
-FILLING = 40  # steps of K that a block costs besides its own: until the first tiles are there, and storing
-BANDWIDTH = 3.5e12  # bytes a second, parts written and read
+STEP_SECONDS = 86e-9  # for a step along K of a tile of 128 x 128 on one SM, at 50 TFLOP/s for all
+OVERHEAD_STEPS = 40  # a block's overhead in steps of K: filling the pipeline, and the epilogue
+BANDWIDTH = 3.5e12  # bytes a second, partial sums written and read
 SECOND_LAUNCH = 2e-6
 
 
 def seconds_between(parts: int, rows: int, cols: int) -> float:
-    """What dividing K among `parts` costs: their sums are written, and read by a second launch."""
+    """Return the cost of splitting K into `parts`: their sums are written, then read by a second launch."""
     return 0.0 if parts == 1 else 8 * parts * rows * cols / BANDWIDTH + SECOND_LAUNCH
 
 
 @functools.cache
 def parts_of(rows: int, cols: int, depth: int) -> tuple[int, int]:
-    """(parts, steps of K in each) with which a product finishes first, by the model whose constants stand above."""
-    tiles = -(-rows // WIDE) * -(-cols // WIDE)
+    """Return (splits, steps of K in each) with which a product finishes first, by the model of the constants above."""
+    tiles = -(-rows // BLOCK_TILE) * -(-cols // BLOCK_TILE)
 
     def cost(parts):
         rounds = -(-tiles * parts // device.sm_count())
-        return rounds * (slice_of(parts) + FILLING) * SLOWNESS + seconds_between(parts, rows, cols)
+        return rounds * (slice_of(parts) + OVERHEAD_STEPS) * STEP_SECONDS + seconds_between(parts, rows, cols)
 
     def slice_of(parts):
-        return -(-depth // (parts * STEPS)) * STEPS
+        return -(-depth // (parts * BLOCK_K)) * BLOCK_K
 
     best = min(range(1, max(1, min(32, depth // 32)) + 1), key=cost)
-    return -(-depth // slice_of(best)), slice_of(best)  # no part without a step
+    return -(-depth // slice_of(best)), slice_of(best)  # no split is empty
 
 
 def scratch_size(rows: int, cols: int, depth: int) -> int:
-    """float32 numbers that fused_pipelined needs for its parts; 0 where K is not split."""
+    """Return how many float32 elements fused_pipelined needs for its partial sums; 0 where K is not split."""
     parts, _ = parts_of(rows, cols, depth)
     return 0 if parts == 1 else parts * rows * cols
 
 
 def fused_pipelined(x, weights, bias, out, *, residual=None, gelu=False, parts=None, stream=0):
     """As tiled, but with the pipeline of the matmul ladder: 128 x 128 elements a block, 8 x 8 a thread, cp.async two
-    tiles ahead. Where tiles are few, their K is split. `parts` is memory for that, scratch_size(M, N, K) numbers;
+    tiles ahead. Where tiles are few, their K is split. `parts` is memory for that, scratch_size(M, N, K) elements;
     without it memory is allocated at each call."""
     rows, cols, depth = check_fused(x, weights, bias, residual, out)
     count, slice_ = parts_of(rows, cols, depth)
@@ -358,19 +357,19 @@ def fused_pipelined(x, weights, bias, out, *, residual=None, gelu=False, parts=N
     if count > 1:
         parts = memory_for(parts, count, rows, cols)
         target = parts.reshape(count, rows, cols)
-    exact = cols % WIDE == 0 and depth % STEPS == 0 and aligned(x, weights, target)
-    here = (gelu, residual is not None) if count == 1 else (False, False)
-    kernel = make_fused_pipelined(exact, count > 1, *here)
+    exact = cols % BLOCK_TILE == 0 and depth % BLOCK_K == 0 and aligned(x, weights, target)
+    epilogue = (gelu, residual is not None) if count == 1 else (False, False)
+    kernel = make_fused_pipelined(exact, count > 1, *epilogue)
     arguments = (x, weights, bias, out if residual is None else residual, target, np.uint32(slice_))
     dynamic_shared(kernel, 4 * RING, *arguments)
-    grid = (*blocks_for((rows, cols), (WIDE, WIDE)), count)
+    grid = (*blocks_for((rows, cols), (BLOCK_TILE, BLOCK_TILE)), count)
     kernel[grid, 256, stream, 4 * RING](*arguments)
     if count > 1:
         add_parts(parts, bias, residual, out, count, gelu, stream)
 
 
 def memory_for(parts, count: int, rows: int, cols: int):
-    """The first count * rows * cols numbers of `parts`; if that is None, of memory that is allocated for this call."""
+    """Return the first count * rows * cols elements of `parts`, or new memory of that size if it is None."""
     needed = count * rows * cols
     if parts is None:
         return graphs.keep(cuda.device_array(needed, np.float32))
@@ -381,13 +380,13 @@ def memory_for(parts, count: int, rows: int, cols: int):
 
 
 def add_parts(parts, bias, residual, out, count: int, gelu: bool | str, stream) -> None:
-    """out = the sum of `count` parts and the bias, then GELU, then + residual."""
+    """out = the sum of `count` partial sums and the bias, then GELU, then + residual."""
     add = make_add_parts(count, gelu, residual is not None)
     add[-(-out.size // BLOCK), BLOCK, stream](parts, bias, out if residual is None else residual, out)
 
 
 def check_fused(x, weights, bias, residual, out, dtype=None) -> tuple:
-    """(rows, cols, depth), or an error that names the argument."""
+    """Return (rows, cols, depth), or raise an error that names the argument."""
     dtype = np.dtype(getattr(x, "dtype", np.float32)) if dtype is None else np.dtype(dtype)
     if dtype not in (np.float32, np.float16):
         raise TypeError(f"x has dtype {dtype}; float32 and float16 are allowed")

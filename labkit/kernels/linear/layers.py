@@ -1,4 +1,4 @@
-"""Linear layers, out = x @ weights.T + bias, and what may follow before out is written: GELU, or a residual.
+"""Linear layers, out = x @ weights.T + bias, with an optional epilogue: GELU, or a residual.
 
 Shapes  x (M, K), weights (N, K), bias (N,), residual (M, N), out (M, N); float16 with accumulators in float32, or
         all float32
@@ -6,8 +6,8 @@ Sizes   any for naive, tiled and tensor_core; K and N multiples of 8 for the oth
 Work    2*M*N*K flop; at least 2*(M*K + N*K + M*N) bytes and the bias
 Source  PTX ISA, "Matrix Fragments for mma.m16n8k16"; torch.nn.functional.linear
 
-PyTorch keeps weights as (out features, in features). A row of them is a column of the product's right factor, in the
-layout in which mma.sync wants that factor: nothing has to be transposed. See matmul_half for what lanes hold.
+PyTorch stores weights as (out features, in features). A row of them is a column of the product's right factor, in the
+layout that mma.sync needs: nothing has to be transposed. See matmul_half for what lanes hold.
 """
 
 import numpy as np
@@ -17,7 +17,7 @@ from labkit import cuda, device, u32
 from labkit.device import ptx
 from labkit.kernels.arguments import blocks_for
 from labkit.kernels.gelu import gelu_erf, gelu_erf_reference, gelu_sigmoid, gelu_tanh, gelu_tanh_reference
-from labkit.kernels.matmul.half import SIZES, pair_in_row, tolerance_f16_accumulators
+from labkit.kernels.matmul.half import SIZES, load_row_pair, tolerance_f16_accumulators
 from labkit.kernels.matmul.mma import MMA, Tile, add_product, check_product, launch, make_pipelined, make_staged
 from labkit.kernels.matmul.wgmma import (
     linear_wgmma_specialised,
@@ -75,7 +75,7 @@ def linear_naive_kernel(x, weights, bias, out):
 @cuda.jit
 def linear_tiled_kernel(x, weights, bias, out):
     x_tile = cuda.shared.array((TILE, TILE), float32)
-    w_tile = cuda.shared.array((TILE, PITCH), float32)  # threads read down it, each from another bank
+    w_tile = cuda.shared.array((TILE, PITCH), float32)  # read along columns, each thread from another bank
     tx, ty = u32.threadIdx.x, u32.threadIdx.y
     col0 = u32.blockIdx.x * TILE
     row, col = u32.blockIdx.y * TILE + ty, col0 + tx
@@ -130,26 +130,26 @@ def linear_tensor_core_kernel(x, weights, bias, out):
     lane, warp = thread % 32, thread // 32
     row = u32.blockIdx.y * 32 + warp // 2 * 16  # of this warp's 16 x 16 tile
     col = u32.blockIdx.x * 32 + warp % 2 * 16
-    down, right = lane // 4, lane % 4 * 2
+    group_id, pair = lane // 4, lane % 4 * 2
     rows, depth, cols = u32.shape(x)[0], u32.shape(x)[1], u32.shape(weights)[0]
     acc = cuda.local.array(8, float32)
     for i in range(8):
         acc[i] = float32(0.0)
     for k in u32.range(0, depth, 16):
-        a0 = pair_in_row(x, row + down, k + right)
-        a1 = pair_in_row(x, row + down + 8, k + right)
-        a2 = pair_in_row(x, row + down, k + right + 8)
-        a3 = pair_in_row(x, row + down + 8, k + right + 8)
+        a0 = load_row_pair(x, row + group_id, k + pair)
+        a1 = load_row_pair(x, row + group_id + 8, k + pair)
+        a2 = load_row_pair(x, row + group_id, k + pair + 8)
+        a3 = load_row_pair(x, row + group_id + 8, k + pair + 8)
         for j in u32.range(2):  # column n of the right factor is row n of the weights
-            b0 = pair_in_row(weights, col + down + 8 * j, k + right)
-            b1 = pair_in_row(weights, col + down + 8 * j, k + right + 8)
+            b0 = load_row_pair(weights, col + group_id + 8 * j, k + pair)
+            b1 = load_row_pair(weights, col + group_id + 8 * j, k + pair + 8)
             add_product(acc, 4 * j, a0, a1, a2, a3, b0, b1)
     for j in u32.range(2):
-        for below in u32.range(2):
-            for beside in u32.range(2):
-                r, c = row + down + 8 * below, col + (8 * j + beside) + right
+        for row_half in u32.range(2):
+            for odd in u32.range(2):
+                r, c = row + group_id + 8 * row_half, col + (8 * j + odd) + pair
                 if r < rows and c < cols:
-                    out[r, c] = acc[4 * j + 2 * below + beside] + float32(bias[c])
+                    out[r, c] = acc[4 * j + 2 * row_half + odd] + float32(bias[c])
 
 
 @rung(kernel=linear_tensor_core_kernel, needs=MMA,
@@ -185,18 +185,18 @@ def linear_f16_accumulators(x, weights, bias, out, stream=0):
     launch(F16_ACCUMULATORS, x, weights, bias, None, out, stream)
 
 
-# The tiles of the pipelined kernel, and how fast each multiplies, as a part of the first. Measured on an H200: at
-# 8192 x 384 -> 384 the narrow ones win, with enough blocks for all multiprocessors; at 1152 and 1536 the second.
+# The tiles of the pipelined kernel, and how fast each multiplies, relative to the first. Measured on an H200: at
+# 8192 x 384 -> 384 the narrow ones win, with enough blocks for all SMs; at 1152 and 1536 the second.
 PIPELINED_TILES = {
     Tile(rows=128, cols=256, depth=32, warp_rows=64, warp_cols=64, stages=4): 1.0,
     Tile(rows=128, cols=128, depth=32, warp_rows=64, warp_cols=64, stages=3, blocks=2): 0.93,
     Tile(rows=128, cols=96, depth=32, warp_rows=64, warp_cols=48, stages=3, blocks=2): 0.89,
 }
-OVERHEAD = 256  # what a tile costs besides its products, as steps of K; blocks that share a multiprocessor hide it
+OVERHEAD = 256  # what a tile costs besides its products, in steps of K; blocks that share an SM hide it
 
 
 def linear_tile(rows: int, cols: int, depth: int) -> Tile:
-    """The tile with which the busiest SM finishes first. On the CPU device always the same one."""
+    """Return the tile with which the busiest SM finishes first. On the CPU device it is always the same one."""
     if not device.on_gpu():
         return list(PIPELINED_TILES)[-1]
 
@@ -208,7 +208,7 @@ def linear_tile(rows: int, cols: int, depth: int) -> Tile:
 
 
 def pipelined(x, weights, bias, residual, out, stream, **epilogue) -> None:
-    """Launches the pipelined kernel with this epilogue, on the tile that suits the sizes."""
+    """Launch the pipelined kernel with this epilogue, with the tile that suits the sizes."""
     rows, cols, depth = check_linear(x, weights, bias, residual, out)
     kernel = make_pipelined(linear_tile(rows, cols, depth), weights=True, bias=True, residual=residual is not None,
                             **epilogue)
@@ -226,12 +226,12 @@ PIPELINED = kernels_with()
       idea="swizzled stages, fragments loaded ahead, rows stored whole; the tile suits the sizes",
       sizes=SIZES)
 def linear_pipelined(x, weights, bias, out, stream=0):
-    """As double_buffered, but a warp's tile is up to 64 x 64, its next fragments are loaded while the last are
+    """As double_buffered, but a warp's tile is up to 64 x 64, its next fragments are loaded while the current ones are
     multiplied, pieces of a row are permuted instead of padded, and rows of out are stored 16 bytes a lane."""
     pipelined(x, weights, bias, None, out, stream)
 
 
-# --- What follows, in the same launch or in the next ------------------------------------------------------------------
+# --- Epilogues, fused or in a launch of their own ---------------------------------------------------------------------
 
 
 def make_gelu_float16(gelu):
@@ -254,11 +254,11 @@ GELU_ERF, GELU_TANH = make_gelu_float16(gelu_erf), make_gelu_float16(gelu_tanh)
 
 
 @cuda.jit(device=True)
-def add_words(one, other):
-    """Two words of two float16 values each, added: in float32, then rounded."""
-    left, right = ptx.unpack_half2(one)
-    more_left, more_right = ptx.unpack_half2(other)
-    return ptx.pack_half2(left + more_left, right + more_right)
+def add_words(x, y):
+    """Add two pairs of float16 values, in float32, and round."""
+    x0, x1 = ptx.unpack_half2(x)
+    y0, y1 = ptx.unpack_half2(y)
+    return ptx.pack_half2(x0 + y0, x1 + y1)
 
 
 @cuda.jit
@@ -271,7 +271,7 @@ def add_float16_kernel(values, residual):
 
 
 def after(kernel, out, *others, stream) -> None:
-    """One more launch, over out in place."""
+    """Launch one more kernel, over out in place."""
     kernel[blocks_for((out.size // 8,), (256,)), 256, stream](out, *others)
 
 

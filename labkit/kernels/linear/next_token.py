@@ -6,12 +6,11 @@
 Shapes  x (1, K) float32, norm_weight and norm_bias (K,), table (V, K), all float32 or all float16; logits (1, V)
         float32, best (blocks,) int64, ids and start (1,) int32
 Sizes   K a multiple of 8, at most 2,048
-Work    2*V*K flop; the bytes of the table, beside which the rest is little
-Source  numpy.argmax, whose rules are kept: argmax.py
+Work    2*V*K flop; the bytes of the table; the rest is negligible
+Source  numpy.argmax, with the same rules: argmax.py
 
-A warp normalises the row for itself, keeps it in registers, and takes rows of the table in turn, so many at once that
-it has 12 loads of 16 bytes a lane in flight; it sees each logit, so that to find the largest costs a comparison and
-no pass over the logits.
+Every warp normalises the row, keeps it in registers, and takes rows of the table in turn, enough at once for 12 loads
+of 16 bytes a lane in flight. It computes each logit, so the largest costs a comparison and no pass over the logits.
 """
 
 
@@ -29,7 +28,7 @@ from labkit.kernels.pdl import uses_pdl
 from labkit.kernels.reduce import ZERO, warp_sum
 
 THREADS, WARPS = 256, 8
-WIDEST = 2048  # K at most: the row lies in registers
+WIDEST = 2048  # K at most: the row is in registers
 SIZES = f"K a multiple of 8, at most {WIDEST:,}"
 BLOCKS = 2  # that an SM holds
 
@@ -37,97 +36,97 @@ BLOCKS = 2  # that an SM holds
 @kernel_factory
 def make_row_logits(half: bool, depth: int, early: bool = False):
     """early: as in kernels/pdl.py, the first rows of the table first."""
-    EACH = 8 if half else 4
+    VEC = 8 if half else 4
     WORD = uint32 if half else float32
-    DEPTH, TURNS = depth, -(-depth // (32 * EACH))
-    EXACT = depth % (32 * EACH) == 0
-    ROWS = max(1, min(4, 12 // TURNS))  # of the table at once
-    NUMBERS, WORDS = EACH * TURNS, 4 * TURNS * ROWS
+    DEPTH, VECS = depth, -(-depth // (32 * VEC))
+    EXACT = depth % (32 * VEC) == 0
+    ROWS = max(1, min(4, 12 // VECS))  # of the table at once
+    ROW_REGS, WORDS = VEC * VECS, 4 * VECS * ROWS
     EARLY = early
-    load_row, statistics = make_row_statistics(depth, EACH)
+    load_row, statistics = make_row_statistics(depth, VEC)
 
     @cuda.jit(device=True)
-    def place(lane, j):
-        """Where this lane's numbers begin; beyond the row, where x is 0, those at its beginning."""
-        k = EACH * lane + 32 * EACH * j
+    def lane_offset(lane, j):
+        """Return the offset of this lane's elements in the row; 0 beyond its end, where x is 0."""
+        k = VEC * lane + 32 * VEC * j
         return k if EXACT or k < DEPTH else 0
 
     @cuda.jit(device=True)
-    def numbers_of(words, at, numbers, to):
+    def unpack_words(words, index, values, dst):
         for n in range(4):
             if half:
-                numbers[to + 2 * n], numbers[to + 2 * n + 1] = ptx.unpack_half2(words[at + n])
+                values[dst + 2 * n], values[dst + 2 * n + 1] = ptx.unpack_half2(words[index + n])
             else:
-                numbers[to + n] = words[at + n]
+                values[dst + n] = words[index + n]
 
     @cuda.jit(device=True)
-    def load_four(words, at, array, i):
-        words[at], words[at + 1], words[at + 2], words[at + 3] = ptx.load_nc4(array, i)
+    def load_vec(words, index, array, i):
+        words[index], words[index + 1], words[index + 2], words[index + 3] = ptx.load_nc4(array, i)
 
     @cuda.jit(device=True)
-    def load_rows(words, table, first, rows, lane):
-        """The warp's next rows of the table; beyond its end, the last one."""
+    def load_rows(words, table, row0, rows, lane):
+        """Load the warp's next rows of the table; beyond its end, the last one."""
         for n in u32.range(ROWS):
-            at = min(first + n, rows - 1) * DEPTH
-            for j in u32.range(TURNS):
-                load_four(words, 4 * (n * TURNS + j), table, at + place(lane, j))
+            index = min(row0 + n, rows - 1) * DEPTH
+            for j in u32.range(VECS):
+                load_vec(words, 4 * (n * VECS + j), table, index + lane_offset(lane, j))
 
     @cuda.jit(launch_bounds=(THREADS, BLOCKS))
     def row_logits_kernel(x, norm_weight, norm_bias, table, logits, best):
         keys = cuda.shared.array(WARPS, int64)
-        row = cuda.local.array(NUMBERS, float32)
-        some = cuda.local.array(EACH, float32)
+        row = cuda.local.array(ROW_REGS, float32)
+        unpacked = cuda.local.array(VEC, float32)
         words = cuda.local.array(WORDS, WORD)
-        four = cuda.local.array(4, WORD)
+        vec = cuda.local.array(4, WORD)
         totals = cuda.local.array(ROWS, float32)
         thread = u32.threadIdx.x
         lane, warp = thread % 32, thread // 32
         rows = u32.shape(table)[0]
-        first = (u32.blockIdx.x * WARPS + warp) * ROWS
+        row0 = (u32.blockIdx.x * WARPS + warp) * ROWS
         if EARLY:
             ptx.griddepcontrol_launch_dependents()
-            load_rows(words, table, first, rows, lane)
+            load_rows(words, table, row0, rows, lane)
             ptx.griddepcontrol_wait()
         load_row(row, x, lane)
         if not EARLY:
-            load_rows(words, table, first, rows, lane)
+            load_rows(words, table, row0, rows, lane)
         mean, scale = statistics(row, lane)
-        for j in u32.range(TURNS):
-            inside = EXACT or EACH * lane + 32 * EACH * j < DEPTH
-            load_four(four, 0, norm_weight, place(lane, j))
-            numbers_of(four, 0, some, 0)
-            for i in range(EACH):
-                row[EACH * j + i] = (row[EACH * j + i] - mean) * scale * some[i]
-            load_four(four, 0, norm_bias, place(lane, j))
-            numbers_of(four, 0, some, 0)
-            for i in range(EACH):
-                row[EACH * j + i] = row[EACH * j + i] + some[i] if inside else ZERO
+        for j in u32.range(VECS):
+            inside = EXACT or VEC * lane + 32 * VEC * j < DEPTH
+            load_vec(vec, 0, norm_weight, lane_offset(lane, j))
+            unpack_words(vec, 0, unpacked, 0)
+            for i in range(VEC):
+                row[VEC * j + i] = (row[VEC * j + i] - mean) * scale * unpacked[i]
+            load_vec(vec, 0, norm_bias, lane_offset(lane, j))
+            unpack_words(vec, 0, unpacked, 0)
+            for i in range(VEC):
+                row[VEC * j + i] = row[VEC * j + i] + unpacked[i] if inside else ZERO
 
-        largest = LEAST
-        while first < rows:  # the same for all lanes of a warp
+        max_key = LEAST
+        while row0 < rows:  # the same for all lanes of a warp
             for n in u32.range(ROWS):
                 total = ZERO
-                for j in u32.range(TURNS):
-                    numbers_of(words, 4 * (n * TURNS + j), some, 0)
-                    for i in range(EACH):
-                        total += some[i] * row[EACH * j + i]
+                for j in u32.range(VECS):
+                    unpack_words(words, 4 * (n * VECS + j), unpacked, 0)
+                    for i in range(VEC):
+                        total += unpacked[i] * row[VEC * j + i]
                 totals[n] = total
             for n in u32.range(ROWS):
                 total = warp_sum(totals[n])
-                at = first + n
-                if at < rows:
-                    largest = max(largest, key_of(total, at))
+                index = row0 + n
+                if index < rows:
+                    max_key = max(max_key, key_of(total, index))
                     if lane == 0:
-                        logits[0, at] = total
-            first += u32.gridDim.x * (WARPS * ROWS)
-            load_rows(words, table, first, rows, lane)
+                        logits[0, index] = total
+            row0 += u32.gridDim.x * (WARPS * ROWS)
+            load_rows(words, table, row0, rows, lane)
         if lane == 0:
-            keys[warp] = largest
-        cuda.syncthreads()  # the largest of every warp is there
+            keys[warp] = max_key
+        cuda.syncthreads()  # the keys of all warps are written
         if thread == 0:
-            for other in range(WARPS):
-                largest = max(largest, keys[other])
-            best[u32.blockIdx.x] = largest
+            for other_warp in range(WARPS):
+                max_key = max(max_key, keys[other_warp])
+            best[u32.blockIdx.x] = max_key
 
     row_logits_kernel.uses_pdl = early
     return row_logits_kernel
@@ -145,17 +144,17 @@ def make_pick_next(early: bool):
         if EARLY:
             ptx.griddepcontrol_launch_dependents()
             ptx.griddepcontrol_wait()
-        largest = LEAST
+        max_key = LEAST
         for i in u32.range(thread, u32.size(best), THREADS):
-            largest = max(largest, best[i])
-        largest = warp_largest_key(largest)
+            max_key = max(max_key, best[i])
+        max_key = warp_largest_key(max_key)
         if lane == 0:
-            keys[warp] = largest
-        cuda.syncthreads()  # the largest of every warp is there
+            keys[warp] = max_key
+        cuda.syncthreads()  # the keys of all warps are written
         if thread == 0:
-            for other in range(WARPS):
-                largest = max(largest, keys[other])
-            ids[0] = int32(~uint32(largest))
+            for other_warp in range(WARPS):
+                max_key = max(max_key, keys[other_warp])
+            ids[0] = int32(~uint32(max_key))
             start[0] += int32(count)
 
     pick_next_kernel.uses_pdl = early
@@ -166,12 +165,12 @@ def make_pick_next(early: bool):
 
 
 def blocks_of() -> int:
-    """Blocks of the launch over the vocabulary, and so the size of `best`."""
+    """Return the blocks of the launch over the vocabulary, which is the size of `best`."""
     return BLOCKS * device.sm_count()
 
 
 def row_logits(x, norm_weight, norm_bias, table, logits, best, *, stream=0):
-    """logits = layernorm(x) @ table.T; best: of each block, its largest logit and where it is, as argmax.key_of."""
+    """logits = layernorm(x) @ table.T; best: for each block, the key of its largest logit, as of argmax.key_of."""
     dtype = np.dtype(getattr(table, "dtype", np.float32))
     if dtype not in (np.float32, np.float16):
         raise TypeError(f"table has dtype {dtype}; float32 and float16 are allowed")
@@ -192,7 +191,7 @@ def row_logits(x, norm_weight, norm_bias, table, logits, best, *, stream=0):
 
 
 def pick_next(best, ids, start, count=1, *, stream=0):
-    """ids[0] = the most likely token, by what row_logits found; start[0] += count."""
+    """ids[0] = the most likely token, from the keys of row_logits; start[0] += count."""
     check_array("best", best, shape=(blocks_of(),), dtype=np.int64)
     check_array("ids", ids, shape=(1,), dtype=np.int32)
     check_array("start", start, shape=(1,), dtype=np.int32)

@@ -7,14 +7,14 @@ Shapes  x, residual, summed (T, C), T at most 8; norm_weight (C,); weight (N, C)
         them; bfloat16 in arrays of uint16
 Sizes   C a multiple of 256, at most 2,048
 Needs   compute capability 8.0
-Work    2*T*N*C flop; 2*N*C bytes of weights, beside which the rest is little
+Work    2*T*N*C flop; 2*N*C bytes of weights; the rest is negligible
 Source  as streamed.py; one_row.py, which does the same for GPT-2
 
 A kernel of a few rows that writes what the next one reads costs two to three microseconds, however little it computes.
 Here every block of the product normalises the rows again, while its weights are in flight: at T = 1 that is 8 KB
 from L2 beside 64 KB from memory. `summed` must not be `residual`, which other blocks still read; block 0 writes it.
 
-The sums are taken in the order of norm/rmsnorm.py and streamed.py, so that the bits are those of the two kernels apart.
+The sums are in the order of norm/rmsnorm.py and streamed.py: the result equals that of the two kernels bit for bit.
 """
 
 import numpy as np
@@ -32,25 +32,25 @@ from labkit.kernels.linear.streamed import (
     STEPS,
     TENSOR_THREADS,
     TENSOR_WARPS,
-    TURN,
-    fetch_rows,
-    make_eight,
+    WARP_DEPTH,
     make_epilogue,
+    make_load_16_bytes,
+    prefetch_rows,
 )
 from labkit.kernels.matmul.mma import add_product_bf16
 from labkit.kernels.norm.rows import small
 from labkit.kernels.pdl import CARVEOUT, load_of, uses_pdl
 from labkit.kernels.reduce import warp_sum
 
-ROWS = 8  # of x at most: the columns of a tile of mma.sync
-MOST_COLUMNS = TENSOR_WARPS * TURN  # one turn of the warps
-EACH = 256  # columns of a warp that normalises: eight of each lane
+ROWS = 8  # of x at most: the columns of an mma.sync tile
+MAX_COLUMNS = TENSOR_WARPS * WARP_DEPTH  # one round of the warps
+COLUMNS_PER_WARP = 256  # normalised by a warp: eight by each lane
 ZERO, ONE = float32(0.0), float32(1.0)
 
 
 @cuda.jit(device=True)
 def add_words(x, y):
-    """The sums of two pairs of bfloat16 numbers, rounded."""
+    """Add two pairs of bfloat16 and round."""
     a, b = ptx.unpack_bf162(x)
     c, d = ptx.unpack_bf162(y)
     return ptx.pack_bf162(a + c, b + d)
@@ -65,8 +65,8 @@ def add_squares(squares, word):
 
 
 @cuda.jit(device=True)
-def scaled(word, scale, weight):
-    """Two numbers times the scale, rounded, times their weights, rounded."""
+def scale_pair(word, scale, weight):
+    """Multiply two elements by the scale, round, multiply by their weights, round."""
     a, b = ptx.unpack_bf162(word)
     v, w = ptx.unpack_bf162(weight)
     a, b = ptx.unpack_bf162(ptx.pack_bf162(a * scale, b * scale))
@@ -74,105 +74,103 @@ def scaled(word, scale, weight):
 
 
 @kernel_factory
-def make_normed(columns: int, most: int, eps: float, *, swiglu: bool = False, early: bool = False):
-    """As streamed.make_tensor of one tile of tokens and one of weights, whose tokens come from shared memory. most:
-    rows of x at most; memory for more of them would be missing for the loads that are in flight."""
-    COLUMNS, SMALL, SHARE, EARLY = columns, small(eps), ONE / float32(columns), early
-    NORMING = columns // EACH  # warps that share a row
-    ABREAST = TENSOR_WARPS // NORMING  # rows at a time
-    ROW = columns + 32  # numbers from row to row: eight lanes that load find different banks
-    TILE, MEETING = most * ROW, TENSOR_WARPS * ROWS * PITCH
+def make_normed(columns: int, max_rows: int, eps: float, *, swiglu: bool = False, early: bool = False):
+    """As streamed.make_tensor of one tile of tokens and one of weights, whose tokens come from shared memory.
+    max_rows: of x; shared memory for more would take away L1 from the loads in flight."""
+    COLUMNS, SMALL, INV_COLUMNS, EARLY = columns, small(eps), ONE / float32(columns), early
+    WARPS_PER_ROW = columns // COLUMNS_PER_WARP  # warps that share a row
+    ROWS_AT_ONCE = TENSOR_WARPS // WARPS_PER_ROW  # rows at a time
+    ROW_STRIDE = columns + 32  # elements from row to row: eight lanes load from different banks
+    TILE, NUM_PARTIALS = max_rows * ROW_STRIDE, TENSOR_WARPS * ROWS * PITCH
     OUTPUTS = ROWS * (GROUP if swiglu else 16)
-    ACROSS = GROUP if swiglu else 16
-    WORDS = 8 * STEPS
-    eight, load = make_eight(ptx.load_nc4), load_of(early)
+    TILE_COLS = GROUP if swiglu else 16
+    W_REGS = 8 * STEPS
+    load_w, load = make_load_16_bytes(ptx.load_nc4), load_of(early)
     epilogue = make_epilogue(BFLOAT16, BFLOAT16, False)
-    combine, to_out = SWIGLU[BFLOAT16], BFLOAT16.element
+    combine, to_element = SWIGLU[BFLOAT16], BFLOAT16.element
 
     @cuda.jit(device=True)
-    def total_of(meeting, token, row):
+    def reduce_warps(partials, token, row):
         total = ZERO
         for warp in u32.range(TENSOR_WARPS):
-            total += meeting[(warp * ROWS + token) * PITCH + row]
+            total += partials[(warp * ROWS + token) * PITCH + row]
         return total
 
     @cuda.jit(launch_bounds=(TENSOR_THREADS, 2))
     def streamed_normed_kernel(x, residual, norm_weight, summed, weight, out):
         normed = cuda.shared.array(TILE, np.uint16, alignment=16)
-        meeting = cuda.shared.array(MEETING, float32)
-        partial = cuda.shared.array(TENSOR_WARPS, float32)
+        partials = cuda.shared.array(NUM_PARTIALS, float32)
+        warp_squares = cuda.shared.array(TENSOR_WARPS, float32)
         acc = cuda.local.array(4, float32)
-        w_words = cuda.local.array(WORDS, uint32)
+        w_frag = cuda.local.array(W_REGS, uint32)
         thread = u32.threadIdx.x
         lane, warp = thread % 32, thread // 32
-        down, q = lane // 4, lane % 4
-        first_row = u32.blockIdx.x * 16
+        group_id, q = lane // 4, lane % 4
+        row0 = u32.blockIdx.x * 16
         rows, tokens = u32.shape(weight)[0], u32.shape(x)[0]
         for i in range(4):
             acc[i] = ZERO
         if EARLY:
             ptx.griddepcontrol_launch_dependents()
-            fetch_rows(weight, first_row, 16, thread)
+            prefetch_rows(weight, row0, 16, thread)
             ptx.griddepcontrol_wait()
 
-        start = warp * TURN + q * 8
+        k0 = warp * WARP_DEPTH + q * 8
         for s in u32.range(STEPS):
-            k = start + s * STEP
+            k = k0 + s * STEP
             inside = k < COLUMNS
-            upper = eight(weight, min(first_row + down, rows - 1), k, inside)
-            lower = eight(weight, min(first_row + down + 8, rows - 1), k, inside)
+            w_vec = load_w(weight, min(row0 + group_id, rows - 1), k, inside)
+            w_vec8 = load_w(weight, min(row0 + group_id + 8, rows - 1), k, inside)
             for n in u32.range(4):
-                w_words[8 * s + 2 * n], w_words[8 * s + 2 * n + 1] = upper[n], lower[n]
+                w_frag[8 * s + 2 * n], w_frag[8 * s + 2 * n + 1] = w_vec[n], w_vec8[n]
 
-        beside, of_row = warp // NORMING, warp % NORMING
-        col = (of_row * 32 + lane) * 8
+        row_slot, warp_in_row = warp // WARPS_PER_ROW, warp % WARPS_PER_ROW
+        col = (warp_in_row * 32 + lane) * 8
         e, f, g, h = ptx.load_nc4(norm_weight, col)
-        for base in u32.range(0, tokens, ABREAST):  # the same for the whole block
-            token = base + beside
-            inside = beside < ABREAST and token < tokens
-            at = token * COLUMNS + col if inside else col
-            a, b, c, d = load(x, at)
-            i, j, m, n = load(residual, at)
+        for token0 in u32.range(0, tokens, ROWS_AT_ONCE):  # the same for the whole block
+            token = token0 + row_slot
+            inside = row_slot < ROWS_AT_ONCE and token < tokens
+            offset = token * COLUMNS + col if inside else col
+            a, b, c, d = load(x, offset)
+            i, j, m, n = load(residual, offset)
             a, b, c, d = add_words(a, i), add_words(b, j), add_words(c, m), add_words(d, n)
             squares = add_squares(add_squares(add_squares(add_squares(ZERO, a), b), c), d)
             squares = warp_sum(squares)
             if lane == 0:
-                partial[warp] = squares
+                warp_squares[warp] = squares
             cuda.syncthreads()
             squares = ZERO
-            for other in u32.range(NORMING):
-                squares += partial[min(beside * NORMING + other,
-                                       TENSOR_WARPS - 1)]
-            scale = cuda.rsqrt(squares * SHARE + SMALL)
+            for other_warp in u32.range(WARPS_PER_ROW):
+                squares += warp_squares[min(row_slot * WARPS_PER_ROW + other_warp, TENSOR_WARPS - 1)]
+            scale = cuda.rsqrt(squares * INV_COLUMNS + SMALL)
             if inside:
                 if cuda.blockIdx.x == 0:
-                    ptx.store_global4(summed, at, a, b, c, d)
-                ptx.store_shared4(normed, token * ROW + col, scaled(a, scale, e), scaled(b, scale, f),
-                                  scaled(c, scale, g), scaled(d, scale, h))
-            cuda.syncthreads()  # the row is there, and `partial` has been read
+                    ptx.store_global4(summed, offset, a, b, c, d)
+                ptx.store_shared4(normed, token * ROW_STRIDE + col, scale_pair(a, scale, e), scale_pair(b, scale, f),
+                                  scale_pair(c, scale, g), scale_pair(d, scale, h))
+            cuda.syncthreads()  # the row is written, and `warp_squares` has been read
 
         for s in u32.range(STEPS):
-            k = start + s * STEP
-            inside = down < tokens and k < COLUMNS
-            a, b, c, d = ptx.load_shared4(normed, down * ROW + k if inside else 0)
+            k = k0 + s * STEP
+            inside = group_id < tokens and k < COLUMNS
+            a, b, c, d = ptx.load_shared4(normed, group_id * ROW_STRIDE + k if inside else 0)
             a, b = a if inside else 0, b if inside else 0
             c, d = c if inside else 0, d if inside else 0
-            add_product_bf16(acc, 0, w_words[8 * s], w_words[8 * s + 1], w_words[8 * s + 2], w_words[8 * s + 3], a, b)
-            add_product_bf16(acc, 0, w_words[8 * s + 4], w_words[8 * s + 5], w_words[8 * s + 6], w_words[8 * s + 7],
-                             c, d)
+            add_product_bf16(acc, 0, w_frag[8 * s], w_frag[8 * s + 1], w_frag[8 * s + 2], w_frag[8 * s + 3], a, b)
+            add_product_bf16(acc, 0, w_frag[8 * s + 4], w_frag[8 * s + 5], w_frag[8 * s + 6], w_frag[8 * s + 7], c, d)
 
-        for n in u32.range(4):  # rows `down` and 8 below, tokens 2q and the next
+        for n in u32.range(4):  # rows group_id and group_id + 8, tokens 2q and 2q + 1
             token = warp * ROWS + n % 2 + q * 2
-            meeting[token * PITCH + down + n // 2 * 8] = acc[n]
-        cuda.syncthreads()  # the sums of all warps are there
+            partials[token * PITCH + group_id + n // 2 * 8] = acc[n]
+        cuda.syncthreads()  # the partial sums of all warps are written
         if thread < OUTPUTS:
-            token, place = thread // ACROSS, thread % ACROSS
-            col = first_row // (16 // ACROSS) + place
+            token, tile_row = thread // TILE_COLS, thread % TILE_COLS
+            col = row0 // (16 // TILE_COLS) + tile_row
             if token < tokens and col < u32.shape(out)[1]:
-                total = total_of(meeting, token, place)
+                total = reduce_warps(partials, token, tile_row)
                 if swiglu:
-                    up = total_of(meeting, token, place + GROUP)
-                    out[token, col] = to_out(combine(total, up))
+                    up = reduce_warps(partials, token, tile_row + GROUP)
+                    out[token, col] = to_element(combine(total, up))
                 else:
                     out[token, col] = epilogue(total, out, col)
 
@@ -181,16 +179,16 @@ def make_normed(columns: int, most: int, eps: float, *, swiglu: bool = False, ea
 
 
 def fits_normed(rows: int, columns: int) -> bool:
-    """Whether linear_normed takes so many rows of so many columns."""
-    return rows <= ROWS and columns % EACH == 0 and columns <= MOST_COLUMNS
+    """Return whether linear_normed takes this many rows and columns."""
+    return rows <= ROWS and columns % COLUMNS_PER_WARP == 0 and columns <= MAX_COLUMNS
 
 
 def linear_normed(x, residual, norm_weight, summed, weight, out, eps, *, swiglu: bool = False, stream=0) -> None:
     """summed = x + residual; out = rmsnorm(summed) @ weight.T, or with swiglu of a weight that arrange_gate_up made."""
     (rows, columns), groups = x.shape, 2 * GROUP * -(-out.shape[1] // GROUP)
     if not fits_normed(rows, columns):
-        raise ValueError(f"x has shape {tuple(x.shape)}; at most {ROWS} rows are allowed, of a multiple of {EACH} "
-                         f"columns, at most {MOST_COLUMNS:,}")
+        raise ValueError(f"x has shape {tuple(x.shape)}; at most {ROWS} rows are allowed, of a multiple of "
+                         f"{COLUMNS_PER_WARP} columns, at most {MAX_COLUMNS:,}")
     check_array("x", x, ndim=2, dtype=np.uint16)
     for name, array in (("residual", residual), ("summed", summed)):
         check_array(name, array, shape=x.shape, dtype=np.uint16)

@@ -3,30 +3,30 @@
     one_row_gelu        out = gelu(layernorm(x) @ weights + bias)
     one_row_residual    out = x @ weights + bias + residual
     one_row_qkv         q, and a row of the cache = layernorm(x) @ weights + bias
-    one_row_attended    out = attended @ weights + bias + residual, where attended is joined from the parts that
-                        attention/one_query.py writes
+    one_row_attended    out = attended @ weights + bias + residual, where attended is merged from the partials
+                        that attention/one_query.py writes
 
 Shapes  x and residual (1, K), norm_weight and norm_bias (K,), weights (K, N), bias (N,), out (1, N), cache (rows, 2*K),
         start (1,) int32. Parameters, q and cache are all float32 or all float16; x, residual and out are float32 in
         either case, and so are the accumulators
 Sizes   K and N multiples of 8, K at most 8,192
-Work    2*K*N flop; the bytes of the weights, beside which the rest is little
+Work    2*K*N flop; the bytes of the weights; the rest is negligible
 Source  Little, "A Proof for the Queuing Formula: L = lambda W" (1961); PTX ISA, "cp.async.bulk.prefetch.L2"
 
-A step of GPT-2 small in one launch for each operation is a hundred launches of a few microseconds, of which the bytes
-explain a fifth. What a launch costs is a chain of latencies: it starts, its row comes from L2, is normalised, the
-weights come, products are added up, and the result goes back. Three things shorten it:
+A step of GPT-2 small with one launch for each operation is a hundred launches of a few microseconds, of which the bytes
+explain a fifth. The cost of a launch is a chain of latencies: it starts, loads its row from L2, normalises it, loads
+the weights, adds up products, and stores the result. Four things shorten it:
 
-    fewer chains     the norm is computed by every block again, 768 numbers each, and so needs no launch of its own
-    side by side     the weights do not depend on the row: all that a thread needs of them is asked for before the row
-                     is normalised, up to 12 loads of 16 bytes
-    ahead            what the next launch reads is fetched into L2 meanwhile (`ahead`): a launch that only waits for
-                     latencies leaves memory idle, and the next one finds its weights in L2. Compute capability 9.0
-    early            in a graph a launch begins while the one before it ends, and asks for its weights before it waits
-                     for its row (kernels/pdl.py). Compute capability 9.0
+    fewer chains     the norm is computed by every block again, 768 elements each, and so needs no launch of its own
+    overlap          the weights do not depend on the row: a thread issues all its loads of them before the row is
+                     normalised, up to 12 loads of 16 bytes
+    ahead            what the next launch reads is prefetched into L2 meanwhile (`ahead`): a latency-bound launch leaves
+                     memory idle, and the next one finds its weights in L2. Compute capability 9.0
+    early            in a graph a launch begins while the previous one ends, and loads its weights before it waits for
+                     its row (kernels/pdl.py). Compute capability 9.0
 
-A block has 16 columns (8 where float32 columns are few, for more blocks); its threads share K, and their sums meet in
-shared memory. The sums are always added in the same order.
+A block has 16 columns (8 where float32 columns are few, for more blocks); its threads share K, and their partial sums
+are reduced in shared memory, always in the same order.
 """
 
 
@@ -38,64 +38,64 @@ from labkit.device import ptx
 from labkit.device.lazy import kernel_factory
 from labkit.kernels.arguments import aligned, check_array
 from labkit.kernels.gelu import gelu_sigmoid, gelu_tanh_reference
-from labkit.kernels.linear.few_rows import make_fold
+from labkit.kernels.linear.few_rows import make_reduce_scatter
 from labkit.kernels.norm.layernorm import layernorm_reference
 from labkit.kernels.norm.rows import EPSILON, small
 from labkit.kernels.pdl import uses_pdl
 from labkit.kernels.reduce import warp_max, warp_sum
 
 ZERO, NAN = float32(0.0), float32(np.nan)
-LOWEST = float32(-3e38)  # below every score, and finite: the difference of two such maxima is a number
+LEAST_FINITE = float32(-3e38)  # below every score, but finite: the difference of two such maxima is not NaN
 BLOCK = 256  # threads, of the embedding
-LONGEST = 8192  # K at most: x lies in shared memory
-MOST_LOADS = 12  # of 16 bytes, of a thread's weights, in flight at once
-GELU, RESIDUAL, QKV = "gelu", "residual", "qkv"  # what follows the product
-PLAIN, NORM, JOIN = "plain", "norm", "join"  # where its row comes from
-SIZES = f"K and N multiples of 8, K at most {LONGEST:,}"
+MAX_DEPTH = 8192  # K at most: x is in shared memory
+MAX_LOADS = 12  # of 16 bytes, of a thread's weights, in flight at once
+GELU, RESIDUAL, QKV = "gelu", "residual", "qkv"  # the epilogue
+PLAIN, NORM, JOIN = "plain", "norm", "join"  # the source of its row
+SIZES = f"K and N multiples of 8, K at most {MAX_DEPTH:,}"
 
 
 @cuda.jit(device=True)
 def fetch_ahead(array, count):
-    """The first `count` elements of an array, shared among the blocks, into L2. By one thread of each block."""
-    share = (count + u32.gridDim.x - 1) // u32.gridDim.x
-    share = (share + 63) // 64 * 64  # whole lines of 128 bytes, or pairs of them
-    begin = u32.blockIdx.x * share
-    if begin < count:
-        nbytes = min(share, count - begin) * uint32(array.itemsize)
-        ptx.prefetch_l2(array, begin, nbytes & 0xFFFFFFF0)
+    """Prefetch the first `count` elements of an array into L2, a range for each block. Called by one thread of each."""
+    per_block = (count + u32.gridDim.x - 1) // u32.gridDim.x
+    per_block = (per_block + 63) // 64 * 64  # whole cache lines of 128 bytes, or pairs of them
+    start = u32.blockIdx.x * per_block
+    if start < count:
+        nbytes = min(per_block, count - start) * uint32(array.itemsize)
+        ptx.prefetch_l2(array, start, nbytes & 0xFFFFFFF0)
 
 
-def make_row_statistics(depth: int, each: int = 4):
-    """Two device functions, for rows of `depth` numbers, a multiple of `each`, 4 or 8. load_row: a warp loads the row,
-    `each` neighbours a lane at a time. statistics: its mean, and 1 / its standard deviation, in every lane."""
-    DEPTH, EACH, TURNS = depth, each, -(-depth // (32 * each))
-    EXACT, SMALL = depth % (32 * each) == 0, small(EPSILON)
-    SHARE = float32(1.0 / depth)
+def make_row_statistics(depth: int, vec: int = 4):
+    """Two device functions, for rows of `depth` elements, a multiple of `vec`, 4 or 8. load_row: a warp loads the row,
+    `vec` neighbours a lane at a time. statistics: return its mean and 1 / its standard deviation, in every lane."""
+    DEPTH, VEC, VECS = depth, vec, -(-depth // (32 * vec))
+    EXACT, SMALL = depth % (32 * vec) == 0, small(EPSILON)
+    INV_DEPTH = float32(1.0 / depth)
 
     @cuda.jit(device=True)
-    def load_row(numbers, x, lane):
-        for j in u32.range(TURNS):
-            k = EACH * lane + 32 * EACH * j
+    def load_row(values, x, lane):
+        for j in u32.range(VECS):
+            k = VEC * lane + 32 * VEC * j
             inside = EXACT or k < DEPTH
-            for n in u32.range(0, EACH, 4):
+            for n in u32.range(0, VEC, 4):
                 a, b, c, d = ptx.load_global4(x, k + n if inside else 0)
-                at = EACH * j + n
-                numbers[at], numbers[at + 1] = a if inside else ZERO, b if inside else ZERO
-                numbers[at + 2], numbers[at + 3] = c if inside else ZERO, d if inside else ZERO
+                offset = VEC * j + n
+                values[offset], values[offset + 1] = a if inside else ZERO, b if inside else ZERO
+                values[offset + 2], values[offset + 3] = c if inside else ZERO, d if inside else ZERO
 
     @cuda.jit(device=True)
-    def statistics(numbers, lane):
+    def statistics(values, lane):
         total = ZERO
-        for i in range(EACH * TURNS):
-            total += numbers[i]
-        mean = warp_sum(total) * SHARE
+        for i in range(VEC * VECS):
+            total += values[i]
+        mean = warp_sum(total) * INV_DEPTH
         squares = ZERO
-        for j in u32.range(TURNS):
-            inside = EXACT or EACH * lane + 32 * EACH * j < DEPTH
-            for i in range(EACH):
-                apart = numbers[EACH * j + i] - mean if inside else ZERO
-                squares += apart * apart
-        return mean, cuda.rsqrt(warp_sum(squares) * SHARE + SMALL)
+        for j in u32.range(VECS):
+            inside = EXACT or VEC * lane + 32 * VEC * j < DEPTH
+            for i in range(VEC):
+                diff = values[VEC * j + i] - mean if inside else ZERO
+                squares += diff * diff
+        return mean, cuda.rsqrt(warp_sum(squares) * INV_DEPTH + SMALL)
 
     return load_row, statistics
 
@@ -106,49 +106,48 @@ def make_row_statistics(depth: int, each: int = 4):
 @kernel_factory
 def make_one_row(half: bool, source: str, after: str, depth: int, lanes: int, threads: int, ahead: bool,
                  heads: int = 0, splits: int = 0, early: bool = False):
-    """lanes: neighbours that read a row of the weights together, 16 bytes each. heads, splits: of the joined parts.
+    """lanes: neighbours that read a row of the weights together, 16 bytes each. heads, splits: of the merged partials.
     early: as in kernels/pdl.py, all of a round's weights first.
 
-    Its arguments: source PLAIN x, NORM x and the norm's parameters, JOIN found and statistics of one_query.py; any
-    array for an absent one.
+    x and norm_weight, norm_bias: with PLAIN x alone; with NORM x and the norm's parameters; with JOIN the partial
+    outputs and statistics of one_query.py. Pass any array for an absent one.
     """
-    EACH = 8 if half else 4
+    VEC = 8 if half else 4
     WORD = uint32 if half else float32
-    COLS, WARPS, GROUPS = lanes * EACH, threads // 32, threads // lanes
-    STEPS = min(MOST_LOADS, -(-depth // GROUPS))
-    SPAN = GROUPS * STEPS  # of K, in a round
-    ROUNDS = -(-depth // SPAN)
-    DEPTH, TILE, WORDS = depth, ROUNDS * SPAN, 4 * STEPS
-    WHOLE = depth == TILE
-    STAGED = -(-TILE // threads)  # numbers of the row that a thread puts into shared memory
-    ROW = 4 * -(-depth // 128)
-    MEETING = WARPS * COLS
-    HEADS_EACH = -(-heads // WARPS)
-    SIZE = depth // heads if heads else 1
-    SHARES = max(1, heads * splits)
-    FOUND = max(1, STAGED * splits)
-    # Distances of lanes that keep the same sum, as there are no more sums to share.
-    LEFT_OVER = sum(16 >> n for n in range(4) if 16 >> n >= lanes and EACH >> n < 2)
+    COLS, WARPS, GROUPS = lanes * VEC, threads // 32, threads // lanes
+    STEPS = min(MAX_LOADS, -(-depth // GROUPS))
+    ROUND_DEPTH = GROUPS * STEPS  # of K, in a round
+    ROUNDS = -(-depth // ROUND_DEPTH)
+    DEPTH, TILE, WORDS = depth, ROUNDS * ROUND_DEPTH, 4 * STEPS
+    EXACT = depth == TILE
+    ROW_PER_THREAD = -(-TILE // threads)  # elements of the row that a thread stages in shared memory
+    ROW_REGS = 4 * -(-depth // 128)
+    NUM_PARTIALS = WARPS * COLS
+    HEADS_PER_WARP = -(-heads // WARPS)
+    HEAD_SIZE = depth // heads if heads else 1
+    NUM_SPLITS = max(1, heads * splits)
+    SPLIT_REGS = max(1, ROW_PER_THREAD * splits)
+    # Distances of lanes that keep the same sum, as there are fewer sums than lanes.
+    DUPLICATE_LANES = sum(16 >> n for n in range(4) if 16 >> n >= lanes and VEC >> n < 2)
     NORMED, JOINED = source == NORM, source == JOIN
     WITH_GELU, WITH_RESIDUAL, TO_CACHE = after == GELU, after == RESIDUAL, after == QKV
     EARLY = early
     load_row, statistics = make_row_statistics(depth)
-    fold_16, fold_8, fold_4, fold_2 = (make_fold(max(1, EACH >> n), 16 >> n) for n in range(4))
+    reduce_16, reduce_8, reduce_4, reduce_2 = (make_reduce_scatter(max(1, VEC >> n), 16 >> n) for n in range(4))
 
     @cuda.jit(device=True)
-    def load_weights(words, weights, first, col):
+    def load_weights(words, weights, k0, col):
         cols = u32.shape(weights)[1]
         for i in u32.range(STEPS):
-            k = first + i * GROUPS
-            if not WHOLE:
-                k = min(k, DEPTH - 1)  # where the row is continued by zeros
-            words[4 * i], words[4 * i + 1], words[4 * i + 2], words[4 * i + 3] = ptx.load_nc4(
-                weights, k * cols + col)
+            k = k0 + i * GROUPS
+            if not EXACT:
+                k = min(k, DEPTH - 1)  # where the row is padded with zeros
+            words[4 * i], words[4 * i + 1], words[4 * i + 2], words[4 * i + 3] = ptx.load_nc4(weights, k * cols + col)
 
     @cuda.jit(device=True)
-    def add_products(acc, words, tile, first):
+    def add_products(acc, words, tile, k0):
         for i in u32.range(STEPS):
-            x = tile[first + i * GROUPS]
+            x = tile[k0 + i * GROUPS]
             for n in range(4):
                 if half:
                     low, high = ptx.unpack_half2(words[4 * i + n])
@@ -158,142 +157,142 @@ def make_one_row(half: bool, source: str, after: str, depth: int, lanes: int, th
                     acc[n] += x * words[4 * i + n]
 
     @cuda.jit(device=True)
-    def own_place(thread, s):
+    def row_index(thread, s):
         return thread + s * threads
 
     @cuda.jit(device=True)
-    def load_norm(own_weight, own_bias, norm_weight, norm_bias, thread):
+    def load_norm(thread_weight, thread_bias, norm_weight, norm_bias, thread):
         if NORMED:
-            for s in range(STAGED):
-                k = min(own_place(thread, s), DEPTH - 1)
-                own_weight[s], own_bias[s] = float32(norm_weight[k]), float32(norm_bias[k])
+            for s in range(ROW_PER_THREAD):
+                k = min(row_index(thread, s), DEPTH - 1)
+                thread_weight[s], thread_bias[s] = float32(norm_weight[k]), float32(norm_bias[k])
 
     @cuda.jit(device=True)
-    def fetch(cache, start, next_weights, next_count, thread):
-        """What later launches read. Before the wait, start may be the last token's: one row is missing then."""
+    def prefetch(cache, start, next_weights, next_count, thread):
+        """Prefetch what later launches read. Before the wait, start may be the last token's, and one row missing."""
         if ahead and thread == 0:
             if TO_CACHE:
                 fetch_ahead(cache, min(uint32(start[0]), u32.shape(cache)[0]) * u32.shape(cache)[1])
             fetch_ahead(next_weights, next_count)
 
     @cuda.jit(device=True)
-    def fold(acc, lane):
-        """Adds up the sums of the lanes of a column, so that lanes share the columns; which one this lane keeps."""
-        kept = 0
-        fold_16(acc, lane)
-        kept += lane // 16 * (EACH // 2)
-        fold_8(acc, lane)
-        kept += lane // 8 % 2 * (EACH // 4)
+    def reduce_scatter(acc, lane):
+        """Reduce-scatter the sums of a column's lanes among them; return which column this lane keeps."""
+        lane_col = 0
+        reduce_16(acc, lane)
+        lane_col += lane // 16 * (VEC // 2)
+        reduce_8(acc, lane)
+        lane_col += lane // 8 % 2 * (VEC // 4)
         if lanes <= 4:
-            fold_4(acc, lane)
-            kept += lane // 4 % 2 * (EACH // 8)
+            reduce_4(acc, lane)
+            lane_col += lane // 4 % 2 * (VEC // 8)
         if lanes <= 2:
-            fold_2(acc, lane)
-        return kept
+            reduce_2(acc, lane)
+        return lane_col
 
     @cuda.jit(launch_bounds=(threads, 2 if threads <= 256 else 1))
     def one_row_kernel(x, norm_weight, norm_bias, weights, bias, residual, out, cache, start, next_weights, next_count):
         tile = cuda.shared.array(TILE, float32)
-        meeting = cuda.shared.array(MEETING, float32)
-        shares = cuda.shared.array(SHARES, float32)
+        partials = cuda.shared.array(NUM_PARTIALS, float32)
+        split_weights = cuda.shared.array(NUM_SPLITS, float32)
         words = cuda.local.array(WORDS, WORD)
-        acc = cuda.local.array(EACH, float32)
-        row = cuda.local.array(ROW, float32)
-        own = cuda.local.array(STAGED, float32)
-        own_weight = cuda.local.array(STAGED, float32)
-        own_bias = cuda.local.array(STAGED, float32)
-        found = cuda.local.array(FOUND, float32)
+        acc = cuda.local.array(VEC, float32)
+        row = cuda.local.array(ROW_REGS, float32)
+        thread_x = cuda.local.array(ROW_PER_THREAD, float32)
+        thread_weight = cuda.local.array(ROW_PER_THREAD, float32)
+        thread_bias = cuda.local.array(ROW_PER_THREAD, float32)
+        split_out = cuda.local.array(SPLIT_REGS, float32)
         thread = u32.threadIdx.x
         lane, warp = thread % 32, thread // 32
         cols = u32.shape(weights)[1]
         col0 = u32.blockIdx.x * COLS
 
-        group, column = thread // lanes, thread % lanes * EACH
-        column = min(col0 + column, cols - EACH)  # columns past the edge are not stored
-        own_col = min(col0 + thread, cols - 1)
+        group, column = thread // lanes, thread % lanes * VEC
+        column = min(col0 + column, cols - VEC)  # columns past the edge are not stored
+        bias_col = min(col0 + thread, cols - 1)
 
-        # All that the block needs is asked for before anything is waited for: the row first, which is needed first; but
-        # last where the launch before may still be computing it.
+        # Issue all loads before waiting for any: those of the row first, as it is needed first; but last where the
+        # previous launch may still be computing it.
         if EARLY:
             ptx.griddepcontrol_launch_dependents()
             load_weights(words, weights, group, column)
-            load_norm(own_weight, own_bias, norm_weight, norm_bias, thread)
-            fetch(cache, start, next_weights, next_count, thread)
+            load_norm(thread_weight, thread_bias, norm_weight, norm_bias, thread)
+            prefetch(cache, start, next_weights, next_count, thread)
             ptx.griddepcontrol_wait()
         if NORMED:
             load_row(row, x, lane)
-        for s in u32.range(STAGED):
-            k = min(own_place(thread, s), DEPTH - 1)
+        for s in u32.range(ROW_PER_THREAD):
+            k = min(row_index(thread, s), DEPTH - 1)
             if JOINED:
-                head = k // SIZE
-                at = head * (splits * SIZE) + k - head * SIZE
+                head = k // HEAD_SIZE
+                offset = head * (splits * HEAD_SIZE) + k - head * HEAD_SIZE
                 for split in u32.range(splits):
-                    found[s * splits + split] = x[at + split * SIZE]
+                    split_out[s * splits + split] = x[offset + split * HEAD_SIZE]
             else:
-                own[s] = x[0, k]
+                thread_x[s] = x[0, k]
         if not EARLY:
-            load_norm(own_weight, own_bias, norm_weight, norm_bias, thread)
+            load_norm(thread_weight, thread_bias, norm_weight, norm_bias, thread)
             load_weights(words, weights, group, column)
-        added = float32(bias[own_col])
+        addend = float32(bias[bias_col])
         if WITH_RESIDUAL:
-            added += residual[0, own_col]
-        place = 0
+            addend += residual[0, bias_col]
+        cache_row = 0
         if TO_CACHE:
-            place = uint32(start[0])
+            cache_row = uint32(start[0])
         if not EARLY:
-            fetch(cache, start, next_weights, next_count, thread)
+            prefetch(cache, start, next_weights, next_count, thread)
 
         if NORMED:
             mean, scale = statistics(row, lane)
-            for s in u32.range(STAGED):
-                own[s] = (own[s] - mean) * scale * own_weight[s] + own_bias[s]
+            for s in u32.range(ROW_PER_THREAD):
+                thread_x[s] = (thread_x[s] - mean) * scale * thread_weight[s] + thread_bias[s]
         elif JOINED:
-            # Of each head: what its parts weigh in the whole. norm_weight: their maxima, then their sums.
-            for n in u32.range(HEADS_EACH):
+            # The weight of each split of a head. norm_weight: the splits' maxima, then their sums.
+            for n in u32.range(HEADS_PER_WARP):
                 head = warp + n * WARPS
                 inside = head < heads and lane < splits
-                at = head * splits + lane if inside else 0
-                largest = norm_weight[at] if inside else LOWEST
-                total = norm_weight[at + SHARES]
-                weight = ptx.exp2_approx(largest - warp_max(largest))
+                offset = head * splits + lane if inside else 0
+                split_max = norm_weight[offset] if inside else LEAST_FINITE
+                total = norm_weight[offset + NUM_SPLITS]
+                weight = ptx.exp2_approx(split_max - warp_max(split_max))
                 weight = weight if inside else ZERO
                 weight = weight / warp_sum(weight * total)
                 if inside:
-                    shares[at] = weight
-            cuda.syncthreads()  # the parts of all heads are weighed
-            for s in u32.range(STAGED):
-                at = min(own_place(thread, s), DEPTH - 1) // SIZE * splits
+                    split_weights[offset] = weight
+            cuda.syncthreads()  # the weights of all splits are written
+            for s in u32.range(ROW_PER_THREAD):
+                offset = min(row_index(thread, s), DEPTH - 1) // HEAD_SIZE * splits
                 total = ZERO
                 for split in u32.range(splits):
-                    total += shares[at + split] * found[s * splits + split]
-                own[s] = total
-        for s in u32.range(STAGED):
-            k = own_place(thread, s)
+                    total += split_weights[offset + split] * split_out[s * splits + split]
+                thread_x[s] = total
+        for s in u32.range(ROW_PER_THREAD):
+            k = row_index(thread, s)
             if k < TILE:
-                tile[k] = own[s] if WHOLE or k < DEPTH else ZERO
-        for n in u32.range(EACH):
+                tile[k] = thread_x[s] if EXACT or k < DEPTH else ZERO
+        for n in u32.range(VEC):
             acc[n] = ZERO
-        cuda.syncthreads()  # the row is there
+        cuda.syncthreads()  # the row is staged
         add_products(acc, words, tile, group)
-        for turn in u32.range(1, ROUNDS):
-            load_weights(words, weights, group + turn * SPAN, column)
-            add_products(acc, words, tile, group + turn * SPAN)
+        for round_idx in u32.range(1, ROUNDS):
+            load_weights(words, weights, group + round_idx * ROUND_DEPTH, column)
+            add_products(acc, words, tile, group + round_idx * ROUND_DEPTH)
 
-        kept = fold(acc, lane)
-        if lane & LEFT_OVER == 0:  # of lanes that have kept the same sum, one
-            meeting[warp * COLS + thread % lanes * EACH + kept] = acc[0]
-        cuda.syncthreads()  # the sums of all warps are there
+        lane_col = reduce_scatter(acc, lane)
+        if lane & DUPLICATE_LANES == 0:  # one of the lanes that keep the same sum
+            partials[warp * COLS + thread % lanes * VEC + lane_col] = acc[0]
+        cuda.syncthreads()  # the partial sums of all warps are written
         col = col0 + thread
         if thread < COLS and col < cols:
-            total = added
-            for other in u32.range(WARPS):
-                total += meeting[thread + other * COLS]
+            total = addend
+            for other_warp in u32.range(WARPS):
+                total += partials[thread + other_warp * COLS]
             if WITH_GELU:
                 out[0, col] = gelu_sigmoid(total)
             elif WITH_RESIDUAL or col < DEPTH:
                 out[0, col] = total
-            elif place < u32.shape(cache)[0]:  # a cache that is full stays as it is
-                cache[place, col - DEPTH] = total
+            elif cache_row < u32.shape(cache)[0]:  # a full cache stays as it is
+                cache[cache_row, col - DEPTH] = total
 
     one_row_kernel.uses_pdl = early
     return one_row_kernel
@@ -303,29 +302,29 @@ def make_one_row(half: bool, source: str, after: str, depth: int, lanes: int, th
 
 
 def plan(depth: int, cols: int, half: bool) -> tuple[int, int]:
-    """(lanes, threads) of a block: 16 columns, but 8 of float32 where there would be fewer blocks than SMs; twice the
-    threads where K is long, so that one round takes all of it."""
+    """Return (lanes, threads) of a block: 16 columns, but 8 of float32 where there would be fewer blocks than SMs;
+    twice the threads where K is long, so that one round takes all of it."""
     return 4 if not half and cols >= 2048 else 2, 512 if depth > 1536 else 256
 
 
 def fetches_ahead() -> bool:
-    """Whether the device has the instruction: compute capability 9.0 and later. The CPU device has nothing to fetch."""
+    """Return whether the device has the instruction: compute capability 9.0 and later; not on the CPU device."""
     return device.on_gpu() and tuple(cuda.get_current_device().compute_capability) >= (9, 0)
 
 
 def what_is_ahead(array, otherwise) -> tuple:
-    """A kernel's last two arguments: what it fetches, as one vector, and how many elements; none of `otherwise`."""
+    """Return a kernel's last two arguments: what it prefetches, as a vector, and its size; or `otherwise` and 0."""
     array, count = (otherwise, 0) if array is None else (array, array.size)
     return array.reshape(array.size), np.uint32(count)
 
 
 def allowed(depth: int, cols: int) -> bool:
-    """Whether there is a kernel for weights of this shape."""
-    return depth % 8 == 0 and cols % 8 == 0 and depth <= LONGEST
+    """Return whether there is a kernel for weights of this shape."""
+    return depth % 8 == 0 and cols % 8 == 0 and depth <= MAX_DEPTH
 
 
 def check_one_row(x, weights, bias, out, residual=None, norm=()) -> tuple[int, int, bool]:
-    """(K, N, whether the parameters are float16), or an error that names the argument."""
+    """Return (K, N, whether the parameters are float16), or raise an error that names the argument."""
     dtype = np.dtype(getattr(weights, "dtype", np.float32))
     if dtype not in (np.float32, np.float16):
         raise TypeError(f"weights has dtype {dtype}; float32 and float16 are allowed")
@@ -349,8 +348,8 @@ def check_one_row(x, weights, bias, out, residual=None, norm=()) -> tuple[int, i
 
 def launch(source, after, x, norm, weights, bias, residual, out, cache, start, shape, *, heads=0, splits=0, ahead=None,
            stream=0) -> None:
-    """shape: what check_one_row gives. ahead: an array to be fetched meanwhile, on GPUs that can; the keys and values
-    in the cache always are."""
+    """shape: of check_one_row. ahead: an array to prefetch meanwhile, on GPUs that can; the keys and values in the
+    cache always are."""
     depth, cols, half = shape
     lanes, threads = plan(depth, cols, half)
     fetch = (ahead is not None or after == QKV) and fetches_ahead()

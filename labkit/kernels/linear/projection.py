@@ -48,7 +48,7 @@ def add_bias_kernel(bias, out):
 @rung(kernel=(matmul_pipelined_kernel, matmul_pipelined_any_kernel, add_bias_kernel), needs=matmul_pipelined.needs,
       idea="two launches: the product, then the bias")
 def projection_unfused(x, weights, bias, out, stream=0):
-    """The fastest product of the ladder, and then a kernel that reads what it wrote and adds the bias."""
+    """The fastest product of the ladder, then a kernel that reads its output and adds the bias."""
     _check_projection(x, weights, bias, out)
     matmul_pipelined(x, weights, out, stream=stream)
     _add_bias(bias, out, stream)
@@ -64,20 +64,20 @@ SLICES = 16  # of K: each warp of a block takes one
 
 @cuda.jit
 def projection_few_rows_kernel(x, weights, bias, out):
-    acc = cuda.shared.array((SLICES, 32), float32)
-    lane, part = u32.threadIdx.x, u32.threadIdx.y
+    partials = cuda.shared.array((SLICES, 32), float32)
+    lane, warp = u32.threadIdx.x, u32.threadIdx.y
     row, col = u32.blockIdx.y, u32.blockIdx.x * 32 + lane
     depth, cols = u32.shape(x)[1], u32.shape(out)[1]
     total = ZERO
     if col < cols:
-        for k in u32.range(part, depth, SLICES):
+        for k in u32.range(warp, depth, SLICES):
             total += x[row, k] * weights[k, col]  # neighbours read neighbours; x[row, k] is the same for all
-    acc[part, lane] = total
+    partials[warp, lane] = total
     cuda.syncthreads()
-    if part == 0 and col < cols:
+    if warp == 0 and col < cols:
         total = bias[col]
-        for other in range(SLICES):
-            total += acc[other, lane]
+        for i in range(SLICES):
+            total += partials[i, lane]
         out[row, col] = total
 
 
@@ -103,12 +103,12 @@ def projection_naive_kernel(x, weights, bias, out):
 
 @rung(kernel=projection_naive_kernel, idea="one thread an element", sizes="at most 65,535 rows")
 def projection_naive(x, weights, bias, out, stream=0):
-    """One thread computes one element: a whole dot product, and the bias before it."""
+    """One thread computes one element: a whole dot product that starts from the bias."""
     rows, cols = _check_projection(x, weights, bias, out)
     projection_naive_kernel[blocks_for((cols, rows), (BLOCK, 1)), (BLOCK, 1), stream](x, weights, bias, out)
 
 
-FEW = 8  # rows, from which on a tile of the product is worth its while
+FEW = 8  # rows from which on tiles are faster
 
 
 def projection(x, weights, bias, out, stream=0):
@@ -175,7 +175,7 @@ def logits_warp_kernel(x, table, out):
 
 @rung(kernel=logits_warp_kernel, idea="one warp a logit, along the row of the table", sizes="at most 65,535 rows")
 def logits_warp(x, table, out, stream=0):
-    """As naive, but a warp walks along the token's row together, so that neighbours read neighbours."""
+    """As naive, but a warp shares a row of the table, so that neighbours read neighbours."""
     rows, cols = _check_logits(x, table, out)
     logits_warp_kernel[blocks_for((cols, rows), (WARPS, 1)), (32, WARPS), stream](x, table, out)
 

@@ -1,9 +1,9 @@
-"""Linear layers of few rows, out = x @ weight.T, that stream the weights: what a decoder's step spends its time on.
+"""Linear layers of few rows, out = x @ weight.T, that stream the weights: most of the time of a decoder's step.
 
 Shapes  x (T, K), weight (N, K) as files have it, bias (N,), out (T, N); float32, or bfloat16 in arrays of uint16; out
         may also be float32 where x is bfloat16 (logits). Accumulators in float32
 Sizes   any for `thread` and `warp`; K a multiple of 8 (bfloat16) or 4 (float32) where 128 bits are loaded at once
-Work    2*T*N*K flop; 2*N*K bytes of weights, beside which the rest is little
+Work    2*T*N*K flop; 2*N*K bytes of weights; the rest is negligible
 Source  Little, "A Proof for the Queuing Formula: L = lambda W" (1961); PTX ISA, "Matrix Fragments for mma.m16n8k16"
 
 One token needs every weight for a single product, so that the time is that of reading the weights, if enough bytes are
@@ -22,7 +22,7 @@ used, 512 threads have 64 KB in flight: a layer of 2,048 outputs, 128 blocks, ne
 
 Registers are those that ptxas counts for sm_90, without spills.
 
-For more tokens the sums must be quick as well: while a weight arrives, an H200's ordinary cores have time for 13 FMAs
+For more tokens arithmetic matters as well: while a weight arrives, an H200's CUDA cores have time for 13 FMAs
 at their peak, besides unpacking it, and its tensor cores for some 200. A token needs one.
 """
 
@@ -47,25 +47,25 @@ WARPS = 4  # of a block that computes an output with a warp
 
 @cuda.jit(device=True)
 def gate_row(i):
-    """The row of a gate among eight gates and eight ups in turns; that of its up is GROUP further."""
+    """Return the row of a gate where groups of eight gates and of their ups alternate; its up is GROUP further."""
     return i // GROUP * (2 * GROUP) + i % GROUP
 
 
 def make_epilogue(element: Element, out_element: Element, bias: bool):
-    """A device function: a sum becomes an element of out."""
-    number, to_out = element.number, out_element.element
+    """A device function: turn a sum into an element of out."""
+    to_float, to_element = element.number, out_element.element
 
     @cuda.jit(device=True)
     def epilogue(total, bias_of, col):
         if bias:
-            total += number(bias_of[col])
-        return to_out(total)
+            total += to_float(bias_of[col])
+        return to_element(total)
 
     return epilogue
 
 
 def make_dot(element: Element):
-    """A device function: total + the products of two loads of 128 bits, one after the other."""
+    """A device function: total + the dot product of two 128-bit vectors, in order."""
     bf16 = element is BFLOAT16
 
     @cuda.jit(device=True)
@@ -88,15 +88,15 @@ def make_dot(element: Element):
 
 @kernel_factory
 def make_thread(element: Element, out_element: Element, *, bias: bool = False, swiglu: bool = False):
-    epilogue, number = make_epilogue(element, out_element, bias), element.number
-    combine, to_out = SWIGLU[element], out_element.element
+    epilogue, to_float = make_epilogue(element, out_element, bias), element.number
+    combine, to_element = SWIGLU[element], out_element.element
 
     @cuda.jit(device=True)
-    def product(x, weight, row, col):
+    def dot(x, weight, row, col):
         depth = u32.shape(x)[1]
         total = ZERO
         for k in u32.range(depth):
-            total += number(x[row, k]) * number(weight[col, k])
+            total += to_float(x[row, k]) * to_float(weight[col, k])
         return total
 
     @cuda.jit
@@ -105,30 +105,29 @@ def make_thread(element: Element, out_element: Element, *, bias: bool = False, s
         if col < u32.shape(out)[1]:
             if swiglu:
                 gate = gate_row(col)
-                out[row, col] = to_out(combine(product(x, weight, row, gate),
-                                               product(x, weight, row, gate + GROUP)))
+                out[row, col] = to_element(combine(dot(x, weight, row, gate), dot(x, weight, row, gate + GROUP)))
             else:
-                out[row, col] = epilogue(product(x, weight, row, col), bias_of, col)
+                out[row, col] = epilogue(dot(x, weight, row, col), bias_of, col)
 
     return streamed_thread_kernel
 
 
 @kernel_factory
 def make_thread_wide(element: Element, out_element: Element, *, bias: bool = False, swiglu: bool = False):
-    """As make_thread with 128-bit loads and a sum for each number of a load: for the CPU device, where one thread runs
-    after the other, and an addition need not wait for the one before."""
-    epilogue, combine, to_out = make_epilogue(element, out_element, bias), SWIGLU[element], out_element.element
+    """As make_thread with 128-bit loads and an accumulator for each element of a load: for the CPU device, where one
+    thread runs after the other, and additions are then independent."""
+    epilogue, combine, to_element = make_epilogue(element, out_element, bias), SWIGLU[element], out_element.element
     bf16 = element is BFLOAT16
 
     @cuda.jit(device=True)
-    def product(x, weight, row, col):
+    def dot(x, weight, row, col):
         depth = u32.shape(x)[1]
-        x_at, w_at = row * depth, col * depth
-        end = x_at + depth
+        x_offset, w_offset = row * depth, col * depth
+        end = x_offset + depth
         a, b, c, d, e, f, g, h = ZERO, ZERO, ZERO, ZERO, ZERO, ZERO, ZERO, ZERO
-        while x_at < end:
-            x0, x1, x2, x3 = ptx.load_nc4(x, x_at)
-            w0, w1, w2, w3 = ptx.load_nc4(weight, w_at)
+        while x_offset < end:
+            x0, x1, x2, x3 = ptx.load_nc4(x, x_offset)
+            w0, w1, w2, w3 = ptx.load_nc4(weight, w_offset)
             if bf16:
                 p0, q0 = ptx.unpack_bf162(x0)
                 p1, q1 = ptx.unpack_bf162(x1)
@@ -146,13 +145,13 @@ def make_thread_wide(element: Element, out_element: Element, *, bias: bool = Fal
                 f += q1 * s1
                 g += q2 * s2
                 h += q3 * s3
-                x_at, w_at = x_at + 8, w_at + 8
+                x_offset, w_offset = x_offset + 8, w_offset + 8
             else:
                 a += x0 * w0
                 b += x1 * w1
                 c += x2 * w2
                 d += x3 * w3
-                x_at, w_at = x_at + 4, w_at + 4
+                x_offset, w_offset = x_offset + 4, w_offset + 4
         return ((a + b) + (c + d)) + ((e + f) + (g + h))
 
     @cuda.jit
@@ -161,10 +160,9 @@ def make_thread_wide(element: Element, out_element: Element, *, bias: bool = Fal
         if col < u32.shape(out)[1]:
             if swiglu:
                 gate = gate_row(col)
-                out[row, col] = to_out(combine(product(x, weight, row, gate),
-                                               product(x, weight, row, gate + GROUP)))
+                out[row, col] = to_element(combine(dot(x, weight, row, gate), dot(x, weight, row, gate + GROUP)))
             else:
-                out[row, col] = epilogue(product(x, weight, row, col), bias_of, col)
+                out[row, col] = epilogue(dot(x, weight, row, col), bias_of, col)
 
     return streamed_thread_wide_kernel
 
@@ -174,15 +172,15 @@ def make_thread_wide(element: Element, out_element: Element, *, bias: bool = Fal
 
 @kernel_factory
 def make_warp(element: Element, out_element: Element, *, bias: bool = False, swiglu: bool = False):
-    epilogue, number = make_epilogue(element, out_element, bias), element.number
-    combine, to_out = SWIGLU[element], out_element.element
+    epilogue, to_float = make_epilogue(element, out_element, bias), element.number
+    combine, to_element = SWIGLU[element], out_element.element
 
     @cuda.jit(device=True)
-    def product(x, weight, row, col, lane):
+    def dot(x, weight, row, col, lane):
         depth = u32.shape(x)[1]
         total = ZERO
         for k in u32.range(lane, depth, 32):
-            total += number(x[row, k]) * number(weight[col, k])
+            total += to_float(x[row, k]) * to_float(weight[col, k])
         return warp_sum(total)
 
     @cuda.jit
@@ -192,12 +190,12 @@ def make_warp(element: Element, out_element: Element, *, bias: bool = False, swi
         if col < u32.shape(out)[1]:  # the same for all lanes of a warp
             if swiglu:
                 gate = gate_row(col)
-                first = product(x, weight, row, gate, lane)
-                second = product(x, weight, row, gate + GROUP, lane)
+                gate_sum = dot(x, weight, row, gate, lane)
+                up_sum = dot(x, weight, row, gate + GROUP, lane)
                 if lane == 0:
-                    out[row, col] = to_out(combine(first, second))
+                    out[row, col] = to_element(combine(gate_sum, up_sum))
             else:
-                total = product(x, weight, row, col, lane)
+                total = dot(x, weight, row, col, lane)
                 if lane == 0:
                     out[row, col] = epilogue(total, bias_of, col)
 
@@ -206,9 +204,9 @@ def make_warp(element: Element, out_element: Element, *, bias: bool = False, swi
 
 @kernel_factory
 def make_wide(element: Element, out_element: Element, outputs: int, *, bias: bool = False):
-    """A warp computes `outputs` neighbouring outputs: so many loads of weights are in flight, and x is read once."""
+    """A warp computes `outputs` neighbouring outputs: it has as many loads of weights in flight, and reads x once."""
     epilogue, dot = make_epilogue(element, out_element, bias), make_dot(element)
-    OUTPUTS, EACH = outputs, element.per_load
+    OUTPUTS, VEC = outputs, element.per_load
 
     @cuda.jit
     def streamed_wide_kernel(x, weight, bias_of, out):
@@ -217,15 +215,15 @@ def make_wide(element: Element, out_element: Element, outputs: int, *, bias: boo
         rows, depth = u32.shape(weight)[0], u32.shape(x)[1]
         if col < rows:  # the same for all lanes of a warp
             totals = cuda.local.array(OUTPUTS, float32)
-            at = cuda.local.array(OUTPUTS, uint32)
+            w_offsets = cuda.local.array(OUTPUTS, uint32)
             for i in u32.range(OUTPUTS):
                 totals[i] = ZERO
-                at[i] = min(col + i, rows - 1) * depth
-            x_at = row * depth
-            for k in u32.range(lane * EACH, depth, 32 * EACH):
-                numbers = ptx.load_nc4(x, x_at + k)
+                w_offsets[i] = min(col + i, rows - 1) * depth
+            x_offset = row * depth
+            for k in u32.range(lane * VEC, depth, 32 * VEC):
+                x_vec = ptx.load_nc4(x, x_offset + k)
                 for i in u32.range(OUTPUTS):
-                    totals[i] = dot(totals[i], ptx.load_nc4(weight, at[i] + k), numbers)
+                    totals[i] = dot(totals[i], ptx.load_nc4(weight, w_offsets[i] + k), x_vec)
             for i in u32.range(OUTPUTS):
                 total = warp_sum(totals[i])
                 if lane == 0 and col + i < rows:
@@ -239,31 +237,31 @@ def make_wide(element: Element, out_element: Element, outputs: int, *, bias: boo
 TENSOR_WARPS = 16  # of a block; they share K
 TENSOR_THREADS = 32 * TENSOR_WARPS
 STEP = 32  # of K: two products of 16
-STEPS = 4  # that a warp takes before the next warp's begin: 256 bytes of a row
-TURN = STEPS * STEP
-PITCH = 20  # of 16 sums of a token: lanes that store a product's accumulators find 32 different banks
+STEPS = 4  # that are consecutive for a warp: 256 bytes of a row
+WARP_DEPTH = STEPS * STEP
+PITCH = 20  # of 16 sums of a token: lanes that store a product's accumulators hit 32 different banks
 
 
-def make_eight(load):
-    """A device function: eight numbers of a row of a matrix from k on; zeros if not inside."""
+def make_load_16_bytes(load):
+    """A device function: load eight elements of a row of a matrix from k on; zeros if not inside."""
 
     @cuda.jit(device=True)
-    def eight(matrix, row, k, inside):
+    def load_16_bytes(matrix, row, k, inside):
         a, b, c, d = load(matrix, row * u32.shape(matrix)[1] + k if inside else 0)
         return a if inside else 0, b if inside else 0, c if inside else 0, d if inside else 0
 
-    return eight
+    return load_16_bytes
 
 
-FIRST_BLOCKS = 264  # that an H200 holds at once: those after them begin when the kernel before has ended
+FIRST_WAVE = 264  # blocks that an H200 holds at once: later ones begin when the previous kernel has ended
 
 
 @cuda.jit(device=True)
-def fetch_rows(weight, first, count, thread):
-    """Brings so many rows of the weights to L2, one by each thread. Loads to registers would have to arrive before
-    griddepcontrol.wait: in the first version of this they did, and a block waited for memory twice."""
-    row = first + thread
-    if u32.blockIdx.x < FIRST_BLOCKS and thread < count and row < u32.shape(weight)[0]:
+def prefetch_rows(weight, row0, count, thread):
+    """Prefetch `count` rows of the weights into L2, one for each thread. Loads to registers would have to arrive before
+    griddepcontrol.wait: in a first version they did, and a block waited for memory twice."""
+    row = row0 + thread
+    if u32.blockIdx.x < FIRST_WAVE and thread < count and row < u32.shape(weight)[0]:
         depth = u32.shape(weight)[1]
         ptx.prefetch_l2(weight, row * depth, 2 * depth)
 
@@ -275,102 +273,100 @@ def make_tensor(token_tiles: int, row_tiles: int, *, out_element: Element = BFLO
 
     The weights are the left factor, whose tile has 16 rows, and tokens are the columns, in eights: one token costs no
     more than a tile of eight. As in make_skinny_half, both factors take K in an order that suits the loads: of each 32
-    steps, lane q of four holds steps 8q to 8q + 7, one load of 16 bytes, its words in turn first and second word of two
-    products. So weights come straight from memory, and are used where they land.
+    steps, lane q of four holds steps 8q to 8q + 7, one load of 16 bytes, whose words alternate as first and second
+    register of two products. So weights are loaded from global memory straight into fragments.
 
-    Addresses beyond an edge are replaced and what was loaded there by zeros: without a branch, the compiler asks for
-    eight loads of weights in a row. Which warp adds what, and in which order, depends on K only: an output has the same
-    bits for any number of tokens and any tiles.
+    Addresses beyond an edge are clamped, and what was loaded there is replaced by zeros: without a branch, the
+    compiler issues eight loads of weights in a row. Which warp adds what, and in which order, depends on K only: an
+    output has the same bits for any number of tokens and any tiles.
 
-    early: its weights travel to L2 while the kernel before it ends; see kernels/pdl.py.
+    early: its weights are prefetched into L2 while the previous kernel ends; see kernels/pdl.py.
     """
     TILES, ROW_TILES = token_tiles, row_tiles
     TOKENS = 8 * token_tiles
     BATCH = STEPS // row_tiles  # steps whose loads are in flight together: eight loads of weights
     BATCHES = row_tiles
-    ACCUMULATORS, X_WORDS, W_WORDS = 4 * TILES * ROW_TILES, 4 * TILES * BATCH, 8 * STEPS
-    MEETING = TENSOR_WARPS * TOKENS * PITCH
+    ACCUMULATORS, X_REGS, W_REGS = 4 * TILES * ROW_TILES, 4 * TILES * BATCH, 8 * STEPS
+    NUM_PARTIALS = TENSOR_WARPS * TOKENS * PITCH
     OUTPUTS = TOKENS * (GROUP if swiglu else 16)
-    ACROSS = GROUP if swiglu else 16  # columns of out for 16 rows of weights
-    epilogue, combine, to_out = make_epilogue(BFLOAT16, out_element, bias), SWIGLU[BFLOAT16], out_element.element
+    TILE_COLS = GROUP if swiglu else 16  # columns of out for 16 rows of weights
+    epilogue, combine, to_element = make_epilogue(BFLOAT16, out_element, bias), SWIGLU[BFLOAT16], out_element.element
     BLOCKS = 2 if token_tiles == row_tiles == 1 else 1  # of an SM: 64 registers a thread, or 128
     EARLY = early
-    eight_weights, eight_of_x = make_eight(ptx.load_nc4), make_eight(load_of(early))
+    load_w, load_x = make_load_16_bytes(ptx.load_nc4), make_load_16_bytes(load_of(early))
 
     @cuda.jit(device=True)
-    def total_of(meeting, token, row):
+    def reduce_warps(partials, token, row):
         total = ZERO
         for warp in u32.range(TENSOR_WARPS):
-            total += meeting[(warp * TOKENS + token) * PITCH + row]
+            total += partials[(warp * TOKENS + token) * PITCH + row]
         return total
 
     @cuda.jit(launch_bounds=(TENSOR_THREADS, BLOCKS))
     def streamed_tensor_kernel(x, weight, bias_of, out):
-        meeting = cuda.shared.array(MEETING, float32)
+        partials = cuda.shared.array(NUM_PARTIALS, float32)
         acc = cuda.local.array(ACCUMULATORS, float32)
-        w_words = cuda.local.array(W_WORDS, uint32)
-        x_words = cuda.local.array(X_WORDS, uint32)
+        w_frag = cuda.local.array(W_REGS, uint32)
+        x_frag = cuda.local.array(X_REGS, uint32)
         thread = u32.threadIdx.x
         lane, warp = thread % 32, thread // 32
-        down, q = lane // 4, lane % 4
-        first_row = u32.blockIdx.x * (16 * ROW_TILES)
-        first_token = u32.blockIdx.y * TOKENS
+        group_id, q = lane // 4, lane % 4
+        row0 = u32.blockIdx.x * (16 * ROW_TILES)
+        token0 = u32.blockIdx.y * TOKENS
         rows, depth, tokens = u32.shape(weight)[0], u32.shape(weight)[1], u32.shape(x)[0]
         for i in u32.range(ACCUMULATORS):
             acc[i] = ZERO
         if EARLY:
             ptx.griddepcontrol_launch_dependents()
-            fetch_rows(weight, first_row, 16 * ROW_TILES, thread)
+            prefetch_rows(weight, row0, 16 * ROW_TILES, thread)
             ptx.griddepcontrol_wait()
 
-        for start in u32.range(warp * TURN, depth, TENSOR_WARPS * TURN):
+        for k0 in u32.range(warp * WARP_DEPTH, depth, TENSOR_WARPS * WARP_DEPTH):
             for batch in u32.range(BATCHES):
-                k = start + batch * BATCH * STEP + q * 8
+                k = k0 + batch * BATCH * STEP + q * 8
                 for s in u32.range(BATCH):
                     inside = k + s * STEP < depth
                     for j in u32.range(ROW_TILES):
-                        row = first_row + 16 * j + down
-                        upper = eight_weights(weight, min(row, rows - 1), k + s * STEP,
-                                              inside)
-                        lower = eight_weights(weight, min(row + 8, rows - 1),
-                                              k + s * STEP, inside)
+                        row = row0 + 16 * j + group_id
+                        w_vec = load_w(weight, min(row, rows - 1), k + s * STEP, inside)
+                        w_vec8 = load_w(weight, min(row + 8, rows - 1), k + s * STEP, inside)
                         for n in u32.range(4):
-                            w_words[(s * ROW_TILES + j) * 8 + 2 * n] = upper[n]
-                            w_words[(s * ROW_TILES + j) * 8 + 2 * n + 1] = lower[n]
+                            w_frag[(s * ROW_TILES + j) * 8 + 2 * n] = w_vec[n]
+                            w_frag[(s * ROW_TILES + j) * 8 + 2 * n + 1] = w_vec8[n]
                 for s in u32.range(BATCH):
                     for i in u32.range(TILES):
-                        token = first_token + 8 * i + down
+                        token = token0 + 8 * i + group_id
                         inside = token < tokens and k + s * STEP < depth
-                        four = eight_of_x(x, token, k + s * STEP, inside)
+                        x_vec = load_x(x, token, k + s * STEP, inside)
                         for n in u32.range(4):
-                            x_words[(s * TILES + i) * 4 + n] = four[n]
+                            x_frag[(s * TILES + i) * 4 + n] = x_vec[n]
                 for s in u32.range(BATCH):
                     for half in range(2):
                         for j in u32.range(ROW_TILES):
-                            at = (s * ROW_TILES + j) * 8 + 4 * half
+                            i_w = (s * ROW_TILES + j) * 8 + 4 * half
                             for i in u32.range(TILES):
                                 add_product_bf16(acc, (j * TILES + i) * 4,
-                                                 w_words[at], w_words[at + 1], w_words[at + 2], w_words[at + 3],
-                                                 x_words[(s * TILES + i) * 4 + 2 * half],
-                                                 x_words[(s * TILES + i) * 4 + 2 * half + 1])
+                                                 w_frag[i_w], w_frag[i_w + 1], w_frag[i_w + 2], w_frag[i_w + 3],
+                                                 x_frag[(s * TILES + i) * 4 + 2 * half],
+                                                 x_frag[(s * TILES + i) * 4 + 2 * half + 1])
 
         for j in u32.range(ROW_TILES):
             if j > 0:
-                cuda.syncthreads()  # the sums of the rows before have been read
+                cuda.syncthreads()  # the partial sums of the previous rows have been read
             for i in u32.range(TILES):
-                for n in u32.range(4):  # rows `down` and 8 below, tokens 2q and the next
+                for n in u32.range(4):  # rows group_id and group_id + 8, tokens 2q and 2q + 1
                     token = warp * TOKENS + (8 * i + n % 2) + q * 2
-                    meeting[token * PITCH + down + n // 2 * 8] = acc[(j * TILES + i) * 4 + n]
-            cuda.syncthreads()  # the sums of all warps are there
-            for number in u32.range(thread, OUTPUTS, TENSOR_THREADS):
-                token, place = number // ACROSS, number % ACROSS
-                row = first_token + token
-                col = (first_row + 16 * j) // (16 // ACROSS) + place
+                    partials[token * PITCH + group_id + n // 2 * 8] = acc[(j * TILES + i) * 4 + n]
+            cuda.syncthreads()  # the partial sums of all warps are written
+            for idx in u32.range(thread, OUTPUTS, TENSOR_THREADS):
+                token, tile_row = idx // TILE_COLS, idx % TILE_COLS
+                row = token0 + token
+                col = (row0 + 16 * j) // (16 // TILE_COLS) + tile_row
                 if row < tokens and col < u32.shape(out)[1]:
-                    total = total_of(meeting, token, place)
+                    total = reduce_warps(partials, token, tile_row)
                     if swiglu:
-                        up = total_of(meeting, token, place + GROUP)
-                        out[row, col] = to_out(combine(total, up))
+                        up = reduce_warps(partials, token, tile_row + GROUP)
+                        out[row, col] = to_element(combine(total, up))
                     else:
                         out[row, col] = epilogue(total, bias_of, col)
 
@@ -410,7 +406,7 @@ def check_linear(x, weight, bias, out, *, swiglu: bool = False) -> tuple:
 
 
 def loads_whole(x, weight) -> bool:
-    """Whether 128-bit loads can read the rows of both."""
+    """Return whether 128-bit loads can read the rows of both."""
     return x.shape[1] % ELEMENTS[np.dtype(x.dtype)].per_load == 0 and aligned(x, weight)
 
 
@@ -439,13 +435,13 @@ def by_wide_warp(x, weight, bias, out, elements, outputs: int, stream=0) -> None
     kernel[grid, (32, WARPS), stream](x, weight, out if bias is None else bias, out)
 
 
-MANY_ROWS, SOME_ROWS = 4096, 3072  # of the weights: from here on there are blocks enough with 32 rows each
+MANY_ROWS, SOME_ROWS = 4096, 3072  # of the weights: from here on there are enough blocks of 32 rows each
 
 
 def tiles_for(tokens: int, rows: int) -> tuple[int, int]:
-    """(tiles of 8 tokens, of 16 rows of weights) of a block. A block reads all of x, from the L2: with more than eight
-    tokens, two tiles of weights halve that, as long as the SMs have a block each; with more than 16 also where half of
-    them have none."""
+    """Return (tiles of 8 tokens, of 16 rows of weights) of a block. A block reads all of x from L2: with more than 8
+    tokens, two tiles of weights halve that traffic, as long as each SM has a block; with more than 16, also where half
+    of them have none."""
     token_tiles = next((tiles for tiles in (1, 2, 4) if tokens <= 8 * tiles), 4)
     many = rows >= (SOME_ROWS if token_tiles == 4 else MANY_ROWS)
     return token_tiles, 2 if token_tiles > 1 and many else 1
@@ -473,7 +469,7 @@ def streamed_thread(x, weight, out, stream=0):
 @rung(kernel=make_warp(BFLOAT16, BFLOAT16), idea="one warp an output, along a row of the weights",
       sizes="at most 65,535 rows")
 def streamed_warp(x, weight, out, stream=0):
-    """As thread, but a warp walks along a row together, so that neighbours read neighbours."""
+    """As thread, but a warp shares a row, so that neighbours read neighbours."""
     by_warp(x, weight, None, out, check_linear(x, weight, None, out), stream=stream)
 
 

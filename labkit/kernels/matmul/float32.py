@@ -17,13 +17,13 @@ from labkit.device import ptx
 from labkit.kernels.arguments import aligned, blocks_for, check_array, dynamic_shared
 from labkit.kernels.matmul.float32_tiles import (
     A_STRIDE,
+    BLOCK_K,
+    BLOCK_TILE,
     IN_FLIGHT,
     PAIR,
     RING,
     STAGES,
-    STEPS,
     STRIDE,
-    WIDE,
     add_products,
     add_products_serpentine,
     copy_pair,
@@ -144,40 +144,40 @@ def make_matmul_register_blocked(thread_tile: int):
         a_tile = cuda.shared.array((tile, DEPTH), float32)
         b_tile = cuda.shared.array((DEPTH, tile), float32)
         acc = cuda.local.array(count, float32)  # every index is a constant once the loops are unrolled: registers
-        a_part = cuda.local.array(thread_tile, float32)
-        b_part = cuda.local.array(thread_tile, float32)
+        a_frag = cuda.local.array(thread_tile, float32)
+        b_frag = cuda.local.array(thread_tile, float32)
         x, y = u32.threadIdx.x, u32.threadIdx.y
         thread = y * 16 + x
-        top = u32.blockIdx.y * tile
-        left = u32.blockIdx.x * tile
+        row0 = u32.blockIdx.y * tile
+        col0 = u32.blockIdx.x * tile
         rows, depth, cols = u32.shape(a)[0], u32.shape(a)[1], u32.shape(b)[1]
         for i in u32.range(count):
             acc[i] = float32(0.0)
 
         for start in u32.range(0, depth, DEPTH):
             for i in u32.range(copies):
-                place = thread + i * 256
-                r, c = place // DEPTH, place % DEPTH
-                inside = top + r < rows and start + c < depth
-                a_tile[r, c] = a[top + r, start + c] if inside else float32(0.0)
+                index = thread + i * 256
+                r, c = index // DEPTH, index % DEPTH
+                inside = row0 + r < rows and start + c < depth
+                a_tile[r, c] = a[row0 + r, start + c] if inside else float32(0.0)
             for i in u32.range(copies):
-                place = thread + i * 256
-                r, c = place // tile, place % tile
-                inside = start + r < depth and left + c < cols
-                b_tile[r, c] = b[start + r, left + c] if inside else float32(0.0)
+                index = thread + i * 256
+                r, c = index // tile, index % tile
+                inside = start + r < depth and col0 + c < cols
+                b_tile[r, c] = b[start + r, col0 + c] if inside else float32(0.0)
             cuda.syncthreads()  # both tiles are complete
             for k in range(DEPTH):
                 for i in u32.range(thread_tile):
-                    a_part[i] = a_tile[y + 16 * i, k]
-                    b_part[i] = b_tile[k, x + 16 * i]
-                for i in u32.range(thread_tile):  # 2 * thread_tile numbers loaded, for their products
+                    a_frag[i] = a_tile[y + 16 * i, k]
+                    b_frag[i] = b_tile[k, x + 16 * i]
+                for i in u32.range(thread_tile):  # 2 * thread_tile elements loaded for thread_tile^2 products
                     for j in u32.range(thread_tile):
-                        acc[i * thread_tile + j] += a_part[i] * b_part[j]
+                        acc[i * thread_tile + j] += a_frag[i] * b_frag[j]
             cuda.syncthreads()  # both tiles are free to overwrite
 
         for i in u32.range(thread_tile):
             for j in u32.range(thread_tile):
-                row, col = top + y + 16 * i, left + x + 16 * j
+                row, col = row0 + y + 16 * i, col0 + x + 16 * j
                 if row < rows and col < cols:
                     out[row, col] = acc[i * thread_tile + j]
 
@@ -191,14 +191,14 @@ matmul_register_blocked_16_kernel = make_matmul_register_blocked(16)
 
 @rung(kernel=matmul_register_blocked_4_kernel, idea="a thread computes 4 x 4 elements, in registers")
 def matmul_register_blocked_4(a, b, out, stream=0):
-    """As tiled, but a thread computes 4 x 4 elements of a 64 x 64 tile: 8 numbers from shared memory feed 16 products,
+    """As tiled, but a thread computes 4 x 4 elements of a 64 x 64 tile: 8 elements from shared memory feed 16 products,
     where tiled loads 2 for 1."""
     _launch_register_blocked(matmul_register_blocked_4_kernel, 4, a, b, out, stream)
 
 
 @rung(kernel=matmul_register_blocked_kernel, idea="a thread computes 8 x 8 elements")
 def matmul_register_blocked(a, b, out, stream=0):
-    """As register_blocked_4, but 8 x 8 elements of a 128 x 128 tile: 16 numbers feed 64 products."""
+    """As register_blocked_4, but 8 x 8 elements of a 128 x 128 tile: 16 loaded elements feed 64 products."""
     _launch_register_blocked(matmul_register_blocked_kernel, 8, a, b, out, stream)
 
 
@@ -206,7 +206,7 @@ def matmul_register_blocked(a, b, out, stream=0):
       failed="13.2 TFLOP/s on an H200, where 8 x 8 elements gave 27.9: a thread has 255 registers, too few for 256 "
              "accumulators, and some of them live in memory")
 def matmul_register_blocked_16(a, b, out, stream=0):
-    """As register_blocked, but 16 x 16 elements of a 256 x 256 tile: 32 numbers would feed 256 products."""
+    """As register_blocked, but 16 x 16 elements of a 256 x 256 tile: 32 loaded elements would feed 256 products."""
     _launch_register_blocked(matmul_register_blocked_16_kernel, 16, a, b, out, stream)
 
 
@@ -217,157 +217,157 @@ def _launch_register_blocked(kernel, thread_tile, a, b, out, stream):
 
 # --- 128 bits at a time -----------------------------------------------------------------------------------------------
 
-TILES = DEPTH * (A_STRIDE + WIDE)  # numbers in a pair of tiles: that of a, then that of b
-TWO_PAIRS = 2 * TILES
+TILES_SIZE = DEPTH * (A_STRIDE + BLOCK_TILE)  # elements in a pair of tiles: that of a, then that of b
+TWO_PAIRS_SIZE = 2 * TILES_SIZE
 
 
-def _four_at_a_time(wide: bool):
-    return (load_four, store_four) if wide else (load_four_scalar, store_four_scalar)
+def _vec4_or_scalar(vec4: bool):
+    return (load_four, store_four) if vec4 else (load_four_scalar, store_four_scalar)
 
 
-def make_matmul_vectorized(wide: bool):
-    """wide: the rows of all three matrices begin at multiples of 16 bytes."""
-    load, store = _four_at_a_time(wide)
+def make_matmul_vectorized(vec4: bool):
+    """vec4: load and store 128 bits at a time; the rows of all three matrices begin at multiples of 16 bytes."""
+    load, store = _vec4_or_scalar(vec4)
 
     @cuda.jit(launch_bounds=(256, 2))
     def matmul_vectorized_kernel(a, b, out):
-        shared = cuda.shared.array(TILES, float32)
+        shared = cuda.shared.array(TILES_SIZE, float32)
         acc = cuda.local.array(64, float32)
-        a_part = cuda.local.array(8, float32)
-        b_part = cuda.local.array(8, float32)
+        a_frag = cuda.local.array(8, float32)
+        b_frag = cuda.local.array(8, float32)
         thread = u32.threadIdx.x
-        top = u32.blockIdx.y * WIDE
-        left = u32.blockIdx.x * WIDE
+        row0 = u32.blockIdx.y * BLOCK_TILE
+        col0 = u32.blockIdx.x * BLOCK_TILE
         depth = u32.shape(a)[1]
-        row, col = thread // 16 * 4, thread % 16 * 4  # of its tile
-        a_row, a_col = thread // 2, thread % 2 * 4  # what it loads of a
+        row, col = thread // 16 * 4, thread % 16 * 4  # of its thread tile
+        a_row, a_col = thread // 2, thread % 2 * 4  # what the thread loads of a
         b_row, b_col = thread // 32, thread % 32 * 4  # and of b
-        a_to = a_col * A_STRIDE + a_row
-        b_to = DEPTH * A_STRIDE + b_row * WIDE + b_col
+        a_dst = a_col * A_STRIDE + a_row
+        b_dst = DEPTH * A_STRIDE + b_row * BLOCK_TILE + b_col
         for i in u32.range(64):
             acc[i] = float32(0.0)
 
         for start in u32.range(0, depth, DEPTH):
-            p, q, r, s = load(a, top + a_row, start + a_col)
-            shared[a_to], shared[a_to + A_STRIDE] = p, q  # a row of a becomes a column
-            shared[a_to + 2 * A_STRIDE], shared[a_to + 3 * A_STRIDE] = r, s
-            p, q, r, s = load(b, start + b_row, left + b_col)
-            ptx.store_shared4(shared, b_to, p, q, r, s)
+            p, q, r, s = load(a, row0 + a_row, start + a_col)
+            shared[a_dst], shared[a_dst + A_STRIDE] = p, q  # a row of a becomes a column
+            shared[a_dst + 2 * A_STRIDE], shared[a_dst + 3 * A_STRIDE] = r, s
+            p, q, r, s = load(b, start + b_row, col0 + b_col)
+            ptx.store_shared4(shared, b_dst, p, q, r, s)
             cuda.syncthreads()  # both tiles are complete
-            a_at, b_at = row, DEPTH * A_STRIDE + col
-            while a_at < DEPTH * A_STRIDE:
-                read_eight(shared, a_at, 64, a_part)
-                read_eight(shared, b_at, 64, b_part)
-                add_products(acc, a_part, b_part)
-                a_at, b_at = a_at + A_STRIDE, b_at + WIDE
+            a_offset, b_offset = row, DEPTH * A_STRIDE + col
+            while a_offset < DEPTH * A_STRIDE:
+                read_eight(shared, a_offset, 64, a_frag)
+                read_eight(shared, b_offset, 64, b_frag)
+                add_products(acc, a_frag, b_frag)
+                a_offset, b_offset = a_offset + A_STRIDE, b_offset + BLOCK_TILE
             cuda.syncthreads()  # both tiles are free to overwrite
 
         for i in u32.range(8):
-            out_row = top + row + (i // 4 * 64 + i % 4)
+            out_row = row0 + row + (i // 4 * 64 + i % 4)
             for j in u32.range(0, 8, 4):
                 n = i * 8 + j
-                store(out, out_row, left + col + j * 16, acc[n], acc[n + 1], acc[n + 2], acc[n + 3])
+                store(out, out_row, col0 + col + j * 16, acc[n], acc[n + 1], acc[n + 2], acc[n + 3])
 
     return matmul_vectorized_kernel
 
 
-matmul_vectorized_kernel = make_matmul_vectorized(wide=True)
-matmul_vectorized_any_kernel = make_matmul_vectorized(wide=False)
+matmul_vectorized_kernel = make_matmul_vectorized(vec4=True)
+matmul_vectorized_any_kernel = make_matmul_vectorized(vec4=False)
 
 
 @rung(kernel=(matmul_vectorized_kernel, matmul_vectorized_any_kernel), idea="128 bits a load and a store")
 def matmul_vectorized(a, b, out, stream=0):
-    """As register_blocked, but four numbers a load, from global memory and from shared: 4 loads feed 64 products. For
+    """As register_blocked, but four elements a load, from global memory and from shared: 4 loads feed 64 products. For
     that the tile of a is transposed: the rows of a thread tile become neighbours. Where rows do not begin at multiples
-    of 16 bytes, global memory is read and written number by number."""
+    of 16 bytes, global memory is read and written element by element."""
     rows, cols = _check(a, b, out)
-    kernel = matmul_vectorized_kernel if _wide(a, b, out) else matmul_vectorized_any_kernel
-    kernel[blocks_for((cols, rows), (WIDE, WIDE)), 256, stream](a, b, out)
+    kernel = matmul_vectorized_kernel if _rows_aligned(a, b, out) else matmul_vectorized_any_kernel
+    kernel[blocks_for((cols, rows), (BLOCK_TILE, BLOCK_TILE)), 256, stream](a, b, out)
 
 
-def _wide(a, b, out) -> bool:
+def _rows_aligned(a, b, out) -> bool:
     return a.shape[1] % 4 == 0 and b.shape[1] % 4 == 0 and aligned(a, b, out)
 
 
 # --- Double buffering: the next tiles load while these are multiplied -------------------------------------------------
 
 
-def make_matmul_double_buffered(wide: bool):
-    load, store = _four_at_a_time(wide)
+def make_matmul_double_buffered(vec4: bool):
+    load, store = _vec4_or_scalar(vec4)
 
     @cuda.jit(launch_bounds=(256, 2))
     def matmul_double_buffered_kernel(a, b, out):
-        shared = cuda.shared.array(TWO_PAIRS, float32)
+        shared = cuda.shared.array(TWO_PAIRS_SIZE, float32)
         acc = cuda.local.array(64, float32)
-        a_part = cuda.local.array(8, float32)
-        b_part = cuda.local.array(8, float32)
+        a_frag = cuda.local.array(8, float32)
+        b_frag = cuda.local.array(8, float32)
         thread = u32.threadIdx.x
-        top = u32.blockIdx.y * WIDE
-        left = u32.blockIdx.x * WIDE
+        row0 = u32.blockIdx.y * BLOCK_TILE
+        col0 = u32.blockIdx.x * BLOCK_TILE
         depth = u32.shape(a)[1]
         row, col = thread // 16 * 4, thread % 16 * 4
         a_row, a_col = thread // 2, thread % 2 * 4
         b_row, b_col = thread // 32, thread % 32 * 4
-        a_to = a_col * A_STRIDE + a_row
-        b_to = DEPTH * A_STRIDE + b_row * WIDE + b_col
+        a_dst = a_col * A_STRIDE + a_row
+        b_dst = DEPTH * A_STRIDE + b_row * BLOCK_TILE + b_col
         for i in u32.range(64):
             acc[i] = float32(0.0)
 
         fill, start = 0, 0
-        a0, a1, a2, a3 = load(a, top + a_row, a_col)
-        b0, b1, b2, b3 = load(b, b_row, left + b_col)
+        a0, a1, a2, a3 = load(a, row0 + a_row, a_col)
+        b0, b1, b2, b3 = load(b, b_row, col0 + b_col)
         while start < depth:
-            shared[fill + a_to], shared[fill + a_to + A_STRIDE] = a0, a1
-            shared[fill + a_to + 2 * A_STRIDE], shared[fill + a_to + 3 * A_STRIDE] = a2, a3
-            ptx.store_shared4(shared, fill + b_to, b0, b1, b2, b3)
-            cuda.syncthreads()  # this pair is complete, and no thread reads the other one, which is filled next
+            shared[fill + a_dst], shared[fill + a_dst + A_STRIDE] = a0, a1
+            shared[fill + a_dst + 2 * A_STRIDE], shared[fill + a_dst + 3 * A_STRIDE] = a2, a3
+            ptx.store_shared4(shared, fill + b_dst, b0, b1, b2, b3)
+            cuda.syncthreads()  # this pair is complete, and no thread still reads the other one, which is filled next
             start += DEPTH
             if start < depth:  # these loads are in flight through all of the products below
-                a0, a1, a2, a3 = load(a, top + a_row, start + a_col)
-                b0, b1, b2, b3 = load(b, start + b_row, left + b_col)
+                a0, a1, a2, a3 = load(a, row0 + a_row, start + a_col)
+                b0, b1, b2, b3 = load(b, start + b_row, col0 + b_col)
             end = fill + DEPTH * A_STRIDE
-            a_at, b_at = fill + row, end + col
-            while a_at < end:
-                read_eight(shared, a_at, 64, a_part)
-                read_eight(shared, b_at, 64, b_part)
-                add_products(acc, a_part, b_part)
-                a_at, b_at = a_at + A_STRIDE, b_at + WIDE
-            fill = TILES - fill
+            a_offset, b_offset = fill + row, end + col
+            while a_offset < end:
+                read_eight(shared, a_offset, 64, a_frag)
+                read_eight(shared, b_offset, 64, b_frag)
+                add_products(acc, a_frag, b_frag)
+                a_offset, b_offset = a_offset + A_STRIDE, b_offset + BLOCK_TILE
+            fill = TILES_SIZE - fill
 
         for i in u32.range(8):
-            out_row = top + row + (i // 4 * 64 + i % 4)
+            out_row = row0 + row + (i // 4 * 64 + i % 4)
             for j in u32.range(0, 8, 4):
                 n = i * 8 + j
-                store(out, out_row, left + col + j * 16, acc[n], acc[n + 1], acc[n + 2], acc[n + 3])
+                store(out, out_row, col0 + col + j * 16, acc[n], acc[n + 1], acc[n + 2], acc[n + 3])
 
     return matmul_double_buffered_kernel
 
 
-matmul_double_buffered_kernel = make_matmul_double_buffered(wide=True)
-matmul_double_buffered_any_kernel = make_matmul_double_buffered(wide=False)
+matmul_double_buffered_kernel = make_matmul_double_buffered(vec4=True)
+matmul_double_buffered_any_kernel = make_matmul_double_buffered(vec4=False)
 
 
 @rung(kernel=(matmul_double_buffered_kernel, matmul_double_buffered_any_kernel),
       idea="the next tiles load while these are multiplied")
 def matmul_double_buffered(a, b, out, stream=0):
-    """As vectorized, but with two pairs of tiles: the loads of the next pair are under way during the products, and
+    """As vectorized, but with two pairs of tiles: the loads of the next pair are in flight during the products, and
     wait in registers until shared memory is free. One barrier a tile is enough."""
     rows, cols = _check(a, b, out)
-    kernel = matmul_double_buffered_kernel if _wide(a, b, out) else matmul_double_buffered_any_kernel
-    kernel[blocks_for((cols, rows), (WIDE, WIDE)), 256, stream](a, b, out)
+    kernel = matmul_double_buffered_kernel if _rows_aligned(a, b, out) else matmul_double_buffered_any_kernel
+    kernel[blocks_for((cols, rows), (BLOCK_TILE, BLOCK_TILE)), 256, stream](a, b, out)
 
 
-# --- A pipeline: copies that pass no registers, and the next step's numbers read during this one's products -----------
+# --- A pipeline: copies past the registers, and the next step's fragments read during this one's products -------------
 
 
 def make_matmul_pipelined(exact: bool):
-    """exact: out is made of whole tiles, K of whole steps, and the matrices are aligned; then nothing needs a guard."""
+    """exact: out is a multiple of the tile, K of BLOCK_K, and the matrices are aligned; then nothing needs a guard."""
     copy = copy_pair if exact else copy_pair_guarded
     store = store_four if exact else store_four_scalar
 
     @cuda.jit(launch_bounds=(256, 2))
     def matmul_pipelined_kernel(a, b, out):
-        shared = cuda.shared.array(0, float32)  # RING numbers: more than 48 KB, so the launch requests them
+        shared = cuda.shared.array(0, float32)  # RING elements: more than 48 KB, so the launch requests them
         acc = cuda.local.array(64, float32)
         a_even = cuda.local.array(8, float32)
         b_even = cuda.local.array(8, float32)
@@ -375,66 +375,66 @@ def make_matmul_pipelined(exact: bool):
         b_odd = cuda.local.array(8, float32)
         thread = u32.threadIdx.x
         lane, warp = thread % 32, thread // 32
-        top = u32.blockIdx.y * WIDE
-        left = u32.blockIdx.x * WIDE
+        row0 = u32.blockIdx.y * BLOCK_TILE
+        col0 = u32.blockIdx.x * BLOCK_TILE
         depth = u32.shape(a)[1]
-        # Its thread tile: 2 x 4 warps, each with a tile of 64 x 32, in each of them 8 x 4 lanes.
+        # The thread tile: 2 x 4 warps, each with a tile of 64 x 32, made of 8 x 4 lanes.
         row = warp // 4 * 64 + lane // 4 * 4
         col = warp % 4 * 32 + lane % 4 * 4
-        # What it copies.
-        a_row, a_col = top + thread // STEPS, thread % STEPS
-        b_row, b_col = thread // 32, left + thread % 32 * 4
+        # What this thread copies.
+        a_row, a_col = row0 + thread // BLOCK_K, thread % BLOCK_K
+        b_row, b_col = thread // 32, col0 + thread % 32 * 4
         for i in u32.range(64):
             acc[i] = float32(0.0)
 
-        ahead, fill = 0, 0  # how far the copies have come in K, and in the ring
+        next_k, fill = 0, 0  # where the next copies begin, in K and in the ring
         for _ in u32.range(STAGES - 1):
-            if ahead < depth:
+            if next_k < depth:
                 copy(shared, fill, a, a_row, a_col, b, b_row, b_col)
             ptx.cp_async_commit()  # a group may be empty: what counts is that there is one for each pair
-            ahead, fill = ahead + STEPS, fill + PAIR
-            a_col, b_row = a_col + STEPS, b_row + STEPS
+            next_k, fill = next_k + BLOCK_K, fill + PAIR
+            a_col, b_row = a_col + BLOCK_K, b_row + BLOCK_K
         ptx.cp_async_wait(IN_FLIGHT)
         cuda.syncthreads()  # the first pair is complete
-        a_at, b_at = row, A_STRIDE + col
-        read_eight(shared, a_at, 32, a_even)
-        read_eight(shared, b_at, 16, b_even)
+        a_offset, b_offset = row, A_STRIDE + col
+        read_eight(shared, a_offset, 32, a_even)
+        read_eight(shared, b_offset, 16, b_even)
 
-        for _ in u32.range(0, depth, STEPS):
-            if ahead < depth:
+        for _ in u32.range(0, depth, BLOCK_K):
+            if next_k < depth:
                 copy(shared, fill, a, a_row, a_col, b, b_row, b_col)
             ptx.cp_async_commit()
-            ahead, fill = ahead + STEPS, fill + PAIR
-            a_col, b_row = a_col + STEPS, b_row + STEPS
+            next_k, fill = next_k + BLOCK_K, fill + PAIR
+            a_col, b_row = a_col + BLOCK_K, b_row + BLOCK_K
             if fill == RING:
                 fill = 0
 
             # Written out, as the compiler would not unroll a loop of this size: with one it took a fifth longer.
-            two_steps(shared, a_at, b_at, 0, acc, a_even, b_even, a_odd, b_odd)
-            two_steps(shared, a_at, b_at, 2, acc, a_even, b_even, a_odd, b_odd)
-            two_steps(shared, a_at, b_at, 4, acc, a_even, b_even, a_odd, b_odd)
-            two_steps(shared, a_at, b_at, 6, acc, a_even, b_even, a_odd, b_odd)
-            two_steps(shared, a_at, b_at, 8, acc, a_even, b_even, a_odd, b_odd)
-            two_steps(shared, a_at, b_at, 10, acc, a_even, b_even, a_odd, b_odd)
-            two_steps(shared, a_at, b_at, 12, acc, a_even, b_even, a_odd, b_odd)
-            read_eight(shared, a_at + 15 * STRIDE, 32, a_odd)
-            read_eight(shared, b_at + 15 * STRIDE, 16, b_odd)
+            two_steps(shared, a_offset, b_offset, 0, acc, a_even, b_even, a_odd, b_odd)
+            two_steps(shared, a_offset, b_offset, 2, acc, a_even, b_even, a_odd, b_odd)
+            two_steps(shared, a_offset, b_offset, 4, acc, a_even, b_even, a_odd, b_odd)
+            two_steps(shared, a_offset, b_offset, 6, acc, a_even, b_even, a_odd, b_odd)
+            two_steps(shared, a_offset, b_offset, 8, acc, a_even, b_even, a_odd, b_odd)
+            two_steps(shared, a_offset, b_offset, 10, acc, a_even, b_even, a_odd, b_odd)
+            two_steps(shared, a_offset, b_offset, 12, acc, a_even, b_even, a_odd, b_odd)
+            read_eight(shared, a_offset + 15 * STRIDE, 32, a_odd)
+            read_eight(shared, b_offset + 15 * STRIDE, 16, b_odd)
             add_products_serpentine(acc, a_even, b_even)
 
             ptx.cp_async_wait(IN_FLIGHT)
             cuda.syncthreads()  # the next pair is complete; and this one has been read by all, and may be filled again
-            a_at, b_at = a_at + PAIR, b_at + PAIR
-            if a_at >= RING:
-                a_at, b_at = row, A_STRIDE + col
-            read_eight(shared, a_at, 32, a_even)
-            read_eight(shared, b_at, 16, b_even)
+            a_offset, b_offset = a_offset + PAIR, b_offset + PAIR
+            if a_offset >= RING:
+                a_offset, b_offset = row, A_STRIDE + col
+            read_eight(shared, a_offset, 32, a_even)
+            read_eight(shared, b_offset, 16, b_even)
             add_products_serpentine(acc, a_odd, b_odd)
 
         for i in u32.range(8):
-            out_row = top + row + (i // 4 * 32 + i % 4)
+            out_row = row0 + row + (i // 4 * 32 + i % 4)
             for j in u32.range(0, 8, 4):
                 n = i * 8 + j
-                store(out, out_row, left + col + j * 4, acc[n], acc[n + 1], acc[n + 2], acc[n + 3])
+                store(out, out_row, col0 + col + j * 4, acc[n], acc[n + 1], acc[n + 2], acc[n + 3])
 
     return matmul_pipelined_kernel
 
@@ -447,15 +447,15 @@ matmul_pipelined_any_kernel = make_matmul_pipelined(exact=False)
       idea="copies past the registers, two tiles ahead; numbers read one step ahead")
 def matmul_pipelined(a, b, out, stream=0):
     """As double_buffered, with four changes. cp.async copies from global to shared memory past the registers, and three
-    pairs of tiles form a ring. The numbers of the next step are read during the products of this one. The 32 thread
-    tiles of a warp form a tile of 64 x 32, of which it reads 96 numbers a step; two rows of 16 thread tiles need 144.
-    And the order of the products alternates. Sizes that are not whole tiles are copied number by number, which is
-    slower."""
+    pairs of tiles form a ring. The fragments of the next step are read during the products of this one. The 32 thread
+    tiles of a warp form a tile of 64 x 32, of which it reads 96 elements a step; two rows of 16 thread tiles need 144.
+    And the order of the products alternates. Sizes that are no multiple of the tile are copied element by element,
+    which is slower."""
     rows, cols = _check(a, b, out)
-    exact = rows % WIDE == 0 and cols % WIDE == 0 and a.shape[1] % STEPS == 0 and aligned(a, b, out)
+    exact = rows % BLOCK_TILE == 0 and cols % BLOCK_TILE == 0 and a.shape[1] % BLOCK_K == 0 and aligned(a, b, out)
     kernel = matmul_pipelined_kernel if exact else matmul_pipelined_any_kernel
     dynamic_shared(kernel, 4 * RING, a, b, out)
-    kernel[blocks_for((cols, rows), (WIDE, WIDE)), 256, stream, 4 * RING](a, b, out)
+    kernel[blocks_for((cols, rows), (BLOCK_TILE, BLOCK_TILE)), 256, stream, 4 * RING](a, b, out)
 
 
 def _check(a, b, out):

@@ -7,9 +7,9 @@ Source  PTX ISA, "Matrix Fragments for mma.m16n8k16"; NVIDIA CUTLASS, "Efficient
 
 mma.sync multiplies 16 x 16 by 16 x 8 float16 values in one instruction of a warp. Lane L holds, of
 
-    a    words of two float16 values in rows L // 4 and 8 below, columns 2 * (L % 4) and 8 further     4 registers
-    b    words of two float16 values in rows 2 * (L % 4) and 8 below, column L // 4                    2 registers
-    out  rows L // 4 and 8 below, columns 2 * (L % 4) and the next                                     4 registers
+    a    pairs of float16 values in rows L // 4 and L // 4 + 8, at columns 2 * (L % 4) and 2 * (L % 4) + 8   4 registers
+    b    pairs of float16 values at rows 2 * (L % 4) and 2 * (L % 4) + 8, in column L // 4                   2 registers
+    out  rows L // 4 and L // 4 + 8, columns 2 * (L % 4) and 2 * (L % 4) + 1                                 4 registers
 """
 
 
@@ -33,7 +33,7 @@ def matmul_half_reference(a, b):
 
 
 def tolerance_f16_accumulators(a, b):
-    """Sums that are rounded to float16 after every 8 or 16 products.
+    """Tolerance for sums that are rounded to float16 after every 8 or 16 products.
 
     A sum of k products is about sqrt(a**2 @ b**2 * k / K); its rounding errors, eps/2 of it at most, add up like a
     random walk over K / 8 steps. Allowed is eight times that.
@@ -65,7 +65,7 @@ def matmul_half_naive(a, b, out, stream=0):
 
 @cuda.jit
 def matmul_half_tiled_kernel(a, b, out):
-    a_tile = cuda.shared.array((TILE, TILE), float32)  # a half is converted once for 16 uses
+    a_tile = cuda.shared.array((TILE, TILE), float32)  # a float16 is converted once for 16 uses
     b_tile = cuda.shared.array((TILE, TILE), float32)
     x, y = u32.threadIdx.x, u32.threadIdx.y
     col = u32.blockIdx.x * TILE + x
@@ -94,34 +94,34 @@ def matmul_half_tiled(a, b, out, stream=0):
 
 
 @cuda.jit(device=True)
-def pair_in_row(matrix, row, col):
-    """matrix[row, col] and its right neighbour in one word, zeros beyond the edges."""
+def load_row_pair(matrix, row, col):
+    """Pack matrix[row, col] and its right neighbour into a word, zeros beyond the edges."""
     rows, cols = u32.shape(matrix)
-    left = float32(matrix[row, col]) if row < rows and col < cols else float32(0.0)
-    right = float32(matrix[row, col + 1]) if row < rows and col + 1 < cols else float32(0.0)
-    return ptx.pack_half2(left, right)
+    lo = float32(matrix[row, col]) if row < rows and col < cols else float32(0.0)
+    hi = float32(matrix[row, col + 1]) if row < rows and col + 1 < cols else float32(0.0)
+    return ptx.pack_half2(lo, hi)
 
 
 @cuda.jit(device=True)
-def pair_in_column(matrix, row, col):
-    """matrix[row, col] and its neighbour below in one word, zeros beyond the edges."""
+def load_col_pair(matrix, row, col):
+    """Pack matrix[row, col] and the element below it into a word, zeros beyond the edges."""
     rows, cols = u32.shape(matrix)
-    upper = float32(matrix[row, col]) if row < rows and col < cols else float32(0.0)
-    lower = float32(matrix[row + 1, col]) if row + 1 < rows and col < cols else float32(0.0)
-    return ptx.pack_half2(upper, lower)
+    lo = float32(matrix[row, col]) if row < rows and col < cols else float32(0.0)
+    hi = float32(matrix[row + 1, col]) if row + 1 < rows and col < cols else float32(0.0)
+    return ptx.pack_half2(lo, hi)
 
 
 @cuda.jit(device=True)
-def store_accumulators(acc, at, out, row, col):
-    """A lane's four accumulators of a 16 x 8 product whose first element is (row, col)."""
+def store_accumulators(acc, offset, out, row, col):
+    """Store a lane's four accumulators of a 16 x 8 product whose first element is (row, col)."""
     lane = u32.threadIdx.x % 32
     rows, cols = u32.shape(out)
-    for below in u32.range(2):
-        for right in u32.range(2):
-            r = row + lane // 4 + 8 * below
-            c = col + lane % 4 * 2 + right
+    for row_half in u32.range(2):
+        for odd in u32.range(2):
+            r = row + lane // 4 + 8 * row_half
+            c = col + lane % 4 * 2 + odd
             if r < rows and c < cols:
-                out[r, c] = acc[at + below * 2 + right]
+                out[r, c] = acc[offset + row_half * 2 + odd]
 
 
 @cuda.jit
@@ -130,19 +130,19 @@ def matmul_half_tensor_core_kernel(a, b, out):
     lane, warp = thread % 32, thread // 32
     row = u32.blockIdx.y * 32 + warp // 2 * 16  # of this warp's 16 x 16 tile
     col = u32.blockIdx.x * 32 + warp % 2 * 16
-    down, right = lane // 4, lane % 4 * 2
+    group_id, pair = lane // 4, lane % 4 * 2
     acc = cuda.local.array(8, float32)
     for i in range(8):
         acc[i] = float32(0.0)
     depth = u32.shape(a)[1]
     for k in u32.range(0, depth, 16):
-        a0 = pair_in_row(a, row + down, k + right)
-        a1 = pair_in_row(a, row + down + 8, k + right)
-        a2 = pair_in_row(a, row + down, k + right + 8)
-        a3 = pair_in_row(a, row + down + 8, k + right + 8)
-        for j in u32.range(2):  # two products of 16 x 8 beside each other
-            b0 = pair_in_column(b, k + right, col + down + 8 * j)
-            b1 = pair_in_column(b, k + right + 8, col + down + 8 * j)
+        a0 = load_row_pair(a, row + group_id, k + pair)
+        a1 = load_row_pair(a, row + group_id + 8, k + pair)
+        a2 = load_row_pair(a, row + group_id, k + pair + 8)
+        a3 = load_row_pair(a, row + group_id + 8, k + pair + 8)
+        for j in u32.range(2):  # two products of 16 x 8, side by side
+            b0 = load_col_pair(b, k + pair, col + group_id + 8 * j)
+            b1 = load_col_pair(b, k + pair + 8, col + group_id + 8 * j)
             add_product(acc, 4 * j, a0, a1, a2, a3, b0, b1)
     for j in u32.range(2):
         store_accumulators(acc, 4 * j, out, row, col + 8 * j)
@@ -156,50 +156,49 @@ def matmul_half_tensor_core(a, b, out, stream=0):
     matmul_half_tensor_core_kernel[blocks_for((cols, rows), (32, 32)), 128, stream](a, b, out)
 
 
-HAND = 64  # rows and columns of a block's tile
+HAND_TILE = 64  # rows and columns of a block's tile
 HAND_DEPTH = 32
 HAND_THREADS = 128
-HAND_COPIES = HAND * HAND_DEPTH // HAND_THREADS
+HAND_COPIES = HAND_TILE * HAND_DEPTH // HAND_THREADS
 
 
 @cuda.jit
 def matmul_half_hand_blocked_kernel(a, b, out):
-    a_tile = cuda.shared.array((HAND, HAND_DEPTH), np.float16)
-    b_tile = cuda.shared.array((HAND_DEPTH, HAND), np.float16)
+    a_tile = cuda.shared.array((HAND_TILE, HAND_DEPTH), np.float16)
+    b_tile = cuda.shared.array((HAND_DEPTH, HAND_TILE), np.float16)
     thread = u32.threadIdx.x
     lane, warp = thread % 32, thread // 32
-    row0, col0 = u32.blockIdx.y * HAND, u32.blockIdx.x * HAND
+    row0, col0 = u32.blockIdx.y * HAND_TILE, u32.blockIdx.x * HAND_TILE
     warp_row, warp_col = warp // 2 * 32, warp % 2 * 32
-    down, right = lane // 4, lane % 4 * 2
+    group_id, pair = lane // 4, lane % 4 * 2
     rows, depth, cols = u32.shape(a)[0], u32.shape(a)[1], u32.shape(b)[1]
     acc = cuda.local.array(32, float32)
     for i in u32.range(32):
         acc[i] = float32(0.0)
     for start in u32.range(0, depth, HAND_DEPTH):
         for i in u32.range(HAND_COPIES):
-            place = thread + i * HAND_THREADS
-            y, x = place // HAND_DEPTH, place % HAND_DEPTH
+            index = thread + i * HAND_THREADS
+            y, x = index // HAND_DEPTH, index % HAND_DEPTH
             inside = row0 + y < rows and start + x < depth
             a_tile[y, x] = float32(a[row0 + y, start + x]) if inside else float32(0.0)
-            y, x = place // HAND, place % HAND
+            y, x = index // HAND_TILE, index % HAND_TILE
             inside = start + y < depth and col0 + x < cols
             b_tile[y, x] = float32(b[start + y, col0 + x]) if inside else float32(0.0)
         cuda.syncthreads()  # both tiles are complete
         for step in u32.range(2):
-            k = 16 * step + right
+            k = 16 * step + pair
             for i in u32.range(2):  # 32 x 32 of a warp: two products down, four across
-                y = warp_row + 16 * i + down
-                a0, a1 = pair_in_row(a_tile, y, k), pair_in_row(a_tile, y + 8, k)
-                a2, a3 = pair_in_row(a_tile, y, k + 8), pair_in_row(a_tile, y + 8, k + 8)
+                y = warp_row + 16 * i + group_id
+                a0, a1 = load_row_pair(a_tile, y, k), load_row_pair(a_tile, y + 8, k)
+                a2, a3 = load_row_pair(a_tile, y, k + 8), load_row_pair(a_tile, y + 8, k + 8)
                 for j in u32.range(4):
-                    x = warp_col + 8 * j + down
-                    b0, b1 = pair_in_column(b_tile, k, x), pair_in_column(b_tile, k + 8, x)
+                    x = warp_col + 8 * j + group_id
+                    b0, b1 = load_col_pair(b_tile, k, x), load_col_pair(b_tile, k + 8, x)
                     add_product(acc, (i * 4 + j) * 4, a0, a1, a2, a3, b0, b1)
         cuda.syncthreads()  # both tiles are free to overwrite
     for i in u32.range(2):
         for j in u32.range(4):
-            store_accumulators(acc, (i * 4 + j) * 4, out, row0 + warp_row + 16 * i,
-                               col0 + warp_col + 8 * j)
+            store_accumulators(acc, (i * 4 + j) * 4, out, row0 + warp_row + 16 * i, col0 + warp_col + 8 * j)
 
 
 @rung(kernel=matmul_half_hand_blocked_kernel, needs=MMA,
@@ -208,9 +207,9 @@ def matmul_half_hand_blocked_kernel(a, b, out):
              "one hit the caches, and this adds barriers and copies of single float16 values. Shared memory pays "
              "with copies of 16 bytes past the registers and with ldmatrix: the next rung")
 def matmul_half_hand_blocked(a, b, out, stream=0):
-    """As tensor_core, but a block stages its tiles in shared memory first, and lanes collect their words from there."""
+    """As tensor_core, but a block stages its tiles in shared memory first, and lanes load fragments from there."""
     rows, cols, _ = check_product(a, b, None, None, out, weights=False, multiple=1)
-    matmul_half_hand_blocked_kernel[blocks_for((cols, rows), (HAND, HAND)), HAND_THREADS, stream](a, b, out)
+    matmul_half_hand_blocked_kernel[blocks_for((cols, rows), (HAND_TILE, HAND_TILE)), HAND_THREADS, stream](a, b, out)
 
 
 # --- Tensor cores, 16 bytes at a time ---------------------------------------------------------------------------------
@@ -224,7 +223,7 @@ THREE_STAGE = make_staged(Tile(rows=128, cols=128, depth=32, warp_rows=64, warp_
       idea="cp.async fills one buffer while ldmatrix reads the other; 64 x 32 a warp")
 def matmul_half_double_buffered(a, b, out, stream=0):
     """As hand_blocked, but cp.async copies 16 bytes past the registers while the other buffer is multiplied, ldmatrix
-    loads four 8 x 8 fragments at once, and a warp's tile is 64 x 32: a word is used eight times in registers."""
+    loads four 8 x 8 fragments at once, and a warp's tile is 64 x 32: a fragment is used up to eight times."""
     check_product(a, b, None, None, out, weights=False)
     launch(DOUBLE_BUFFERED, a, b, None, None, out, stream)
 
@@ -232,7 +231,7 @@ def matmul_half_double_buffered(a, b, out, stream=0):
 @rung(kernel=THREE_STAGE, needs=MMA, sizes=SIZES,
       idea="three buffers: copies run two stages ahead")
 def matmul_half_three_stage(a, b, out, stream=0):
-    """As double_buffered, with a third buffer: a copy has two stages' time to arrive.
+    """As double_buffered, with a third buffer: a copy has the time of two stages to arrive.
 
     On other GPUs a third buffer did not pay: on an RTX 3090 three are reported slower than two at every shape of
     MiniLM, whose K is 384 or 1536. On the H200 three are faster than two by 1% and 4% at those K, in a graph, and by 9%
@@ -257,17 +256,17 @@ def matmul_half_f16_accumulators(a, b, out, stream=0):
     launch(F16_ACCUMULATORS, a, b, None, None, out, stream)
 
 
-# The tiles of the pipelined kernel, and how fast each multiplies as a part of the first, on an H200 at 4096^3.
+# The tiles of the pipelined kernel, and how fast each multiplies relative to the first, on an H200 at 4096^3.
 PIPELINED_TILES = {
     Tile(rows=128, cols=256, depth=32, warp_rows=64, warp_cols=64, stages=4): 1.0,
     Tile(rows=128, cols=128, depth=32, warp_rows=64, warp_cols=64, stages=3, blocks=2): 0.93,
     Tile(rows=96, cols=128, depth=32, warp_rows=48, warp_cols=64, stages=3, blocks=2): 0.88,
 }
-OVERHEAD = 256  # what a tile costs besides its products, as steps of K; blocks that share a multiprocessor hide it
+OVERHEAD = 256  # what a tile costs besides its products, in steps of K; blocks that share an SM hide it
 
 
 def pipelined_tile(rows: int, cols: int, depth: int) -> Tile:
-    """The tile with which the busiest SM finishes first. On the CPU device always the same one."""
+    """Return the tile with which the busiest SM finishes first. On the CPU device it is always the same one."""
     if not device.on_gpu():
         return next(iter(PIPELINED_TILES))
     sms = cuda.get_current_device().MULTIPROCESSOR_COUNT
@@ -308,9 +307,9 @@ def matmul_bf16_naive_kernel(a, b, out):
         depth = u32.shape(a)[1]
         total = float32(0.0)
         for k in u32.range(depth):  # a bfloat16 is the upper half of a float32
-            left = ptx.bits_float(uint32(a[row, k]) << 16)
-            right = ptx.bits_float(uint32(b[k, col]) << 16)
-            total += left * right
+            a_value = ptx.bits_float(uint32(a[row, k]) << 16)
+            b_value = ptx.bits_float(uint32(b[k, col]) << 16)
+            total += a_value * b_value
         out[row, col] = total
 
 

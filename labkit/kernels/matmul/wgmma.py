@@ -7,17 +7,18 @@ Needs   compute capability 9.0 exactly (sm_90a)
 Source  PTX ISA, "Asynchronous Warpgroup Level Matrix Instructions", "Tensors", "mbarrier"; NVIDIA CUTLASS, "Efficient
         GEMM in CUDA: Hopper Warp Specialization"; P. Shankhdhar, "Outperforming cuBLAS on H100" (2024)
 
-Three parts of the chip work here at once, each under the control of few threads:
+Three parts of the chip work at the same time, each controlled by few threads:
 
-    TMA           copies boxes of a matrix to shared memory. One thread starts a copy, says where it lies in the matrix
-                  and which mbarrier counts its bytes; zeros stand for what lies outside. No thread computes addresses.
+    TMA           copies boxes of a matrix to shared memory. One thread starts a copy, with the box's coordinates
+                  and the mbarrier that counts its bytes; outside the matrix it fills in zeros. No thread computes
+                  addresses.
     tensor cores  multiply. wgmma reads both operands from shared memory and adds to accumulators in the registers of
-                  128 threads, a warpgroup: 64 rows x up to 256 columns. It runs on while the threads do something else.
+                  128 threads, a warpgroup: 64 rows x up to 256 columns. It is asynchronous.
     threads       only wait, and convert the accumulators at the end.
 
-How a tile lies in shared memory: rows of 64 float16 values are 128 bytes, all 32 banks. TMA writes 16-byte piece c of
-row r at place c ^ (r % 8), the 128-byte swizzle, so that eight rows of the same piece lie in eight different groups of
-banks. The descriptor that wgmma takes says the same; so must the code that writes a tile for TMA to store.
+The layout of a tile in shared memory: rows of 64 float16 values are 128 bytes, all 32 banks. TMA writes 16-byte piece c
+of row r to position c ^ (r % 8), the 128-byte swizzle, so that the same piece of eight rows lies in eight different
+groups of banks. wgmma's descriptor encodes this layout, and code that writes a tile for TMA to store has to follow it.
 
     a, and weights (N, K)   a box has 64 float16 values of K and a row for each row of the tile: "K-major"
     b (K, N)                boxes of 64 columns, with a row for each k: "MN-major". wgmma transposes as it reads
@@ -40,12 +41,12 @@ from labkit.kernels.matmul.wgmma_tiles import (
     ROW_GROUP,
     Tile,
     b_layout,
+    bias_index,
     make_epilogue,
     make_load,
     make_pair_epilogue,
-    make_place,
-    make_store_part,
-    place_of_bias,
+    make_store_partial,
+    make_tile_origin,
     unchanged,
     wgmma_of,
 )
@@ -54,23 +55,23 @@ from labkit.kernels.op import rung
 CPU_BLOCKS = 2  # persistent blocks on the CPU device: few, so that each has several tiles
 
 
-# --- All threads do the same -----------------------------------------------------------------------------------------
+# --- One role for all warps ------------------------------------------------------------------------------------------
 
 SIMPLE = Tile(cols=128, stages=3)
 
 
 @kernel_factory
 def make_wgmma(*, weights: bool, bias: bool):
-    """A block of two warpgroups computes 128 x 128 elements, 64 rows each: 64 registers of a thread.
+    """A block of two warpgroups computes 128 x 128 elements, 64 rows each: 64 accumulators a thread.
 
     Shared memory: three stages, each 16 KB of a and 16 KB of b. Two blocks fit on an SM: while one waits for
     its tensor cores or stores its accumulators, the other multiplies.
     """
-    COLS, STAGES, STAGE = SIMPLE.cols, SIMPLE.stages, SIMPLE.stage_elements
-    A_ELEMENTS, STAGE_STEP = SIMPLE.rows * DEPTH, STAGE * 2 // 16
+    COLS, STAGES, STAGE_SIZE = SIMPLE.cols, SIMPLE.stages, SIMPLE.stage_elements
+    A_SIZE, DESC_STEP = SIMPLE.rows * DEPTH, STAGE_SIZE * 2 // 16
     ACCUMULATORS, BOXES = COLS // 2, COLS // 64
     B_LEADING, B_STEP = b_layout(weights)
-    place, load, wgmma = make_place(SIMPLE), make_load(SIMPLE, weights), wgmma_of(COLS, weights)
+    tile_origin, load, wgmma = make_tile_origin(SIMPLE), make_load(SIMPLE, weights), wgmma_of(COLS, weights)
     epilogue = make_epilogue(unchanged)
 
     @cuda.jit(launch_bounds=(256, 2))
@@ -79,8 +80,8 @@ def make_wgmma(*, weights: bool, bias: bool):
         words = cuda.shared.array(0, np.uint32, alignment=1024)  # the same memory, two float16 values at a time
         loaded = cuda.shared.array(STAGES, np.uint64)
         thread = u32.threadIdx.x
-        warpgroup, member = thread // 128, thread % 128
-        row, col = place(u32.blockIdx.x, rows, cols)
+        warpgroup, wg_thread = thread // 128, thread % 128
+        row, col = tile_origin(u32.blockIdx.x, rows, cols)
 
         if thread == 0:
             for stage in u32.range(STAGES):
@@ -89,65 +90,64 @@ def make_wgmma(*, weights: bool, bias: bool):
             for stage in u32.range(STAGES):
                 if stage * DEPTH < depth:
                     load(tiles, loaded, stage, a_map, b_map, row, col, stage * DEPTH)
-        cuda.syncthreads()  # the barriers are there
+        cuda.syncthreads()  # the mbarriers are initialised
 
         acc = cuda.local.array(ACCUMULATORS, float32)
-        a_first = ptx.wgmma_descriptor(tiles, warpgroup * BOX, 16, ROW_GROUP, 128)
-        b_first = ptx.wgmma_descriptor(tiles, A_ELEMENTS, B_LEADING, ROW_GROUP, 128)
+        a_desc0 = ptx.wgmma_descriptor(tiles, warpgroup * BOX, 16, ROW_GROUP, 128)
+        b_desc0 = ptx.wgmma_descriptor(tiles, A_SIZE, B_LEADING, ROW_GROUP, 128)
         stage, parity, k = 0, 0, 0
         while k < depth:
             ptx.mbarrier_wait(loaded, stage, parity)
-            a_tile = a_first + uint64(stage * STAGE_STEP)
-            b_tile = b_first + uint64(stage * STAGE_STEP)
+            a_desc = a_desc0 + uint64(stage * DESC_STEP)
+            b_desc = b_desc0 + uint64(stage * DESC_STEP)
             ptx.wgmma_fence()
             for i in range(DEPTH // 16):
-                add = 1 if i > 0 else uint32(k > 0)
-                wgmma(acc, a_tile + uint64(2 * i), b_tile + uint64(B_STEP * i), add)
+                scale_d = 1 if i > 0 else uint32(k > 0)
+                wgmma(acc, a_desc + uint64(2 * i), b_desc + uint64(B_STEP * i), scale_d)
             ptx.wgmma_commit()
             ptx.wgmma_wait(0)
             cuda.syncthreads()  # both warpgroups have read the stage: it is free to overwrite
             k += DEPTH
-            ahead = k + (STAGES - 1) * DEPTH
-            if thread == 0 and ahead < depth:
-                load(tiles, loaded, stage, a_map, b_map, row, col, ahead)
+            next_k = k + (STAGES - 1) * DEPTH
+            if thread == 0 and next_k < depth:
+                load(tiles, loaded, stage, a_map, b_map, row, col, next_k)
             stage += 1
-            if stage == STAGES:  # once round the ring: the barriers are in their next phase
+            if stage == STAGES:  # the ring wraps: the mbarriers are in their next phase
                 stage, parity = 0, 1 - parity
 
-        # A thread's accumulators: rows `upper` and upper + 8 of its warpgroup's 64, columns 8 * j + 2 * quad and the
-        # next.
-        lane, quad = member % 32, member % 4
-        eighth = lane // 4  # its row among eight, which the swizzle takes
-        upper = member // 32 * 16 + eighth
+        # A thread's accumulators: rows thread_row and thread_row + 8 of its warpgroup's 64, columns
+        # 8 * j + 2 * quad_lane and the next.
+        lane, quad_lane = wg_thread % 32, wg_thread % 4
+        swizzle_row = lane // 4  # row % 8, for the swizzle
+        thread_row = wg_thread // 32 * 16 + swizzle_row
         if bias:
             for j in u32.range(COLS // 8):
-                near = min(col + 8 * j + quad * 2, cols - 2)
-                x, y = float32(bias_of[near]), float32(bias_of[near + 1])
+                bias_col = min(col + 8 * j + quad_lane * 2, cols - 2)
+                x, y = float32(bias_of[bias_col]), float32(bias_of[bias_col + 1])
                 acc[4 * j] += x
                 acc[4 * j + 1] += y
                 acc[4 * j + 2] += x
                 acc[4 * j + 3] += y
-        finished = warpgroup * (BOXES * BOX)  # the first stage is free by now: it takes the float16 output
-        word = finished // 2 + upper * 32 + quad
-        epilogue(acc, 0, words, word, eighth)
-        epilogue(acc, 1, words, word, eighth)
+        out_offset = warpgroup * (BOXES * BOX)  # the first stage is free by now: it holds the float16 output
+        word_base = out_offset // 2 + thread_row * 32 + quad_lane
+        epilogue(acc, 0, words, word_base, swizzle_row)
+        epilogue(acc, 1, words, word_base, swizzle_row)
         ptx.fence_proxy_async()
         cuda.syncthreads()
-        if member == 0:
+        if wg_thread == 0:
             for box in u32.range(BOXES):
-                ptx.tma_store_2d(out_map, col + box * 64, row + warpgroup * 64, tiles,
-                                 finished + box * BOX)
+                ptx.tma_store_2d(out_map, col + box * 64, row + warpgroup * 64, tiles, out_offset + box * BOX)
             ptx.tma_store_commit()
             ptx.tma_store_wait(0)
 
     return wgmma_kernel
 
 
-# --- Each warpgroup has its task -------------------------------------------------------------------------------------
+# --- Warp specialisation ---------------------------------------------------------------------------------------------
 
 TILES = (Tile(cols=256, stages=3), Tile(cols=192, stages=4), Tile(cols=128, stages=5), Tile(cols=64, stages=8))
-SWIGLU_TILES = (Tile(cols=256, stages=4), Tile(cols=128, stages=6))  # half the output: memory for another stage
-DEEP = 1024  # from this K on the widest tile is the fastest for its work, below it the one with four stages
+SWIGLU_TILES = (Tile(cols=256, stages=4), Tile(cols=128, stages=6))  # half the output leaves memory for another stage
+DEEP = 1024  # from this K on the widest tile has the highest throughput, below it the one with four stages
 
 
 @kernel_factory
@@ -155,9 +155,9 @@ def make_wgmma_specialised(tile: Tile, *, weights: bool, bias: bool, activation,
                            split: bool = False, bf16: bool = False, swiglu: bool = False, floats: bool = False):
     """One block for each SM; each computes one tile after another until none is left.
 
-    Warpgroups 0 and 1, the consumers, multiply: 64 rows each, one accumulator of a thread for every two columns, 128
-    registers for 256 columns. Warpgroup 2, the producer, gives its registers away, and one thread of it starts every
-    copy; it runs ahead by up to `stages` steps, also into the next tile while the consumers store this one.
+    Warpgroups 0 and 1, the consumers, multiply 64 rows each: a thread has one accumulator for every two columns, 128
+    registers for 256 columns. Warpgroup 2, the producer, releases registers, and one thread of it starts every copy, up
+    to `stages` steps ahead, also those of the next tile while the consumers store this one.
 
     Two barriers for each stage of the ring. `loaded`: its bytes are in shared memory (the producer arrives once, with
     the number of bytes to expect). `freed`: it may be overwritten (each consumer arrives once).
@@ -169,61 +169,61 @@ def make_wgmma_specialised(tile: Tile, *, weights: bool, bias: bool, activation,
 
     Shared memory, for 256 columns:
              0  three stages, each 16 KB of a and 32 KB of b
-        147456  128 x 256 finished float16, 64 KB, as boxes of 64 x 64 that TMA stores; four for each consumer
-    and the barriers, and a tile's part of the bias for each consumer. A residual is copied to where those will
-    be, before the products begin.
+        147456  128 x 256 float16 outputs, 64 KB, as boxes of 64 x 64 that TMA stores; four for each consumer
+    and the mbarriers, and a tile's bias for each consumer. A residual is copied to the memory of the outputs before
+    the products begin.
 
-    split: where tiles are fewer than SMs, several blocks share the K of a tile. `bias_of` is then memory
-    for their sums, (parts, M, N) in float32, which a second kernel adds up; `depth_of_part` is a multiple of 64.
+    split: split-K. Where tiles are fewer than SMs, several blocks share the K of a tile. `bias_of` is then memory for
+    their partial sums, (splits, M, N) in float32, which a second kernel adds up; `k_per_split` is a multiple of 64.
 
-    bf16: a, b, bias, residual and out hold bfloat16 numbers. floats: `bias_of` is out, (M, N) in float32, and takes the
-    accumulators as they are. swiglu: out has half as many columns, silu(gate) * up; eight rows of b with gates and
-    eight with their ups take turns, so that a thread holds both (bfloat16 only, no bias, no residual).
+    bf16: a, b, bias, residual and out are bfloat16. floats: `bias_of` is out, (M, N) in float32, and takes the
+    accumulators unrounded. swiglu: out has half as many columns, silu(gate) * up; eight rows of b with gates
+    alternate with the eight of their ups, so that a thread holds both (bfloat16 only, no bias, no residual).
 
-    Measured on an H200, 4096 x 4096 x 4096, as a part of cuBLAS's speed in the same run; 0.985 as it stands here:
-        finished float16 leaves in four parts, through two buffers of 64 columns instead of four                0.96
+    Measured on an H200, 4096 x 4096 x 4096, relative to cuBLAS in the same run; 0.985 as it is here:
+        float16 outputs are stored in four parts, through two buffers of 64 columns instead of four                0.96
         the same, and a stage is freed one step later: two steps of products in flight, one stage less to fill  0.95
         clusters of two blocks, which load b once for both (TMA multicast): L2 traffic falls by a third, but
         each block waits for both                                                                               0.96
     and of 8192 x 1152, K 384, with bias, where it took 14.9 us in the same run:
-        the accumulators begin as the bias: its loads are waited for while no product runs                   16.6 us
+        the accumulators are initialised with the bias: no product runs while its loads are in flight        16.6 us
         each consumer has a tile of its own, one multiplies while the other stores ("ping-pong"); at 384
         columns, where a block has one tile only, it is slower: 7.9 instead of 7.3 us                        14.9 us
         programmatic dependent launch, which lets a kernel begin while the one before it ends: would take
         another 0.4 to 0.8 us off each of the four products of MiniLM
     At 4096 and beyond the limit is power: the clock falls from 1,980 to about 1,460 MHz, for cuBLAS as for this.
     """
-    ROWS, COLS, STAGES, STAGE = tile.rows, tile.cols, tile.stages, tile.stage_elements
-    A_ELEMENTS, STAGE_STEP = ROWS * DEPTH, STAGE * 2 // 16
+    ROWS, COLS, STAGES, STAGE_SIZE = tile.rows, tile.cols, tile.stages, tile.stage_elements
+    A_SIZE, DESC_STEP = ROWS * DEPTH, STAGE_SIZE * 2 // 16
     ACCUMULATORS = COLS // 2
     BOXES = tile.out_boxes(swiglu)
-    BOTH_COLS = 2 * COLS if not swiglu else 4  # without a bias the space is better used for a stage
-    ELEMENT, number_of = (np.uint16, bfloat16_number) if bf16 else (np.float16, float32)
-    FINISHED = STAGES * STAGE  # where the finished float16 values begin
+    BIAS_SIZE = 2 * COLS if not swiglu else 4  # without a bias the memory is better used for a stage
+    ELEMENT, to_float = (np.uint16, bfloat16_number) if bf16 else (np.float16, float32)
+    OUT_OFFSET = STAGES * STAGE_SIZE  # where the float16 output begins
     B_LEADING, B_STEP = b_layout(weights)
-    place, load, wgmma = make_place(tile), make_load(tile, weights), wgmma_of(COLS, weights, bf16)
+    tile_origin, load, wgmma = make_tile_origin(tile), make_load(tile, weights), wgmma_of(COLS, weights, bf16)
     RESIDUAL_BYTES = 2 * BOXES * BOX
     epilogue = make_pair_epilogue(swiglu_bfloat16) if swiglu else make_epilogue(activation, residual, bf16)
-    store_part = make_store_part(COLS)
+    store_partial = make_store_partial(COLS)
 
-    @cuda.jit(launch_bounds=(384, 1))  # a bound, so that setmaxnreg has something to move: 168 registers a thread
-    def wgmma_specialised_kernel(a_map, b_map, out_map, bias_of, residual_map, rows, cols, depth, depth_of_part):
+    @cuda.jit(launch_bounds=(384, 1))  # so that setmaxnreg has registers to move: 168 a thread
+    def wgmma_specialised_kernel(a_map, b_map, out_map, bias_of, residual_map, rows, cols, depth, k_per_split):
         tiles = cuda.shared.array(0, ELEMENT, alignment=1024)
         words = cuda.shared.array(0, np.uint32, alignment=1024)  # the same memory, two float16 values at a time
         loaded = cuda.shared.array(STAGES, np.uint64)
         freed = cuda.shared.array(STAGES, np.uint64)
-        arrived = cuda.shared.array(2, np.uint64)  # the residual, for each consumer
-        bias_tile = cuda.shared.array(BOTH_COLS, float32, alignment=16)
+        residual_loaded = cuda.shared.array(2, np.uint64)  # the residual, for each consumer
+        bias_tile = cuda.shared.array(BIAS_SIZE, float32, alignment=16)
         thread = u32.threadIdx.x
-        warpgroup, member = thread // 128, thread % 128
-        first_member = member == 0
+        warpgroup, wg_thread = thread // 128, thread % 128
+        is_leader = wg_thread == 0
 
         if thread == 0:
             for stage in u32.range(STAGES):
                 ptx.mbarrier_init(loaded, stage, 1)
                 ptx.mbarrier_init(freed, stage, 2)
             for consumer in u32.range(2):
-                ptx.mbarrier_init(arrived, consumer, 1)
+                ptx.mbarrier_init(residual_loaded, consumer, 1)
             ptx.fence_mbarrier_init()
         if thread == 256:
             ptx.prefetch_tensor_map(a_map)
@@ -231,72 +231,72 @@ def make_wgmma_specialised(tile: Tile, *, weights: bool, bias: bool, activation,
             ptx.prefetch_tensor_map(out_map)
         cuda.syncthreads()
 
-        count = (rows + (ROWS - 1)) // ROWS * ((cols + (COLS - 1)) // COLS)
-        number = u32.blockIdx.x
-        first_k, end, part = 0, depth, 0
-        if split:  # one tile a block: this one's share of its K
-            part = number // count
-            number -= part * count
-            first_k = part * depth_of_part
-            end = min(first_k + depth_of_part, depth)
+        num_tiles = (rows + (ROWS - 1)) // ROWS * ((cols + (COLS - 1)) // COLS)
+        tile_id = u32.blockIdx.x
+        k_begin, k_end, split_idx = 0, depth, 0
+        if split:  # one tile a block, and one split of its K
+            split_idx = tile_id // num_tiles
+            tile_id -= split_idx * num_tiles
+            k_begin = split_idx * k_per_split
+            k_end = min(k_begin + k_per_split, depth)
         stage, parity = 0, 0
 
         if warpgroup == 2:
             ptx.setmaxnreg_decrease(24)
-            if first_member:
-                while number < count:
-                    row, col = place(number, rows, cols)
-                    k = first_k
-                    while k < end:
-                        ptx.mbarrier_wait(freed, stage, 1 - parity)  # passes at once in the first lap
+            if is_leader:
+                while tile_id < num_tiles:
+                    row, col = tile_origin(tile_id, rows, cols)
+                    k = k_begin
+                    while k < k_end:
+                        ptx.mbarrier_wait(freed, stage, 1 - parity)  # passes at once in the first round
                         load(tiles, loaded, stage, a_map, b_map, row, col, k)
                         k += DEPTH
                         stage += 1
                         if stage == STAGES:
                             stage, parity = 0, 1 - parity
-                    number = number + (count if split else u32.gridDim.x)
+                    tile_id = tile_id + (num_tiles if split else u32.gridDim.x)
         else:
             ptx.setmaxnreg_increase(240)
             acc = cuda.local.array(ACCUMULATORS, float32)
-            a_first = ptx.wgmma_descriptor(tiles, warpgroup * BOX, 16, ROW_GROUP, 128)
-            b_first = ptx.wgmma_descriptor(tiles, A_ELEMENTS, B_LEADING, ROW_GROUP, 128)
+            a_desc0 = ptx.wgmma_descriptor(tiles, warpgroup * BOX, 16, ROW_GROUP, 128)
+            b_desc0 = ptx.wgmma_descriptor(tiles, A_SIZE, B_LEADING, ROW_GROUP, 128)
 
-            # A thread's accumulators: rows `upper` and upper + 8 of its consumer's 64, columns 8 * j + 2 * quad and the
-            # next.
-            lane, quad = member % 32, member % 4
-            eighth = lane // 4  # its row among eight, which the swizzle takes
-            upper = member // 32 * 16 + eighth
-            finished = FINISHED + warpgroup * (BOXES * BOX)
-            word = finished // 2 + upper * 32 + quad
-            bias_first = warpgroup * COLS
+            # A thread's accumulators: rows thread_row and thread_row + 8 of its consumer's 64, columns
+            # 8 * j + 2 * quad_lane and the next.
+            lane, quad_lane = wg_thread % 32, wg_thread % 4
+            swizzle_row = lane // 4  # row % 8, for the swizzle
+            thread_row = wg_thread // 32 * 16 + swizzle_row
+            out_offset = OUT_OFFSET + warpgroup * (BOXES * BOX)
+            word_base = out_offset // 2 + thread_row * 32 + quad_lane
+            bias_base = warpgroup * COLS
             residual_parity = 0
 
-            while number < count:
-                row, col = place(number, rows, cols)
+            while tile_id < num_tiles:
+                row, col = tile_origin(tile_id, rows, cols)
                 row += warpgroup * 64
-                if residual and first_member:
+                if residual and is_leader:
                     ptx.tma_store_wait(0)  # the last tile has left shared memory
-                    ptx.mbarrier_expect_tx(arrived, warpgroup, RESIDUAL_BYTES)
+                    ptx.mbarrier_expect_tx(residual_loaded, warpgroup, RESIDUAL_BYTES)
                     for box in u32.range(BOXES):
-                        ptx.tma_load_2d(tiles, finished + box * BOX, residual_map, col + box * 64, row,
-                                        arrived, warpgroup)
-                if bias:  # asked for now and looked at after the products: the loads have all that time
-                    near = min(col + member, cols - 1)
-                    bias_near = bias_of[near]
-                    bias_far = bias_of[min(near + 128, cols - 1)]
+                        ptx.tma_load_2d(tiles, out_offset + box * BOX, residual_map, col + box * 64, row,
+                                        residual_loaded, warpgroup)
+                if bias:  # used after the products: the loads are in flight meanwhile
+                    bias_col = min(col + wg_thread, cols - 1)
+                    bias_lo = bias_of[bias_col]
+                    bias_hi = bias_of[min(bias_col + 128, cols - 1)]
 
-                k = first_k
-                while k < end:
+                k = k_begin
+                while k < k_end:
                     ptx.mbarrier_wait(loaded, stage, parity)
-                    a_tile = a_first + uint64(stage * STAGE_STEP)
-                    b_tile = b_first + uint64(stage * STAGE_STEP)
+                    a_desc = a_desc0 + uint64(stage * DESC_STEP)
+                    b_desc = b_desc0 + uint64(stage * DESC_STEP)
                     ptx.wgmma_fence()
                     for i in range(DEPTH // 16):
-                        add = 1 if i > 0 else uint32(k > first_k)
-                        wgmma(acc, a_tile + uint64(2 * i), b_tile + uint64(B_STEP * i), add)
+                        scale_d = 1 if i > 0 else uint32(k > k_begin)
+                        wgmma(acc, a_desc + uint64(2 * i), b_desc + uint64(B_STEP * i), scale_d)
                     ptx.wgmma_commit()
                     ptx.wgmma_wait(0)  # the other consumer's products keep the tensor cores busy meanwhile
-                    if first_member:
+                    if is_leader:
                         ptx.mbarrier_arrive(freed, stage)
                     k += DEPTH
                     stage += 1
@@ -304,45 +304,44 @@ def make_wgmma_specialised(tile: Tile, *, weights: bool, bias: bool, activation,
                         stage, parity = 0, 1 - parity
 
                 if split or floats:
-                    store_part(acc, bias_of, part * rows, row + upper,
-                               col + 2 * quad, rows, cols)
+                    store_partial(acc, bias_of, split_idx * rows, row + thread_row, col + 2 * quad_lane, rows, cols)
                 else:
                     if bias:
-                        if COLS >= 128 or member < COLS:
-                            bias_tile[bias_first + place_of_bias(member)] = number_of(bias_near)
-                        if COLS > 128 and member < COLS - 128:
-                            bias_tile[bias_first + place_of_bias(member + 128)] = number_of(bias_far)
-                    if first_member:
+                        if COLS >= 128 or wg_thread < COLS:
+                            bias_tile[bias_base + bias_index(wg_thread)] = to_float(bias_lo)
+                        if COLS > 128 and wg_thread < COLS - 128:
+                            bias_tile[bias_base + bias_index(wg_thread + 128)] = to_float(bias_hi)
+                    if is_leader:
                         ptx.tma_store_wait(0)  # the last tile has left shared memory
                     ptx.named_barrier_sync(warpgroup + 1, 128)
                     if bias:
                         for j in u32.range(COLS // 16):
-                            x, y, z, w = ptx.load_shared4(bias_tile, bias_first + 16 * j + quad * 4)
-                            for down in range(2):
-                                acc[8 * j + 2 * down] += x
-                                acc[8 * j + 2 * down + 1] += y
-                                acc[8 * j + 2 * down + 4] += z
-                                acc[8 * j + 2 * down + 5] += w
+                            x, y, z, w = ptx.load_shared4(bias_tile, bias_base + 16 * j + quad_lane * 4)
+                            for row_half in range(2):
+                                acc[8 * j + 2 * row_half] += x
+                                acc[8 * j + 2 * row_half + 1] += y
+                                acc[8 * j + 2 * row_half + 4] += z
+                                acc[8 * j + 2 * row_half + 5] += w
                     if residual:
-                        ptx.mbarrier_wait(arrived, warpgroup, residual_parity)
+                        ptx.mbarrier_wait(residual_loaded, warpgroup, residual_parity)
                         residual_parity = 1 - residual_parity
-                    epilogue(acc, 0, words, word, eighth)
+                    epilogue(acc, 0, words, word_base, swizzle_row)
                     if BOXES > 1:
-                        epilogue(acc, 1, words, word, eighth)
+                        epilogue(acc, 1, words, word_base, swizzle_row)
                     if BOXES > 2:
-                        epilogue(acc, 2, words, word, eighth)
+                        epilogue(acc, 2, words, word_base, swizzle_row)
                     if BOXES > 3:
-                        epilogue(acc, 3, words, word, eighth)
+                        epilogue(acc, 3, words, word_base, swizzle_row)
                     ptx.fence_proxy_async()
                     ptx.named_barrier_sync(warpgroup + 1, 128)
                     if swiglu:
                         col = col // 2
-                    if first_member:
+                    if is_leader:
                         for box in u32.range(BOXES):
-                            ptx.tma_store_2d(out_map, col + box * 64, row, tiles, finished + box * BOX)
+                            ptx.tma_store_2d(out_map, col + box * 64, row, tiles, out_offset + box * BOX)
                         ptx.tma_store_commit()
-                number = number + (count if split else u32.gridDim.x)
-            if first_member:
+                tile_id = tile_id + (num_tiles if split else u32.gridDim.x)
+            if is_leader:
                 ptx.tma_store_wait(0)
 
     return wgmma_specialised_kernel
@@ -351,33 +350,33 @@ def make_wgmma_specialised(tile: Tile, *, weights: bool, bias: bool, activation,
 # --- Launchers -------------------------------------------------------------------------------------------------------
 
 
-COLS_OF_A_TILE = 8  # columns whose time a tile costs besides its own
+TILE_OVERHEAD_COLS = 8  # overhead of a tile, as the time of so many columns
 
 
 @functools.lru_cache(maxsize=4096)
 def choose_tile(rows: int, cols: int, depth: int, blocks: int, among: tuple = TILES) -> Tile:
-    """The tile with which `blocks` blocks finish first.
+    """Return the tile with which `blocks` blocks finish first.
 
-    A tile takes a time in proportion to its columns, so what counts is how many tiles the busiest block has and how
-    many columns these have together. Where two come within 5%, the depth decides.
+    The time of a tile is proportional to its columns, so the cost is the number of columns of all tiles of the busiest
+    block. Where two are within 5%, the depth decides.
     """
     tiles = sorted(among, key=lambda tile: tile.cols != (256 if depth >= DEEP else 192))
-    together = {tile: -(-tile.count(rows, cols) // blocks) * (tile.cols + COLS_OF_A_TILE) for tile in tiles}
-    return next(tile for tile in tiles if together[tile] <= 1.05 * min(together.values()))
+    cost = {tile: -(-tile.count(rows, cols) // blocks) * (tile.cols + TILE_OVERHEAD_COLS) for tile in tiles}
+    return next(tile for tile in tiles if cost[tile] <= 1.05 * min(cost.values()))
 
 
-SECONDS = 2.2e-9  # for a step of 64 along K, for each column of a tile
+STEP_SECONDS = 2.2e-9  # of a step of 64 along K, for each column of a tile
 
 
 @functools.cache
 def parts_of(rows: int, cols: int, depth: int, blocks: int) -> tuple[int, int]:
-    """(parts, K of each) with which a product finishes first, by a model like fused_linear's: more than one
-    part only where all of them run at the same time."""
+    """Return (splits, K of each) with which a product finishes first, by a model like fused.py's: more than one split
+    only where all of them run at the same time."""
     tile = choose_tile(rows, cols, depth, blocks)
     tiles, steps = tile.count(rows, cols), -(-depth // DEPTH)
 
     def cost(parts):
-        return -(-steps // parts) * tile.cols * SECONDS + seconds_between(parts, rows, cols)
+        return -(-steps // parts) * tile.cols * STEP_SECONDS + seconds_between(parts, rows, cols)
 
     best = min(range(1, max(1, min(steps, blocks // tiles)) + 1), key=cost)
     slice_ = -(-steps // best) * DEPTH
@@ -385,12 +384,12 @@ def parts_of(rows: int, cols: int, depth: int, blocks: int) -> tuple[int, int]:
 
 
 def block_count() -> int:
-    """How many blocks work at the same time."""
+    """Return how many blocks run at the same time."""
     return device.sm_count() if device.on_gpu() else CPU_BLOCKS
 
 
 def multiply(a, b, bias, out, *, weights: bool, stream=0) -> None:
-    """out = a @ b, or a @ b.T + bias with weights: two warpgroups that copy and multiply in turns."""
+    """out = a @ b, or a @ b.T + bias with weights: two warpgroups that copy, then multiply."""
     _check(a, b, bias, out, weights, dtype=np.float16)
     kernel = make_wgmma(weights=weights, bias=bias is not None)
     arguments = _arguments(a, b, bias, out, SIMPLE, weights)
@@ -412,13 +411,13 @@ def multiply_specialised(a, b, bias, out, *, weights: bool, activation=unchanged
 
 
 def multiply_floats(a, weights, out, *, tile: Tile | None = None, stream=0) -> None:
-    """out = a @ weights.T of bfloat16 numbers in float32, not rounded: logits. Whole blocks of K in a fixed order."""
+    """out = a @ weights.T of bfloat16 in float32, not rounded: logits. The K of a tile is never split."""
     _check(a, weights, None, out, True, dtype=np.uint16, out_dtype=np.float32)
     _multiply_specialised(a, weights, None, out, tile, TILES, stream, weights=True, floats=True)
 
 
 def multiply_swiglu(a, weights, out, *, tile: Tile | None = None, stream=0) -> None:
-    """out = silu(gate) * up of bfloat16 numbers, where a @ weights.T has eight columns of gates, then the eight of
+    """out = silu(gate) * up in bfloat16, where a @ weights.T has eight columns of gates, then the eight of
     their ups, and so on. tile: one of SWIGLU_TILES."""
     _check(a, weights, None, out, True, dtype=np.uint16, columns_each=2)
     _multiply_specialised(a, weights, None, out, tile, SWIGLU_TILES, stream, weights=True, swiglu=True)
@@ -461,7 +460,7 @@ def _launch_specialised(kernel, tile: Tile, blocks: int, arguments: tuple, strea
 
 
 def _arguments(a, b, bias, out, tile: Tile, weights: bool) -> tuple:
-    """What the kernels take: for each matrix, what TMA has to know of it and of the boxes it copies; then the sizes."""
+    """Return the kernels' arguments: the tensor maps of the matrices, then the sizes."""
     a_map = ptx.tensor_map_2d(a, tile.rows, DEPTH)
     b_map = ptx.tensor_map_2d(b, *((tile.cols, DEPTH) if weights else (DEPTH, 64)))
     sizes = np.uint32(a.shape[0]), np.uint32(b.shape[0 if weights else 1]), np.uint32(a.shape[1])
@@ -471,7 +470,7 @@ def _arguments(a, b, bias, out, tile: Tile, weights: bool) -> tuple:
 
 
 def _check(a, b, bias, out, weights: bool, residual=None, *, dtype=None, out_dtype=None, columns_each=1) -> None:
-    """Raise an error that names what does not fit. columns_each: of the product, for one column of out."""
+    """Raise an error that names what does not fit. columns_each: of the product, for each column of out."""
     dtype = dtype or (np.uint16 if getattr(a, "dtype", None) == np.uint16 else np.float16)
     check_array("a", a, ndim=2, dtype=dtype)
     check_array("b", b, ndim=2, dtype=dtype)
@@ -495,7 +494,7 @@ def _check(a, b, bias, out, weights: bool, residual=None, *, dtype=None, out_dty
 
 
 def specialised_kernels(*, weights: bool, bias: bool, activation=unchanged) -> tuple:
-    """One for each tile: what multiply_specialised may launch."""
+    """Return the kernels that multiply_specialised may launch, one for each tile."""
     return tuple(make_wgmma_specialised(tile, weights=weights, bias=bias, activation=activation) for tile in TILES)
 
 

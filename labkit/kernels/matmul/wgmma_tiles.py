@@ -1,5 +1,5 @@
-"""What the products on Hopper's tensor cores share: tiles, the order in which blocks take them, copies of a stage by
-TMA, and how a thread's part of a result reaches memory. How a tile lies in shared memory is described in wgmma.py.
+"""What the products on Hopper's tensor cores share: tiles and their order, copies of a stage by TMA, and epilogues. The
+layout of a tile in shared memory is described in wgmma.py.
 """
 
 from dataclasses import dataclass
@@ -10,12 +10,12 @@ from labkit.device import ptx
 DEPTH = 64  # 16-bit elements of K in a stage: a row of 128 bytes, the widest swizzle
 BOX = 64 * DEPTH  # 16-bit elements in a box of 64 rows, 8 KB
 ROW_GROUP = 1024  # bytes from eight rows of a tile to the next eight
-BAND = 8  # tiles that neighbouring blocks go down before they go to the next column
+BAND = 8  # height in tiles of the bands in which blocks are rasterised
 
 
 @dataclass(frozen=True)
 class Tile:
-    """What a block computes at a time: 128 rows x cols, in steps of 64 along K, `stages` of them in shared memory."""
+    """The tile of a block: 128 rows x cols, in steps of 64 along K, `stages` of them in shared memory."""
 
     cols: int
     stages: int
@@ -26,15 +26,15 @@ class Tile:
         return (self.rows + self.cols) * DEPTH
 
     def count(self, rows: int, cols: int) -> int:
-        """Tiles that cover rows x cols."""
+        """Return how many tiles cover rows x cols."""
         return -(-rows // self.rows) * -(-cols // self.cols)
 
     def out_boxes(self, halved: bool = False) -> int:
-        """Boxes of 64 columns that a consumer stores; halved: the output has one column for two of the tile."""
+        """Return the boxes of 64 columns that a consumer stores; halved: out has one column for two of the tile."""
         return self.cols // (128 if halved else 64)
 
     def shared_bytes(self, halved: bool = False) -> int:
-        """The stages, and the finished output of both consumers."""
+        """Return the bytes of the stages and of the output of both consumers."""
         return 2 * (self.stages * self.stage_elements + 2 * self.out_boxes(halved) * BOX)
 
     def __str__(self):
@@ -47,124 +47,125 @@ def unchanged(x):
 
 
 @cuda.jit(device=True)
-def place_of_bias(col):
-    """Where the bias of a tile's column stands: columns 2q, 2q + 1, 2q + 8 and 2q + 9 of 16, which one thread needs,
-    next to each other, for a 128-bit load."""
+def bias_index(col):
+    """Return the index of a column's bias in shared memory: columns 2q, 2q + 1, 2q + 8 and 2q + 9 of 16, all of one
+    thread, are neighbours, for a 128-bit load."""
     pair, odd = col // 2 % 4, col % 2
     return col // 16 * 16 + pair * 4 + col // 8 % 2 * 2 + odd
 
 
-def make_place(tile: Tile):
-    """A device function: the first row and column of a tile, from its number."""
+def make_tile_origin(tile: Tile):
+    """A device function: return the first row and column of a tile, from its index."""
     ROWS, COLS = tile.rows, tile.cols
 
     @cuda.jit(device=True)
-    def place(number, rows, cols):
-        """Numbers go down BAND tiles, then to the next column: tiles computed at the same time form a rectangle, not a
-        line, and find each other's rows and columns in the L2."""
-        down = (rows + (ROWS - 1)) // ROWS
-        across = (cols + (COLS - 1)) // COLS
-        band = number // (BAND * across)
-        first = band * BAND
-        height = min(down - first, BAND)
-        rest = number - first * across
-        col = rest // height
-        row = first + rest - col * height
+    def tile_origin(tile_id, rows, cols):
+        """Indices go down BAND tiles, then to the next column: tiles computed at the same time form a rectangle, not a
+        line, and share rows and columns in the L2."""
+        tiles_m = (rows + (ROWS - 1)) // ROWS
+        tiles_n = (cols + (COLS - 1)) // COLS
+        band = tile_id // (BAND * tiles_n)
+        band_row = band * BAND
+        band_height = min(tiles_m - band_row, BAND)
+        index_in_band = tile_id - band_row * tiles_n
+        col = index_in_band // band_height
+        row = band_row + index_in_band - col * band_height
         return row * ROWS, col * COLS
 
-    return place
+    return tile_origin
 
 
 def make_load(tile: Tile, weights: bool):
-    """A device function: starts the copies of one stage. One thread calls it, when the stage is free."""
-    A_ELEMENTS, STAGE, STAGE_BYTES = tile.rows * DEPTH, tile.stage_elements, 2 * tile.stage_elements
+    """A device function: start the copies of one stage. One thread calls it, when the stage is free."""
+    A_SIZE, STAGE_SIZE, STAGE_BYTES = tile.rows * DEPTH, tile.stage_elements, 2 * tile.stage_elements
     B_BOXES = tile.cols // 64
 
     @cuda.jit(device=True)
     def load(tiles, loaded, stage, a_map, b_map, row, col, k):
-        a_tile = stage * STAGE
-        b_tile = a_tile + A_ELEMENTS
-        ptx.mbarrier_expect_tx(loaded, stage, STAGE_BYTES)  # whole boxes count, also beyond an edge
-        ptx.tma_load_2d(tiles, a_tile, a_map, k, row, loaded, stage)
+        a_offset = stage * STAGE_SIZE
+        b_offset = a_offset + A_SIZE
+        ptx.mbarrier_expect_tx(loaded, stage, STAGE_BYTES)  # the bytes of whole boxes, also beyond an edge
+        ptx.tma_load_2d(tiles, a_offset, a_map, k, row, loaded, stage)
         if weights:
-            ptx.tma_load_2d(tiles, b_tile, b_map, k, col, loaded, stage)
+            ptx.tma_load_2d(tiles, b_offset, b_map, k, col, loaded, stage)
         else:
             for box in u32.range(B_BOXES):
-                ptx.tma_load_2d(tiles, b_tile + box * BOX, b_map, col + box * 64, k, loaded, stage)
+                ptx.tma_load_2d(tiles, b_offset + box * BOX, b_map, col + box * 64, k, loaded, stage)
 
     return load
 
 
 def make_epilogue(activation, residual=False, bf16=False):
-    """A device function: writes a thread's accumulators of 64 columns, as float16 or bfloat16, to a box that TMA can
-    store. residual: the box holds the residual, which is added."""
+    """A device function: write a thread's accumulators of 64 columns, as float16 or bfloat16, to a box that TMA
+    stores. residual: the box holds the residual, which is added."""
     pack, unpack = (ptx.pack_bf162, ptx.unpack_bf162) if bf16 else (ptx.pack_half2, ptx.unpack_half2)
 
     @cuda.jit(device=True, forceinline=True)
-    def epilogue(acc, box, words, word, eighth):
-        """`word` is the place of the thread's first two accumulators in box 0, `eighth` its row among eight. A call for
-        each box: the compiler unrolls each on its own, and has to, for accumulators that are indexed in a loop leave
-        registers."""
+    def epilogue(acc, box, words, word_base, swizzle_row):
+        """word_base: the index of the thread's first two accumulators in box 0. swizzle_row: its row modulo 8. Each box
+        has its own call: the compiler unrolls each by itself, and has to, as accumulators that are indexed in a loop
+        go to local memory."""
         for j in u32.range(8):
-            upper = word + box * BOX // 2 + (j ^ eighth) * 4
-            lower = upper + 8 * 32  # eight rows below
-            s = 32 * box + 4 * j
+            i0 = word_base + box * BOX // 2 + (j ^ swizzle_row) * 4
+            i8 = i0 + 8 * 32  # eight rows below
+            n = 32 * box + 4 * j
             if residual:
-                p, q = unpack(words[upper])
-                r, t = unpack(words[lower])
-                words[upper] = pack(activation(acc[s]) + p, activation(acc[s + 1]) + q)
-                words[lower] = pack(activation(acc[s + 2]) + r, activation(acc[s + 3]) + t)
+                p, q = unpack(words[i0])
+                r, t = unpack(words[i8])
+                words[i0] = pack(activation(acc[n]) + p, activation(acc[n + 1]) + q)
+                words[i8] = pack(activation(acc[n + 2]) + r, activation(acc[n + 3]) + t)
             else:
-                words[upper] = pack(activation(acc[s]), activation(acc[s + 1]))
-                words[lower] = pack(activation(acc[s + 2]), activation(acc[s + 3]))
+                words[i0] = pack(activation(acc[n]), activation(acc[n + 1]))
+                words[i8] = pack(activation(acc[n + 2]), activation(acc[n + 3]))
 
     return epilogue
 
 
 def make_pair_epilogue(combine):
-    """A device function like make_epilogue's, where columns belong in pairs, 16n + i with 16n + 8 + i: 128 columns of
-    accumulators become 64 of the output, combine(first, second) of each pair, rounded to bfloat16.
+    """As make_epilogue, where columns form pairs, 16n + i with 16n + 8 + i: 128 columns of accumulators become 64 of
+    the output, combine(first, second) of each pair, rounded to bfloat16.
 
-    A thread holds columns 8j + 2q and the next of every j: so both of a pair are its own, and the pairs of two
-    neighbouring columns of the output, which share a word.
+    A thread holds columns 8j + 2q and 8j + 2q + 1 of every j: both columns of a pair, for two neighbouring columns of
+    the output, which share a word.
     """
 
     @cuda.jit(device=True, forceinline=True)
-    def pair_epilogue(acc, box, words, word, eighth):
+    def pair_epilogue(acc, box, words, word_base, swizzle_row):
         for j in u32.range(8):
-            upper = word + box * BOX // 2 + (j ^ eighth) * 4
-            lower = upper + 8 * 32  # eight rows below
-            s = 64 * box + 8 * j
-            words[upper] = ptx.pack_bf162(combine(acc[s], acc[s + 4]), combine(acc[s + 1], acc[s + 5]))
-            words[lower] = ptx.pack_bf162(combine(acc[s + 2], acc[s + 6]), combine(acc[s + 3], acc[s + 7]))
+            i0 = word_base + box * BOX // 2 + (j ^ swizzle_row) * 4
+            i8 = i0 + 8 * 32  # eight rows below
+            n = 64 * box + 8 * j
+            words[i0] = ptx.pack_bf162(combine(acc[n], acc[n + 4]), combine(acc[n + 1], acc[n + 5]))
+            words[i8] = ptx.pack_bf162(combine(acc[n + 2], acc[n + 6]), combine(acc[n + 3], acc[n + 7]))
 
     return pair_epilogue
 
 
-def make_store_part(columns: int):
-    """A device function: stores a thread's accumulators of `columns` columns among those of its part of K."""
+def make_store_partial(columns: int):
+    """A device function: store a thread's accumulators of `columns` columns as float32, at its split of K."""
     COLUMNS = columns
 
     @cuda.jit(device=True, forceinline=True)
-    def store_part(acc, parts, above, row, col, rows, cols):
-        """Rows row and row + 8, columns col + 8 * j and the next. A quad of lanes stores 32 bytes of a row."""
+    def store_partial(acc, partials, row_offset, row, col, rows, cols):
+        """Store rows row and row + 8, columns col + 8 * j and the next. A quad of lanes stores 32 bytes of a row."""
         for j in u32.range(COLUMNS // 8):
-            near = col + 8 * j
-            if near < cols:
-                upper = (above + row) * cols + near
+            out_col = col + 8 * j
+            if out_col < cols:
+                i0 = (row_offset + row) * cols + out_col
                 if row < rows:
-                    parts[upper] = acc[4 * j]
-                    parts[upper + 1] = acc[4 * j + 1]
+                    partials[i0] = acc[4 * j]
+                    partials[i0 + 1] = acc[4 * j + 1]
                 if row + 8 < rows:
-                    lower = upper + 8 * cols
-                    parts[lower] = acc[4 * j + 2]
-                    parts[lower + 1] = acc[4 * j + 3]
+                    i8 = i0 + 8 * cols
+                    partials[i8] = acc[4 * j + 2]
+                    partials[i8 + 1] = acc[4 * j + 3]
 
-    return store_part
+    return store_partial
 
 
 def b_layout(weights: bool) -> tuple:
-    """For wgmma_descriptor: bytes from 64 columns to the next 64 (unused if K-major), and what advances K by 16."""
+    """Return, for wgmma_descriptor, the bytes from 64 columns to the next 64 (unused if K-major), and the step of the
+    descriptor for 16 along K."""
     return (16, 2) if weights else (2 * BOX, 16 * 128 // 16)
 
 
