@@ -303,8 +303,8 @@ def make_rope_split_cache(element: Element, together: bool, normalised: bool, ep
 
 def rope_split_cache(qkv, table, positions, slots, q, keys, values, q_norm=None, k_norm=None, eps=EPS, stream=0,
                      together=True):
-    """The launcher to use: one launch, in which a thread has eight pairs of a head, 128 bits of bfloat16 from each of
-    its halves, and writes them where they belong. together=False: load and store one element at a time."""
+    """The launcher to use: one launch, in which a thread has eight pairs of a head, 128 bits of bfloat16 from each
+    half, and writes them where they belong. together=False: load and store one element at a time."""
     element = _check(qkv, table, positions, slots, q, keys, values, q_norm, k_norm)
     (num_tokens, heads, dim), (pages, kv_heads, page, _) = q.shape, keys.shape
     normalised = q_norm is not None

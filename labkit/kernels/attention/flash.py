@@ -329,10 +329,10 @@ def make_flash(size: int, queries: int):
             key0 = key1
 
         for i in u32.range(QUERIES):
-            total = row_sum[i]
+            denominator = row_sum[i]
             for distance in XOR_OFFSETS:
-                total += cuda.shfl_xor_sync(ALL_LANES, total, distance)
-            inv_row_sum = float32(1.0) / total
+                denominator += cuda.shfl_xor_sync(ALL_LANES, denominator, distance)
+            inv_row_sum = float32(1.0) / denominator
             row = row0 + y + i * GROUPS
             if row < rows:
                 for q in u32.range(QUADS):

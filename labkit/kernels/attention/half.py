@@ -210,10 +210,10 @@ def make_flash_half(size: int, warps: int, m_tiles: int):
             key0, stage = key1, STAGE - stage
 
         for r in u32.range(LANE_ROWS):
-            total = row_sum[r]
-            total += cuda.shfl_xor_sync(ALL_LANES, total, 1)
-            total += cuda.shfl_xor_sync(ALL_LANES, total, 2)
-            row_sum[r] = float32(1.0) / total
+            denominator = row_sum[r]
+            denominator += cuda.shfl_xor_sync(ALL_LANES, denominator, 1)
+            denominator += cuda.shfl_xor_sync(ALL_LANES, denominator, 2)
+            row_sum[r] = float32(1.0) / denominator
         # Stage the output where this warp's queries were, so that lanes store whole rows, 16 bytes each.
         warp_offset = warp * (WARP_ROWS * PITCH)
         for r in u32.range(LANE_ROWS):

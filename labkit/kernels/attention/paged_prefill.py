@@ -145,7 +145,7 @@ FORMS = ((4, 2), (4, 1), (2, 1), (1, 1))  # warps of a block, and tiles of 16 qu
 
 
 def prefill_form(size: int, heads: int, sequences: int, longest: int) -> tuple[int, int]:
-    """Return (warps, m_tiles): the largest block that is not more than twice the queries needed and that leaves a
+    """Return (warps, m_tiles): the tallest block that is not more than twice the queries needed and that leaves a
     block for each SM."""
     num_sms = multiprocessors()
     # The widest takes a CPU twice as long to compile, and is no quicker there.

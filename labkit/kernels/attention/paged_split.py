@@ -275,10 +275,10 @@ def make_paged_decode(size: int, heads: int, bf16: bool, splits: int):
             new_max = max(new_max, cuda.shfl_xor_sync(ALL_LANES, new_max, LANES << n))
         weight = ptx.exp2_approx(row_max[head] - new_max)
         row_max[head] = new_max
-        total = row_sum[head] * weight
+        denominator = row_sum[head] * weight
         for n in range(GROUP_SHUFFLES):
-            total += cuda.shfl_xor_sync(ALL_LANES, total, LANES << n)
-        row_sum[head] = total
+            denominator += cuda.shfl_xor_sync(ALL_LANES, denominator, LANES << n)
+        row_sum[head] = denominator
         for i in range(VEC):
             value = acc[head * VEC + i] * weight
             for n in range(GROUP_SHUFFLES):
@@ -505,9 +505,9 @@ def make_paged_decode_mma(size: int, heads: int, early: bool = False):
             if lane == 0:
                 warp_offsets[warp] = warp_offset
             for r in u32.range(LANE_ROWS):
-                total = row_sum[r]
-                total += cuda.shfl_xor_sync(ALL_LANES, total, 1)
-                total += cuda.shfl_xor_sync(ALL_LANES, total, 2)
+                denominator = row_sum[r]
+                denominator += cuda.shfl_xor_sync(ALL_LANES, denominator, 1)
+                denominator += cuda.shfl_xor_sync(ALL_LANES, denominator, 2)
                 head = lane // 4 + 8 * r
                 if head < HEADS:
                     for j in u32.range(CHUNKS):
@@ -515,7 +515,7 @@ def make_paged_decode_mma(size: int, heads: int, early: bool = False):
                         warp_acc[dst] = acc[4 * j + 2 * r]
                         warp_acc[dst + 1] = acc[4 * j + 2 * r + 1]
                     if lane % 4 == 0:
-                        warp_sum[warp * HEADS + head] = total
+                        warp_sum[warp * HEADS + head] = denominator
                         warp_max[warp * HEADS + head] = max(LEAST_FINITE, row_max[r] * scale)
             merge_partials(warp_acc, warp_offsets, warp_max, warp_sum, block_row_max, block_row_sum, block_acc0,
                            block_acc1, active_blocks == 1, split, group, partial, thread)

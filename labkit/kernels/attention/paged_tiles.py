@@ -148,10 +148,10 @@ def make_paged_prefill(size: int, queries: int):
             key0 = key1
 
         for i in u32.range(QUERIES):
-            total = row_sum[i]
+            denominator = row_sum[i]
             for distance in XOR_OFFSETS:
-                total += cuda.shfl_xor_sync(ALL_LANES, total, distance)
-            inv_row_sum = float32(1.0) / total
+                denominator += cuda.shfl_xor_sync(ALL_LANES, denominator, distance)
+            inv_row_sum = float32(1.0) / denominator
             t = row0 + y + i * GROUPS
             if t < tokens:
                 for quad in u32.range(QUADS):
@@ -272,10 +272,10 @@ def make_paged_prefill_mma(size: int, warps: int, m_tiles: int):
             key0, stage = key1, STAGE - stage
 
         for r in u32.range(LANE_ROWS):
-            total = row_sum[r]
-            total += cuda.shfl_xor_sync(ALL_LANES, total, 1)
-            total += cuda.shfl_xor_sync(ALL_LANES, total, 2)
-            row_sum[r] = float32(1.0) / total
+            denominator = row_sum[r]
+            denominator += cuda.shfl_xor_sync(ALL_LANES, denominator, 1)
+            denominator += cuda.shfl_xor_sync(ALL_LANES, denominator, 2)
+            row_sum[r] = float32(1.0) / denominator
         # Stage the output in shared memory, over the warp's queries, so that lanes store whole rows, 16 bytes each.
         ptx.cp_async_wait(0)
         cuda.syncwarp()  # all lanes have read the queries

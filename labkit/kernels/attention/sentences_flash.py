@@ -183,10 +183,10 @@ def make_sentences_flash_half(size: int, warps: int, m_tiles: int, keys: int, te
 
         if active:
             for r in u32.range(LANE_ROWS):
-                total = row_sum[r]
-                total += cuda.shfl_xor_sync(ALL_LANES, total, 1)
-                total += cuda.shfl_xor_sync(ALL_LANES, total, 2)
-                row_sum[r] = float32(1.0) / total
+                denominator = row_sum[r]
+                denominator += cuda.shfl_xor_sync(ALL_LANES, denominator, 1)
+                denominator += cuda.shfl_xor_sync(ALL_LANES, denominator, 2)
+                row_sum[r] = float32(1.0) / denominator
             # Stage the output where this warp's queries were, so that lanes store whole rows, 16 bytes each.
             cuda.syncwarp()  # all lanes are done with the queries
             warp_offset = team_offset + warp_row0 * PITCH
@@ -217,12 +217,12 @@ FORMS = ((4, 2), (4, 1), (2, 1), (1, 1))  # warps of a team, tiles of 16 queries
 
 
 def sentences_half_form(size: int, heads: int, sentences: int, longest: int) -> tuple[int, int, int, int]:
-    """Return (warps, m_tiles, keys, teams) of the kernel: the largest tile of queries that a sentence needs and that
+    """Return (warps, m_tiles, keys, teams) of the kernel: the tallest tile of queries that a sentence needs and that
     leaves a block for each SM, so that keys and values are reused most. Where a tile belongs to one warp, the block
     takes up to four heads: a GPU starts blocks one after the other."""
     keys = min(KEYS, 16 * -(-longest // 16))
     min_blocks = multiprocessors()
-    # The largest takes a CPU twice as long to compile, and is no faster there.
+    # The tallest takes a CPU twice as long to compile, and is no faster there.
     for warps, m_tiles in FORMS if size <= 64 and min_blocks > 1 else FORMS[1:]:
         rows = 16 * warps * m_tiles
         blocks = heads * sentences * -(-longest // rows)
@@ -352,10 +352,10 @@ def make_sentences_flash(size: int, queries: int):
             key0 = key1
 
         for i in u32.range(QUERIES):
-            total = row_sum[i]
+            denominator = row_sum[i]
             for distance in XOR_OFFSETS:
-                total += cuda.shfl_xor_sync(ALL_LANES, total, distance)
-            inv_row_sum = float32(1.0) / total
+                denominator += cuda.shfl_xor_sync(ALL_LANES, denominator, distance)
+            inv_row_sum = float32(1.0) / denominator
             t = row0 + y + i * GROUPS
             if t < tokens:
                 for q in u32.range(QUADS):

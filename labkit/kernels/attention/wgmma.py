@@ -384,10 +384,10 @@ def make_flash_wgmma(size: int, consumers: int, keys: int, stages: int):
                     ptx.mbarrier_arrive(values_empty, value_stage)
 
                 for r in range(2):
-                    total = row_sum[r]
-                    total += cuda.shfl_xor_sync(ALL_LANES, total, 1)
-                    total += cuda.shfl_xor_sync(ALL_LANES, total, 2)
-                    correction[r] = ptx.rcp_approx(total)
+                    denominator = row_sum[r]
+                    denominator += cuda.shfl_xor_sync(ALL_LANES, denominator, 1)
+                    denominator += cuda.shfl_xor_sync(ALL_LANES, denominator, 2)
+                    correction[r] = ptx.rcp_approx(denominator)
                 scale_rows(acc, correction)
                 # Stage the output where this consumer's queries were.
                 pair_offset = warpgroup * (BOX // 2) + upper * 32 + quad

@@ -11,7 +11,7 @@ from labkit.kernels.baselines import Baseline, numpy_cupy_torch
 from labkit.kernels.op import Op, Work, uniform
 from labkit.kernels.softmax.masked import (
     SCALE,
-    _hidden,
+    _masked,
     masked_softmax_bounded,
     masked_softmax_reference,
     masked_softmax_single_read,
@@ -57,7 +57,7 @@ def _without_a_mask(causal: bool):
         *lengths, _ = lengths_and_out
         x = scores * SCALE
         if causal or lengths:
-            x = torch.where(_hidden(torch, scores, causal, *lengths), -math.inf, x)
+            x = torch.where(_masked(torch, scores, causal, *lengths), -math.inf, x)
         return torch.softmax(x, dim=-1)
 
     return call
