@@ -193,8 +193,8 @@ import inspect
 
 from labkit.kernels.attention.flash import make_flash
 
-parts = inspect.getclosurevars(make_flash(64, 4).py_func).nonlocals
-show_source(parts["online_softmax_update"])
+attend = inspect.getclosurevars(make_flash(64, 4).py_func).nonlocals["attend"]
+show_source(inspect.getclosurevars(attend.py_func).nonlocals["online_softmax_update"])
 
 # %% [markdown]
 # `exp2_approx` computes $2^x$, so `scale` includes $\log_2 e$. The rest is familiar: `cp.async` copies the values while
@@ -326,6 +326,6 @@ attention_pictures.over_lengths(measure.recorded_series("attention_sizes", gpu="
 #
 # - In the NumPy loop, sort the keys by their score, ascending and then descending. What happens to the factors?
 # - With the keys in their old order, leave the factor out of `acc`. From which tile on is the result wrong?
-# - `show_source(make_flash(64, 4))` is the kernel with tiles in registers. Which lines of `flash_plain` do you find?
+# - `show_source(attend)` is the loop over tiles in registers. Which lines of `flash_plain` do you find?
 #
 # Next: **the GPT-2 block**, where attention meets the layers around it.

@@ -185,8 +185,8 @@ agree(EMBEDDING_LAYERNORM, ["embedding_layernorm_fused"], sizes=sizes)
 show_source(minilm.MiniLM.layer)
 
 # %% [markdown]
-# Each `seen` hands the result of a launch to `watch`. There are seven in a layer, two of them in `self_attention`. How
-# many launches does the real model take, with its six layers, from token ids to embeddings?
+# Each `report` passes the result of a launch to `watch`. There are seven in a layer, two of them in `self_attention`.
+# How many launches does the real model take, with its six layers, from token ids to embeddings?
 
 # %%
 launches = []

@@ -205,9 +205,9 @@ for token in tokenizer.encode(text, marks=False):  # the special tokens are in t
 
 # %%
 from labkit.device import launches
-from labkit.models.llama import Alone, Llama
+from labkit.models.llama import Llama, SingleSequence
 
-alone, order = Alone(Llama(config, ours), context=16), []
+alone, order = SingleSequence(Llama(config, ours), context=16), []
 launches.planned(lambda: alone([1, 2, 3, 4, 5], watch=lambda key, array: order.append((key, array.shape))))
 for key, shape in order:
     if not key.startswith("layers.1"):  # as layer 0

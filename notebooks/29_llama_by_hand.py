@@ -22,7 +22,7 @@ import numpy as np
 
 from labkit import agree, cuda, measure, show_source
 from labkit.models.configs import LLAMA_3_2_1B
-from labkit.models.llama import Alone, Kernels
+from labkit.models.llama import Kernels, SingleSequence
 from labkit.models.load import load
 
 loaded = load("tiny-llama")
@@ -51,7 +51,7 @@ question = [{"role": "user", "content": "What is a hacker?"}]
 ids = tokenizer.chat(question)
 watched = {name: counted(name, launch) for name, launch in vars(model.kernels).items()
            if name != "arrange_gate_up"}  # that one runs on the host
-Alone(model.with_kernels(Kernels(**watched)), context=64)(ids)
+SingleSequence(model.with_kernels(Kernels(**watched)), context=64)(ids)
 print(f"{len(launched)} launches:",
       ", ".join(f"{launched.count(name)} {name}" for name in dict.fromkeys(launched)), "\n")
 for name, config in (("tiny-llama", tiny), ("Llama 3.2 1B", LLAMA_3_2_1B)):
@@ -118,7 +118,7 @@ agree(TOKEN_EMBEDDING_BF16, sizes=({"T": 9, "C": 256}, {"T": 3, "C": 2048}))
 from labkit.kernels.dtypes import float32_of
 
 seen = {}
-Alone(model, context=64)(ids, watch=lambda name, array: seen.update({name: array.copy_to_host()}))
+SingleSequence(model, context=64)(ids, watch=lambda name, array: seen.update({name: array.copy_to_host()}))
 for name, array in seen.items():
     if not name.startswith("layers.") or name.startswith("layers.0."):
         print(f"{name:22} {array.dtype.name:8} {array.shape}")

@@ -27,13 +27,13 @@ import numpy as np
 from labkit import agree, cuda, measure, show_source
 from labkit.kernels.dtypes import float32_of
 from labkit.models.configs import LLAMA_3_2_1B
-from labkit.models.llama import Alone, Kernels
+from labkit.models.llama import Kernels, SingleSequence
 from labkit.models.load import load
 
 loaded = load("tiny-llama")
 model, tokenizer, tiny = loaded.model, loaded.tokenizer, loaded.model.config
 ids = tokenizer.chat([{"role": "user", "content": "What is a hacker?"}])
-seen, alone = {}, Alone(model, context=64)
+seen, alone = {}, SingleSequence(model, context=64)
 logits = alone(ids, watch=lambda name, array: seen.update({name: array.copy_to_host()}))
 logits = logits.copy_to_host()[0]
 print(f"{len(ids)} tokens, {len(seen)} arrays")
@@ -210,7 +210,7 @@ def neighbours(qkv, positions, size):
 # %%
 def answer(model, count):
     """The first tokens of a greedy answer, as a text."""
-    alone, tokens, step = Alone(model, 128), [], ids
+    alone, tokens, step = SingleSequence(model, 128), [], ids
     while len(tokens) < count and (not tokens or tokens[-1] not in tokenizer.stop):
         tokens.append(int(alone(step).copy_to_host()[0].argmax()))
         step = tokens[-1:]  # the cache holds the rest
@@ -219,7 +219,7 @@ def answer(model, count):
 
 for mistake, layers in ((from_one, range(tiny.num_hidden_layers)), (neighbours, (3,))):
     other = model.with_kernels(wrong_rope(mistake, layers))
-    first, wrong = parity(other, [ids]).first, Alone(other, 64)(ids).copy_to_host()[0]
+    first, wrong = parity(other, [ids]).first, SingleSequence(other, 64)(ids).copy_to_host()[0]
     print(f"{mistake.__name__:12}{first.name:14}logits move by {np.abs(wrong - logits).max():5.2f}   "
           f"{answer(other, 10).strip()!r}")
 

@@ -113,7 +113,7 @@ agree(LM_HEAD, ["lm_head_streamed", "lm_head_picked"], sizes=({"M": 1, "N": 70, 
 # text. How does the work for a token depend on its position in either case? Draw both curves before you run the cells.
 
 # %%
-from labkit.models.llama import Alone
+from labkit.models.llama import SingleSequence
 from labkit.models.load import load
 
 loaded = load("tiny-llama", dtype="float32")
@@ -132,7 +132,7 @@ def next_token(alone, ids):
 
 def write(prompt, count, cached):
     """(tokens, milliseconds of each). Without a cache every step computes the whole text again."""
-    alone, ids, ms = Alone(model, context=len(prompt) + count), list(prompt), []
+    alone, ids, ms = SingleSequence(model, context=len(prompt) + count), list(prompt), []
     for _ in range(count):
         begin = clock()
         if not cached:
@@ -152,7 +152,7 @@ print(tokenizer.decode(with_cache))
 from labkit.device.launches import planned
 from labkit.models.step import Piece
 
-alone = Alone(model, context=64)
+alone = SingleSequence(model, context=64)
 for rows in (1, 40):
     step = alone.inputs.step([Piece(range(rows), 40 - rows, alone.pages)])
     count = len(planned(lambda step=step: model.forward(step, alone.cache, alone.workspace)))
@@ -184,7 +184,7 @@ pictures.over_positions(
 # %%
 import tempfile
 
-alone, ids = Alone(model, context=64), list(question)
+alone, ids = SingleSequence(model, context=64), list(question)
 for _ in range(10):
     ids.append(next_token(alone, ids[alone.length :]))
 with tempfile.TemporaryDirectory() as folder:
@@ -192,7 +192,7 @@ with tempfile.TemporaryDirectory() as folder:
     with np.load(f"{folder}/kept.npz") as file:
         kept = dict(file)
 
-again, rest = Alone(model, context=64), [int(kept["last"])]
+again, rest = SingleSequence(model, context=64), [int(kept["last"])]
 again.cache.memory.copy_to_device(kept["keys_and_values"])
 again.length = int(kept["length"])
 for _ in range(22):
@@ -265,7 +265,7 @@ pictures.buffer_plan([launch.name for launch in launches], offsets, sizes, live,
 workspace = Workspace(model.config, tokens=64, sequences=1, dtype="float32")
 small = buffers.sizes_of(workspace)
 plan = buffers.first_fit(small, live)
-alone = Alone(model, context=64)
+alone = SingleSequence(model, context=64)
 apart = alone(question).copy_to_host()
 for name, offsets in (("first fit", plan), ("wrong", plan | {"gated": plan["x"]})):
     alone.reset()
@@ -303,7 +303,7 @@ for name, offsets in (("first fit", plan), ("wrong", plan | {"gated": plan["x"]}
 #
 # ## Try it
 #
-# - Compute the prompt in two steps: `alone = Alone(model, context=64)`, `alone(question[:5])`, then
+# - Compute the prompt in two steps: `alone = SingleSequence(model, context=64)`, `alone(question[:5])`, then
 #   `alone(question[5:])`. Is the first token the same?
 # - Overwrite a value of the cache between two steps. After how many tokens does the text change?
 # - Set `again.length` to one less before you continue from the file. Which keys are overwritten, and what comes out?

@@ -84,7 +84,7 @@ for row in rows:
 # begins with its prompt of 9 tokens. How many rows does the step have, and for which of them are logits needed?
 
 # %%
-from labkit.models.llama import Alone, Cache, Workspace
+from labkit.models.llama import Cache, SingleSequence, Workspace
 from labkit.models.load import load
 from labkit.models.step import Inputs, Piece
 
@@ -111,7 +111,7 @@ logits = model.forward(mixed, cache, workspace).copy_to_host()
 
 # %%
 for b, ids in enumerate(prompts):
-    alone = Alone(model, context=32)
+    alone = SingleSequence(model, context=32)
     expected = alone(ids)
     if b < 2:
         expected = alone([tokens[b]])
@@ -157,7 +157,7 @@ requests = [(prompt_of(thing), count) for thing, count in zip(things, counts, st
 
 
 def write_alone(prompt, count):
-    alone, ids = Alone(model, context=len(prompt) + count), list(prompt)
+    alone, ids = SingleSequence(model, context=len(prompt) + count), list(prompt)
     for _ in range(count):
         ids.append(int(alone(ids[alone.length :]).copy_to_host()[0].argmax()))
     return ids[len(prompt) :]

@@ -312,12 +312,12 @@ def finish(result: Path, keep: str) -> None:
 
 def answer(folder: Path, question: str, most: int = 120) -> str:
     """The likeliest answer, in float32: a check of what was written, not of its speed."""
-    from labkit.models.llama import Alone
+    from labkit.models.llama import SingleSequence
     from labkit.models.load import load
 
     loaded = load(str(folder), dtype="float32")
     ids = loaded.tokenizer.chat([{"role": "user", "content": question}])
-    alone, tokens = Alone(loaded.model, context=min(len(ids) + most, SHAPE["max_position_embeddings"])), []
+    alone, tokens = SingleSequence(loaded.model, context=min(len(ids) + most, SHAPE["max_position_embeddings"])), []
     logits = alone(ids)
     while alone.length < alone.context:
         tokens.append(int(np.argmax(logits.copy_to_host()[0])))

@@ -155,12 +155,12 @@ check("rotate_normed", rotate_normed)
 # that later lessons build takes such a model, too.)
 
 # %%
-from labkit.models.llama import Alone
+from labkit.models.llama import SingleSequence
 from labkit.models.load import load
 
 loaded = load("tiny-llama", dtype="float32")
 mine = yours.answers(rmsnorm_block=rmsnorm_block, rope_heads=rope_heads)
-alone = Alone(yours.with_kernels(loaded.model, mine), context=64)
+alone = SingleSequence(yours.with_kernels(loaded.model, mine), context=64)
 tokens, step = [], loaded.tokenizer.chat([{"role": "user", "content": "What is a hacker?"}])
 for _ in range(20):
     tokens.append(int(alone(step).copy_to_host()[0].argmax()))

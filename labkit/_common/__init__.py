@@ -1,1 +1,1 @@
-"""What every room uses: tables, the one exception shown as a sentence, the version, where the repository is."""
+"""Shared by all packages: tables, the exception shown as a sentence, the version, the location of the repository."""

@@ -10,7 +10,7 @@ CHUNK = 2**22  # elements: large beside what a call costs, small beside a cache 
 
 
 @functools.cache
-def _threads() -> ThreadPoolExecutor:
+def _executor() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(cores(), thread_name_prefix="labkit-chunk")
 
 
@@ -20,4 +20,4 @@ def in_chunks(count: int, work: Callable[[int, int], object], chunk: int = CHUNK
     if count <= chunk:
         return [work(0, count)]
     begins = range(0, count, chunk)
-    return list(_threads().map(lambda begin: work(begin, min(begin + chunk, count)), begins))
+    return list(_executor().map(lambda begin: work(begin, min(begin + chunk, count)), begins))

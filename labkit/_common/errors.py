@@ -26,22 +26,22 @@ REFUSED = {
 
 def refusal(error: OSError) -> str | None:
     """The sentence for an error that is the machine's; None for one that may be a bug."""
-    why = REFUSED.get(error.errno)
-    return why and f"{error.filename or 'the output'} cannot be written or read: {why}"
+    reason = REFUSED.get(error.errno)
+    return reason and f"{error.filename or 'the output'} cannot be written or read: {reason}"
 
 
 def names_like(name: str, names: Iterable[str]) -> list[str]:
-    """Three of the names, the likest first: those that have a word of `name` in them, and those spelled like it."""
+    """The three names most similar to `name`, best first: by shared words and by spelling."""
     import difflib
 
-    asked = name.lower()
-    words = [word for word in re.split(r"[\W_]+", asked) if len(word) > 2]
+    query = name.lower()
+    words = [word for word in re.split(r"[\W_]+", query) if len(word) > 2]
 
-    def likeness(other: str) -> float:
+    def similarity(other: str) -> float:
         shared = sum(len(word) for word in words if word in other.lower())
-        return shared / max(1, len(asked)) + difflib.SequenceMatcher(None, asked, other.lower()).ratio()
+        return shared / max(1, len(query)) + difflib.SequenceMatcher(None, query, other.lower()).ratio()
 
-    return sorted(dict.fromkeys(names), key=likeness, reverse=True)[:3]
+    return sorted(dict.fromkeys(names), key=similarity, reverse=True)[:3]
 
 
 def did_you_mean(names: Sequence[str]) -> str:
@@ -49,10 +49,10 @@ def did_you_mean(names: Sequence[str]) -> str:
     return f"did you mean {', '.join([*names[:-2], ' or '.join(names[-2:])])}?" if names else ""
 
 
-def short(value, most: int = 80) -> str:
+def short(value, max_len: int = 80) -> str:
     """A value from a file, for a message: its repr, cut off where it is long."""
     try:
         text = repr(value)
     except (RecursionError, ValueError):  # nested too deeply; a number of more digits than Python writes
         text = f"a {type(value).__name__} too large to show"
-    return text if len(text) <= most else text[: most - 3] + "..."
+    return text if len(text) <= max_len else text[: max_len - 3] + "..."

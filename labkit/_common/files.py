@@ -1,5 +1,4 @@
-"""Files that people may have changed, read with errors that name them; files and folders that are written whole or not
-at all."""
+"""Reading files that users may have edited, with errors that name them; writing files and folders atomically."""
 
 import contextlib
 import json
@@ -15,7 +14,7 @@ from typing import BinaryIO
 
 from labkit._common.errors import UserError
 
-PATIENCE_S = 10.0  # a lock is held for milliseconds: a longer hold means a hung process
+LOCK_TIMEOUT_S = 10.0  # a lock is held for milliseconds: a longer hold means a hung process
 OLD_S = 3600.0  # no file takes as long to write
 # .NAME.labkit-xxxxxxxx, and .NAME.ipynb.xxxxxxxx of earlier versions.
 MARK = "labkit-"
@@ -76,10 +75,10 @@ def write_text(path: Path, text: str) -> None:
 @contextlib.contextmanager
 def whole_file(path: Path) -> Iterator[BinaryIO]:
     """A file to write bytes to, beside `path`. It takes the place of `path` when the block ends; when an error or
-    Ctrl-C ends it, what was there stays. What writers that were killed left in the folder is deleted."""
+    Ctrl-C ends it, what was there stays. Leftovers of killed writers in the folder are deleted."""
     with _errors_name(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        _delete_left_over(path.parent)
+        _delete_leftovers(path.parent)
         file, temporary = _temporary(path)
         try:
             with file:
@@ -119,7 +118,7 @@ def _temporary(path: Path) -> tuple[BinaryIO, str]:
             return os.fdopen(handle, "wb"), temporary
 
 
-def _delete_left_over(folder: Path) -> None:
+def _delete_leftovers(folder: Path) -> None:
     """Delete the files of _temporary whose writers are gone: their locks are free, and where there are no locks,
     they are old."""
     names: list[str] = []
@@ -157,33 +156,33 @@ def _try_lock(handle: int) -> bool | None:
 @contextlib.contextmanager
 def whole_folder(path: Path) -> Iterator[Path]:
     """A folder to fill, beside `path`. It takes the place of `path` when the block ends; when an error or Ctrl-C ends
-    it, what was there stays. What writers that were killed left beside it is deleted, or put back."""
-    with _errors_name(path), contextlib.ExitStack() as held:
+    it, what was there stays. Leftovers of killed writers beside it are deleted, or put back."""
+    with _errors_name(path), contextlib.ExitStack() as stack:
         path.parent.mkdir(parents=True, exist_ok=True)
-        _delete_left_over_folders(path.parent)
-        fresh = _folder_of_its_own(path, MARK, held)
+        _delete_leftover_folders(path.parent)
+        new = _locked_folder(path, MARK, stack)
         try:
-            yield fresh
-            os.chmod(fresh, 0o755)  # mkdtemp makes it private
-            _swap(fresh, path, held)
+            yield new
+            os.chmod(new, 0o755)  # mkdtemp makes it private
+            _swap(new, path, stack)
         except BaseException:
-            shutil.rmtree(fresh, ignore_errors=True)
+            shutil.rmtree(new, ignore_errors=True)
             raise
 
 
-def _swap(fresh: Path, folder: Path, held: contextlib.ExitStack) -> None:
+def _swap(new: Path, folder: Path, stack: contextlib.ExitStack) -> None:
     """Put `fresh` in the place of `folder`. A directory cannot be replaced in one step, so the old one moves aside."""
     if not folder.exists():
-        fresh.rename(folder)
+        new.rename(folder)
         return
-    old = _folder_of_its_own(folder, OLD, held)
+    old = _locked_folder(folder, OLD, stack)
     folder.rename(old / "old")
-    fresh.rename(folder)
+    new.rename(folder)
     shutil.rmtree(old, ignore_errors=True)
 
 
-def _folder_of_its_own(path: Path, mark: str, held: contextlib.ExitStack) -> Path:
-    """An empty folder beside `path`, locked until `held` is closed."""
+def _locked_folder(path: Path, mark: str, stack: contextlib.ExitStack) -> Path:
+    """An empty folder beside `path`, locked until `stack` is closed."""
     while True:
         folder = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}-{mark}"))
         if os.name == "nt":  # it opens no folders
@@ -192,50 +191,49 @@ def _folder_of_its_own(path: Path, mark: str, held: contextlib.ExitStack) -> Pat
             handle = os.open(folder, os.O_RDONLY)
         except FileNotFoundError:  # another process took it for left over before it was locked
             continue
-        held.callback(os.close, handle)
+        stack.callback(os.close, handle)
         _try_lock(handle)
         if folder.exists():
             return folder
 
 
-def _delete_left_over_folders(parent: Path) -> None:
-    """Delete the folders of _folder_of_its_own whose writers are gone. What stood in a folder's place before is put
+def _delete_leftover_folders(parent: Path) -> None:
+    """Delete the folders of _locked_folder whose writers are gone. What stood in a folder's place before is put
     back where nothing stands there now: its writer was killed between the two steps of _swap."""
     names: list[str] = []
     with contextlib.suppress(OSError):
         names = os.listdir(parent)
     for match in filter(None, map(LEFT_OVER_FOLDER.fullmatch, names)):
-        left = parent / match[0]
+        leftover = parent / match[0]
         with contextlib.suppress(OSError):
-            if not stat.S_ISDIR(left.lstat().st_mode):
+            if not stat.S_ISDIR(leftover.lstat().st_mode):
                 continue
-            handle = None if os.name == "nt" else os.open(left, os.O_RDONLY | os.O_NOFOLLOW)
+            handle = None if os.name == "nt" else os.open(leftover, os.O_RDONLY | os.O_NOFOLLOW)
             try:
                 is_free = None if handle is None else _try_lock(handle)
                 if is_free is None:
-                    is_free = time.time() - left.lstat().st_mtime > OLD_S
+                    is_free = time.time() - leftover.lstat().st_mtime > OLD_S
                 if not is_free:
                     continue
                 target = parent / match["name"]
-                if match["mark"] == OLD and (left / "old").is_dir() and not os.path.lexists(target):
-                    (left / "old").rename(target)
-                shutil.rmtree(left, ignore_errors=True)
+                if match["mark"] == OLD and (leftover / "old").is_dir() and not os.path.lexists(target):
+                    (leftover / "old").rename(target)
+                shutil.rmtree(leftover, ignore_errors=True)
             finally:
                 if handle is not None:
                     os.close(handle)
 
 
 def temporary_space() -> str:
-    """What to say where a process with temporary files of its own ended and does not tell why."""
+    """A hint for messages where a process with temporary files ended without saying why."""
     folder = tempfile.gettempdir()
     return f"its temporary files are in {folder}, where {shutil.disk_usage(folder).free / 1e6:,.1f} MB are free"
 
 
 @contextlib.contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """No other process, and no other thread, is between these lines for the same path. The lock is a file
-    beside it, which stays. Where the file system has no locks, or another holds it for PATIENCE_S, it goes on without.
-    """
+    """Exclude other processes and threads from blocks locked with the same path. The lock is a file beside it, which
+    stays. Where the file system has no locks, or another holds it for LOCK_TIMEOUT_S, proceed without it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with open(path.with_name(f"{path.name}.lock"), "ab") as file:
         _lock(file)
@@ -243,8 +241,8 @@ def locked(path: Path) -> Iterator[None]:
 
 
 def _lock(file) -> None:
-    until = time.monotonic() + PATIENCE_S
-    while time.monotonic() < until:
+    deadline = time.monotonic() + LOCK_TIMEOUT_S
+    while time.monotonic() < deadline:
         try:
             if os.name == "nt":
                 import msvcrt

@@ -1,4 +1,4 @@
-"""Where things lie: the only module of labkit outside the CPU device that knows where the repository is."""
+"""Locations: the only module of labkit outside the CPU device that knows where the repository is."""
 
 import os
 from pathlib import Path
@@ -13,24 +13,24 @@ MEASUREMENTS = REPOSITORY / "data" / "measurements"
 
 
 def shown(path: Path, root: Path | None = None) -> str:
-    """A file as a message names it: relative to `root` where the current directory is in it, or to the current
+    """A path for messages: relative to `root` where the current directory is in it, or to the current
     directory where the file is below that (root=None); absolute otherwise."""
     path = Path(os.path.abspath(path))
     try:
-        here = Path.cwd()
+        cwd = Path.cwd()
     except FileNotFoundError:  # the current directory was deleted
         return str(path)
     if root is None:
-        root = here
-    return path.relative_to(root).as_posix() if here.is_relative_to(root) and path.is_relative_to(root) else str(path)
+        root = cwd
+    return path.relative_to(root).as_posix() if cwd.is_relative_to(root) and path.is_relative_to(root) else str(path)
 
 
 def find_root() -> Path:
     """The checkout: what LABKIT_COURSE names, else where the package lies, or a directory above the current one."""
-    if given := os.environ.get("LABKIT_COURSE"):
-        if not os.path.isdir(given):
-            raise UserError(f"LABKIT_COURSE is {given!r}; it must be a directory, with a course.toml in it")
-        return Path(given).resolve()
+    if configured := os.environ.get("LABKIT_COURSE"):
+        if not os.path.isdir(configured):
+            raise UserError(f"LABKIT_COURSE is {configured!r}; it must be a directory, with a course.toml in it")
+        return Path(configured).resolve()
     candidates = [REPOSITORY, Path.cwd(), *Path.cwd().parents]
     for directory in candidates:
         if (directory / "course.toml").is_file():

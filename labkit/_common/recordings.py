@@ -23,8 +23,8 @@ class _Watched(dict):
     """A dictionary that notes which of its entries are read."""
 
     def __init__(self, entries: dict, prefix: str):
-        deeper = prefix.endswith(" ")
-        super().__init__({key: _Watched(value, f"{prefix}{key}.") if deeper and key in SECTIONS else value
+        is_top_level = prefix.endswith(" ")
+        super().__init__({key: _Watched(value, f"{prefix}{key}.") if is_top_level and key in SECTIONS else value
                           for key, value in entries.items()})
         self._prefix = prefix
 
@@ -96,5 +96,5 @@ def _plain(path: Path) -> dict | None:
 
 
 def changed(digests: dict[str, str | None], folder: Path) -> list[str]:
-    """Those parts whose recording is no longer what it was."""
+    """The parts whose recording has changed."""
     return [part for part, known in digests.items() if digest(part, folder) != known]

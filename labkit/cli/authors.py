@@ -28,19 +28,20 @@ def mutate(
     console, _ = consoles()
     course = courses.load()
     chapters, entry = find_exercises(course, which)
-    names = [entry.name] if entry else [one.name for chapter in chapters for one in course.exercises_of(chapter)]
+    names = [entry.name] if entry else [exercise.name for chapter in chapters
+                                        for exercise in course.exercises_of(chapter)]
     path = course.root / "data" / ledger.NAME
     known = ledger.survivors(path)
-    wanted = {name: trial.mutants_of(trial.exercises.find(name), None if all_ else count) for name in names}
+    mutants = {name: trial.mutants_of(trial.exercises.find(name), None if all_ else count) for name in names}
     outcomes: dict[str, list] = {name: [] for name in names}
-    tried = survived = new = 0
+    tested = survived = new = 0
     try:
         with progress_bar(console) as bar:
-            task = bar.add_task("Mutants", total=sum(map(len, wanted.values())))
-            for outcome in trial.try_all(wanted, workers):
-                of = outcomes[outcome.exercise]
-                of.append(outcome)
-                tried += 1
+            task = bar.add_task("Mutants", total=sum(map(len, mutants.values())))
+            for outcome in trial.try_all(mutants, workers):
+                results = outcomes[outcome.exercise]
+                results.append(outcome)
+                tested += 1
                 bar.update(task, advance=1, description=f"Mutants, {outcome.exercise}")
                 if outcome.survived:
                     survived += 1
@@ -48,11 +49,11 @@ def mutate(
                     new += reason is None
                     say = f"equivalent: {reason}" if reason else "known" if reason == "" else "[bold red]new[/]"
                     console.print(f"survived  {outcome.exercise}  {escape(outcome.mutant)}  ({say})", soft_wrap=True)
-                if len(of) == len(wanted[outcome.exercise]) and not all_:
-                    ledger.update(path, of)
+                if len(results) == len(mutants[outcome.exercise]) and not all_:
+                    ledger.update(path, results)
     except KeyboardInterrupt:
         fail(f"Stopped. The exercises that were finished are in {paths.shown(path)}.", code=130)
-    console.print(f"{tried} mutants of {len(names)} answers: {tried - survived} rejected, {survived} survived, "
+    console.print(f"{tested} mutants of {len(names)} answers: {tested - survived} rejected, {survived} survived, "
                   f"{new} of them not known.", soft_wrap=True)
     if new:
         raise typer.Exit(1)

@@ -13,22 +13,22 @@ Which = Annotated[
 ]
 
 
-def find_exercises(course, asked: str | None):
+def find_exercises(course, name: str | None):
     """(chapters, the one exercise or None) for nothing, a chapter's number or name, or an exercise's name."""
     from labkit.course.registry import CourseError
 
     if not course.exercises:
         raise CourseError("there are no exercises in course.toml")
-    if asked is None:
+    if name is None:
         return tuple(c for c in course.chapters if course.exercises_of(c)), None
-    entry = next((entry for entry in course.exercises if entry.name == asked), None)
+    entry = next((entry for entry in course.exercises if entry.name == name), None)
     if entry:
         return (entry.chapter,), entry
-    chapters = course.pick([asked], or_exercise=True)  # of an earlier name there may be several
-    with_some = tuple(chapter for chapter in chapters if course.exercises_of(chapter))
-    if not with_some:
+    chapters = course.pick([name], or_exercise=True)  # of an earlier name there may be several
+    with_exercises = tuple(chapter for chapter in chapters if course.exercises_of(chapter))
+    if not with_exercises:
         raise CourseError(f"chapter {chapters[0].number} has no exercises")
-    return with_some, None
+    return with_exercises, None
 
 
 def check(
@@ -62,23 +62,23 @@ def check(
     results, damaged = [], False
     for chapter in chapters:
         try:
-            only = begun(course, chapter) if which is None and not everything else entry and (entry.name,)
-            if only != ():
-                results += check_chapter(console, course, chapter, only, as_json, play)
+            names = begun(course, chapter) if which is None and not everything else entry and (entry.name,)
+            if names != ():
+                results += check_chapter(console, course, chapter, names, as_json, play)
         except CourseError as error:  # the other chapters are checked all the same
             complain(str(error))
             damaged = True
             continue
-        if only == () and not as_json:
+        if names == () and not as_json:
             console.print(f"{chapter.number}  {chapter.title}: not begun", style="dim", markup=False, soft_wrap=True)
     if as_json:
         import json
 
-        shown = [
+        verdicts = [
             result.verdict or {"exercise": result.exercise, "passed": False, "verdict": "not_run",
                                "headline": result.problem} for result in results
         ]
-        print(json.dumps(shown, indent=2))
+        print(json.dumps(verdicts, indent=2))
     else:
         if len(results) > 1:
             right = sum(result.passed for result in results)
@@ -129,9 +129,9 @@ def check_chapter(console, course, chapter, only, quiet: bool, play: bool = Fals
             return
         console.print(result_text(course, result))
 
-    news = copies.workbook(course, chapter)
+    messages = copies.workbook(course, chapter)
     if not quiet:
-        say(console, news)
+        say(console, messages)
         console.print(f"[bold]{chapter.number}  {chapter.title}[/]  [dim]"
                       f"{registry.shown(chapter, chapter.own_workbook)}[/]")
     notebook = copies.learners(course, chapter)
@@ -170,27 +170,27 @@ def watch(which: Which = None, device: Device = None):
             states = [path.stat() for path in (chapter.own_workbook, chapter.workbook) if path.is_file()]
         except FileNotFoundError:  # between the two halves of a save
             return None
-        return [(state.st_mtime_ns, state.st_size) for state in states]
+        return [(stat.st_mtime_ns, stat.st_size) for stat in states]
 
     for chapter in chapters:
         say(console, copies.workbook(course, chapter))
-    seen = {chapter: saved(chapter) for chapter in chapters}
+    last_saved = {chapter: saved(chapter) for chapter in chapters}
     console.print(f"Watching {', '.join(courses.shown(c, c.own_workbook) for c in chapters)}. Ctrl-C ends it.",
                   soft_wrap=True)
     say_next(console, next_step.to_do(entry) if entry else next_step.following(course, chapters[0]))
-    changing = {}
+    pending = {}
     while True:
         for chapter in chapters:
-            now = saved(chapter)
-            if now is None or now == seen[chapter]:
+            snapshot = saved(chapter)
+            if snapshot is None or snapshot == last_saved[chapter]:
                 continue
-            if changing.get(chapter) != now:  # it may be half written: look again
-                changing[chapter] = now
+            if pending.get(chapter) != snapshot:  # it may be half written: look again
+                pending[chapter] = snapshot
                 continue
-            seen[chapter] = now
+            last_saved[chapter] = snapshot
             try:
                 say(console, [*copies.arrange(course), *copies.workbook(course, chapter)])
-                seen[chapter] = saved(chapter)  # before the check: a save while it runs is seen
+                last_saved[chapter] = saved(chapter)  # before the check: a save while it runs is seen
                 results = check_chapter(console, course, chapter, entry and (entry.name,), quiet=False)
                 say_next(console, next_step.after_check(course, results))
             except courses.CourseError as error:
@@ -231,10 +231,10 @@ def reset(
     chapters, entry = find_exercises(course, which)
     for chapter in chapters:
         backup = workbook.reset(course, chapter, entry)
-        what = registry.shown(chapter, chapter.own_workbook)
+        description = registry.shown(chapter, chapter.own_workbook)
         if entry:
-            what = f"{entry.name} in {what}"
-        console.print(f"reset   {what}")
+            description = f"{entry.name} in {description}"
+        console.print(f"reset   {description}")
         if backup:
             console.print(f"        what was there is kept as {paths.shown(backup, course.root)}")
     console.print("If the notebook is open in JupyterLab, reload it from disk (File menu) before you go on.")
@@ -253,11 +253,11 @@ def progress(as_json: Annotated[bool, typer.Option("--json", help="Print it as J
     rows = []
     for chapter in course.chapters:
         entries = course.exercises_of(chapter)
-        done = [entry for entry in entries if entry.name in tables["passed"]]
+        passed = [entry for entry in entries if entry.name in tables["passed"]]
         rows.append({
             "chapter": chapter.name, "title": chapter.title, "lesson_finished": chapter.name in lessons,
-            "passed": [entry.name for entry in done], "open": [e.name for e in entries if e not in done],
-            "points": sum(entry.points for entry in done), "of_points": sum(entry.points for entry in entries),
+            "passed": [entry.name for entry in passed], "open": [e.name for e in entries if e not in passed],
+            "points": sum(entry.points for entry in passed), "of_points": sum(entry.points for entry in entries),
         })
     if as_json:
         import json

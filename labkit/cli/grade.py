@@ -44,7 +44,7 @@ def grade(
     from labkit._common.errors import UserError
     from labkit.course import registry as courses
     from labkit.course.grade import batch, feedback, sandbox
-    from labkit.course.grade import similar as alike
+    from labkit.course.grade import similar as similarity
     from labkit.course.grade.cluster import judge_with_dask
     from labkit.course.grade.collect import collect
     from labkit.course.grade.journal import Lock
@@ -53,7 +53,7 @@ def grade(
     from labkit.course.grade.tasks import plan
     from labkit.course.grade.workers import judge_locally
 
-    console, quiet = consoles()
+    console, errors = consoles()
     os.environ["LABKIT_DEVICE"] = "cpu"  # the same verdicts on every machine
     course = courses.load()
     if workers < 0:
@@ -74,10 +74,10 @@ def grade(
 
     begin = time.monotonic()
     collected = collect(folder, roster)
-    wanted = {one.name for one in course.pick(chapter)} if chapter else None
+    names = {item.name for item in course.pick(chapter)} if chapter else None
     key = read_secret(secret)
-    made = plan(course, collected, key, wanted)
-    if not made.entries:
+    tasks = plan(course, collected, key, names)
+    if not tasks.entries:
         raise UserError(f"no file in {folder} answers an exercise of this course: none calls check(\"name\", ...)")
     if isolation == "auto":
         isolation = sandbox.best_isolation()
@@ -87,35 +87,35 @@ def grade(
     elif not sandbox.works(isolation):
         raise UserError(f"--isolation {isolation} does not work on this system; here works "
                         f"{sandbox.best_isolation()}")
-    described = sandbox.describe(isolation, os.geteuid() == 0 and isolation != "bwrap")
+    isolation_text = sandbox.describe(isolation, os.geteuid() == 0 and isolation != "bwrap")
     if isolation == "limits":
-        quiet.print(f"[yellow]{described}[/]")
+        errors.print(f"[yellow]{isolation_text}[/]")
     settings = Settings(work, key, isolation, (folder.resolve(), secret.resolve()))
     # A dask scheduler runs whatever reaches it: with limits alone an answer could.
     if scheduler or isolation != "limits" and importlib.util.find_spec("distributed") is not None:
-        judged = functools.partial(judge_with_dask, workers=workers, address=scheduler)
+        judge = functools.partial(judge_with_dask, workers=workers, address=scheduler)
     else:
-        judged = functools.partial(judge_locally, workers=workers)
+        judge = functools.partial(judge_locally, workers=workers)
 
     people = f"{len(collected.files)} student{'' if len(collected.files) == 1 else 's'}"
-    console.print(f"{people}, {len(made.tasks)} answers to {len(made.entries)} exercises.")
-    with _progress(quiet) as bar:
-        step = bar.add_task("", total=len(made.tasks))
+    console.print(f"{people}, {len(tasks.tasks)} answers to {len(tasks.entries)} exercises.")
+    with _progress(errors) as bar:
+        step = bar.add_task("", total=len(tasks.tasks))
 
-        def show(task, result, was_kept):
+        def show(task, result, was_cached):
             bar.update(step, advance=1, description=f"{task.student[:24]}  {task.exercise}")
 
-        verdicts = batch.run(settings, made, judged, show)
+        verdicts = batch.run(settings, tasks, judge, show)
 
-    rows = batch.rows(collected, made, verdicts)
+    rows = batch.rows(collected, tasks, verdicts)
     failed = [row for row in rows if row.result["verdict"] == "not_graded"]
-    notes = lines([*made.notes, *batch.notes_of(rows)])
-    about = {"graded_on": "the CPU device", "isolation": isolation, "isolation_says": described,
+    notes = lines([*tasks.notes, *batch.notes_of(rows)])
+    about = {"graded_on": "the CPU device", "isolation": isolation, "isolation_says": isolation_text,
              "notes": notes, "missing": [student.id for student in collected.missing]}
     feedback.write_scores(out, rows, about)
-    feedback.write_pages(out, rows, course.title, described, notes)
+    feedback.write_pages(out, rows, course.title, isolation_text, notes)
     if similar:
-        pairs = alike.pairs_of_class(course, collected, made)
+        pairs = similarity.pairs_of_class(course, collected, tasks)
         feedback.write_similar(out, pairs)
         console.print(f"{len(pairs)} pair{'' if len(pairs) == 1 else 's'} of answers are alike: {out}/similar.html",
                       markup=False)
@@ -124,12 +124,12 @@ def grade(
     passed = sum(row.passed for row in rows)
     console.print(f"{passed} of {len(rows)} passed, in {time.monotonic() - begin:.0f} s. "
                   f"{len(collected.missing)} students handed in nothing, {len(notes)} notes.")
-    console.print(described, style="dim")
+    console.print(isolation_text, style="dim")
     console.print(f"{out}/scores.csv, {out}/scores.json, {out}/index.html", markup=False)
     lock.release()
     if failed:
         for row in failed:
-            quiet.print(f"Not graded: {row.student.shown}, {row.entry.name}", markup=False)
+            errors.print(f"Not graded: {row.student.shown}, {row.entry.name}", markup=False)
         raise typer.Exit(1)
 
 

@@ -39,15 +39,15 @@ def run(
     console, _ = consoles(progress=True)
     course = courses.load()
     chosen = course.pick(lessons or [])
-    used = choose_device(device)
-    console.print(f"Device: [bold]{escape(used.name())}[/]. {escape(used.choice().reason)}")
-    several = at_once(len(chosen), used.kind())
+    chosen_device = choose_device(device)
+    console.print(f"Device: [bold]{escape(chosen_device.name())}[/]. {escape(chosen_device.choice().reason)}")
+    several = at_once(len(chosen), chosen_device.kind())
     if several > 1:
         console.print(f"{several} lessons at a time.")
 
     ended, tasks = [], {}
     try:
-        if used.kind() == "gpu" and len(chosen) > 1:
+        if chosen_device.kind() == "gpu" and len(chosen) > 1:
             compile_kernels(console)
         with progress_bar(console) as bar:
 
@@ -67,8 +67,8 @@ def run(
 
         index = site.write(course)
     except KeyboardInterrupt:
-        kept = f"{len(ended)} finished {'lesson is' if len(ended) == 1 else 'lessons are'} kept in build/lessons"
-        fail(f"Stopped. What ran was shut down; {kept}; the site was left as it was.", code=130)
+        summary = f"{len(ended)} finished {'lesson is' if len(ended) == 1 else 'lessons are'} kept in build/lessons"
+        fail(f"Stopped. What ran was shut down; {summary}; the site was left as it was.", code=130)
     results = list(zip(chosen, results, strict=True))
 
     console.print()
@@ -80,8 +80,8 @@ def run(
         webbrowser.open(index.resolve().as_uri())
     from labkit.course import next_step
 
-    wrong = [chapter for chapter, result in results if not result.passed]
-    say_next(console, f"mend lesson {wrong[0].number}, then: labkit run {wrong[0].number}" if wrong
+    failed = [chapter for chapter, result in results if not result.passed]
+    say_next(console, f"mend lesson {failed[0].number}, then: labkit run {failed[0].number}" if failed
              else next_step.following(course))
     if not all(result.passed for _, result in results):
         raise typer.Exit(1)
@@ -233,19 +233,19 @@ def check_build(console, errors, course, chapters) -> None:
             errors.print(f"[red]-[/] {escape(problem)}")
         return bool(problems)
 
-    wrong = say(build.check(course))
+    has_problems = say(build.check(course))
     if course.exercises:
         unmatched = say(workbook.unmatched(course))
-        wrong |= unmatched
-        wrong |= not unmatched and say(workbook.unvaried(course, chapters))
+        has_problems |= unmatched
+        has_problems |= not unmatched and say(workbook.unvaried(course, chapters))
         if not unmatched and not workbook.stale(course):  # else the executed cells would only say the same again
             with console.status("Checking the exercises") as status:
-                wrong |= say(
+                has_problems |= say(
                     workbook.verify(course, chapters, lambda c: status.update(f"Running the exercises of {c.number}"))
                 )
     if remark := search.stale(course):  # no fault: to make it takes weights that not everybody has
         errors.print(f"[yellow]-[/] {escape(remark)}")
-    if wrong:
+    if has_problems:
         raise typer.Exit(1)
     console.print(f"Everything {'else ' if remark else ''}that labkit build makes is fresh.")
 
@@ -271,9 +271,9 @@ def build_index(console, course, device: str | None, optional: bool = False) -> 
             return Encoder.from_pretrained(search.MODEL.name).encode(
                 texts, progress=lambda done, of: bar.update(task, completed=done))
 
-    fresh = search.build(course, encode)
-    if fresh is not None:
-        console.print(f"wrote   data/{search.NAME}, {fresh:,} passages encoded")
+    count = search.build(course, encode)
+    if count is not None:
+        console.print(f"wrote   data/{search.NAME}, {count:,} passages encoded")
 
 
 def build_workbooks(console, course, chapters) -> None:
@@ -336,7 +336,7 @@ def learn(
     from labkit.course import copies, next_step, progress, registry
 
     console, _ = consoles()
-    asked, for_jupyterlab = lesson_among(words or [])
+    lesson, for_jupyterlab = lesson_among(words or [])
     course = learners_course(console)
     done = progress.finished(course)
     if list_:
@@ -347,11 +347,11 @@ def learn(
         say_next(console, next_step.following(course))
         return
 
-    entry = next((entry for entry in course.exercises if entry.name == asked), None)
+    entry = next((entry for entry in course.exercises if entry.name == lesson), None)
     if entry:
         chapter = entry.chapter
     else:
-        chapter = course.pick([asked], or_exercise=True)[0] if asked else progress.next_lesson(course)
+        chapter = course.pick([lesson], or_exercise=True)[0] if lesson else progress.next_lesson(course)
     if chapter is None:
         console.print("You have finished every lesson. labkit learn NN opens one again.")
         say_next(console, next_step.following(course))
@@ -373,7 +373,7 @@ def learn(
     code = open_jupyterlab(console, course.root, path, browser, for_jupyterlab)
     if code:
         as_root = hasattr(os, "geteuid") and os.geteuid() == 0 and "--allow-root" not in for_jupyterlab
-        say_next(console, f"labkit learn {asked or chapter.number} --allow-root, since you are root" if as_root
+        say_next(console, f"labkit learn {lesson or chapter.number} --allow-root, since you are root" if as_root
                  else "mend what JupyterLab says above, then: labkit learn")
         raise typer.Exit(code)
     console.print("JupyterLab has ended. What you saved is in work/.", soft_wrap=True)
@@ -385,10 +385,10 @@ def open_jupyterlab(console, root: Path, path: Path, browser: bool, options: lis
     after Ctrl-C."""
     from rich.markup import escape
 
-    at = f"/lab/tree/{path.relative_to(root).as_posix()}"
+    url_path = f"/lab/tree/{path.relative_to(root).as_posix()}"
     command = [sys.executable, "-m", "jupyterlab", f"--ServerApp.root_dir={root}",
                # Not a file name: that one JupyterLab opens in a browser only, and leaves out of the address it prints.
-               f"--LabApp.default_url={at}",
+               f"--LabApp.default_url={url_path}",
                "--ServerApp.answer_yes=True",  # one Ctrl-C is enough
                "--ServerApp.log_level=WARN", "--LabApp.log_level=WARN"]
     if not browser:
@@ -396,7 +396,7 @@ def open_jupyterlab(console, root: Path, path: Path, browser: bool, options: lis
     process = subprocess.Popen([*command, *options])
     try:
         if server := running_server(process):
-            console.print(f"JupyterLab: [bold]{escape(address(server, at))}[/]", soft_wrap=True)
+            console.print(f"JupyterLab: [bold]{escape(address(server, url_path))}[/]", soft_wrap=True)
             if not browser:
                 console.print(f"From another machine, first: ssh -L {server['port']}:localhost:{server['port']} "
                               f"{socket.gethostname()}", markup=False, soft_wrap=True)
@@ -424,17 +424,17 @@ def running_server(process) -> dict | None:
     return None
 
 
-def address(server: dict, at: str) -> str:
+def address(server: dict, url_path: str) -> str:
     token = server.get("token", "")
-    return f"{server['url'].rstrip('/')}{at}{f'?token={token}' if token else ''}"
+    return f"{server['url'].rstrip('/')}{url_path}{f'?token={token}' if token else ''}"
 
 
 def end(process) -> None:
     """Wait for a server that Ctrl-C has reached, too; else end it, its kernels first."""
-    for ask, patience_s in ((lambda: None, 3), (process.terminate, 15), (process.kill, None)):
+    for stop, timeout_s in ((lambda: None, 3), (process.terminate, 15), (process.kill, None)):
         try:
-            ask()
-            process.wait(patience_s)
+            stop()
+            process.wait(timeout_s)
             return
         except (subprocess.TimeoutExpired, KeyboardInterrupt):  # Ctrl-C once more: do not wait as long
             continue
@@ -442,8 +442,8 @@ def end(process) -> None:
 
 def lesson_among(words: list[str]) -> tuple[str | None, list[str]]:
     """The lesson, or None, and the words left: a lesson is neither an option nor the value that may follow one."""
-    for at, word in enumerate(words):
-        before = words[at - 1] if at else ""
-        if not word.startswith("-") and (not before.startswith("-") or "=" in before):
-            return word, words[:at] + words[at + 1 :]
+    for index, word in enumerate(words):
+        previous = words[index - 1] if index else ""
+        if not word.startswith("-") and (not previous.startswith("-") or "=" in previous):
+            return word, words[:index] + words[index + 1 :]
     return None, words

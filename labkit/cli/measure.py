@@ -87,11 +87,11 @@ def bench(
     from labkit.measure import bench as measure
     from labkit.measure.ops import HOMES
 
-    given = [option for option, value in (("--url", url), ("--model", model), ("--rate", rate),
-                                          ("--concurrency", concurrency)) if value is not None]
-    if given and ops != ["serve"]:
-        raise UserError(f"{given[0]} is for serve alone: labkit bench serve")
-    if given:
+    load_options = [option for option, value in (("--url", url), ("--model", model), ("--rate", rate),
+                                                 ("--concurrency", concurrency)) if value is not None]
+    if load_options and ops != ["serve"]:
+        raise UserError(f"{load_options[0]} is for serve alone: labkit bench serve")
+    if load_options:
         if quick:
             raise UserError("--quick is not for a load of your own; --requests says how many there are")
         raise typer.Exit(serve(out, slo, url=url, model=model, key=api_key, rate=rate, concurrency=concurrency,
@@ -100,8 +100,8 @@ def bench(
         if op == "simt":
             raise UserError("simt is timed alone: labkit bench simt")
         if op not in ("all", *HOMES, *measure.SERIES):
-            near = names_like(op, ("all", "simt", *HOMES, *measure.SERIES))
-            raise UserError(f"there is no operation {op!r}; {did_you_mean(near)}")
+            suggestions = names_like(op, ("all", "simt", *HOMES, *measure.SERIES))
+            raise UserError(f"there is no operation {op!r}; {did_you_mean(suggestions)}")
     try:
         measure.places(out)
     except ValueError as error:
@@ -120,13 +120,14 @@ def serve(out: str | None, slo: str | None, *, rate: str | None, prompts: str, o
     console, notes = consoles()
 
     @contextlib.contextmanager
-    def progress(of):
+    def progress(phase):
         with progress_bar(notes, "requests") as bar:
-            task = bar.add_task(of.name, total=len(of.work))
+            task = bar.add_task(phase.name, total=len(phase.work))
 
-            def watch(seen):
-                failed = f", {seen.failed:,} failed" if seen.failed else ""
-                bar.update(task, completed=seen.ended, description=f"{of.name}: {seen.in_flight:,} under way{failed}")
+            def watch(state):
+                failed = f", {state.failed:,} failed" if state.failed else ""
+                bar.update(task, completed=state.ended,
+                           description=f"{phase.name}: {state.in_flight:,} under way{failed}")
 
             yield watch
 

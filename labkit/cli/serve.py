@@ -100,9 +100,9 @@ def serve(
         def doing(what: str) -> None:
             status.update(what[0].upper() + what[1:])
             stage = what.partition(",")[0]  # without how many kernels are done
-            if not notes.is_terminal and stage != shown[-1]:
-                shown.append(stage)
+            if not notes.is_terminal and stage != stages[-1]:
+                stages.append(stage)
                 notes.print(stage, markup=False, soft_wrap=True)
 
-        shown = [""]
+        stages = [""]
         server.run(settings, say=say, ready=ready, doing=doing)

@@ -20,8 +20,8 @@ Device = Annotated[
 
 
 def guarded(app) -> None:
-    """Run the whole command. What the machine refuses, to any command, is a sentence and exit code 2: a full or
-    read-only disk, an output that takes no more, a directory that is gone. What its encoding lacks is replaced."""
+    """Run the whole command. Errors of the machine, in any command, become a sentence and exit code 2: a full
+    or read-only disk, a closed output, a directory that is gone. Characters that the encoding lacks are replaced."""
     reopen_closed()
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):  # a stand-in of a test may not have it
@@ -29,7 +29,7 @@ def guarded(app) -> None:
     try:
         os.getcwd()
     except OSError:
-        _end("the current directory is gone, or is closed to you; change to another, such as: cd ~")
+        _exit_with("the current directory is gone, or is closed to you; change to another, such as: cd ~")
     try:
         try:
             app()
@@ -41,19 +41,19 @@ def guarded(app) -> None:
         sentence = refusal(error)
         if sentence is None:
             raise
-        _end(sentence)
+        _exit_with(sentence)
 
 
 def reopen_closed() -> None:
-    """Open the null device in place of a standard stream that was closed, as by `>&-`: the next file that is opened
+    """Open the null device in place of a closed standard stream, as by `>&-`: the next file that is opened
     would reuse its descriptor and receive the printed output."""
-    for number, name in enumerate(("stdin", "stdout", "stderr")):
+    for fd, name in enumerate(("stdin", "stdout", "stderr")):
         try:
-            os.fstat(number)
+            os.fstat(fd)
         except OSError:
             os.open(os.devnull, os.O_RDWR)  # takes the lowest number that is free: this one
-            os.set_inheritable(number, True)  # processes that are started need it as well
-            setattr(sys, name, open(number, "w" if number else "r", encoding="utf-8", closefd=False))  # noqa: SIM115
+            os.set_inheritable(fd, True)  # processes that are started need it as well
+            setattr(sys, name, open(fd, "w" if fd else "r", encoding="utf-8", closefd=False))  # noqa: SIM115
 
 
 class Progress:
@@ -82,7 +82,7 @@ class Progress:
             os.dup2(os.open(os.devnull, os.O_WRONLY), self.stream.fileno())
 
 
-def _end(sentence: str) -> None:
+def _exit_with(sentence: str) -> None:
     """Exit with a one-sentence message. Discard the output buffered for stdout: writing it may have failed."""
     with contextlib.suppress(OSError):  # the same disk
         print(f"labkit: {sentence}", file=sys.stderr, flush=True)
@@ -109,18 +109,18 @@ def friendly(command):
             fail(str(error), code=2)
         except KeyboardInterrupt:
             if sys.stderr.isatty():
-                sys.stderr.write("\r\033[K")  # over the ^C of the terminal, and a step that was named
+                sys.stderr.write("\r\033[K")  # overwrite the terminal's ^C and a status line
             fail("Stopped.", code=130)
 
     return wrapper
 
 
-def show_warning(otherwise, message, category, filename, *where, **options):
+def show_warning(default, message, category, filename, *location, **options):
     """labkit's own warnings as sentences, too."""
     if category in (UserWarning, RuntimeWarning) and Path(filename).is_relative_to(PACKAGE):
         consoles()[1].print(f"labkit: {message}", style="yellow", markup=False, soft_wrap=True)
     else:
-        otherwise(message, category, filename, *where, **options)
+        default(message, category, filename, *location, **options)
 
 
 def consoles(*, progress: bool = False):

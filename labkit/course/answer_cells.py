@@ -41,8 +41,9 @@ def solutions_directories() -> list[Path]:
     """Where solutions lie: in the checkout, else where the wheel has them; then in the course that LABKIT_COURSE names.
     There are none where a teacher gave the exercises out without answers."""
     own = paths.REPOSITORY / "solutions" if (paths.REPOSITORY / "course.toml").is_file() else paths.SOLUTIONS_IN_WHEEL
-    given = os.environ.get("LABKIT_COURSE")
-    return [path for path in (own, *([Path(given).resolve() / "solutions"] if given else [])) if path.is_dir()]
+    course_path = os.environ.get("LABKIT_COURSE")
+    return [path for path in (own, *([Path(course_path).resolve() / "solutions"] if course_path else []))
+            if path.is_dir()]
 
 
 def solution(exercise: str) -> Solution | None:
@@ -50,8 +51,8 @@ def solution(exercise: str) -> Solution | None:
     directories = solutions_directories()
     for directory in directories:
         for path in sorted(directory.glob("[0-9][0-9]_*.py")):
-            if exercise in (found := _solutions(path, path.stat().st_mtime_ns)):
-                return found[exercise]
+            if exercise in (answers := _solutions(path, path.stat().st_mtime_ns)):
+                return answers[exercise]
     if directories:
         looked = " or ".join(map(str, directories))
         raise KeyError(f"no file of {looked} has an answer above check({exercise!r}, ...)")
@@ -61,19 +62,19 @@ def solution(exercise: str) -> Solution | None:
 @functools.lru_cache(maxsize=64)
 def _solutions(path: Path, changed_ns: int) -> dict[str, Solution]:
     """Exercise -> its answer, in one file. The time of its last change is there for the cache."""
-    found, above = {}, []
-    last = None  # the last answer, and how many cells stand above it
+    solutions_by_name, above = {}, []
+    pending = None  # the last answer, and how many cells stand above it
     for source in code_cells(read_text(path)):
         exercise = checked_name(source)
         if exercise is not None:
-            if last is not None:
-                found[exercise] = Solution(exercise, last[0], tuple(above[: last[1]]), path.name)
-            last = None
+            if pending is not None:
+                solutions_by_name[exercise] = Solution(exercise, pending[0], tuple(above[: pending[1]]), path.name)
+            pending = None
             continue
         above.append(source)
         if BEGIN in source:  # at column 0 the code above the region is in the answer's cell, and stays available
-            last = (without_markers(source), len(above) if _at_column_0(source) else len(above) - 1)
-    return found
+            pending = (without_markers(source), len(above) if _at_column_0(source) else len(above) - 1)
+    return solutions_by_name
 
 
 def code_cells(text: str) -> list[str]:
@@ -111,8 +112,8 @@ def checked_name(source: str) -> str | None:
     try:
         tree = ast.parse(source)
     except SyntaxError:  # a learner's cell, or a magic
-        found = re.search(r"""^check\(\s*['"](\w+)['"]""", source, re.MULTILINE)
-        return found.group(1) if found else None
+        match = re.search(r"""^check\(\s*['"](\w+)['"]""", source, re.MULTILINE)
+        return match.group(1) if match else None
     for node in ast.walk(tree):
         called = isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "check"
         if called and node.args and isinstance(node.args[0], ast.Constant) and isinstance(node.args[0].value, str):
@@ -128,7 +129,7 @@ def ended_after(error: str) -> str:
 def program(above: Sequence[str], answer: str) -> str:
     """The answer's cell, after those statements of the cells above it that define what it uses."""
     needed = _names_read(ast.parse(answer))
-    kept: list[str] = []
+    definitions: list[str] = []
     for cell in reversed(above):
         try:
             statements = ast.parse(cell).body
@@ -137,8 +138,8 @@ def program(above: Sequence[str], answer: str) -> str:
         for statement in reversed(statements):
             if _names_bound(statement) & needed:
                 needed |= _names_read(statement)
-                kept.append(ast.unparse(statement))
-    return "\n".join([*reversed(kept), answer, ""])
+                definitions.append(ast.unparse(statement))
+    return "\n".join([*reversed(definitions), answer, ""])
 
 
 def _names_read(tree) -> set[str]:

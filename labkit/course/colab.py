@@ -105,5 +105,5 @@ def needs_text(needs: tuple) -> str:
 
 def abilities(course: Course) -> tuple[Ability, ...]:
     """Those of the lessons that name operations."""
-    found = (ability(chapter) for chapter in course.chapters if chapter.source.is_file())
-    return tuple(each for each in found if each.rungs)
+    results = (ability(chapter) for chapter in course.chapters if chapter.source.is_file())
+    return tuple(each for each in results if each.rungs)

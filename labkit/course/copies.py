@@ -33,15 +33,15 @@ def lesson(course: Course, chapter: Chapter, *, clean: bool = False) -> list[str
     """
     path = chapter.own_lesson
     with _writing(course):
-        mine = read_notebook(path)
-        if mine is not None and progress.was_run(mine):
+        learner_copy = read_notebook(path)
+        if learner_copy is not None and progress.was_run(learner_copy):
             progress.note_finished(course, [chapter])
-        if path.is_file() and (clean or mine is None):
-            aside = _put_aside(course, path)
+        if path.is_file() and (clean or learner_copy is None):
+            removed = _remove_with_backup(course, path)
             _update(course, path, notebooks.to_notebook(chapter))
             why = "" if clean else ", since yours could not be read"
-            return [f"{shown(course, path)} is a clean copy{why}.{_before(course, aside)}"]
-        if mine is not None and _is_of(mine, notebooks.sha256(chapter.source_text())):
+            return [f"{shown(course, path)} is a clean copy{why}.{_backup_note(course, removed)}"]
+        if learner_copy is not None and _is_of(learner_copy, notebooks.sha256(chapter.source_text())):
             return []
         others = [] if path.is_file() else _edited_lessons(course, chapter)
         backup, _ = _update(course, path, notebooks.to_notebook(chapter), others)
@@ -52,8 +52,8 @@ def workbook(course: Course, chapter: Chapter) -> list[str]:
     """The same for the chapter's exercises. A copy that cannot be read is left for `labkit reset`."""
     with _writing(course):
         path = chapter.own_workbook
-        mine = read_notebook(path)
-        if path.is_file() and (mine is None or _is_of(mine, workbooks.given_digest(course, chapter))):
+        learner_copy = read_notebook(path)
+        if path.is_file() and (learner_copy is None or _is_of(learner_copy, workbooks.given_digest(course, chapter))):
             return []
         backup, _ = _update(course, path, workbooks.as_given(course, chapter))
         return _updated(course, path, backup)
@@ -84,9 +84,9 @@ def arrange(course: Course) -> list[str]:
     if not any(old.values()) and not _changed(course, _carried(course)):
         return []
     with _writing(course):
-        news = [sentence for path in old["lessons"] for sentence in _move_lesson(course, path)]
-        news += [sentence for path in old["exercises"] for sentence in _move_workbook(course, path)]
-        return news + _carry_over(course)
+        messages = [sentence for path in old["lessons"] for sentence in _move_lesson(course, path)]
+        messages += [sentence for path in old["exercises"] for sentence in _move_workbook(course, path)]
+        return messages + _carry_over(course)
 
 
 # --- Moving and carrying over --------------------------------------------------------------------------------------
@@ -94,67 +94,69 @@ def arrange(course: Course) -> list[str]:
 
 def _move_lesson(course: Course, path: Path) -> list[str]:
     """A copy of a lesson whose chapter has another name now."""
-    targets, mine = course.called(path.stem), read_notebook(path)
-    if not targets or mine is None:
+    targets, learner_copy = course.called(path.stem), read_notebook(path)
+    if not targets or learner_copy is None:
         return []
-    if progress.was_run(mine):
+    if progress.was_run(learner_copy):
         progress.note_finished(course, targets)
     own = targets[0].own_lesson
-    _update(course, own, notebooks.to_notebook(targets[0]), [(mine, _is_newer(path, own))])
-    return [f"{shown(course, path)} is now {shown(course, own)}.{_before(course, _put_aside(course, path))}"]
+    _update(course, own, notebooks.to_notebook(targets[0]), [(learner_copy, _is_newer(path, own))])
+    return [f"{shown(course, path)} is now {shown(course, own)}."
+            f"{_backup_note(course, _remove_with_backup(course, path))}"]
 
 
 def _move_workbook(course: Course, path: Path) -> list[str]:
     """A copy of exercises that are in a chapter of another name now, or in several."""
-    mine = read_notebook(path)
-    if mine is None:
+    learner_copy = read_notebook(path)
+    if learner_copy is None:
         return []
     homes = {entry.name: entry.chapter for entry in course.exercises}
-    chapters = list(dict.fromkeys(homes[name] for name in _zones(mine) if name in homes))
+    chapters = list(dict.fromkeys(homes[name] for name in _zones(learner_copy) if name in homes))
     if not chapters:
         return []
-    _distribute(course, path, mine, chapters, homes)
-    now = " and ".join(shown(course, chapter.own_workbook) for chapter in chapters)
-    return [f"{shown(course, path)} is now {now}.{_before(course, _put_aside(course, path))}"]
+    _distribute(course, path, learner_copy, chapters, homes)
+    new_paths = " and ".join(shown(course, chapter.own_workbook) for chapter in chapters)
+    return [f"{shown(course, path)} is now {new_paths}.{_backup_note(course, _remove_with_backup(course, path))}"]
 
 
-def _distribute(course: Course, path: Path, mine, chapters: Iterable[Chapter], only: Iterable[str]) -> list[str]:
-    """Put what the learner wrote in `mine`, the notebook at `path`, for the exercises `only`, into the copies of these
-    chapters. Returns the exercises that have a newer answer there."""
-    kept = []
+def _distribute(course: Course, path: Path, learner_copy, chapters: Iterable[Chapter], only: Iterable[str]
+                ) -> list[str]:
+    """Put what the learner wrote in `learner_copy`, the notebook at `path`, for the exercises `only`,
+    into the copies of these chapters. Return the exercises that have a newer answer there."""
+    not_replaced = []
     for chapter in chapters:
         own = {entry.name for entry in course.exercises_of(chapter)}
-        kept += _update(course, chapter.own_workbook, workbooks.as_given(course, chapter),
-                        [(mine, _is_newer(path, chapter.own_workbook))],
-                        takes=lambda zone, shared, own=own: (shared or zone in own) and zone in only)[1]
-    return kept
+        not_replaced += _update(course, chapter.own_workbook, workbooks.as_given(course, chapter),
+                                [(learner_copy, _is_newer(path, chapter.own_workbook))],
+                                takes=lambda zone, shared, own=own: (shared or zone in own) and zone in only)[1]
+    return not_replaced
 
 
 def _carry_over(course: Course) -> list[str]:
     """Take over what was written into exercises/*.ipynb since the last time."""
-    known, news = _carried(course), []
+    known, messages = _carried(course), []
     homes = {entry.name: entry.chapter for entry in course.exercises}
     for path in _changed(course, known):
-        stamp, mine = _stamp(path), read_notebook(path) if edited(path) else None
-        before = known.get(path.name, {}).get("answers", {})
+        stamp, learner_copy = _stamp(path), read_notebook(path) if edited(path) else None
+        previous = known.get(path.name, {}).get("answers", {})
         answers = {}
-        if mine is not None:
-            answers = {name: digest for name, digest in written(mine).items() if name in homes}
-            new = [name for name, digest in answers.items() if before.get(name) != digest]
+        if learner_copy is not None:
+            answers = {name: digest for name, digest in written(learner_copy).items() if name in homes}
+            new = [name for name, digest in answers.items() if previous.get(name) != digest]
             chapters = list(dict.fromkeys(homes[name] for name in new))
-            kept = _distribute(course, path, mine, chapters, new)
-            if taken := [name for name in new if name not in kept]:
-                now = " and ".join(dict.fromkeys(shown(course, homes[name].own_workbook) for name in taken))
-                news.append(f"What you wrote in exercises/{path.name} ({', '.join(taken)}) is now in {now}, which is "
-                            "the copy that is checked.")
-            if kept:
-                news.append(f"exercises/{path.name} has an older answer to {', '.join(kept)} than your copy in work/, "
-                            "which stays.")
-        known[path.name] = {"stamp": stamp, "answers": {**before, **answers}}
+            not_replaced = _distribute(course, path, learner_copy, chapters, new)
+            if moved := [name for name in new if name not in not_replaced]:
+                new_paths = " and ".join(dict.fromkeys(shown(course, homes[name].own_workbook) for name in moved))
+                messages.append(f"What you wrote in exercises/{path.name} ({', '.join(moved)}) is now in "
+                                f"{new_paths}, which is the copy that is checked.")
+            if not_replaced:
+                messages.append(f"exercises/{path.name} has an older answer to {', '.join(not_replaced)} than your "
+                                "copy in work/, which stays.")
+        known[path.name] = {"stamp": stamp, "answers": {**previous, **answers}}
         if answers:
             _remember(course, known)
     _remember(course, known)
-    return news
+    return messages
 
 
 def _remember(course: Course, known: dict) -> None:
@@ -195,28 +197,28 @@ def _update(course: Course, path: Path, fresh, others: Iterable = (), takes: Cal
             ) -> tuple[Path | None, list[str]]:
     """Write `fresh` to `path` with what the learner wrote there, and what they wrote in `others`, notebooks each with
     whether it is newer. Returns the backup, if one was made, and the exercises of whose answers the one there stays."""
-    mine, kept = read_notebook(path), []
+    learner_copy, not_replaced = read_notebook(path), []
     result = copy.deepcopy(fresh)
     given = {cell_digest(cell) for cell in fresh.cells if _has_first_id(cell)}
     result.metadata.setdefault("labkit", {})["given"] = sorted(given)
-    if mine is not None:
-        _put_in(result, mine, given, takes=lambda zone, shared: True, replace=True)
-        result.metadata.update({name: value for name, value in mine.metadata.items() if name != "labkit"})
+    if learner_copy is not None:
+        _merge(result, learner_copy, given, takes=lambda zone, shared: True, replace=True)
+        result.metadata.update({name: value for name, value in learner_copy.metadata.items() if name != "labkit"})
     for other, newer in others:
-        kept += _put_in(result, other, given, takes=takes, replace=newer)
-    if mine is not None and _contents(mine) == _contents(result):
-        if mine.metadata.get("labkit") != result.metadata["labkit"]:
-            mine.metadata["labkit"] = result.metadata["labkit"]
-            write_notebook(mine, path)
-        return None, kept
-    backup = back_up(course, path) if path.is_file() and (mine is None or _has_work(mine)) else None
+        not_replaced += _merge(result, other, given, takes=takes, replace=newer)
+    if learner_copy is not None and _contents(learner_copy) == _contents(result):
+        if learner_copy.metadata.get("labkit") != result.metadata["labkit"]:
+            learner_copy.metadata["labkit"] = result.metadata["labkit"]
+            write_notebook(learner_copy, path)
+        return None, not_replaced
+    backup = back_up(course, path) if path.is_file() and (learner_copy is None or _has_work(learner_copy)) else None
     write_notebook(result, path)
-    return backup, kept
+    return backup, not_replaced
 
 
-def _put_in(result, mine, given: set[str], *, takes: Callable, replace: bool) -> list[str]:
-    """Put the cells that the learner wrote in `mine` into `result`: an answer in its exercise's place, a changed cell
-    in the place of the one it was, any other below the cell that it stands below.
+def _merge(result, learner_copy, given: set[str], *, takes: Callable, replace: bool) -> list[str]:
+    """Put the cells that the learner wrote in `learner_copy` into `result`: an answer in its exercise's place, a
+    changed cell in place of the original, any other below the cell that it stands below.
 
     given: digests of the cells of `result` as the course gives them. takes(exercise, shared): whether cells of its part
     are wanted; `shared` ones stand above every answer, as imports do. replace: whether an answer takes the place of
@@ -225,69 +227,69 @@ def _put_in(result, mine, given: set[str], *, takes: Callable, replace: bool) ->
     by_part = {_part(cell): cell for cell in result.cells if _part(cell)[0]}
     by_id = {cell.get("id"): cell for cell in result.cells if not _part(cell)[0]}
     by_digest = {cell_digest(cell): cell for cell in result.cells}
-    known = given | by_digest.keys() | set(mine.metadata.get("labkit", {}).get("given", []))
-    parts = [_part(cell) if _part(cell)[0] else _guessed_part(mine, cell) for cell in mine.cells]
+    known = given | by_digest.keys() | set(learner_copy.metadata.get("labkit", {}).get("given", []))
+    parts = [_part(cell) if _part(cell)[0] else _guessed_part(learner_copy, cell) for cell in learner_copy.cells]
     first_answer = next((k for k, (_, role) in enumerate(parts) if role), 0)
-    kept, anchor, last_zone, above_answer = [], None, "", True
-    for k, (cell, part, zone) in enumerate(zip(mine.cells, parts, _zones(mine), strict=True)):
+    not_replaced, anchor, last_zone, above_answer = [], None, "", True
+    for k, (cell, part, zone) in enumerate(zip(learner_copy.cells, parts, _zones(learner_copy), strict=True)):
         name, role = part
         if zone != last_zone:
             anchor = anchor if (last_zone, "check") in by_part else None
             last_zone, above_answer = zone, (zone, "answer") in by_part
         above_answer = above_answer and role != "answer"
-        place = by_part.get(part) or by_id.get(cell.get("id")) or by_digest.get(cell_digest(cell))
+        target = by_part.get(part) or by_id.get(cell.get("id")) or by_digest.get(cell_digest(cell))
         if role == "check" or _as_given(cell, known):
-            if place is not None and role != "check" and _is_same(cell, place):
-                _keep_outputs(place, cell)
-            elif place is None and above_answer:  # such as a changed heading: the cells below it stay there
+            if target is not None and role != "check" and _is_same(cell, target):
+                _keep_outputs(target, cell)
+            elif target is None and above_answer:  # such as a changed heading: the cells below it stay there
                 anchor = None
         elif not takes(name or zone, k < first_answer and cell.cell_type == "code"):
             continue
         elif role == "answer":
-            if place is None:
+            if target is None:
                 continue
-            if not replace and cell_digest(place) not in given:
-                kept.append(name)
+            if not replace and cell_digest(target) not in given:
+                not_replaced.append(name)
             else:
-                _replace(place, cell)
-        elif place is not None and cell_digest(place) in given:
-            _replace(place, cell)
+                _replace(target, cell)
+        elif target is not None and cell_digest(target) in given:
+            _replace(target, cell)
         else:
-            below = place if place is not None else anchor
-            place = _insert(result, cell, below, by_part.get((zone, "answer")))
-        anchor = place if place is not None else anchor
-    return kept
+            below = target if target is not None else anchor
+            target = _insert(result, cell, below, by_part.get((zone, "answer")))
+        anchor = target if target is not None else anchor
+    return not_replaced
 
 
 def _is_same(cell, other) -> bool:
     return (cell.cell_type, cell.source) == (other.cell_type, other.source)
 
 
-def _keep_outputs(place, cell) -> None:
+def _keep_outputs(target, cell) -> None:
     if cell.cell_type == "code":
-        place["outputs"], place["execution_count"] = cell.outputs, cell.execution_count
+        target["outputs"], target["execution_count"] = cell.outputs, cell.execution_count
 
 
-def _replace(place, cell) -> None:
+def _replace(target, cell) -> None:
     """Make the cell `place` of a notebook the learner's `cell`. What the course notes about it stays."""
-    kept, metadata = place["id"], place.metadata
-    place.clear()
-    place.update(copy.deepcopy(cell))
-    place["id"] = kept
-    place.metadata.update(metadata)
+    cell_id, metadata = target["id"], target.metadata
+    target.clear()
+    target.update(copy.deepcopy(cell))
+    target["id"] = cell_id
+    target.metadata.update(metadata)
 
 
 def _insert(notebook, cell, below, answer):
     """Insert the learner's cell below the cell `below`; else above the cell `answer`; else at the top."""
     new = copy.deepcopy(cell)
     ids = {each.get("id") for each in notebook.cells}
-    base, number = new.get("id") or f"own-{cell_digest(new)}", 1
+    base, suffix = new.get("id") or f"own-{cell_digest(new)}", 1
     new["id"] = base
     while new["id"] in ids:
-        number += 1
-        new["id"] = f"{base}-{number}"
-    at = _index(notebook, below) + 1 if below is not None else _index(notebook, answer) if answer is not None else 0
-    notebook.cells.insert(at, new)
+        suffix += 1
+        new["id"] = f"{base}-{suffix}"
+    index = _index(notebook, below) + 1 if below is not None else _index(notebook, answer) if answer is not None else 0
+    notebook.cells.insert(index, new)
     return new
 
 
@@ -370,7 +372,7 @@ def _is_newer(path: Path, other: Path) -> bool:
     return not other.is_file() or path.stat().st_mtime_ns > other.stat().st_mtime_ns
 
 
-def _put_aside(course: Course, path: Path) -> Path | None:
+def _remove_with_backup(course: Course, path: Path) -> Path | None:
     """Take a copy away. It is kept in .labkit/backups unless it is as it was given."""
     notebook = read_notebook(path)
     backup = back_up(course, path) if notebook is None or _has_work(notebook) else None
@@ -390,11 +392,11 @@ def _writing(course: Course):
                           ) from None
 
 
-def _before(course: Course, backup: Path | None) -> str:
+def _backup_note(course: Course, backup: Path | None) -> str:
     return f" What was there is kept as {shown(course, backup)}." if backup else ""
 
 
 def _updated(course: Course, path: Path, backup: Path | None) -> list[str]:
     if backup is None:
         return []
-    return [f"The course has a newer {shown(course, path)}: what you wrote is in it.{_before(course, backup)}"]
+    return [f"The course has a newer {shown(course, path)}: what you wrote is in it.{_backup_note(course, backup)}"]

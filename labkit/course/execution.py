@@ -70,8 +70,8 @@ class Kernels:
         if device is not None and device not in DEVICES:
             raise UserError(f"device {device!r} is not known; allowed are {', '.join(DEVICES)}")
         self._env = {**(env or {}), **({} if device is None else {"LABKIT_DEVICE": device})}
-        self._left = lessons
-        self._early = cores() >= CORES_FOR_TWO
+        self._remaining = lessons
+        self._prestart = cores() >= CORES_FOR_TWO
         self._waiting: _Kernel | None = None  # of the next lesson
         self._ended: _Kernel | None = None  # of the lesson before: it ends while the next one begins
 
@@ -89,7 +89,7 @@ class Kernels:
         Stops at the first failing cell.
         """
         start = time.perf_counter()
-        self._left -= 1
+        self._remaining -= 1
         problem = await self._run(notebook, chapter, on_cell)
         return Outcome(time.perf_counter() - start, problem)
 
@@ -103,7 +103,7 @@ class Kernels:
         ended, self._ended = self._ended, kernel
         ending = asyncio.create_task(ended.stop()) if ended else None
         try:
-            if self._left > 0 and self._early:
+            if self._remaining > 0 and self._prestart:
                 self._waiting = await _Kernel.start(folder, self._env, imported=True)
             return await _execute(notebook, chapter, kernel.manager, on_cell)
         finally:
@@ -114,11 +114,11 @@ class Kernels:
 def run(notebook, chapter: Chapter, *, device: str | None = None, on_cell: Callable | None = None,
         env: dict[str, str] | None = None) -> Outcome:
     """Execute one lesson in a kernel of its own: see Kernels. Ctrl-C ends the kernel and raises KeyboardInterrupt."""
-    async def alone() -> Outcome:
+    async def run_alone() -> Outcome:
         async with Kernels(device, env=env) as kernels:
             return await kernels.run(notebook, chapter, on_cell=on_cell)
 
-    return asyncio.run(alone())
+    return asyncio.run(run_alone())
 
 
 def results(notebook) -> list[dict]:
@@ -137,28 +137,28 @@ class _Kernel:
     """A process in which one lesson runs, and the folder in which that lies which is its own."""
 
     manager: object
-    own: tempfile.TemporaryDirectory
+    ipython_dir: tempfile.TemporaryDirectory
     works_in: Path
 
     @classmethod
     async def start(cls, works_in: Path, env: dict[str, str], *, imported: bool = False) -> "_Kernel":
         """imported: with what lessons import already imported."""
-        own = tempfile.TemporaryDirectory(prefix="labkit-", ignore_cleanup_errors=True)
+        ipython_dir = tempfile.TemporaryDirectory(prefix="labkit-", ignore_cleanup_errors=True)
         module = "labkit.course.lesson_kernel" if imported else "ipykernel_launcher"
-        manager = _kernel_manager(own.name, module)
+        manager = _kernel_manager(ipython_dir.name, module)
         # A profile of its own: the reader's IPython start-up files take no part in a lesson.
-        env = dict(os.environ, IPYTHONDIR=own.name, PYDEVD_DISABLE_FILE_VALIDATION="1", **env)
+        env = dict(os.environ, IPYTHONDIR=ipython_dir.name, PYDEVD_DISABLE_FILE_VALIDATION="1", **env)
         if imported:  # the package is found wherever this process found it
             env["PYTHONPATH"] = os.pathsep.join([str(paths.PACKAGE.parent), *filter(None, [env.get("PYTHONPATH")])])
         await manager.start_kernel(cwd=str(works_in), env=env)
-        return cls(manager, own, works_in)
+        return cls(manager, ipython_dir, works_in)
 
     async def stop(self) -> None:
         try:
             if self.manager.has_kernel:
                 await self.manager.shutdown_kernel(now=True)
         finally:
-            self.own.cleanup()
+            self.ipython_dir.cleanup()
 
 
 def _kernel_manager(folder: str, module: str):
@@ -212,9 +212,9 @@ async def _execute(notebook, chapter: Chapter, manager, on_cell: Callable | None
 def _problem(chapter: Chapter, notebook, index: int, error: str) -> Problem:
     cell = notebook.cells[index]
     starts = cell_lines(chapter.source_text())
-    inside = _line_in_cell(cell)
-    line = starts[index] + inside if inside and len(starts) == len(notebook.cells) else 0
-    code = cell.source.splitlines()[inside - 1].strip() if 0 < inside <= len(cell.source.splitlines()) else ""
+    offset = _line_in_cell(cell)
+    line = starts[index] + offset if offset and len(starts) == len(notebook.cells) else 0
+    code = cell.source.splitlines()[offset - 1].strip() if 0 < offset <= len(cell.source.splitlines()) else ""
     return Problem(index + 1, line, code, error)
 
 
@@ -223,7 +223,7 @@ def _line_in_cell(cell) -> int:
     for output in cell.get("outputs", []):
         if output.output_type == "error":
             text = re.sub(r"\x1b\[[0-9;]*m", "", "\n".join(output.traceback))
-            found = re.search(r"^(?:Cell|File|Input).*?In\s?\[\d+\].*?line:? (\d+)", text, re.MULTILINE)
-            if found:
-                return int(found.group(1))
+            match = re.search(r"^(?:Cell|File|Input).*?In\s?\[\d+\].*?line:? (\d+)", text, re.MULTILINE)
+            if match:
+                return int(match.group(1))
     return 0

@@ -81,14 +81,14 @@ def load(course: Course) -> Glossary:
     entries = data.get("term", [])
     if data.keys() - {"term"} or not isinstance(entries, list) or not all(isinstance(each, dict) for each in entries):
         raise CourseError(f"data/{NAME} must hold tables that begin with [[term]], and nothing else")
-    taken: dict[str, str] = {}
+    used_words: dict[str, str] = {}
     terms = []
-    for number, entry in enumerate(entries, 1):
-        term = _term(entry, f"data/{NAME}, term {number}", positions)
+    for position, entry in enumerate(entries, 1):
+        term = _term(entry, f"data/{NAME}, term {position}", positions)
         for word in (term.anchor, *{word.lower() for word in term.words} - {term.anchor}):
-            if word in taken:
-                raise CourseError(f"data/{NAME}: {word!r} stands for {taken[word]!r} and for {term.name!r}")
-            taken[word] = term.name
+            if word in used_words:
+                raise CourseError(f"data/{NAME}: {word!r} stands for {used_words[word]!r} and for {term.name!r}")
+            used_words[word] = term.name
         terms.append(term)
     return Glossary(tuple(sorted(terms, key=lambda term: term.name.lower())), positions)
 
@@ -125,7 +125,7 @@ def _pattern(word: str) -> str:
 
 
 TAG = re.compile(r"""(<(?:[^<>"']|"[^"]*"|'[^']*')*>)""")
-APART = ("a", "code", "pre", "math", "svg", "script", "style", "button", "h1", "h2", "h3", "h4", "h5", "h6")
+SKIPPED_TAGS = ("a", "code", "pre", "math", "svg", "script", "style", "button", "h1", "h2", "h3", "h4", "h5", "h6")
 
 
 class Marker:
@@ -147,19 +147,19 @@ class Marker:
     def mark(self, html: str) -> str:
         """Return the HTML with links on the first use of each term."""
         pieces = TAG.split(html)
-        apart = 0  # how many elements are open in which nothing is marked
+        skipped_depth = 0  # how many elements are open in which nothing is marked
         heading: list[str] | None = None
-        for at, piece in enumerate(pieces):
-            if at % 2 == 0:
+        for index, piece in enumerate(pieces):
+            if index % 2 == 0:
                 if heading is not None:
                     heading.append(piece)
-                elif not apart:
-                    emphasised = at > 0 and pieces[at - 1 : at + 2 : 2] == ["<em>", "</em>"]
-                    pieces[at] = self._linked(piece, emphasised)
+                elif not skipped_depth:
+                    emphasised = index > 0 and pieces[index - 1 : index + 2 : 2] == ["<em>", "</em>"]
+                    pieces[index] = self._linked(piece, emphasised)
                 continue
             name = re.match(r"</?\s*([a-zA-Z0-9]*)", piece)[1].lower()
-            if name in APART and not piece.endswith("/>"):
-                apart += -1 if piece.startswith("</") else 1
+            if name in SKIPPED_TAGS and not piece.endswith("/>"):
+                skipped_depth += -1 if piece.startswith("</") else 1
             if section := re.match(r'<h[2-6] id="([^"]*)"', piece):
                 self._section, heading = section[1], []
             elif heading is not None and (piece.startswith("</h") or 'class="anchor"' in piece):
@@ -168,16 +168,16 @@ class Marker:
 
     def _linked(self, text: str, emphasised: bool) -> str:
         """A piece of text without tags; emphasised: all of it."""
-        made, end = [], 0
+        output, end = [], 0
         for word in WORD.finditer(text):
             if word.start() < end or text[word.start() - 1 : word.start()] == "-":
                 continue
             for pattern, term in (pair for stem in _stems(word[0]) for pair in self._beginning.get(stem, ())):
-                if found := pattern.match(text, word.start()):
-                    made += [text[end : found.start()], self._link(term, found[0], emphasised and found[0] == text)]
-                    end = found.end()
+                if match := pattern.match(text, word.start()):
+                    output += [text[end : match.start()], self._link(term, match[0], emphasised and match[0] == text)]
+                    end = match.end()
                     break
-        return "".join([*made, text[end:]])
+        return "".join([*output, text[end:]])
 
     def _link(self, term: Term, words: str, introduced: bool) -> str:
         earlier = self.used.get(term.name)

@@ -40,13 +40,13 @@ class LessonResult:
 
 def versions() -> dict[str, str]:
     """What the numbers depend on."""
-    found = {"labkit": __version__, "Python": platform.python_version()}
+    result = {"labkit": __version__, "Python": platform.python_version()}
     for package in ("numba", "numba-cuda", "numpy"):
         try:
-            found[package] = version(package)
+            result[package] = version(package)
         except PackageNotFoundError:
-            found[package] = "not installed"
-    return found
+            result[package] = "not installed"
+    return result
 
 
 def summarise(shown: list[dict], problem: str) -> dict:
@@ -93,17 +93,17 @@ def run_lessons(
     env = {"LABKIT_WORKERS": str(max(1, cores() // at_once))} if at_once > 1 and "LABKIT_WORKERS" not in os.environ \
         else None
 
-    async def one_after_the_other(own: collections.deque[Chapter]) -> None:
+    async def run_stretch(stretch: collections.deque[Chapter]) -> None:
         async with execution.Kernels(device, lessons=len(chapters) if at_once == 1 else 1, env=env) as kernels:
             while any(stretches):
-                chapter = own.popleft() if own else max(stretches, key=len).pop()
-                tell = functools.partial(on_cell, chapter) if on_cell else None
-                results[chapter.name] = await _run_lesson(course, chapter, kernels, tell)
+                chapter = stretch.popleft() if stretch else max(stretches, key=len).pop()
+                report = functools.partial(on_cell, chapter) if on_cell else None
+                results[chapter.name] = await _run_lesson(course, chapter, kernels, report)
                 if on_end:
                     on_end(chapter, results[chapter.name])
 
-    async def all_of_them() -> None:
-        lanes = [asyncio.create_task(one_after_the_other(own)) for own in stretches]
+    async def run_all() -> None:
+        lanes = [asyncio.create_task(run_stretch(stretch)) for stretch in stretches]
         try:
             await asyncio.gather(*lanes)
         finally:  # after a failure, cancel the other lanes: the first error is the one to report
@@ -111,7 +111,7 @@ def run_lessons(
                 lane.cancel()
             await asyncio.gather(*lanes, return_exceptions=True)
 
-    asyncio.run(all_of_them())
+    asyncio.run(run_all())
     return [results[chapter.name] for chapter in chapters]
 
 

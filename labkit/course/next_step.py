@@ -17,8 +17,8 @@ def following(course: Course, chapter: Chapter | None = None) -> str:
     follow. Lessons skipped in this way come last.
     """
     passed, finished = progress.read(course)["passed"], progress.finished(course)
-    first = course.chapters.index(chapter) if chapter else 0
-    for each in (*course.chapters[first:], *course.chapters[:first]):
+    start = course.chapters.index(chapter) if chapter else 0
+    for each in (*course.chapters[start:], *course.chapters[:start]):
         entries = course.exercises_of(each)
         if each.name not in finished and not any(entry.name in passed for entry in entries):
             return open_lesson(each)
@@ -70,8 +70,9 @@ def after_learning(course: Course, chapter: Chapter) -> str:
 def in_lesson(course: Course, chapter: Chapter) -> str:
     """While a lesson is open in JupyterLab."""
     entries = course.exercises_of(chapter)
-    left = [entry for entry in entries if entry.name not in progress.read(course)["passed"]]
-    then = ""
-    if left:
-        then = f", then answer {left[0].name} in {shown(chapter, chapter.own_workbook)} and run the check below it"
-    return f"read and run the lesson, each prediction before its result, and save it{then}"
+    unpassed = [entry for entry in entries if entry.name not in progress.read(course)["passed"]]
+    suffix = ""
+    if unpassed:
+        suffix = (f", then answer {unpassed[0].name} in {shown(chapter, chapter.own_workbook)} and run the check below "
+                  "it")
+    return f"read and run the lesson, each prediction before its result, and save it{suffix}"

@@ -92,12 +92,12 @@ def read_notebook(path: Path):
     try:
         read_json(path)  # half of a surrogate pair, too: nbformat lets it pass, and nothing can write it
         notebook = nbformat.read(path, as_version=4)
-        return notebook if _is_whole(notebook) else None
+        return notebook if _is_well_formed(notebook) else None
     except Exception:  # nbformat raises whatever its JSON and schema layers raise
         return None
 
 
-def _is_whole(notebook) -> bool:
+def _is_well_formed(notebook) -> bool:
     """Whether everything that is read of a notebook here is there, and of its type. Not the whole of nbformat's schema:
     a notebook that breaks it somewhere else is still the learner's work."""
 
@@ -134,11 +134,11 @@ def scrub(notebook, root: Path) -> None:
 
     A built notebook has no execution counts: they appear when a learner runs it (labkit.course.progress reads them).
     """
-    places = sorted({f"{root}{os.sep}", f"{sys.prefix}{os.sep}", f"{Path.home()}{os.sep}"}, key=len, reverse=True)
+    prefixes = sorted({f"{root}{os.sep}", f"{sys.prefix}{os.sep}", f"{Path.home()}{os.sep}"}, key=len, reverse=True)
 
     def clean(text: str) -> str:
-        for place in places:
-            text = text.replace(place, "")
+        for prefix in prefixes:
+            text = text.replace(prefix, "")
         text = re.sub(r"(/[^\s'\"<>]*)?/ipykernel_\d+/\d+\.py", "cell.py", text)
         return re.sub(r"\bat 0x[0-9a-fA-F]+", "at 0x...", text)
 
@@ -182,8 +182,8 @@ def backup_path(course: Course, path: Path) -> Path:
         folder /= path.parent.name
     folder.mkdir(parents=True, exist_ok=True)
     stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
-    copy, number = folder / f"{path.stem}-{stamp}{path.suffix}", 1
+    copy, suffix = folder / f"{path.stem}-{stamp}{path.suffix}", 1
     while copy.exists():
-        number += 1
-        copy = folder / f"{path.stem}-{stamp}-{number}{path.suffix}"
+        suffix += 1
+        copy = folder / f"{path.stem}-{stamp}-{suffix}{path.suffix}"
     return copy

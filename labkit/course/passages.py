@@ -42,10 +42,10 @@ class Passage:
 
 def passages(course: Course) -> list[Passage]:
     """Return all of the course's passages, lessons first. A long text is split into several of one title."""
-    found = [passage for chapter in course.chapters if chapter.source.is_file() for passage in of_lesson(chapter)]
+    result = [passage for chapter in course.chapters if chapter.source.is_file() for passage in of_lesson(chapter)]
     for path in sorted((PACKAGE / "kernels").rglob("*.py")):
-        found += of_kernels(path)
-    return found
+        result += of_kernels(path)
+    return result
 
 
 # --- Lessons ---------------------------------------------------------------------------------------------------------
@@ -53,8 +53,8 @@ def passages(course: Course) -> list[Passage]:
 
 def of_lesson(chapter: Chapter) -> Iterator[Passage]:
     file = f"notebooks/{chapter.name}.py"
-    for number, (line, heading, anchor_, lines) in enumerate(sections(chapter.source_text())):
-        title = chapter.title if number == 0 else f"{chapter.title}: {heading}"
+    for index, (line, heading, anchor_, lines) in enumerate(sections(chapter.source_text())):
+        title = chapter.title if index == 0 else f"{chapter.title}: {heading}"
         for text in pieces("\n".join(lines)):
             yield Passage(title, text, file, line, chapter.name, anchor_)
 
@@ -62,10 +62,10 @@ def of_lesson(chapter: Chapter) -> Iterator[Passage]:
 def sections(source: str) -> list[tuple[int, str, str, list[str]]]:
     """(line, heading, anchor, lines of prose) of each section of a lesson's source. The first one stands below the
     title, and has no anchor."""
-    found: list[tuple[int, str, str, list[str]]] = [(1, "", "", [])]
-    taken: set[str] = set()
+    result: list[tuple[int, str, str, list[str]]] = [(1, "", "", [])]
+    used_anchors: set[str] = set()
     in_prose = in_fence = False
-    for number, line in enumerate(source.splitlines(), 1):
+    for line_number, line in enumerate(source.splitlines(), 1):
         if line.startswith("# %%"):
             in_prose, in_fence = "[markdown]" in line, False
             continue
@@ -75,22 +75,22 @@ def sections(source: str) -> list[tuple[int, str, str, list[str]]]:
         in_fence ^= text.lstrip().startswith("```")
         heading = None if in_fence else re.match(r"(#{1,6})\s+(.*)", text)
         if heading is None and not text.startswith("*Lab notebook,"):
-            found[-1][3].append(text)
+            result[-1][3].append(text)
         elif heading and len(heading[1]) > 1:
             name = plain(heading[2])
-            found.append((number, name, anchor(name, taken), []))
-            taken.add(found[-1][2])
-    return found
+            result.append((line_number, name, anchor(name, used_anchors), []))
+            used_anchors.add(result[-1][2])
+    return result
 
 
-def anchor(heading: str, taken: set[str]) -> str:
+def anchor(heading: str, used: set[str]) -> str:
     """The name of a section within its page. heading: as text or as HTML."""
     words = unescape(re.sub(r"<[^>]+>", "", heading)).lower()
     stem = re.sub(r"[^a-z0-9]+", "-", words).strip("-") or "section"
-    name, number = stem, 1
-    while name in taken:
-        number += 1
-        name = f"{stem}-{number}"
+    name, suffix = stem, 1
+    while name in used:
+        suffix += 1
+        name = f"{stem}-{suffix}"
     return name
 
 
@@ -98,11 +98,11 @@ def pieces(markdown: str) -> Iterator[str]:
     """The text in pieces of at most MOST_WORDS words, cut between paragraphs where that can be."""
     words: list[str] = []
     for paragraph in re.split(r"\n\s*\n", plain(markdown)):
-        fresh = paragraph.split()
-        if words and len(words) + len(fresh) > MOST_WORDS:
+        new_words = paragraph.split()
+        if words and len(words) + len(new_words) > MOST_WORDS:
             yield " ".join(words)
             words = []
-        words += fresh
+        words += new_words
         while len(words) > MOST_WORDS:
             yield " ".join(words[:MOST_WORDS])
             words = words[MOST_WORDS:]

@@ -36,11 +36,11 @@ def read(course: Course) -> dict[str, dict]:
     path = course.state_dir / "progress.json"
     try:
         if not os.path.lexists(path):
-            return _sorted_out({})[0]
+            return _validated({})[0]
         tables, problem = _loaded(path)
         if problem:
             with locked(path):
-                tables = _mended(course)
+                tables = _repaired(course)
     except OSError as error:
         raise CourseError(f"{path} cannot be read: {error.strerror or error}") from None
     return {name: tables[name] for name in TABLES}
@@ -49,12 +49,12 @@ def read(course: Course) -> dict[str, dict]:
 def _loaded(path) -> tuple[dict[str, dict], str]:
     """Return the readable tables of the file and a description of its faults, "" if none."""
     try:
-        tables, problem = _sorted_out(read_json(path))
+        tables, problem = _validated(read_json(path))
         return tables, problem and f"{path}: {problem}"
     except FileNotFoundError:
-        return _sorted_out({})
+        return _validated({})
     except FileError as error:
-        return _sorted_out(_without_extra_commas(path))[0], str(error)
+        return _validated(_without_extra_commas(path))[0], str(error)
 
 
 def _without_extra_commas(path) -> dict:
@@ -66,7 +66,7 @@ def _without_extra_commas(path) -> dict:
         return {}
 
 
-def _sorted_out(data: dict) -> tuple[dict[str, dict], str]:
+def _validated(data: dict) -> tuple[dict[str, dict], str]:
     """Return the valid entries, in their tables, with the tables of later versions; and a description of the
     faults of the others."""
     tables, problem = {**data, **{name: {} for name in TABLES}}, ""
@@ -76,35 +76,35 @@ def _sorted_out(data: dict) -> tuple[dict[str, dict], str]:
             problem = f"{name!r} must be a table, not {short(table)}"
             continue
         for entry, value in table.items():
-            wanted, is_right = KINDS.get(name, ("a day", lambda value: isinstance(value, str)))
-            if is_right(value):
+            expected, is_valid = KINDS.get(name, ("a day", lambda value: isinstance(value, str)))
+            if is_valid(value):
                 tables[name][entry] = value
             else:
-                problem = f"{entry!r} in {name!r} must be {wanted}, not {short(value)}"
+                problem = f"{entry!r} in {name!r} must be {expected}, not {short(value)}"
     return tables, problem
 
 
-def _mended(course: Course) -> dict[str, dict]:
+def _repaired(course: Course) -> dict[str, dict]:
     """What the file says. One with something wrong is put aside first, and what can be read of it is written anew. To
     be called under the lock."""
     path = course.state_dir / "progress.json"
     tables, problem = _loaded(path)
     if problem:
-        aside = backup_path(course, path)
+        backup = backup_path(course, path)
         if path.is_dir():
-            os.replace(path, aside)
+            os.replace(path, backup)
         else:
-            shutil.copy2(path, aside)
+            shutil.copy2(path, backup)
         _write(course, tables)
-        kept = "What can be read of it is kept" if any(tables.values()) else "Progress begins anew"
-        warnings.warn(f"{problem.replace(str(path), '.labkit/progress.json')}. {kept}; the damaged one is now "
-                      f"{paths.shown(aside, course.root)}", stacklevel=2)
+        outcome = "What can be read of it is kept" if any(tables.values()) else "Progress begins anew"
+        warnings.warn(f"{problem.replace(str(path), '.labkit/progress.json')}. {outcome}; the damaged one is now "
+                      f"{paths.shown(backup, course.root)}", stacklevel=2)
     return tables
 
 
 def _write(course: Course, tables: dict[str, dict]) -> None:
-    kept = {name: table for name, table in tables.items() if table}
-    write_text(course.state_dir / "progress.json", json.dumps(kept, indent=2) + "\n")
+    nonempty = {name: table for name, table in tables.items() if table}
+    write_text(course.state_dir / "progress.json", json.dumps(nonempty, indent=2) + "\n")
 
 
 def _change(course: Course, table: str, entries: dict) -> None:
@@ -112,7 +112,7 @@ def _change(course: Course, table: str, entries: dict) -> None:
     path = course.state_dir / "progress.json"
     try:
         with locked(path):
-            tables = _mended(course)
+            tables = _repaired(course)
             new = {name: value for name, value in entries.items()
                    if name not in tables[table] or (table == "hints" and tables[table][name] < value)
                    or (table == "tried" and tables[table][name] != value)}

@@ -57,9 +57,9 @@ def grading(course: Course) -> str:
         raise CourseError(f"data/grading.json is not what scripts/grading_scale.py writes: {error!r}") from None
 
 
-def _grading_of(held: dict) -> str:
+def _grading_of(data: dict) -> str:
     lines = []
-    for name, one in held.get("classes", {}).items():
+    for name, one in data.get("classes", {}).items():
         cold, warm = one["cold"], one.get("warm")
         busy = max(run["load_before"] for run in (cold, warm or cold)) > one["cores"]
         lines.append(
@@ -67,13 +67,13 @@ def _grading_of(held: dict) -> str:
             f"{one['programs']:,} differ, on {one['cores']} cores: {_minutes(cold)} with empty caches"
             + (f", {_minutes(warm)} with warm ones" if warm else "")
             + (", while the machine did other work, too" if busy else "") + f" ({one['date']}).")
-    for name, one in held.get("killed", {}).items():
+    for name, one in data.get("killed", {}).items():
         same = "the scores of a run that nothing stopped" if one["same_scores"] else "other scores than without"
         lines.append(
             f"- Chapter {name}, {one['students']:,} submissions: killed (`kill -9`) with {one['kept_when_killed']:,} "
             f"of {one['answers']:,} verdicts kept; the same command went on, judged {one['judged_again']} of those "
             f"again, and gave {same}.")
-    for one in held.get("simulated", {}).values():
+    for one in data.get("simulated", {}).values():
         rates = ", ".join(f"{point['answers_per_s']:.1f} with {point['workers']}" for point in one["points"])
         lines.append(
             f"- Simulated, nothing graded: up to {one['answers']:,} answers on workers of a dask cluster; for each a "

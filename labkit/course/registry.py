@@ -138,16 +138,16 @@ class Course:
     def pick(self, numbers: Iterable[str], *, or_exercise: bool = False) -> tuple[Chapter, ...]:
         """The chapters asked for, in the course's order. "1", "01" and "01_vector_add" are the same; none means all.
         or_exercise: an exercise could have been asked for as well."""
-        wanted = []
-        for asked in numbers:
-            stem = Path(asked).stem
-            found = self.called(stem) or [c for c in self.chapters if stem.isdigit() and int(stem) == int(c.number)]
-            if not found:
+        selected = []
+        for query in numbers:
+            stem = Path(query).stem
+            matches = self.called(stem) or [c for c in self.chapters if stem.isdigit() and int(stem) == int(c.number)]
+            if not matches:
                 if or_exercise and self.exercises and not stem[:1].isdigit():
-                    raise self._no_exercise(asked, [each.name for each in (*self.exercises, *self.chapters)])
-                raise CourseError(f"there is no chapter {asked!r}; {self._chapters_like(stem)}")
-            wanted += found
-        return tuple(c for c in self.chapters if not wanted or c in wanted)
+                    raise self._no_exercise(query, [each.name for each in (*self.exercises, *self.chapters)])
+                raise CourseError(f"there is no chapter {query!r}; {self._chapters_like(stem)}")
+            selected += matches
+        return tuple(c for c in self.chapters if not selected or c in selected)
 
     @staticmethod
     def _no_exercise(name: str, names: list[str]) -> CourseError:
@@ -169,10 +169,10 @@ class Course:
         return self.root / ".labkit"
 
 
-def shown(of: Course | Chapter, path: Path) -> str:
+def shown(owner: Course | Chapter, path: Path) -> str:
     """A path of the course as its learner reads it: from the course's folder on, "work/exercises/05_matmul.ipynb", and
     absolute outside of that."""
-    return paths.shown(path, of.root)
+    return paths.shown(path, owner.root)
 
 
 def load(root: Path | None = None) -> Course:
@@ -182,8 +182,8 @@ def load(root: Path | None = None) -> Course:
     try:
         data = tomllib.loads(read_text(path))
     except FileNotFoundError:
-        named = ", which LABKIT_COURSE names" if os.environ.get("LABKIT_COURSE") else ""
-        raise CourseError(f"{path} is missing: there is no course in {root}{named}") from None
+        hint = ", which LABKIT_COURSE names" if os.environ.get("LABKIT_COURSE") else ""
+        raise CourseError(f"{path} is missing: there is no course in {root}{hint}") from None
     except tomllib.TOMLDecodeError as error:
         raise CourseError(f"course.toml is not valid TOML: {error}") from None
     except RecursionError:
@@ -271,10 +271,10 @@ def check_repository(address: object, where: str) -> None:
 def _exercises(entries: list[dict], chapters: tuple[Chapter, ...]) -> tuple[Entry, ...]:
     """The [[exercise]] tables in the order of their chapters; within a chapter as they are listed."""
     by_name = {chapter.name: chapter for chapter in chapters}
-    found = [_exercise(entry, position, by_name) for position, entry in enumerate(entries)]
-    found.sort(key=lambda entry: entry.chapter.number)
+    result = [_exercise(entry, position, by_name) for position, entry in enumerate(entries)]
+    result.sort(key=lambda entry: entry.chapter.number)
     known: set[str] = set()
-    for entry in found:
+    for entry in result:
         where = f"course.toml, exercise {entry.name!r}"
         if entry.name in known:
             raise CourseError(f"{where} is listed twice")
@@ -282,7 +282,7 @@ def _exercises(entries: list[dict], chapters: tuple[Chapter, ...]) -> tuple[Entr
             if need not in known:
                 raise CourseError(f"{where} needs {need!r}, which is not the name of an exercise before it")
         known.add(entry.name)
-    return tuple(found)
+    return tuple(result)
 
 
 def _exercise(entry: dict, position: int, chapters: dict[str, Chapter]) -> Entry:

@@ -27,9 +27,9 @@ def main(job: str) -> None:
     cells = json.loads(Path(job).read_text(encoding="utf-8"))
     # What the cells print goes nowhere; the reports leave through a copy of stdout.
     report = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, 1)
-    os.dup2(nowhere, 2)
+    devnull = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(devnull, 1)
+    os.dup2(devnull, 2)
 
     from IPython.core.interactiveshell import InteractiveShell
     from traitlets.config import Config
@@ -39,13 +39,13 @@ def main(job: str) -> None:
     shell = InteractiveShell.instance(config=settings)
     from labkit.course.check.verdict import Verdict
 
-    for number, source in enumerate(cells):
+    for index, source in enumerate(cells):
         with open(os.devnull, "w") as sink, contextlib.redirect_stdout(sink), contextlib.redirect_stderr(sink):
-            done = shell.run_cell(source, store_history=False)
-        error = done.error_before_exec or done.error_in_exec
-        verdict = done.result.result() if isinstance(done.result, Verdict) else None
+            outcome = shell.run_cell(source, store_history=False)
+        error = outcome.error_before_exec or outcome.error_in_exec
+        verdict = outcome.result.result() if isinstance(outcome.result, Verdict) else None
         message = in_a_line(error) if error else ""
-        print(json.dumps({"cell": number, "verdict": verdict, "error": message}), file=report, flush=True)
+        print(json.dumps({"cell": index, "verdict": verdict, "error": message}), file=report, flush=True)
 
 
 if __name__ == "__main__":

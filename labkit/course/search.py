@@ -60,8 +60,8 @@ class Index:
         with whole_file(path) as file:
             np.savez(file, digests=np.array(list(self.rows)), embeddings=self.embeddings, model=np.array(identity()))
 
-    def missing(self, found: Sequence[Passage]) -> list[Passage]:
-        return [passage for passage in found if passage.digest not in self.rows]
+    def missing(self, corpus: Sequence[Passage]) -> list[Passage]:
+        return [passage for passage in corpus if passage.digest not in self.rows]
 
 
 def identity() -> str:
@@ -81,16 +81,16 @@ def build(course: Course, encode: Callable[[list[str]], np.ndarray]) -> int | No
     """Bring data/search.npz up to date. Only changed passages are encoded. Return their number, or None if the
     index was fresh."""
     path = index_path(course)
-    index, found = Index.read(path), passages(course)
-    wanted = list({passage.digest: passage for passage in found}.values())
-    missing = index.missing(wanted)
-    if not missing and len(wanted) == len(index.rows):
+    index, corpus = Index.read(path), passages(course)
+    unique = list({passage.digest: passage for passage in corpus}.values())
+    missing = index.missing(unique)
+    if not missing and len(unique) == len(index.rows):
         return None
-    fresh = encode([read_by_encoder(passage) for passage in missing]).astype(np.float16) if missing else ()
-    fresh_rows = dict(zip((passage.digest for passage in missing), fresh, strict=True))
-    embeddings = np.stack([fresh_rows[passage.digest] if passage.digest in fresh_rows
-                           else index.embeddings[index.rows[passage.digest]] for passage in wanted])
-    Index({passage.digest: row for row, passage in enumerate(wanted)}, embeddings).write(path)
+    new_embeddings = encode([read_by_encoder(passage) for passage in missing]).astype(np.float16) if missing else ()
+    new_rows = dict(zip((passage.digest for passage in missing), new_embeddings, strict=True))
+    embeddings = np.stack([new_rows[passage.digest] if passage.digest in new_rows
+                           else index.embeddings[index.rows[passage.digest]] for passage in unique])
+    Index({passage.digest: row for row, passage in enumerate(unique)}, embeddings).write(path)
     return len(missing)
 
 
@@ -99,8 +99,8 @@ def stale(course: Course) -> str:
     path = index_path(course)
     if not path.is_file():
         return ""
-    found = passages(course)
-    return _changed(course, len(Index.read(path).missing(found)), len(found))
+    corpus = passages(course)
+    return _changed(course, len(Index.read(path).missing(corpus)), len(corpus))
 
 
 def _changed(course: Course, count: int, of: int) -> str:
@@ -108,9 +108,9 @@ def _changed(course: Course, count: int, of: int) -> str:
             f"have changed; run labkit build --search") if count else ""
 
 
-def by_meaning(found: Sequence[Passage], index: Index, query: np.ndarray) -> list[Hit]:
+def by_meaning(corpus: Sequence[Passage], index: Index, query: np.ndarray) -> list[Hit]:
     """All passages that the index knows, the nearest first. query: (width,), of length 1."""
-    known = [passage for passage in found if passage.digest in index.rows]
+    known = [passage for passage in corpus if passage.digest in index.rows]
     rows = index.embeddings[[index.rows[passage.digest] for passage in known]].astype(np.float32)
     return sections_of(Hit(passage, float(score)) for passage, score in zip(known, rows @ query, strict=True))
 
@@ -125,8 +125,8 @@ SATURATION, LENGTH, TITLE = 1.2, 0.75, 3
 
 def words(text: str) -> list[str]:
     """Letters and digits, in small letters; the s of a plural is dropped, and snake_case is several words."""
-    found = re.findall(r"[^\W_]+", text.lower())
-    return [word[:-1] if len(word) > 3 and word.endswith("s") and not word.endswith("ss") else word for word in found]
+    tokens = re.findall(r"[^\W_]+", text.lower())
+    return [word[:-1] if len(word) > 3 and word.endswith("s") and not word.endswith("ss") else word for word in tokens]
 
 
 # What a question has and an answer need not have. It counts where a query has no other word.
@@ -134,23 +134,23 @@ ASKING = frozenset(words("a an and are at be by can do does for from has have ho
                          " the their there this to was what when where which who why will with you your"))
 
 
-def by_words(found: Sequence[Passage], query: str) -> list[Hit]:
+def by_words(corpus: Sequence[Passage], query: str) -> list[Hit]:
     """The passages that share a word with the query, the best first, by BM25."""
-    counts = [Counter(words(passage.title) * TITLE + words(passage.text)) for passage in found]
+    counts = [Counter(words(passage.title) * TITLE + words(passage.text)) for passage in corpus]
     lengths = [sum(count.values()) for count in counts]
-    mean = sum(lengths) / max(1, len(found))
-    scores = [0.0] * len(found)
-    asked = set(words(query))
-    for word in asked - ASKING or asked:
-        often = [count[word] for count in counts]
-        if not any(often) and len(word) > 2:
-            often = [sum(times for has, times in count.items() if has.startswith(word)) for count in counts]
-        having = sum(map(bool, often))
-        rarity = math.log(1 + (len(found) - having + 0.5) / (having + 0.5))
-        for number, times in enumerate(often):
-            scores[number] += rarity * times * (SATURATION + 1) / (
-                times + SATURATION * (1 - LENGTH + LENGTH * lengths[number] / mean))
-    return sections_of(Hit(passage, score) for passage, score in zip(found, scores, strict=True) if score)
+    mean = sum(lengths) / max(1, len(corpus))
+    scores = [0.0] * len(corpus)
+    query_words = set(words(query))
+    for word in query_words - ASKING or query_words:
+        frequencies = [count[word] for count in counts]
+        if not any(frequencies) and len(word) > 2:
+            frequencies = [sum(times for other, times in count.items() if other.startswith(word)) for count in counts]
+        document_count = sum(map(bool, frequencies))
+        rarity = math.log(1 + (len(corpus) - document_count + 0.5) / (document_count + 0.5))
+        for index, times in enumerate(frequencies):
+            scores[index] += rarity * times * (SATURATION + 1) / (
+                times + SATURATION * (1 - LENGTH + LENGTH * lengths[index] / mean))
+    return sections_of(Hit(passage, score) for passage, score in zip(corpus, scores, strict=True) if score)
 
 
 def sections_of(hits) -> list[Hit]:
@@ -171,13 +171,13 @@ def search(course: Course, query: str, encode: Callable[[str], np.ndarray] | Non
     """
     if not words(query):
         raise UserError("QUERY has no word to search for")
-    found = passages(course)
+    corpus = passages(course)
     if encode is None:
-        return by_words(found, query), (f"Found by words, not by meaning: `labkit weights {MODEL.name}` fetches the "
-                                        f"encoder ({MODEL.nbytes / 1e6:.0f} MB)")
+        return by_words(corpus, query), (f"Found by words, not by meaning: `labkit weights {MODEL.name}` fetches the "
+                                         f"encoder ({MODEL.nbytes / 1e6:.0f} MB)")
     index = Index.read(index_path(course))
-    missing = index.missing(found)
-    if len(missing) == len(found):
-        return by_words(found, query), (f"Found by words, not by meaning: {shown(course, index_path(course))} is "
-                                        f"missing or is another model's; labkit build --search makes it")
-    return by_meaning(found, index, encode(query)), _changed(course, len(missing), len(found))
+    missing = index.missing(corpus)
+    if len(missing) == len(corpus):
+        return by_words(corpus, query), (f"Found by words, not by meaning: {shown(course, index_path(course))} is "
+                                         f"missing or is another model's; labkit build --search makes it")
+    return by_meaning(corpus, index, encode(query)), _changed(course, len(missing), len(corpus))

@@ -102,7 +102,7 @@ def _style() -> str:
         "border-bottom:1px solid #8884}",
         ".labkit-source pre{margin:0;padding:10px 12px;overflow-x:auto;font-size:13px;line-height:1.5}",
     ]
-    for names, ours, jupyter, fallback in groups:
+    for names, variable, jupyter, fallback in groups:
         selector = ",".join(f".labkit-source .lk-{name}" for name in names.split())
-        rules.append(f"{selector}{{color:var(--lk-{ours},var(--jp-mirror-editor-{jupyter}-color,{fallback}))}}")
+        rules.append(f"{selector}{{color:var(--lk-{variable},var(--jp-mirror-editor-{jupyter}-color,{fallback}))}}")
     return "".join(rules)

@@ -21,15 +21,15 @@ def sources_of(source: Path | str) -> list[Path]:
     modules = _modules(paths.PACKAGE)
     path = source if isinstance(source, Path) else None
     text = source if path is None else path.read_text(encoding="utf-8")
-    waiting = _files(_imported(text, _package_of(path, modules)), modules)
-    found: set[Path] = set()
-    while waiting:
-        file = waiting.pop()
-        if file not in found:
-            found.add(file)
+    pending = _files(_imported(text, _package_of(path, modules)), modules)
+    files: set[Path] = set()
+    while pending:
+        file = pending.pop()
+        if file not in files:
+            files.add(file)
             if file != modules["labkit"]:  # the door imports lazily
-                waiting |= _files(_imported_by(file, file.stat().st_mtime_ns, _package_of(file, modules)), modules)
-    return sorted(found)
+                pending |= _files(_imported_by(file, file.stat().st_mtime_ns, _package_of(file, modules)), modules)
+    return sorted(files)
 
 
 SHOWN = ("kernels", "models", "engine")  # the rooms whose code a lesson shows and runs
@@ -82,14 +82,14 @@ def _imported(text: str, package: str) -> frozenset[str]:
 
 def _files(names: frozenset[str], modules: dict[str, Path]) -> set[Path]:
     """The files that importing these names runs: each module, and the packages that it lies in."""
-    found = set()
+    files = set()
     for name in names:
-        first, *rest = name.split(".")
-        if first != "labkit":
+        root, *parts = name.split(".")
+        if root != "labkit":
             continue
-        if rest and rest[0] in labkit._HOMES:
-            rest = [*labkit._HOMES[rest[0]].partition(":")[0].split(".")[1:], *rest[1:]]
-        for count in range(len(rest) + 1):
-            if file := modules.get(".".join(["labkit", *rest[:count]])):
-                found.add(file)
-    return found
+        if parts and parts[0] in labkit._HOMES:
+            parts = [*labkit._HOMES[parts[0]].partition(":")[0].split(".")[1:], *parts[1:]]
+        for count in range(len(parts) + 1):
+            if file := modules.get(".".join(["labkit", *parts[:count]])):
+                files.add(file)
+    return files

@@ -11,7 +11,7 @@ import copy
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-Found = Iterator[tuple[float, str, ast.AST | list]]  # of a repair: rank, words, the new node or nodes
+RankedChanges = Iterator[tuple[float, str, ast.AST | list]]  # of a repair: rank, words, the new node or nodes
 
 
 @dataclass(frozen=True)
@@ -81,9 +81,9 @@ def _below(tree, path, node, names, call) -> Iterator[Place]:
         for index, child in enumerate(value) if isinstance(value, list) else ((None, value),):
             if not isinstance(child, ast.AST) or _is_docstring(node, field, index, child):
                 continue
-            below = (*path, (field, index))
-            yield Place(tree, below, child, names, call)
-            yield from _below(tree, below, child, names, call)
+            child_path = (*path, (field, index))
+            yield Place(tree, child_path, child, names, call)
+            yield from _below(tree, child_path, child, names, call)
 
 
 def _is_docstring(parent, field, index, child) -> bool:
@@ -93,17 +93,17 @@ def _is_docstring(parent, field, index, child) -> bool:
 
 def _local_names(function: ast.FunctionDef) -> tuple[str, ...]:
     """Names that the function binds to an index or a number: targets of assignments of no array, and of loops."""
-    arrays, found = set(), {}
+    arrays, scalars = set(), {}
     for node in ast.walk(function):
         if isinstance(node, ast.Assign):
             for target in node.targets:
                 names = [n.id for n in ast.walk(target) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)]
-                (arrays.update if "array" in ast.unparse(node.value) else found.update)(dict.fromkeys(names))
+                (arrays.update if "array" in ast.unparse(node.value) else scalars.update)(dict.fromkeys(names))
         elif isinstance(node, ast.For) and isinstance(node.target, ast.Name):
-            found[node.target.id] = None
+            scalars[node.target.id] = None
     subscripted = {node.value.id for node in ast.walk(function)
                    if isinstance(node, ast.Subscript) and isinstance(node.value, ast.Name)}
-    return tuple(name for name in found if name not in arrays and name not in subscripted)
+    return tuple(name for name in scalars if name not in arrays and name not in subscripted)
 
 
 def short(node: ast.AST) -> str:

@@ -43,7 +43,7 @@ CELL_LIMIT_S = 120  # check stops what it runs much earlier; this is for the cel
 
 def cut(source: str, name: str) -> tuple[str, bool, bool]:
     """A cell without its answers: (source, was something cut, is a region left for nbgrader to find)."""
-    kept: list[str] = []
+    lines: list[str] = []
     inside, was_cut, is_left = False, False, False
     for line in source.split("\n"):
         if BEGIN in line:
@@ -53,8 +53,8 @@ def cut(source: str, name: str) -> tuple[str, bool, bool]:
             indent = line[: len(line) - len(line.lstrip())]
             if indent:
                 is_left = True
-                kept += [line, *(indent + stub for stub in STUB)]
-            elif not any(text.strip() and not text.lstrip().startswith("#") for text in kept):
+                lines += [line, *(indent + stub for stub in STUB)]
+            elif not any(text.strip() and not text.lstrip().startswith("#") for text in lines):
                 raise CourseError(
                     f"{name}: {BEGIN} at column 0 with no code above it in its cell. Put there what the learner starts "
                     "from, such as `my_kernel = None  # write the kernel`"
@@ -64,12 +64,12 @@ def cut(source: str, name: str) -> tuple[str, bool, bool]:
                 raise CourseError(f"{name}: {END} without {BEGIN}")
             inside = False
             if indent:
-                kept.append(line)
+                lines.append(line)
         elif not inside:
-            kept.append(line)
+            lines.append(line)
     if inside:
         raise CourseError(f"{name}: {BEGIN} without {END}")
-    return "\n".join(kept).rstrip(), was_cut, is_left
+    return "\n".join(lines).rstrip(), was_cut, is_left
 
 
 # ---------------------------------------------------------------------------------------------------------------
@@ -102,12 +102,12 @@ def to_notebook(course: Course, chapter: Chapter, *, answers: bool = False):
     notebook = parse(source_text(chapter), name)
     listed = {entry.name: entry for entry in course.exercises_of(chapter)}
     answer, text, seen, also_asked = None, None, set(), asked(chapter)
-    for number, cell in enumerate(notebook.cells, 1):
+    for position, cell in enumerate(notebook.cells, 1):
         cell["metadata"].clear()
         if cell.cell_type != "code":
             text = cell
             continue
-        where = f"{name}, cell {number}"
+        where = f"{name}, cell {position}"
         exercise = checked_name(cell.source)
         if exercise is None:
             cut_source, was_cut, is_left = cut(cell.source, where)
@@ -229,14 +229,14 @@ def unmatched(course: Course) -> list[str]:
     from labkit.course import exercises
 
     try:
-        held = exercises.load(own=course.root == paths.REPOSITORY)
+        defined = exercises.load(own=course.root == paths.REPOSITORY)
     except Exception as error:  # a file of exercises that does not import
         return [f"labkit/course/exercises cannot be imported: {type(error).__name__}: {error}"]
     listed = {entry.name for entry in course.exercises}
     return [f"course.toml lists the exercise {name!r}, and labkit/course/exercises holds none of that name"
-            for name in sorted(listed - held.keys())] + [
+            for name in sorted(listed - defined.keys())] + [
             f"labkit/course/exercises holds {name!r}, and course.toml lists no [[exercise]] of that name"
-            for name in sorted(held.keys() - listed)]
+            for name in sorted(defined.keys() - listed)]
 
 
 def unvaried(course: Course, chapters: Collection[Chapter]) -> list[str]:
@@ -264,9 +264,9 @@ def verify(course: Course, chapters, on_chapter: Callable | None = None) -> list
             continue
         if on_chapter:
             on_chapter(chapter)
-        found = verify_chapter(course, chapter)
-        problems += found
-        if not found:
+        faults = verify_chapter(course, chapter)
+        problems += faults
+        if not faults:
             known[chapter.topic] = state
             write_text(path, json.dumps(known, indent=2) + "\n")
     return problems
@@ -350,7 +350,7 @@ def run_cells(
         if cell.cell_type == "code" and (name is None or only is None or name in only):
             cells.append(cell.source)
             owners.append(name)
-    wanted = [entry.name for entry in course.exercises_of(chapter) if only is None or entry.name in only]
+    names = [entry.name for entry in course.exercises_of(chapter) if only is None or entry.name in only]
     with tempfile.TemporaryDirectory(prefix="labkit-", ignore_cleanup_errors=True) as folder:
         job = Path(folder) / "cells.json"
         job.write_text(json.dumps(cells), encoding="utf-8")
@@ -364,14 +364,14 @@ def run_cells(
             cwd=directory,
         )
         try:
-            return _collect(process, owners, wanted, on_check)
+            return _collect(process, owners, names, on_check)
         finally:
             process.kill()
             process.wait()
             process.stdout.close()
 
 
-def _collect(process, owners: list, wanted: list[str], on_check: Callable | None) -> list[Result]:
+def _collect(process, owners: list, names: list[str], on_check: Callable | None) -> list[Result]:
     events = _Events()
 
     def listen():
@@ -385,24 +385,24 @@ def _collect(process, owners: list, wanted: list[str], on_check: Callable | None
         events.woken.set()
 
     threading.Thread(target=listen, daemon=True).start()
-    found: dict[str, Result] = {}
+    results: dict[str, Result] = {}
     broken = ""  # what went wrong in a cell since the last test cell
-    position = taken = 0
+    position = consumed = 0
 
-    def keep(result: Result):
-        found[result.exercise] = result
+    def record(result: Result):
+        results[result.exercise] = result
         if on_check:
             on_check(result)
 
     while True:
-        if taken == len(events.lines):
+        if consumed == len(events.lines):
             events.woken.clear()
-            if taken == len(events.lines) and not events.woken.wait(CELL_LIMIT_S):
+            if consumed == len(events.lines) and not events.woken.wait(CELL_LIMIT_S):
                 broken = f"a cell did not end within {CELL_LIMIT_S} s and was stopped"
                 break
             continue
-        line = events.lines[taken]
-        taken += 1
+        line = events.lines[consumed]
+        consumed += 1
         if line is None:
             if position < len(owners):
                 broken = f"the Python process ended; {temporary_space()}"
@@ -417,16 +417,16 @@ def _collect(process, owners: list, wanted: list[str], on_check: Callable | None
             verdict = event["verdict"]
             if broken:  # after the definition, which was checked all the same
                 verdict = {**verdict, "details": [*verdict["details"], ended_after(broken)]}
-            keep(Result(owner, verdict))
+            record(Result(owner, verdict))
         else:
             problem = broken or event["error"] or "its test cell does not end with check(...)"
-            keep(Result(owner, problem=("in the cell above: " if broken else "") + problem))
+            record(Result(owner, problem=("in the cell above: " if broken else "") + problem))
         broken = ""
-    for name in wanted:
-        if name not in found:
-            gone = "its test cell, check(...), is not in the notebook: labkit reset puts it back"
-            keep(Result(name, problem=broken if name in owners else gone))
-    return [found[name] for name in wanted]
+    for name in names:
+        if name not in results:
+            missing = "its test cell, check(...), is not in the notebook: labkit reset puts it back"
+            record(Result(name, problem=broken if name in owners else missing))
+    return [results[name] for name in names]
 
 
 # ---------------------------------------------------------------------------------------------------------------
@@ -447,17 +447,17 @@ def reset(course: Course, chapter: Chapter, entry: Entry | None = None) -> Path 
         if cell.metadata.get("labkit", {}).get("exercise") != entry.name:
             continue
         role = cell.metadata["labkit"]["role"]
-        places = [k for k, old in enumerate(mine.cells) if _is_part(old, entry.name, role)]
-        if places:
-            mine.cells[places[0]] = cell
+        positions = [k for k, old in enumerate(mine.cells) if _is_part(old, entry.name, role)]
+        if positions:
+            mine.cells[positions[0]] = cell
         else:
             mine.cells.append(cell)
     ids: set[str] = set()
     for cell in mine.cells:  # a cell copied by hand may carry the same id
-        base, number = cell.get("id", "cell"), 1
+        base, suffix = cell.get("id", "cell"), 1
         while cell.get("id") in ids or "id" not in cell:
-            number += 1
-            cell["id"] = f"{base}-{number}"
+            suffix += 1
+            cell["id"] = f"{base}-{suffix}"
         ids.add(cell["id"])
     mine.nbformat, mine.nbformat_minor = 4, 5
     write_notebook(mine, path)

@@ -1,5 +1,5 @@
 """Compile several kernels in parallel before they are launched: a program that needs seventeen waits only for the
-longest.
+slowest.
 
     prepare(launches.needed(work))         # what `work` will launch and labkit.device.kernel_cache has not kept yet
 
@@ -27,15 +27,15 @@ from labkit.simt.kernel import Kernel
 
 def missing(needed: Iterable[tuple], capability: tuple) -> dict[str, tuple]:
     """Key -> (kernel, argument types), of those that are neither compiled in this process nor kept on disk."""
-    files, found = kernel_cache.store(), {}
+    files, result = kernel_cache.store(), {}
     for kernel, argument_types in needed:
         if argument_types in kernel.overloads:
             continue
         with contextlib.suppress(Exception):  # kernels without a key are compiled at launch
             key = kernel_cache.key_for(kernel, argument_types, capability)
             if not files.path(key).exists():
-                found[key] = (kernel, argument_types)
-    return found
+                result[key] = (kernel, argument_types)
+    return result
 
 
 def prepare(needed: Iterable[tuple], *, workers: int | None = None, capability: tuple | None = None,
@@ -48,7 +48,7 @@ def prepare(needed: Iterable[tuple], *, workers: int | None = None, capability: 
     KeyboardInterrupt stops the workers; kernels they have cached stay.
     """
     needed = list(needed)
-    of_cpu_device = [one for one in needed if isinstance(one[0], Kernel)]
+    of_cpu_device = [item for item in needed if isinstance(item[0], Kernel)]
     if of_cpu_device:
         return compile_forked.prepare(of_cpu_device, workers=workers, progress=progress)
     if not needed or kernel_cache.store() is None:
@@ -70,28 +70,28 @@ def compile_missing(needed: list[tuple], workers: int | None, capability: tuple 
     count = min(workers, len(jobs))
     if not count:
         return 0
-    waiting, answers = queue.SimpleQueue(), queue.SimpleQueue()
+    pending, answers = queue.SimpleQueue(), queue.SimpleQueue()
     for key, (kernel, argument_types) in jobs.items():
         if (job := _pickled((kernel, argument_types, capability, key))) is not None:
-            waiting.put(job)
-    started = [_start_worker() for _ in range(count)]
+            pending.put(job)
+    processes = [_start_worker() for _ in range(count)]
     try:
-        for worker in started:
-            threading.Thread(target=_feed, args=(worker, waiting, answers), daemon=True).start()
-        done = compiled = ended = 0
-        while ended < count:
+        for worker in processes:
+            threading.Thread(target=_feed, args=(worker, pending, answers), daemon=True).start()
+        done = compiled = finished = 0
+        while finished < count:
             if progress:
                 progress(done, len(jobs))
             answer = answers.get()
             if answer is None:
-                ended += 1
+                finished += 1
             else:
                 done, compiled = done + 1, compiled + answer
         return compiled
     finally:
-        for worker in started:
+        for worker in processes:
             worker.kill()
-        for worker in started:
+        for worker in processes:
             worker.wait()
             with contextlib.suppress(OSError):
                 worker.stdin.close()
@@ -126,12 +126,12 @@ def _start_worker() -> subprocess.Popen:
                             env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))})
 
 
-def _feed(worker: subprocess.Popen, waiting: queue.SimpleQueue, answers: queue.SimpleQueue) -> None:
-    """One kernel after the other to one worker, until there are no more or it is gone; then None is the answer."""
+def _feed(worker: subprocess.Popen, pending: queue.SimpleQueue, answers: queue.SimpleQueue) -> None:
+    """Send kernels to one worker, one at a time, until there are no more or it is gone; then put None."""
     answer = b"0"
     while answer:
         try:
-            job = waiting.get_nowait()
+            job = pending.get_nowait()
         except queue.Empty:
             break
         answer = b""

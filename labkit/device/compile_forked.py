@@ -16,14 +16,14 @@ from collections.abc import Callable, Iterable, Iterator
 
 from labkit._common.cores import cores
 
-FEW = 3  # kernels for which no worker is started: to start one takes as long as to compile two
-MOST_WORKERS = 16
+MIN_JOBS = 3  # for fewer, no worker is started: starting one takes as long as compiling two
+MAX_WORKERS = 16
 FORKS = hasattr(os, "fork") and sys.platform != "darwin"  # macOS's own libraries do not survive a fork
-TICKET = 2  # bytes that name a kernel by its number
+TICKET = 2  # bytes: the index of a kernel
 
 
 def enough_workers(jobs: int) -> int:
-    return min(MOST_WORKERS, cores()) if jobs >= FEW and cores() > 1 else 0
+    return min(MAX_WORKERS, cores()) if jobs >= MIN_JOBS and cores() > 1 else 0
 
 
 def prepare(needed: Iterable[tuple], *, workers: int | None = None,
@@ -53,15 +53,15 @@ def prepare(needed: Iterable[tuple], *, workers: int | None = None,
 
 
 def _compiled_by_forks(jobs: list[tuple], count: int) -> Iterator[tuple]:
-    """The jobs as they are done, whichever comes first; in the end those that were lost with their worker."""
+    """Yield the jobs as they are completed; at the end those that were lost with their worker."""
     if not count:
         yield from jobs
         return
-    tickets = [number.to_bytes(TICKET, "little") for number in range(len(jobs))]
-    waiting, give = os.pipe()
-    done, answer = os.pipe()
-    os.write(give, b"".join(tickets))  # a pipe holds 64 KB; each worker takes one ticket at a time
-    os.close(give)
+    tickets = [index.to_bytes(TICKET, "little") for index in range(len(jobs))]
+    tickets_in, tickets_out = os.pipe()
+    done_in, done_out = os.pipe()
+    os.write(tickets_out, b"".join(tickets))  # a pipe holds 64 KB; each worker takes one ticket at a time
+    os.close(tickets_out)
     children = []
     try:
         with warnings.catch_warnings(), contextlib.suppress(OSError):  # fewer workers, where no more are allowed
@@ -69,33 +69,33 @@ def _compiled_by_forks(jobs: list[tuple], count: int) -> Iterator[tuple]:
             for _ in range(count):
                 child = os.fork()
                 if child == 0:
-                    _work(jobs, waiting, answer)
+                    _work(jobs, tickets_in, done_out)
                 children.append(child)
-        os.close(answer)
-        answer = None
-        left = dict(enumerate(jobs))
-        while ticket := os.read(done, TICKET):
-            yield left.pop(int.from_bytes(ticket, "little"))
-        yield from left.values()
+        os.close(done_out)
+        done_out = None
+        remaining = dict(enumerate(jobs))
+        while ticket := os.read(done_in, TICKET):
+            yield remaining.pop(int.from_bytes(ticket, "little"))
+        yield from remaining.values()
     finally:
         for child in children:
             with contextlib.suppress(OSError):
                 os.kill(child, signal.SIGKILL)
             os.waitpid(child, 0)
-        for end in (waiting, done, answer):
-            if end is not None:
-                os.close(end)
+        for fd in (tickets_in, done_in, done_out):
+            if fd is not None:
+                os.close(fd)
 
 
-def _work(jobs: list[tuple], waiting: int, answer: int) -> None:
-    """In a fork, which it ends: what this process prints or registered for its end is none of its business."""
+def _work(jobs: list[tuple], tickets_in: int, done_out: int) -> None:
+    """Run in a fork and end it, without the parent's output or exit handlers."""
     try:
-        nowhere = os.open(os.devnull, os.O_RDWR)
-        os.dup2(nowhere, 1), os.dup2(nowhere, 2)
-        while ticket := os.read(waiting, TICKET):
+        devnull = os.open(os.devnull, os.O_RDWR)
+        os.dup2(devnull, 1), os.dup2(devnull, 2)
+        while ticket := os.read(tickets_in, TICKET):
             kernel, key = jobs[int.from_bytes(ticket, "little")]
             with contextlib.suppress(Exception):
                 kernel.compile_for(*key)
-            os.write(answer, ticket)
+            os.write(done_out, ticket)
     finally:
         os._exit(0)

@@ -11,18 +11,18 @@ import types
 
 
 def main() -> None:
-    takes, gives = sys.stdin.buffer, sys.stdout.buffer
-    sys.stdout = sys.stderr  # nothing that is printed on the way may look like an answer
+    jobs, answers = sys.stdin.buffer, sys.stdout.buffer
+    sys.stdout = sys.stderr  # printed output must not be mistaken for an answer
     from labkit import device
 
     device.numba_cuda()
-    while size := int.from_bytes(takes.read(8), "little"):
+    while size := int.from_bytes(jobs.read(8), "little"):
         try:
-            done = compile_and_keep(takes.read(size))
+            is_kept = compile_and_keep(jobs.read(size))
         except Exception:  # the launch will report the error
-            done = False
-        gives.write(b"1" if done else b"0")
-        gives.flush()
+            is_kept = False
+        answers.write(b"1" if is_kept else b"0")
+        answers.flush()
 
 
 def compile_and_keep(job: bytes) -> bool:

@@ -38,12 +38,12 @@ def _as_if_on(cc):
     """Numba asks the current GPU for its compute capability when it compiles a device function; answer in its place."""
     from numba.cuda import dispatcher
 
-    asked = dispatcher.get_current_device
+    original = dispatcher.get_current_device
     dispatcher.get_current_device = lambda: python_types.SimpleNamespace(compute_capability=cc)
     try:
         yield
     finally:
-        dispatcher.get_current_device = asked
+        dispatcher.get_current_device = original
 
 
 def _gpu_object(obj, cc):
@@ -51,9 +51,9 @@ def _gpu_object(obj, cc):
     from labkit import cuda
     from labkit.device import ptx, ptx_gpu, u32, u32_gpu
 
-    for ours, on_gpu in ((cuda, _numba_cuda()), (ptx, ptx_gpu), (u32, u32_gpu)):
-        if obj is ours:
-            return on_gpu
+    for cpu_module, gpu_module in ((cuda, _numba_cuda()), (ptx, ptx_gpu), (u32, u32_gpu)):
+        if obj is cpu_module:
+            return gpu_module
     name = getattr(obj, "name", None)
     if isinstance(name, str) and INTRINSICS.get(name) is obj:
         return getattr(ptx_gpu, name)
@@ -72,9 +72,9 @@ def _for_gpu(function, cc):
     scope = {**function.__globals__, **{n: _gpu_object(v, cc) for n, v in function.__globals__.items() if n in names}}
     closure = function.__closure__ and tuple(python_types.CellType(_gpu_object(c.cell_contents, cc))
                                              for c in function.__closure__)
-    made = python_types.FunctionType(function.__code__, scope, function.__name__, function.__defaults__, closure)
-    made.__module__ = function.__module__
-    return made
+    result = python_types.FunctionType(function.__code__, scope, function.__name__, function.__defaults__, closure)
+    result.__module__ = function.__module__
+    return result
 
 
 def ptx(kernel, signature, cc=(9, 0), **options) -> str:
@@ -84,8 +84,8 @@ def ptx(kernel, signature, cc=(9, 0), **options) -> str:
     options (fastmath, launch_bounds) apply. Raises NoCompiler where no compiler is installed.
     """
     cuda = _numba_cuda()
-    given = getattr(kernel, "options", None) or getattr(kernel, "targetoptions", {})
-    options = {name: given[name] for name in ("fastmath", "launch_bounds") if given.get(name)} | options
+    own = getattr(kernel, "options", None) or getattr(kernel, "targetoptions", {})
+    options = {name: own[name] for name in ("fastmath", "launch_bounds") if own.get(name)} | options
     function = _for_gpu(getattr(kernel, "py_func", kernel), cc)
     try:
         with _as_if_on(cc):
@@ -120,7 +120,7 @@ def resources(text: str, max_registers: int | None = None) -> dict | None:
             return None
 
     def count(pattern):
-        return sum(int(found) for found in re.findall(pattern, run.stderr))
+        return sum(int(match) for match in re.findall(pattern, run.stderr))
 
     return {"registers": count(r"Used (\d+) registers"), "stack_bytes": count(r"(\d+) bytes stack frame"),
             "spill_bytes": count(r"(\d+) bytes spill"), "shared_bytes": count(r"(\d+) bytes smem"),

@@ -115,8 +115,8 @@ def _gpu_faults(facts: Facts):
 
 def _toolkit_faults(facts: Facts, extra: str, install: str):
     """Find mismatches of driver and toolkit. If the test kernel ran, a mismatch is at most a warning."""
-    works = facts.smoke == "ok"
-    level = "warning" if works else "error"
+    kernel_ran = facts.smoke == "ok"
+    level = "warning" if kernel_ran else "error"
     toolkit = _toolkit_version(facts)
     driver = facts.driver_cuda
     explained = False
@@ -154,18 +154,18 @@ def _toolkit_faults(facts: Facts, extra: str, install: str):
         )
 
     # Without nvvm nothing compiles; without the other two only some things do not.
-    needs = {
+    libraries = {
         "nvvm": ("error", "It compiles every kernel for the GPU."),
         "nvJitLink": ("warning", "Without it kernels are linked by the driver: no link-time optimisation, older PTX."),
         "nvrtc": ("warning", "It compiles CUDA C++ that kernels link, float16 helpers among it."),
     }
-    for name, (how_bad, why) in needs.items():
+    for name, (worst_level, why) in libraries.items():
         if name in facts.libraries and facts.libraries[name] is None:
             explained = explained or name == "nvvm"
-            at_worst = "warning" if works else how_bad
-            yield Finding(at_worst, f"{name} of the CUDA toolkit was not found.", why, install)
+            severity = "warning" if kernel_ran else worst_level
+            yield Finding(severity, f"{name} of the CUDA toolkit was not found.", why, install)
 
-    if facts.smoke and not works and not explained:
+    if facts.smoke and not kernel_ran and not explained:
         yield Finding(
             "error",
             "The GPU is there, but a small kernel failed on it.",

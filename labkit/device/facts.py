@@ -164,15 +164,15 @@ def _look_at_driver(facts: Facts) -> None:
     if cuda is None:
         return
     facts.driver_library = True
-    number = ctypes.c_int()
-    if cuda.cuDriverGetVersion(ctypes.byref(number)) == 0:
-        facts.driver_cuda = (number.value // 1000, number.value % 1000 // 10)
+    value = ctypes.c_int()
+    if cuda.cuDriverGetVersion(ctypes.byref(value)) == 0:
+        facts.driver_cuda = (value.value // 1000, value.value % 1000 // 10)
     status = cuda.cuInit(0)
     if status != 0:
         facts.driver_error = DRIVER_ERRORS.get(status, f"CUDA error {status}")
         return
-    cuda.cuDeviceGetCount(ctypes.byref(number))
-    for index in range(number.value):
+    cuda.cuDeviceGetCount(ctypes.byref(value))
+    for index in range(value.value):
         facts.gpus.append(_gpu(cuda, index))
 
 
@@ -192,9 +192,9 @@ def _gpu(cuda, index: int) -> Gpu:
     total = ctypes.c_size_t()
     cuda.cuDeviceTotalMem_v2(ctypes.byref(total), device)
 
-    def attribute(number: int) -> int:
+    def attribute(attribute_id: int) -> int:
         value = ctypes.c_int()
-        cuda.cuDeviceGetAttribute(ctypes.byref(value), number, device)
+        cuda.cuDeviceGetAttribute(ctypes.byref(value), attribute_id, device)
         return value.value
 
     return Gpu(
@@ -231,8 +231,8 @@ def _look_at_toolkit(facts: Facts) -> None:
     for name in ("nvvm", "nvrtc", "nvJitLink"):
         facts.libraries[name] = None
         with contextlib.suppress(Exception):
-            found = pathfinder.load_nvidia_dynamic_lib(name)
-            facts.libraries[name] = Library(found.abs_path, found.found_via or "", _library_version(name))
+            library = pathfinder.load_nvidia_dynamic_lib(name)
+            facts.libraries[name] = Library(library.abs_path, library.found_via or "", _library_version(name))
 
 
 def _library_version(name: str) -> tuple[int, int] | None:
@@ -284,11 +284,11 @@ def _run_smoke() -> str:
     env = dict(os.environ, LABKIT_DEVICE="gpu")
     command = [sys.executable, "-c", "from labkit.device.facts import smoke; smoke()"]
     try:
-        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=SMOKE_TIMEOUT_S)
+        process = subprocess.run(command, env=env, capture_output=True, text=True, timeout=SMOKE_TIMEOUT_S)
     except subprocess.TimeoutExpired:
         return f"a kernel of one line did not end within {SMOKE_TIMEOUT_S} s"
-    if done.returncode == 0 and "smoke ok" in done.stdout:
+    if process.returncode == 0 and "smoke ok" in process.stdout:
         return "ok"
-    lines = [line for line in done.stderr.splitlines() if line.strip()]
-    named = [line for line in lines if "CUDA_ERROR" in line or "UNSUPPORTED" in line]
-    return (named or lines or [f"the process ended with code {done.returncode}"])[-1].strip()
+    lines = [line for line in process.stderr.splitlines() if line.strip()]
+    errors = [line for line in lines if "CUDA_ERROR" in line or "UNSUPPORTED" in line]
+    return (errors or lines or [f"the process ended with code {process.returncode}"])[-1].strip()

@@ -23,7 +23,7 @@ from collections.abc import Callable
 from labkit import cuda, device
 from labkit.device import launches
 
-_kept: list | None = None  # what the graph that is being captured has to keep alive
+_live_arrays: list | None = None  # kept alive by the graph that is being captured; None: none is
 PROGRAMMATIC = 1  # the port of a kernel node that opens at griddepcontrol.launch_dependents, and the edge's type
 overlapping = True  # whether kernels of graphs captured from now on may overlap: False to measure what that gains
 
@@ -31,8 +31,8 @@ overlapping = True  # whether kernels of graphs captured from now on may overlap
 def keep(array):
     """Returns `array`, which a launcher has allocated for itself. If a graph is being captured, it holds the array: its
     replays use that memory."""
-    if _kept is not None:
-        _kept.append(array)
+    if _live_arrays is not None:
+        _live_arrays.append(array)
     return array
 
 
@@ -95,17 +95,17 @@ class _GpuGraph:
     """A CUDA graph, captured from a stream of its own, instantiated once."""
 
     def __init__(self, work):
-        global _kept
+        global _live_arrays
         from cuda.bindings import driver
 
         self._driver = driver
         self._stream = cuda.stream()
         handle = int(self._stream.handle)
         self._call(driver.cuStreamBeginCapture(handle, driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED))
-        outer, _kept = _kept, []
+        outer, _live_arrays = _live_arrays, []
         try:
             self._work = work  # its closure holds the arrays, whose memory the graph uses
-            self._held = _kept
+            self._arrays = _live_arrays
             with launches.kernels_launched() as launched:
                 work(self._stream)
         except BaseException as error:
@@ -115,7 +115,7 @@ class _GpuGraph:
                                  "pass stream=stream to every launcher, and copy before or after") from error
             raise
         finally:
-            _kept = outer
+            _live_arrays = outer
         self._graph = self._call(driver.cuStreamEndCapture(handle))
         _, self.nodes = self._call(driver.cuGraphGetNodes(self._graph, 0))
         self.early = 0  # nodes that may begin before the node before them has ended
@@ -138,34 +138,34 @@ class _GpuGraph:
         chain = chain_of([int(node) for node in begins], [int(node) for node in ends])
         if chain is None or len(chain) != self.nodes:
             return
-        of_kernel = driver.CUgraphNodeType.CU_GRAPH_NODE_TYPE_KERNEL
+        kernel_type = driver.CUgraphNodeType.CU_GRAPH_NODE_TYPE_KERNEL
         kinds = {int(node): self._call(driver.cuGraphNodeGetType(node)) for node in (*begins, *ends)}
-        kernels = [node for node in chain if kinds[node] == of_kernel]
+        kernels = [node for node in chain if kinds[node] == kernel_type]
         if len(kernels) != len(launched):
             return
         early = {node for node, kernel in zip(kernels, launched, strict=True)
                  if getattr(kernel, "uses_pdl", False)}
-        changed = [number for number, (begin, end) in enumerate(zip(begins, ends, strict=True))
-                   if int(end) in early and kinds[int(begin)] == of_kernel]
-        begins, ends, data = ([some[number] for number in changed] for some in (begins, ends, data))
+        changed = [index for index, (begin, end) in enumerate(zip(begins, ends, strict=True))
+                   if int(end) in early and kinds[int(begin)] == kernel_type]
+        begins, ends, data = ([items[index] for index in changed] for items in (begins, ends, data))
         programmatic = [driver.CUgraphEdgeData() for _ in changed]
         for edge in programmatic:
             edge.from_port = edge.type = PROGRAMMATIC
         self._call(remove(self._graph, begins, ends, data, len(changed)))
         error, = add(self._graph, begins, ends, programmatic, len(changed))
-        if int(error) != 0:  # as it was: all later blocks wait for all earlier ones
+        if int(error) != 0:  # restore the edges: all later blocks wait for all earlier ones
             self._call(add(self._graph, begins, ends, data, len(changed)))
             return
         self.early = len(changed)
-        wishes = [kernel.carveout for kernel in launched if getattr(kernel, "carveout", None) is not None]
-        if wishes and hasattr(driver, "CUkernelNodeAttrValue"):
+        carveouts = [kernel.carveout for kernel in launched if getattr(kernel, "carveout", None) is not None]
+        if carveouts and hasattr(driver, "CUkernelNodeAttrValue"):
             for node in {int(node): node for node in (*begins, *ends)}.values():
-                self._carve(node, min(wishes))
+                self._carve(node, min(carveouts))
 
     def _carve(self, node, percent: int) -> None:
-        """An SM divides its memory into shared and L1 anew only while it is idle, and an early kernel begins on SMs
-        that are not: it would have to do with what the kernel before it asked for. So all that overlap ask for what the
-        one that needs most L1 does. It is a wish: kernels that need more shared memory get it."""
+        """An SM changes its split between shared memory and L1 only while it is idle, and an early kernel begins on SMs
+        that are busy: it would have to use the split of the kernel before it. So all that overlap request the carveout
+        of the one that needs most L1. It is a hint: kernels that need more shared memory get it."""
         driver = self._driver
         value = driver.CUkernelNodeAttrValue()
         value.sharedMemCarveout = percent
@@ -173,8 +173,8 @@ class _GpuGraph:
             node, driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT, value)
 
     @staticmethod
-    def _call(answer):
-        error, *values = answer
+    def _call(result):
+        error, *values = result
         if int(error) != 0:
             raise RuntimeError(f"the work could not be captured in a CUDA graph: {error.name}. Every launch must be on "
                                f"the stream that `work` is given, and every kernel compiled before")
@@ -196,11 +196,11 @@ class _GpuGraph:
 
 def chain_of(begins: list[int], ends: list[int]) -> list[int] | None:
     """The nodes of a graph with these edges, if it is one chain, in its order; else None."""
-    after = dict(zip(begins, ends, strict=True))
-    first = set(begins) - set(ends)
-    if len(after) != len(begins) or len(set(ends)) != len(ends) or len(first) != 1:
+    successor = dict(zip(begins, ends, strict=True))
+    heads = set(begins) - set(ends)
+    if len(successor) != len(begins) or len(set(ends)) != len(ends) or len(heads) != 1:
         return None
-    chain = [first.pop()]
-    while chain[-1] in after:
-        chain.append(after[chain[-1]])
+    chain = [heads.pop()]
+    while chain[-1] in successor:
+        chain.append(successor[chain[-1]])
     return chain if len(chain) == len(begins) + 1 else None

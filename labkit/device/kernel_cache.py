@@ -30,13 +30,13 @@ from labkit.simt.store import Store
 
 def directory() -> Path | None:
     """Where compiled kernels are kept; None if LABKIT_KERNEL_CACHE turns that off."""
-    given = os.environ.get("LABKIT_KERNEL_CACHE", "").strip()
-    if given.lower() in ("off", "0", "no", "false"):
+    setting = os.environ.get("LABKIT_KERNEL_CACHE", "").strip()
+    if setting.lower() in ("off", "0", "no", "false"):
         return None
-    if given:
-        return Path(given).expanduser()
-    if beside := os.environ.get("LABKIT_CACHE_DIR"):
-        return Path(beside).expanduser() / "gpu"
+    if setting:
+        return Path(setting).expanduser()
+    if cache_dir := os.environ.get("LABKIT_CACHE_DIR"):
+        return Path(cache_dir).expanduser() / "gpu"
     return user_cache() / "labkit-gpu"
 
 
@@ -44,13 +44,13 @@ def directory() -> Path | None:
 
 
 @functools.cache
-def _store_in(where: Path) -> Store:
-    return Store(where)
+def _store_in(path: Path) -> Store:
+    return Store(path)
 
 
 def store() -> Store | None:
-    where = directory()
-    return None if where is None else _store_in(where)
+    path = directory()
+    return None if path is None else _store_in(path)
 
 
 # --- Between Numba and the files --------------------------------------------------------------------------------------
@@ -75,20 +75,20 @@ def stats() -> Stats:
 
 # A device function keeps what it was first compiled to, whatever becomes of the globals it refers to: these are the
 # fingerprints from then. A kernel that calls one that has changed since is not what its key says.
-_first: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
+_first_fingerprints: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
 
 
 def key_for(kernel, argument_types: tuple, capability: tuple) -> str:
     """The key of a kernel for these argument types. Raises Uncacheable, also where a device function's globals have
     changed since it was compiled."""
-    unknown = [name for name, file in compiler_files().items() if not file]
-    if unknown:
-        raise Uncacheable(f"what compiles is not known: {unknown[0]} was not found")
+    missing = [name for name, file in compiler_files().items() if not file]
+    if missing:
+        raise Uncacheable(f"what compiles is not known: {missing[0]} was not found")
     fingerprint = Fingerprint()
     key = key_of(kernel, argument_types, capability, fingerprint)
-    for called in fingerprint.device_functions:
-        if called in _first and _first[called] != fingerprint.of(called):
-            raise Uncacheable(f"{called.__name__}, which was compiled before what it refers to changed")
+    for function in fingerprint.device_functions:
+        if function in _first_fingerprints and _first_fingerprints[function] != fingerprint.of(function):
+            raise Uncacheable(f"{function.__name__}, which was compiled before what it refers to changed")
     return key
 
 
@@ -186,7 +186,7 @@ def install() -> None:
         from numba.cuda.core.caching import NullCache
         from numba.cuda.dispatcher import CUDADispatcher, _Kernel
 
-        initialise, compile_device = CUDADispatcher.__init__, CUDADispatcher.compile_device
+        original_init, compile_device = CUDADispatcher.__init__, CUDADispatcher.compile_device
         _Kernel._rebuild, _Kernel._reduce_states  # noqa: B018
     except (ImportError, AttributeError):
         return
@@ -194,20 +194,20 @@ def install() -> None:
         return
     own_files()
 
-    @functools.wraps(initialise)
-    def with_cache(self, *args, **kwargs):
-        initialise(self, *args, **kwargs)
+    @functools.wraps(original_init)
+    def init_with_cache(self, *args, **kwargs):
+        original_init(self, *args, **kwargs)
         if isinstance(getattr(self, "_cache", None), NullCache):
             self._cache = DiskCache(self)
 
     @functools.wraps(compile_device)
-    def remembered(self, args, return_type=None):
-        if args not in self.overloads and self not in _first:
+    def with_fingerprint(self, args, return_type=None):
+        if args not in self.overloads and self not in _first_fingerprints:
             try:
-                _first[self] = Fingerprint().of(self)
+                _first_fingerprints[self] = Fingerprint().of(self)
             except Exception:  # what cannot be compared cannot have a kernel that is kept, either
-                _first[self] = ""
+                _first_fingerprints[self] = ""
         return compile_device(self, args, return_type)
 
-    CUDADispatcher.__init__, CUDADispatcher.compile_device = with_cache, remembered
+    CUDADispatcher.__init__, CUDADispatcher.compile_device = init_with_cache, with_fingerprint
     CUDADispatcher._labkit_cache = True

@@ -55,16 +55,16 @@ def _global_names(code: types.CodeType) -> tuple[str, ...]:
 
 
 def _disassembled_names(code: types.CodeType) -> set[str]:
-    return {one.argval for one in dis.get_instructions(code) if one.opname == "LOAD_GLOBAL"}
+    return {instruction.argval for instruction in dis.get_instructions(code) if instruction.opname == "LOAD_GLOBAL"}
 
 
 def _read_names(code: types.CodeType) -> set[str]:
     """As _disassembled_names, from the bytes themselves: about twenty times faster, for versions whose bytes are known,
     in which an instruction has two of them and the number of a global's name is doubled."""
-    load, extended, high, names = dis.opmap["LOAD_GLOBAL"], dis.EXTENDED_ARG, 0, set()
+    load, extended, high_bits, names = dis.opmap["LOAD_GLOBAL"], dis.EXTENDED_ARG, 0, set()
     for operation, argument in zip(code.co_code[::2], code.co_code[1::2], strict=True):
-        argument |= high
-        high = argument << 8 if operation == extended else 0
+        argument |= high_bits
+        high_bits = argument << 8 if operation == extended else 0
         if operation == load:
             names.add(code.co_names[argument >> 1])
     return names
@@ -82,8 +82,8 @@ class Fingerprint:
 
     def __init__(self):
         self._known: dict[int, tuple[object, str]] = {}  # id -> the object, held so that its id stays its own; text
-        self._open: list[int] = []  # functions that are being read: one may refer to itself
-        self.device_functions: list = []  # those met on the way
+        self._in_progress: list[int] = []  # functions being visited: one may refer to itself
+        self.device_functions: list = []  # those visited
 
     def of(self, value) -> str:
         known = self._known.get(id(value))
@@ -162,9 +162,9 @@ class Fingerprint:
 
     def function(self, function) -> str:
         """A Python function as a compiler sees it: its code and the values of all that it refers to."""
-        if id(function) in self._open:
-            return f"itself:{self._open.index(id(function)) - len(self._open)}"
-        self._open.append(id(function))
+        if id(function) in self._in_progress:
+            return f"itself:{self._in_progress.index(id(function)) - len(self._in_progress)}"
+        self._in_progress.append(id(function))
         try:
             code = function.__code__
             parts = ["function", function.__name__, f"32 bits: {unsigned.follows(function)}", self.of(code),
@@ -187,15 +187,15 @@ class Fingerprint:
         except Uncacheable as error:
             raise Uncacheable(f"{function.__name__} refers to {error}") from None
         finally:
-            self._open.pop()
+            self._in_progress.pop()
 
     def _referred(self, value, names: set[str], depth: int = 0) -> str:
         """A value that code refers to; of a module, also what the code may read of it."""
         if not isinstance(value, types.ModuleType) or _trusted(value.__name__) or depth > 4:
             return self.of(value)
-        inside = vars(value)
-        return _digest(self.of(value), *(f"{name}={self._referred(inside[name], names, depth + 1)}"
-                                         for name in sorted(names) if name in inside))
+        attributes = vars(value)
+        return _digest(self.of(value), *(f"{name}={self._referred(attributes[name], names, depth + 1)}"
+                                         for name in sorted(names) if name in attributes))
 
     def _code(self, code: types.CodeType) -> str:
         return _digest("code", code.co_name, code.co_code.hex(), getattr(code, "co_exceptiontable", b"").hex(),
@@ -219,16 +219,16 @@ def type_text(value) -> str:
 def instruction_name(value) -> str | None:
     """The name of one of labkit.ptx's instructions or labkit.u32's indices, on either device; None for anything
     else."""
-    meaning = getattr(value, "cpu_device", value)  # what a GPU's instruction does on the CPU device
-    if not type(meaning).__module__.startswith("labkit.simt"):
+    counterpart = getattr(value, "cpu_device", value)  # what a GPU's instruction does on the CPU device
+    if not type(counterpart).__module__.startswith("labkit.simt"):
         return None
     from labkit.simt import u32
     from labkit.simt.ptx import INTRINSICS
 
-    name = getattr(meaning, "name", None)
-    if isinstance(name, str) and INTRINSICS.get(name) is meaning:
+    name = getattr(counterpart, "name", None)
+    if isinstance(name, str) and INTRINSICS.get(name) is counterpart:
         return name
-    return next((f"u32.{name}" for name in u32.NAMES if getattr(u32, name) is meaning), None)
+    return next((f"u32.{name}" for name in u32.NAMES if getattr(u32, name) is counterpart), None)
 
 
 # --- What compiles --------------------------------------------------------------------------------------------------
@@ -241,9 +241,9 @@ def _version(package: str) -> str:
         return ""
 
 
-def _asked(question) -> str:
+def _str_or_empty(query) -> str:
     try:
-        return str(question())
+        return str(query())
     except Exception:  # a library that is not installed, or another version of it
         return ""
 
@@ -270,11 +270,11 @@ def _driver() -> str:
 def compiler_files() -> dict[str, str]:
     """The compiler, the linker and the library of functions of the CUDA toolkit: which files they are, "" for one that
     is not found. Without nvJitLink the driver links, and its version counts."""
-    found = {"nvvm": _asked(lambda: _loaded_from("nvvm")), "libdevice": _asked(_libdevice),
-             "nvJitLink": _asked(lambda: _loaded_from("nvJitLink"))}
-    stated = {name: path and f"{path} {Path(path).stat().st_size} {Path(path).stat().st_mtime_ns}"
-              for name, path in found.items()}
-    return stated if stated["nvJitLink"] else stated | {"nvJitLink": _asked(_driver)}
+    paths = {"nvvm": _str_or_empty(lambda: _loaded_from("nvvm")), "libdevice": _str_or_empty(_libdevice),
+             "nvJitLink": _str_or_empty(lambda: _loaded_from("nvJitLink"))}
+    stamps = {name: path and f"{path} {Path(path).stat().st_size} {Path(path).stat().st_mtime_ns}"
+              for name, path in paths.items()}
+    return stamps if stamps["nvJitLink"] else stamps | {"nvJitLink": _str_or_empty(_driver)}
 
 
 def _settings() -> list[str]:
@@ -287,9 +287,9 @@ def _settings() -> list[str]:
 
 @functools.cache
 def own_files() -> str:
-    """labkit's files that have instructions of their own. Asked for early, so that it is of those that are imported."""
-    here = Path(__file__).parent
-    return _digest(*(hashlib.sha256((here / name).read_bytes()).hexdigest()
+    """Digest of labkit's files that define instructions. Computed early, so that it matches the imported versions."""
+    folder = Path(__file__).parent
+    return _digest(*(hashlib.sha256((folder / name).read_bytes()).hexdigest()
                      for name in ("__init__.py", "ptx_gpu.py", "u32_gpu.py", "unsigned.py", "../simt/unsigned.py",
                                   "../simt/runtime/operators.py")))
 
@@ -301,7 +301,7 @@ PACKAGES = ("numba", "numba-cuda", "llvmlite", "numpy", "cuda-bindings", "cuda-c
 def toolchain() -> str:
     """Everything that takes part in compiling: the versions of Python, of Numba and of the CUDA toolkit."""
     return _digest(str(FORMAT), sys.implementation.cache_tag or "", sys.version, own_files(),
-                   *(f"{name} {_version(name)}" for name in PACKAGES), str(compiler_files()), _asked(_settings))
+                   *(f"{name} {_version(name)}" for name in PACKAGES), str(compiler_files()), _str_or_empty(_settings))
 
 
 def key_of(kernel, argument_types: tuple, capability: tuple, fingerprint: Fingerprint | None = None) -> str:

@@ -3,12 +3,11 @@
     with record(kernels) as launched:
         launcher(a, b, out)
     launched[0].block                      # (16, 16, 1)
-    planned(lambda: launcher(a, b, out))   # the same without running any
     planned(lambda: launcher(a, b, out))   # the same list, without running anything
     resources(launched[0])                 # registers, shared memory, blocks an SM holds: on a GPU
 
-Launchers choose their grid and block by themselves; this records what they chose, so that a kernel's launch
-is described in one place only.
+Launchers choose their grid and block; this records what they chose, so that a kernel's launch is described in one
+place only.
 """
 
 from __future__ import annotations
@@ -59,18 +58,18 @@ def _type_of(value):
 
 
 def kernels_of(launcher: Callable) -> tuple:
-    named = launcher.kernel if isinstance(launcher.kernel, tuple) else (launcher.kernel,)
-    return tuple(built(kernel) for kernel in named)
+    kernels = launcher.kernel if isinstance(launcher.kernel, tuple) else (launcher.kernel,)
+    return tuple(built(kernel) for kernel in kernels)
 
 
 @contextlib.contextmanager
 def record(kernels):
-    """A list that fills with every launch while the block below runs, of these kernels and of others of their kind: a
+    """Yield a list that collects every launch in the block below, of these kernels and of others of their type: a
     launcher may choose among several, made for different widths. The kernels do run."""
     launched: list[Launch] = []
     kinds = {type(kernel): vars(type(kernel))["configure"] for kernel in map(built, kernels)}
     for kind, configure in kinds.items():
-        kind.configure = _watch(configure, launched)
+        kind.configure = _recording(configure, launched)
     try:
         yield launched
     finally:
@@ -80,17 +79,17 @@ def record(kernels):
 
 @contextlib.contextmanager
 def kernels_launched():
-    """A list that fills with the kernel of each launch on a GPU while the block below runs, in their order."""
+    """Yield a list that collects the kernel of each launch on a GPU in the block below, in order."""
     from numba.cuda.dispatcher import CUDADispatcher as kind
 
-    launched, before = [], kind.configure
+    launched, original = [], kind.configure
 
     def configure(kernel, *shape):
-        ready = before(kernel, *shape)
+        configured = original(kernel, *shape)
 
         def launch(*args):
             launched.append(kernel)
-            return ready(*args)
+            return configured(*args)
 
         return launch
 
@@ -98,20 +97,20 @@ def kernels_launched():
     try:
         yield launched
     finally:
-        kind.configure = before
+        kind.configure = original
 
 
-def _watch(configure, launched):
-    def watched(kernel, griddim, blockdim, stream=0, sharedmem=0):
-        ready = configure(kernel, griddim, blockdim, stream, sharedmem)
+def _recording(configure, launched):
+    def configure_and_record(kernel, griddim, blockdim, stream=0, sharedmem=0):
+        configured = configure(kernel, griddim, blockdim, stream, sharedmem)
 
         def launch(*args):
             launched.append(Launch(kernel, _axes(griddim), _axes(blockdim), int(sharedmem), args))
-            return ready(*args)
+            return configured(*args)
 
         return launch
 
-    return watched
+    return configure_and_record
 
 
 def _axes(shape) -> tuple[int, ...]:
@@ -130,7 +129,7 @@ _imagined = False
 
 
 def imagined() -> bool:
-    """True while `needed` or `planned` looks at what would be launched: nothing is to be compiled then."""
+    """True while `needed` or `planned` collects what would be launched: nothing is to be compiled then."""
     return _imagined
 
 
@@ -138,28 +137,28 @@ def imagined() -> bool:
 def _imagining(kind, configure):
     """Launches of kernels of this kind go to `configure` in the block below: nothing is compiled and none runs."""
     global _imagined
-    before, kind.configure, _imagined = kind.configure, configure, True
+    original, kind.configure, _imagined = kind.configure, configure, True
     try:
         yield
     finally:
-        kind.configure, _imagined = before, False
+        kind.configure, _imagined = original, False
 
 
-def planned(work: Callable, found: list[Launch] | None = None) -> list[Launch]:
+def planned(work: Callable, recorded: list[Launch] | None = None) -> list[Launch]:
     """Every launch that work() would make, in order: nothing is compiled and no kernel runs, so that what work() reads
-    back from the device is not what it would be. found: a list to fill, for work that looks at how far it has come."""
+    back from the device is not what it would be. recorded: the list to fill, for work that reads it meanwhile."""
     if device.on_gpu():
         from numba.cuda.dispatcher import CUDADispatcher as kind
     else:
         from labkit.simt.kernel import Kernel as kind
-    found = [] if found is None else found
+    recorded = [] if recorded is None else recorded
 
     def configure(kernel, griddim, blockdim, stream=0, sharedmem=0):
-        return lambda *args: found.append(Launch(kernel, _axes(griddim), _axes(blockdim), int(sharedmem), args))
+        return lambda *args: recorded.append(Launch(kernel, _axes(griddim), _axes(blockdim), int(sharedmem), args))
 
     with _imagining(kind, configure):
         work()
-    return found
+    return recorded
 
 
 def needed(work: Callable) -> list[tuple]:
@@ -177,15 +176,15 @@ def needed(work: Callable) -> list[tuple]:
         def compiled_for(kernel, block, args):
             return ConfiguredKernel(kernel, (1, 1, 1), (*_axes(block), 1, 1)[:3], 0, 0).compile_key(*args)
 
-    found: dict[tuple, None] = {}
+    kernels: dict[tuple, None] = {}
 
     def configure(kernel, griddim, blockdim, stream=0, sharedmem=0):
-        return lambda *args: found.setdefault((kernel, compiled_for(kernel, blockdim, args)))
+        return lambda *args: kernels.setdefault((kernel, compiled_for(kernel, blockdim, args)))
 
-    # A launcher may depend on results, and fail: what it launched before is known, at least.
+    # A launcher may depend on results, and fail: keep what it launched until then.
     with contextlib.suppress(Exception), _imagining(kind, configure):
         work()
-    return list(found)
+    return list(kernels)
 
 
 def resources(launched: Launch) -> dict | None:
@@ -200,19 +199,19 @@ def resources(launched: Launch) -> dict | None:
     kernel = launched.kernel
     types = tuple(kernel.typeof_pyval(value) for value in launched.args)
     compiled = kernel.overloads.get(types) or next(reversed(kernel.overloads.values()))
-    found = {
+    result = {
         "kernel": kernel.__name__, "grid": list(launched.grid), "block": list(launched.block),
         "registers": compiled.regs_per_thread, "local_bytes": compiled.local_mem_per_thread,
         "shared_bytes": compiled.shared_mem_per_block + launched.shared_bytes, "blocks_per_sm": None, "occupancy": None,
     }
     try:
-        found["blocks_per_sm"] = int(_blocks_per_sm(compiled, launched))
-        most = cuda.get_current_device().MAX_THREADS_PER_MULTIPROCESSOR
+        result["blocks_per_sm"] = int(_blocks_per_sm(compiled, launched))
+        max_threads = cuda.get_current_device().MAX_THREADS_PER_MULTIPROCESSOR
         warps = -(-launched.threads // 32)
-        found["occupancy"] = found["blocks_per_sm"] * warps * 32 / most
+        result["occupancy"] = result["blocks_per_sm"] * warps * 32 / max_threads
     except Exception:  # another version of numba-cuda: the rest stands
         pass
-    return found
+    return result
 
 
 def _blocks_per_sm(compiled, launched: Launch) -> int:

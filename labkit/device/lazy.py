@@ -21,15 +21,15 @@ import types
 class LazyKernel:
     """Stands for one kernel of a factory, which it builds when anything but its name is used."""
 
-    def __init__(self, name: str, make, number: int):
+    def __init__(self, name: str, make, index: int):
         self.__name__ = self.__qualname__ = name
-        self._make, self._number, self._kernel = make, number, None
+        self._make, self._index, self._kernel = make, index, None
 
     def build(self):
         """The kernel itself, what @cuda.jit made."""
         if self._kernel is None:
-            made = self._make()
-            self._kernel = made[self._number] if isinstance(made, tuple) else made
+            result = self._make()
+            self._kernel = result[self._index] if isinstance(result, tuple) else result
         return self._kernel
 
     def __getitem__(self, configuration):
@@ -63,8 +63,8 @@ def kernel_factory(make):
     @functools.cache
     @functools.wraps(make)
     def factory(*args, **kwargs):
-        once = functools.cache(functools.partial(make, *args, **kwargs))
-        lazy = tuple(LazyKernel(name, once, number) for number, name in enumerate(names))
+        make_once = functools.cache(functools.partial(make, *args, **kwargs))
+        lazy = tuple(LazyKernel(name, make_once, index) for index, name in enumerate(names))
         return lazy if len(lazy) > 1 else lazy[0]
 
     return factory

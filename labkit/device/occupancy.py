@@ -52,8 +52,8 @@ def limits(gpu: GPU, threads: int, registers: int, shared_bytes: int = 0) -> dic
     warps = -(-threads // 32)
     per_warp = -(-32 * registers // REGISTERS_AT_ONCE) * REGISTERS_AT_ONCE
     shared = -(-(shared_bytes + SHARED_OF_SYSTEM) // SHARED_AT_ONCE) * SHARED_AT_ONCE
-    held = gpu.registers // per_warp // 4 * 4  # four schedulers, each with a quarter of the registers
-    return {"threads": gpu.warps // warps, "blocks": gpu.blocks, "registers": held // warps,
+    resident_warps = gpu.registers // per_warp // 4 * 4  # four schedulers, each with a quarter of the registers
+    return {"threads": gpu.warps // warps, "blocks": gpu.blocks, "registers": resident_warps // warps,
             "shared memory": gpu.shared_bytes // shared}
 
 

@@ -18,7 +18,7 @@ from llvmlite import ir
 
 from labkit import cuda, device
 from labkit.device.quick_launch import kept
-from labkit.simt import ptx as meaning
+from labkit.simt import ptx as cpu_ptx
 
 device.numba_cuda()  # the fixes that numba-cuda needs come before its first import
 
@@ -36,14 +36,14 @@ LETTER = {f32: "f", u32: "r", i32: "r", u64: "l"}
 # --- Addresses, and lines of PTX --------------------------------------------------------------------------------------
 
 
-def _array(name, parameter, array, itemsizes, what):
+def _array(name, parameter, array, itemsizes, allowed):
     """Raise an error that names the argument unless it is a contiguous array of an allowed element size."""
     if not isinstance(array, types.Array):
         raise TypingError(f"ptx.{name}: {parameter} is {array}; it must be an array")
     if array.layout != "C":
         raise TypingError(f"ptx.{name}: {parameter} is not C-contiguous; pass the whole array and a flat index")
     if array.dtype.bitwidth // 8 not in itemsizes:
-        raise TypingError(f"ptx.{name}: {parameter} is an array of {array.dtype}; allowed are {what}")
+        raise TypingError(f"ptx.{name}: {parameter} is an array of {array.dtype}; allowed are {allowed}")
 
 
 def _integer(name, parameter, value):
@@ -60,8 +60,8 @@ def _arity(name, args, parameters):
 
 def _literal(name, parameter, value, allowed):
     if not isinstance(value, types.IntegerLiteral) or value.literal_value not in allowed:
-        given = value.literal_value if isinstance(value, types.IntegerLiteral) else value
-        raise TypingError(f"ptx.{name}: {parameter} is {given}; it must be a constant, {allowed.start} to "
+        actual = value.literal_value if isinstance(value, types.IntegerLiteral) else value
+        raise TypingError(f"ptx.{name}: {parameter} is {actual}; it must be a constant, {allowed.start} to "
                           f"{allowed.stop - 1}" + (f" in steps of {allowed.step}" if allowed.step > 1 else ""))
     return value.literal_value
 
@@ -73,9 +73,9 @@ def _pointer(context, builder, array_type, array, index_type, index):
     return builder.gep(data, [index])
 
 
-def _global_address(*place):
-    builder = place[1]
-    return builder.ptrtoint(_pointer(*place), I64)
+def _global_address(*location):
+    builder = location[1]
+    return builder.ptrtoint(_pointer(*location), I64)
 
 
 def _shared_address(context, builder, array_type, array, index_type, index):
@@ -90,8 +90,8 @@ def _shared_address(context, builder, array_type, array, index_type, index):
     return builder.add(start, builder.mul(index, ir.Constant(I32, array_type.dtype.bitwidth // 8)))
 
 
-def _line(builder, text, results, operands, constraints, memory=True):
-    """A line of PTX. `results` are LLVM types; more than one come back as a struct. Returns their values as a list."""
+def _inline_asm(builder, text, results, operands, constraints, memory=True):
+    """Emit a line of PTX. `results` are LLVM types; several are returned as a struct. Return their values as a list."""
     returned = VOID if not results else results[0] if len(results) == 1 else ir.LiteralStructType(results)
     constraints = ",".join([*constraints, *(["~{memory}"] if memory else [])])
     asm = ir.InlineAsm(ir.FunctionType(returned, [o.type for o in operands]), text, constraints, side_effect=memory)
@@ -99,7 +99,7 @@ def _line(builder, text, results, operands, constraints, memory=True):
     return [value] if len(results) == 1 else [builder.extract_value(value, k) for k in range(len(results))]
 
 
-def _returned(context, builder, sig, values):
+def _return_value(context, builder, sig, values):
     if sig.return_type == types.void:
         return context.get_dummy_value()
     if isinstance(sig.return_type, types.UniTuple):
@@ -112,12 +112,12 @@ def _named(name):
 
     def register(typing):
         typing.__name__ = typing.__qualname__ = name
-        typing.__doc__ = meaning.INTRINSICS[name].__doc__
-        names = ["typingctx", *meaning.INTRINSICS[name].params]  # Numba asks for the signature of what takes *args
+        typing.__doc__ = cpu_ptx.INTRINSICS[name].__doc__
+        names = ["typingctx", *cpu_ptx.INTRINSICS[name].params]  # Numba asks for the signature of what takes *args
         typing.__signature__ = inspect.Signature([inspect.Parameter(n, POSITIONAL) for n in names])
-        made = intrinsic(typing)
-        made.cpu_device = meaning.INTRINSICS[name]
-        return made
+        result = intrinsic(typing)
+        result.cpu_device = cpu_ptx.INTRINSICS[name]
+        return result
 
     return register
 
@@ -127,7 +127,7 @@ def _registers(name, text, results, operands, memory=False):
     constraints = [f"={LETTER[t]}" for t in results] + [LETTER[t] for t in operands]
     returned = types.void if not results else results[0] if len(results) == 1 else types.UniTuple(results[0],
                                                                                                  len(results))
-    parameters = meaning.INTRINSICS[name].params
+    parameters = cpu_ptx.INTRINSICS[name].params
 
     @_named(name)
     def typing(typingctx, *args):
@@ -135,8 +135,8 @@ def _registers(name, text, results, operands, memory=False):
         sig = returned(*operands)
 
         def codegen(context, builder, sig, args):
-            values = _line(builder, text, [LLVM[t] for t in results], list(args), constraints, memory)
-            return _returned(context, builder, sig, values)
+            values = _inline_asm(builder, text, [LLVM[t] for t in results], list(args), constraints, memory)
+            return _return_value(context, builder, sig, values)
 
         return sig, codegen
 
@@ -152,7 +152,7 @@ def _constant_line(name, text, allowed):
         n = _literal(name, "n", args[0], allowed)
 
         def codegen(context, builder, sig, args):
-            _line(builder, text.format(n=n), [], [], [])
+            _inline_asm(builder, text.format(n=n), [], [], [])
             return context.get_dummy_value()
 
         return types.void(args[0]), codegen
@@ -179,11 +179,11 @@ def _load4(name, text, address):
         word = _words(array)
 
         def codegen(context, builder, sig, args):
-            where = address(context, builder, sig.args[0], args[0], sig.args[1], args[1])
+            pointer = address(context, builder, sig.args[0], args[0], sig.args[1], args[1])
             letter = LETTER[word]
-            values = _line(builder, text.format(type="f32" if word == f32 else "b32"), [LLVM[word]] * 4, [where],
-                           [f"={letter}"] * 4 + ["l" if where.type.width == 64 else "r"])
-            return _returned(context, builder, sig, values)
+            values = _inline_asm(builder, text.format(type="f32" if word == f32 else "b32"), [LLVM[word]] * 4,
+                                 [pointer], [f"={letter}"] * 4 + ["l" if pointer.type.width == 64 else "r"])
+            return _return_value(context, builder, sig, values)
 
         return types.UniTuple(word, 4)(array, i), codegen
 
@@ -199,9 +199,9 @@ def _store4(name, text, address):
         word = _words(array)
 
         def codegen(context, builder, sig, args):
-            where = address(context, builder, sig.args[0], args[0], sig.args[1], args[1])
-            _line(builder, text.format(type="f32" if word == f32 else "b32"), [], [where, *args[2:]],
-                  ["l" if where.type.width == 64 else "r", *[LETTER[word]] * 4])
+            pointer = address(context, builder, sig.args[0], args[0], sig.args[1], args[1])
+            _inline_asm(builder, text.format(type="f32" if word == f32 else "b32"), [], [pointer, *args[2:]],
+                        ["l" if pointer.type.width == 64 else "r", *[LETTER[word]] * 4])
             return context.get_dummy_value()
 
         return types.void(array, i, *[word] * 4), codegen
@@ -224,9 +224,9 @@ def _store_pair(name, convert):
         _array(name, "array", array, (2,), "2-byte types")
 
         def codegen(context, builder, sig, args):
-            where = _global_address(context, builder, sig.args[0], args[0], sig.args[1], args[1])
+            address = _global_address(context, builder, sig.args[0], args[0], sig.args[1], args[1])
             text = f"{{ .reg .b32 pair; {convert} pair, $2, $1; st.global.b32 [$0], pair; }}"
-            _line(builder, text, [], [where, args[2], args[3]], ["l", "f", "f"])
+            _inline_asm(builder, text, [], [address, args[2], args[3]], ["l", "f", "f"])
             return context.get_dummy_value()
 
         return types.void(array, i, f32, f32), codegen
@@ -270,8 +270,8 @@ def _cp_async(name, nbytes, cache):
         def codegen(context, builder, sig, args):
             target = _shared_address(context, builder, sig.args[0], args[0], sig.args[1], args[1])
             source = _global_address(context, builder, sig.args[2], args[2], sig.args[3], args[3])
-            _line(builder, f"cp.async.{cache}.shared.global [$0], [$1], {nbytes}, $2;", [],
-                  [target, source, args[4]], ["r", "l", "r"])
+            _inline_asm(builder, f"cp.async.{cache}.shared.global [$0], [$1], {nbytes}, $2;", [],
+                        [target, source, args[4]], ["r", "l", "r"])
             return context.get_dummy_value()
 
         return types.void(shared, i, array, j, u32), codegen
@@ -297,9 +297,9 @@ def _ldmatrix(name, count, trans):
         text = f"ldmatrix.sync.aligned.m8n8.x{count}{trans}.shared.b16 {{{registers}}}, [${count}];"
 
         def codegen(context, builder, sig, args):
-            where = _shared_address(context, builder, sig.args[0], args[0], sig.args[1], args[1])
-            values = _line(builder, text, [I32] * count, [where], ["=r"] * count + ["r"])
-            return _returned(context, builder, sig, values)
+            address = _shared_address(context, builder, sig.args[0], args[0], sig.args[1], args[1])
+            values = _inline_asm(builder, text, [I32] * count, [address], ["=r"] * count + ["r"])
+            return _return_value(context, builder, sig, values)
 
         return types.UniTuple(u32, count)(shared, i), codegen
 
@@ -337,9 +337,9 @@ def wgmma_descriptor(typingctx, *args):
     leading = _literal(name, "leading_bytes", args[2], range(0, 2**18, 16))
     stride = _literal(name, "stride_bytes", args[3], range(0, 2**18, 16))
     swizzle = _literal(name, "swizzle", args[4], range(0, 129, 32))
-    if swizzle not in meaning.SWIZZLES:
-        raise TypingError(f"ptx.{name}: swizzle is {swizzle}; allowed are {', '.join(map(str, meaning.SWIZZLES))}")
-    fixed = leading >> 4 << 16 | stride >> 4 << 32 | meaning.SWIZZLES[swizzle] << 62
+    if swizzle not in cpu_ptx.SWIZZLES:
+        raise TypingError(f"ptx.{name}: swizzle is {swizzle}; allowed are {', '.join(map(str, cpu_ptx.SWIZZLES))}")
+    fixed = leading >> 4 << 16 | stride >> 4 << 32 | cpu_ptx.SWIZZLES[swizzle] << 62
 
     def codegen(context, builder, sig, args):
         start = _shared_address(context, builder, sig.args[0], args[0], sig.args[1], args[1])
@@ -366,17 +366,18 @@ def _wgmma(name, columns, inputs, transpose_b, a_in_registers):
 
     @_named(name)
     def typing(typingctx, *args):
-        _arity(name, args, meaning.INTRINSICS[name].params)
+        _arity(name, args, cpu_ptx.INTRINSICS[name].params)
         acc = args[0]
         if not isinstance(acc, types.Array) or acc.dtype != f32:
             raise TypingError(f"ptx.{name}: acc is {acc}; it must be a cuda.local.array of {count} float32")
 
         def codegen(context, builder, sig, args):
             data = context.make_array(sig.args[0])(context, builder, args[0]).data
-            places = [builder.gep(data, [ir.Constant(I64, k)]) for k in range(count)]
-            values = _line(builder, text, [F32] * count, [*[builder.load(p) for p in places], *args[1:]], constraints)
-            for place, value in zip(places, values, strict=True):
-                builder.store(value, place)
+            pointers = [builder.gep(data, [ir.Constant(I64, k)]) for k in range(count)]
+            values = _inline_asm(builder, text, [F32] * count, [*[builder.load(p) for p in pointers], *args[1:]],
+                                 constraints)
+            for pointer, value in zip(pointers, values, strict=True):
+                builder.store(value, pointer)
             return context.get_dummy_value()
 
         return types.void(acc, *a_types, u64, u32), codegen
@@ -384,7 +385,7 @@ def _wgmma(name, columns, inputs, transpose_b, a_in_registers):
     return typing
 
 
-for _columns in meaning.WGMMA_COLUMNS:
+for _columns in cpu_ptx.WGMMA_COLUMNS:
     for _inputs in ("f16", "bf16"):
         for _a in ("", "_ra"):
             for _suffix in ("", "_bmn"):
@@ -400,7 +401,7 @@ fence_proxy_async = _registers("fence_proxy_async", "fence.proxy.async.shared::c
 
 
 def _mbarrier(name, text, extra=()):
-    parameters = meaning.INTRINSICS[name].params
+    parameters = cpu_ptx.INTRINSICS[name].params
 
     @_named(name)
     def typing(typingctx, *args):
@@ -409,8 +410,8 @@ def _mbarrier(name, text, extra=()):
         _array(name, "bars", bars, (8,), "uint64, in shared memory")
 
         def codegen(context, builder, sig, args):
-            where = _shared_address(context, builder, sig.args[0], args[0], sig.args[1], args[1])
-            _line(builder, text, [], [where, *args[2:]], ["r"] * (1 + len(extra)))
+            address = _shared_address(context, builder, sig.args[0], args[0], sig.args[1], args[1])
+            _inline_asm(builder, text, [], [address, *args[2:]], ["r"] * (1 + len(extra)))
             return context.get_dummy_value()
 
         return types.void(bars, i, *extra), codegen
@@ -448,8 +449,9 @@ def tma_load_2d(typingctx, *args):
         target = _shared_address(context, builder, sig.args[0], args[0], sig.args[1], args[1])
         source = _global_address(context, builder, sig.args[2], args[2], types.uint64, ir.Constant(I64, 0))
         bar = _shared_address(context, builder, sig.args[5], args[5], sig.args[6], args[6])
-        _line(builder, "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes "
-              "[$0], [$1, {$2, $3}], [$4];", [], [target, source, args[3], args[4], bar], ["r", "l", "r", "r", "r"])
+        _inline_asm(builder, "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes "
+                    "[$0], [$1, {$2, $3}], [$4];", [], [target, source, args[3], args[4], bar],
+                    ["r", "l", "r", "r", "r"])
         return context.get_dummy_value()
 
     return types.void(shared, i, tensor_map, i32, i32, bars, b), codegen
@@ -466,8 +468,8 @@ def tma_store_2d(typingctx, *args):
     def codegen(context, builder, sig, args):
         target = _global_address(context, builder, sig.args[0], args[0], types.uint64, ir.Constant(I64, 0))
         source = _shared_address(context, builder, sig.args[3], args[3], sig.args[4], args[4])
-        _line(builder, "cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [$0, {$1, $2}], [$3];", [],
-              [target, args[1], args[2], source], ["l", "r", "r", "r"])
+        _inline_asm(builder, "cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [$0, {$1, $2}], [$3];", [],
+                    [target, args[1], args[2], source], ["l", "r", "r", "r"])
         return context.get_dummy_value()
 
     return types.void(tensor_map, i32, i32, shared, i), codegen
@@ -479,8 +481,8 @@ def prefetch_tensor_map(typingctx, *args):
     _is_tensor_map("prefetch_tensor_map", args[0])
 
     def codegen(context, builder, sig, args):
-        where = _global_address(context, builder, sig.args[0], args[0], types.uint64, ir.Constant(I64, 0))
-        _line(builder, "prefetch.tensormap [$0];", [], [where], ["l"])
+        address = _global_address(context, builder, sig.args[0], args[0], types.uint64, ir.Constant(I64, 0))
+        _inline_asm(builder, "prefetch.tensormap [$0];", [], [address], ["l"])
         return context.get_dummy_value()
 
     return types.void(args[0]), codegen
@@ -494,8 +496,8 @@ def prefetch_l2(typingctx, *args):
     _array("prefetch_l2", "array", args[0], *FOUR_OR_TWO)
 
     def codegen(context, builder, sig, args):
-        where = _global_address(context, builder, sig.args[0], args[0], sig.args[1], args[1])
-        _line(builder, "cp.async.bulk.prefetch.L2.global [$0], $1;", [], [where, args[2]], ["l", "r"])
+        address = _global_address(context, builder, sig.args[0], args[0], sig.args[1], args[1])
+        _inline_asm(builder, "cp.async.bulk.prefetch.L2.global [$0], $1;", [], [address, args[2]], ["l", "r"])
         return context.get_dummy_value()
 
     return types.void(args[0], i, u32), codegen
@@ -518,12 +520,12 @@ def tensor_map_2d(array, box_rows, box_cols, swizzle=128):
     bytes to pass to a kernel, the same one for the same matrix: it holds the address of `array` and nothing else of it.
     Raises ValueError for what TMA cannot describe.
     """
-    known, box = kept(array), ("tensor map", box_rows, box_cols, swizzle)
-    if box not in known:
-        meaning.check_tensor_map(array, box_rows, box_cols, swizzle)
-        known[box] = _encode(int(array.device_ctypes_pointer.value), tuple(array.shape), str(array.dtype), box_rows,
+    cache, key = kept(array), ("tensor map", box_rows, box_cols, swizzle)
+    if key not in cache:
+        cpu_ptx.check_tensor_map(array, box_rows, box_cols, swizzle)
+        cache[key] = _encode(int(array.device_ctypes_pointer.value), tuple(array.shape), str(array.dtype), box_rows,
                              box_cols, swizzle)
-    return known[box]
+    return cache[key]
 
 
 @functools.lru_cache(maxsize=4096)  # a launch must not pay for a copy to the device, nor may a captured graph hold one
@@ -546,5 +548,5 @@ def _encode(address, shape, dtype, box_rows, box_cols, swizzle):
     return cuda.to_device(np.array([int(word) for word in encoded.opaque], np.uint64))
 
 
-missing = set(meaning.INTRINSICS) - set(globals())
+missing = set(cpu_ptx.INTRINSICS) - set(globals())
 assert not missing, f"labkit.simt.ptx names intrinsics that have no PTX here: {sorted(missing)}"

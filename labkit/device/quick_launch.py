@@ -23,7 +23,7 @@ import functools
 import struct
 
 CONFIGURATIONS = 1024  # of all kernels, kept at a time; Numba keeps 128, fewer than a step of a model has
-MOST_VIEWS = 64  # of an array, kept
+MAX_VIEWS = 64  # of an array, kept
 SLOT = 8  # bytes; every number that a kernel takes has as many in a cell, whatever its own size
 SLOTS = 512
 
@@ -33,30 +33,30 @@ SLOTS = 512
 def kept(array) -> dict:
     """Return the cache of facts about a device array, whose address, shape and type never change. It starts empty, and
     stays empty for anything but Numba's device arrays."""
-    found = getattr(array, "_labkit_kept", None)
-    return {} if found is None else found
+    cache = getattr(array, "_labkit_kept", None)
+    return {} if cache is None else cache
 
 
-_numbers: dict[object, int] = {}  # of the types of arguments, so that a tuple of types is hashed quickly
+_type_ids: dict[object, int] = {}  # argument type -> id, so that a tuple of types is hashed quickly
 
 
-def _number_of(numba_type) -> int:
-    return _numbers.setdefault(numba_type, len(_numbers))
+def _type_id(numba_type) -> int:
+    return _type_ids.setdefault(numba_type, len(_type_ids))
 
 
 def _pack(array) -> tuple[int, bytes]:
-    """(the number of its type, what a kernel takes in its place): two pointers that are null, the number of elements,
+    """(the id of its type, what a kernel takes in its place): two pointers that are null, the number of elements,
     their size, the address, the shape and the strides."""
     address = array.device_ctypes_pointer.value or 0
     content = struct.pack(f"<4qQ{2 * array.ndim}q", 0, 0, array.size, array.dtype.itemsize, address, *array.shape,
                           *array.strides)
-    packed = kept(array)["packed"] = _number_of(array._numba_type_), content
+    packed = kept(array)["packed"] = _type_id(array._numba_type_), content
     return packed
 
 
 @functools.cache
 def _scalars() -> dict[type, tuple]:
-    """Python type -> (the number of Numba's type, how to pack one)."""
+    """Python type -> (the id of Numba's type, how to pack a value)."""
     import numpy as np
     from numba.cuda import types
 
@@ -65,27 +65,27 @@ def _scalars() -> dict[type, tuple]:
                np.int64: (types.int64, "q"), np.uint64: (types.uint64, "Q"), np.int32: (types.int32, "i4x"),
                np.uint32: (types.uint32, "I4x"), np.int16: (types.int16, "h6x"), np.uint16: (types.uint16, "H6x"),
                np.int8: (types.int8, "b7x"), np.uint8: (types.uint8, "B7x")}
-    return {kind: (_number_of(numba_type), struct.Struct("<" + code).pack)
+    return {kind: (_type_id(numba_type), struct.Struct("<" + code).pack)
             for kind, (numba_type, code) in formats.items()}
 
 
 def packed(args: tuple) -> tuple[tuple, list]:
-    """(the numbers of the arguments' types, the arguments as bytes). Raises KeyError for an argument that only Numba
+    """(the ids of the arguments' types, the arguments as bytes). Raises KeyError for an argument that only Numba
     can pass, struct.error for a Python number that does not fit into 64 bits."""
     array_type, scalars = _array_type(), _scalars()
-    numbers, parts = [], []
+    type_ids, parts = [], []
     for value in args:
         if type(value) is array_type:
             try:
-                number, part = value._labkit_kept["packed"]
+                type_id, part = value._labkit_kept["packed"]
             except KeyError:
-                number, part = _pack(value)
+                type_id, part = _pack(value)
         else:
-            number, pack = scalars[type(value)]
+            type_id, pack = scalars[type(value)]
             part = pack(value)
-        numbers.append(number)
+        type_ids.append(type_id)
         parts.append(part)
-    return tuple(numbers), parts
+    return tuple(type_ids), parts
 
 
 def types_key(args: tuple) -> tuple | None:
@@ -112,8 +112,8 @@ class Cell:
 
     def __init__(self):
         self._memory = (ctypes.c_char * (SLOT * SLOTS))()
-        first = ctypes.addressof(self._memory)
-        self._table = (ctypes.c_void_p * SLOTS)(*range(first, first + SLOT * SLOTS, SLOT))
+        base = ctypes.addressof(self._memory)
+        self._table = (ctypes.c_void_p * SLOTS)(*range(base, base + SLOT * SLOTS, SLOT))
         self.content, self.address = memoryview(self._memory).cast("B"), ctypes.addressof(self._table)
 
 
@@ -186,12 +186,12 @@ def _configured(dispatcher, griddim, blockdim, stream, sharedmem):
     return _configuration_type()(dispatcher, griddim, blockdim, Stream.from_handle(stream), sharedmem)
 
 
-# --- In Numba's place -------------------------------------------------------------------------------------------------
+# --- Patching Numba ---------------------------------------------------------------------------------------------------
 
 
 def install() -> None:
-    """Give every kernel of numba-cuda the shorter way, and device arrays a memory of their views. Where another version
-    of numba-cuda has no place for it, nothing changes."""
+    """Give every kernel of numba-cuda the faster launch, and device arrays a cache of their views. Where another
+    version of numba-cuda has no hook for it, nothing changes."""
     try:
         from cuda.bindings import driver
         from numba.cuda.cudadrv.devicearray import DeviceNDArray
@@ -217,7 +217,7 @@ def install() -> None:
         reset(self)
 
     def view_of(array, key, make):
-        """The same view for the same key: so it keeps what a launch needs of it."""
+        """Return the same view for the same key, so that its cached facts are reused."""
         views = kept(array).setdefault("views", {})
         try:
             if key in views:
@@ -225,7 +225,7 @@ def install() -> None:
         except TypeError:  # a list, which a dictionary cannot have as key
             return make()
         view = make()
-        if len(views) < MOST_VIEWS:
+        if len(views) < MAX_VIEWS:
             views[key] = view
         return view
 

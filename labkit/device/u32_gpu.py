@@ -8,7 +8,7 @@ from __future__ import annotations
 from llvmlite import ir
 
 from labkit import device
-from labkit.simt import u32 as meaning
+from labkit.simt import u32 as cpu_u32
 
 device.numba_cuda()  # the fixes that numba-cuda needs come before its first import
 
@@ -23,10 +23,10 @@ from numba.cuda.typing.templates import AbstractTemplate, AttributeTemplate, sig
 U32, I32, I64 = types.uint32, ir.IntType(32), ir.IntType(64)
 
 
-def _named(name, made):
-    made.__doc__ = getattr(meaning, name).__doc__
-    made.cpu_device = getattr(meaning, name)
-    return made
+def _named(name, obj):
+    obj.__doc__ = getattr(cpu_u32, name).__doc__
+    obj.cpu_device = getattr(cpu_u32, name)
+    return obj
 
 
 # --- Special registers ------------------------------------------------------------------------------------------------
@@ -49,26 +49,26 @@ class _Dim3:
 class _Axes(AttributeTemplate):
     key = _Registers
 
-    def generic_resolve(self, of, axis):
+    def generic_resolve(self, registers, axis):
         return U32 if axis in ("x", "y", "z") else None
 
 
 @lowering.lower_getattr_generic(_Registers)
-def _read_axis(context, builder, of, value, axis):
-    return nvvmutils.call_sreg(builder, f"{of.register}.{axis}")
+def _read_axis(context, builder, registers, value, axis):
+    return nvvmutils.call_sreg(builder, f"{registers.register}.{axis}")
 
 
 def _dim3(name, register):
-    made = _named(name, _Dim3(register))
-    typing.register_global(made, _Registers(register))
-    return made
+    dim3 = _named(name, _Dim3(register))
+    typing.register_global(dim3, _Registers(register))
+    return dim3
 
 
 threadIdx, blockIdx = _dim3("threadIdx", "tid"), _dim3("blockIdx", "ctaid")
 blockDim, gridDim = _dim3("blockDim", "ntid"), _dim3("gridDim", "nctaid")
 
 
-def _along_axes(name, along):
+def _along_axes(name, read):
     """An intrinsic whose argument says how many axes its result has. along(builder, axis): the value along one."""
 
     def typed(typingctx, ndim):
@@ -79,7 +79,7 @@ def _along_axes(name, along):
             raise TypingError(f"u32.{name} takes 1, 2 or 3, not {count}")
 
         def codegen(context, builder, sig, args):
-            values = [along(builder, axis) for axis in "xyz"[:count]]
+            values = [read(builder, axis) for axis in "xyz"[:count]]
             return values[0] if count == 1 else context.make_tuple(builder, sig.return_type, values)
 
         return (U32 if count == 1 else types.UniTuple(U32, count))(ndim), codegen
@@ -89,12 +89,12 @@ def _along_axes(name, along):
 
 
 def _position(builder, axis):
-    block, size, thread = (nvvmutils.call_sreg(builder, f"{of}.{axis}") for of in ("ctaid", "ntid", "tid"))
+    block, size, thread = (nvvmutils.call_sreg(builder, f"{register}.{axis}") for register in ("ctaid", "ntid", "tid"))
     return builder.add(builder.mul(block, size), thread)
 
 
 def _extent(builder, axis):
-    return builder.mul(*(nvvmutils.call_sreg(builder, f"{of}.{axis}") for of in ("ntid", "nctaid")))
+    return builder.mul(*(nvvmutils.call_sreg(builder, f"{register}.{axis}") for register in ("ntid", "nctaid")))
 
 
 grid, gridsize = _along_axes("grid", _position), _along_axes("gridsize", _extent)
@@ -111,8 +111,8 @@ def _of_array(name, returned, compute):
             raise TypingError(f"u32.{name}: array is {array}; it must be an array")
 
         def codegen(context, builder, sig, args):
-            whole = context.make_array(sig.args[0])(context, builder, args[0])
-            return compute(context, builder, sig.return_type, whole)
+            struct = context.make_array(sig.args[0])(context, builder, args[0])
+            return compute(context, builder, sig.return_type, struct)
 
         return returned(array)(array), codegen
 
@@ -187,20 +187,20 @@ typing.register_global(_named("range", range), types.Function(_RangeTyping))
 def _make_range(context, builder, sig, args):
     counter = ir.IntType(sig.return_type.counter.bitwidth)
     args = [builder.zext(arg, counter) for arg in args]
-    made = cgutils.create_struct_proxy(sig.return_type)(context, builder)
-    made.start = args[0] if len(args) > 1 else counter(0)
-    made.stop = args[min(1, len(args) - 1)]
-    made.step = args[2] if len(args) > 2 else counter(1)
-    return made._getvalue()
+    struct = cgutils.create_struct_proxy(sig.return_type)(context, builder)
+    struct.start = args[0] if len(args) > 1 else counter(0)
+    struct.stop = args[min(1, len(args) - 1)]
+    struct.step = args[2] if len(args) > 2 else counter(1)
+    return struct._getvalue()
 
 
 @lowering.lower("getiter", _Range)
 def _iterate(context, builder, sig, args):
-    over = cgutils.create_struct_proxy(sig.args[0])(context, builder, args[0])
-    made = cgutils.create_struct_proxy(sig.return_type)(context, builder)
-    made.current = cgutils.alloca_once_value(builder, over.start)
-    made.stop, made.step = over.stop, over.step
-    return made._getvalue()
+    source = cgutils.create_struct_proxy(sig.args[0])(context, builder, args[0])
+    iterator = cgutils.create_struct_proxy(sig.return_type)(context, builder)
+    iterator.current = cgutils.alloca_once_value(builder, source.start)
+    iterator.stop, iterator.step = source.stop, source.step
+    return iterator._getvalue()
 
 
 @lowering.lower("iternext", _Iterator)
@@ -216,5 +216,5 @@ def _next(context, builder, sig, args, result):
     builder.store(builder.add(current, iterator.step), iterator.current)
 
 
-missing = set(meaning.NAMES) - set(globals())
+missing = set(cpu_u32.NAMES) - set(globals())
 assert not missing, f"labkit.simt.u32 names what is not here: {sorted(missing)}"

@@ -52,7 +52,7 @@ def _operator(function, with_constant):
     def in_32_bits(context, builder, sig, args):
         resolved = context.typing_context.resolve_value_type(function)
         wide = resolved.get_call_type(context.typing_context, (U64, U64), {})
-        args = [context.cast(builder, arg, U32, of) for arg, of in zip(args, wide.args, strict=True)]
+        args = [context.cast(builder, arg, U32, target) for arg, target in zip(args, wide.args, strict=True)]
         result = context.get_function(resolved, wide)(builder, args)
         if function in (operator.add, operator.mul):
             builder.assume(builder.icmp_unsigned("<", result, result.type(1 << 32)))
@@ -64,7 +64,7 @@ def _operator(function, with_constant):
 NARROW = {(function, with_constant): _operator(function, with_constant)
           for function in unsigned.OPERATORS.values() for with_constant in (False, True)}
 NAMES = {function: name for name, function in unsigned.OPERATORS.items()}
-_NUMBERS = itertools.count()
+_counter = itertools.count()
 
 
 class _Constants:
@@ -157,8 +157,8 @@ class NarrowOperators(FunctionPass):
         elif isinstance(value, ir.Expr) and value.op == "call":
             return [*self._narrow_arguments(value, constants), statement]
         elif isinstance(value, ir.Expr) and value.op == "build_tuple" and constants.is_returned(statement):
-            value.items, before = self._narrowed(value.items, constants)
-            return [*before, statement]
+            value.items, assignments = self._narrowed(value.items, constants)
+            return [*assignments, statement]
         return [statement]
 
     def _narrow_arguments(self, call, constants):
@@ -166,22 +166,22 @@ class NarrowOperators(FunctionPass):
         function = constants.known(call.func)
         if function not in unsigned.CHOOSING and not unsigned.follows(getattr(function, "py_func", None)):
             return []
-        call.args, before = self._narrowed(call.args, constants)
+        call.args, assignments = self._narrowed(call.args, constants)
         values, more = self._narrowed([arg for _, arg in call.kws], constants)
         call.kws = [(name, value) for (name, _), value in zip(call.kws, values, strict=True)]
-        return before + more
+        return assignments + more
 
     @staticmethod
     def _narrowed(variables, constants):
         """Replace each constant by a new variable; return the variables and the assignments to the new ones."""
-        found, before = [], []
+        result, assignments = [], []
         for variable in variables:
             value = constants.of(variable)
             if unsigned.is_constant(value):
-                variable = ir.Var(variable.scope, f"{variable.name}.narrow.{next(_NUMBERS)}", variable.loc)
-                before.append(ir.Assign(ir.Const(np.uint32(value), variable.loc), variable, variable.loc))
-            found.append(variable)
-        return found, before
+                variable = ir.Var(variable.scope, f"{variable.name}.narrow.{next(_counter)}", variable.loc)
+                assignments.append(ir.Assign(ir.Const(np.uint32(value), variable.loc), variable, variable.loc))
+            result.append(variable)
+        return result, assignments
 
     @staticmethod
     def _narrow(statement, expression, constants):
@@ -208,10 +208,10 @@ def install():
     """Let Numba run the pass in every kernel that it compiles; only functions with the rule are changed by it."""
     if getattr(CUDACompiler, "narrows", False):
         return
-    define = CUDACompiler.define_pipelines
+    original = CUDACompiler.define_pipelines
 
     def define_pipelines(self):
-        pipelines = define(self)
+        pipelines = original(self)
         for pipeline in pipelines:
             pipeline.add_pass_after(NarrowOperators, IRProcessing)
             pipeline.finalize()

@@ -4,8 +4,8 @@
     batch = builder.build(step)
     batch.buffer                        # int32; ids, positions, page_table and all else lie in it
 
-What a seat needs in every step, its page table and how its tokens are drawn, is kept here from step to step; a step
-brings only the changes.
+What a sequence's slot needs in every step, its page table and sampling parameters, is kept here from step to step; a
+step brings only the changes.
 """
 
 from __future__ import annotations
@@ -45,16 +45,16 @@ class Layout:
 
     @functools.cached_property
     def parts(self) -> dict[str, tuple[int, int]]:
-        """Of each array beginning and end, in numbers of four bytes."""
-        found, at = {}, 0
+        """(begin, end) of each array, in elements of four bytes."""
+        bounds, offset = {}, 0
         sizes = [(name, self.tokens) for name in TOKEN_FIELDS] + [(name, self.sequences) for name in SEQUENCE_FIELDS]
         sizes += [("page_table", self.sequences * self.max_pages)]
         sizes += [(name, self.sequences) for name in DRAW_FIELDS + SEAT_FIELDS]
         sizes += [("seeds", 2 * self.sequences)]
         for name, size in sizes:
-            found[name] = at, at + size
-            at += size
-        return found
+            bounds[name] = offset, offset + size
+            offset += size
+        return bounds
 
     @property
     def size(self) -> int:
@@ -104,23 +104,23 @@ class Batch:
             setattr(self, name, view)
 
     def banned(self) -> list[tuple[int, tuple[int, ...]]]:
-        """(number, tokens): what must not be drawn for a sequence, where there is anything."""
-        found = [(number, sequence.banned(int(self.steps[number]))) for number, sequence in self.samples
+        """(index, tokens): the tokens that must not be drawn for a sequence, where there are any."""
+        pairs = [(index, sequence.banned(int(self.steps[index]))) for index, sequence in self.samples
                  if sequence.request.params.min_tokens]
-        found += [(number, tokens) for number, sequence in self.samples if sequence.request.bad_words
-                  for tokens, _ in [sequence.bad_words(int(self.steps[number]))]]
-        return [(number, tokens) for number, tokens in found if tokens]
+        pairs += [(index, tokens) for index, sequence in self.samples if sequence.request.bad_words
+                  for tokens, _ in [sequence.bad_words(int(self.steps[index]))]]
+        return [(index, tokens) for index, tokens in pairs if tokens]
 
     def banned_after(self) -> list[tuple[int, int, int, int]]:
-        """(number, seat, before, token): a token that must not follow another one, where the host does not know yet
+        """(index, seat, previous, token): a token that must not follow another one, where the host does not know yet
         which token the sequence at the seat sampled last."""
-        return [(number, sequence.seat, before, token) for number, sequence in self.samples
+        return [(index, sequence.seat, previous, token) for index, sequence in self.samples
                 if sequence.request.bad_words
-                for before, token in sequence.bad_words(int(self.steps[number]))[1]]
+                for previous, token in sequence.bad_words(int(self.steps[index]))[1]]
 
 
 def decodes(chunk: Chunk) -> bool:
-    """Whether its sequence is one of the first, of one row each. One with whose row others begin is not."""
+    """Whether its sequence is one of the first, of one row each; one from which others fork is not."""
     return chunk.length == 1 and len(chunk.samples) < 2
 
 
@@ -153,44 +153,44 @@ class BatchBuilder:
         single = [chunk for chunk in step.chunks if decodes(chunk)]
         chunks = single + [chunk for chunk in step.chunks if not decodes(chunk)]
         empty = max(0, decoding - len(single))  # sequences between those of one row and the others
-        at = np.arange(len(chunks))  # the number of each chunk among the sequences
-        at[len(single) :] += empty
-        forks = [(number, sequence) for number, chunk in zip(at.tolist(), chunks, strict=True)
+        indices = np.arange(len(chunks))  # of each chunk, among the sequences
+        indices[len(single) :] += empty
+        forks = [(index, sequence) for index, chunk in zip(indices.tolist(), chunks, strict=True)
                  for sequence in chunk.samples[1:]]
         begins = np.array([chunk.begin for chunk in chunks], np.int32)
         lengths = np.array([chunk.length for chunk in chunks], np.int32)
         T, B = int(lengths.sum()), len(chunks) + empty
         used = B + len(forks)
         layout = Layout(max(tokens, T), max(sequences, used), self.width([chunk.sequence for chunk in chunks]))
-        places = {chunk.sequence: number for number, chunk in zip(at.tolist(), chunks, strict=True)}
-        places |= {sequence: B + number for number, (_, sequence) in enumerate(forks)}
+        index_of = {chunk.sequence: index for index, chunk in zip(indices.tolist(), chunks, strict=True)}
+        index_of |= {sequence: B + index for index, (_, sequence) in enumerate(forks)}
         batch = Batch(layout, np.zeros(layout.size, np.int32), len(single) + empty,
                       int(lengths[len(single) :].max(initial=0)), list(step.copies),
-                      [(places[sequence], sequence) for sequence in step.samples], fresh, [])
+                      [(index_of[sequence], sequence) for sequence in step.samples], fresh, [])
 
         seats = np.array([chunk.sequence.seat for chunk in chunks], np.int32)
-        firsts = np.cumsum(lengths) - lengths
-        batch.scored = [(first, chunk) for first, chunk in zip(firsts.tolist(), chunks, strict=True) if chunk.scored]
+        starts = np.cumsum(lengths) - lengths
+        batch.scored = [(start, chunk) for start, chunk in zip(starts.tolist(), chunks, strict=True) if chunk.scored]
         batch.ids[:T] = [token for chunk in chunks for token in _ids(chunk)]
         positions, rows = batch.positions[:T], np.repeat(seats, lengths)
-        positions[:] = np.arange(T) - np.repeat(firsts - begins, lengths)
+        positions[:] = np.arange(T) - np.repeat(starts - begins, lengths)
         batch.slots[:] = -1
         batch.slots[:T] = (self._tables[rows, positions // self.page_size] * self.page_size
                            + positions % self.page_size)
-        batch.begins[at], batch.lengths[at], batch.contexts[at] = firsts, lengths, begins + lengths
-        batch.last[at] = firsts + lengths - 1
-        batch.page_table[at] = self._tables[seats, : layout.max_pages]
+        batch.begins[indices], batch.lengths[indices], batch.contexts[indices] = starts, lengths, begins + lengths
+        batch.last[indices] = starts + lengths - 1
+        batch.page_table[indices] = self._tables[seats, : layout.max_pages]
 
         batch.seats[:] = self.max_num_seqs
-        batch.seats[[number for number, _ in batch.samples]] = [sequence.seat for _, sequence in batch.samples]
+        batch.seats[[index for index, _ in batch.samples]] = [sequence.seat for _, sequence in batch.samples]
         batch.counted[:] = batch.biased[:] = -1
-        for number, sequence in batch.samples:
+        for index, sequence in batch.samples:
             if sequence.request.params.penalized:
-                batch.counted[number] = sequence.seat
+                batch.counted[index] = sequence.seat
             if sequence.request.biased:
-                batch.biased[number] = sequence.seat
+                batch.biased[index] = sequence.seat
         batch.steps[:B] = batch.contexts[:B]
-        origins = [number for number, _ in forks]
+        origins = [index for index, _ in forks]
         batch.begins[B:used] = T
         batch.last[B:used], batch.steps[B:used] = batch.last[origins], batch.steps[origins]
         for values, name in zip(self._params[:, batch.seats], SEAT_FIELDS, strict=True):
@@ -200,31 +200,31 @@ class BatchBuilder:
 
     def width(self, sequences: Iterable[Sequence]) -> int:
         """Of a page table that holds these: one of few sizes, each four times the one before, since a graph is captured
-        for each; so short sequences cost no copy of the places that the longest one may need some day."""
-        wanted, size = max((len(sequence.pages) for sequence in sequences), default=1), NARROWEST
-        while size < wanted:
+        for each; so short sequences do not pay for copying entries that only the longest one may need."""
+        needed, size = max((len(sequence.pages) for sequence in sequences), default=1), NARROWEST
+        while size < needed:
             size *= 4
         return min(size, self.max_pages)
 
     def _set_up(self, sequence: Sequence) -> bool:
-        """What belongs to the sequence at its seat; False if it is there already."""
+        """Write the sequence's page table and parameters at its seat; False if they are there already."""
         seat, params = sequence.seat, sequence.request.params
         if self._admitted[seat] == sequence.admission:
             return False
         self._admitted[seat] = sequence.admission
         temperature = 0.0 if params.greedy else params.temperature
         floats = np.array([temperature, *(getattr(params, name) for name in FLOATS[1:])], np.float32)
-        listed = -1 if params.logprobs is None else params.logprobs
-        self._params[:, seat] = [max(params.top_k, 0), listed, *floats.view(np.int32)]
+        num_logprobs = -1 if params.logprobs is None else params.logprobs
+        self._params[:, seat] = [max(params.top_k, 0), num_logprobs, *floats.view(np.int32)]
         self._seeds[seat] = sequence.seed % 2**32, sequence.seed >> 32
         self._update_table(sequence, 0)
         return True
 
-    def _update_table(self, sequence: Sequence, first: int) -> None:
-        """The sequence's pages from number `first`: only those that a step writes into are new."""
+    def _update_table(self, sequence: Sequence, start: int) -> None:
+        """Copy the sequence's pages from index `start` on: only those that a step writes into are new."""
         pages = sequence.pages
-        if first < len(pages):
-            self._tables[sequence.seat, first : len(pages)] = pages[first:]
+        if start < len(pages):
+            self._tables[sequence.seat, start : len(pages)] = pages[start:]
 
 
 def _ids(chunk: Chunk) -> list[int]:

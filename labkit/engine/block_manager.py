@@ -1,4 +1,4 @@
-"""Pages of the KV cache: who holds which, which are free, and which hold a prompt's beginning that comes again.
+"""Pages of the KV cache: which sequence holds which, which are free, and which hold a cached prefix.
 
 The device's memory is cut into pages of 16 tokens; a sequence holds as many as its tokens need, anywhere in memory, and
 its page table says where. A page may be held by several sequences, which then only read it: they have the same tokens
@@ -26,7 +26,7 @@ from labkit.kernels.attention.pages import PAGE
 class BlockManager:
     """prefix_caching: whether pages are found again by their contents."""
 
-    # Pages that must be free, for each sequence that runs, when another one begins: else it would soon have to leave.
+    # Pages that must be free, for each sequence that runs, when another one begins: else it would soon be preempted.
     watermark = 1
 
     def __init__(self, num_pages: int, page_size: int = PAGE, prefix_caching: bool = True):
@@ -76,8 +76,8 @@ class BlockManager:
         the first output finds nothing then."""
         pages: list[int] = []
         if self.prefix_caching and (sequence.index or sequence.request.params.prompt_logprobs is None):
-            for number in range((len(sequence.tokens) - 1) // self.page_size):
-                page = self._cached.get(self._digest(sequence, number))
+            for index in range((len(sequence.tokens) - 1) // self.page_size):
+                page = self._cached.get(self._digest(sequence, index))
                 if page is None:
                     break
                 pages.append(page)
@@ -114,10 +114,10 @@ class BlockManager:
             raise IndexError(f"{sequence!r} needs {missing} more pages; {self.num_free} are free")
         copy = None
         if self._writes_shared(sequence):
-            number = sequence.computed // self.page_size
-            shared, own = sequence.pages[number], self._pop_free()
+            index = sequence.computed // self.page_size
+            shared, own = sequence.pages[index], self._pop_free()
             self._references[shared] -= 1  # others hold it still
-            sequence.pages[number] = own
+            sequence.pages[index] = own
             copy = shared, own
         while len(sequence.pages) * self.page_size < sequence.computed + tokens:
             sequence.pages.append(self._pop_free())
@@ -143,8 +143,8 @@ class BlockManager:
         sequence.pages, sequence.computed, sequence.registered = [], 0, 0
 
     def _writes_shared(self, sequence: Sequence) -> bool:
-        number = sequence.computed // self.page_size
-        return number < len(sequence.pages) and self._references[sequence.pages[number]] > 1
+        index = sequence.computed // self.page_size
+        return index < len(sequence.pages) and self._references[sequence.pages[index]] > 1
 
     def _pop_free(self) -> int:
         page, _ = self._free.popitem(last=False)
@@ -163,22 +163,22 @@ class BlockManager:
         if not self.prefix_caching:
             return
         full = min(sequence.computed, len(sequence.tokens)) // self.page_size
-        for number in range(sequence.registered, full):
-            digest, page = self._digest(sequence, number), sequence.pages[number]
+        for index in range(sequence.registered, full):
+            digest, page = self._digest(sequence, index), sequence.pages[index]
             if digest not in self._cached:
                 self._cached[digest] = page
                 self._digest_of[page] = digest
         sequence.registered = max(sequence.registered, full)
 
-    def _digest(self, sequence: Sequence, number: int) -> bytes:
+    def _digest(self, sequence: Sequence, index: int) -> bytes:
         """Of all tokens up to the end of a page, chained: of the digest of the page before and of the page's tokens.
         The digests of a sequence's pages are kept with it."""
-        while len(sequence.digests) <= number:
+        while len(sequence.digests) <= index:
             begin = len(sequence.digests) * self.page_size
             tokens = array("q", sequence.tokens[begin : begin + self.page_size])
-            before = sequence.digests[-1] if sequence.digests else b""
-            sequence.digests.append(hashlib.blake2b(before + tokens.tobytes(), digest_size=16).digest())
-        return sequence.digests[number]
+            previous = sequence.digests[-1] if sequence.digests else b""
+            sequence.digests.append(hashlib.blake2b(previous + tokens.tobytes(), digest_size=16).digest())
+        return sequence.digests[index]
 
     def forget(self) -> None:
         """Empties the prefix cache. Sequences keep their pages."""

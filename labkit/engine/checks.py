@@ -1,7 +1,7 @@
 """Checks of what a caller passes in. Each error begins with the parameter's name, and says what it is and may be.
 
-    whole("n", value, 1, 1_024)                # an int, or TypeError or ValueError
-    switch("ignore_eos", value)                # a bool
+    integer("n", value, 1, 1_024)              # an int, or TypeError or ValueError
+    boolean("ignore_eos", value)               # a bool
     token_ids("prompt", value, vocab_size)     # a list of ints
 """
 
@@ -15,33 +15,33 @@ import numpy as np
 from labkit._common.errors import short
 
 
-def is_whole(value) -> bool:
-    """NumPy's integers are whole numbers; booleans are none."""
+def is_integer(value) -> bool:
+    """NumPy's integers count as integers; booleans do not."""
     return type(value) is int or isinstance(value, Integral) and not isinstance(value, bool)
 
 
-def whole(name: str, value, least: int | None = None, most: int | None = None) -> int:
+def integer(name: str, value, minimum: int | None = None, maximum: int | None = None) -> int:
     """Return value as an int. Raise TypeError if it is no whole number, ValueError if it is out of range."""
-    if not is_whole(value):
+    if not is_integer(value):
         raise TypeError(f"{name} is {short(value)}; it must be a whole number")
     value = int(value)
-    if least is not None and value < least or most is not None and value > most:
-        allowed = f"{least} or more" if most is None else f"from {least} to {most:,}"
+    if minimum is not None and value < minimum or maximum is not None and value > maximum:
+        allowed = f"{minimum} or more" if maximum is None else f"from {minimum} to {maximum:,}"
         raise ValueError(f"{name} is {short(value)}; it must be {allowed}")
     return value
 
 
-def number(name: str, value, right: Callable[[float], bool], allowed: str) -> float:
-    """Return value as a float. allowed: in words, the values for which `right` is true. Raise TypeError if it is no
-    number, ValueError for one that is not allowed."""
+def number(name: str, value, is_allowed: Callable[[float], bool], allowed: str) -> float:
+    """Return value as a float. allowed: in words, what `is_allowed` accepts. Raise TypeError if it is no number,
+    ValueError for one that is not allowed."""
     if not isinstance(value, Real) or isinstance(value, bool):
         raise TypeError(f"{name} is {short(value)}; it must be a number, {allowed}")
-    if not right(value):
+    if not is_allowed(value):
         raise ValueError(f"{name} is {short(value)}; it must be {allowed}")
     return float(value)
 
 
-def switch(name: str, value) -> bool:
+def boolean(name: str, value) -> bool:
     """Return value as a bool. Raise TypeError for anything but a boolean, NumPy's included."""
     if not isinstance(value, bool | np.bool_):
         raise TypeError(f"{name} is {short(value)}; it must be True or False")
@@ -49,7 +49,7 @@ def switch(name: str, value) -> bool:
 
 
 def is_list(value) -> bool:
-    """Bytes are none, in a memoryview neither."""
+    """Neither bytes nor a memoryview count as a list."""
     return isinstance(value, Sequence) and not isinstance(value, str | bytes | bytearray | memoryview)
 
 
@@ -61,7 +61,7 @@ def token_ids(name: str, value, vocab_size: int | None = None) -> list[int]:
     if not is_list(value):
         raise TypeError(f"{name} is {short(value)}; it must be a list of token ids")
     for token in value:
-        if not is_whole(token):
+        if not is_integer(token):
             raise TypeError(f"{name} has {short(token)}; a token id must be a whole number")
         if token < 0 or vocab_size is not None and token >= vocab_size:
             allowed = ("token ids are 0 or more" if vocab_size is None else
@@ -75,8 +75,8 @@ def parts_of_prompt(prompt, encode) -> tuple[str | None, object]:
     there is no tokenizer. The prompt may be a text, token ids or {"prompt": text, "prompt_token_ids": ids}, where one
     of the two may be left out."""
     if isinstance(prompt, dict):
-        other = [key for key in prompt if key not in ("prompt", "prompt_token_ids")]
-        if other or not prompt:
+        unknown = [key for key in prompt if key not in ("prompt", "prompt_token_ids")]
+        if unknown or not prompt:
             raise ValueError(f"prompt is {short(prompt)}; its keys must be prompt, prompt_token_ids or both")
         text = prompt.get("prompt")
         if text is not None and not isinstance(text, str):

@@ -46,8 +46,8 @@ class ContiguousBlocks(BlockManager):
 
     def take(self, sequence: Sequence, prefix: list[int]) -> None:
         self.check(sequence.request)
-        first = heapq.heappop(self._pieces) * self.piece
-        sequence.pages = list(range(first, first + self.piece))
+        start = heapq.heappop(self._pieces) * self.piece
+        sequence.pages = list(range(start, start + self.piece))
         for page in sequence.pages:
             self._references[page] = 1
 

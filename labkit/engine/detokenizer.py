@@ -24,12 +24,12 @@ class Detokenizer:
         self._decode, self._stop, self._include_stop = decode, tuple(stop), include_stop
         self._min_tokens, self._tokens = min_tokens, 0
         self._longest = max(map(len, self._stop), default=1)
-        # Tokens from the last place but one where the text was whole. Decoding from there to the last such place, and
-        # to the end, gives two texts, and what the second one has more is new.
+        # Tokens from the last but one position at which the text was complete. Decoding from there to the last such
+        # position, and to the end, gives two texts; what the second one adds is new.
         self._ids = list(prompt[-CONTEXT:])
-        self._whole = len(self._ids)
-        self._before = decode(self._ids).rstrip(UNFINISHED) if self._ids else ""
-        self._from = 0  # stop strings that end before this place of the text do not count
+        self._read_offset = len(self._ids)
+        self._prefix_text = decode(self._ids).rstrip(UNFINISHED) if self._ids else ""
+        self._search_start = 0  # stop strings that end before this position of the text do not count
         self.text = ""
         self.stopped: str | None = None
 
@@ -40,42 +40,42 @@ class Detokenizer:
         self._ids += tokens
         self._tokens += len(tokens)
         text = self._decode(self._ids)
-        if len(text) > len(self._before) and not text.endswith(UNFINISHED):
+        if len(text) > len(self._prefix_text) and not text.endswith(UNFINISHED):
             self._advance(text)
         return self.stopped
 
     def flush(self) -> str | None:
-        """The same for what was kept, at the end of the output, where nothing will complete it."""
-        if self._whole < len(self._ids):
+        """The same for tokens held back, at the end of the output, where nothing will complete them."""
+        if self._read_offset < len(self._ids):
             self._advance(self._decode(self._ids))
         return self.stopped
 
     @property
     def safe(self) -> str:
         """The text without what may become part of a stop string."""
-        held = 0 if self.stopped or self._include_stop else self._longest - 1
-        return self.text[: max(0, len(self.text) - held)]
+        holdback = 0 if self.stopped or self._include_stop else self._longest - 1
+        return self.text[: max(0, len(self.text) - holdback)]
 
     def _advance(self, text: str) -> None:
-        new = text[len(self._before) :]
-        self._ids = self._ids[self._whole :]
-        self._whole = len(self._ids)
-        self._before = self._decode(self._ids)
+        added = text[len(self._prefix_text) :]
+        self._ids = self._ids[self._read_offset :]
+        self._read_offset = len(self._ids)
+        self._prefix_text = self._decode(self._ids)
         begin = len(self.text)
-        self.text += new
+        self.text += added
         if self._tokens <= self._min_tokens:
-            self._from = len(self.text)
+            self._search_start = len(self.text)
             return
         self._find_stop(begin)
 
     def _find_stop(self, begin: int) -> None:
         """Of the stop strings that end after `begin`, the one that ends first, and of these the longest: what a reader
         of character after character would find, however the text is cut into tokens."""
-        found = []
+        matches = []
         for stop in self._stop:
-            at = self.text.find(stop, max(self._from, begin - len(stop) + 1))
-            if at >= 0:
-                found.append((at + len(stop), at, stop))
-        if found:
-            end, at, self.stopped = min(found)
-            self.text = self.text[: end if self._include_stop else at]
+            start = self.text.find(stop, max(self._search_start, begin - len(stop) + 1))
+            if start >= 0:
+                matches.append((start + len(stop), start, stop))
+        if matches:
+            end, start, self.stopped = min(matches)
+            self.text = self.text[: end if self._include_stop else start]

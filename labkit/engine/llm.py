@@ -22,7 +22,7 @@ import numpy as np
 from labkit._common.errors import short
 from labkit.engine import vllm
 from labkit.engine.block_manager import BlockManager
-from labkit.engine.checks import is_list, number, switch
+from labkit.engine.checks import boolean, is_list, number
 from labkit.engine.llm_engine import LLMEngine, Stats
 from labkit.engine.options import checked
 from labkit.engine.outputs import RequestOutput
@@ -63,9 +63,9 @@ class LLM:
             runner, own = load_runner(os.fspath(model), **sizes, **of_runner)
             tokenizer = tokenizer or own
         self.engine = LLMEngine(runner, tokenizer, **sizes, **of_engine)
-        self._numbers = 0
+        self._next_id = 0
         # Of the requests that a generate or a stream waits for: what a step brought that another one took.
-        self._news: dict[str, RequestOutput | None] = {}
+        self._new_outputs: dict[str, RequestOutput | None] = {}
 
     def get_tokenizer(self):
         return self.engine.tokenizer
@@ -78,7 +78,7 @@ class LLM:
         After Ctrl-C, or an error in one of the prompts, none of them is left in the engine.
         use_tqdm: show a progress bar of finished prompts.
         """
-        use_tqdm = switch("use_tqdm", use_tqdm)
+        use_tqdm = boolean("use_tqdm", use_tqdm)
         done: dict[str, RequestOutput] = {}
         ids = self._add(prompts, sampling_params)
         with self._aborting(ids), _bar(len(ids), use_tqdm) as advance:
@@ -139,8 +139,8 @@ class LLM:
             raise ValueError(f"sampling_params has {len(params)} entries for {len(prompts)} prompts; it must be one "
                              f"for all, or one for each")
         requests = [self.engine.request_of(str(number), prompt, each)
-                    for number, (prompt, each) in enumerate(zip(prompts, params, strict=True), self._numbers)]
-        self._numbers += len(requests)
+                    for number, (prompt, each) in enumerate(zip(prompts, params, strict=True), self._next_id)]
+        self._next_id += len(requests)
         ids: list[str] = []
         try:
             for request in requests:
@@ -149,22 +149,22 @@ class LLM:
         except BaseException:
             self.engine.abort_request(ids)
             raise
-        self._news |= dict.fromkeys(ids)
+        self._new_outputs |= dict.fromkeys(ids)
         return ids
 
     def _steps(self, ids: list[str], every: float) -> Iterator[RequestOutput]:
         missing, due = dict.fromkeys(ids), time.monotonic() + every
         while missing:
-            if not any(self._news[request_id] for request_id in missing):
+            if not any(self._new_outputs[request_id] for request_id in missing):
                 if not self.engine.has_unfinished_requests():
                     raise RuntimeError(f"the engine was stopped before requests {', '.join(missing)} had ended")
                 final_only = time.monotonic() < due
                 if not final_only:
                     due = time.monotonic() + every
-                self._news |= {output.request_id: output for output in self.engine.step(final_only)
-                               if output.request_id in self._news}
-            for request_id in [each for each in missing if self._news[each]]:
-                output, self._news[request_id] = self._news[request_id], None
+                self._new_outputs |= {output.request_id: output for output in self.engine.step(final_only)
+                                      if output.request_id in self._new_outputs}
+            for request_id in [each for each in missing if self._new_outputs[each]]:
+                output, self._new_outputs[request_id] = self._new_outputs[request_id], None
                 if output.finished:
                     del missing[request_id]
                 if output.finished or every < math.inf:
@@ -177,7 +177,7 @@ class LLM:
         finally:
             self.engine.abort_request(ids)  # those that have ended are passed over
             for request_id in ids:
-                del self._news[request_id]
+                del self._new_outputs[request_id]
 
 
 def _listed(prompts) -> Items[Prompt]:

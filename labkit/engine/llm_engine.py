@@ -77,42 +77,42 @@ class _Output:
             stop=params.stop, min_tokens=params.min_tokens, include_stop=params.include_stop_str_in_output)
         self._unread: list[int] = []  # tokens that are not in the detokenizer yet
         self._texts = texts
-        self._listed: list[Sampled] | None = None if params.logprobs is None else []
+        self._logprobs: list[Sampled] | None = None if params.logprobs is None else []
         self.cumulative: float | None = None if params.logprobs is None else 0.0
-        self.prompt_token_ids, self._listed_of_prompt = [], None
+        self.prompt_token_ids, self._prompt_logprobs = [], None
         if not sequence.index:
             self.prompt_token_ids = list(sequence.request.prompt)  # one list for all of the request's outputs
             if params.prompt_logprobs is not None:
-                self._listed_of_prompt: list[Sampled | None] = [None] * len(sequence.request.prompt)
-        self._missing = len(sequence.request.prompt) - 1  # tokens of the prompt without logprobs
+                self._prompt_logprobs: list[Sampled | None] = [None] * len(sequence.request.prompt)
+        self._num_missing = len(sequence.request.prompt) - 1  # tokens of the prompt without logprobs
 
     def add(self, sampled: Sampled, shown: bool) -> None:
         """shown: its text is part of the output's."""
         if shown:
             self._unread.append(sampled.token)
-        if self._listed is None or sampled.logprob is None:
+        if self._logprobs is None or sampled.logprob is None:
             return
         self.cumulative += sampled.logprob
-        self._listed.append(sampled)
+        self._logprobs.append(sampled)
 
     def add_prompt(self, begin: int, tokens: list[Sampled]) -> None:
-        """The prompt's tokens from place `begin` on. After a preemption they come again: the first ones stay, since
-        they may have been given out."""
-        for place, sampled in enumerate(tokens, begin):
-            if self._listed_of_prompt[place] is None:
-                self._listed_of_prompt[place] = sampled
-                self._missing -= 1
+        """The prompt's tokens from position `begin` on. After a preemption they come again: the first ones stay, since
+        they may have been returned already."""
+        for position, sampled in enumerate(tokens, begin):
+            if self._prompt_logprobs[position] is None:
+                self._prompt_logprobs[position] = sampled
+                self._num_missing -= 1
 
     @property
     def logprobs(self) -> Logprobs | None:
         """Those so far."""
-        return None if self._listed is None else Logprobs(self._listed, self._texts)
+        return None if self._logprobs is None else Logprobs(self._logprobs, self._texts)
 
     @property
     def prompt_logprobs(self) -> Logprobs | None:
         """Once all of the prompt is computed."""
-        known = self._listed_of_prompt is not None and not self._missing
-        return Logprobs(self._listed_of_prompt, self._texts) if known else None
+        known = self._prompt_logprobs is not None and not self._num_missing
+        return Logprobs(self._prompt_logprobs, self._texts) if known else None
 
     def text(self, finished: bool) -> str:
         """As far as no stop string may begin in it; all of it at the end."""
@@ -154,7 +154,7 @@ class LLMEngine:
         self._reset()
 
     def _reset(self) -> None:
-        """As it was at first, but for the statistics: no request, and nothing in the prefix cache."""
+        """Reset everything but the statistics: no request, and nothing in the prefix cache."""
         self.blocks = self._new_blocks()
         self.scheduler = self._new_scheduler(self.blocks)
         self._requests: dict[str, Request] = {}
@@ -192,17 +192,17 @@ class LLMEngine:
         request = Request(request_id, ids, params, seed=params.seed or 0, stop_ids=getattr(self.tokenizer, "stop", ()),
                           max_length=self.runner.max_model_len, text=text, bad_words=bad_words)
         banned = set(request.ending) if params.min_tokens else set()
-        if self._leaves_none(params, banned):
+        if self._bans_all(params, banned):
             which = "that are allowed" if params.allowed_token_ids else "of the model"
             raise ValueError(f"min_tokens is {params.min_tokens}, and all tokens {which} end the output: none may come "
                              f"first")
-        if self._leaves_none(params, banned | {word[-1] for word in bad_words}):
+        if self._bans_all(params, banned | {word[-1] for word in bad_words}):
             raise ValueError("bad_words has words that end with every token that is allowed; some token must be left")
         self.scheduler.check(request)
         return request
 
-    def _leaves_none(self, params: SamplingParams, banned: set[int]) -> bool:
-        """Whether no token may be drawn without these."""
+    def _bans_all(self, params: SamplingParams, banned: set[int]) -> bool:
+        """Whether banning these leaves no token to draw."""
         if params.allowed_token_ids:
             return banned.issuperset(params.allowed_token_ids)
         return sum(token < self.vocab_size for token in banned) == self.vocab_size
@@ -211,15 +211,15 @@ class LLMEngine:
         """The token ids of bad words, as vLLM makes them: of each, and of each after a space where that is as many
         tokens and begins with another one. Without those that have a token which is the tokenizer's alone: the model
         never writes them."""
-        found = []
+        token_lists = []
         for word in params.bad_words or ():
             plain, spaced = (self.tokenizer.encode(prefix + word.lstrip(), False) for prefix in ("", " "))
             if not plain:
                 raise ValueError(f"bad_words has {short(word)}, which has no token")
-            found.append(plain)
+            token_lists.append(plain)
             if spaced and spaced[0] != plain[0] and len(spaced) == len(plain):
-                found.append(spaced)
-        return [word for word in found if max(word) < self.vocab_size]
+                token_lists.append(spaced)
+        return [word for word in token_lists if max(word) < self.vocab_size]
 
     def add(self, request: Request) -> None:
         """A request of request_of, that has not run."""
@@ -286,7 +286,7 @@ class LLMEngine:
         return outputs
 
     def _advance(self) -> list[Sequence]:
-        """The sequences that have a token more."""
+        """Launch a step, receive the one before; return the sequences that have a new token."""
         step = self.scheduler.schedule()
         launched = (step, self.runner.launch(step)) if step.chunks else None
         if launched:
@@ -295,8 +295,8 @@ class LLMEngine:
                 self.watch(step)
         elif self._in_flight is None and self._requests:
             raise RuntimeError(f"nothing can run, with {self.blocks.num_free} of {self.blocks.num_pages} pages free")
-        before, self._in_flight = self._in_flight, launched
-        received = self._receive(*before) if before else []
+        previous, self._in_flight = self._in_flight, launched
+        received = self._receive(*previous) if previous else []
         if not self.overlap and launched:
             self._in_flight = None
             received += self._receive(*launched)

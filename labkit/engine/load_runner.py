@@ -49,13 +49,13 @@ def _pages_that_fit(model: Llama, utilization: float) -> int:
     """Pages of the cache of all layers, in the part of the device's memory that may be used and is free. The CPU
     device's share is CPU_CACHE."""
     config = model.config
-    numbers = config.num_key_value_heads * PAGE * config.head_dim  # of a layer's keys in a page
+    elements = config.num_key_value_heads * PAGE * config.head_dim  # of a layer's keys in a page
     free = CPU_CACHE
     if device.on_gpu():
-        left, total = cuda.current_context().get_memory_info()
-        free = left - (1 - utilization) * total - WORKING
-    fitting = int(free / (2 * config.num_hidden_layers * numbers * DTYPES[model.dtype].itemsize))
-    if fitting < 1:
+        available, total = cuda.current_context().get_memory_info()
+        free = available - (1 - utilization) * total - WORKING
+    num_pages = int(free / (2 * config.num_hidden_layers * elements * DTYPES[model.dtype].itemsize))
+    if num_pages < 1:
         raise UserError(f"no page of the KV cache fits into the device's memory beside "
                         f"{model.weights.nbytes / 1e9:.1f} GB of weights")
-    return min(fitting, most_pages(model))
+    return min(num_pages, most_pages(model))

@@ -1,4 +1,4 @@
-"""Runs a model's steps: one copy in, launches without a word from the host between them, one copy out.
+"""Run a model's steps: one copy in, launches without synchronizing with the host between them, one copy out.
 
     runner = ModelRunner(load("tiny-llama").model, num_pages=256)
     handle = runner.launch(step)
@@ -22,7 +22,7 @@ import numpy as np
 from labkit import cuda, device
 from labkit.device import compile_ahead, graphs, launches
 from labkit.engine.batch import BatchBuilder, Layout, shape_needed
-from labkit.engine.checks import whole
+from labkit.engine.checks import integer
 from labkit.engine.options import checked
 from labkit.engine.outputs import Sampled, with_logprobs
 from labkit.engine.runner import bucket, buckets, padded
@@ -40,7 +40,7 @@ from labkit.models.step import Shape, step_of
 INPUTS = ("ids", "positions", "slots", "begins", "lengths", "contexts", "last", "page_table")  # as step_of takes them
 IN_FLIGHT = 3  # steps whose memory on the host is kept apart: one more than run at a time
 EMPTY = 16  # sequences that a padded step may have beyond those that run
-MOST_GRAPHS = 256  # kept at a time, of up to 2 MB of device memory each; those that were not used for longest go first
+MAX_GRAPHS = 256  # at a time, of up to 2 MB of device memory each; the least recently used are dropped
 
 
 class Kind(NamedTuple):
@@ -67,7 +67,7 @@ class ModelRunner:
                  compiling: Callable[[int, int], None] | None = None, pad_prompts: bool | None = None):
         checked(max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens, enforce_eager=enforce_eager,
                 compiling=compiling, pad_prompts=pad_prompts)
-        whole("num_pages", num_pages, 1, most_pages(model))
+        integer("num_pages", num_pages, 1, most_pages(model))
         self._pads = device.on_gpu() if pad_prompts is None else pad_prompts
         self._sequences = max_num_seqs + (EMPTY if self._pads else 0)  # of a step, at most
         config, rows = model.config, max(max_num_batched_tokens, self._sequences)
@@ -83,13 +83,13 @@ class ModelRunner:
                                                  config.num_key_value_heads * PAGE * config.head_dim)
         self._workspace = Workspace(config, rows, self._sequences, model.dtype)
         self._memory = cuda.device_array(layout.size, np.int32)
-        self._last = cuda.to_device(np.zeros(max_num_seqs + 1, np.int32))  # by seat; the last one is for padding
+        self._last = cuda.to_device(np.zeros(max_num_seqs + 1, np.int32))  # by slot; the last one is for padding
         self._tokens = cuda.device_array(self._sequences, np.int32)
-        self._logprobs = cuda.device_array(self._sequences, np.float32)  # under what tokens are drawn from
+        self._logprobs = cuda.device_array(self._sequences, np.float32)  # under the adjusted logits
         self._scratch = Scratch.allocate(self._sequences, config.vocab_size)
-        self._listed = cuda.device_array((self._sequences, logprobs.COLUMNS), np.float32)  # under the model
-        self._listing = logprobs.Scratch.allocate(self._sequences, config.vocab_size)
-        self._drawn_from = None  # (B, V): logits that were changed, once the model's are needed beside them
+        self._logprob_rows = cuda.device_array((self._sequences, logprobs.COLUMNS), np.float32)  # the model's
+        self._logprob_scratch = logprobs.Scratch.allocate(self._sequences, config.vocab_size)
+        self._adjusted_logits = None  # (B, V): a copy to adjust, once the model's are needed as well
         self._counts = None  # (max_num_seqs, V) uint32, once a request has penalties
         self._biases = None  # (max_num_seqs, V) float32, once a request has some
         self._stream = cuda.stream()
@@ -102,48 +102,48 @@ class ModelRunner:
 
     def launch(self, step: Step) -> Handle:
         """Returns before the step has run."""
-        alike = all(chunk.length == 1 == len(chunk.samples) for chunk in step.chunks)
-        shape = self._shape(step, alike)
+        is_pure_decode = all(chunk.length == 1 == len(chunk.samples) for chunk in step.chunks)
+        shape = self._shape(step, is_pure_decode)
         batch = self._builder.build(step, shape.rows, shape.sequences, shape.decoding)
         layout = batch.layout
-        host, tokens, listed = self._host[self._launched % IN_FLIGHT]
+        host, tokens, logprob_rows = self._host[self._launched % IN_FLIGHT]
         self._launched += 1
         host[: layout.size] = batch.buffer
         self._memory[: layout.size].copy_to_device(host[: layout.size], stream=self._stream)
         if batch.copies:
             copy_pages(self._pages, cuda.to_device(np.array(batch.copies, np.int32), stream=self._stream), self._stream)
 
-        begun = [sequence for sequence in batch.fresh if sequence.request.params.penalized]
-        if begun:
-            self._begin_counts(begun)
+        new_penalized = [sequence for sequence in batch.fresh if sequence.request.params.penalized]
+        if new_penalized:
+            self._begin_counts(new_penalized)
         for sequence in batch.fresh:
             if sequence.request.biased:
                 self._set_biases(sequence)
 
-        banned, after = batch.banned(), batch.banned_after()
+        banned, banned_after = batch.banned(), batch.banned_after()
         kind = Kind(shape, layout, *(bool((rows >= 0).any()) for rows in (batch.counted, batch.biased,
                                                                           batch.num_logprobs)))
         self._last_kind, graph = kind, self._graphs.get(kind)
-        if kind.listed and (kind.penalised or kind.biased or banned or after) and self._drawn_from is None:
-            self._drawn_from = cuda.device_array((self._sequences, self.vocab_size), np.float32)
-        if banned or after or kind.listed and kind.biased:
+        if kind.listed and (kind.penalised or kind.biased or banned or banned_after) and self._adjusted_logits is None:
+            self._adjusted_logits = cuda.device_array((self._sequences, self.vocab_size), np.float32)
+        if banned or banned_after or kind.listed and kind.biased:
             self._compile_ahead(kind, len(batch.samples))
-            self._run(kind, self._stream, banned, after)
+            self._run(kind, self._stream, banned, banned_after)
         elif graph is not None:
             self._graphs.move_to_end(kind)
             graph.launch(stream=self._stream)
         else:
             self._compile_ahead(kind, len(batch.samples))
             self._run(kind, self._stream)
-            if (alike or self._pads) and not self._eager and not launches.imagined():
-                self._keep_graph(kind, captured=alike or kind in self._graphs)
+            if (is_pure_decode or self._pads) and not self._eager and not launches.imagined():
+                self._keep_graph(kind, captured=is_pure_decode or kind in self._graphs)
         self._tokens[: layout.sequences].copy_to_host(tokens[: layout.sequences], stream=self._stream)
         if kind.listed:
-            self._listed[: layout.sequences].copy_to_host(listed[: layout.sequences], stream=self._stream)
-        of_prompts = [(chunk, self._score(first, chunk)) for first, chunk in batch.scored]
+            self._logprob_rows[: layout.sequences].copy_to_host(logprob_rows[: layout.sequences], stream=self._stream)
+        prompt_logprobs = [(chunk, self._score(first_row, chunk)) for first_row, chunk in batch.scored]
         done = cuda.event()
         done.record(self._stream)
-        return Handle(batch.samples, tokens, done, listed if kind.listed else None, of_prompts)
+        return Handle(batch.samples, tokens, done, logprob_rows if kind.listed else None, prompt_logprobs)
 
     def captured(self, sequences: int):
         """(graph, logits): of a step in which so many sequences have one token, once one has run. The graph does what
@@ -165,11 +165,11 @@ class ModelRunner:
             raise ValueError("no sequence of the last step has logprobs")
         count = self._last_kind.shape.sequences
         logits = self._workspace.rows(self._last_kind.shape).logits
-        return tuple(each.copy_to_host() for each in (logits, self._tokens[:count], self._listed[:count]))
+        return tuple(each.copy_to_host() for each in (logits, self._tokens[:count], self._logprob_rows[:count]))
 
     def planned(self) -> list[launches.Launch]:
         """The launches of a step like the last one, in their order; none of them runs. For the thread that launches
-        steps: while it looks, no kernel can be launched."""
+        steps: no kernel can be launched meanwhile."""
         return launches.planned(functools.partial(self._run, self._last_kind, self._stream)) if self._last_kind else []
 
     def fill_cache(self, values: np.ndarray) -> None:
@@ -177,39 +177,40 @@ class ModelRunner:
         for layer in (*self._cache.keys, *self._cache.values):
             layer.copy_to_device(values)
 
-    def _shape(self, step: Step, alike: bool) -> Shape:
-        """That in which a step runs. alike: each of its sequences has one token and samples one."""
-        if alike:
+    def _shape(self, step: Step, is_pure_decode: bool) -> Shape:
+        """Return the shape in which a step runs. is_pure_decode: every sequence has one token and samples
+        one."""
+        if is_pure_decode:
             size = bucket(len(step.chunks), self.max_num_seqs)
             return Shape(size, size, size, 0)
         needed = shape_needed(step)
         return padded(needed, self._rows, self._sequences, self.max_num_seqs) if self._pads else needed
 
     def _keep_graph(self, kind: Kind, captured: bool) -> None:
-        """Of a step that has just been launched; or only that it was, if it is not to be captured yet."""
+        """Capture the step that has just been launched; if not captured, only record that its kind was launched."""
         self._graphs[kind] = graphs.capture(functools.partial(self._run, kind), warm_up=False) if captured else None
         self._graphs.move_to_end(kind)
-        if len(self._graphs) > MOST_GRAPHS:
+        if len(self._graphs) > MAX_GRAPHS:
             self._graphs.popitem(last=False)
 
     def _compile_ahead(self, kind: Kind, samples: int) -> None:
-        """Compiles side by side what this step will launch, and what those after it will, when its sequences decode
-        and end one by one. Which kernels these are depends on sizes; of those within a factor of two one is looked at,
-        and what it does not show is compiled when it is launched."""
+        """Compile in parallel what this step will launch, and what later steps will, as its sequences decode and finish
+        one by one. Which kernels these are depends on sizes: one of each power of two is tried, and kernels that it
+        misses are compiled when they are launched."""
         kinds = [kind]
         if samples:
             kinds += [Kind(Shape(size, size, size, 0), Layout(size, size, kind.layout.max_pages), kind.penalised,
                            kind.biased, kind.listed)
                       for size in buckets(bucket(samples, self.max_num_seqs))]
-        alike = {(each.shape.rows.bit_length(), each.shape.sequences.bit_length(), each.shape.decoding > 0,
-                  each.shape.decoding < each.shape.sequences, each.penalised, each.biased, each.listed): each
-                 for each in kinds}
-        new = [each for key, each in alike.items() if key not in self._prepared]
+        kinds_by_size = {(each.shape.rows.bit_length(), each.shape.sequences.bit_length(), each.shape.decoding > 0,
+                          each.shape.decoding < each.shape.sequences, each.penalised, each.biased, each.listed): each
+                         for each in kinds}
+        new = [each for key, each in kinds_by_size.items() if key not in self._prepared]
         if new and not launches.imagined():
             needed = dict.fromkeys(one for each in new
                                    for one in launches.needed(functools.partial(self._run, each, self._stream)))
             compile_ahead.prepare(needed, progress=self._compiling)
-            self._prepared |= alike.keys()
+            self._prepared |= kinds_by_size.keys()
 
     def _device_views(self, layout: Layout) -> dict:
         return layout.views(self._memory[: layout.size])
@@ -223,28 +224,28 @@ class ModelRunner:
         fill_ids(inputs.ids, self._last, stream=stream)
         return self.model.forward(inputs, self._cache, self._workspace, stream=stream)
 
-    def _changed(self, logits, kind: Kind, banned, after, stream):
-        """Change the logits to what tokens are drawn from, as vLLM does: biases first. With logprobs, which are the
-        model's, the changed ones lie in memory of their own."""
-        views, changed = self._views(kind.layout), logits
-        if kind.listed and (kind.penalised or kind.biased or banned or after):
-            changed = self._drawn_from[: kind.layout.sequences]
+    def _adjust_logits(self, logits, kind: Kind, banned, banned_after, stream):
+        """Apply biases, penalties and bans to the logits, biases first, as vLLM does. With logprobs, which are the
+        model's, the adjusted ones lie in memory of their own."""
+        views, adjusted = self._views(kind.layout), logits
+        if kind.listed and (kind.penalised or kind.biased or banned or banned_after):
+            adjusted = self._adjusted_logits[: kind.layout.sequences]
             if kind.biased or not kind.penalised:  # never in a graph, see launch
-                changed.copy_to_device(logits, stream=stream)
+                adjusted.copy_to_device(logits, stream=stream)
         if kind.biased:
-            add_biases(changed, self._biases, views["biased"], stream=stream)
-            logits = changed
+            add_biases(adjusted, self._biases, views["biased"], stream=stream)
+            logits = adjusted
         if kind.penalised:
             penalise(logits, self._counts, views["counted"], views["repetition_penalty"], views["frequency_penalty"],
-                     views["presence_penalty"], changed, stream=stream)
+                     views["presence_penalty"], adjusted, stream=stream)
         # The tokenizer may have ends of text that the model does not have.
         pairs = [(row, token) for row, tokens in banned for token in tokens if 0 <= token < self.vocab_size]
         if pairs:
-            ban_tokens(changed, cuda.to_device(np.array(pairs, np.int32), stream=stream), stream=stream)
-        if after:
-            ban_tokens_after(changed, cuda.to_device(np.array(after, np.int32), stream=stream), self._last,
+            ban_tokens(adjusted, cuda.to_device(np.array(pairs, np.int32), stream=stream), stream=stream)
+        if banned_after:
+            ban_tokens_after(adjusted, cuda.to_device(np.array(banned_after, np.int32), stream=stream), self._last,
                              stream=stream)
-        return changed
+        return adjusted
 
     def _sample(self, logits, kind: Kind, stream) -> None:
         views, tokens = self._views(kind.layout), self._tokens[: kind.layout.sequences]
@@ -254,44 +255,45 @@ class ModelRunner:
         if kind.penalised:
             count_tokens(self._counts, views["counted"], tokens, stream=stream)
 
-    def _run(self, kind: Kind, stream, banned=(), after=()) -> None:
-        """What a graph holds, if nothing is banned."""
+    def _run(self, kind: Kind, stream, banned=(), banned_after=()) -> None:
+        """The launches of a step; a graph holds these, if nothing is banned."""
         logits = self._forward(kind, stream)
-        self._sample(self._changed(logits, kind, banned, after, stream), kind, stream)
+        self._sample(self._adjust_logits(logits, kind, banned, banned_after, stream), kind, stream)
         if kind.listed:
             count = kind.layout.sequences
             logprobs.logprobs(logits, self._tokens[:count], self._views(kind.layout)["num_logprobs"],
-                              self._listed[:count], self._listing, stream=stream)
+                              self._logprob_rows[:count], self._logprob_scratch, stream=stream)
 
-    def _score(self, first: int, chunk: Chunk) -> np.ndarray:
+    def _score(self, first_row: int, chunk: Chunk) -> np.ndarray:
         """Launches the logprobs of a prompt's tokens, and returns where on the host they will be: a row of
-        labkit.kernels.logprobs for each. first: the chunk's first row in the step that was launched last."""
-        stream, prompt, places = self._stream, chunk.sequence.request.prompt, chunk.scored
-        host = cuda.pinned_array((len(places), logprobs.COLUMNS), np.float32)
-        tokens = cuda.to_device(np.array(prompt[places.start : places.stop], np.int32), stream=stream)
-        wanted = cuda.to_device(np.full(len(places), chunk.sequence.request.params.prompt_logprobs, np.int32),
-                                stream=stream)
-        for begin in range(0, len(places), self._sequences):
-            end = min(begin + self._sequences, len(places))
-            logits = self.model.logits_of_rows(self._workspace, first + begin, first + end, stream=stream)
-            listed = self._listed[: end - begin]
-            logprobs.logprobs(logits, tokens[begin:end], wanted[begin:end], listed, self._listing, stream=stream)
-            listed.copy_to_host(host[begin:end], stream=stream)
+        labkit.kernels.logprobs for each. first_row: the chunk's, in the step that was launched last."""
+        stream, prompt, positions = self._stream, chunk.sequence.request.prompt, chunk.scored
+        host = cuda.pinned_array((len(positions), logprobs.COLUMNS), np.float32)
+        tokens = cuda.to_device(np.array(prompt[positions.start : positions.stop], np.int32), stream=stream)
+        num_logprobs = cuda.to_device(np.full(len(positions), chunk.sequence.request.params.prompt_logprobs, np.int32),
+                                      stream=stream)
+        for begin in range(0, len(positions), self._sequences):
+            end = min(begin + self._sequences, len(positions))
+            logits = self.model.logits_of_rows(self._workspace, first_row + begin, first_row + end, stream=stream)
+            logprob_rows = self._logprob_rows[: end - begin]
+            logprobs.logprobs(logits, tokens[begin:end], num_logprobs[begin:end], logprob_rows, self._logprob_scratch,
+                              stream=stream)
+            logprob_rows.copy_to_host(host[begin:end], stream=stream)
         return host
 
     def _set_biases(self, sequence: Sequence) -> None:
-        """Of a sequence that is new at its seat."""
+        """Copy the biases of a sequence that is new in its slot."""
         vocabulary = self.model.config.vocab_size
         if self._biases is None:
             self._biases = cuda.device_array((self.max_num_seqs, vocabulary), np.float32)
         self._biases[sequence.seat].copy_to_device(sequence.request.bias_row(vocabulary), stream=self._stream)
 
-    def _begin_counts(self, begun: list[Sequence]) -> None:
-        """The tokens so far of sequences that are new at their seats."""
+    def _begin_counts(self, new_penalized: list[Sequence]) -> None:
+        """Count the tokens so far of sequences that are new in their slots."""
         vocabulary = self.model.config.vocab_size
         if self._counts is None:
             self._counts = cuda.to_device(np.zeros((self.max_num_seqs, vocabulary), np.uint32), stream=self._stream)
-        for sequence in begun:
+        for sequence in new_penalized:
             row = prompt_row(sequence.request.prompt, vocabulary)
             np.add.at(row, sequence.output, 1)
             self._counts[sequence.seat].copy_to_device(row, stream=self._stream)
@@ -300,7 +302,7 @@ class ModelRunner:
 def longest(model: Llama, max_model_len: int | None) -> int:
     """Return how long a sequence may be, in tokens: a prompt of one and one that follows at least, and no more than the
     model has positions."""
-    return model.positions if max_model_len is None else whole("max_model_len", max_model_len, 2, model.positions)
+    return model.positions if max_model_len is None else integer("max_model_len", max_model_len, 2, model.positions)
 
 
 def most_pages(model: Llama) -> int:
@@ -309,31 +311,31 @@ def most_pages(model: Llama) -> int:
 
 
 class Handle:
-    """A step that was launched. listed: (B, COLUMNS) of labkit.kernels.logprobs, if there are logprobs; of_prompts: the
-    same for each chunk that is scored."""
+    """A step that was launched. logprob_rows: (B, COLUMNS) of labkit.kernels.logprobs, if there are logprobs;
+    prompt_logprobs: the same for each chunk that is scored."""
 
-    def __init__(self, samples, tokens: np.ndarray, done, listed: np.ndarray | None,
-                 of_prompts: list[tuple[Chunk, np.ndarray]]):
-        self._samples, self._tokens, self._done, self._listed = samples, tokens, done, listed
-        self._of_prompts = of_prompts
+    def __init__(self, samples, tokens: np.ndarray, done, logprob_rows: np.ndarray | None,
+                 prompt_logprobs: list[tuple[Chunk, np.ndarray]]):
+        self._samples, self._tokens, self._done, self._logprob_rows = samples, tokens, done, logprob_rows
+        self._prompt_logprobs = prompt_logprobs
 
     def tokens(self) -> list[Sampled]:
         """Raises ValueError where the model's logits are no numbers."""
         self._done.synchronize()
-        numbers = [number for number, _ in self._samples]
-        tokens = self._tokens[numbers].tolist()
+        indices = [index for index, _ in self._samples]
+        tokens = self._tokens[indices].tolist()
         for token, (_, sequence) in zip(tokens, self._samples, strict=True):
             if token < 0:
                 raise ValueError(f"request {sequence.request.request_id}: the model's logits are NaN, or no token is "
                                  f"allowed")
-        if self._listed is None:
+        if self._logprob_rows is None:
             return list(map(Sampled, tokens))
-        return with_logprobs(tokens, self._listed[numbers])  # a copy: a later step writes there
+        return with_logprobs(tokens, self._logprob_rows[indices])  # a copy: a later step writes there
 
     def prompt_tokens(self) -> list[tuple[Chunk, list[Sampled]]]:
         self._done.synchronize()
-        found = []
-        for chunk, rows in self._of_prompts:
+        result = []
+        for chunk, rows in self._prompt_logprobs:
             tokens = chunk.sequence.request.prompt[chunk.scored.start : chunk.scored.stop]
-            found.append((chunk, with_logprobs(tokens, rows.copy())))  # pinned memory is not kept
-        return found
+            result.append((chunk, with_logprobs(tokens, rows.copy())))  # pinned memory is not kept
+        return result

@@ -28,13 +28,14 @@ class Sampled(NamedTuple):
 def with_logprobs(tokens: Items[int], rows: np.ndarray) -> list[Sampled]:
     """Tokens with what labkit.kernels.logprobs wrote for them, a row each. The rows stay one array, which must not
     change afterwards: a step of 128 sequences makes no more objects with 20 logprobs a token than with one."""
-    wanted = rows[:, logprobs.RANK] > 0
-    if not wanted.all():
-        found = iter(with_logprobs(np.asarray(tokens)[wanted].tolist(), rows[wanted]))
-        return [next(found) if each else Sampled(token) for token, each in zip(tokens, wanted.tolist(), strict=True)]
+    has_logprobs = rows[:, logprobs.RANK] > 0
+    if not has_logprobs.all():
+        sampled = iter(with_logprobs(np.asarray(tokens)[has_logprobs].tolist(), rows[has_logprobs]))
+        return [next(sampled) if each else Sampled(token)
+                for token, each in zip(tokens, has_logprobs.tolist(), strict=True)]
     # Sampled(...) would be a call of a Python function for each.
-    own = rows[:, logprobs.LOGPROB].tolist()
-    return list(map(partial(tuple.__new__, Sampled), zip(tokens, own, repeat(rows), range(len(rows)))))
+    values = rows[:, logprobs.LOGPROB].tolist()
+    return list(map(partial(tuple.__new__, Sampled), zip(tokens, values, repeat(rows), range(len(rows)))))
 
 
 @dataclass(slots=True)
@@ -78,7 +79,7 @@ class Logprobs(Items):
     def __eq__(self, other) -> bool:
         if not isinstance(other, Logprobs | list | tuple):
             return NotImplemented
-        return len(self) == len(other) and all(mine == theirs for mine, theirs in zip(self, other, strict=True))
+        return len(self) == len(other) and all(a == b for a, b in zip(self, other, strict=True))
 
     def __repr__(self) -> str:
         return f"Logprobs({list(self)!r})"
@@ -99,21 +100,21 @@ class Logprobs(Items):
         if entry is None:
             return None
         row, texts = entry.rows[entry.row], self._texts
-        found = {entry.token: Logprob(entry.logprob, int(row[logprobs.RANK]), texts[entry.token])}
+        result = {entry.token: Logprob(entry.logprob, int(row[logprobs.RANK]), texts[entry.token])}
         top = row[logprobs.TOP : logprobs.TOKENS].tolist()
         for rank, (token, logprob) in enumerate(zip(row[logprobs.TOKENS :].astype(np.int32).tolist(), top, strict=True),
                                                 1):
             if token < 0:  # all that were asked for, or that the model has
                 break
-            if token not in found:
-                found[token] = Logprob(logprob, rank, texts[token])
-        return found
+            if token not in result:
+                result[token] = Logprob(logprob, rank, texts[token])
+        return result
 
 
 def unpack(tokens: list[int | None], rows: np.ndarray) -> list[Sampled | None]:
     """The entries of Logprobs.packed."""
-    found = iter(with_logprobs([token for token in tokens if token is not None], rows))
-    return [None if token is None else next(found) for token in tokens]
+    entries = iter(with_logprobs([token for token in tokens if token is not None], rows))
+    return [None if token is None else next(entries) for token in tokens]
 
 
 def _unpacked(tokens: list[int | None], rows: np.ndarray, texts: dict[int, str | None]) -> Logprobs:

@@ -28,7 +28,7 @@ class Part(NamedTuple):
 
 @dataclass(frozen=True)
 class Recorded:
-    """A step. held: pages that sequences hold while it runs. waiting: sequences that have neither seat nor pages."""
+    """A step. held: pages that sequences hold while it runs. waiting: sequences that have neither a slot nor pages."""
 
     parts: tuple[Part, ...]
     preempted: tuple[Name, ...]
@@ -44,21 +44,22 @@ def name_of(sequence: Sequence) -> Name:
 
 
 class RecordingScheduler(Scheduler):
-    """history: every step that has something to run, the first one first."""
+    """history: every step that has something to run, oldest first."""
 
     def __init__(self, blocks: BlockManager, **options):
         super().__init__(blocks, **options)
         self.history: list[Recorded] = []
-        self._reached: dict[Name, int] = {}  # tokens that each sequence has had computed or found
+        self._reached: dict[Name, int] = {}  # tokens of each sequence that were computed or found in the prefix cache
 
     def schedule(self) -> Step:
-        before = [(sequence, sequence.admission) for sequence in self.running]
+        previous = [(sequence, sequence.admission) for sequence in self.running]
         step = super().schedule()
         if step.chunks:
             running = {chunk.sequence for chunk in step.chunks}
-            left = tuple(name_of(each) for each, admission in before if each.seat < 0 or each.admission != admission)
+            preempted = tuple(name_of(each) for each, admission in previous
+                              if each.seat < 0 or each.admission != admission)
             self.history.append(Recorded(
-                tuple(part for chunk in step.chunks for part in self._parts(chunk)), left,
+                tuple(part for chunk in step.chunks for part in self._parts(chunk)), preempted,
                 tuple(name_of(each) for each in self.waiting if each not in running),
                 self.blocks.num_pages - self.blocks.num_free))
         return step
@@ -66,10 +67,11 @@ class RecordingScheduler(Scheduler):
     def _parts(self, chunk) -> list[Part]:
         """A chunk may begin with tokens that were computed before, and go on with new ones."""
         name, prompt, end = name_of(chunk.sequence), len(chunk.sequence.request.prompt), chunk.begin + chunk.length
-        again = min(max(self._reached.get(name, 0), chunk.begin), end)
-        first = min(max(prompt, again), end)  # of the output's tokens
+        recomputed = min(max(self._reached.get(name, 0), chunk.begin), end)
+        prompt_end = min(max(prompt, recomputed), end)  # where the output begins
         for sequence in chunk.samples:  # with n > 1 the others begin where the first one's prompt ends
             self._reached[name_of(sequence)] = end
         self._reached[name] = max(self._reached.get(name, 0), end)
-        counts = (("again", again - chunk.begin), ("prefill", first - again), ("decode", end - first))
+        counts = (("again", recomputed - chunk.begin), ("prefill", prompt_end - recomputed),
+                  ("decode", end - prompt_end))
         return [Part(name, kind, tokens) for kind, tokens in counts if tokens]

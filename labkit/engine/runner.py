@@ -1,4 +1,4 @@
-"""What the engine asks of whatever runs a model: launch a step, and hand over its tokens when they are wanted.
+"""The interface between the engine and what runs a model: launch a step, and return its tokens on request.
 
     handle = runner.launch(step)       # returns before the step has run
     ...                                # the host schedules the next one
@@ -13,7 +13,7 @@ The contract that the scheduler relies on:
 - The token that a step samples for a sequence is kept on the device at the sequence's seat. Where a later step's id is
   -1 - seat, it is that token.
 - A token depends on the tokens before it, on its request's parameters and seed, and on its position: not on seats,
-  pages, chunks or the company of other sequences.
+  pages, chunks or other sequences in the batch.
 """
 
 from __future__ import annotations
@@ -82,9 +82,9 @@ def row_bucket(rows: int, largest: int) -> int:
     return min(size, largest)
 
 
-def padded(shape: Shape, rows: int, sequences: int, seats: int) -> Shape:
+def padded(shape: Shape, rows: int, sequences: int, slots: int) -> Shape:
     """The shape for which a graph is captured that runs a step with parts of prompts: of few kinds, since each costs a
-    capture. rows, sequences: the most that there is memory for. seats: the most sequences that decode.
+    capture. rows, sequences: the most that there is memory for. slots: the most sequences that decode.
 
     Empty sequences are cheap: blocks of attention end at once. So there are 0, 32, 128, 256, ... that decode, others by
     powers of two, and the longest has all of the rows, or a quarter, a sixteenth, ...
@@ -92,7 +92,7 @@ def padded(shape: Shape, rows: int, sequences: int, seats: int) -> Shape:
     T = row_bucket(shape.rows, rows)
     others = shape.sequences - shape.decoding
     decoding = shape.decoding and (32 if shape.decoding <= 32 else -(-shape.decoding // 128) * 128)
-    decoding, others = min(decoding, seats, T), others and 1 << (others - 1).bit_length()
+    decoding, others = min(decoding, slots, T), others and 1 << (others - 1).bit_length()
     if decoding + others > sequences:
         return shape._replace(rows=T)
     longest = T if others else 0

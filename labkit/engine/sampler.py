@@ -48,30 +48,30 @@ class Sampler:
             return result
         chosen = np.arange(logits.size) if self.top_k is None else likeliest(logits, self.top_k)
         exponentials = np.exp((logits[chosen] - logits.max()) / self.temperature)
-        shares = exponentials / exponentials.sum()
+        probs = exponentials / exponentials.sum()
         if self.top_p is not None and self.top_p < 1:
-            # Those with less than a share of what may be left out cannot be needed: to sort all takes milliseconds.
-            enough = np.flatnonzero(shares >= 0.5 * (1 - self.top_p) / shares.size)
-            order = enough[np.argsort(-shares[enough], kind="stable")]  # likeliest first, of equal ones the first
-            kept = int(np.searchsorted(np.cumsum(shares[order]), self.top_p)) + 1  # the one that reaches p is kept
-            chosen, shares = chosen[order[:kept]], shares[order[:kept]]
-        result[chosen] = shares / shares.sum()
+            # Sorting all takes milliseconds; tokens below an even part of the excluded mass cannot be needed.
+            candidates = np.flatnonzero(probs >= 0.5 * (1 - self.top_p) / probs.size)
+            order = candidates[np.argsort(-probs[candidates], kind="stable")]  # likeliest first, ties by index
+            cutoff = int(np.searchsorted(np.cumsum(probs[order]), self.top_p)) + 1  # the one that reaches p is kept
+            chosen, probs = chosen[order[:cutoff]], probs[order[:cutoff]]
+        result[chosen] = probs / probs.sum()
         return result
 
     def choose(self, logits: np.ndarray, rng: np.random.Generator) -> int:
         """A token id. Draws one number from rng, unless greedy."""
         if self.greedy and not np.isnan(logits).any():
             return int(np.argmax(logits))
-        shares = np.cumsum(self.probabilities(logits))
-        return int(np.searchsorted(shares, rng.random() * shares[-1], side="right"))
+        probs = np.cumsum(self.probabilities(logits))
+        return int(np.searchsorted(probs, rng.random() * probs[-1], side="right"))
 
 
 def likeliest(logits: np.ndarray, count: int) -> np.ndarray:
     """The indices of the `count` largest, in their order; of equal ones the first."""
     if count >= logits.size:
         return np.arange(logits.size)
-    least = np.partition(logits, logits.size - count)[logits.size - count]
-    above, equal = np.flatnonzero(logits > least), np.flatnonzero(logits == least)
+    threshold = np.partition(logits, logits.size - count)[logits.size - count]
+    above, equal = np.flatnonzero(logits > threshold), np.flatnonzero(logits == threshold)
     return np.sort(np.concatenate([above, equal[: count - above.size]]))
 
 

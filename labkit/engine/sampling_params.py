@@ -11,7 +11,7 @@ from numbers import Real
 
 from labkit._common.errors import short
 from labkit.engine import vllm
-from labkit.engine.checks import is_list, number, switch, token_ids, whole
+from labkit.engine.checks import boolean, integer, is_list, number, token_ids
 from labkit.kernels.logprobs import MOST
 
 GREEDY_BELOW = 1e-5  # a lower temperature means the most likely token
@@ -22,7 +22,7 @@ WHOLE = {"n": (1, MAX_N), "top_k": (-1, 2**31 - 1), "min_tokens": (0, None)}
 OPTIONAL = {"seed": (None, None), "max_tokens": (1, None), "logprobs": (0, MAX_LOGPROBS),
             "prompt_logprobs": (0, MAX_LOGPROBS)}
 SWITCHES = ("ignore_eos", "include_stop_str_in_output", "skip_special_tokens", "detokenize")
-MOST_BIAS = 100  # of a logit, up or down, as OpenAI and vLLM have it
+MAX_BIAS = 100  # of a logit, up or down, as OpenAI and vLLM have it
 # What each may be, and in words. Logits that are divided or multiplied by these stay numbers in float32.
 NUMBERS = {
     "presence_penalty": (lambda value: -2 <= value <= 2, "from -2 to 2"),
@@ -90,15 +90,15 @@ class SamplingParams:
     bad_words: Sequence[str] | None = None
 
     def __post_init__(self):
-        for name, (least, most) in WHOLE.items():
-            self._set(name, whole(name, getattr(self, name), least, most))
-        for name, (least, most) in OPTIONAL.items():
+        for name, (minimum, maximum) in WHOLE.items():
+            self._set(name, integer(name, getattr(self, name), minimum, maximum))
+        for name, (minimum, maximum) in OPTIONAL.items():
             if getattr(self, name) is not None:
-                self._set(name, whole(name, getattr(self, name), least, most))
+                self._set(name, integer(name, getattr(self, name), minimum, maximum))
         for name, allowed in NUMBERS.items():
             self._set(name, number(name, getattr(self, name), *allowed))
         for name in SWITCHES:
-            self._set(name, switch(name, getattr(self, name)))
+            self._set(name, boolean(name, getattr(self, name)))
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise ValueError(f"min_tokens is {short(self.min_tokens)}, more than max_tokens, which is "
                              f"{self.max_tokens}")
@@ -152,23 +152,23 @@ def stop_strings(stop) -> tuple[str, ...]:
     return tuple(strings)
 
 
-def biases(given) -> dict[int, float] | None:
+def biases(logit_bias) -> dict[int, float] | None:
     """Return SamplingParams' logit_bias with ints and floats. Its keys may be texts, as they are in JSON."""
-    if given is None:
+    if logit_bias is None:
         return None
-    if not isinstance(given, Mapping):
-        raise TypeError(f"logit_bias is {short(given)}; it must be a dictionary of token ids and numbers")
-    found = {}
-    for key, bias in given.items():
+    if not isinstance(logit_bias, Mapping):
+        raise TypeError(f"logit_bias is {short(logit_bias)}; it must be a dictionary of token ids and numbers")
+    result = {}
+    for key, bias in logit_bias.items():
         token = int(key) if isinstance(key, str) and key.isascii() and key.isdigit() and len(key) < 20 else key
         (token,) = token_ids("logit_bias", [token])
         if not isinstance(bias, Real) or isinstance(bias, bool):
             raise TypeError(f"logit_bias has {short(bias)} for the token {token}; it must be a number, from "
-                            f"-{MOST_BIAS} to {MOST_BIAS}")
-        if not -MOST_BIAS <= bias <= MOST_BIAS:
-            raise ValueError(f"logit_bias has {short(bias)} for the token {token}; it must be from -{MOST_BIAS} to "
-                             f"{MOST_BIAS}")
-        if token in found:
+                            f"-{MAX_BIAS} to {MAX_BIAS}")
+        if not -MAX_BIAS <= bias <= MAX_BIAS:
+            raise ValueError(f"logit_bias has {short(bias)} for the token {token}; it must be from -{MAX_BIAS} to "
+                             f"{MAX_BIAS}")
+        if token in result:
             raise ValueError(f"logit_bias has the token {token} twice")
-        found[token] = float(bias)
-    return found
+        result[token] = float(bias)
+    return result

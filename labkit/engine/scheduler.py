@@ -12,7 +12,7 @@ again later, with what it has generated (preemption by recomputing). So the olde
 and each sequence becomes the oldest in time: none starves.
 
 `schedule` may be called for step n + 1 before `receive` for step n: a token that the host does not know yet lies on the
-device, at the sequence's seat, and counts as `pending`. Where a sequence turns out to have ended at step n, what step
+device, at the sequence's slot, and counts as `pending`. Where a sequence turns out to have ended at step n, what step
 n + 1 samples for it is discarded. Its pages may be used again at once, because the device runs one step after another.
 """
 
@@ -73,7 +73,7 @@ class Step:
 
 
 class Scheduler:
-    """max_num_seqs: how many run at a time; each has a seat, a number below it, as long as it runs.
+    """max_num_seqs: how many run at a time; each has a slot (Sequence.seat), a number below it, as long as it runs.
     max_num_batched_tokens: of a step, the token budget."""
 
     def __init__(self, blocks: BlockManager, *, max_num_seqs: int = 256, max_num_batched_tokens: int = 2048):
@@ -84,7 +84,7 @@ class Scheduler:
         self.max_num_seqs, self.max_num_batched_tokens = max_num_seqs, max_num_batched_tokens
         self.running: list[Sequence] = []  # the oldest first
         self._waiting: list[Sequence] = []  # a heap, the oldest first; those that ended while they waited are in it
-        self._seats = list(range(max_num_seqs))  # a heap of those that are free
+        self._free_slots = list(range(max_num_seqs))  # a heap
         self._arrivals = 0
 
     def check(self, request: Request) -> None:
@@ -116,18 +116,18 @@ class Scheduler:
         step, budget = Step(), self.max_num_batched_tokens
         for sequence in tuple(self.running):
             length = min(sequence.length - sequence.computed, budget)
-            goes_on = sequence.state is State.RUNNING and length and not sequence.complete
-            if goes_on and self._make_pages(sequence, length, step):
+            can_run = sequence.state is State.RUNNING and length and not sequence.complete
+            if can_run and self._make_pages(sequence, length, step):
                 self._run(sequence, length, step)
                 budget -= length
         self._admit(budget, step)
         return step
 
     def _make_pages(self, sequence: Sequence, tokens: int, step: Step) -> bool:
-        """Preempts until there are pages for so many more tokens; False if the sequence was the youngest itself."""
+        """Preempt until there are pages for so many more tokens; False if the sequence itself was preempted."""
         while self.blocks.missing(sequence, tokens) > self.blocks.num_free:
             youngest = self.running[-1]
-            self._leave(youngest, State.WAITING)
+            self._release(youngest, State.WAITING)
             heapq.heappush(self._waiting, youngest)
             step.preempted += 1
             if youngest is sequence:
@@ -135,17 +135,17 @@ class Scheduler:
         return True
 
     def _admit(self, budget: int, step: Step) -> None:
-        while budget and self._seats and (sequence := self._next_waiting()):
+        while budget and self._free_slots and (sequence := self._next_waiting()):
             prefix = self.blocks.cached_prefix(sequence)
-            kept = self.blocks.watermark * len(self.running)
-            wanted = self.blocks.needed(sequence, sequence.length, prefix) + kept
-            if sequence.pending or wanted > self.blocks.num_free:
+            reserved = self.blocks.watermark * len(self.running)
+            required = self.blocks.needed(sequence, sequence.length, prefix) + reserved
+            if sequence.pending or required > self.blocks.num_free:
                 break
             heapq.heappop(self._waiting)
             self.blocks.take(sequence, prefix)
             if sequence.request.num_cached_tokens is None:
                 sequence.request.num_cached_tokens = sequence.computed
-            self._seat(sequence)
+            self._assign_slot(sequence)
             length = min(sequence.length - sequence.computed, budget)
             self._run(sequence, length, step)
             budget -= length
@@ -156,7 +156,7 @@ class Scheduler:
         return self._waiting[0] if self._waiting else None
 
     def _run(self, sequence: Sequence, length: int, step: Step) -> None:
-        """Enters the sequence's next tokens into the step. There are pages for them."""
+        """Add the sequence's next tokens to the step. There are pages for them."""
         begin, samples = sequence.computed, ()
         copy = self.blocks.grow(sequence, length)
         if copy:
@@ -170,32 +170,33 @@ class Scheduler:
         step.chunks.append(Chunk(sequence, begin, length, samples))
 
     def _fork(self, first: Sequence) -> list[Sequence]:
-        """Seats the other outputs of a prompt that is computed with this step: they share its pages. Those for whom
-        there is no seat wait like others, and find the prompt in the prefix cache if they are lucky."""
-        seated = []
+        """Assign slots to the other outputs of a prompt that is computed with this step: they share its pages. Those
+        without a slot wait like any other sequence, and may find the prompt in the prefix cache."""
+        forked = []
         for sequence in first.followers:
-            if self._seats:
+            if self._free_slots:
                 self.blocks.fork(first, sequence)
-                self._seat(sequence)
-                seated.append(sequence)
+                self._assign_slot(sequence)
+                forked.append(sequence)
             else:
                 sequence.state = State.WAITING
                 heapq.heappush(self._waiting, sequence)
         first.followers = []
-        return seated
+        return forked
 
-    def _seat(self, sequence: Sequence) -> None:
-        sequence.state, sequence.seat, sequence.admission = State.RUNNING, heapq.heappop(self._seats), next(ADMISSIONS)
-        self.running.append(sequence)  # all that run are older: none passes one that waits
+    def _assign_slot(self, sequence: Sequence) -> None:
+        sequence.state, sequence.seat, sequence.admission = (State.RUNNING, heapq.heappop(self._free_slots),
+                                                             next(ADMISSIONS))
+        self.running.append(sequence)  # all that run are older: no sequence overtakes a waiting one
 
-    def _leave(self, sequence: Sequence, state: State) -> None:
-        """A running sequence gives its seat and its pages back."""
+    def _release(self, sequence: Sequence, state: State) -> None:
+        """Free a running sequence's slot and pages."""
         self.running.remove(sequence)
-        heapq.heappush(self._seats, sequence.seat)
+        heapq.heappush(self._free_slots, sequence.seat)
         self.blocks.release(sequence)
         sequence.state, sequence.seat = state, -1
 
-    # --- What came of a step -----------------------------------------------------------------------------------------
+    # --- Results of a step -------------------------------------------------------------------------------------------
 
     def receive(self, step: Step, tokens: Iterable[Sampled]) -> list[tuple[Sequence, Sampled]]:
         """Appends the tokens of a step to their sequences; steps are received in the order in which they were
@@ -210,11 +211,11 @@ class Scheduler:
         return alive
 
     def finish(self, sequence: Sequence, reason: FinishReason) -> None:
-        """Takes a sequence out, in whatever state it is; one that is finished stays as it is."""
+        """Remove a sequence, in whatever state it is; one that is finished stays as it is."""
         if sequence.state is State.FINISHED:
             return
         if sequence.state is State.RUNNING:
-            self._leave(sequence, State.FINISHED)
+            self._release(sequence, State.FINISHED)
         sequence.state, sequence.finish_reason = State.FINISHED, reason
 
     def abort(self, request: Request) -> None:
@@ -224,7 +225,7 @@ class Scheduler:
 
 class StaticScheduler(Scheduler):
     """Static batching, the rung before: a batch is filled once, over as many steps as its prompts take, and the next
-    one begins when all of it have ended. The seats of those that end early stay empty until then."""
+    one begins when all of it have ended. The slots of those that end early stay empty until then."""
 
     _open = True  # the batch is not full yet
 
@@ -232,5 +233,5 @@ class StaticScheduler(Scheduler):
         self._open = self._open or not self.running
         if self._open:
             super()._admit(budget, step)
-            # With tokens left in the budget it was seats, pages or requests that ran out.
+            # With tokens left in the budget, it was slots, pages or requests that ran out.
             self._open = step.tokens == self.max_num_batched_tokens

@@ -96,15 +96,15 @@ class Sequence:
         tokens before are the end of the output; and (before, token) where that hangs on the token before, which only
         the device knows yet."""
         known, unknown = self.output, position - len(self.tokens)
-        found, conditions = [], []
-        for *before, token in self.request.bad_words:
-            size = len(before) - unknown  # of its tokens that the host can compare
-            if len(before) <= len(known) + unknown and (size <= 0 or known[len(known) - size :] == before[:size]):
+        tokens, conditions = [], []
+        for *prefix, token in self.request.bad_words:
+            size = len(prefix) - unknown  # of its tokens that the host can compare
+            if len(prefix) <= len(known) + unknown and (size <= 0 or known[len(known) - size :] == prefix[:size]):
                 if unknown:
-                    conditions.append((before[-1], token))
+                    conditions.append((prefix[-1], token))
                 else:
-                    found.append(token)
-        return tuple(found), conditions
+                    tokens.append(token)
+        return tuple(tokens), conditions
 
     def ended_by_last(self) -> FinishReason | None:
         """Why the token that was appended last is the end, if it is; a stop token is noted in stop_reason. None comes
@@ -137,10 +137,10 @@ class Request:
         if self.max_length <= len(self.prompt):
             raise ValueError(f"request {request_id}: the prompt has {len(self.prompt):,} tokens; at most "
                              f"{max_length - 1:,} fit, so that one may follow")
-        most = max_length - len(self.prompt)
-        if params.min_tokens > most:
+        max_output = max_length - len(self.prompt)
+        if params.min_tokens > max_output:
             raise ValueError(f"min_tokens is {short(params.min_tokens)}; after a prompt of {len(self.prompt):,} tokens "
-                             f"at most {most:,} fit")
+                             f"at most {max_output:,} fit")
         self.ending = (*params.stop_token_ids, *(() if params.ignore_eos else stop_ids))
         self.bad_tokens = tuple(word[0] for word in bad_words if len(word) == 1)
         self.bad_words = [tuple(word) for word in bad_words if len(word) > 1]

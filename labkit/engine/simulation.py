@@ -39,7 +39,7 @@ class Work:
 
 
 class Cell(NamedTuple):
-    """What a seat does in a step. kind: "prefill" for tokens of a prompt, or computed again after a preemption, or
+    """The work of one seat in a step. kind: "prefill" for tokens of a prompt, or computed again after a preemption, or
     "decode"."""
 
     step: int
@@ -74,37 +74,37 @@ def simulate(work: Items[Work], scheduler: type[Scheduler] = Scheduler, *, max_n
     scheduler, blocks: as LLMEngine takes them."""
     blocks = blocks(num_pages, page_size, prefix_caching=False)
     plan = scheduler(blocks, max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens)
-    coming = _by_arrival(work)
+    upcoming = _by_arrival(work)
     cells, held, ends, preemptions = [], [], [0] * len(work), 0
-    while coming or plan.has_unfinished():
-        while coming and work[coming[-1]].arrival <= len(held):
-            number = coming.pop()
-            plan.add(_request(number, work[number]))
+    while upcoming or plan.has_unfinished():
+        while upcoming and work[upcoming[-1]].arrival <= len(held):
+            index = upcoming.pop()
+            plan.add(_request(index, work[index]))
         step = plan.schedule()
         preemptions += step.preempted
         for chunk in step.chunks:
-            number, sequence = int(chunk.sequence.request.request_id), chunk.sequence
+            index, sequence = int(chunk.sequence.request.request_id), chunk.sequence
             kind = "decode" if sequence.output_length and chunk.length == 1 else "prefill"
-            cells.append(Cell(len(held), sequence.seat, number, chunk.length, kind))
+            cells.append(Cell(len(held), sequence.seat, index, chunk.length, kind))
         held.append(num_pages - blocks.num_free)
-        for number, ended in _received(plan, step):
+        for index, ended in _received(plan, step):
             if ended:
-                ends[number] = len(held) - 1
+                ends[index] = len(held) - 1
     return Timeline(tuple(cells), tuple(ends), max_num_seqs, tuple(held), preemptions)
 
 
 def _by_arrival(work: Items[Work]) -> list[int]:
-    """The requests' numbers, the last one to come first."""
-    return sorted(range(len(work)), key=lambda number: (work[number].arrival, number), reverse=True)
+    """The requests' indices, the last to arrive first."""
+    return sorted(range(len(work)), key=lambda index: (work[index].arrival, index), reverse=True)
 
 
-def _request(number: int, one: Work) -> Request:
-    return Request(str(number), [0] * one.prompt, SamplingParams(max_tokens=one.output),
-                   max_length=one.prompt + one.output)
+def _request(index: int, work: Work) -> Request:
+    return Request(str(index), [0] * work.prompt, SamplingParams(max_tokens=work.output),
+                   max_length=work.prompt + work.output)
 
 
 def _received(plan: Scheduler, step: Step) -> Iterator[tuple[int, bool]]:
-    """Samples a step's tokens: of each, the number of its request and whether the request ends with it."""
+    """Samples a step's tokens: for each, the index of its request and whether the request ends with it."""
     for sequence, _ in plan.receive(step, [Sampled(0)] * len(step.samples)):
         ended = sequence.ended_by_last() is not None
         if ended:
@@ -142,11 +142,11 @@ class StepCost:
         """From the recorded series llama_decode and llama_prefill, of steps in a graph."""
         longest, single = max(prefill["rows"], key=lambda row: row["tokens"]), decode["rows"][0]
         step_ms, row_ms = single["ms"]["p50"], longest["ms"]["p50"] / longest["tokens"]
-        more = [(max(step_ms, row["sequences"] * row_ms), row["sequences"] * decode["tokens"], row["ms"]["p50"])
-                for row in decode["rows"]]
+        points = [(max(step_ms, row["sequences"] * row_ms), row["sequences"] * decode["tokens"], row["ms"]["p50"])
+                  for row in decode["rows"]]
         # Least squares of the relative errors; the rows with few sequences say little about the cache.
-        cached_ms = sum((ms - least) * cached / ms**2 for least, cached, ms in more) / sum(
-            (cached / ms) ** 2 for _, cached, ms in more)
+        cached_ms = sum((ms - floor_ms) * cached / ms**2 for floor_ms, cached, ms in points) / sum(
+            (cached / ms) ** 2 for _, cached, ms in points)
         return cls(step_ms, row_ms, cached_ms)
 
 
@@ -174,41 +174,41 @@ class Served:
 def serve_trace(work: Items[Work], cost: StepCost, scheduler: Callable[..., Scheduler] = Scheduler, *,
                 max_num_seqs: int = 64, max_num_batched_tokens: int = 2048, num_pages: int = 16_384) -> Served:
     """Serves requests that arrive at given milliseconds, each step as long as `cost` says. A step's tokens are seen
-    when it ends. While nothing is there to do, time passes until the next arrival."""
+    when it ends. While there is nothing to do, time advances to the next arrival."""
     if not work:
         raise ValueError("work has no requests; one at least is needed")
     plan = scheduler(BlockManager(num_pages, prefix_caching=False), max_num_seqs=max_num_seqs,
                      max_num_batched_tokens=max_num_batched_tokens)
     choosing = isinstance(plan, ChoosingScheduler)
-    coming = _by_arrival(work)
-    now = start = float(work[coming[-1]].arrival)
+    upcoming = _by_arrival(work)
+    now = start = float(work[upcoming[-1]].arrival)
     first, last, ends = (np.zeros(len(work)) for _ in range(3))
     gaps: list[float] = []
-    here = steps = preemptions = 0
-    while coming or here:
-        if not here:
-            now = max(now, float(work[coming[-1]].arrival))
-        while coming and work[coming[-1]].arrival <= now:
-            number = coming.pop()
-            plan.add(_request(number, work[number]))
-            here += 1
+    active = steps = preemptions = 0
+    while upcoming or active:
+        if not active:
+            now = max(now, float(work[upcoming[-1]].arrival))
+        while upcoming and work[upcoming[-1]].arrival <= now:
+            index = upcoming.pop()
+            plan.add(_request(index, work[index]))
+            active += 1
             if choosing:
-                plan.came[str(number)] = float(work[number].arrival)
+                plan.arrived_ms[str(index)] = float(work[index].arrival)
         if choosing:
             plan.now = now
         step = plan.schedule()
         preemptions += step.preempted
         steps += 1
         now += cost.of(step)
-        for number, ended in _received(plan, step):
-            if last[number]:
-                gaps.append(now - last[number])
+        for index, ended in _received(plan, step):
+            if last[index]:
+                gaps.append(now - last[index])
             else:
-                first[number] = now
-            last[number] = now
+                first[index] = now
+            last[index] = now
             if ended:
-                ends[number] = now
-                here -= 1
+                ends[index] = now
+                active -= 1
     arrivals = np.array([one.arrival for one in work], float)
     return Served(first - arrivals, ends - arrivals, np.array(gaps), now - start, steps,
                   sum(one.output for one in work), preemptions)
@@ -227,16 +227,16 @@ class ChoosingScheduler(Scheduler):
     def __init__(self, blocks: BlockManager, *, choose: Callable[[np.ndarray, np.ndarray], int], **options):
         super().__init__(blocks, **options)
         self.choose, self.now = choose, 0.0
-        self.came: dict[str, float] = {}  # when each request came, by its id
+        self.arrived_ms: dict[str, float] = {}  # when each request came, by its id
 
     def _next_waiting(self) -> Sequence | None:
         waiting = self.waiting
         if not waiting:
             return None
         prompts = np.array([sequence.length for sequence in waiting])
-        waited = np.array([self.now - self.came[sequence.request.request_id] for sequence in waiting])
+        waited = np.array([self.now - self.arrived_ms[sequence.request.request_id] for sequence in waiting])
         chosen = self._chosen(self.choose(prompts, waited), len(waiting))
-        # _admit takes the first of the list off it; the order of the others is of no meaning here.
+        # _admit pops the first of the list; the order of the others does not matter here.
         self._waiting[:] = [waiting.pop(chosen), *waiting]
         return self._waiting[0]
 

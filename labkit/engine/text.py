@@ -27,8 +27,8 @@ def write(loaded: Loaded, prompt: str, show: Callable[[str], None], *, tokens: i
     Ends early where the model ends its text, or when its context is full. Stopped by Ctrl-C, what came so far is in the
     exception's `continuation`. Raises UserError for a prompt that has no token or does not fit.
     """
-    writing = _write_gpt2 if isinstance(loaded.model, GPT2) else _write_llama
-    return writing(loaded, prompt, show, tokens, sampler, seed, compiling)
+    write_text = _write_gpt2 if isinstance(loaded.model, GPT2) else _write_llama
+    return write_text(loaded, prompt, show, tokens, sampler, seed, compiling)
 
 
 def _write_llama(loaded: Loaded, prompt: str, show, tokens: int, sampler: Sampler, seed: int, compiling):

@@ -20,7 +20,7 @@ from labkit.engine.outputs import RequestOutput
 from labkit.engine.sampling_params import SamplingParams
 from labkit.models.load import Loaded
 
-SEATS = 256  # texts that are written at a time
+SLOTS = 256  # texts that are written at a time
 ROWS = 2048  # tokens of a step
 
 
@@ -50,8 +50,8 @@ class Continuation:
                 f"{counted(self.prompt_tokens, 'token')}){rate}. {device.where()}")
 
 
-def counted(count: int, what: str) -> str:
-    return f"{count:,} {what}{'' if count == 1 else 's'}"
+def counted(count: int, noun: str) -> str:
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
 class Texts:
@@ -76,26 +76,26 @@ class Texts:
             if len(ids) >= context:
                 raise UserError(f"{name} has {len(ids):,} tokens; {loaded.name} has a context of {context:,}, and at "
                                 f"least one place must be left for what follows")
-        seats = min(len(self.ids), SEATS)
-        rows = max(seats, min(sum(map(len, self.ids)), ROWS))
-        runner = runner_of(loaded.model, max_num_seqs=seats, max_num_batched_tokens=rows,
+        slots = min(len(self.ids), SLOTS)
+        rows = max(slots, min(sum(map(len, self.ids)), ROWS))
+        runner = runner_of(loaded.model, max_num_seqs=slots, max_num_batched_tokens=rows,
                            max_model_len=min(max(map(len, self.ids)) + params.max_tokens, context), compiling=compiling)
-        self.llm = LLM(runner, tokenizer, max_num_seqs=seats, max_num_batched_tokens=rows)
+        self.llm = LLM(runner, tokenizer, max_num_seqs=slots, max_num_batched_tokens=rows)
         self.outputs: list[RequestOutput | None] = [None] * len(self.ids)
         self.first_s = self.seconds = 0.0  # up to the first output that was seen, and up to the last
 
     def run(self, every: float = 0.0) -> Iterator[tuple[int, RequestOutput]]:
-        """(number of the prompt, its output so far). every: see LLM.stream."""
+        """(index of the prompt, its output so far). every: see LLM.stream."""
         began = time.perf_counter()
         for output in self.llm.stream([{"prompt_token_ids": ids} for ids in self.ids], self.params, every=every):
-            number = int(output.request_id)  # a new LLM counts its requests from 0
-            self.outputs[number] = output
+            index = int(output.request_id)  # a new LLM counts its requests from 0
+            self.outputs[index] = output
             self.seconds = time.perf_counter() - began
             self.first_s = self.first_s or self.seconds
-            yield number, output
+            yield index, output
 
     def pieces(self) -> Iterator[str]:
-        """What each step adds to the text of the only prompt; that may be nothing, where a character is not whole."""
+        """What each step adds to the text of the only prompt; nothing where a character is still incomplete."""
         shown = 0
         for _, output in self.run():
             text = output.outputs[0].text
@@ -109,15 +109,15 @@ class Texts:
         return Continuation(len(self.ids[0]), output.outputs[0].text if output else "", self.tokens(0), self.first_s,
                             self.seconds - self.first_s, self.ended(0))
 
-    def tokens(self, number: int) -> int:
-        """How many tokens of text there are after a prompt: what ended it is none."""
-        output = self.outputs[number]
+    def tokens(self, index: int) -> int:
+        """How many tokens of text follow a prompt, without the one that ended it."""
+        output = self.outputs[index]
         ids = output.outputs[0].token_ids if output else []
         return len(ids) - bool(ids and ids[-1] in self.ending and output.outputs[0].finish_reason == "stop")
 
-    def ended(self, number: int) -> str:
+    def ended(self, index: int) -> str:
         """Why there is no more of it; "" if it was stopped."""
-        output = self.outputs[number]
+        output = self.outputs[index]
         last = output.outputs[0] if output else None
         if last is None or last.finish_reason not in ("stop", "length"):
             return ""

@@ -85,31 +85,32 @@ def check_other(of: str, name: str, value, own: list[str]) -> None:
             warnings.warn(f"{name} has no effect here: {NO_EFFECT[of][name]}", stacklevel=3)
         return
     if name not in names(of):
-        like = did_you_mean(names_like(name, own))
-        raise TypeError(f"{name} is no parameter of {of}{'; ' + like if like else ''}")
+        suggestion = did_you_mean(names_like(name, own))
+        raise TypeError(f"{name} is no parameter of {of}{'; ' + suggestion if suggestion else ''}")
     allowed = ONLY.get(name)
     allowed = allowed if isinstance(allowed, tuple) else () if allowed is None else (allowed,)
-    nothing = value is None or not allowed and (value is False or isinstance(value, list | tuple | dict) and not value)
-    if not (nothing or isinstance(value, int | float | str) and value in allowed):
-        instead = (f"it may be {' or '.join(map(repr, allowed))}" if allowed else INSTEAD.get(name, "leave it out"))
-        raise ValueError(f"{name} is {short(value)}; that is not supported here: {instead}")
+    is_default = value is None or not allowed and (value is False
+                                                   or isinstance(value, list | tuple | dict) and not value)
+    if not (is_default or isinstance(value, int | float | str) and value in allowed):
+        hint = (f"it may be {' or '.join(map(repr, allowed))}" if allowed else INSTEAD.get(name, "leave it out"))
+        raise ValueError(f"{name} is {short(value)}; that is not supported here: {hint}")
 
 
 def takes_names_of(of: str) -> Callable:
     """For a class, whose constructor then takes vLLM's other names as `check_other` does, or for a method."""
-    def changed(target):
-        plain = target.__init__ if isinstance(target, type) else target
-        own = list(inspect.signature(plain).parameters)[1:]
+    def decorate(target):
+        original = target.__init__ if isinstance(target, type) else target
+        own = list(inspect.signature(original).parameters)[1:]
 
-        @functools.wraps(plain)
-        def taking(*given, **named):
-            others = [name for name in named if name not in own]
+        @functools.wraps(original)
+        def wrapper(*args, **kwargs):
+            others = [name for name in kwargs if name not in own]
             for name in others:
-                check_other(of, name, named.pop(name), own)
-            return plain(*given, **named)
+                check_other(of, name, kwargs.pop(name), own)
+            return original(*args, **kwargs)
 
         if not isinstance(target, type):
-            return taking
-        target.__init__ = taking
+            return wrapper
+        target.__init__ = wrapper
         return target
-    return changed
+    return decorate

@@ -17,16 +17,16 @@ def table() -> str:
     lines = ["# vLLM's names", "", f"The names that `SamplingParams`, `LLM`, `LLM.generate` and `LLM.chat` of vLLM "
              f"{record()['version']} take, and what each does here; the last of each list are those of older versions. "
              "Made by `python -m labkit.engine.vllm_page`, from the code.", ""]
-    for of, takes in TAKE.items():
-        own = inspect.signature(takes).parameters
+    for of, target in TAKE.items():
+        parameters = inspect.signature(target).parameters
         lines += [f"## {of}", "", "| name | here |", "|---|---|"]
         for name in names(of):
-            only = ONLY.get(name)
-            only = only if isinstance(only, tuple) else (only,)
-            here = ("supported" if name in own else
-                    f"no effect: {NO_EFFECT[of][name]}" if name in NO_EFFECT[of] else
-                    f"only {' or '.join(f'`{one!r}`' for one in only)}" if name in ONLY else "not supported")
-            lines.append(f"| `{name}` | {here} |")
+            allowed = ONLY.get(name)
+            allowed = allowed if isinstance(allowed, tuple) else (allowed,)
+            status = ("supported" if name in parameters else
+                      f"no effect: {NO_EFFECT[of][name]}" if name in NO_EFFECT[of] else
+                      f"only {' or '.join(f'`{value!r}`' for value in allowed)}" if name in ONLY else "not supported")
+            lines.append(f"| `{name}` | {status} |")
         lines.append("")
     return "\n".join(lines).rstrip() + "\n"
 

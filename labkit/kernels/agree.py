@@ -1,10 +1,10 @@
-"""Is it right? An output before and after a launch, element by element against the reference.
+"""Correctness: an output, poisoned before the launch, element by element against the reference.
 
     agree(MATMUL)                          every rung, at awkward sizes; raises AssertionError if one is wrong
     Sample(op, inputs, shape=...).check(out)        one result at a large size
 
 An output holds a NaN with bits of its own before a kernel runs, so that an element that was never written differs from
-one for which NaN was computed. On either side of it lies a guard zone that no kernel may touch.
+a computed NaN. On either side lies a guard zone that no kernel may touch.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def is_poison(got: np.ndarray) -> np.ndarray:
 
 
 def sentinel_of(dtype) -> np.generic:
-    """What lies on either side of an output: a number that no kernel here computes."""
+    """The fill of the guard zones of an output: a value that no kernel here computes."""
     dtype = np.dtype(dtype)
     if dtype == np.uint16:
         return dtype.type(0xF197)  # -1.5e30 in bfloat16
@@ -90,8 +90,8 @@ def guarded(content: np.ndarray, fill=None) -> Guarded:
     if fill is None:
         fill = content.dtype.type(np.nan) if content.dtype.kind in "fc" else poison_of(content.dtype)
     ends = np.full(GUARD, fill, content.dtype)
-    whole = cuda.to_device(np.concatenate([ends, content.reshape(-1), ends]))
-    return Guarded(whole[GUARD : GUARD + content.size].reshape(content.shape), whole, fill)
+    buffer = cuda.to_device(np.concatenate([ends, content.reshape(-1), ends]))
+    return Guarded(buffer[GUARD : GUARD + content.size].reshape(content.shape), buffer, fill)
 
 
 def poisoned(shape: tuple, dtype=np.float32) -> Guarded:
@@ -100,13 +100,13 @@ def poisoned(shape: tuple, dtype=np.float32) -> Guarded:
 
 
 def to_device(inputs: tuple) -> tuple:
-    """Arrays go to the device; numbers and None stay as they are."""
+    """Copy arrays to the device; numbers and None are passed through."""
     return tuple(cuda.to_device(value) if isinstance(value, np.ndarray) else value for value in inputs)
 
 
-def same_bits(before: np.ndarray, after: np.ndarray) -> bool:
-    """An input is unchanged only if its NaNs are, too."""
-    return before.tobytes() == after.tobytes()
+def same_bits(a: np.ndarray, b: np.ndarray) -> bool:
+    """Compare bit for bit: NaNs and signed zeros, too."""
+    return a.tobytes() == b.tobytes()
 
 
 # --- Element by element ----------------------------------------------------------------------------------------------
@@ -134,7 +134,7 @@ class Differences:
 
     @property
     def error(self) -> float:
-        """The largest absolute error; infinity if one is no number."""
+        """The largest absolute error; infinity if one is NaN."""
         return _largest(self.miss)
 
     @property
@@ -157,17 +157,17 @@ def differences(got: np.ndarray, expected: np.ndarray, allowed, unwritten: np.nd
     `unwritten` says which elements were never written, where poison cannot: in an output that held something else.
     """
     unwritten = is_poison(got) if unwritten is None else unwritten
-    with np.errstate(invalid="ignore", over="ignore"):  # any bits may stand there, also a NaN that signals
-        found, truth = _numbers(got, expected), _numbers(expected, expected)
-        same = (found == truth) | (np.isnan(found) & np.isnan(truth) & ~unwritten)
-        miss = np.where(same, 0.0, np.abs(found - truth))  # infinity minus itself is no number
+    with np.errstate(invalid="ignore", over="ignore"):  # it may hold any bits, a signaling NaN too
+        actual, desired = _widen(got, expected), _widen(expected, expected)
+        same = (actual == desired) | (np.isnan(actual) & np.isnan(desired) & ~unwritten)
+        miss = np.where(same, 0.0, np.abs(actual - desired))  # inf - inf is NaN
     allowed = np.broadcast_to(allowed, miss.shape)
     wrong = ~(same | (miss <= allowed))  # NaN is wrong, too
     return Differences(miss, allowed, wrong, unwritten & wrong)
 
 
-def _numbers(array: np.ndarray, expected: np.ndarray) -> np.ndarray:
-    """In float64, in which no difference of two integers wraps around. Beside fractions uint16 holds bfloat16."""
+def _widen(array: np.ndarray, expected: np.ndarray) -> np.ndarray:
+    """Convert to float64, so that differences of integers cannot wrap. uint16 against floats holds bfloat16."""
     if array.dtype == np.uint16 and expected.dtype.kind == "f":
         return float64_of(array)
     return array.astype(np.complex128 if array.dtype.kind == "c" else np.float64)
@@ -189,15 +189,15 @@ class Verdict:
 
 def compare(got: np.ndarray, expected: np.ndarray, allowed: np.ndarray) -> Verdict:
     """Element by element against a tolerance of each element's own; names the first that is wrong."""
-    found = differences(got, expected, allowed)
-    verdict = functools.partial(Verdict, found.error, found.units, float(np.max(found.allowed, initial=0.0)))
-    index = found.first
+    diff = differences(got, expected, allowed)
+    verdict = functools.partial(Verdict, diff.error, diff.units, float(np.max(diff.allowed, initial=0.0)))
+    index = diff.first
     if index is None:
         return verdict()
-    note = " (never written)" if found.unwritten[index] else ""
-    return verdict(f"{int(found.wrong.sum()):,} of {found.wrong.size:,} elements are wrong, the first at index "
+    note = " (never written)" if diff.unwritten[index] else ""
+    return verdict(f"{int(diff.wrong.sum()):,} of {diff.wrong.size:,} elements are wrong, the first at index "
                    f"{index if len(index) > 1 else index[0]}: expected {expected[index]:.9g}, "
-                   f"got {float64_of(got)[index]:.9g}{note}; allowed error {found.allowed[index]:.2g}")
+                   f"got {float64_of(got)[index]:.9g}{note}; allowed error {diff.allowed[index]:.2g}")
 
 
 # --- One run of one rung ---------------------------------------------------------------------------------------------
@@ -213,7 +213,7 @@ def _tolerance(op: Op, by: Rung | Baseline | None) -> Callable:
 
 
 def try_rung(op: Op, rung: Rung, inputs: tuple, expected: np.ndarray, allowed: np.ndarray) -> Verdict:
-    """Runs one rung on fresh copies and compares everything it could have touched."""
+    """Run one rung on fresh copies and compare everything it could have touched."""
     output = poisoned(expected.shape, op.dtype)
     on_device = [guarded(value).array if isinstance(value, np.ndarray) else value for value in inputs]
     bad = functools.partial(Verdict, np.inf, np.inf, float(np.max(allowed, initial=0.0)))
@@ -230,15 +230,15 @@ def try_rung(op: Op, rung: Rung, inputs: tuple, expected: np.ndarray, allowed: n
     got, outside = output.read()
     if outside.size:
         return bad(f"wrote outside the output: flat index {outside[0]} of {got.size} elements. Is the guard missing?")
-    for number, (before, after) in enumerate(zip(inputs, on_device, strict=True)):
-        if isinstance(before, np.ndarray) and not same_bits(before, after.copy_to_host()):
-            return bad(f"changed its input number {number}")
+    for index, (original, array) in enumerate(zip(inputs, on_device, strict=True)):
+        if isinstance(original, np.ndarray) and not same_bits(original, array.copy_to_host()):
+            return bad(f"changed its input number {index}")
     return compare(got, expected, allowed)
 
 
 class Sample:
-    """The truth about a sample of rows, for sizes at which the whole reference would take minutes. Computed once, it
-    serves every rung. The sample is the first and the last row and random ones between, about `budget` elements."""
+    """The reference for a sample of rows, for sizes at which all of it would take minutes. Computed once for all
+    rungs. The sample is the first and the last row and random ones between, about `budget` elements."""
 
     def __init__(self, op: Op, inputs: tuple, *, seed: int = 0, budget: int = 2**20, shape: tuple):
         self._op = op
@@ -248,26 +248,27 @@ class Sample:
             self._chosen = np.arange(rows)
         else:
             self._chosen = np.concatenate([np.random.default_rng(seed).integers(rows, size=count), [0, rows - 1]])
-            self._chosen.sort()  # a row drawn twice does no harm, and np.unique on a million takes too long
-        # Where a row of the output needs all of the inputs, as in a transpose: the whole truth, then its sample.
-        self._whole = not op.by_row and count < rows
-        self._inputs = inputs if self._whole else tuple(
-            array[self._chosen] if number in op.by_row else array for number, array in enumerate(inputs))
+            self._chosen.sort()  # duplicate rows are harmless, and np.unique on a million takes too long
+        # Where a row of the output needs all of the inputs, as in a transpose: compute it all, then sample.
+        self._subsample = not op.by_row and count < rows
+        self._inputs = inputs if self._subsample else tuple(
+            array[self._chosen] if index in op.by_row else array for index, array in enumerate(inputs))
         self._expected = self._rows(op.reference(*self._inputs))
         self._allowed: dict = {}
 
-    def _rows(self, whole) -> np.ndarray:
-        whole = np.asarray(whole)
-        return whole[self._chosen] if self._whole else whole
+    def _rows(self, values) -> np.ndarray:
+        values = np.asarray(values)
+        return values[self._chosen] if self._subsample else values
 
     def check(self, out: np.ndarray, by: Rung | Baseline | None = None) -> Verdict:
         """Every element of out was written and is a number, and the sample is right. `by` is the rung or the baseline
         whose result it is: it may have a tolerance of its own."""
         flat = out.reshape(-1)
-        for test, what in ((is_poison, "were never written"), (_is_nan, "are NaN")):
-            found = _find(flat, test)
-            if found is not None:
-                return Verdict(np.inf, np.inf, 0.0, f"{found[0]:,} elements {what}, the first at flat index {found[1]}")
+        for predicate, problem in ((is_poison, "were never written"), (_is_nan, "are NaN")):
+            match = _find(flat, predicate)
+            if match is not None:
+                return Verdict(np.inf, np.inf, 0.0,
+                               f"{match[0]:,} elements {problem}, the first at flat index {match[1]}")
         tolerance = _tolerance(self._op, by)
         if tolerance not in self._allowed:
             self._allowed[tolerance] = np.broadcast_to(
@@ -275,14 +276,14 @@ class Sample:
         return compare(out[self._chosen], self._expected, self._allowed[tolerance])
 
 
-def _find(flat: np.ndarray, test: Callable[[np.ndarray], np.ndarray]) -> tuple[int, int] | None:
-    """How many elements pass the test, and the index of the first; None if none does."""
-    def piece(begin: int, end: int) -> tuple[int, int]:
-        passed = test(flat[begin:end])
+def _find(flat: np.ndarray, predicate: Callable[[np.ndarray], np.ndarray]) -> tuple[int, int] | None:
+    """Count the elements that satisfy the predicate, and return the index of the first; None if none does."""
+    def chunk(begin: int, end: int) -> tuple[int, int]:
+        passed = predicate(flat[begin:end])
         return np.count_nonzero(passed), begin + int(np.argmax(passed)) if passed.size else begin
 
-    found = [one for one in in_chunks(flat.size, piece) if one[0]]
-    return (sum(count for count, _ in found), found[0][1]) if found else None
+    matches = [match for match in in_chunks(flat.size, chunk) if match[0]]
+    return (sum(count for count, _ in matches), matches[0][1]) if matches else None
 
 
 def _is_nan(values: np.ndarray) -> np.ndarray:
@@ -356,12 +357,12 @@ def _finite(value: float) -> float | None:
 
 
 def agree(op: Op, rungs=None, *, sizes: tuple[dict, ...] | None = None, seed: int = 0, check: bool = True) -> Agreement:
-    """Runs each rung at each awkward size against the float64 reference. Raises AssertionError unless all agree.
+    """Run each rung at each awkward size against the float64 reference. Raise AssertionError unless all agree.
 
     rungs: rungs or their names; all of the op's if left out. check=False returns the table even if one is wrong.
     """
     if rungs is not None:
-        op = op.with_rungs(*(op.rung(one) if isinstance(one, str) else one for one in rungs))
+        op = op.with_rungs(*(op.rung(rung) if isinstance(rung, str) else rung for rung in rungs))
     if not op.rungs:
         raise ValueError("rungs is empty; pass at least one rung or its name")
     rng = np.random.default_rng(seed)
@@ -372,7 +373,7 @@ def agree(op: Op, rungs=None, *, sizes: tuple[dict, ...] | None = None, seed: in
         if expected.shape != tuple(op.shape(**size)):
             raise ValueError(f"shape({size_text(size)}) is {op.shape(**size)}, the reference's is {expected.shape}")
         cases.append((size, inputs, expected))
-    agreement = Agreement(op.name, device.name(), tuple(_agreement_of(op, one, cases) for one in op.rungs))
+    agreement = Agreement(op.name, device.name(), tuple(_agreement_of(op, rung, cases) for rung in op.rungs))
     return agreement.check() if check else agreement
 
 
@@ -388,11 +389,11 @@ def _agreement_of(op: Op, rung: Rung, cases: list[tuple]) -> RungAgreement:
         if verdicts[-1].problem:
             break
     refused = sum(bool(v.refused) for v in verdicts)
-    at = len(verdicts) - 1 if verdicts[-1].problem else int(np.argmax([v.units for v in verdicts]))
-    problem = verdicts[at].problem
+    worst = len(verdicts) - 1 if verdicts[-1].problem else int(np.argmax([v.units for v in verdicts]))
+    problem = verdicts[worst].problem
     if refused == len(verdicts):
         problem = f"refuses every size: {verdicts[-1].refused}"
     return RungAgreement(
         name, kernels, len(cases), error=max(v.error for v in verdicts), units=max(v.units for v in verdicts),
-        tolerance=max(v.tolerance for v in verdicts), size=cases[at][0], problem=problem, refused=refused,
+        tolerance=max(v.tolerance for v in verdicts), size=cases[worst][0], problem=problem, refused=refused,
         allows=rung.sizes)

@@ -1,4 +1,4 @@
-"""Baselines: libraries that do the same job as an operation's rungs, to compare their times with.
+"""Baselines: libraries that do the same job as an operation's rungs, to compare times with.
 
     Baseline("PyTorch", "torch", call)      as PyTorch runs it, and as torch.compile makes it: forms() has both
     numpy_cupy_torch(call)                  the same call with NumPy, CuPy and PyTorch
@@ -60,24 +60,24 @@ def is_eager(title: str) -> bool:
 
 def forms(baseline: Baseline) -> tuple[Baseline, ...]:
     """The baseline itself and, for PyTorch, what torch.compile makes of it."""
-    found = (baseline,) if baseline.eager else ()
+    result = (baseline,) if baseline.eager else ()
     if baseline.library != "torch" or baseline.compile is False:
-        return found
-    found += (_compiled(baseline, COMPILED, None),)
+        return result
+    result += (_compiled(baseline, COMPILED, None),)
     if baseline.autotune:
-        found += (_compiled(baseline, AUTOTUNED, AUTOTUNING),)
-    return found
+        result += (_compiled(baseline, AUTOTUNED, AUTOTUNING),)
+    return result
 
 
 def _compiled(baseline: Baseline, suffix: str, mode: str | None) -> Baseline:
     """The baseline as torch.compile makes it: one graph for these shapes, compiled when it is first called."""
-    given = _with_its_own_out(baseline.call) if baseline.compile is True else baseline.compile
+    target = _with_its_own_out(baseline.call) if baseline.compile is True else baseline.compile
     functions = []
 
     def call(torch, *inputs_and_out):
         if not functions:
-            torch._dynamo.reset()  # it counts recompilations for each line of source, and all baselines share this one
-            functions.append(torch.compile(functools.partial(given, torch), fullgraph=True, dynamic=False, mode=mode))
+            torch._dynamo.reset()  # it counts recompilations per line of source, and all baselines share this line
+            functions.append(torch.compile(functools.partial(target, torch), fullgraph=True, dynamic=False, mode=mode))
         return functions[0](*inputs_and_out)
 
     return replace(baseline, name=baseline.name + suffix, note="", call=call, compile=False, eager=True)
@@ -87,20 +87,20 @@ def _with_its_own_out(call: Callable) -> Callable:
     """`call` into an array that it allocates: where that is part of the graph, the compiler need not copy into it."""
     def allocating(torch, *inputs_and_out):
         *inputs, out = inputs_and_out
-        own = torch.empty_like(out)
-        returned = call(torch, *inputs, own)
-        return own if returned is None else returned
+        new_out = torch.empty_like(out)
+        returned = call(torch, *inputs, new_out)
+        return new_out if returned is None else returned
 
     return allocating
 
 
-def numpy_cupy_torch(call: Callable, note: str = "", **more) -> tuple[Baseline, ...]:
+def numpy_cupy_torch(call: Callable, note: str = "", **fields) -> tuple[Baseline, ...]:
     """The same call(xp, *inputs, out) with NumPy on the host, with CuPy and with PyTorch in place of xp.
 
-    `note` is about the two on the GPU: what they call, or how often. more: what else a Baseline has.
+    `note` is about the two on the GPU: what they call, or how often. fields: other fields of Baseline.
     """
-    return (Baseline("NumPy, on the host", "numpy", call, **more), Baseline("CuPy", "cupy", call, note, **more),
-            Baseline("PyTorch", "torch", call, note, **more))
+    return (Baseline("NumPy, on the host", "numpy", call, **fields), Baseline("CuPy", "cupy", call, note, **fields),
+            Baseline("PyTorch", "torch", call, note, **fields))
 
 
 def gelu_by_cublas(as_columns: Callable) -> Baseline:
@@ -110,7 +110,7 @@ def gelu_by_cublas(as_columns: Callable) -> Baseline:
         bias, x, as_columns(weights), use_gelu=True), "cuBLAS, bias and GELU fused", compile=False)
 
 
-def sdpa(call: Callable, backends: tuple[str, ...], **more) -> tuple[Baseline, ...]:
+def sdpa(call: Callable, backends: tuple[str, ...], **fields) -> tuple[Baseline, ...]:
     """call(torch, *inputs, out), which calls scaled_dot_product_attention: with the kernel that PyTorch chooses, eager
     and compiled, and with each of `backends`, members of torch.nn.attention.SDPBackend."""
     def only(backend: str):
@@ -122,9 +122,10 @@ def sdpa(call: Callable, backends: tuple[str, ...], **more) -> tuple[Baseline, .
         return within
 
     names = {"FLASH_ATTENTION": "flash", "CUDNN_ATTENTION": "cuDNN", "EFFICIENT_ATTENTION": "memory-efficient"}
-    return (Baseline("PyTorch, fused", "torch", call, "SDPA", **more),
-            *(Baseline("PyTorch, fused", "torch", call, f"SDPA, {names[one]}", within=only(one), compile=False, **more)
-              for one in backends))
+    return (Baseline("PyTorch, fused", "torch", call, "SDPA", **fields),
+            *(Baseline("PyTorch, fused", "torch", call, f"SDPA, {names[name]}", within=only(name), compile=False,
+                       **fields)
+              for name in backends))
 
 
 def unfused_attention(torch, q, keys, values, scale: float):

@@ -30,13 +30,13 @@ UNITS = ("GB/s", "TFLOP/s")
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Rung:
-    """A launcher with its kernel and its idea. Called as the launcher is, and has its name, signature and source.
+    """A launcher with its kernel and its idea. Called like the launcher, with its name, signature and source.
 
-    kernel: what it launches, or a tuple of all that it may launch. idea: in a line.
+    kernel: the kernel that it launches, or a tuple of all that it may launch. idea: one line.
     failed: why it is not faster, with a measurement; empty if it is.
     tolerance(*inputs): this rung's own, in place of the op's, when it computes less exactly on purpose.
     needs: the least compute capability, such as (9, 0); on an older GPU the rung is left out, with a note.
-        (9, 0, "a") for what exists on that one only, as wgmma does.
+        (9, 0, "a") for features of that architecture only, such as wgmma.
     sizes: which sizes the launcher allows, "N and K multiples of 8", if not all; it raises ValueError for others.
     """
 
@@ -51,7 +51,7 @@ class Rung:
     def __post_init__(self):
         for name in ("__module__", "__name__", "__qualname__", "__doc__"):  # what functools.wraps copies
             object.__setattr__(self, name, getattr(self.launcher, name))
-        object.__setattr__(self, "__wrapped__", self.launcher)  # inspect finds the signature and the source by it
+        object.__setattr__(self, "__wrapped__", self.launcher)  # for inspect's signature and source
 
     def __call__(self, *args, **kwargs):
         return self.launcher(*args, **kwargs)
@@ -71,22 +71,22 @@ class Rung:
 
 def rung(*, kernel, idea: str, failed: str = "", tolerance: Callable | None = None, needs: tuple | None = None,
          sizes: str = "") -> Callable[[Callable], Rung]:
-    """Makes a launcher a Rung, whose fields these are."""
+    """Decorate a launcher as a Rung with these fields."""
     return lambda launcher: Rung(launcher, kernel, idea, failed, tolerance, needs, sizes)
 
 
 def missing(needs: tuple | None) -> str:
-    """Why the present device cannot run what needs this compute capability; empty if it can. The CPU device can."""
+    """Why the present device lacks this compute capability; empty if it has it. The CPU device has all."""
     if needs is None or not device.on_gpu():
         return ""
-    has, exactly = _capability(cuda.get_current_device), len(needs) > 2
-    if has == tuple(needs[:2]) or (has > tuple(needs) and not exactly):
+    capability, exact = _capability(cuda.get_current_device), len(needs) > 2
+    if capability == tuple(needs[:2]) or (capability > tuple(needs) and not exact):
         return ""
-    only = " exactly" if exactly else ""
-    return f"needs compute capability {needs[0]}.{needs[1]}{only}; this GPU has {has[0]}.{has[1]}"
+    only = " exactly" if exact else ""
+    return f"needs compute capability {needs[0]}.{needs[1]}{only}; this GPU has {capability[0]}.{capability[1]}"
 
 
-@functools.cache  # Numba looks for the current context each time; the GPUs of a machine are taken to be alike
+@functools.cache  # Numba looks up the context on each call; all GPUs of a machine are assumed to be alike
 def _capability(get_device: Callable) -> tuple[int, int]:
     return tuple(get_device().compute_capability)[:2]
 
@@ -98,8 +98,8 @@ def _capability(get_device: Callable) -> tuple[int, int]:
 class Work:
     """What an operation costs at a size, and the sizes that it is timed at.
 
-    flops(**size) and bytes(**size) are the least that any program has to compute and to move. unit is what its speed is
-    given in. peak says which units of the GPU bound the flops: "fp32", or the tensor cores in "tf32" or "f16".
+    flops(**size) and bytes(**size) are the minimum that any program must compute and move. unit is that of its reported
+    speed. peak says which units of the GPU bound the flops: "fp32", or the tensor cores in "tf32" or "f16".
     also_gpu holds sizes that `labkit bench` times beside timed_gpu. many_launches: a rung is a sequence of kernels,
     whose time from Python is Python's.
     """
@@ -151,14 +151,14 @@ class Op(ResultTable):
 
     def __post_init__(self):
         object.__setattr__(self, "dtype", np.dtype(self.dtype))
-        for one in self.rungs:
-            if not isinstance(one, Rung):
-                raise ValueError(f"{one.__name__} names no kernel; decorate it with @rung(kernel=..., idea=...)")
+        for candidate in self.rungs:
+            if not isinstance(candidate, Rung):
+                raise ValueError(f"{candidate.__name__} names no kernel; decorate it with @rung(kernel=..., idea=...)")
 
     def rung(self, name: str) -> Rung:
-        for one in self.rungs:
-            if one.__name__ == name:
-                return one
+        for candidate in self.rungs:
+            if candidate.__name__ == name:
+                return candidate
         raise ValueError(f"{self.name} has no rung {name!r}; it has {', '.join(r.__name__ for r in self.rungs)}")
 
     def table(self) -> dict:
@@ -177,17 +177,17 @@ class Op(ResultTable):
 
 
 def uniform(rng: np.random.Generator, *shape: int) -> np.ndarray:
-    """float32 in [-1.5, 1.5). The factor three fills all 24 bits, so that sums are rounded as they are in real use."""
+    """float32 in [-1.5, 1.5). The factor 3 fills all 24 bits, so that sums round as in real use."""
     values = np.empty(shape, np.float32)
     flat = values.reshape(-1)
-    pieces = -(-flat.size // CHUNK)  # a large array is filled by several threads, each with a generator of its own
-    generators = rng.spawn(pieces) if pieces > 1 else [rng]
+    chunks = -(-flat.size // CHUNK)  # several threads fill a large array, each with its own generator
+    generators = rng.spawn(chunks) if chunks > 1 else [rng]
 
     def fill(begin: int, end: int) -> None:
-        piece = flat[begin:end]
-        generators[begin // CHUNK].random(out=piece, dtype=np.float32)
-        piece *= np.float32(3.0)
-        piece -= np.float32(1.5)
+        chunk = flat[begin:end]
+        generators[begin // CHUNK].random(out=chunk, dtype=np.float32)
+        chunk *= np.float32(3.0)
+        chunk -= np.float32(1.5)
 
     in_chunks(flat.size, fill)
     return values

@@ -41,7 +41,7 @@ BUILD = paths.REPOSITORY / "build" / "bench"
 
 
 def _later(name: str, home: str = "libraries") -> Callable[[], dict | None]:
-    """A function that takes a series of labkit.measure.series, whose module is imported when it is called."""
+    """Return a function that measures a series; it imports the module of labkit.measure.series when it is called."""
     return lambda: getattr(importlib.import_module(f"labkit.measure.series.{home}"), name)()
 
 
@@ -113,7 +113,7 @@ QUICK = {
 
 def collect(*asked: str, quick: bool = False, show: Callable[[object], None] = print,
             keep: Callable[[dict], object] | None = None) -> dict:
-    """Measures operations with their series, single series, or all, and returns the measurements. `show` is given each
+    """Measure operations with their series, single series, or all, and return the measurements. `show` is given each
     ladder as it is done, `keep` all that is measured so far, so that a run that ends early loses only the rest."""
     for name in asked:
         if name not in ("all", *HOMES, *SERIES):
@@ -125,16 +125,16 @@ def collect(*asked: str, quick: bool = False, show: Callable[[object], None] = p
             "seconds": {}, "problems": {}}
     for each in names:
         begin = time.perf_counter()
-        found = []
+        ladders = []
         for size in _sizes(op(each), quick):
             try:
-                found.append(measure.ladder(op(each), size, budget_s=0.02 if quick else 0.3))
-                show(found[-1])
+                ladders.append(measure.ladder(op(each), size, budget_s=0.02 if quick else 0.3))
+                show(ladders[-1])
             except Exception as error:  # one wrong rung must not cost the measurements of the others
-                at = f"{each} at {size_text(size or op(each).work.timed)}"
-                data["problems"][at] = _problem(error)
-                print(f"{at} was not measured: {data['problems'][at]}", file=sys.stderr)
-        data["ops"][each] = [one.to_json() for one in found]
+                location = f"{each} at {size_text(size or op(each).work.timed)}"
+                data["problems"][location] = _problem(error)
+                print(f"{location} was not measured: {data['problems'][location]}", file=sys.stderr)
+        data["ops"][each] = [one.to_json() for one in ladders]
         data["seconds"][each] = time.perf_counter() - begin
         if keep is not None:
             keep(data)
@@ -142,9 +142,9 @@ def collect(*asked: str, quick: bool = False, show: Callable[[object], None] = p
         if (owner in names or key in asked) and not (quick and key not in QUICK):
             begin = time.perf_counter()
             try:
-                taken = QUICK[key]() if quick else take()
-                if taken is not None:
-                    data["series"][key] = taken
+                series = QUICK[key]() if quick else take()
+                if series is not None:
+                    data["series"][key] = series
             except Exception as error:
                 data["problems"][key] = _problem(error)
                 print(f"{key} was not measured: {data['problems'][key]}", file=sys.stderr)
@@ -155,10 +155,10 @@ def collect(*asked: str, quick: bool = False, show: Callable[[object], None] = p
 
 
 def _problem(error: Exception) -> str:
-    """What went wrong, and in which line: a run of all cannot be debugged afterwards."""
+    """Return the error with its file and line: a run of everything cannot be debugged afterwards."""
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if "labkit" in Path(frame.filename).parts]
-    at = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
-    return f"{type(error).__name__}: {error}{at}"
+    location = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
+    return f"{type(error).__name__}: {error}{location}"
 
 
 def _sizes(one, quick: bool) -> list[dict | None]:
@@ -192,27 +192,27 @@ def merge(path: Path, data: dict) -> dict:
 
 
 def draw(data: dict, folder: Path) -> list[Path]:
-    """A PNG for each ladder at its op's own size and for each series that has a plot."""
+    """Write a PNG for each ladder at its op's own size and for each series that has a plot."""
     from labkit.measure import plots
     from labkit.measure.plots import engine, serve
 
-    drawn = []
+    written = []
     for name, entries in data["ops"].items():
         if entries:
-            drawn.append(plots.ladder(Ladder.from_json(entries[0])).save(folder / f"{name}.png"))
-    first = [Ladder.from_json(entries[0]) for entries in data["ops"].values() if entries]
-    if len(first) > 1 and all(one.on_gpu for one in first):
-        drawn.append(plots.every_rung(first).save(folder / "roofline.png"))
+            written.append(plots.ladder(Ladder.from_json(entries[0])).save(folder / f"{name}.png"))
+    ladders = [Ladder.from_json(entries[0]) for entries in data["ops"].values() if entries]
+    if len(ladders) > 1 and all(one.on_gpu for one in ladders):
+        written.append(plots.every_rung(ladders).save(folder / "roofline.png"))
     for key, plot in (("vector_add_sizes", plots.crossover), ("volume_add_block_shapes", plots.block_shapes),
                       ("matmul_sizes", plots.sizes), ("llama_decode", engine.decode_steps), ("engine", engine.seats),
                       ("serve", serve.load)):
         if key in data["series"]:
-            drawn.append(plot(data["series"][key]).save(folder / f"{key}.png"))
-    return drawn
+            written.append(plot(data["series"][key]).save(folder / f"{key}.png"))
+    return written
 
 
 def places(out: str | Path | None) -> tuple[Path, Path | None]:
-    """Where the JSON and the plots go. Only a GPU's measurements reach data/measurements."""
+    """Return the paths of the JSON and the plots. Only a GPU's measurements reach data/measurements."""
     name = measure.slug(device.name()) + ".json"
     if out is None:
         return (paths.MEASUREMENTS if device.on_gpu() else BUILD) / name, BUILD
@@ -223,7 +223,7 @@ def places(out: str | Path | None) -> tuple[Path, Path | None]:
 
 
 def main(console=None, ops: Sequence[str] = (), out: str | None = None, quick: bool = False) -> int:
-    """Runs, prints, writes. `console` is rich's; without one it is made here. ops: all without any."""
+    """Measure, print and write. console: rich's; created if left out. ops: all if empty."""
     if console is None:
         from rich.console import Console
 
@@ -240,29 +240,29 @@ def main(console=None, ops: Sequence[str] = (), out: str | None = None, quick: b
         return 1 if data["problems"] else 0
     merged = merge(path, data)
     written = [path, *(draw(data, folder) if folder else [])]
-    taken = {*data["ops"], *data["series"]}
+    names = {*data["ops"], *data["series"]}
     if device.on_gpu():
-        console.print(comparisons.table([one for one in comparisons.compare(merged) if one.source in taken],
+        console.print(comparisons.table([one for one in comparisons.compare(merged) if one.source in names],
                                         where=measure.where()))
-        console.print(targets.table([one for one in targets.evaluate(merged) if one.goal.source in taken]))
+        console.print(targets.table([one for one in targets.evaluate(merged) if one.goal.source in names]))
     longest = sorted(data["seconds"].items(), key=lambda item: -item[1])[:6]
     console.print("Took longest: " + ", ".join(f"{name} {seconds:.0f} s" for name, seconds in longest), highlight=False)
-    for at, problem in data["problems"].items():
-        console.print(f"Not measured: {at}: {problem}", highlight=False, markup=False, soft_wrap=True)
+    for label, problem in data["problems"].items():
+        console.print(f"Not measured: {label}: {problem}", highlight=False, markup=False, soft_wrap=True)
     console.print(f"{time.perf_counter() - begin:.0f} s. Wrote " + ", ".join(str(p) for p in written), highlight=False,
                   soft_wrap=True)
     return 1 if data["problems"] else 0
 
 
 def beside_the_recording(console, data: dict) -> None:
-    """Says which of the times in `data` do not agree with what was recorded on this GPU."""
+    """Print which of the times in `data` do not agree with what was recorded on this GPU."""
     known = measure.recorded() if device.on_gpu() else None
-    shared, apart = validate.against(known, data) if known else (0, [])
+    shared, differences = validate.against(known, data) if known else (0, [])
     if shared:
-        console.print(f"{shared - len(apart)} of {shared} times agree with the recording of "
+        console.print(f"{shared - len(differences)} of {shared} times agree with the recording of "
                       f"{known['machine']['date']}: within {validate.NOISE:.0%} of it, or within its spread.",
                       highlight=False)
-    for each in apart:
+    for each in differences:
         console.print(f"Recorded, and now: {each}", highlight=False, markup=False, soft_wrap=True)
 
 
@@ -272,19 +272,19 @@ def beside_the_recording(console, data: dict) -> None:
 def targets_table(measurements: dict) -> str:
     """Markdown: our kernels beside the fastest baseline of each workload, those that lose first, and the goals. Empty
     without any comparison."""
-    found = comparisons.compare(measurements)
-    if not found:
+    compared = comparisons.compare(measurements)
+    if not compared:
         return ""
-    slower, equal, faster = comparisons.parted(found)
+    slower, equal, faster = comparisons.parted(compared)
     days = _days(measurements, comparisons.SERIES)
-    parts = [f"{comparisons.summary(found)} Measured on {measurements['machine']['device']}, {days}. "
-             + " ".join(comparisons.table(found).notes)]
+    parts = [f"{comparisons.summary(compared)} Measured on {measurements['machine']['device']}, {days}. "
+             + " ".join(comparisons.table(compared).notes)]
     if slower:
         parts.append(f"**Where a library is faster: {len(slower)}**\n\n{_markdown(comparisons.table(slower))}")
-    for title, some in ((f"Within {comparisons.EQUAL:.0%} of each other", equal), ("Where ours is faster", faster),
-                        ("Without a ratio", [one for one in found if one.ratio is None])):
-        if some:
-            parts.append(_folded(f"{title}: {len(some)}", _markdown(comparisons.table(some))))
+    for title, group in ((f"Within {comparisons.EQUAL:.0%} of each other", equal), ("Where ours is faster", faster),
+                         ("Without a ratio", [one for one in compared if one.ratio is None])):
+        if group:
+            parts.append(_folded(f"{title}: {len(group)}", _markdown(comparisons.table(group))))
     goals = targets.evaluate(measurements)
     if len(measurements["ops"]) < len(HOMES) / 2:  # the recording of a few operations says nothing of the other goals
         goals = [goal for goal in goals if goal.met is not None]
@@ -293,7 +293,7 @@ def targets_table(measurements: dict) -> str:
 
 
 def _markdown(table) -> str:
-    """A table in Markdown, with kernels as code."""
+    """Return a table in Markdown, with kernels as code."""
     spec = table.table()
     for row in spec["rows"]:
         row[1] = f"`{row[1]}`" if row[1].isidentifier() else row[1]
@@ -310,7 +310,7 @@ def _is_called(row: LadderRow) -> bool:
 
 
 def _days(measurements: dict, series: Collection[str] = ()) -> str:
-    """The days of all ladders, and of these series."""
+    """Return the dates of all ladders and of these series."""
     days = {entry["machine"]["date"] for entries in measurements["ops"].values() for entry in entries}
     days |= {measurements["series"][name]["date"] for name in series if name in measurements["series"]}
     return ", ".join(sorted(days))
@@ -320,15 +320,15 @@ def readme_table(measurements: dict) -> str:
     """Markdown: every operation's rungs, slowest idea first, beside the libraries, with the date and the versions."""
     ladders = [Ladder.from_json(entries[0]) for entries in measurements["ops"].values() if entries]
     rows = []
-    for found in ladders:
-        for row in found.rows:
-            first = row is found.rows[0]
-            cached = found.fits_the_cache and found.binds == "bytes"
-            share = "-" if row.fraction is None else "in L2" if cached else f"{found.bound_ms / row.ms:.0%}"
-            rows.append([f"**{found.title}**, {size_text(found.size)}" if first else "",
+    for ladder in ladders:
+        for row in ladder.rows:
+            first = row is ladder.rows[0]
+            cached = ladder.fits_the_cache and ladder.binds == "bytes"
+            fraction = "-" if row.fraction is None else "in L2" if cached else f"{ladder.bound_ms / row.ms:.0%}"
+            rows.append([f"**{ladder.title}**, {size_text(ladder.size)}" if first else "",
                          f"`{row.name}`" if row.kind == "rung" else row.name,
                          comparisons.time_text(row.ms) + (" (called)" if _is_called(row) else ""),
-                         f"{number(found.rate_in(row.ms))} {found.unit}", share])
+                         f"{number(ladder.rate_in(row.ms))} {ladder.unit}", fraction])
     table = to_markdown({"columns": ["Operation", "Kernel", "time", "rate", "of the limit"], "rows": rows})
     m, limits = measurements["machine"], measurements["limits"]
     versions = ", ".join(f"{label} {m[key]}" for label, key in (("driver", "driver"), ("CUDA", "cuda_runtime"),

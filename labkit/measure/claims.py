@@ -83,13 +83,13 @@ NUMBERS = re.compile("|".join((
 def prose_of(source: str) -> str:
     """The markdown cells of a lesson's source without code blocks, formulas, links' addresses; on one line a cell."""
     cells = re.split(r"^# %%", source, flags=re.M)
-    kept = []
+    parts = []
     for cell in cells:
         if not cell.startswith(" [markdown]"):
             continue
         text = "\n".join(line.removeprefix("#").removeprefix(" ") for line in cell.splitlines()[1:])
-        kept.append(plain(text))
-    return "\n".join(kept)
+        parts.append(plain(text))
+    return "\n".join(parts)
 
 
 def plain(text: str) -> str:
@@ -102,14 +102,14 @@ def plain(text: str) -> str:
 
 
 def texts() -> dict[str, str]:
-    """name -> prose, of every lesson, the two READMEs and the summaries of course.toml."""
-    found = {path.stem: prose_of(path.read_text(encoding="utf-8"))
-             for path in sorted((paths.REPOSITORY / "notebooks").glob("[0-9]*.py"))}
-    found["README"] = plain((paths.REPOSITORY / "README.md").read_text(encoding="utf-8"))
+    """Return name -> prose of every lesson, the two READMEs and the summaries of course.toml."""
+    result = {path.stem: prose_of(path.read_text(encoding="utf-8"))
+              for path in sorted((paths.REPOSITORY / "notebooks").glob("[0-9]*.py"))}
+    result["README"] = plain((paths.REPOSITORY / "README.md").read_text(encoding="utf-8"))
     course = tomllib.loads((paths.REPOSITORY / "course.toml").read_text(encoding="utf-8"))
-    found["data"] = plain((paths.REPOSITORY / "data" / "README.md").read_text(encoding="utf-8"))
-    found["course"] = " ".join(chapter["summary"] for chapter in course["chapter"])
-    return found
+    result["data"] = plain((paths.REPOSITORY / "data" / "README.md").read_text(encoding="utf-8"))
+    result["course"] = " ".join(chapter["summary"] for chapter in course["chapter"])
+    return result
 
 
 # --- What expressions may use ----------------------------------------------------------------------------------------
@@ -145,19 +145,19 @@ def _wrapped(value):
 
 
 def row(op: str, name: str, **size: int) -> SimpleNamespace:
-    """A recorded row; `name` with or without the operation's in front. Of a library, its first letters will do."""
+    """Return a recorded row. `name`: with or without the operation's prefix; of a library, a prefix is enough."""
     ladder = measure.recorded_ladder(op, size or None, gpu=GPU)
     if ladder is None:
         raise KeyError(f"{op} {size}")
-    found = [one for one in ladder.rows if one.name in (name, f"{op}_{name}")]
-    found = found or [one for one in ladder.rows if one.name.startswith(name)]
-    if not found:
+    matches = [one for one in ladder.rows if one.name in (name, f"{op}_{name}")]
+    matches = matches or [one for one in ladder.rows if one.name.startswith(name)]
+    if not matches:
         raise KeyError(f"{op}: {name}")
-    one = found[0]
-    taken = one.resources[0] if one.resources else {}
+    one = matches[0]
+    resources = one.resources[0] if one.resources else {}
     return SimpleNamespace(ms=one.timing.p50, us=1000 * one.timing.p50, gbs=one.gbs, tflops=one.tflops,
                            graph_us=one.graph and 1000 * one.graph.p50, fraction=one.fraction, error=one.error,
-                           bytes=ladder.bytes, bound_ms=ladder.bound_ms, **taken)
+                           bytes=ladder.bytes, bound_ms=ladder.bound_ms, **resources)
 
 
 def rates_of(op: str, names: tuple[str, ...]) -> dict[str, float]:
@@ -165,9 +165,9 @@ def rates_of(op: str, names: tuple[str, ...]) -> dict[str, float]:
     return {name: row(op, name).tflops for name in names}
 
 
-def times_of(op: str, names: tuple[str, ...], before: str = "") -> dict[str, float]:
-    """name -> ms of the row that is called `before` and the name."""
-    return {name: row(op, before + name).ms for name in names}
+def times_of(op: str, names: tuple[str, ...], prefix: str = "") -> dict[str, float]:
+    """name -> ms of each row, which is called `prefix` + the name."""
+    return {name: row(op, prefix + name).ms for name in names}
 
 
 def profiled(op: str) -> list[dict]:
@@ -178,10 +178,10 @@ def profiled(op: str) -> list[dict]:
 def ncu(op: str, name: str) -> Record:
     """What Nsight Compute counted for a row's first kernel."""
     rows = counters.recorded()["ops"][op]["rows"]
-    found = [one for one in rows if one["name"] in (name, f"{op}_{name}") or one["name"].startswith(name)]
-    if not found:
+    matches = [one for one in rows if one["name"] in (name, f"{op}_{name}") or one["name"].startswith(name)]
+    if not matches:
         raise KeyError(f"ncu.{op}.{name}")
-    return Record(found[0])
+    return Record(matches[0])
 
 
 def stall(op: str, name: str, reason: str) -> float:
@@ -196,7 +196,7 @@ def report(metric: str) -> float:
 
 
 def block_bytes(tokens: int, fused: bool = True) -> int:
-    """What the launches of a GPT-2 block read and write, as lesson 19 counts it."""
+    """Return what the launches of a GPT-2 block read and write, as lesson 19 counts it."""
     from labkit.models.gpt2_block import GPT2_SMALL, traffic
 
     return sum(traffic(GPT2_SMALL, tokens, fused=fused).values())
@@ -219,16 +219,16 @@ def words(value: float) -> str:
     for part, name in _PARTS.items():
         if abs(value / part - 1) < 0.1 and value < 0.95:
             return name
-    whole = round(value)
-    if whole > 20:
-        whole = round(value, -1)
-        return _TENS.get(int(whole), f"{value:.3g}")
-    return _WORDS[whole - 1] if 0 < whole <= len(_WORDS) else f"{value:.3g}"
+    rounded = round(value)
+    if rounded > 20:
+        rounded = round(value, -1)
+        return _TENS.get(int(rounded), f"{value:.3g}")
+    return _WORDS[rounded - 1] if 0 < rounded <= len(_WORDS) else f"{value:.3g}"
 
 
-def about(phrase: str, value: float, meant: float, within: float = 0.1) -> str:
+def about(phrase: str, value: float, expected: float, within: float = 0.1) -> str:
     """`phrase`, if the value is as near to what that means as `within`."""
-    return phrase if abs(value / meant - 1) <= within else f"({phrase}: {value:.4g})"
+    return phrase if abs(value / expected - 1) <= within else f"({phrase}: {value:.4g})"
 
 
 def so(phrase: str, holds: bool) -> str:
@@ -241,7 +241,7 @@ def _training(model: Path) -> Record:
 
 
 def namespace(let: Mapping[str, str] | None = None) -> dict:
-    """Everything that an expression may use."""
+    """Return every name that an expression may use."""
     data = measure.recorded(gpu=GPU)
     functions = (row, rates_of, times_of, ncu, profiled, stall, report, block_bytes, mean_rate, file_mb, words, about,
                  so, min, max, abs, all, sum, round, len)
@@ -262,8 +262,8 @@ _HOLE = re.compile(r"\{([^{}]+?)(?::(,|[,.\d]*[defg%]))?\}")
 def fill(template: str, names: Mapping) -> str:
     """The template with its {expressions} evaluated; {expression:.1f} is formatted."""
     def value(match: re.Match) -> str:
-        found = eval(match[1], dict(names))
-        return format(found, match[2]) if match[2] else str(found)
+        result = eval(match[1], dict(names))
+        return format(result, match[2]) if match[2] else str(result)
 
     return _HOLE.sub(value, template)
 
@@ -272,16 +272,16 @@ def problems(prose: Mapping[str, str] | None = None, claims: Mapping | None = No
     """Sentences that are no longer true, fragments that are not there, and numbers that nothing covers."""
     prose = texts() if prose is None else prose
     claims = read() if claims is None else claims
-    found = [f"{name}: data/claims.toml has entries for it, and there is no such text" for name in claims
-             if name not in prose]
+    errors = [f"{name}: data/claims.toml has entries for it, and there is no such text" for name in claims
+              if name not in prose]
     for name, text in prose.items():
         covered, wrong = _covered(name, text, claims.get(name, {}))
         covered += [match.span() for match in re.finditer(r"`[^`]*`", text)]  # code
-        found += [f"{name}: {problem}" for problem in wrong]
-        found += [f"{name}: nothing says where {match.group()!r} comes from: ...{_around(text, match)}... {ADVICE}"
-                  for match in NUMBERS.finditer(text)
-                  if not any(begin <= match.start() and match.end() <= end for begin, end in covered)]
-    return found
+        errors += [f"{name}: {problem}" for problem in wrong]
+        errors += [f"{name}: nothing says where {match.group()!r} comes from: ...{_around(text, match)}... {ADVICE}"
+                   for match in NUMBERS.finditer(text)
+                   if not any(begin <= match.start() and match.end() <= end for begin, end in covered)]
+    return errors
 
 
 def read(path: Path = CLAIMS) -> dict:
@@ -290,13 +290,13 @@ def read(path: Path = CLAIMS) -> dict:
 
 def _covered(name: str, text: str, kinds: Mapping) -> tuple[list[tuple[int, int]], list[str]]:
     """Return the spans of the text that the entries cover, and the faults of the entries."""
-    covered, wrong = [], []
+    covered, errors = [], []
     names = namespace(kinds.get("let"))
     for kind, fragments in kinds.items():
         if kind == "let":
             continue
         if kind not in FILLED + LITERAL:
-            wrong.append(f"{kind!r} is no kind of claim")
+            errors.append(f"{kind!r} is no kind of claim")
             continue
         if kind == "quoted":
             fragments = [fragment for one in fragments.values() for fragment in one]
@@ -306,19 +306,19 @@ def _covered(name: str, text: str, kinds: Mapping) -> tuple[list[tuple[int, int]
                 try:
                     phrase = fill(phrase, names)
                 except KeyError as error:
-                    wrong += [f"no recording has {error}: {fragment!r}"] if kind != "to_record" else []
+                    errors += [f"no recording has {error}: {fragment!r}"] if kind != "to_record" else []
                     covered += _like(fragment, text) or _literal(fragment, text)
                     continue
                 except Exception as error:  # whatever an expression may raise
-                    wrong.append(f"{fragment!r} cannot be worked out: {type(error).__name__}: {error}")
+                    errors.append(f"{fragment!r} cannot be worked out: {type(error).__name__}: {error}")
                     continue
-            places = [match.span() for match in re.finditer(re.escape(phrase), text)]
-            if len(places) != 1:
-                wrong.append(_misplaced(kind, fragment, phrase, text, len(places)))
-            elif kind in NEARBY and not NEARBY[kind].search(text, max(0, places[0][0] - 400), places[0][1] + 60):
-                wrong.append(f"{phrase!r} is {kind}, and the prose does not say from where")
-            covered += places or _like(fragment, text)
-    return covered, wrong
+            spans = [match.span() for match in re.finditer(re.escape(phrase), text)]
+            if len(spans) != 1:
+                errors.append(_misplaced(kind, fragment, phrase, text, len(spans)))
+            elif kind in NEARBY and not NEARBY[kind].search(text, max(0, spans[0][0] - 400), spans[0][1] + 60):
+                errors.append(f"{phrase!r} is {kind}, and the prose does not say from where")
+            covered += spans or _like(fragment, text)
+    return covered, errors
 
 
 def _literal(template: str, text: str) -> list[tuple[int, int]]:
@@ -329,15 +329,15 @@ def _literal(template: str, text: str) -> list[tuple[int, int]]:
 
 def unrecorded(claims: Mapping | None = None) -> list[str]:
     """The entries of `to_record` whose value no recording has yet."""
-    found = []
+    errors = []
     for name, kinds in (read() if claims is None else claims).items():
         names = namespace(kinds.get("let"))
         for fragment in kinds.get("to_record", ()):
             try:
                 fill(fragment, names)
             except KeyError as error:
-                found.append(f"{name}: no recording has {error}: {fragment!r}")
-    return found
+                errors.append(f"{name}: no recording has {error}: {fragment!r}")
+    return errors
 
 
 def _like(template: str, text: str) -> list[tuple[int, int]]:
@@ -346,11 +346,11 @@ def _like(template: str, text: str) -> list[tuple[int, int]]:
     return [match.span() for match in re.finditer(".{1,40}?".join(map(re.escape, parts)), text)]
 
 
-def _misplaced(kind: str, fragment: str, phrase: str, text: str, places: int) -> str:
-    if places > 1:
-        return f"{phrase!r} stands there {places} times; take a longer fragment"
-    there = _like(fragment, text)
-    instead = f"it says {text[slice(*there[0])]!r}" if there else "nothing like it is there"
+def _misplaced(kind: str, fragment: str, phrase: str, text: str, count: int) -> str:
+    if count > 1:
+        return f"{phrase!r} stands there {count} times; take a longer fragment"
+    similar = _like(fragment, text)
+    instead = f"it says {text[slice(*similar[0])]!r}" if similar else "nothing like it is there"
     return f"the prose should say {phrase!r} ({kind}), and {instead}"
 
 

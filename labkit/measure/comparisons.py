@@ -46,7 +46,7 @@ class Comparison:
 
     @property
     def ratio(self) -> float | None:
-        """Our speed over the baseline's."""
+        """Return our speed over the baseline's."""
         return self._over(self.baseline)
 
     @property
@@ -59,11 +59,11 @@ class Comparison:
             return None
         return self.ours[1] / other[1] if self.unit.endswith("/s") else other[1] / self.ours[1]
 
-    def text(self, found: Found) -> str:
+    def text(self, result: Found) -> str:
         """A value with its unit."""
-        if found is None:
+        if result is None:
             return "-"
-        return time_text(found[1]) if self.unit == "ms" else f"{number(found[1])} {self.unit}"
+        return time_text(result[1]) if self.unit == "ms" else f"{number(result[1])} {self.unit}"
 
 
 def time_text(ms: float) -> str:
@@ -76,15 +76,15 @@ def compare(measurements: Mapping) -> list[Comparison]:
 
     Operations that do the same work at the same size are one workload, in which each side has the fastest of all.
     """
-    found: dict[tuple, Comparison] = {}
+    merged: dict[tuple, Comparison] = {}
     for entries in measurements.get("ops", {}).values():
         for ladder in map(Ladder.from_json, entries):
             one = of_ladder(ladder)
             if one is not None:
                 key = (*workload(ladder.op), tuple(sorted(ladder.size.items())), ladder.bytes)
-                found[key] = _merged(found[key], one) if key in found else one
+                merged[key] = _merged(merged[key], one) if key in merged else one
     series = measurements.get("series", {})
-    return [*found.values(), *(one for name, read in SERIES.items() if name in series for one in read(series[name]))]
+    return [*merged.values(), *(one for name, read in SERIES.items() if name in series for one in read(series[name]))]
 
 
 @functools.cache
@@ -109,13 +109,13 @@ def of_ladder(ladder: Ladder) -> Comparison | None:
     rungs = [row for row in ladder.rungs if not row.failed and row.name not in rough]
     if not rungs:
         return None
-    ours = min(rungs, key=lambda row: row.ms)
+    best = min(rungs, key=lambda row: row.ms)
     others = [row for row in ladder.rows if row.kind == "baseline"]
     why_not = _why_not(ladder, others)
-    return Comparison(f"{ladder.title}, {size_text(ladder.size)}", ladder.op, ladder.size, "ms", (ours.name, ours.ms),
+    return Comparison(f"{ladder.title}, {size_text(ladder.size)}", ladder.op, ladder.size, "ms", (best.name, best.ms),
                       None if why_not else _least((row.name, row.ms) for row in others),
                       _least((row.name, row.ms) for row in others if is_eager(row.name)),
-                      why_not, ladder.rate_in(ours.ms))
+                      why_not, ladder.rate_in(best.ms))
 
 
 def _why_not(ladder: Ladder, others: list[LadderRow]) -> str:
@@ -123,20 +123,20 @@ def _why_not(ladder: Ladder, others: list[LadderRow]) -> str:
     if not others:
         return "no library was measured"
     tried = {row.name for row in others} | ladder.skipped.keys()
-    wanted = {form.title for each in op(ladder.op).baselines if each.library == "torch" for form in forms(each)}
-    missing = sorted(wanted - tried)
+    expected = {form.title for each in op(ladder.op).baselines if each.library == "torch" for form in forms(each)}
+    missing = sorted(expected - tried)
     if any(COMPILED in name for name in missing) and not any(COMPILED in row.name for row in others):
         return NOT_COMPILED
     return f"not measured yet: {'; '.join(missing)}" if missing else ""
 
 
-def _least(found: Iterable) -> Found:
+def _least(candidates: Iterable) -> Found:
     """Return the smallest of (name, value); a value that is not a number was not measured."""
-    return min((one for one in found if isinstance(one[1], int | float)), key=lambda one: one[1], default=None)
+    return min((one for one in candidates if isinstance(one[1], int | float)), key=lambda one: one[1], default=None)
 
 
-def _most(found: Iterable) -> Found:
-    return max((one for one in found if isinstance(one[1], int | float)), key=lambda one: one[1], default=None)
+def _most(candidates: Iterable) -> Found:
+    return max((one for one in candidates if isinstance(one[1], int | float)), key=lambda one: one[1], default=None)
 
 
 # --- What series say --------------------------------------------------------------------------------------------------
@@ -155,11 +155,11 @@ def _in_torch(ways: Mapping | None, eager: bool | None = None) -> Found:
     return _least((f"PyTorch, {way}", value) for way, value in (ways or {}).items() if fits(way))
 
 
-def _beside_torch(work: str, source: str, size: dict, unit: str, ours: tuple[str, float], ways: Mapping | None
+def _beside_torch(work: str, source: str, size: dict, unit: str, best: tuple[str, float], ways: Mapping | None
                   ) -> Comparison:
-    """A time of ours beside PyTorch's fastest way; without a compiled one there is no baseline."""
+    """Compare our time with PyTorch's fastest way; without a compiled one there is no baseline."""
     compiled = _in_torch(ways, eager=False) is not None
-    return Comparison(work, source, size, unit, ours, _in_torch(ways) if compiled else None,
+    return Comparison(work, source, size, unit, best, _in_torch(ways) if compiled else None,
                       _in_torch(ways, eager=True), "" if compiled else NOT_COMPILED)
 
 
@@ -175,7 +175,7 @@ def of_minilm(series: Mapping) -> Iterator[Comparison]:
 def of_corpus(series: Mapping) -> Iterator[Comparison]:
     """Sentences a second over a corpus, in the fastest form and batch of each side; and from texts to embeddings, for
     which PyTorch was not measured eager: sentence-transformers is another library."""
-    ours = _most((f"{row['form']}, {row['batch']:,} a batch", row["sentences_per_second"]) for row in series["ours"])
+    best = _most((f"{row['form']}, {row['batch']:,} a batch", row["sentences_per_second"]) for row in series["ours"])
     eager, compiled = [], []
     for row in series["torch"]:
         name = f"{row.get('form', 'padded')}, {row['batch']:,} a batch"
@@ -184,21 +184,21 @@ def of_corpus(series: Mapping) -> Iterator[Comparison]:
                      for way, rate in row.get("compiled_ways", {}).items()]
     known = _most(compiled) is not None
     yield Comparison(f"MiniLM in float16, {series['sentences']:,} sentences by length", "minilm_corpus", {},
-                     "sentences/s", ours, _most([*eager, *compiled]) if known else None, _most(eager),
+                     "sentences/s", best, _most([*eager, *compiled]) if known else None, _most(eager),
                      "" if known else NOT_COMPILED)
     seconds = _seconds(series["text"], "ours", "Encoder.encode")
     if seconds is not None:
-        theirs = _seconds(series["text"], "torch", "PyTorch, fast tokenizer")
+        torch_text = _seconds(series["text"], "torch", "PyTorch, fast tokenizer")
         library = _seconds(series["text"], "library", "sentence-transformers")
         yield Comparison(f"MiniLM in float16, {series['sentences']:,} texts to embeddings", "minilm_corpus",
                          {"texts": series["sentences"]}, "s", seconds,
-                         theirs and _least(one for one in (theirs, library) if one),
-                         why_not="" if theirs else NOT_COMPILED)
+                         torch_text and _least(one for one in (torch_text, library) if one),
+                         why_not="" if torch_text else NOT_COMPILED)
 
 
 def _seconds(text: Mapping, key: str, name: str) -> Found:
-    return _least((f"{name}, {at.rsplit('_')[-1]} a batch", value) for at, value in text.items()
-                  if at.startswith(f"{key}_seconds_"))
+    return _least((f"{name}, {column.rsplit('_')[-1]} a batch", value) for column, value in text.items()
+                  if column.startswith(f"{key}_seconds_"))
 
 
 def of_tokens(series: Mapping) -> Iterator[Comparison]:
@@ -206,11 +206,11 @@ def of_tokens(series: Mapping) -> Iterator[Comparison]:
     for dtype in ("float32", "float16"):
         rows = [row for row in series["rows"] if row["form"].endswith(dtype)]
         position = max(row["position"] for row in rows)
-        ours = _least((row["form"], row["us"] / 1000) for row in rows if row["position"] == position)
+        best = _least((row["form"], row["us"] / 1000) for row in rows if row["position"] == position)
         ways = {row["way"]: row["us"] and row["us"] / 1000 for row in series.get("torch") or ()
                 if (row["dtype"], row["position"]) == (dtype, position)}
         yield _beside_torch(f"GPT-2 small, a token with {position:,} before it, {dtype}", "token_times",
-                            {"position": position, "dtype": dtype}, "ms", ours, ways)
+                            {"position": position, "dtype": dtype}, "ms", best, ways)
 
 
 def _of_steps(source: str, key: str, work: Callable[[int], str]) -> Callable[[Mapping], Iterator[Comparison]]:
@@ -227,15 +227,15 @@ def _of_steps(source: str, key: str, work: Callable[[int], str]) -> Callable[[Ma
 def of_engine(series: Mapping) -> Iterator[Comparison]:
     """Tokens out a second of many requests. transformers' batching, measured in the same run, is no engine to compare
     one with, so there is no ratio."""
-    ours = _most((row["name"], row["tokens_per_second"]) for row in series["rows"]
+    best = _most((row["name"], row["tokens_per_second"]) for row in series["rows"]
                  if row["name"].startswith("all at once"))
-    theirs = series.get("transformers")
-    if ours is not None:
+    transformers = series.get("transformers")
+    if best is not None:
         why_not = NO_VLLM
-        if theirs:
-            why_not += f"; transformers' batching: {number(theirs['tokens_per_second'])} tokens/s"
+        if transformers:
+            why_not += f"; transformers' batching: {number(transformers['tokens_per_second'])} tokens/s"
         yield Comparison(f"Llama 3.2 1B, {series.get('requests', 128)} requests of 100 to 1,024 tokens, tokens out",
-                         "engine", {}, "tokens/s", ours, None, why_not=why_not)
+                         "engine", {}, "tokens/s", best, None, why_not=why_not)
 
 
 SERIES: dict[str, Callable[[Mapping], Iterator[Comparison]]] = {
@@ -252,14 +252,14 @@ SERIES: dict[str, Callable[[Mapping], Iterator[Comparison]]] = {
 
 
 def parted(comparisons: list[Comparison]) -> tuple[list[Comparison], ...]:
-    """Those with a ratio in which a library is faster, neither is, and ours is."""
-    found = [one for one in comparisons if one.ratio is not None]
-    return ([one for one in found if one.ratio < 1 - EQUAL], [one for one in found if abs(one.ratio - 1) <= EQUAL],
-            [one for one in found if one.ratio > 1 + EQUAL])
+    """Split those with a ratio into: the library is faster, equal, ours is faster."""
+    rated = [one for one in comparisons if one.ratio is not None]
+    return ([one for one in rated if one.ratio < 1 - EQUAL], [one for one in rated if abs(one.ratio - 1) <= EQUAL],
+            [one for one in rated if one.ratio > 1 + EQUAL])
 
 
 def summary(comparisons: list[Comparison]) -> str:
-    """How many are faster, as fast and slower, in a sentence."""
+    """Return in a sentence how many are faster, as fast and slower."""
     slower, equal, faster = parted(comparisons)
     ratios = [one.ratio for one in (*slower, *equal, *faster)]
     if not ratios:

@@ -17,17 +17,17 @@ from labkit._common.paths import find_root
 
 
 def sentences(count: int) -> list[str]:
-    """`count` different sentences, in the order of the file, spread over all of it.
+    """Return `count` different sentences, in the order of the file, spread over all of it.
 
     Raises UserError where there are fewer.
     """
     path = find_root() / "data" / "sentences.txt"
-    found = read_text(path).splitlines()
-    if len(found) < count:
-        raise UserError(f"{path} has {len(found):,} sentences; {count:,} are needed")
-    return [found[i * len(found) // count] for i in range(count)]
+    lines = read_text(path).splitlines()
+    if len(lines) < count:
+        raise UserError(f"{path} has {len(lines):,} sentences; {count:,} are needed")
+    return [lines[i * len(lines) // count] for i in range(count)]
 
 
 def digest(texts: Sequence[str]) -> str:
-    """A name for these texts: the same for the same ones."""
+    """Return a digest of these texts."""
     return hashlib.sha256("\n".join(texts).encode()).hexdigest()[:16]

@@ -130,7 +130,7 @@ class Ladder(ResultTable):
         return row.gbs if self.unit == "GB/s" else row.tflops
 
     def table(self) -> dict:
-        first = self.rungs[0].timing.p50 if self.rungs else None
+        first_ms = self.rungs[0].timing.p50 if self.rungs else None
         called = any(row.called for row in self.rows)
         notes = [f"p50 of the runs, in ms. {_taken(self.where)}"]
         rows = []
@@ -152,7 +152,7 @@ class Ladder(ResultTable):
                 other = row.called if called else row.graph
                 cells += [number(other.p50 if other else None), number(self.rate(row)),
                           "-" if row.fraction is None else f"{row.fraction:.0%}"]
-            cells += ["-" if first is None else number(first / t.p50), f"{row.error_units:.2f}"]
+            cells += ["-" if first_ms is None else number(first_ms / t.p50), f"{row.error_units:.2f}"]
             rows.append(cells)
             if row.failed:
                 notes.append(f"{row.name} failed: {row.failed}")
@@ -203,14 +203,14 @@ def recorded_ladder(op: Op | str, size: dict | None = None, gpu: str | None = No
     """The ladder of an operation as recorded on a GPU, at `size` or else at the op's own; None if there is none."""
     data = recorded(gpu)
     name = op if isinstance(op, str) else op.name
-    found = [] if data is None else data.get("ops", {}).get(name, [])
+    entries = [] if data is None else data.get("ops", {}).get(name, [])
     if size is not None:
-        found = [entry for entry in found if entry["size"] == size]
-    return Ladder.from_json(found[0]) if found else None
+        entries = [entry for entry in entries if entry["size"] == size]
+    return Ladder.from_json(entries[0]) if entries else None
 
 
 def days(ladders: Iterable[Ladder]) -> str:
-    """The days on which ladders were measured: "2026-11-20 and 2026-11-21". Empty where none is known."""
+    """Return the dates on which ladders were measured: "2026-11-20 and 2026-11-21". Empty where none is known."""
     return " and ".join(sorted({one.machine["date"] for one in ladders if one.machine.get("date")}))
 
 
@@ -268,7 +268,7 @@ class _Contest:
         self.sample = Sample(op, self.inputs, seed=seed, shape=tuple(op.shape(**size)))
 
     def check_rung(self, launcher: Rung) -> Verdict:
-        """Runs a rung once. Raises AssertionError if its result is wrong, ValueError if it refuses the size."""
+        """Run a rung once. Raises AssertionError if its result is wrong, ValueError if it refuses the size."""
         self.out.copy_to_device(self.poison)
         launcher(*self.on_device, self.out, stream=0)
         cuda.synchronize()
@@ -294,7 +294,7 @@ class _Contest:
         verdict = self.sample.check(out if returned is None else np.asarray(returned), baseline)
         if verdict.problem:
             raise AssertionError(verdict.problem)
-        if device.on_gpu() and first_s > SLOW_HOST_S:  # a second run would say the same
+        if device.on_gpu() and first_s > SLOW_HOST_S:  # a second run would give the same result
             timing = Timing.of([1000 * first_s], HOST_CPU)
         else:
             timing = time_host(call, budget_s=self.budget_s, min_runs=1 if device.on_gpu() else 5, warm_up=False)
@@ -323,7 +323,7 @@ class _Contest:
         return verdict
 
     def _is_small(self, timing: Timing) -> bool:
-        """Whether it is worth timing in a graph, too."""
+        """Whether it should be timed in a graph as well."""
         return timing.p50 < (SMALL_MS_OF_MANY if self.op.work.many_launches else SMALL_MS)
 
     def _launches_in_graph(self, timing: Timing) -> int:

@@ -17,12 +17,12 @@ from labkit.device import where
 
 
 def stamped(series: dict) -> dict:
-    """A series with where and when it was taken."""
+    """Return a series with the place and date of its measurement."""
     return {**series, "where": where(), "date": datetime.date.today().isoformat()}
 
 
 def machine() -> dict:
-    """What a measurement depends on: GPU, driver, versions, date."""
+    """Return what a measurement depends on: GPU, driver, versions, date."""
     facts = {"device": device.name(), "kind": device.kind(), "date": datetime.date.today().isoformat(),
              "python": platform.python_version(), "host": f"{platform.machine()}, {os.cpu_count()} cores"}
     for package in ("labkit", "numba", "numba-cuda", "numpy", "torch", "cupy", "triton"):

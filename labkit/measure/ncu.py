@@ -57,13 +57,13 @@ def observed():
     """{name: counts} from observe."""
     from labkit import observe
 
-    found = {}
+    result = {}
     for name, (kernel, grid, block) in compared_launches().items():
         counts = observe(kernel[grid, block], *_inputs()).counts
         names = {"requests": "global_requests", "sectors": "sectors", "shared requests": "shared_requests",
                  "bank conflicts": "bank_conflicts"}  # fmt: skip
-        found[name] = {what: counts[key] for what, key in names.items()}
-    return found
+        result[name] = {label: counts[key] for label, key in names.items()}
+    return result
 
 
 def measured():
@@ -80,12 +80,12 @@ def measured():
         raise RuntimeError(f"ncu failed: {(result.stderr or result.stdout).strip()[-400:]}")
     values = {}
     for row in csv.DictReader(io.StringIO("\n".join(rows))):
-        number = float(row["Metric Value"].replace(",", ""))
-        values.setdefault(int(row["ID"]), {})[row["Metric Name"]] = int(number)
-    found = {}
+        value = float(row["Metric Value"].replace(",", ""))
+        values.setdefault(int(row["ID"]), {})[row["Metric Name"]] = int(value)
+    counters = {}
     for name, (_, counts) in zip(compared_launches(), sorted(values.items()), strict=True):
-        found[name] = {what: sum(counts[m] for m in pair) for what, pair in METRICS.items()}
-    return found
+        counters[name] = {label: sum(counts[m] for m in pair) for label, pair in METRICS.items()}
+    return counters
 
 
 # --- The course's kernels under ncu ----------------------------------------------------------------------------------
@@ -101,7 +101,7 @@ PROFILED: dict[str, tuple[str, ...]] = {
     "attention_sentences_half": (),
 }
 
-# Profiles at another size than the operation's own -> the operation, the rungs, the size. PyTorch stands beside them.
+# Profiles at another size than the operation's own -> the operation, the rungs, the size. PyTorch is profiled as well.
 AT_SIZE: dict[str, tuple[str, tuple[str, ...], dict]] = {
     "minilm_products": ("matmul_half", ("matmul_half_tensor_core", "matmul_half_hand_blocked",
                                         "matmul_half_double_buffered", "matmul_half_three_stage",
@@ -236,14 +236,14 @@ def ncu_report(name: str, rung: str) -> str:
                    "--section", "LaunchStats", "--section", "Occupancy", sys.executable, "-m", "labkit.measure.ncu",
                    "--workload", name, "--rungs", rung, "--no-baseline", "--sequence", f"{folder}/x"]  # fmt: skip
         printed = subprocess.run(command, capture_output=True, text=True, check=True, timeout=90).stdout.splitlines()
-    kept = [line.rstrip() for line in printed if not line.startswith("==")]
-    while kept and not kept[0].strip():
-        kept.pop(0)
-    return "\n".join(kept)
+    lines = [line.rstrip() for line in printed if not line.startswith("==")]
+    while lines and not lines[0].strip():
+        lines.pop(0)
+    return "\n".join(lines)
 
 
 def recorded_report() -> str:
-    """ncu's own words on one kernel, as recorded on a GPU."""
+    """Return ncu's own report on one kernel, as recorded on a GPU."""
     data = recorded()
     if not data or "report" not in data:
         return "No report is recorded; python -m labkit.measure.ncu --profile on a GPU with ncu takes one."
@@ -254,31 +254,31 @@ def recorded_report() -> str:
 def _launches(output: str) -> list[dict]:
     """ncu's CSV, a line for each metric of each launch -> [{"kernel", metric: value}] in the order of launching."""
     lines = [line for line in output.splitlines() if line.startswith('"')]
-    found: dict[int, dict] = {}
+    launches: dict[int, dict] = {}
     for row in csv.DictReader(io.StringIO("\n".join(lines))):
-        one = found.setdefault(int(row["ID"]), {"kernel": row["Kernel Name"]})
+        launch = launches.setdefault(int(row["ID"]), {"kernel": row["Kernel Name"]})
         try:
-            one[row["Metric Name"]] = float(row["Metric Value"].replace(",", ""))
+            launch[row["Metric Name"]] = float(row["Metric Value"].replace(",", ""))
         except ValueError:  # "n/a": a kernel that stores nothing has no sectors per store
-            one[row["Metric Name"]] = None
-    return [found[key] for key in sorted(found)]
+            launch[row["Metric Name"]] = None
+    return [launches[key] for key in sorted(launches)]
 
 
 def _assign(measured: list[dict], launched: dict) -> list[dict]:
     """Assigns to each of ncu's launches the rung or the baseline that made it."""
     rows = []
-    at = 0
+    begin = 0
     for one in launched["done"]:
-        stop = len(measured) if one["kernels"] is None else at + len(one["kernels"])
-        names = one["kernels"] or [function_name(launch["kernel"]) for launch in measured[at:stop]]
-        for name, launch in zip(names, measured[at:stop], strict=True):
+        stop = len(measured) if one["kernels"] is None else begin + len(one["kernels"])
+        names = one["kernels"] or [function_name(launch["kernel"]) for launch in measured[begin:stop]]
+        for name, launch in zip(names, measured[begin:stop], strict=True):
             values = {key: launch.get(metric) for key, metric in VALUES.items()}
             if values["time_us"] is not None:
                 values["time_us"] /= 1000
             stalls = {reason: launch.get(STALL.format(reason)) for reason in STALLS}
             rows.append({"name": one["name"], "kind": one["kind"], "kernel": name, **values,
                          "stalls": {reason: value for reason, value in stalls.items() if value}})
-        at = stop
+        begin = stop
     return rows
 
 
@@ -294,7 +294,7 @@ def function_name(kernel: str) -> str:
 
 
 def recorded(gpu: str = "nvidia-h200") -> dict | None:
-    """Every profile that was recorded on a GPU; None if there is none."""
+    """Return every profile recorded on a GPU; None if there is none."""
     path = PROFILES / f"{gpu}-kernels.json"
     return recordings.read(path) if path.is_file() else None
 
@@ -317,13 +317,13 @@ def profile(name: str, data: dict | None = None):
     def mega(value):
         return number(None if value is None else value / 1e6)
 
-    rows, seen = [], set()
+    rows, reasons_shown = [], set()
     several = {row["name"] for row, after in zip(one["rows"], one["rows"][1:], strict=False)
                if row["name"] == after["name"]}
     for row in one["rows"]:
         waits = sorted(((value, reason) for reason, value in row["stalls"].items()
                         if reason not in ("selected", "not_selected")), reverse=True)[:2]
-        seen |= {reason for _, reason in waits}
+        reasons_shown |= {reason for _, reason in waits}
         label = row["name"]
         if label in several:  # older recordings hold no name for kernels in an unnamed namespace
             label += f": {row['kernel'].removesuffix('_kernel') or 'name not recorded'}"
@@ -337,7 +337,7 @@ def profile(name: str, data: dict | None = None):
         f"{one.get('date', machine['date'])}, caches cold, clocks as they are.",
         "load, store: sectors of 32 bytes that one instruction of a warp touches. waits: how many warps of a scheduler "
         "wait, and for what, when an instruction is issued.",
-        *(f"{reason}: {REASONS[reason]}." for reason in REASONS if reason in seen)), kind="profile")
+        *(f"{reason}: {REASONS[reason]}." for reason in REASONS if reason in reasons_shown)), kind="profile")
 
 
 def main():
@@ -395,12 +395,12 @@ def _write_profiles(names: list[str], out: Path) -> None:
 def _write_comparison(out: Path) -> None:
     from labkit import measure
 
-    ours, theirs = observed(), measured()
+    observed_counts, ncu_counts = observed(), measured()
     print(f"{'':12}{'':18}{'observe':>10}{'ncu':>10}")
-    for name in ours:
-        for what in METRICS:
-            print(f"{name:12}{what:18}{ours[name][what]:>10,}{theirs[name][what]:>10,}")
-    result = {"machine": measure.machine(), "size": SIZE, "observe": ours, "ncu": theirs}
+    for name in observed_counts:
+        for metric in METRICS:
+            print(f"{name:12}{metric:18}{observed_counts[name][metric]:>10,}{ncu_counts[name][metric]:>10,}")
+    result = {"machine": measure.machine(), "size": SIZE, "observe": observed_counts, "ncu": ncu_counts}
     write_text(out / "observe-and-ncu.json", json.dumps(result, indent=1) + "\n")
 
 

@@ -80,15 +80,15 @@ def parse(output: str) -> list[dict]:
     column = next((name for name in table.fieldnames or () if COLUMN in name), None)
     if column is None:
         raise ValueError(f"ncu printed no column {COLUMN}: {output.strip()[-400:]}")
-    found = []
+    launches = []
     for row in table:
         if row["Metric Name"] == TIME:
             nanoseconds = float(row["Metric Value"].replace(",", ""))
-            found.append({"kernel": function_name(row["Kernel Name"]), "ranges": ranges_in(row[column] or ""),
-                          "us": nanoseconds / 1000})
-    if not found:
+            launches.append({"kernel": function_name(row["Kernel Name"]), "ranges": ranges_in(row[column] or ""),
+                             "us": nanoseconds / 1000})
+    if not launches:
         raise ValueError(f"ncu printed no kernel: {output.strip()[-400:]}")
-    return found
+    return launches
 
 
 def ranges_in(cell: str) -> list[str]:

@@ -50,7 +50,7 @@ class Ranges(ResultTable):
 
     def __init__(self, title: str = "Ranges", *, wait: bool = True):
         self.title, self.wait = title, wait
-        self._found: dict[tuple[str, ...], _Range] = {}
+        self._entries: dict[tuple[str, ...], _Range] = {}
         self._open: list[tuple[str, float]] = []
         self._events: list[dict] = []
         self._began: float | None = None
@@ -68,7 +68,7 @@ class Ranges(ResultTable):
         if nvtx() is not None:
             nvtx().push_range(name)
         path = (*(name for name, _ in self._open), name)
-        self._found.setdefault(path, _Range(path))  # in the order in which they begin
+        self._entries.setdefault(path, _Range(path))  # in the order in which they begin
         now = time.perf_counter()
         self._began = now if self._began is None else self._began
         self._open.append((name, now))
@@ -82,12 +82,12 @@ class Ranges(ResultTable):
         start = self._open[-1][1]
         ms = 1000 * (time.perf_counter() - start)
         path = tuple(name for name, _ in self._open)
-        found = self._found[path]
+        entry = self._entries[path]
         if len(self._events) < MOST_EVENTS:
             self._events.append({"row": f"ranges {len(path)}", "name": path[-1], "us": 1000 * ms,
                                  "start_us": 1e6 * (start - self._began)})
-        found.total_ms += ms
-        found.count += 1
+        entry.total_ms += ms
+        entry.count += 1
         self._open.pop()
         if nvtx() is not None:
             nvtx().pop_range()
@@ -95,18 +95,18 @@ class Ranges(ResultTable):
 
     def ms(self, *path: str) -> float:
         """Total milliseconds of the range at this path: ms("trip", "kernel"), or of the one with this name."""
-        fitting = [r for r in self._found.values() if r.path == path or (len(path) == 1 and r.path[-1] == path[0])]
+        fitting = [r for r in self._entries.values() if r.path == path or (len(path) == 1 and r.path[-1] == path[0])]
         if len(fitting) != 1:
             raise ValueError(f"{len(fitting)} ranges are called {' / '.join(path)!r}; there are "
-                             f"{', '.join(' / '.join(found) for found in self._found)}")
+                             f"{', '.join(' / '.join(entry) for entry in self._entries)}")
         return fitting[0].total_ms
 
     def events(self) -> list[dict]:
-        """Each range as it passed, for plots.timeline: row, name, start_us (from the first range on) and us."""
+        """Return the ranges by start, for plots.timeline: row, name, start_us (from the first range on) and us."""
         return sorted(self._events, key=lambda event: (event["start_us"], event["row"]))
 
     def to_json(self) -> list[dict]:
-        return [{"path": list(one.path), "ms": one.total_ms, "count": one.count} for one in self._found.values()]
+        return [{"path": list(one.path), "ms": one.total_ms, "count": one.count} for one in self._entries.values()]
 
     def table(self) -> dict:
         spec = table_of(self.to_json(), self.title, where())
@@ -118,12 +118,12 @@ class Ranges(ResultTable):
         return {"kind": "ranges", "title": self.title}
 
 
-def table_of(found: list[dict], title: str, where: str) -> dict:
-    """Ranges as they were recorded, as a table: the share is that of the whole."""
-    whole = sum(one["ms"] for one in found if len(one["path"]) == 1)
-    rows = [[f"{one['ms'] / whole:.1%}" if whole else "-", number(one["ms"]), str(one["count"]),
+def table_of(ranges: list[dict], title: str, where: str) -> dict:
+    """Ranges as they were recorded, as a table, with their fractions of the total."""
+    total_ms = sum(one["ms"] for one in ranges if len(one["path"]) == 1)
+    rows = [[f"{one['ms'] / total_ms:.1%}" if total_ms else "-", number(one["ms"]), str(one["count"]),
              number(one["ms"] / max(one["count"], 1)), "\u2007\u2007" * (len(one["path"]) - 1) + one["path"][-1]]
-            for one in found]
+            for one in ranges]
     return {"title": title, "columns": ["share", "ms", "times", "ms each", "range"], "rows": rows,
             "notes": [f"By the host's clock. {where}." if where else "By the host's clock."]}
 
@@ -131,11 +131,11 @@ def table_of(found: list[dict], title: str, where: str) -> dict:
 class RecordedRanges(ResultTable):
     """Ranges that were recorded elsewhere, shown in the same way."""
 
-    def __init__(self, found: list[dict], title: str, where: str = ""):
-        self._found, self._title, self._where = found, title, where
+    def __init__(self, ranges: list[dict], title: str, where: str = ""):
+        self._ranges, self._title, self._where = ranges, title, where
 
     def table(self) -> dict:
-        return table_of(self._found, self._title, self._where)
+        return table_of(self._ranges, self._title, self._where)
 
     def result(self) -> dict:
         return {"kind": "ranges", "title": self._title}

@@ -125,9 +125,9 @@ def needed(operation, size: dict | None = None) -> list[tuple]:
     size = size or operation.work.timed
     arguments = (*to_device(operation.inputs(np.random.default_rng(0), **size)),
                  cuda.device_array(operation.shape(**size), operation.dtype))
-    found = {one: None for launcher in operation.rungs if not launcher.missing
-             for one in launches.needed(lambda launcher=launcher: launcher(*arguments))}
-    return list(found)
+    libraries = {one: None for launcher in operation.rungs if not launcher.missing
+                 for one in launches.needed(lambda launcher=launcher: launcher(*arguments))}
+    return list(libraries)
 
 
 def compile_ahead(progress=None) -> int:

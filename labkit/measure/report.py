@@ -52,33 +52,33 @@ THEIR_BLOCK = {"multiprocessors": 58, "threads": 1536, "block": 256, "warps": 8,
 def measure_here(model: str | None = None, prompts: Iterable[str] | None = None) -> dict:
     """The series of the page, taken on this machine. prompts: texts in place of the article's three."""
     models = [model] if model or prompts is None else ["tiny"]
-    taken = {"generation": experiment.generation(models if model or prompts else None, prompts)}
+    result = {"generation": experiment.generation(models if model or prompts else None, prompts)}
     if prompts is None:
-        taken["masked_softmax_sizes"] = softmax_series.masked_softmax_sizes()
-        taken["step_launches"] = experiment.step_launches()
+        result["masked_softmax_sizes"] = softmax_series.masked_softmax_sizes()
+        result["step_launches"] = experiment.step_launches()
         if device.on_gpu():
-            taken["memory_latency"] = softmax_series.memory_latency()
-    return taken
+            result["memory_latency"] = softmax_series.memory_latency()
+    return result
 
 
 # --- The sections ----------------------------------------------------------------------------------------------------
 
 
-def page_of(here: dict | None = None) -> Page:
+def page_of(local: dict | None = None) -> Page:
     known = measure.recorded()
-    ours = () if known is None else (Badge(f"Ours: {known['machine']['device']}, {known['machine']['date']}", True),)
+    badge = () if known is None else (Badge(f"Ours: {known['machine']['device']}, {known['machine']['date']}", True),)
     return Page("A fused softmax in GPT-2",
                 "Figures 1 to 8, 10 and 11 and tables 1 to 4 of a report on a fused masked softmax, each with its "
                 "counterpart from this course.",
-                (Badge("Theirs: distilgpt2, PyTorch and CUDA C++, NVIDIA L4"), *ours, written_badge()),
-                tuple(sections(here)))
+                (Badge("Theirs: distilgpt2, PyTorch and CUDA C++, NVIDIA L4"), *badge, written_badge()),
+                tuple(sections(local)))
 
 
-def sections(here: dict | None = None) -> list[Section]:
+def sections(local: dict | None = None) -> list[Section]:
     """All of the page. Sections without their recording say so."""
-    here = here or {}
+    local = local or {}
     known = {name: measure.recorded_series(name) for name in SERIES}
-    both = {name: [series for series in (known[name], here.get(name)) if series] for name in SERIES}
+    both = {name: [series for series in (known[name], local.get(name)) if series] for name in SERIES}
     return [summary(both), loaded(both), right(), traffic(), alone(both), text(both), vanished(both), memory(both),
             parallel(), block()]
 
@@ -111,10 +111,10 @@ def right() -> Section:
     truth = masked_softmax_reference(scores, causal=True)
     rows = [("sum of a row, unfused", "1.000000 (1.000000 to 1.000000)",
              f"{sums.mean():.6f} ({sums.min():.9f} to {sums.max():.9f})")]
-    apart = np.abs(results["three_read"] - results["unfused"])
-    rows += [("fused and unfused, largest difference", "0.000000", f"{apart.max():.1e}"),
-             ("mean difference", "0.000000", f"{apart.mean():.1e}"),
-             ("relative", "0.000000", f"{apart.max() / results['unfused'].max():.1e}")]
+    difference = np.abs(results["three_read"] - results["unfused"])
+    rows += [("fused and unfused, largest difference", "0.000000", f"{difference.max():.1e}"),
+             ("mean difference", "0.000000", f"{difference.mean():.1e}"),
+             ("relative", "0.000000", f"{difference.max() / results['unfused'].max():.1e}")]
     rows += [(f"{name} and NumPy in float64", "-", f"{np.abs(result - truth).max():.1e}")
              for name, result in results.items()]
     return Section("The result is right", "Figures 2 and 3", (
@@ -128,19 +128,19 @@ def traffic() -> Section:
     rows = []
     for B, S in ((1, 512), (1, 1024), (64, 1024)):
         moved = 4 * (7 * B * S * S + B * S), 8 * B * S * S
-        theirs = TRAFFIC.get((B, S))
+        article = TRAFFIC.get((B, S))
         rows.append((f"{B} × {S:,} × {S:,}", *(f"{n:,}" for n in moved), f"{1 - moved[1] / moved[0]:.1%}",
-                     *("-" if theirs is None else f"{n:,}" for n in theirs or (0, 0)),
-                     "-" if theirs is None else f"{1 - theirs[1] / theirs[0]:.1%}"))
+                     *("-" if article is None else f"{n:,}" for n in article or (0, 0)),
+                     "-" if article is None else f"{1 - article[1] / article[0]:.1%}"))
     parts: list = [PlainTable(
         "Bytes by the article's model", ("", "unfused", "fused", "saved", "theirs: unfused", "fused", "saved"),
         tuple(rows), ("Unfused: seven passes over the array and a number for each row; fused: one reading and one "
                       "writing. The article's summary says about 75%, and its headings count four passes against one; "
                       "its bytes are those of seven against two.",))]
-    found = counters.recorded()
-    if found and "masked_softmax_causal" in found["ops"]:
+    counters_recorded = counters.recorded()
+    if counters_recorded and "masked_softmax_causal" in counters_recorded["ops"]:
         moved = {}
-        for row in found["ops"]["masked_softmax_causal"]["rows"]:
+        for row in counters_recorded["ops"]["masked_softmax_causal"]["rows"]:
             name = row["name"].split(" (")[0]
             read, written = moved.get(name, (0.0, 0.0))
             moved[name] = read + row["dram_read"] / 2**28, written + row["dram_write"] / 2**28
@@ -167,10 +167,10 @@ def microbenchmark_table(series: dict) -> PlainTable:
     for row in _article_sizes(series):
         S, slow, fast = row["S"], row["unfused"]["p50"], row["fused"]["p50"]
         (one, other, rates, ratio, logged) = MICROBENCHMARK[S, row["mask"]]
-        theirs = (f"{p50} ({p5}–{p95})" for p50, p5, p95 in (one, other))
+        article = (f"{p50} ({p5}–{p95})" for p50, p5, p95 in (one, other))
         rows.append((f"1 × {S:,}, {row['mask']}", "ours", _us(row["unfused"]), _us(row["fused"]),
                      _rates(S, 1, slow, fast), f"{slow / fast:.2f}"))
-        rows.append(("", "theirs", *theirs, "{:.0f}, {:.0f}".format(*rates), f"{ratio:.2f} (log: {logged:.2f})"))
+        rows.append(("", "theirs", *article, "{:.0f}, {:.0f}".format(*rates), f"{ratio:.2f} (log: {logged:.2f})"))
     return PlainTable(f"Masked softmax called from Python, us: p50 (p5–p95); unfused by {series['unfused']}",
                       ("", "", "unfused", "fused", "GB/s", "ratio"), tuple(rows),
                       (f"Ours: {series['where']}, {series['date']}; {series['warm_up']} calls to warm up, then "
@@ -218,14 +218,14 @@ def _ratios(series: dict) -> tuple[float, float] | None:
 def _beside_the_fastest(where: str) -> tuple[float, str] | None:
     """Our speed over that of the fastest baseline in the article's four cases, in a graph: the mean, and what those
     baselines are. None where they were not all recorded."""
-    found = []
+    rated = []
     for S, mask in MICROBENCHMARK:
         ladder = measure.recorded_ladder(f"masked_softmax_{mask}", {"B": 1, "S": S})
         if ladder is not None and ladder.where == where:
-            found.append(comparisons.of_ladder(ladder))
-    if len(found) < len(MICROBENCHMARK) or any(one.ratio is None for one in found):
+            rated.append(comparisons.of_ladder(ladder))
+    if len(rated) < len(MICROBENCHMARK) or any(one.ratio is None for one in rated):
         return None
-    return float(np.mean([one.ratio for one in found])), " or ".join(dict.fromkeys(one.baseline[0] for one in found))
+    return float(np.mean([one.ratio for one in rated])), " or ".join(dict.fromkeys(one.baseline[0] for one in rated))
 
 
 def alone(both: dict) -> Section:
@@ -236,15 +236,16 @@ def alone(both: dict) -> Section:
         if _article_sizes(series):
             parts.append(microbenchmark_table(series))
         parts.append(Folded(f"All sizes, {series['where'].split(':')[0]}", (further_sizes_table(series),)))
-    theirs = [case[3] for case in MICROBENCHMARK.values()]
-    found = [f"ours {number(ratios[0])} and {number(ratios[1])} ({series['where']})"
-             for series in both["masked_softmax_sizes"] if (ratios := _ratios(series))]
+    article = [case[3] for case in MICROBENCHMARK.values()]
+    measured = [f"ours {number(ratios[0])} and {number(ratios[1])} ({series['where']})"
+                for series in both["masked_softmax_sizes"] if (ratios := _ratios(series))]
     parts.append(f"Mean speed-up over the four cases, and mean ratio of the rates in GB/s: theirs "
-                 f"{np.mean(theirs):.2f} and 0.85{'; ' if found else ''}{'; '.join(found)}. Two sizes that differ by a "
-                 "factor of four in work take the same time in the article: what was timed is the launch. It is the "
-                 "same with ours. Called from Python, a kernel launched by numba-cuda costs some tens of microseconds, "
-                 "since Numba looks at every argument in Python, and PyTorch in C++. In a recording from before "
-                 "labkit packed arguments itself, ours is the slower call at these sizes, whatever the kernel does. "
+                 f"{np.mean(article):.2f} and 0.85{'; ' if measured else ''}{'; '.join(measured)}. Two sizes that "
+                 "differ by a factor of four in work take the same time in the article: what was timed is the launch. "
+                 "It is the same with ours. Called from Python, a kernel launched by numba-cuda costs some tens of "
+                 "microseconds, since Numba looks at every argument in Python, and PyTorch in C++. In a recording "
+                 "from before labkit packed arguments itself, ours is the slower call at these sizes, whatever the "
+                 "kernel does. "
                  "In a graph, where no launch waits for Python, every size has a time of its own.")
     return Section("The kernel alone", "Figures 5 and 6, Table 1", tuple(parts))
 
@@ -261,8 +262,8 @@ def text(both: dict) -> Section:
                   for how in dict.fromkeys(row["how"] for row in one["prompts"][0]["rows"])}
         if not tables:
             continue
-        shown = tables.pop(next((key for key in tables if key[0].startswith("distilgpt2")), next(iter(tables))))
-        parts += [generation_pictures.rates(series), shown]
+        table = tables.pop(next((key for key in tables if key[0].startswith("distilgpt2")), next(iter(tables))))
+        parts += [generation_pictures.rates(series), table]
         if tables:
             parts.append(Folded(f"{len(tables)} more tables: " + "; ".join(
                 f"{name}, {experiment.HOWS[how]}" for name, how in tables), tuple(tables.values())))
@@ -285,10 +286,10 @@ def vanished(both: dict) -> Section:
         if not series["models"]:
             continue
         parts += [generation_pictures.gains(series), experiment.amdahl_table(series)]
-        apart = experiment.apart(series)
-        if "graph" in apart and "called" in apart:
+        errors = experiment.apart(series)
+        if "graph" in errors and "called" in errors:
             parts.append(f"Share and speed-up were measured apart from the whole. In a graph the whole does what the "
-                         f"law says, to {apart['graph']:.1%}. Called from Python it is {apart['called']:.1%}: there "
+                         f"law says, to {errors['graph']:.1%}. Called from Python it is {errors['called']:.1%}: there "
                          "the softmax's launches were timed one after the other, and among all the others each "
                          "takes longer, I suppose. A measured gain may then be above "
                          "the table's \"at most\".")
@@ -307,8 +308,8 @@ def memory(both: dict) -> Section:
                    "scores over through global memory, the fused kernel keeps a row on the chip. So long takes a load "
                    "that waits for the one before it:"]
     for series in both["memory_latency"]:
-        rows = tuple((place, f"{one['ns']:,.0f}", f"{one['ns'] / series['places']['shared memory']['ns']:.1f}")
-                     for place, one in series["places"].items())
+        rows = tuple((name, f"{one['ns']:,.0f}", f"{one['ns'] / series['places']['shared memory']['ns']:.1f}")
+                     for name, one in series["places"].items())
         parts.append(PlainTable("One load after another", ("from", "ns", "times shared memory"), rows,
                                 (f"Measured on {series['where']}, {series['date']}.",)))
     return Section("Memory hierarchy", "Figure 8, end", tuple(parts))
@@ -331,11 +332,11 @@ def block() -> Section:
             ("theirs, computed", "L4", str(L4.multiprocessors), f"{L4.threads:,}", "256", "8", "32 assumed", "256",
              str(occupancy.blocks(L4, 256, 32, 256)), f"{occupancy.occupancy(L4, 256, 32, 256):.0%}")]
     gpu = occupancy.H200
-    found = measure.recorded_ladder("masked_softmax_causal")
-    taken = [one for row in found.rungs for one in row.resources] if found else []
+    ladder = measure.recorded_ladder("masked_softmax_causal")
+    resources = [one for row in ladder.rungs for one in row.resources] if ladder else []
     if device.on_gpu():
-        gpu, taken = occupancy.of_device(), _now()
-    for one in taken:
+        gpu, resources = occupancy.of_device(), _now()
+    for one in resources:
         threads = int(np.prod(one["block"]))
         need = threads, one["registers"], one["shared_bytes"]
         rows.append((one["kernel"].removesuffix("_kernel"), gpu.name.removeprefix("NVIDIA "), str(gpu.multiprocessors),
@@ -364,11 +365,11 @@ def summary(both: dict) -> Section:
     program = float(np.mean([rates[1][0] / rates[0][0] for rates in experiment.SOURCE.values()]))
     rows = [("NVIDIA L4 (theirs)", "distilgpt2, from PyTorch", f"{kernel:.2f}", "-", f"{program:.3f}")]
     cases = [("NVIDIA L4, called from PyTorch:\nthe article's", kernel, program, None)]
-    found: dict[tuple[str, str], list] = {}  # where, and how it was launched -> (the kernel, the program) of each model
+    pairs_of: dict[tuple[str, str], list] = {}  # (GPU, how it was launched) -> (the kernel, the program) of each model
     kernels = {(series["where"], how): float(np.mean(ratios)) for series in both["masked_softmax_sizes"]
                for how, ratios in _speedups(series).items() if ratios}
     for series in both["generation"]:
-        where = series["where"].split(":")[0]
+        gpu = series["where"].split(":")[0]
         for one in series["models"]:
             for how in dict.fromkeys(row["how"] for row in one["prompts"][0]["rows"]):
                 rates = [{row["attention"]: row["tokens_per_second"] for row in prompt["rows"] if row["how"] == how}
@@ -376,11 +377,11 @@ def summary(both: dict) -> Section:
                 gain = float(np.mean([rate["fused"] / rate["unfused"] for rate in rates]))
                 part = kernels.get((series["where"], how))
                 fastest = _beside_the_fastest(series["where"]) if how == "graph" else None
-                rows.append((where, f"{one['name']}, {experiment.HOWS[how]}", "-" if part is None else f"{part:.2f}",
+                rows.append((gpu, f"{one['name']}, {experiment.HOWS[how]}", "-" if part is None else f"{part:.2f}",
                              "-" if fastest is None else f"{fastest[0]:.2f}", f"{gain:.3f}"))
                 if part is not None:
-                    found.setdefault((where, how), []).append((part, gain))
-                    cases.append((f"{where.removeprefix('NVIDIA ')}, {experiment.HOWS[how]}: "
+                    pairs_of.setdefault((gpu, how), []).append((part, gain))
+                    cases.append((f"{gpu.removeprefix('NVIDIA ')}, {experiment.HOWS[how]}: "
                                   f"{generation_pictures.labelled(one['name'])}", part, gain, None))
     parts: list = [
         "An article presents a softmax that scales, masks and normalises in one kernel, in place of PyTorch's separate "
@@ -388,10 +389,10 @@ def summary(both: dict) -> Section:
         f"{kernel:.2f} times as fast, in the mean. The program was {program:.2f} times as fast. This page asks the "
         "same questions of the kernels of this course, figure by figure and table by table. Theirs are the article's "
         "numbers, ours are measured."]
-    parts += [_headline(*key, pairs) for key, pairs in sorted(found.items())]
+    parts += [_headline(*key, pairs) for key, pairs in sorted(pairs_of.items())]
     parts += [generation_pictures.both_speedups(
         cases, "The softmax alone (grey) and the text written with it (blue)",
-        "Theirs, and ours launched in both ways" if found else "Theirs", "times as fast by fusing"),
+        "Theirs, and ours launched in both ways" if pairs_of else "Theirs", "times as fast by fusing"),
         PlainTable("Mean speed-up by fusing", ("where", "model", "the kernel", "beside the fastest", "tokens a second"),
                    tuple(rows), (
             "The kernel: masked softmax of one matrix of 512 and 1,024, with and without a mask, over a library's "

@@ -139,14 +139,14 @@ def transformers_embeddings(loaded: Loaded, sentences: Sequence[Sequence[int]]) 
         import transformers
 
         fields = {name: getattr(loaded.config, name) for name in Config.__dataclass_fields__}
-        theirs = transformers.BertModel(transformers.BertConfig(**fields), add_pooling_layer=False).double().eval()
-        held = {name: torch.as_tensor(np.array(value, np.float64))
-                for name, value in weights_of(loaded.tensors, loaded.config).items()}
-        missing = theirs.load_state_dict(held, strict=False).missing_keys
+        reference = transformers.BertModel(transformers.BertConfig(**fields), add_pooling_layer=False).double().eval()
+        state = {name: torch.as_tensor(np.array(value, np.float64))
+                 for name, value in weights_of(loaded.tensors, loaded.config).items()}
+        missing = reference.load_state_dict(state, strict=False).missing_keys
         if missing:
             return f"transformers wants other parameters: {', '.join(missing[:3])}"
         with torch.no_grad():
-            means = [theirs(torch.as_tensor(np.array([one], np.int64))).last_hidden_state[0].mean(0).numpy()
+            means = [reference(torch.as_tensor(np.array([one], np.int64))).last_hidden_state[0].mean(0).numpy()
                      for one in sentences]
     except ImportError as error:
         return f"not here: {error.name or error} is not installed"
@@ -160,9 +160,9 @@ def checked_sentences(loaded: Loaded) -> tuple[list[list[int]], np.ndarray | Non
     if loaded.published and (GOLDEN / "sentences.json").is_file():
         known = json.loads((GOLDEN / "sentences.json").read_text(encoding="utf-8"))["sentences"]
         ids, golden = [one["ids"] for one in known], np.load(GOLDEN / "embeddings.npy")
-        some = [at for at, one in enumerate(ids) if device.on_gpu() or len(one) <= SHORT]
-        some = some if device.on_gpu() else some[:: max(1, len(some) // FEW)]
-        return [ids[at] for at in some], golden[some]
+        chosen = [i for i, one in enumerate(ids) if device.on_gpu() or len(one) <= SHORT]
+        chosen = chosen if device.on_gpu() else chosen[:: max(1, len(chosen) // FEW)]
+        return [ids[i] for i in chosen], golden[chosen]
     lengths = [n for n in (2, 3, 5, 7, 11, 14, 16) if n <= loaded.config.max_position_embeddings]
     return [one.tolist() for one in experiment.sentences_of(lengths, loaded.config.vocab_size)], None
 
@@ -185,15 +185,15 @@ def agreement_of(loaded: Loaded) -> Agreement:
         ("transformers, in float64", transformers_embeddings(loaded, ids))]
     if golden is not None:
         truths.append(("transformers, as kept with the tests", golden))
-    ours, same = {}, {}
+    packed_out, same = {}, {}
     for type_name in measure.steps("parity", list(TYPES)):
         model = loaded.model(type_name)
-        ours[type_name] = model.embed(ids, "packed")
-        same[type_name] = bool(np.array_equal(model.embed(ids, "padded"), ours[type_name]))
+        packed_out[type_name] = model.embed(ids, "packed")
+        same[type_name] = bool(np.array_equal(model.embed(ids, "padded"), packed_out[type_name]))
     rows = tuple((name, None, truth) if isinstance(truth, str) else
-                 (name, {one: float(cosines(found, truth).min()) for one, found in ours.items()}, "")
+                 (name, {one: float(cosines(values, truth).min()) for one, values in packed_out.items()}, "")
                  for name, truth in truths)
-    met = all(found[one] >= TYPES[one][1] for _, found, _ in rows if found for one in TYPES)
+    met = all(values[one] >= TYPES[one][1] for _, values, _ in rows if values for one in TYPES)
     lengths = [len(one) for one in ids]
     return Agreement(len(ids), (min(lengths), max(lengths)), rows, same, met)
 
@@ -202,32 +202,32 @@ def agreement_of(loaded: Loaded) -> Agreement:
 
 
 def page_of(loaded: Loaded, pairs: sts.Pairs | None = None, encode: Callable | None = None,
-            judged: Callable[[sts.Judged], None] | None = None) -> Page:
+            on_judged: Callable[[sts.Judged], None] | None = None) -> Page:
     """encode: texts -> embeddings of `pairs`; judged: given their result as soon as it is there."""
     result = None
     if pairs is not None:
         result = sts.judged(pairs, encode or loaded.encoder.encode)
-        if judged:
-            judged(result)
-    agreement, here = agreement_of(loaded), measure_here(loaded)
+        if on_judged:
+            on_judged(result)
+    agreement, local = agreement_of(loaded), measure_here(loaded)
     recorded = {name: measure.recorded_series(name) for name in SERIES}
     badges = (Badge("Real weights" if loaded.encoder is not None else "Made-up weights", loaded.published),
               Badge(f"Recorded: {recorded['minilm']['where']}, {recorded['minilm']['date']}", True)
               if recorded["minilm"] else Badge("H200: not recorded yet"), written_badge())
-    found = [summary(loaded, agreement, here, result), model_section(loaded), parity(agreement), times(here),
-             beside_torch(here), launched(here), over_length(here, recorded["minilm_lengths"])]
+    sections = [summary(loaded, agreement, local, result), model_section(loaded), parity(agreement), times(local),
+                beside_torch(local), launched(local), over_length(local, recorded["minilm_lengths"])]
     if result is not None:
-        found.append(similarity(result, loaded))
+        sections.append(similarity(result, loaded))
     return Page("A sentence encoder by hand", "MiniLM made of this course's kernels beside PyTorch: the same numbers, "
                 "the times of every form of a batch, and where they go.", badges,
-                (*found, *on_a_gpu(recorded)))
+                (*sections, *on_a_gpu(recorded)))
 
 
-def summary(loaded: Loaded, agreement: Agreement, here: dict, result: sts.Judged | None) -> Section:
-    first = here["times"][0]
-    same = [row for row in here["times"] if (row["work"], row["type"]) == (first["work"], first["type"])]
+def summary(loaded: Loaded, agreement: Agreement, local: dict, result: sts.Judged | None) -> Section:
+    base = local["times"][0]
+    same = [row for row in local["times"] if (row["work"], row["type"]) == (base["work"], base["type"])]
     fastest = min(same, key=lambda row: row["us"])
-    cosine = min(found[one] for _, found, _ in agreement.rows if found for one in found)
+    cosine = min(cosine_of[one] for _, cosine_of, _ in agreement.rows if cosine_of for one in cosine_of)
     verdict = "as close as is asked" if agreement.met else "not as close as is asked"
     parts: list = [
         f"{_weights(loaded)} The smallest cosine of an embedding with its reference is {cosine:.7f}, which is "
@@ -238,8 +238,8 @@ def summary(loaded: Loaded, agreement: Agreement, here: dict, result: sts.Judged
            if result is not None else "")]
     if not device.on_gpu():
         parts.append(NOT_GPU)
-    shown = [row for row in here["times"] if row["type"] == here["type"]]
-    return Section("In short", "MiniLM", (*parts, pictures.forms(shown, _place())))
+    rows = [row for row in local["times"] if row["type"] == local["type"]]
+    return Section("In short", "MiniLM", (*parts, pictures.forms(rows, _place())))
 
 
 def _place() -> str:
@@ -280,22 +280,22 @@ def model_section(loaded: Loaded) -> Section:
 
 
 def parity(agreement: Agreement) -> Section:
-    rows = tuple((name, *(("-",) * len(TYPES) if found is None else (f"{found[one]:.8f}" for one in TYPES)))
-                 for name, found, _ in agreement.rows)
-    asked = ", ".join(f"{least:g} in {name}" for name, (_, least) in TYPES.items())
+    rows = tuple((name, *(("-",) * len(TYPES) if cosine_of is None else (f"{cosine_of[one]:.8f}" for one in TYPES)))
+                 for name, cosine_of, _ in agreement.rows)
+    required = ", ".join(f"{minimum:g} in {name}" for name, (_, minimum) in TYPES.items())
     bits = "; ".join(f"in {name} {'they are' if same else 'they are not'}"
                      for name, same in agreement.same_bits.items())
     low, high = agreement.tokens
     return Section("The same numbers", "Parity", (
         PlainTable("The smallest cosine of ours with", ("", *TYPES), rows,
                    (f"{agreement.sentences} sentences of {low} to {high} tokens, {measure.where()}. Asked: at least "
-                    f"{asked}.", *(f"{name}: {why}." for name, _, why in agreement.rows if why))),
+                    f"{required}.", *(f"{name}: {why}." for name, _, why in agreement.rows if why))),
         f"Are the embeddings of a padded and of a packed batch the same, bit for bit? {bits[0].upper()}{bits[1:]}."))
 
 
-def times(here: dict) -> Section:
+def times(local: dict) -> Section:
     cells: dict[tuple, dict] = {}
-    for row in here["times"]:
+    for row in local["times"]:
         cells.setdefault((row["work"], row["form"]), {})[row["type"]] = row
     rows = tuple((f"{work}, {form}", f"{of['float32']['rows']:,}",
                   *(pictures.duration(of[one]["us"]) for one in TYPES),
@@ -311,33 +311,33 @@ def times(here: dict) -> Section:
     return Section("Padded to 128, padded, packed", "Every form of a batch", tuple(parts))
 
 
-def beside_torch(here: dict) -> Section:
-    if not here["torch"]:
+def beside_torch(local: dict) -> Section:
+    if not local["torch"]:
         why = "there is no GPU here" if not device.on_gpu() else "PyTorch is not installed, or sees no GPU"
         return Section("PyTorch on the same inputs", "Beside it", (f"Not measured: {why}.",))
-    best = {(row["sentences"], row["tokens"]): row for row in sorted(here["times"], key=lambda row: -row["us"])
+    best = {(row["sentences"], row["tokens"]): row for row in sorted(local["times"], key=lambda row: -row["us"])
             if row["type"] == "float16"}
     tables = []
-    for one in here["torch"]:
-        count, ours = one["sentences"], best[one["sentences"], one["tokens"]]
-        tables.append(torch_table(f"{count} × {one['tokens']}", f"ours, {ours['form']}, in a graph", ours["us"],
+    for one in local["torch"]:
+        count, best_row = one["sentences"], best[one["sentences"], one["tokens"]]
+        tables.append(torch_table(f"{count} × {one['tokens']}", f"ours, {best_row['form']}, in a graph", best_row["us"],
                                   {way: us if us is None or isinstance(us, str) else us / count
                                    for way, us in one["ways"].items()}, _place()))
     return Section("PyTorch on the same inputs", "Beside it", tuple(tables))
 
 
-def torch_table(work: str, name: str, ours: float, ways: Mapping, place: str) -> PlainTable:
+def torch_table(work: str, name: str, labkit_us: float, ways: Mapping, note: str) -> PlainTable:
     """ways: of PyTorch, way -> microseconds a sentence, None for one that has no time, "...: why not"."""
-    rows = [(name, number(ours), "1.00")]
-    rows += [(f"PyTorch, {way}", number(us), "-" if us is None else f"{us / ours:.2f}")
+    rows = [(name, number(labkit_us), "1.00")]
+    rows += [(f"PyTorch, {way}", number(us), "-" if us is None else f"{us / labkit_us:.2f}")
              for way, us in ways.items() if not isinstance(us, str)]
     return PlainTable(f"{work}, float16: microseconds a sentence", ("", "us", "times ours"), tuple(rows),
-                      (place, *(f"{way.removesuffix(': why not')} was not timed: {why}"
-                                for way, why in ways.items() if isinstance(why, str))))
+                      (note, *(f"{way.removesuffix(': why not')} was not timed: {why}"
+                               for way, why in ways.items() if isinstance(why, str))))
 
 
-def launched(here: dict) -> Section:
-    series, parts = here["profile"], []
+def launched(local: dict) -> Section:
+    series, parts = local["profile"], []
     for which, one in enumerate(series["passes"]):
         parts.append(pictures.shares(series, which))
         parts += [Folded(f"PyTorch's kernels, {one['sentences']} × {one['tokens']}", (torch_kernels(one, series),))] \
@@ -354,7 +354,7 @@ def launched(here: dict) -> Section:
     parts.append(PlainTable("Launches of a pass, and microseconds of each",
                             ("batch", "", "launches", "us", "us a launch", "called, us", "called, a launch"),
                             tuple(rows),
-                            (f"{series['where']}, {series['date']}, {here['type']}.",)))
+                            (f"{series['where']}, {series['date']}, {local['type']}.",)))
     return Section("Where the time goes", "Launches", tuple(parts))
 
 
@@ -366,11 +366,11 @@ def torch_kernels(one: dict, series: dict) -> PlainTable:
                       (f"{series['where']}, {series['date']}, by its profiler; the twelve that take longest.",))
 
 
-def over_length(here: dict, recorded: dict | None) -> Section:
+def over_length(local: dict, recorded: dict | None) -> Section:
     return Section("Time over length", "Longer sentences", (
-        pictures.lengths(here["lengths"], recorded),
-        f"{here['lengths']['sentences']} sentence{'s' if here['lengths']['sentences'] != 1 else ''} a batch, "
-        f"{here['type']}. Products grow with the number of tokens, attention with its square."))
+        pictures.lengths(local["lengths"], recorded),
+        f"{local['lengths']['sentences']} sentence{'s' if local['lengths']['sentences'] != 1 else ''} a batch, "
+        f"{local['type']}. Products grow with the number of tokens, attention with its square."))
 
 
 def similarity(result: sts.Judged, loaded: Loaded) -> Section:
@@ -401,20 +401,20 @@ def on_a_gpu(recorded: Mapping[str, dict | None]) -> list[Section]:
     if missing:
         parts.append(f"Not recorded on a GPU yet: {', '.join(missing)}. `labkit bench NAME` takes each.")
     if series := known.get("minilm"):
-        place = f"{series['where']}, {series['date']}; {series['weights']} weights"
+        note = f"{series['where']}, {series['date']}; {series['weights']} weights"
         for row in series["rows"]:
             form, best = min(row["ours"].items(), key=lambda one: one[1]["us_a_sentence"])
             parts.append(torch_table(f"{row['sentences']} × {row['tokens']}", f"ours, {form}, in a graph",
-                                     best["us_a_sentence"], row["torch"] or {}, place))
-    found = [Section("Recorded on a GPU", "The goals", tuple(parts))]
+                                     best["us_a_sentence"], row["torch"] or {}, note))
+    sections = [Section("Recorded on a GPU", "The goals", tuple(parts))]
     if series := known.get("minilm_corpus"):
-        found.append(corpus(series))
+        sections.append(corpus(series))
     if series := known.get("minilm_ladder"):
-        found.append(steps(series))
+        sections.append(steps(series))
     if series := known.get("minilm_profile"):
-        found.append(Section("Where a GPU's time goes", "Launches", tuple(
+        sections.append(Section("Where a GPU's time goes", "Launches", tuple(
             pictures.shares(series, which) for which in range(len(series["passes"])))))
-    return found
+    return sections
 
 
 def corpus(series: dict) -> Section:
@@ -454,7 +454,7 @@ def steps(series: dict) -> Section:
     parts.append(PlainTable("What did not work for them", ("", "M × K -> N", "us", "beside", "us", "slower"), tuple(
         (row["name"], f"{row['M']:,} × {row['K']:,} -> {row['N']:,}", number(row["us"]), row["beside"],
          number(row["beside_us"]), f"{row['us'] / row['beside_us']:.2f}") for row in series["failures"])))
-    found = counters.recorded()
-    parts += [counters.profile(name, found) for name in ("minilm_products", "attention_sentences_half")
-              if found and name in found["ops"]]
+    counters_recorded = counters.recorded()
+    parts += [counters.profile(name, counters_recorded) for name in ("minilm_products", "attention_sentences_half")
+              if counters_recorded and name in counters_recorded["ops"]]
     return Section("Step by step", "The ladder", tuple(parts))

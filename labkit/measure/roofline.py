@@ -105,11 +105,11 @@ class Bound:
 
     @property
     def label(self) -> str:
-        what = "copy bandwidth" if self.binds == "bytes" else PEAK_NAMES[self.peak]
+        limit_name = "copy bandwidth" if self.binds == "bytes" else PEAK_NAMES[self.peak]
         source = self.limits.source if self.binds == "bytes" else self.limits.peak_source(self.peak)
         if source.startswith("data sheet"):
-            return f"{what} of {self.limits.gpu}, {source}"
-        return f"{what}, measured on {self.limits.gpu}"
+            return f"{limit_name} of {self.limits.gpu}, {source}"
+        return f"{limit_name}, measured on {self.limits.gpu}"
 
 
 def bound(op: Op, size: dict, limits: Limits | None = None) -> Bound:
@@ -212,12 +212,12 @@ def _kept(file: tuple[Path, str] | None) -> Limits | None:
         return None
 
 
-def _keep(found: Limits, file: tuple[Path, str] | None) -> Limits:
+def _keep(limits: Limits, file: tuple[Path, str] | None) -> Limits:
     if file is not None:
         path, of = file
         with contextlib.suppress(OSError):  # the next process measures again
-            write_text(path, json.dumps({"of": of, "limits": asdict(found)}))
-    return found
+            write_text(path, json.dumps({"of": of, "limits": asdict(limits)}))
+    return limits
 
 
 def copy_bandwidth_gbs(nbytes: int = 2**30) -> float:
@@ -346,17 +346,17 @@ def tensor_peaks() -> dict:
     TF32 runs at half the speed of f16 on every GPU that has both; with wgmma that half is given, without it mma.sync's.
     """
     capability = tuple(cuda.get_current_device().compute_capability)
-    found = {}
+    peaks = {}
     if capability >= (8, 0):
         per_warp = MMA_CHAINS * MMA_STEPS * 2 * 16 * 8
-        found["mma_f16_tflops"] = _tensor_tflops("mma_f16_peak", mma_f16_peak_kernel, per_warp * 16 // 32)
-        found["mma_tf32_tflops"] = _tensor_tflops("mma_tf32_peak", mma_tf32_peak_kernel, per_warp * 8 // 32)
-        found["f16_tflops"], found["tf32_tflops"] = found["mma_f16_tflops"], found["mma_tf32_tflops"]
+        peaks["mma_f16_tflops"] = _tensor_tflops("mma_f16_peak", mma_f16_peak_kernel, per_warp * 16 // 32)
+        peaks["mma_tf32_tflops"] = _tensor_tflops("mma_tf32_peak", mma_tf32_peak_kernel, per_warp * 8 // 32)
+        peaks["f16_tflops"], peaks["tf32_tflops"] = peaks["mma_f16_tflops"], peaks["mma_tf32_tflops"]
     if capability[0] == 9:
         f16 = _tensor_tflops("wgmma_f16_peak", wgmma_f16_peak_kernel, WGMMA_ROUNDS * 16 * 2 * 64 * 256 * 16 // 128)
         if f16 is not None:
-            found["f16_tflops"], found["tf32_tflops"] = f16, f16 / 2
-    return {name: value for name, value in found.items() if value is not None}
+            peaks["f16_tflops"], peaks["tf32_tflops"] = f16, f16 / 2
+    return {name: value for name, value in peaks.items() if value is not None}
 
 
 def _tensor_tflops(name: str, kernel, flops_per_thread: int) -> float | None:

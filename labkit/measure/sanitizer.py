@@ -47,9 +47,9 @@ def workload(name: str) -> dict:
     one = op(name)
     rows = agree(one, check=False).rows
     refused = [row.name for row in rows if row.problem.startswith("refuses every size")]
-    wrong = [f"{row.name}: {row.problem}" for row in rows if row.problem and row.name not in refused]
-    if wrong:
-        raise AssertionError("; ".join(wrong))
+    errors = [f"{row.name}: {row.problem}" for row in rows if row.problem and row.name not in refused]
+    if errors:
+        raise AssertionError("; ".join(errors))
     return {"rungs": [row.name for row in rows if not row.skipped and row.name not in refused], "refused": refused,
             "sizes": len(one.awkward)}
 
@@ -77,19 +77,19 @@ def without_last_barrier(launches: int = 1) -> dict:
     x = np.random.default_rng(0).random((ROWS, COLUMNS), dtype=np.float32)
     truth = np.stack([x.mean(axis=1, dtype=np.float64), x.var(axis=1, dtype=np.float64)], axis=1)
     rows, out = cuda.to_device(x), cuda.device_array((ROWS, 2), np.float32)
-    wrong = 0
+    wrong_rows = 0
     for _ in range(launches):
         mean_and_variance_racy_kernel[ROWS, 256](rows, out)
-        wrong = max(wrong, int((np.abs(out.copy_to_host() - truth) > 1e-4).any(axis=1).sum()))
-    return {"wrong": wrong, "rows": ROWS, "launches": launches}
+        wrong_rows = max(wrong_rows, int((np.abs(out.copy_to_host() - truth) > 1e-4).any(axis=1).sum()))
+    return {"wrong": wrong_rows, "rows": ROWS, "launches": launches}
 
 
 def summary(output: str) -> tuple[int, list[str]]:
     """(errors, the tool's lines) of compute-sanitizer's output. Raises ValueError where it gave no summary."""
     lines = [line for line in output.splitlines() if line.startswith("=========")]
-    counts = [int(number) for line in lines
-              for number in re.findall(r"ERROR SUMMARY: (\d+) error|RACECHECK SUMMARY: (\d+) hazard", line)
-              for number in number if number]
+    counts = [int(count) for line in lines
+              for count in re.findall(r"ERROR SUMMARY: (\d+) error|RACECHECK SUMMARY: (\d+) hazard", line)
+              for count in count if count]
     if not counts:
         raise ValueError((output.strip() or "no output")[-600:])
     return sum(counts), lines
@@ -104,9 +104,9 @@ def checked(name: str, tool: str) -> tuple[dict, list[str]]:
         done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S,
                               env={**os.environ, "LABKIT_DEVICE": "gpu"})
         errors, lines = summary(done.stdout + done.stderr)
-        given = re.findall(r"^WORKLOAD (.*)$", done.stdout, re.MULTILINE)
-        result = {"errors": errors, **(json.loads(given[-1]) if given else {})}
-        if not given and name not in CONTROLS:
+        outputs = re.findall(r"^WORKLOAD (.*)$", done.stdout, re.MULTILINE)
+        result = {"errors": errors, **(json.loads(outputs[-1]) if outputs else {})}
+        if not outputs and name not in CONTROLS:
             result["problem"] = (done.stderr.strip() or "it ended without a word")[-400:]
     except subprocess.TimeoutExpired:
         result, lines = {"problem": f"not done after {TIMEOUT_S} s"}, []
@@ -123,9 +123,9 @@ def take(names: list[str], folder: Path, workers: int) -> dict:
     machine = measure.machine()
     path = folder / f"{measure.slug(machine['device'])}.json"
     known = read_json(path) if path.is_file() else {}
-    found = {tool: dict(known.get(tool, {})) for tool in TOOLS} | {"controls": {}}
+    results = {tool: dict(known.get(tool, {})) for tool in TOOLS} | {"controls": {}}
     version = subprocess.run(["compute-sanitizer", "--version"], capture_output=True, text=True).stdout
-    result = {"machine": {**machine, "compute-sanitizer": version.strip().splitlines()[-1]}, **found}
+    result = {"machine": {**machine, "compute-sanitizer": version.strip().splitlines()[-1]}, **results}
     log = _kept_log(path.with_suffix(".log"))
 
     def one(job):
@@ -134,12 +134,12 @@ def take(names: list[str], folder: Path, workers: int) -> dict:
 
     jobs = [*CONTROLS.items(), *((name, tool) for name in names for tool in TOOLS)]
     with ThreadPoolExecutor(workers) as pool:
-        for (name, tool), (given, lines) in pool.map(one, jobs):
-            found["controls" if name in CONTROLS else tool][name] = given
+        for (name, tool), (outcome, lines) in pool.map(one, jobs):
+            results["controls" if name in CONTROLS else tool][name] = outcome
             log[f"{name}, {tool}"] = "\n".join(lines[:LOG_LINES])
-            print(f"{name}, {tool}: {given.get('problem') or given['errors']} ({given['seconds']} s)", flush=True)
+            print(f"{name}, {tool}: {outcome.get('problem') or outcome['errors']} ({outcome['seconds']} s)", flush=True)
             write_text(path, json.dumps(result, indent=1) + "\n")
-    found["controls"]["no last barrier, no tool"] = without_last_barrier(LAUNCHES)
+    results["controls"]["no last barrier, no tool"] = without_last_barrier(LAUNCHES)
     write_text(path, json.dumps(result, indent=1) + "\n")
     text = "\n\n".join(f"# {job}\n{lines}".rstrip() for job, lines in sorted(log.items()))
     write_text(path.with_suffix(".log"), text + "\n")
@@ -156,9 +156,9 @@ def _kept_log(path: Path) -> dict[str, str]:
 
 def recorded_race(gpu: str = "nvidia-h200") -> str:
     """What lesson 12's race did on a GPU without a tool, and under racecheck, in two lines."""
-    found = recordings.read(RECORDED / f"{gpu}.json")
-    alone, watched = (found["controls"][name] for name in ("no last barrier, no tool", "no last barrier"))
-    return (f"{found['machine']['device']}, {found['machine']['date']}\n"
+    recording = recordings.read(RECORDED / f"{gpu}.json")
+    alone, watched = (recording["controls"][name] for name in ("no last barrier, no tool", "no last barrier"))
+    return (f"{recording['machine']['device']}, {recording['machine']['date']}\n"
             f"{alone['launches']} launches: {alone['wrong']} of {alone['rows']} rows wrong in the worst of them\n"
             f"1 launch under racecheck: {watched['wrong']} of {watched['rows']} rows wrong, {watched['errors']} hazard")
 
@@ -168,15 +168,15 @@ def problems(recorded: dict) -> list[str]:
     not run, one that was run and is still in TO_RECORD."""
     from labkit.measure.ops import HOMES
 
-    wrong = [f"{name}, {tool}: {one.get('problem') or one['errors']}" for tool in TOOLS
-             for name, one in recorded[tool].items() if one.get("problem") or one["errors"]]
-    wrong += [f"{name} was not run under {tool}" for tool in TOOLS for name in HOMES
-              if name not in recorded[tool] and name not in TO_RECORD]
-    wrong += [f"{name} was run under {' and '.join(TOOLS)}: TO_RECORD no longer needs it" for name in TO_RECORD
-              if all(name in recorded[tool] for tool in TOOLS)]
-    wrong += [f"{tool} does not see the control {name!r}" for name, tool in CONTROLS.items()
-              if not recorded["controls"].get(name, {}).get("errors")]
-    return wrong
+    errors = [f"{name}, {tool}: {one.get('problem') or one['errors']}" for tool in TOOLS
+              for name, one in recorded[tool].items() if one.get("problem") or one["errors"]]
+    errors += [f"{name} was not run under {tool}" for tool in TOOLS for name in HOMES
+               if name not in recorded[tool] and name not in TO_RECORD]
+    errors += [f"{name} was run under {' and '.join(TOOLS)}: TO_RECORD no longer needs it" for name in TO_RECORD
+               if all(name in recorded[tool] for tool in TOOLS)]
+    errors += [f"{tool} does not see the control {name!r}" for name, tool in CONTROLS.items()
+               if not recorded["controls"].get(name, {}).get("errors")]
+    return errors
 
 
 def main():
@@ -196,9 +196,9 @@ def main():
         return 1
     options.out.mkdir(parents=True, exist_ok=True)
     result = take(options.ops or [*HOMES], options.out, options.workers)
-    wrong = problems(result)
-    print("\n".join(wrong) or "Nothing found, but for the controls.")
-    return 1 if wrong else 0
+    errors = problems(result)
+    print("\n".join(errors) or "Nothing found, but for the controls.")
+    return 1 if errors else 0
 
 
 if __name__ == "__main__":

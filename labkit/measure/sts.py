@@ -61,13 +61,13 @@ def read(path: Path) -> Pairs:
     if columns is not None:
         rows = rows[1:]
     scores, sentences, problems = [], [], []
-    for number, cells in rows:
+    for line_num, cells in rows:
         try:
             score, *two = _cells(cells, columns)
             scores.append(_score(score))
             sentences.append(tuple(two))
         except ValueError as error:
-            problems.append(f"line {number:,}: {error}")
+            problems.append(f"line {line_num:,}: {error}")
     if len(scores) < 2:
         raise UserError(f"--sts {path} has {len(scores)} lines that can be used; two at least are needed, each with a "
                         f"score and two sentences, separated by tabs or commas"
@@ -80,25 +80,25 @@ def _rows(text: str, path: Path) -> list[tuple[int, list[str]]]:
     like others, as in the official files."""
     lines = text.split("\n")
     if "\t" in next((line for line in lines if line.strip()), ""):
-        return [(number, line.rstrip("\r").split("\t")) for number, line in enumerate(lines, 1) if line.strip()]
-    reader, found, before = csv.reader(io.StringIO(text, newline="")), [], 0
+        return [(line_num, line.rstrip("\r").split("\t")) for line_num, line in enumerate(lines, 1) if line.strip()]
+    reader, rows, previous_line = csv.reader(io.StringIO(text, newline="")), [], 0
     try:
         for cells in reader:
-            if reader.line_num - before > MOST_LINES:
+            if reader.line_num - previous_line > MOST_LINES:
                 raise csv.Error(f"a quote is not closed within {MOST_LINES} lines")
             if any(cell.strip() for cell in cells):
-                found.append((before + 1, cells))
-            before = reader.line_num
+                rows.append((previous_line + 1, cells))
+            previous_line = reader.line_num
     except csv.Error as error:
-        raise UserError(f"--sts {path}: the row that begins in line {before + 1:,} is no CSV: {error}") from None
-    return found
+        raise UserError(f"--sts {path}: the row that begins in line {previous_line + 1:,} is no CSV: {error}") from None
+    return rows
 
 
 def _header(cells: Sequence[str]) -> tuple[int, int, int] | None:
-    """Where score and sentences stand, if the first row names them."""
+    """Return the columns of score and sentences, if the first row names them."""
     names = [cell.strip().lower().replace(" ", "_") for cell in cells]
-    found = tuple(next((at for at, name in enumerate(names) if name in known), None) for known in NAMES)
-    return None if None in found else found
+    columns = tuple(next((i for i, name in enumerate(names) if name in known), None) for known in NAMES)
+    return None if None in columns else columns
 
 
 def _cells(cells: Sequence[str], columns: tuple[int, int, int] | None) -> list[str]:
@@ -108,12 +108,12 @@ def _cells(cells: Sequence[str], columns: tuple[int, int, int] | None) -> list[s
         if len(cells) == 3 and not _is_number(cells[0]) and _is_number(cells[2]):
             columns = (2, 0, 1)
     if len(cells) <= max(columns):
-        wanted = "3 or 7" if columns == OFFICIAL else f"{max(columns) + 1}"
-        raise ValueError(f"it has {len(cells)} column{'s' if len(cells) != 1 else ''}, not {wanted}")
-    found = [cells[at].strip() for at in columns]
-    if not (found[1] and found[2]):
+        expected = "3 or 7" if columns == OFFICIAL else f"{max(columns) + 1}"
+        raise ValueError(f"it has {len(cells)} column{'s' if len(cells) != 1 else ''}, not {expected}")
+    values = [cells[i].strip() for i in columns]
+    if not (values[1] and values[2]):
         raise ValueError("a sentence is empty")
-    return found
+    return values
 
 
 def _is_number(text: str) -> bool:
@@ -132,11 +132,11 @@ def _score(text: str) -> float:
 def judged(pairs: Pairs, encode: Callable[[list[str]], np.ndarray]) -> Judged:
     """encode: texts -> (n, hidden). A sentence that occurs more than once is embedded once."""
     texts = list(dict.fromkeys(text for both in pairs.sentences for text in both))
-    at = {text: row for row, text in enumerate(texts)}
+    row_of = {text: row for row, text in enumerate(texts)}
     embeddings = encode(texts)
-    one, other = (embeddings[[at[both[side]] for both in pairs.sentences]] for side in (0, 1))
-    found = cosines(one, other)
-    return Judged(pairs, found, spearman(found, pairs.scores))
+    one, other = (embeddings[[row_of[both[side]] for both in pairs.sentences]] for side in (0, 1))
+    similarity = cosines(one, other)
+    return Judged(pairs, similarity, spearman(similarity, pairs.scores))
 
 
 def spearman(one: np.ndarray, other: np.ndarray) -> float | None:

@@ -185,7 +185,7 @@ GOALS = (
 
 
 def table(verdicts: list[Verdict]) -> PlainTable:
-    """The goals, those that are missed first."""
+    """Return the goals as a table, missed ones first."""
     def cell(verdict: Verdict) -> str:
         if verdict.value is None:
             return "-"

@@ -57,7 +57,7 @@ class Timing:
 
 def time_kernel(launch: Callable[[], None], *, budget_s: float = 0.6, min_runs: int = 5, max_runs: int = 100,
                 flush: bool = True) -> Timing:
-    """Times `launch()`, which enqueues work on the default stream: for about `budget_s`, at least `min_runs` times."""
+    """Time `launch()`, which enqueues work on the default stream: for about `budget_s`, at least `min_runs` times."""
     if not device.on_gpu():
         return time_host(launch, where=CPU_DEVICE, after=cuda.synchronize, budget_s=budget_s, min_runs=min_runs,
                          max_runs=max_runs)
@@ -110,7 +110,7 @@ def _flush_buffer():
 
 
 def flush_cache() -> None:
-    """Pushes everything else out of the GPU's L2 cache by writing FLUSH_BYTES. Returns while the GPU still writes."""
+    """Evict everything else from the GPU's L2 cache by writing FLUSH_BYTES. Returns while the GPU still writes."""
     buffer = _flush_buffer()
     fill_kernel[-(-buffer.size // 256), 256](buffer, np.float32(1.0))
 
@@ -194,7 +194,7 @@ def time_replay(replay: Callable[[], object], launches: int, runs: int) -> Timin
 
 
 def graph_launches(once_ms: float) -> int:
-    """As many as make one replay take about 2 ms, long compared with what starting it costs."""
+    """Return how many launches make a replay take about 2 ms, long compared with the cost of starting it."""
     return int(np.clip(2.0 / once_ms, 4, 100))
 
 
@@ -222,17 +222,17 @@ def time_copy(nbytes: int = 2**28) -> dict[str, dict]:
     pageable = np.ones(count, np.float32)
     pinned = cuda.pinned_array(count, np.float32)
     pinned[:] = 1.0
-    found = {}
+    result = {}
     for kind, host in (("pageable", pageable), ("pinned", pinned)):
         for direction, copy in (("h2d", lambda host=host: on_device.copy_to_device(host)),
                                 ("d2h", lambda host=host: on_device.copy_to_host(host))):
             timing = time_host(copy, where=where(), after=cuda.synchronize, budget_s=0.3, max_runs=20)
-            found[f"{direction}_{kind}"] = {**asdict(timing), "gbs": 4 * count / timing.p50 / 1e6}
-    return found
+            result[f"{direction}_{kind}"] = {**asdict(timing), "gbs": 4 * count / timing.p50 / 1e6}
+    return result
 
 
 def steps(label: str, items: list) -> Iterator:
-    """Goes through `items` and says on the terminal which one is running. Silent in a pipe or a notebook."""
+    """Iterate over `items` and show on the terminal which one is running. Silent in a pipe or a notebook."""
     show = sys.stderr.isatty()
     for position, item in enumerate(items, 1):
         if show:

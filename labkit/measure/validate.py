@@ -29,15 +29,15 @@ SIGNED = ("max_difference", "max_error", "relative_error", "torch_max_difference
 
 def problems(recording: Mapping) -> list[str]:
     """Return the inconsistencies of a recording, each as a sentence that names the row."""
-    found = [] if _is_date(recording["machine"].get("date")) else [f"the date is {recording['machine'].get('date')!r}"]
-    found += [f"limits: {name} is {value!r}" for name, value in recording["limits"].items()
-              if value is not None and not isinstance(value, str) and not _positive(value)]  # None: not measured
+    errors = [] if _is_date(recording["machine"].get("date")) else [f"the date is {recording['machine'].get('date')!r}"]
+    errors += [f"limits: {name} is {value!r}" for name, value in recording["limits"].items()
+               if value is not None and not isinstance(value, str) and not _positive(value)]  # None: not measured
     for ladders in recording["ops"].values():
         for ladder in ladders:
-            found += _of_ladder(ladder)
+            errors += _of_ladder(ladder)
     for name, series in recording["series"].items():
-        found += [f"series {name}: {problem}" for problem in _of_series(series)]
-    return found
+        errors += [f"series {name}: {problem}" for problem in _of_series(series)]
+    return errors
 
 
 def differences(one: Mapping, other: Mapping, tolerance: float = TOLERANCE) -> list[str]:
@@ -45,9 +45,9 @@ def differences(one: Mapping, other: Mapping, tolerance: float = TOLERANCE) -> l
     smaller. Different GPUs are not compared."""
     if one["machine"]["device"] != other["machine"]["device"]:
         return []
-    before, after = dict(_times(one)), dict(_times(other))
-    return [_apart(name, ms, after[name]) for name, ms in before.items()
-            if name in after and _far(ms, after[name], tolerance)]
+    times_a, times_b = dict(_times(one)), dict(_times(other))
+    return [_apart(name, ms, times_b[name]) for name, ms in times_a.items()
+            if name in times_b and _far(ms, times_b[name], tolerance)]
 
 
 def against(recording: Mapping, taken: Mapping, tolerance: float = NOISE) -> tuple[int, list[str]]:
@@ -56,33 +56,33 @@ def against(recording: Mapping, taken: Mapping, tolerance: float = NOISE) -> tup
     the host's, and left out. Of another GPU nothing is compared."""
     if recording["machine"]["device"] != taken["machine"]["device"]:
         return 0, []
-    before, after = dict(_timings(recording)), dict(_timings(taken))
-    shared = [name for name in after if name in before]
-    return len(shared), [_apart(name, before[name]["p50"], after[name]["p50"]) for name in shared
-                         if _far(before[name]["p50"], after[name]["p50"], tolerance)
-                         and not _overlap(before[name], after[name])]
+    recorded, current = dict(_timings(recording)), dict(_timings(taken))
+    shared = [name for name in current if name in recorded]
+    return len(shared), [_apart(name, recorded[name]["p50"], current[name]["p50"]) for name in shared
+                         if _far(recorded[name]["p50"], current[name]["p50"], tolerance)
+                         and not _overlap(recorded[name], current[name])]
 
 
 def profile_differences(recording: Mapping, profile: Mapping, tolerance: float = TOLERANCE) -> list[str]:
     """The same for the kernels of ncu/<gpu>-kernels.json: a row's launches together beside the time of its row."""
-    found = []
+    differing = []
     for op, one in profile["ops"].items():
         profiled: dict[str, float] = {}
         for row in one["rows"]:
             profiled[row["name"]] = profiled.get(row["name"], 0.0) + row["time_us"] / 1000
         for ladder in recording["ops"].get(op, ()):
             if ladder["size"] == one["size"]:
-                found += [_apart(f"{row['name']} under ncu", row["timing"]["p50"], profiled[row["name"]])
-                          for row in ladder["rows"] if row["name"] in profiled
-                          and _far(row["timing"]["p50"], profiled[row["name"]], tolerance)
-                          and abs(row["timing"]["p50"] - profiled[row["name"]]) > EVENTS_MS]
-    return found
+                differing += [_apart(f"{row['name']} under ncu", row["timing"]["p50"], profiled[row["name"]])
+                              for row in ladder["rows"] if row["name"] in profiled
+                              and _far(row["timing"]["p50"], profiled[row["name"]], tolerance)
+                              and abs(row["timing"]["p50"] - profiled[row["name"]]) > EVENTS_MS]
+    return differing
 
 
 def check(recording: Mapping, known: Mapping | None = None) -> None:
-    """Raises ValueError for a recording that makes no sense; prints to stderr what differs from the `known` one."""
-    if found := problems(recording):
-        raise ValueError("the recording makes no sense:\n" + "\n".join(found))
+    """Raise ValueError for a recording that makes no sense; print to stderr what differs from the `known` one."""
+    if errors := problems(recording):
+        raise ValueError("the recording makes no sense:\n" + "\n".join(errors))
     for difference in differences(known, recording) if known else ():
         print(f"not as before: {difference}", file=sys.stderr)
 
@@ -91,13 +91,13 @@ def check(recording: Mapping, known: Mapping | None = None) -> None:
 
 
 def _of_ladder(ladder: Mapping) -> Iterator[str]:
-    here = f"{ladder['op']}, {size_text(ladder['size'])}"
+    label = f"{ladder['op']}, {size_text(ladder['size'])}"
     if ladder["unit"] not in UNITS:
-        yield f"{here}: the unit is {ladder['unit']!r}"
+        yield f"{label}: the unit is {ladder['unit']!r}"
     if not _is_date(ladder["machine"].get("date")):
-        yield f"{here}: the date is {ladder['machine'].get('date')!r}"
+        yield f"{label}: the date is {ladder['machine'].get('date')!r}"
     for row in ladder["rows"]:
-        yield from (f"{here}: {row['name']}: {problem}" for problem in _of_row(ladder, row))
+        yield from (f"{label}: {row['name']}: {problem}" for problem in _of_row(ladder, row))
 
 
 def _of_row(ladder: Mapping, row: Mapping) -> Iterator[str]:
@@ -142,15 +142,15 @@ def _of_series(series: Mapping) -> Iterator[str]:
 
 
 def _values(value, name: str) -> Iterator[str]:
-    """Percentiles out of order, and times and rates that are not positive, at any depth."""
+    """Yield percentiles out of order, and times and rates that are not positive, at any depth."""
     if isinstance(value, Mapping):
         if {"p5", "p50", "p95"} <= value.keys():
             yield from (f"{name}: {problem}" if name else problem for problem in _percentiles(value))
         for key, inner in value.items():
             yield from _values(inner, f"{name}.{key}" if name else key)
     elif isinstance(value, list):
-        for at, inner in enumerate(value):
-            yield from _values(inner, f"{name}[{at}]")
+        for i, inner in enumerate(value):
+            yield from _values(inner, f"{name}[{i}]")
     elif isinstance(value, int | float) and not _positive(value):
         last = _last(name)
         if last not in SIGNED and last.split("_")[-1] in ("ms", "us", "ns", "gbs", "tflops", "rate"):
@@ -191,8 +191,8 @@ def _times_within(value, name: str) -> Iterator[tuple[str, float]]:
         for key, inner in value.items():
             yield from _times_within(inner, f"{name}.{key}")
     elif isinstance(value, list):
-        for at, inner in enumerate(value):
-            yield from _times_within(inner, f"{name}[{at}]")
+        for i, inner in enumerate(value):
+            yield from _times_within(inner, f"{name}[{i}]")
     elif isinstance(value, float):
         last = _last(name)
         if last == "p50" or last.split("_")[-1] in ("ms", "us", "ns") and last not in SIGNED:

@@ -25,8 +25,8 @@ ALIGNMENT = 16  # bytes: the widest load, ld.global.v4.f32
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where one tensor lies in the buffer."""
+class TensorInfo:
+    """The offset in bytes, shape and dtype of one tensor in the buffer."""
 
     offset: int
     shape: tuple[int, ...]
@@ -37,24 +37,24 @@ class Place:
         return math.prod(self.shape) * self.dtype.itemsize
 
 
-def layout(shapes: Mapping[str, tuple], dtypes: Mapping[str, np.dtype]) -> tuple[dict[str, Place], int]:
-    """Where each tensor begins, in the order given, and how many bytes all of them take."""
+def layout(shapes: Mapping[str, tuple], dtypes: Mapping[str, np.dtype]) -> tuple[dict[str, TensorInfo], int]:
+    """Return the offset of each tensor, in the order given, and the total number of bytes."""
     entries, end = {}, 0
     for name, shape in shapes.items():
         offset = -(-end // ALIGNMENT) * ALIGNMENT
-        entries[name] = Place(offset, tuple(shape), np.dtype(dtypes[name]))
+        entries[name] = TensorInfo(offset, tuple(shape), np.dtype(dtypes[name]))
         end = offset + entries[name].nbytes
     return entries, end
 
 
 def is_bfloat16(tensors: Mapping[str, np.ndarray], name: str) -> bool:
-    """Whether these uint16 hold bfloat16 numbers. Only the header of a file can say so."""
+    """Whether a uint16 tensor holds bfloat16. Only the header of its file records that."""
     entries = getattr(tensors, "entries", {})
     return name in entries and entries[name].dtype == "BF16"
 
 
 def converted(tensor: np.ndarray, dtype: np.dtype | None, bfloat16: bool = False) -> np.ndarray:
-    """The tensor as `dtype`. bfloat16: its uint16 hold bfloat16 numbers. Integers and booleans are left as they are."""
+    """Convert a tensor to `dtype`. bfloat16: its uint16 hold bfloat16. Integers and booleans are returned unchanged."""
     if dtype is None or (tensor.dtype.kind != "f" and not bfloat16):
         return tensor
     if bfloat16:
@@ -63,12 +63,12 @@ def converted(tensor: np.ndarray, dtype: np.dtype | None, bfloat16: bool = False
         tensor = (tensor.astype(np.uint32) << np.uint32(16)).view(np.float32)
     if dtype == np.uint16:
         return bfloat16_of(tensor.astype(np.float32))
-    with np.errstate(over="ignore"):  # checked by whoever narrows
+    with np.errstate(over="ignore"):  # the caller checks for infinities
         return tensor.astype(dtype, copy=False)
 
 
 def _not_finite(part: np.ndarray) -> np.ndarray:
-    """Which of these numbers are infinite or NaN; uint16 holds bfloat16."""
+    """Mask of the elements that are infinite or NaN; uint16 holds bfloat16."""
     return part & np.uint16(0x7F80) == 0x7F80 if part.dtype == np.uint16 else ~np.isfinite(part)
 
 
@@ -81,19 +81,19 @@ def _check_finite(tensor: np.ndarray, name: str) -> None:
         with np.errstate(all="ignore"):  # a sum is NaN or infinite where an element is; it may be where none is
             if np.isfinite(in_chunks(flat.size, lambda begin, end: flat[begin:end].sum())).all():
                 return
-    wrong = np.flatnonzero(_not_finite(flat))
-    if wrong.size:
-        first, kind = flat[wrong[0]], flat.dtype
+    nonfinite = np.flatnonzero(_not_finite(flat))
+    if nonfinite.size:
+        first, kind = flat[nonfinite[0]], flat.dtype
         if flat.dtype == np.uint16:
-            first, kind = float32_of(flat[wrong[:1]])[0], "bfloat16"
-        raise ValueError(f"{name}: {wrong.size:,} of its {flat.size:,} numbers are not finite in {kind}, the first is "
-                         f"{first}")
+            first, kind = float32_of(flat[nonfinite[:1]])[0], "bfloat16"
+        raise ValueError(f"{name}: {nonfinite.size:,} of its {flat.size:,} numbers are not finite in {kind}, the first "
+                         f"is {first}")
 
 
 @dataclass(frozen=True)
 class LazyTensor:
-    """An array that is made when it is copied to the device, and dropped then: a model's weights need not lie in the
-    host's memory a second time."""
+    """An array that is made when it is copied to the device, and then dropped, so that the host never holds a second
+    copy of all weights."""
 
     shape: tuple[int, ...]
     dtype: np.dtype
@@ -115,30 +115,30 @@ class Blob(Named):
         missing = [name for name in names.values() if name not in tensors]
         if missing:
             raise KeyError(f"{len(missing)} tensors are not there: {', '.join(missing[:5])}")
-        sources = {ours: (tensors[name], is_bfloat16(tensors, name)) for ours, name in names.items()}
-        dtypes = {name: converted(np.zeros(0, source.dtype), dtype, brain).dtype
-                  for name, (source, brain) in sources.items()}
+        sources = {alias: (tensors[name], is_bfloat16(tensors, name)) for alias, name in names.items()}
+        dtypes = {name: converted(np.zeros(0, source.dtype), dtype, is_bf16).dtype
+                  for name, (source, is_bf16) in sources.items()}
         self.entries, self.nbytes = layout({name: source.shape for name, (source, _) in sources.items()}, dtypes)
-        self.buffer = zeros(max(self.nbytes, 1), np.uint8)  # zeros between the tensors
-        for name, (source, brain) in sources.items():  # one at a time: the host never holds all of them once more
-            place, array = self.entries[name], source.make() if isinstance(source, LazyTensor) else source
-            part = np.ascontiguousarray(converted(array, dtype, brain), place.dtype).reshape(-1)
+        self.buffer = zeros(max(self.nbytes, 1), np.uint8)  # the padding between tensors is zero
+        for name, (source, is_bf16) in sources.items():  # one at a time: the host never holds a second copy of all
+            entry, array = self.entries[name], source.make() if isinstance(source, LazyTensor) else source
+            part = np.ascontiguousarray(converted(array, dtype, is_bf16), entry.dtype).reshape(-1)
             if finite:
                 _check_finite(part, names[name])
             if part.size:
-                self.buffer[place.offset : place.offset + place.nbytes].copy_to_device(part.view(np.uint8), stream)
+                self.buffer[entry.offset : entry.offset + entry.nbytes].copy_to_device(part.view(np.uint8), stream)
         self._views: dict = {}
 
     def __getitem__(self, name: str):
         if name not in self.entries:
             raise KeyError(f"no tensor is called {name!r}; there are {len(self.entries)}, "
                            f"the first are {', '.join(list(self.entries)[:5])}")
-        if name not in self._views:  # a view costs some microseconds, a model asks for hundreds at each token
-            place = self.entries[name]
-            if place.nbytes == 0:
-                raise ValueError(f"{name} has shape {place.shape}, no elements; a kernel could not read it")
-            part = self.buffer[place.offset : place.offset + place.nbytes].view(place.dtype)
-            self._views[name] = part.reshape(place.shape) if place.shape else part
+        if name not in self._views:  # making a view takes microseconds, and a model needs hundreds per token
+            entry = self.entries[name]
+            if entry.nbytes == 0:
+                raise ValueError(f"{name} has shape {entry.shape}, no elements; a kernel could not read it")
+            part = self.buffer[entry.offset : entry.offset + entry.nbytes].view(entry.dtype)
+            self._views[name] = part.reshape(entry.shape) if entry.shape else part
         return self._views[name]
 
     def __repr__(self):

@@ -27,7 +27,7 @@ BUFFERS = ("x", "normed", "qkv", "q", "attended", "projected", "gated", "last", 
 
 
 class Launch(NamedTuple):
-    """A launch, and which buffers it reads and writes; it may write into one that it reads."""
+    """A launch, with the buffers it reads and writes; it may write in place."""
 
     name: str
     reads: tuple[str, ...]
@@ -36,9 +36,9 @@ class Launch(NamedTuple):
 
 def llama_launches(layers: int) -> list[Launch]:
     """The launches of Llama.forward, without the weights, the inputs, the cache and the scratch of attention."""
-    found = [Launch("embedding", (), ("x",))]
+    result = [Launch("embedding", (), ("x",))]
     for layer in range(layers):
-        found += [
+        result += [
             Launch("input norm", ("projected", "x") if layer else ("x",), ("x", "normed") if layer else ("normed",)),
             Launch("q, k, v", ("normed",), ("qkv",)),
             Launch("rope, to cache", ("qkv",), ("q",)),
@@ -49,18 +49,18 @@ def llama_launches(layers: int) -> list[Launch]:
             Launch("down", ("gated",), ("projected",)),
         ]
     # The head takes the rows in `last`, or all of `normed` where each row is the last one of its sequence.
-    return [*found, Launch("last norm", ("projected", "x"), ("x", "normed")),
+    return [*result, Launch("last norm", ("projected", "x"), ("x", "normed")),
             Launch("last rows", ("normed",), ("last",)), Launch("head", ("last", "normed"), ("logits",))]
 
 
 def liveness(launches: Sequence[Launch], kept: Collection[str] = ("logits",)) -> list[frozenset[str]]:
     """Return, for each launch, the buffers that it reads or writes and those that a later launch reads. kept: buffers
     read after the last launch."""
-    found, needed = [], set(kept)
+    live, needed = [], set(kept)
     for launch in reversed(launches):
-        found.append(frozenset(needed.union(launch.reads, launch.writes)))
+        live.append(frozenset(needed.union(launch.reads, launch.writes)))
         needed = needed.difference(launch.writes).union(launch.reads)
-    return found[::-1]
+    return live[::-1]
 
 
 def first_fit(sizes: Mapping[str, int], live: Sequence[Collection[str]], alignment: int = ALIGNMENT) -> dict[str, int]:
@@ -68,24 +68,24 @@ def first_fit(sizes: Mapping[str, int], live: Sequence[Collection[str]], alignme
     with none of those placed before it that are live in the same launch."""
     offsets: dict[str, int] = {}
     for name in sorted(sizes, key=lambda name: -sizes[name]):
-        at = 0
+        offset = 0
         for other in sorted(offsets, key=offsets.get):
-            together = any(name in these and other in these for these in live)
-            if together and at < offsets[other] + sizes[other] and offsets[other] < at + sizes[name]:
-                at = -(-(offsets[other] + sizes[other]) // alignment) * alignment
-        offsets[name] = at
+            conflict = any(name in names and other in names for names in live)
+            if conflict and offset < offsets[other] + sizes[other] and offsets[other] < offset + sizes[name]:
+                offset = -(-(offsets[other] + sizes[other]) // alignment) * alignment
+        offsets[name] = offset
     return offsets
 
 
 def overlaps(offsets: Mapping[str, int], sizes: Mapping[str, int],
              live: Sequence[Collection[str]]) -> list[tuple[int, str, str]]:
     """(launch, one, another) wherever two buffers have bytes in common and both are live."""
-    found = []
-    for number, these in enumerate(live):
-        at = sorted((name for name in these if name in offsets), key=lambda name: (offsets[name], name))
-        found += [(number, one, other) for place, one in enumerate(at) for other in at[place + 1 :]
-                  if offsets[other] < offsets[one] + sizes[one]]
-    return found
+    result = []
+    for index, names in enumerate(live):
+        ordered = sorted((name for name in names if name in offsets), key=lambda name: (offsets[name], name))
+        result += [(index, one, other) for i, one in enumerate(ordered) for other in ordered[i + 1 :]
+                   if offsets[other] < offsets[one] + sizes[one]]
+    return result
 
 
 def extent(offsets: Mapping[str, int], sizes: Mapping[str, int]) -> int:
@@ -95,7 +95,7 @@ def extent(offsets: Mapping[str, int], sizes: Mapping[str, int]) -> int:
 
 def least(sizes: Mapping[str, int], live: Sequence[Collection[str]]) -> int:
     """The most bytes that are live in one launch: no plan takes fewer."""
-    return max(sum(sizes[name] for name in these) for these in live)
+    return max(sum(sizes[name] for name in names) for names in live)
 
 
 def sizes_of(workspace: Workspace) -> dict[str, int]:
@@ -106,8 +106,8 @@ def placed(workspace: Workspace, offsets: Mapping[str, int]) -> Workspace:
     """A workspace of the same size whose buffers lie in one new stretch of memory, at these offsets."""
     memory = cuda.to_device(np.zeros(extent(offsets, sizes_of(workspace)), np.uint8))
     other = copy.copy(workspace)
-    for name, at in offsets.items():
+    for name, offset in offsets.items():
         array = getattr(workspace, name)
-        setattr(other, name, memory[at : at + array.nbytes].view(array.dtype).reshape(array.shape))
+        setattr(other, name, memory[offset : offset + array.nbytes].view(array.dtype).reshape(array.shape))
     other.rows = functools.lru_cache(maxsize=256)(other._rows)
     return other

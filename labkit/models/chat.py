@@ -41,16 +41,16 @@ class ChatTemplate:
                 tokens[name] = content
         if (folder / TEMPLATE).is_file():
             return cls(folder / TEMPLATE, read_text(folder / TEMPLATE), tokens)
-        found = config.get("chat_template")
-        if isinstance(found, list):  # several by name
-            found = next((one.get("template") for one in found if isinstance(one, dict)
-                          and one.get("name") == "default"), found)
-        if found is None:
+        template = config.get("chat_template")
+        if isinstance(template, list):  # several by name
+            template = next((entry.get("template") for entry in template if isinstance(entry, dict)
+                             and entry.get("name") == "default"), template)
+        if template is None:
             return None
-        if not isinstance(found, str):
+        if not isinstance(template, str):
             raise ValueError(f"{folder / TOKENIZER_CONFIG}: chat_template must be a text, or a list of which one is "
-                             f"called default; it is {short(found)}")
-        return cls(folder / TOKENIZER_CONFIG, found, tokens)
+                             f"called default; it is {short(template)}")
+        return cls(folder / TOKENIZER_CONFIG, template, tokens)
 
     def render(self, messages: Sequence[dict], *, answer: bool = True) -> str:
         """Return the text of a conversation. messages: {"role": ..., "content": ...} each. answer: it ends where the
@@ -58,13 +58,13 @@ class ChatTemplate:
         if not isinstance(messages, Sequence) or isinstance(messages, str):
             raise UserError(f"the conversation is {short(messages)}; it must be a list of messages, each a dictionary "
                             f"with the texts role and content")
-        for number, message in enumerate(messages):
+        for index, message in enumerate(messages):
             if not isinstance(message, dict) or not all(isinstance(message.get(key), str)
                                                         for key in ("role", "content")):
-                raise UserError(f"message {number} is {short(message)}; it must be a dictionary with the texts role "
+                raise UserError(f"message {index} is {short(message)}; it must be a dictionary with the texts role "
                                 f"and content")
             if message["role"] not in ROLES:
-                raise UserError(f"message {number} has the role {message['role']!r}; {', '.join(ROLES)} are allowed")
+                raise UserError(f"message {index} has the role {message['role']!r}; {', '.join(ROLES)} are allowed")
         if not messages:
             raise UserError("the conversation has no message")
         os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # it says that it found no PyTorch

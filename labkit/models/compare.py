@@ -1,7 +1,7 @@
 """A model against its reference, launch by launch: which launch is the first that computes something else?
 
-    found = compare("tiny", "recursion:")                        # a GPT-2, a Llama, a Qwen3 or a sentence encoder
-    found.numpy.first                                            # None, or the first launch out of tolerance
+    result = compare("tiny", "recursion:")                        # a GPT-2, a Llama, a Qwen3 or a sentence encoder
+    result.numpy.first                                           # None, or the first launch out of tolerance
     compare("minilm", "Why is my kernel slow?", transformers=True)   # beside it, what transformers computes
 
 The reference is NumPy in float64, from the weights as the model's type rounds them. A Llama's launches are each given
@@ -60,19 +60,19 @@ def compare(name: str, text: str, *, dtype: str | None = None, transformers: boo
     """Run `text` through the model called `name`, and compare what each launch wrote with the reference.
 
     name: as labkit.models.load takes it, or a sentence encoder's, such as minilm. dtype: of the model, where it allows
-    several. dump: a folder; each launch becomes an .npz in it with `ours` and `reference`. progress: gets each step.
-    Raises UserError for a model, a text or a dtype that cannot be computed.
+    several. dump: a folder; each launch becomes an .npz in it with `ours` and `reference`. progress: gets each step's
+    name. Raises UserError for a model, a text or a dtype that cannot be computed.
     """
     if dtype is not None and dtype not in DTYPES:
         raise UserError(f"dtype is {dtype!r}; allowed are {', '.join(DTYPES)}")
     progress(f"Loading {name}")
-    model, ids, path = _opened(name, text, dtype)
+    model, ids, path = _open(name, text, dtype)
     return compare_model(model, ids, path if transformers else None, dump=dump, progress=progress)
 
 
-def compare_model(model: GPT2 | Llama | MiniLM, ids: list[int], theirs: Path | None = None, *,
+def compare_model(model: GPT2 | Llama | MiniLM, ids: list[int], path: Path | None = None, *,
                   dump: Path | None = None, progress: Callable[[str], None] = lambda doing: None) -> Comparison:
-    """Compare a model that is loaded, with kernels of your own perhaps. theirs: its folder, for transformers.
+    """Compare a model that is loaded, perhaps with kernels of your own. path: its folder, for transformers.
 
     The other arguments are those of `compare`.
     """
@@ -80,7 +80,7 @@ def compare_model(model: GPT2 | Llama | MiniLM, ids: list[int], theirs: Path | N
 
     def compared(row: Difference, ours: np.ndarray, reference: np.ndarray) -> None:
         progress(f"Comparing {row.name}")
-        if theirs is not None:
+        if path is not None:
             written[row.name] = ours
         if dump is not None:
             _write(dump / f"{len(names):03}_{row.name}.npz", ours=ours, reference=reference)
@@ -94,12 +94,12 @@ def compare_model(model: GPT2 | Llama | MiniLM, ids: list[int], theirs: Path | N
         numpy = llama_reference.parity(model, [ids], compared=compared)
     else:
         numpy = gpt2_reference.parity(model, ids, compared)
-    if theirs is None:
+    if path is None:
         return Comparison(model, ids, numpy)
 
     progress("Running transformers")
     rows = []
-    for name, reference in _layers_of_transformers(model, theirs, ids).items():
+    for name, reference in _layers_of_transformers(model, path, ids).items():
         launches = names.index(name) + 1
         ours, reference = written[name], reference[-len(written[name]) :]  # of the logits, the last token's only
         rows.append(Difference.between(name, ours, reference, _allowed(model, reference, launches)))
@@ -108,10 +108,10 @@ def compare_model(model: GPT2 | Llama | MiniLM, ids: list[int], theirs: Path | N
     return Comparison(model, ids, numpy, Parity(tuple(rows), title="Layer by layer against transformers in float64"))
 
 
-def _opened(name: str, text: str, dtype: str | None) -> tuple:
+def _open(name: str, text: str, dtype: str | None) -> tuple:
     """The model, the token ids of the text, and the folder."""
-    known = weights.MINILM
-    if name in (known.name, known.repository, known.repository.rpartition("/")[2]):
+    minilm = weights.MINILM
+    if name in (minilm.name, minilm.repository, minilm.repository.rpartition("/")[2]):
         path = folder_of(name)
     else:
         path = folder(name)
@@ -121,19 +121,19 @@ def _opened(name: str, text: str, dtype: str | None) -> tuple:
         encoder = Encoder.from_pretrained(path, dtype=None if dtype is None else getattr(np, dtype))
         return encoder.model, encoder.tokenizer.encode([text])[0].tolist(), path
     loaded = load(name, path=path)
-    model, own = loaded.model, loaded.model.dtype if isinstance(loaded.model, Llama) else "float32"
-    if isinstance(model, Llama) and dtype not in (None, own):
+    model, model_dtype = loaded.model, loaded.model.dtype if isinstance(loaded.model, Llama) else "float32"
+    if isinstance(model, Llama) and dtype not in (None, model_dtype):
         if dtype == "float16":
             raise UserError(f"dtype is float16; {name} is computed in bfloat16 or float32")
         model = type(model)(model.config, model.tensors, dtype)
-    elif dtype not in (None, own):
+    elif dtype not in (None, model_dtype):
         raise UserError(f"dtype is {dtype}; the launches of {name}, a GPT-2, are compared in float32")
     ids = loaded.tokenizer.encode(text)
     if not ids:
         raise UserError("the prompt has no token; give it a word to begin with")
-    most = model.positions if isinstance(model, Llama) else model.config.n_positions
-    if len(ids) > most:
-        raise UserError(f"the prompt has {len(ids):,} tokens; {name} has a context of {most:,}")
+    max_tokens = model.positions if isinstance(model, Llama) else model.config.n_positions
+    if len(ids) > max_tokens:
+        raise UserError(f"the prompt has {len(ids):,} tokens; {name} has a context of {max_tokens:,}")
     return model, ids, path
 
 
@@ -168,30 +168,30 @@ def _layers_of_transformers(model, path: Path, ids: list[int]) -> dict[str, np.n
     is_encoder = isinstance(model, MiniLM)
     kind = transformers.AutoModel if is_encoder else transformers.AutoModelForCausalLM
     try:
-        theirs = kind.from_pretrained(path, dtype=torch.float64, attn_implementation="eager", local_files_only=True)
+        hf_model = kind.from_pretrained(path, dtype=torch.float64, attn_implementation="eager", local_files_only=True)
     except Exception as error:  # the library has a kind of error for each
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise UserError(f"transformers cannot load {path}: {reason}") from None
     modules = next(names for ours, names in MODULES.items() if isinstance(model, ours))
     layers = len(model.layers)
-    found: dict[str, np.ndarray] = {}
+    outputs: dict[str, np.ndarray] = {}
 
-    def keep(name: str):
-        def hook(module, given, output):
+    def record(name: str):
+        def hook(module, args, output):
             output = output[0] if isinstance(output, tuple) else output
-            found[name] = output.detach()[0].double().numpy()
+            outputs[name] = output.detach()[0].double().numpy()
 
         return hook
 
     for ours, module in modules.items():
-        for number in range(layers) if "{}" in ours else (0,):
-            theirs.get_submodule(module.format(number)).register_forward_hook(keep(ours.format(number)))
+        for layer in range(layers) if "{}" in ours else (0,):
+            hf_model.get_submodule(module.format(layer)).register_forward_hook(record(ours.format(layer)))
     with torch.inference_mode():
-        theirs.eval()(torch.tensor([ids]))
-    return dict(sorted(found.items(), key=lambda item: _order(item[0], layers)))
+        hf_model.eval()(torch.tensor([ids]))
+    return dict(sorted(outputs.items(), key=lambda item: _order(item[0], layers)))
 
 
 def _order(name: str, layers: int) -> int:
-    """Return the position of an output: the embedding, the layers, then the rest."""
-    number = re.search(r"\.(\d+)\.out$", name)
-    return int(number[1]) if number else {"embedding": -1, "logits": layers + 1}.get(name, layers)
+    """Sort key of an output: the embedding, the layers in order, the final norm, the logits."""
+    match = re.search(r"\.(\d+)\.out$", name)
+    return int(match[1]) if match else {"embedding": -1, "logits": layers + 1}.get(name, layers)

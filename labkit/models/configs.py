@@ -2,7 +2,7 @@
 
     config = LlamaConfig.read("llama/config.json")      # GPT2Config, LlamaConfig, Qwen3Config, BertConfig
     shapes(config)["layers.0.mlp.down_proj.weight"]     # every parameter that is used
-    names_in(tensors("llama"), config)                  # our name of each parameter -> the file's
+    names_in(tensors("llama"), config)                  # labkit's name of each parameter -> the file's
 
 Fields have the names of config.json, and the defaults of transformers, or of GPT-2 small and all-MiniLM-L6-v2.
 """
@@ -50,13 +50,13 @@ class Config:
             if entries.get(name, allowed[0]) not in allowed:
                 raise ValueError(f"{path}: {name} is {short(entries[name])}; only {' and '.join(map(repr, allowed))} "
                                  f"can be computed here")
-        known = {field.name for field in fields(cls)}
-        given = {name: value for name, value in entries.items() if name in known}
-        missing = [name for name in cls.required if name not in given]
+        field_names = {field.name for field in fields(cls)}
+        kwargs = {name: value for name, value in entries.items() if name in field_names}
+        missing = [name for name in cls.required if name not in kwargs]
         if missing:
             raise ValueError(f"{path}: {missing[0]} is missing")
         try:
-            return cls(**given | cls.derived(entries))
+            return cls(**kwargs | cls.derived(entries))
         except ValueError as error:
             raise ValueError(f"{path}: {error}") from None
 
@@ -95,7 +95,7 @@ def shapes(config: Config) -> dict[str, tuple[int, ...]]:
 
 
 def names_in(tensors: Mapping[str, np.ndarray], config: Config) -> dict[str, str]:
-    """Our name of each parameter -> the file's. Raises ValueError if one is missing, has another shape, or holds no
+    """labkit's name of each parameter -> the file's. Raise ValueError if one is missing, has another shape, or holds no
     floating-point numbers, and if the file contradicts the configuration."""
     layers = getattr(config, config.layers)
     if layers > len(tensors):  # before so many names are made
@@ -106,16 +106,17 @@ def names_in(tensors: Mapping[str, np.ndarray], config: Config) -> dict[str, str
     names = {name: name if name == HEAD else prefix + name for name in expected}
     if config.kind == "GPT-2" and HEAD in tensors:
         names[HEAD], expected[HEAD] = HEAD, (config.vocab_size, config.n_embd)
-    missing = [theirs for theirs in names.values() if theirs not in tensors]
+    missing = [tensor_name for tensor_name in names.values() if tensor_name not in tensors]
     if missing:
         raise ValueError(f"{len(missing)} parameters of a {config.kind} with {layers} layers are not in the file: "
                          f"{', '.join(missing[:5])}")
-    for ours, theirs in names.items():
-        tensor = tensors[theirs]
-        if tuple(tensor.shape) != expected[ours]:
-            raise ValueError(f"{theirs} has shape {tuple(tensor.shape)}; the configuration says {expected[ours]}")
-        if tensor.dtype.kind != "f" and not is_bfloat16(tensors, theirs):
-            raise ValueError(f"{theirs} is of type {tensor.dtype}; it must be float16, bfloat16, float32 or float64")
+    for param, tensor_name in names.items():
+        tensor = tensors[tensor_name]
+        if tuple(tensor.shape) != expected[param]:
+            raise ValueError(f"{tensor_name} has shape {tuple(tensor.shape)}; the configuration says {expected[param]}")
+        if tensor.dtype.kind != "f" and not is_bfloat16(tensors, tensor_name):
+            raise ValueError(f"{tensor_name} is of type {tensor.dtype}; it must be float16, bfloat16, float32 or "
+                             f"float64")
     config.check_file(tensors, names)
     return names
 
@@ -161,16 +162,16 @@ class GPT2Config(Config):
     def parameter_shapes(self) -> dict[str, tuple[int, ...]]:
         """Weights of linear layers are (in, out): rows times weights, nothing transposed."""
         C = self.n_embd
-        found = {"wte.weight": (self.vocab_size, C), "wpe.weight": (self.n_positions, C)}
+        result = {"wte.weight": (self.vocab_size, C), "wpe.weight": (self.n_positions, C)}
         for layer in range(self.n_layer):
-            found |= {f"h.{layer}.{name}": shape for name, shape in self.block.parameters.items()}
-        return {**found, "ln_f.weight": (C,), "ln_f.bias": (C,)}
+            result |= {f"h.{layer}.{name}": shape for name, shape in self.block.parameters.items()}
+        return {**result, "ln_f.weight": (C,), "ln_f.bias": (C,)}
 
     @property
     def parameters(self) -> int:
         """How many elements they have."""
-        first = shapes(replace(self, n_layer=1))
-        outside = sum(math.prod(shape) for name, shape in first.items() if not name.startswith("h."))
+        one_layer = shapes(replace(self, n_layer=1))
+        outside = sum(math.prod(shape) for name, shape in one_layer.items() if not name.startswith("h."))
         return outside + self.n_layer * sum(map(math.prod, self.block.parameters.values()))
 
     @property
@@ -251,12 +252,12 @@ class LlamaConfig(Config):
             return None
         if not isinstance(scaling, Mapping):
             raise ValueError(f"rope_scaling is {short(scaling)}; it must be an object or null")
-        found = {"rope_type": scaling.get("type", "default")} | {name: value for name, value in scaling.items()
-                                                                 if name != "type" and value is not None}
-        if found["rope_type"] == "llama3":
-            found.setdefault("original_max_position_embeddings", self.max_position_embeddings)
-        frequencies(self.head_dim, self.rope_theta, found)  # raises an error if invalid
-        return None if found["rope_type"] == "default" else found
+        result = {"rope_type": scaling.get("type", "default")} | {name: value for name, value in scaling.items()
+                                                                  if name != "type" and value is not None}
+        if result["rope_type"] == "llama3":
+            result.setdefault("original_max_position_embeddings", self.max_position_embeddings)
+        frequencies(self.head_dim, self.rope_theta, result)  # raises an error if invalid
+        return None if result["rope_type"] == "default" else result
 
     @property
     def qkv(self) -> int:
@@ -282,11 +283,11 @@ class LlamaConfig(Config):
 
     @property
     def parameter_shapes(self) -> dict[str, tuple[int, ...]]:
-        found = {EMBEDDING: (self.vocab_size, self.hidden_size)}
+        result = {EMBEDDING: (self.vocab_size, self.hidden_size)}
         for layer in range(self.num_hidden_layers):
-            found |= {f"layers.{layer}.{name}": shape for name, shape in self.layer_parameters.items()}
-        found["norm.weight"] = (self.hidden_size,)
-        return found if self.tie_word_embeddings else found | {HEAD: (self.vocab_size, self.hidden_size)}
+            result |= {f"layers.{layer}.{name}": shape for name, shape in self.layer_parameters.items()}
+        result["norm.weight"] = (self.hidden_size,)
+        return result if self.tie_word_embeddings else result | {HEAD: (self.vocab_size, self.hidden_size)}
 
     @property
     def parameters(self) -> int:
@@ -334,11 +335,11 @@ class Qwen3Config(LlamaConfig):
 
     @property
     def layer_parameters(self) -> dict[str, tuple[int, ...]]:
-        found = super().layer_parameters
+        result = super().layer_parameters
         if self.attention_bias:
-            found |= {name.replace(".weight", ".bias"): shape[:1] for name, shape in found.items()
-                      if name.startswith("self_attn.")}
-        return found | {f"self_attn.{part}_norm.weight": (self.head_dim,) for part in "qk"}
+            result |= {name.replace(".weight", ".bias"): shape[:1] for name, shape in result.items()
+                       if name.startswith("self_attn.")}
+        return result | {f"self_attn.{part}_norm.weight": (self.head_dim,) for part in "qk"}
 
 
 # --- BERT ------------------------------------------------------------------------------------------------------------
@@ -380,17 +381,17 @@ class BertConfig(Config):
     def parameter_shapes(self) -> dict[str, tuple[int, ...]]:
         """Weights of linear layers are (out, in)."""
         C, inner = self.hidden_size, self.intermediate_size
-        found = {
+        result = {
             "embeddings.word_embeddings.weight": (self.vocab_size, C),
             "embeddings.position_embeddings.weight": (self.max_position_embeddings, C),
             "embeddings.token_type_embeddings.weight": (self.type_vocab_size, C),
             "embeddings.LayerNorm.weight": (C,), "embeddings.LayerNorm.bias": (C,),
         }  # fmt: skip
         for layer in range(self.num_hidden_layers):
-            of_layer = {f"attention.self.{part}": (C, C) for part in PARTS}
-            of_layer |= {"attention.output.dense": (C, C), "attention.output.LayerNorm": (C,),
-                         "intermediate.dense": (inner, C), "output.dense": (C, inner), "output.LayerNorm": (C,)}
-            for name, shape in of_layer.items():
-                found[f"encoder.layer.{layer}.{name}.weight"] = shape
-                found[f"encoder.layer.{layer}.{name}.bias"] = shape[:1]
-        return found
+            layer_shapes = {f"attention.self.{part}": (C, C) for part in PARTS}
+            layer_shapes |= {"attention.output.dense": (C, C), "attention.output.LayerNorm": (C,),
+                             "intermediate.dense": (inner, C), "output.dense": (C, inner), "output.LayerNorm": (C,)}
+            for name, shape in layer_shapes.items():
+                result[f"encoder.layer.{layer}.{name}.weight"] = shape
+                result[f"encoder.layer.{layer}.{name}.bias"] = shape[:1]
+        return result

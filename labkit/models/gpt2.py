@@ -73,7 +73,7 @@ class Workspace:
     def __init__(self, config: Config, context: int | None = None, tokens: int | None = None, dtype=np.float32):
         self.context = config.n_positions if context is None else context
         self.dtype = np.dtype(dtype)
-        self.tokens = self._most if tokens is None else tokens
+        self.tokens = self._max_tokens if tokens is None else tokens
         if not 1 <= self.context <= config.n_positions:
             raise ValueError(f"context is {self.context}; the model has {config.n_positions} positions")
         if not 1 <= self.tokens <= self.context:
@@ -85,16 +85,16 @@ class Workspace:
         self.ids = cuda.device_array(T, np.int32)
         self.start = cuda.to_device(np.zeros(1, np.int32))  # how many tokens are in the cache, for the kernels
         self.length = 0  # the same for the host
-        self.x = cuda.device_array((T, C), np.float32)  # what runs past the layers and is added to
-        self.block = block.Workspace(config.block, T)  # what a layer writes between x and x
+        self.x = cuda.device_array((T, C), np.float32)  # the residual stream
+        self.block = block.Workspace(config.block, T)  # the intermediates of a layer
         self.logits = cuda.device_array((1, config.vocab_size), np.float32)
-        # No row of the cache is read before it is written, but zeros are easier to look at than what was there.
+        # No row of the cache is read before it is written; zeros only make it easier to inspect.
         self.caches = tuple(cuda.to_device(np.zeros((self.context, 2 * C), self.dtype)) for _ in range(config.n_layer))
         self.one_row = gpt2_step.Memory(C, config.n_head, self.dtype)
         self.rows = functools.cache(self._rows)
 
     @property
-    def _most(self) -> int:
+    def _max_tokens(self) -> int:
         return 1 if self.dtype == np.float16 else min(self.context, 512)
 
     def _rows(self, count: int) -> SimpleNamespace:
@@ -156,48 +156,48 @@ class GPT2:
         rows = ws.rows(count)
         block.forward(rows.x, rows.x, self.layers[layer], self.config.n_head, rows.block, causal=True,
                       cache=ws.caches[layer], start=ws.start, kernels=self.kernels, stream=stream,
-                      watch=functools.partial(_seen, watch, f"h.{layer}."))
+                      watch=functools.partial(_report, watch, f"h.{layer}."))
 
     def forward(self, ws: Workspace, count: int, stream=0, watch=None) -> None:
-        """The tokens ws.ids[:count], which follow those in the cache: ws.logits becomes those after the last of them.
+        """Process the tokens ws.ids[:count], which follow those in the cache; ws.logits gets the logits after the last.
 
         All that changes from call to call lies in device memory, so that a graph of these launches can be used again.
-        watch(name, array): called after each launch, to look at what it wrote; the launches are those of self.kernels.
+        watch(name, array): called after each launch, to inspect its output; the launches are those of self.kernels.
         """
         if count == 1 and self.one_row and watch is None:
             gpt2_step.forward(self, ws, stream)
             return
         run, rows, w = self.kernels, ws.rows(count), self.weights
         run.embedding(rows.ids, w["wte.weight"], w["wpe.weight"], ws.start, rows.x, stream=stream)  # (T, C)
-        _seen(watch, "", "embedding", rows.x)
+        _report(watch, "", "embedding", rows.x)
         for layer in range(self.config.n_layer):
             self.block(layer, ws, count, stream, watch)
         run.layernorm(rows.last, w["ln_f.weight"], w["ln_f.bias"], rows.last_normed, stream=stream)  # (1, C)
-        _seen(watch, "", "ln_f", rows.last_normed)
+        _report(watch, "", "ln_f", rows.last_normed)
         run.logits(rows.last_normed, self.head, ws.logits, stream=stream)  # (1, V)
-        _seen(watch, "", "logits", ws.logits)
+        _report(watch, "", "logits", ws.logits)
 
     def prefill(self, ids: Sequence[int], ws: Workspace, watch=None):
-        """The tokens of a prompt, after those already in the cache. Returns the logits after the last, (1, V)."""
+        """Process a prompt, after the tokens already in the cache. Return the logits after its last token, (1, V)."""
         ids = self._checked(ids, ws)
         if watch is not None and self.dtype != np.float32:
             raise ValueError(f"watch sees the launches of a model in float32; this one is in {self.dtype}")
-        for first in range(0, len(ids), ws.tokens):
-            part = ids[first : first + ws.tokens]
-            ws.rows(len(part)).ids.copy_to_device(part)
-            self.forward(ws, len(part), watch=watch)
-            ws.length += len(part)
+        for begin in range(0, len(ids), ws.tokens):
+            chunk = ids[begin : begin + ws.tokens]
+            ws.rows(len(chunk)).ids.copy_to_device(chunk)
+            self.forward(ws, len(chunk), watch=watch)
+            ws.length += len(chunk)
             ws.start.copy_to_device(np.array([ws.length], np.int32))
         return ws.logits
 
     def decode(self, token: int, ws: Workspace, watch=None):
-        """One more token. The work is that of one token and one pass over the cache."""
+        """Process one more token. The work is that of one token and one pass over the cache."""
         return self.prefill([token], ws, watch)
 
     def step(self, ws: Workspace, stream=0) -> None:
-        """Takes the token in ws.ids[0] and replaces it by the most likely next one: a greedy step without the host.
+        """Replace the token in ws.ids[0] by the most likely next one: a greedy step without the host.
 
-        ws.length is the host's to count.
+        The caller updates ws.length.
         """
         self.forward(ws, 1, stream)
         if self.one_row:
@@ -207,16 +207,16 @@ class GPT2:
         advance_kernel[1, 1, stream](ws.start, np.int32(1))
 
     def needed(self, ws: Workspace, prompt: int) -> list[tuple]:
-        """The kernels that a prompt of so many tokens and the steps after it take, as labkit.device.compile_ahead takes
-        them: found without running any."""
+        """List the kernels that a prompt of this length and the steps after it launch, for labkit.device.compile_ahead.
+        Nothing runs."""
         counts = {min(prompt, ws.tokens), prompt % ws.tokens or ws.tokens}
 
-        def all_that_runs():
+        def run_all():
             for count in counts:
                 self.forward(ws, count)
             self.step(ws)
 
-        return launches.needed(all_that_runs)
+        return launches.needed(run_all)
 
     def all_logits(self, ids: Sequence[int]) -> np.ndarray:
         """Logits after each of the tokens, (T, V), on the host: to compare with another implementation."""
@@ -230,8 +230,8 @@ class GPT2:
         if ids.ndim != 1 or ids.size == 0 or ids.dtype.kind not in "iu":
             raise ValueError(f"ids must be a list of at least one token id; it has shape {ids.shape}, type {ids.dtype}")
         if ids.min() < 0 or ids.max() >= self.config.vocab_size:
-            wrong = ids[(ids < 0) | (ids >= self.config.vocab_size)][0]
-            raise ValueError(f"token {wrong} is not in the vocabulary, which has {self.config.vocab_size}")
+            invalid = ids[(ids < 0) | (ids >= self.config.vocab_size)][0]
+            raise ValueError(f"token {invalid} is not in the vocabulary, which has {self.config.vocab_size}")
         if ws.dtype != self.dtype:
             raise ValueError(f"the workspace is for {ws.dtype}; this model is in {self.dtype}")
         if ws.length + ids.size > ws.context:
@@ -240,34 +240,34 @@ class GPT2:
 
 
 class Decoder:
-    """One token after the other, as a graph: all launches of a token recorded once, and replayed for each.
+    """Decode token by token with a graph: the launches of one token are captured once and replayed for each.
 
-    On a GPU a launch from Python costs ten microseconds, more than most kernels of a small model take. Making one
-    writes over ws.logits.
+    On a GPU a launch from Python costs ten microseconds, more than most kernels of a small model take.
+    Creating a Decoder overwrites ws.logits.
     """
 
     def __init__(self, model: GPT2, ws: Workspace):
-        self._ws, self._first = ws, ws.rows(1).ids
-        self._first.copy_to_device(np.zeros(1, np.int32))
-        # The warm-up takes a token, too. Its row of the cache is written over by the first real one.
+        self._ws, self._token = ws, ws.rows(1).ids
+        self._token.copy_to_device(np.zeros(1, np.int32))
+        # The warm-up processes a token, too. The first real token overwrites its row of the cache.
         self.graph = graphs.capture(lambda stream: model.step(ws, stream))
         ws.start.copy_to_device(np.array([ws.length], np.int32))
 
     def __call__(self, token: int | None = None):
-        """The logits after one more token, (1, V). None: the most likely after the last, which stays on the device."""
+        """Return the logits after one more token, (1, V). None: the most likely next token, already on the device."""
         if self._ws.length == self._ws.context:
             raise ValueError(f"1 token does not fit: {self._ws.context} of {self._ws.context} places are taken")
         if token is not None:
-            self._first.copy_to_device(np.array([token], np.int32))
+            self._token.copy_to_device(np.array([token], np.int32))
         self.graph.launch()
         self._ws.length += 1
         return self._ws.logits
 
     def likeliest(self) -> int:
         """The most likely token by the last logits."""
-        return int(self._first.copy_to_host()[0])
+        return int(self._token.copy_to_host()[0])
 
 
-def _seen(watch, prefix: str, name: str, array) -> None:
+def _report(watch, prefix: str, name: str, array) -> None:
     if watch is not None:
         watch(prefix + name, array)

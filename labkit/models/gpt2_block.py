@@ -115,14 +115,14 @@ GPT2_SMALL = Shape()
 
 
 def block_steps(x, weights: Mapping, heads: int, *, causal=False, post_ln=False) -> dict[str, np.ndarray]:
-    """What each launch writes, in float64, by the name under which it is watched. weights: by name, as split gives."""
+    """The output of each launch in float64, by the name that it is reported under. weights: by name, as split gives."""
     x = x.astype(np.float64)
 
     def norm(value, name):
         return layernorm_reference(value, weights[f"{name}.weight"], weights[f"{name}.bias"])
 
-    def product(value, name, **after):
-        return fused_reference(value, weights[f"{name}.weight"], weights[f"{name}.bias"], **after)
+    def product(value, name, **epilogue):
+        return fused_reference(value, weights[f"{name}.weight"], weights[f"{name}.bias"], **epilogue)
 
     s = {}
     if not post_ln:
@@ -202,20 +202,20 @@ KERNEL_FOR_EACH_STEP = Kernels(layernorm_block_tree, separately(fused_tiled, gel
                                attention_three_pass)
 
 def traffic(shape: Shape, tokens: int, *, fused: bool = True, itemsize: int = 4) -> dict[str, int]:
-    """The bytes that each launch has to read and write, by its name: fused, or with a kernel for each step."""
+    """The bytes that each launch must read and write, by name: fused, or with a kernel for each step."""
     S, C, inner = tokens, shape.width, shape.inner
     layers = dict(zip(("attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj"), shape.layers, strict=True))
     product = {name: S * depth + depth * cols + cols + S * cols for name, (cols, depth) in layers.items()}
     norm = 2 * S * C + 2 * C
-    numbers = {"ln_1": norm, "attn.c_attn": product["attn.c_attn"], "attn": 4 * S * C}
+    elements = {"ln_1": norm, "attn.c_attn": product["attn.c_attn"], "attn": 4 * S * C}
     if fused:
-        numbers |= {"attn.added": product["attn.c_proj"] + S * C, "ln_2": norm, "mlp.gelu": product["mlp.c_fc"],
-                    "out": product["mlp.c_proj"] + S * C}
+        elements |= {"attn.added": product["attn.c_proj"] + S * C, "ln_2": norm, "mlp.gelu": product["mlp.c_fc"],
+                     "out": product["mlp.c_proj"] + S * C}
     else:
-        numbers |= {"attn.c_proj": product["attn.c_proj"], "attn.added": 3 * S * C, "ln_2": norm,
-                    "mlp.c_fc": product["mlp.c_fc"], "mlp.gelu": 2 * S * inner, "mlp.c_proj": product["mlp.c_proj"],
-                    "out": 3 * S * C}
-    return {name: itemsize * count for name, count in numbers.items()}
+        elements |= {"attn.c_proj": product["attn.c_proj"], "attn.added": 3 * S * C, "ln_2": norm,
+                     "mlp.c_fc": product["mlp.c_fc"], "mlp.gelu": 2 * S * inner, "mlp.c_proj": product["mlp.c_proj"],
+                     "out": 3 * S * C}
+    return {name: itemsize * count for name, count in elements.items()}
 
 
 # --- Its memory ------------------------------------------------------------------------------------------------------
@@ -232,12 +232,12 @@ class Workspace:
         self.normed = cuda.device_array((S, C), dtype)
         self.qkv = cuda.device_array((S, 3 * C), dtype)
         self.attended = cuda.device_array((S, C), dtype)
-        self.added = cuda.device_array((S, C), dtype)  # x and what attention adds to it
+        self.added = cuda.device_array((S, C), dtype)  # x + attention
         self.hidden = cuda.device_array((S, shape.inner), dtype)
         # Where the K of a product is split: its parts. Fewer tokens may need more of them than many.
         lengths = [*range(1, min(S, 256)), *range(256, S, 64), S]
-        needed = max(scratch_size(rows, *layer, dtype) for rows in lengths for layer in shape.layers)
-        self.parts = cuda.device_array(needed, np.float32) if needed else None
+        num_partials = max(scratch_size(rows, *layer, dtype) for rows in lengths for layer in shape.layers)
+        self.parts = cuda.device_array(num_partials, np.float32) if num_partials else None
         self.rows = functools.lru_cache(maxsize=64)(self._rows)
 
     def _rows(self, count: int) -> Rows:
@@ -258,9 +258,9 @@ def eight_buffers(shape: Shape, tokens: int, dtype=np.float32) -> Workspace:
     Two of them are not used: what they would hold is added in the kernel that computes it."""
     workspace = Workspace.__new__(Workspace)
     workspace.shape, workspace.tokens, workspace.dtype = shape, tokens, np.dtype(dtype)
-    wide = (1, 3, 1, 1, 1)
+    multiples = (1, 3, 1, 1, 1)
     workspace.normed, workspace.qkv, workspace.attended, _, workspace.added = (
-        cuda.device_array((tokens, times * shape.width), dtype) for times in wide)
+        cuda.device_array((tokens, multiple * shape.width), dtype) for multiple in multiples)
     cuda.device_array((tokens, shape.width), dtype)
     workspace.hidden = cuda.device_array((tokens, shape.inner), dtype)
     cuda.device_array((tokens, shape.width), dtype)
@@ -289,29 +289,29 @@ def forward(x, out, w: Mapping, heads: int, rows: Rows, *, causal=False, cache=N
     """out = y + mlp(layernorm(y)), where y = x + attention(layernorm(x)). `out` may be `x`.
 
     w: the parameters by name. cache, start: keys and values of earlier tokens, as attention_three_pass takes them.
-    watch(name, array) is called after each launch, to look at what it wrote.
+    watch(name, array) is called after each launch, to inspect its output.
     """
-    run, seen = kernels, watch or _unwatched
+    run, report = kernels, watch or _ignore
     linear = functools.partial(run.linear, parts=rows.parts, stream=stream)
 
     run.layernorm(x, w["ln_1.weight"], w["ln_1.bias"], rows.normed, stream=stream)  # (S, C)
-    seen("ln_1", rows.normed)
+    report("ln_1", rows.normed)
     linear(rows.normed, w["attn.c_attn.weight"], w["attn.c_attn.bias"], rows.qkv)  # (S, C) x (C, 3C) -> (S, 3C)
-    seen("attn.c_attn", rows.qkv)
+    report("attn.c_attn", rows.qkv)
     if cache is None:
         run.attention(rows.qkv, heads, rows.attended, causal=causal, stream=stream)  # (S, C)
     else:
         run.append_to_cache(rows.qkv, start, cache, stream=stream)  # rows start to start + S of (N, 2C)
         run.attention(rows.qkv, heads, rows.attended, cache=cache, start=start, causal=causal, stream=stream)  # (S, C)
-    seen("attn", rows.attended)
+    report("attn", rows.attended)
     linear(rows.attended, w["attn.c_proj.weight"], w["attn.c_proj.bias"], rows.added, residual=x)  # (S, C)
-    seen("attn.added", rows.added)
+    report("attn.added", rows.added)
     run.layernorm(rows.added, w["ln_2.weight"], w["ln_2.bias"], rows.normed, stream=stream)  # (S, C)
-    seen("ln_2", rows.normed)
+    report("ln_2", rows.normed)
     linear(rows.normed, w["mlp.c_fc.weight"], w["mlp.c_fc.bias"], rows.hidden, gelu=True)  # (S, inner)
-    seen("mlp.gelu", rows.hidden)
+    report("mlp.gelu", rows.hidden)
     linear(rows.hidden, w["mlp.c_proj.weight"], w["mlp.c_proj.bias"], out, residual=rows.added)  # (S, C)
-    seen("out", out)
+    report("out", out)
 
 
 def forward_post_ln(x, out, w: Mapping, heads: int, rows: Rows, *, causal=False, kernels=FUSED, stream=0,
@@ -321,23 +321,23 @@ def forward_post_ln(x, out, w: Mapping, heads: int, rows: Rows, *, causal=False,
     The same kernels, weights and buffers as forward, but a different result: the sum itself is normalised each time,
     where in a Pre-LN block it runs from the first layer to the last untouched. `out` may be `x`.
     """
-    run, seen = kernels, watch or _unwatched
+    run, report = kernels, watch or _ignore
     linear = functools.partial(run.linear, parts=rows.parts, stream=stream)
 
     linear(x, w["attn.c_attn.weight"], w["attn.c_attn.bias"], rows.qkv)  # (S, 3C)
-    seen("attn.c_attn", rows.qkv)
+    report("attn.c_attn", rows.qkv)
     run.attention(rows.qkv, heads, rows.attended, causal=causal, stream=stream)  # (S, C)
-    seen("attn", rows.attended)
+    report("attn", rows.attended)
     linear(rows.attended, w["attn.c_proj.weight"], w["attn.c_proj.bias"], rows.added, residual=x)  # (S, C)
-    seen("attn.added", rows.added)
+    report("attn.added", rows.added)
     run.layernorm(rows.added, w["ln_1.weight"], w["ln_1.bias"], rows.normed, stream=stream)  # (S, C)
-    seen("ln_1", rows.normed)
+    report("ln_1", rows.normed)
     linear(rows.normed, w["mlp.c_fc.weight"], w["mlp.c_fc.bias"], rows.hidden, gelu=True)  # (S, inner)
-    seen("mlp.gelu", rows.hidden)
+    report("mlp.gelu", rows.hidden)
     linear(rows.hidden, w["mlp.c_proj.weight"], w["mlp.c_proj.bias"], rows.added, residual=rows.normed)  # (S, C)
-    seen("mlp.added", rows.added)
+    report("mlp.added", rows.added)
     run.layernorm(rows.added, w["ln_2.weight"], w["ln_2.bias"], out, stream=stream)  # (S, C)
-    seen("out", out)
+    report("out", out)
 
 
 def solve(x, out, weights, seq_len: int, *, shape: Shape = GPT2_SMALL, workspace: Workspace | None = None,
@@ -388,5 +388,5 @@ def _first_rows(name: str, array, count: int, width: int, dtype):
     return array.reshape(array.size)[: count * width].reshape(count, width)
 
 
-def _unwatched(name: str, array) -> None:
+def _ignore(name: str, array) -> None:
     """The watch that does nothing."""

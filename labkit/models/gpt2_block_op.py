@@ -1,8 +1,7 @@
 """The block of GPT-2 as an operation: its rungs, PyTorch and CUDA C++ beside it, so that `labkit bench` times them.
 
-Shapes  x (S, 768), weights (7087872,), out (S, 768); float32, or float16 with float32 accumulators; every key is seen
-by every
-        query (no causal mask), as in the CUDA C++
+Shapes  x (S, 768), weights (7087872,), out (S, 768); float32, or float16 with float32 accumulators; no causal
+        mask, as in the CUDA C++
 Work    2 * S * (7,077,888 + 2 * 768 * S) flop; the bytes are those that a block has to read and write as a whole: the
         weights, x and out
 Source  ten_kernels.cu: a plain CUDA C++ block of ten launches, written for this comparison
@@ -109,12 +108,12 @@ def torch_block(torch, x, weights, out):
 
 
 TEN_KERNELS = Path(__file__).with_name("ten_kernels.cu")
-BUFFERS = (768, 2304, 768, 768, 768, 768, 3072, 768)  # numbers a token, of the eight arrays between the ten kernels
+BUFFERS = (768, 2304, 768, 768, 768, 768, 3072, 768)  # elements per token of the eight arrays between the ten kernels
 
 
 @functools.cache
 def _cuda_cpp_memory(torch, rows: int):
-    return [torch.empty(rows, numbers, device="cuda") for numbers in BUFFERS]
+    return [torch.empty(rows, elements, device="cuda") for elements in BUFFERS]
 
 
 def cuda_cpp_block(torch, x, weights, out) -> None:

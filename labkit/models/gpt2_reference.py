@@ -42,23 +42,23 @@ class Converted(Mapping):
 
 
 def activations(config: Config, weights: Mapping[str, np.ndarray], ids: Sequence[int]) -> dict[str, np.ndarray]:
-    """What each launch of gpt2.py writes, by the name under which it is watched; "logits" are those of all tokens."""
+    """The output of each launch of gpt2.py, by the name that it is reported under; "logits" are those of all tokens."""
     w = Converted(weights, lambda name: float64_of(weights[name]))
 
-    seen = {}
-    x = seen["embedding"] = w["wte.weight"][np.asarray(ids)] + w["wpe.weight"][: len(ids)]
+    result = {}
+    x = result["embedding"] = w["wte.weight"][np.asarray(ids)] + w["wpe.weight"][: len(ids)]
     for layer in range(config.n_layer):
         h = f"h.{layer}."
         steps = block_steps(x, {name: w[h + name] for name in config.block.parameters}, config.n_head, causal=True)
-        seen |= {h + name: value for name, value in steps.items()}
+        result |= {h + name: value for name, value in steps.items()}
         x = steps["out"]
-    seen["ln_f"] = layernorm_reference(x, w["ln_f.weight"], w["ln_f.bias"])
-    seen["logits"] = seen["ln_f"] @ w[HEAD if HEAD in w else "wte.weight"].T
-    return seen
+    result["ln_f"] = layernorm_reference(x, w["ln_f.weight"], w["ln_f.bias"])
+    result["logits"] = result["ln_f"] @ w[HEAD if HEAD in w else "wte.weight"].T
+    return result
 
 
 def launches_of(config: Config) -> int:
-    """How many activations come before the logits, the logits included."""
+    """How many activations there are, the logits included."""
     return 1 + 7 * config.n_layer + 2
 
 
@@ -119,7 +119,7 @@ class Parity(ResultTable):
 
     @property
     def first(self) -> Difference | None:
-        """The first that differs: its launch is the one to look at. All that comes after has to differ, too."""
+        """The first that differs: its launch is the one to look at. Everything after it has to differ, too."""
         return next((row for row in self.rows if not row.passed), None)
 
     @property
@@ -147,7 +147,7 @@ class Parity(ResultTable):
 
 
 def parity(model: GPT2, ids: Sequence[int], compared: Compared | None = None) -> Parity:
-    """Runs a prompt through the model, and compares all that its launches write with the truth.
+    """Run a prompt through the model and compare the output of every launch with the reference.
 
     compared: called after each launch, with the row, the model's array and the reference's."""
     weights = {name: model.weights[name].copy_to_host() for name in model.weights}
@@ -156,10 +156,10 @@ def parity(model: GPT2, ids: Sequence[int], compared: Compared | None = None) ->
 
     def watch(name, array):
         expected = truth[name][-1:] if name in ("ln_f", "logits") else truth[name]  # the last token's only
-        ours = array.copy_to_host()
-        rows.append(Difference.between(name, ours, expected, allowed_error(model.config, expected, len(rows) + 1)))
+        actual = array.copy_to_host()
+        rows.append(Difference.between(name, actual, expected, allowed_error(model.config, expected, len(rows) + 1)))
         if compared:
-            compared(rows[-1], ours, expected)
+            compared(rows[-1], actual, expected)
 
     model.prefill(ids, Workspace(model.config, context=len(ids), tokens=len(ids)), watch=watch)
     return Parity(tuple(rows))

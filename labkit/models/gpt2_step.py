@@ -9,7 +9,7 @@
     norm, logits, the largest of each block
     the most likely token of all
 
-Parameters and cache are float32 or float16; what runs from launch to launch is float32, but for the queries. While a
+Parameters and cache are float32 or float16; activations between launches are float32, except the queries. While a
 launch waits for its latencies, it fetches what a later one reads into L2 (linear/one_row.py): with 12 layers of GPT-2
 small in float32, 2 to 9 MB in each. The order below keeps these about equal.
 """
@@ -37,7 +37,7 @@ AHEAD_OF_LOGITS = 1 << 23  # bytes of the table that each of the last two launch
 
 
 class Memory:
-    """What these launches need besides a Workspace's arrays, allocated once."""
+    """The buffers of these launches besides those of a Workspace, allocated once."""
 
     def __init__(self, width: int, heads: int, dtype):
         self.q = cuda.device_array((1, width), dtype)
@@ -65,30 +65,30 @@ def launches(model, ws) -> list[tuple[str, Callable]]:
     w, layers, rows, memory = model.weights, model.layers, ws.rows(1), ws.one_row
     added, hidden, heads = rows.block.added, rows.block.hidden, model.config.n_head
     table = model.head.reshape(model.head.size)
-    last = min(AHEAD_OF_LOGITS // table.dtype.itemsize, table.size // 2)
-    found = []
+    num_ahead = min(AHEAD_OF_LOGITS // table.dtype.itemsize, table.size // 2)
+    result = []
 
-    def then(name, launch, *arguments, **more):
-        found.append((name, functools.partial(launch, *arguments, **more)))
+    def add(name, launch, *args, **options):
+        result.append((name, functools.partial(launch, *args, **options)))
 
-    then("embedding", one_row_embedding, rows.ids, w["wte.weight"], w["wpe.weight"], ws.start, rows.x)
-    for number, (p, cache) in enumerate(zip(layers, ws.caches, strict=True)):
-        following = layers[number + 1] if number + 1 < len(layers) else None
-        then("attn.c_attn", one_row_qkv, rows.x, p["ln_1.weight"], p["ln_1.bias"], p["attn.c_attn.weight"],
-             p["attn.c_attn.bias"], memory.q, cache, ws.start, ahead=None if number else p["attn.c_proj.weight"])
-        then("attn", one_query, memory.q, cache, ws.start, heads, memory.parts, ahead=p["mlp.c_fc.weight"])
-        then("attn.added", one_row_attended, memory.parts, heads, p["attn.c_proj.weight"], p["attn.c_proj.bias"],
-             rows.x, added, ahead=p["mlp.c_proj.weight"])
-        then("mlp.gelu", one_row_gelu, added, p["ln_2.weight"], p["ln_2.bias"], p["mlp.c_fc.weight"],
-             p["mlp.c_fc.bias"], hidden, ahead=following["attn.c_attn.weight"] if following else table[:last])
-        then("out", one_row_residual, hidden, p["mlp.c_proj.weight"], p["mlp.c_proj.bias"], added, rows.x,
-             ahead=following["attn.c_proj.weight"] if following else table[last : 2 * last])
-    then("logits", row_logits, rows.x, w["ln_f.weight"], w["ln_f.bias"], model.head, ws.logits, memory.best)
-    return found
+    add("embedding", one_row_embedding, rows.ids, w["wte.weight"], w["wpe.weight"], ws.start, rows.x)
+    for layer, (p, cache) in enumerate(zip(layers, ws.caches, strict=True)):
+        next_layer = layers[layer + 1] if layer + 1 < len(layers) else None
+        add("attn.c_attn", one_row_qkv, rows.x, p["ln_1.weight"], p["ln_1.bias"], p["attn.c_attn.weight"],
+            p["attn.c_attn.bias"], memory.q, cache, ws.start, ahead=None if layer else p["attn.c_proj.weight"])
+        add("attn", one_query, memory.q, cache, ws.start, heads, memory.parts, ahead=p["mlp.c_fc.weight"])
+        add("attn.added", one_row_attended, memory.parts, heads, p["attn.c_proj.weight"], p["attn.c_proj.bias"],
+            rows.x, added, ahead=p["mlp.c_proj.weight"])
+        add("mlp.gelu", one_row_gelu, added, p["ln_2.weight"], p["ln_2.bias"], p["mlp.c_fc.weight"],
+            p["mlp.c_fc.bias"], hidden, ahead=next_layer["attn.c_attn.weight"] if next_layer else table[:num_ahead])
+        add("out", one_row_residual, hidden, p["mlp.c_proj.weight"], p["mlp.c_proj.bias"], added, rows.x,
+            ahead=next_layer["attn.c_proj.weight"] if next_layer else table[num_ahead : 2 * num_ahead])
+    add("logits", row_logits, rows.x, w["ln_f.weight"], w["ln_f.bias"], model.head, ws.logits, memory.best)
+    return result
 
 
 def forward(model, ws, stream=0) -> None:
-    """The token ws.ids[0], which follows those in the cache: ws.logits become those after it."""
+    """Process the token ws.ids[0], which follows those in the cache; ws.logits gets the logits after it."""
     for _, launch in launches(model, ws):
         launch(stream=stream)
 

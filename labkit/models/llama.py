@@ -59,29 +59,29 @@ DTYPES = {"bfloat16": np.dtype(np.uint16), "float32": np.dtype(np.float32)}
 def arranged(
     tensors: Mapping[str, np.ndarray], config: Config, dtype, arrange_gate_up: Callable,
 ) -> dict[str, LazyTensor]:
-    """The parameters as the launches want them: queries, keys and values as one product, "self_attn.qkv_proj", and the
-    MLP's two first ones as one, "mlp.gate_up_proj". Each is read and arranged when it is copied to the device."""
+    """Arrange the parameters for the launches: queries, keys and values as one product, "self_attn.qkv_proj", and the
+    MLP's gate and up as one, "mlp.gate_up_proj". Each is read and arranged when it is copied to the device."""
     names, expected, dtype = names_in(tensors, config), shapes(config), np.dtype(dtype)
 
-    def read(ours: str) -> np.ndarray:
-        return converted(tensors[names[ours]], dtype, is_bfloat16(tensors, names[ours]))
+    def read(param: str) -> np.ndarray:
+        return converted(tensors[names[param]], dtype, is_bfloat16(tensors, names[param]))
 
-    found = {ours: LazyTensor(expected[ours], dtype, functools.partial(read, ours)) for ours in names}
+    result = {param: LazyTensor(expected[param], dtype, functools.partial(read, param)) for param in names}
     for layer in range(config.num_hidden_layers):
-        at = f"layers.{layer}."
+        prefix = f"layers.{layer}."
         for kind in ("weight", "bias"):
-            parts = [f"{at}self_attn.{part}_proj.{kind}" for part in "qkv"]
-            if parts[0] in found:
-                made = [found.pop(part).make for part in parts]
-                found[f"{at}self_attn.qkv_proj.{kind}"] = LazyTensor(
+            parts = [f"{prefix}self_attn.{part}_proj.{kind}" for part in "qkv"]
+            if parts[0] in result:
+                makers = [result.pop(part).make for part in parts]
+                result[f"{prefix}self_attn.qkv_proj.{kind}"] = LazyTensor(
                     (config.qkv, *expected[parts[0]][1:]), dtype,
-                    lambda made=made: np.concatenate([make() for make in made]))
-        gate, up = (found.pop(f"{at}mlp.{part}_proj.weight").make for part in ("gate", "up"))
+                    lambda makers=makers: np.concatenate([make() for make in makers]))
+        gate, up = (result.pop(f"{prefix}mlp.{part}_proj.weight").make for part in ("gate", "up"))
         if layer == 0:
             shape = arrange_gate_up(gate(), up()).shape  # the same in all layers
-        found[f"{at}mlp.gate_up_proj.weight"] = LazyTensor(
+        result[f"{prefix}mlp.gate_up_proj.weight"] = LazyTensor(
             shape, dtype, lambda gate=gate, up=up: arrange_gate_up(gate(), up()))
-    return found
+    return result
 
 
 # --- The kernels that it is made of ----------------------------------------------------------------------------------
@@ -118,7 +118,7 @@ class Kernels:
 
 
 class Cache:
-    """The keys and values of all layers, in pages. What no token has written is zeros."""
+    """The keys and values of all layers, in pages, initialised to zeros."""
 
     def __init__(self, config: Config, pages: int, dtype: str = "bfloat16"):
         shape = cache_shape(pages, config.num_key_value_heads, config.head_dim)
@@ -128,7 +128,7 @@ class Cache:
         self.pages, layers = pages, config.num_hidden_layers
         self.memory = zeros(2 * layers * math.prod(shape), DTYPES[dtype])
         size = math.prod(shape)
-        parts = [self.memory[number * size : (number + 1) * size].reshape(shape) for number in range(2 * layers)]
+        parts = [self.memory[i * size : (i + 1) * size].reshape(shape) for i in range(2 * layers)]
         self.keys, self.values = parts[::2], parts[1::2]  # of each layer, (pages, K, PAGE, D)
 
     @property
@@ -139,15 +139,15 @@ class Cache:
 class Rows(NamedTuple):
     """The first rows of each buffer, for a step of one shape."""
 
-    x: object  # (T, C): what runs past the layers and is added to
-    summed: object  # (T, C): the same in the middle of a layer, where norms are joined with products
+    x: object  # (T, C): the residual stream
+    summed: object  # (T, C): the same in the middle of a layer, where norms are fused into products
     normed: object  # (T, C)
     qkv: object  # (T, (H + 2K) * D)
     q: object  # (T, H, D)
     attended: object  # (T, H, D)
-    q_decoding: object  # the rows of q and attended that belong to the decoding sequences, which are the first
+    q_decoding: object  # the rows of q and attended of the decoding sequences, which come first
     attended_decoding: object
-    flat: object  # (T, H * D): the same memory
+    flat: object  # (T, H * D): a view of attended
     projected: object  # (T, C): what a product adds to x
     gated: object  # (T, I)
     last: object  # (B, C)
@@ -163,7 +163,7 @@ class Workspace:
             raise ValueError(f"sequences is {sequences}; a step of {tokens} tokens has at least 1 and at most {tokens}")
         self.tokens, self.sequences, kind = tokens, sequences, DTYPES[dtype]
         C, H, D = config.hidden_size, config.num_attention_heads, config.head_dim
-        # Rows of padding are never written by attention, and computed with all the same.
+        # Attention never writes rows of padding, but the other launches read them.
         self.x, self.normed, self.projected = (cuda.to_device(np.zeros((tokens, C), kind)) for _ in range(3))
         self.summed = cuda.to_device(np.zeros((min(tokens, ROWS), C), kind))
         self.q, self.attended = (cuda.to_device(np.zeros((tokens, H, D), kind)) for _ in range(2))
@@ -210,9 +210,9 @@ class Llama:
         self.head = self.weights[EMBEDDING if config.tie_word_embeddings else HEAD]  # (V, C)
         self.layers = []
         for layer in range(config.num_hidden_layers):
-            at = f"layers.{layer}."
-            self.layers.append({name.removeprefix(at): self.weights[name] for name in self.weights
-                                if name.startswith(at)})
+            prefix = f"layers.{layer}."
+            self.layers.append({name.removeprefix(prefix): self.weights[name] for name in self.weights
+                                if name.startswith(prefix)})
         self.positions = min(positions or config.max_position_embeddings, config.max_position_embeddings)
         self.table = cuda.to_device(rope_table(self.positions, config.head_dim, config.rope_theta, config.rope_scaling))
         self.scale = config.head_dim**-0.5
@@ -225,7 +225,7 @@ class Llama:
         other.kernels = kernels
         return other
 
-    # What another architecture has otherwise: see qwen3.py.
+    # What other architectures override: see qwen3.py.
 
     def linear(self, x, w, name: str, out, stream) -> None:
         """A linear layer of attention; a Llama's have no biases."""
@@ -236,19 +236,19 @@ class Llama:
         self.kernels.rope_split_cache(b.qkv, self.table, step.positions, step.slots, b.q, keys, values, stream=stream)
 
     def joins(self, rows: int, watch) -> bool:
-        """Whether norms are computed by the products after them: for one row, with the kernels that are used unless
-        others are given. The bits are the same."""
+        """Whether norms are fused into the products after them: for one row, with the default kernels. The results are
+        bitwise the same."""
         run = self.kernels
-        usual = (run.add_rmsnorm, run.linear, run.linear_swiglu) == (add_rmsnorm, linear, linear_swiglu)
-        return (usual and watch is None and type(self).linear is Llama.linear and self.dtype == "bfloat16"
+        default = (run.add_rmsnorm, run.linear, run.linear_swiglu) == (add_rmsnorm, linear, linear_swiglu)
+        return (default and watch is None and type(self).linear is Llama.linear and self.dtype == "bfloat16"
                 and rows == 1 and fits_normed(rows, self.config.hidden_size) and device.on_gpu() and not missing(MMA))
 
-    # What all have.
+    # Common to all architectures.
 
     def attend(self, step: Step, keys, values, b: Rows, stream) -> None:
-        """b.attended: of the sequences with one row by a kernel that divides the cache among blocks, of the others by
-        one that divides the rows. Each sequence's rows see its own tokens, up to themselves. The first goes first: of a
-        sequence that is empty it writes zeros, to a row that may be another one's."""
+        """Write b.attended: sequences with one row by a kernel that splits the cache among blocks, the others by one
+        that splits the rows. Rows attend causally, within their sequence. The decode kernel runs first: for an empty
+        sequence it writes zeros, to a row that may belong to another one."""
         run, shape = self.kernels, step.shape
         if shape.decoding:
             run.paged_decode(b.q_decoding, keys, values, *step.of_decoding, b.attended_decoding, self.scale, b.parts,
@@ -256,88 +256,88 @@ class Llama:
         if shape.decoding < shape.sequences:
             run.paged_prefill(b.q, keys, values, *step.of_others, b.attended, self.scale, shape.longest, stream=stream)
 
-    def layer(self, number: int, step: Step, cache: Cache, b: Rows, stream=0, watch=None) -> None:
-        """One layer: x += attention(norm(x)), x += mlp(norm(x)). The second sum is left to the next norm, which reads x
-        anyway."""
-        run, w, eps = self.kernels, self.layers[number], self.config.rms_norm_eps
-        keys, values = cache.keys[number], cache.values[number]
-        seen = functools.partial(_seen, watch, f"layers.{number}.")
+    def layer(self, index: int, step: Step, cache: Cache, b: Rows, stream=0, watch=None) -> None:
+        """One layer: x += attention(norm(x)), x += mlp(norm(x)). The next norm, which reads x
+        anyway, does the second sum."""
+        run, w, eps = self.kernels, self.layers[index], self.config.rms_norm_eps
+        keys, values = cache.keys[index], cache.values[index]
+        report = functools.partial(_report, watch, f"layers.{index}.")
 
-        joined = self.joins(step.shape.rows, watch)
-        if joined and number > 0:
+        fused = self.joins(step.shape.rows, watch)
+        if fused and index > 0:
             linear_normed(b.projected, b.summed, w["input_layernorm.weight"], b.x, w["self_attn.qkv_proj.weight"],
                           b.qkv, eps, stream=stream)
         else:
-            if number == 0:
+            if index == 0:
                 run.rmsnorm(b.x, w["input_layernorm.weight"], b.normed, eps, stream=stream)  # (T, C)
             else:
                 run.add_rmsnorm(b.projected, b.x, w["input_layernorm.weight"], b.normed, eps, stream=stream)  # both
-                _seen(watch, f"layers.{number - 1}.", "out", b.x)
-            seen("input_norm", b.normed)
+                _report(watch, f"layers.{index - 1}.", "out", b.x)
+            report("input_norm", b.normed)
             self.linear(b.normed, w, "self_attn.qkv_proj", b.qkv, stream)  # (T, (H + 2K) * D)
-        seen("qkv", b.qkv)
+        report("qkv", b.qkv)
         self.split_heads(w, step, keys, values, b, stream)  # (T, H, D), and to the pages
-        seen("q", b.q)
-        seen("keys", keys)
-        seen("values", values)
+        report("q", b.q)
+        report("keys", keys)
+        report("values", values)
         self.attend(step, keys, values, b, stream)  # (T, H, D)
-        seen("attended", b.flat)
+        report("attended", b.flat)
         self.linear(b.flat, w, "self_attn.o_proj", b.projected, stream)  # (T, C)
-        seen("projected", b.projected)
-        if joined:
+        report("projected", b.projected)
+        if fused:
             linear_normed(b.projected, b.x, w["post_attention_layernorm.weight"], b.summed,
                           w["mlp.gate_up_proj.weight"], b.gated, eps, swiglu=True, stream=stream)
         else:
             run.add_rmsnorm(b.projected, b.x, w["post_attention_layernorm.weight"], b.normed, eps, stream=stream)
-            seen("added", b.x)
-            seen("post_norm", b.normed)
+            report("added", b.x)
+            report("post_norm", b.normed)
             run.linear_swiglu(b.normed, w["mlp.gate_up_proj.weight"], b.gated, stream=stream)  # (T, I)
-        seen("gated", b.gated)
+        report("gated", b.gated)
         run.linear(b.gated, w["mlp.down_proj.weight"], b.projected, stream=stream)  # (T, C)
-        seen("down", b.projected)
+        report("down", b.projected)
 
     def forward(self, step: Step, cache: Cache, ws: Workspace, stream=0, watch=None):
-        """The logits after the last token of each sequence in the step, (B, V) float32 on the device; the keys and
-        values of its tokens are in the cache afterwards. Nothing is allocated.
+        """Return the logits after the last token of each sequence in the step, (B, V) float32 on the device, and write
+        the keys and values of its tokens to the cache. Nothing is allocated.
 
-        watch(name, array): called after each launch, to look at what it wrote.
+        watch(name, array): called after each launch, to inspect its output.
         """
         run, w, shape = self.kernels, self.weights, step.shape
         b = ws.rows(shape)
         run.embedding(step.ids, w[EMBEDDING], b.x, stream=stream)  # (T, C)
-        _seen(watch, "", "embedding", b.x)
-        for number in range(self.config.num_hidden_layers):
-            self.layer(number, step, cache, b, stream, watch)
+        _report(watch, "", "embedding", b.x)
+        for index in range(self.config.num_hidden_layers):
+            self.layer(index, step, cache, b, stream, watch)
         residual = b.summed if self.joins(shape.rows, watch) else b.x
         run.add_rmsnorm(b.projected, residual, w["norm.weight"], b.normed, self.config.rms_norm_eps, stream=stream)
-        _seen(watch, f"layers.{self.config.num_hidden_layers - 1}.", "out", b.x)
-        _seen(watch, "", "norm", b.normed)
+        _report(watch, f"layers.{self.config.num_hidden_layers - 1}.", "out", b.x)
+        _report(watch, "", "norm", b.normed)
         last = b.normed
         if shape.decoding < max(shape.rows, shape.sequences):  # else every row is the last of its sequence
             run.embedding(step.last, b.normed, b.last, stream=stream)  # (B, C)
             last = b.last
         run.linear(last, self.head, b.logits, stream=stream)  # (B, V)
-        _seen(watch, "", "logits", b.logits)
+        _report(watch, "", "logits", b.logits)
         return b.logits
 
     def logits_of_rows(self, ws: Workspace, begin: int, end: int, stream=0):
         """The logits after rows begin .. end of the step that `forward` ran last, (end - begin, V) float32, for at most
-        ws.sequences rows. They take the place of those that it returned."""
+        ws.sequences rows. They overwrite those that it returned."""
         logits = ws.logits[: end - begin]
         self.kernels.linear(ws.normed[begin:end], self.head, logits, stream=stream)
         return logits
 
     def needed(self, step: Step, cache: Cache, ws: Workspace) -> list[tuple]:
-        """The kernels that such a step takes, as labkit.device.compile_ahead takes them: found without running any."""
+        """List the kernels that such a step launches, for labkit.device.compile_ahead. Nothing runs."""
         return launches.needed(lambda: self.forward(step, cache, ws))
 
 
-class Alone:
-    """A single sequence with memory of its own: pages 0, 1, 2, ... To look at a model, without an engine.
+class SingleSequence:
+    """A single sequence with its own cache, in pages 0, 1, 2, ...: runs a model without an engine.
 
-        alone = Alone(model, context=256)
-        logits = alone(prompt)               # (1, V) on the device; the tokens follow those that were there before
-        logits = alone([token])
+        sequence = SingleSequence(model, context=256)
+        logits = sequence(prompt)            # (1, V) on the device; the tokens are appended to those of earlier calls
+        logits = sequence([token])
     """
 
     def __init__(self, model: Llama, context: int, tokens: int | None = None):
@@ -355,15 +355,15 @@ class Alone:
         if ids.ndim != 1 or not ids.size or ids.dtype.kind not in "iu":
             raise ValueError(f"ids must be a list of at least one token id; it has shape {ids.shape}, type {ids.dtype}")
         if ids.min() < 0 or ids.max() >= self.model.config.vocab_size:
-            wrong = ids[(ids < 0) | (ids >= self.model.config.vocab_size)][0]
-            raise ValueError(f"token {wrong} is not in the vocabulary, which has {self.model.config.vocab_size}")
+            invalid = ids[(ids < 0) | (ids >= self.model.config.vocab_size)][0]
+            raise ValueError(f"token {invalid} is not in the vocabulary, which has {self.model.config.vocab_size}")
         if self.length + ids.size > self.context:
             raise ValueError(f"{ids.size} tokens do not fit: {self.length} of {self.context} places are taken")
-        for first in range(0, ids.size, self.tokens):
-            part = ids[first : first + self.tokens]
-            step = self.inputs.step([Piece(part, self.length, self.pages)])
+        for begin in range(0, ids.size, self.tokens):
+            chunk = ids[begin : begin + self.tokens]
+            step = self.inputs.step([Piece(chunk, self.length, self.pages)])
             logits = self.model.forward(step, self.cache, self.workspace, watch=watch)
-            self.length += part.size
+            self.length += chunk.size
         return logits
 
     def reset(self, length: int = 0) -> None:
@@ -373,6 +373,6 @@ class Alone:
         self.length = length
 
 
-def _seen(watch, prefix: str, name: str, array) -> None:
+def _report(watch, prefix: str, name: str, array) -> None:
     if watch is not None:
         watch(prefix + name, array)

@@ -26,9 +26,9 @@ def weights_of(tensors: Mapping[str, np.ndarray], config: Config, dtype: str = "
     """The parameters as a file holds them, rounded to `dtype` as the model's are, in float64."""
     names = names_in(tensors, config)
 
-    def read(ours: str) -> np.ndarray:
-        theirs = names[ours]
-        return float64_of(converted(tensors[theirs], DTYPES[dtype], is_bfloat16(tensors, theirs)))
+    def read(param: str) -> np.ndarray:
+        tensor_name = names[param]
+        return float64_of(converted(tensors[tensor_name], DTYPES[dtype], is_bfloat16(tensors, tensor_name)))
 
     return Converted(names, read)
 
@@ -46,7 +46,7 @@ def unchanged(values):
 
 
 def rmsnorm(x, weight, epsilon: float, rounded: Callable = unchanged) -> np.ndarray:
-    """Every row divided by the root of its mean square, times the weights. It is rounded before the weights, too."""
+    """Divide each row by the root of its mean square, then multiply by the weights; round after both."""
     return rounded(weight * rounded(x / np.sqrt((x * x).mean(axis=-1, keepdims=True) + epsilon)))
 
 
@@ -55,21 +55,21 @@ def rotate(heads, positions, config: Config) -> np.ndarray:
     per_position = frequencies(config.head_dim, config.rope_theta, config.rope_scaling)
     angles = np.asarray(positions, np.float64)[:, None, None] * per_position
     cos, sin = np.cos(angles), np.sin(angles)
-    first, second = np.split(heads, 2, axis=-1)
-    return np.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
+    x1, x2 = np.split(heads, 2, axis=-1)
+    return np.concatenate([x1 * cos - x2 * sin, x2 * cos + x1 * sin], axis=-1)
 
 
 def attention(q, keys, values) -> np.ndarray:
-    """q (T, H, D): the last T of the n tokens of keys and values (n, K, D), each seeing those up to itself. (T, H*D)"""
+    """q (T, H, D): the last T of the n tokens of keys and values (n, K, D), with a causal mask. Return (T, H * D)."""
     tokens, heads, size = q.shape
-    seen, shared = keys.shape[0], heads // keys.shape[1]
-    keys, values = (np.repeat(one, shared, axis=1) for one in (keys, values))
+    context_len, group_size = keys.shape[0], heads // keys.shape[1]
+    keys, values = (np.repeat(array, group_size, axis=1) for array in (keys, values))
     scores = np.einsum("thd,nhd->htn", q, keys) / np.sqrt(size)
-    later = np.arange(seen)[None, :] > np.arange(seen - tokens, seen)[:, None]
-    scores = np.where(later, -np.inf, scores)
-    shares = np.exp(scores - scores.max(axis=-1, keepdims=True))
-    shares /= shares.sum(axis=-1, keepdims=True)
-    return np.einsum("htn,nhd->thd", shares, values).reshape(tokens, heads * size)
+    hidden = np.arange(context_len)[None, :] > np.arange(context_len - tokens, context_len)[:, None]
+    scores = np.where(hidden, -np.inf, scores)
+    weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    weights /= weights.sum(axis=-1, keepdims=True)
+    return np.einsum("htn,nhd->thd", weights, values).reshape(tokens, heads * size)
 
 
 def swiglu(gate, up, rounded: Callable = unchanged) -> np.ndarray:
@@ -81,22 +81,22 @@ def swiglu(gate, up, rounded: Callable = unchanged) -> np.ndarray:
 
 def activations(config: Config, w: Mapping[str, np.ndarray], ids: Sequence[int], *, positions=None,
                 given: Mapping[str, np.ndarray] | None = None, rounded: Callable = unchanged) -> dict[str, np.ndarray]:
-    """What each launch of llama.py writes for the tokens `ids` of one sequence, by the name under which it is watched;
+    """The output of each launch of llama.py for the tokens `ids` of one sequence, by the name it is reported under;
     "logits" are those of all tokens. Keys and values are (tokens, K, D).
 
-    w: as weights_of gives them. positions: of the tokens; left out, from 0 on. given: what a model has written: each
-    activation is then computed from these, the model's own, and an error shows in the launch that made it and in no
-    other. Its keys and values may be of more tokens: those before. rounded: applied wherever a model rounds.
+    w: as weights_of gives them. positions: of the tokens; left out, from 0 on. given: outputs of a model: each
+    activation is then computed from the model's own inputs to its launch, so that an error shows only in the launch
+    that made it. Its keys and values may include those of earlier tokens. rounded: applied wherever a model rounds.
     """
     given = given or {}
     tokens, size = len(ids), config.head_dim
     queries = config.num_attention_heads * size
     keys_end = queries + config.num_key_value_heads * size
     positions = np.arange(tokens) if positions is None else np.asarray(positions)
-    seen: dict[str, np.ndarray] = {}
+    result: dict[str, np.ndarray] = {}
 
-    def put(name, value):
-        seen[name] = value
+    def record(name, value):
+        result[name] = value
         return np.asarray(given.get(name, value), np.float64)
 
     def linear(x, *names):
@@ -107,26 +107,27 @@ def activations(config: Config, w: Mapping[str, np.ndarray], ids: Sequence[int],
         x = x.reshape(tokens, -1, size)
         return rmsnorm(x, w[norm], config.rms_norm_eps, rounded) if norm in w else x
 
-    x = put("embedding", w[EMBEDDING][np.asarray(ids)])
+    x = record("embedding", w[EMBEDDING][np.asarray(ids)])
     for layer in range(config.num_hidden_layers):
         h = f"layers.{layer}."
-        normed = put(h + "input_norm", rmsnorm(x, w[h + "input_layernorm.weight"], config.rms_norm_eps, rounded))
-        qkv = put(h + "qkv", linear(normed, *(f"{h}self_attn.{part}_proj" for part in "qkv")))
+        normed = record(h + "input_norm", rmsnorm(x, w[h + "input_layernorm.weight"], config.rms_norm_eps, rounded))
+        qkv = record(h + "qkv", linear(normed, *(f"{h}self_attn.{part}_proj" for part in "qkv")))
         q, k, v = np.split(qkv, (queries, keys_end), axis=1)
-        q = put(h + "q", rounded(rotate(heads(q, h + "self_attn.q_norm.weight"), positions, config)))
-        keys = put(h + "keys", rounded(rotate(heads(k, h + "self_attn.k_norm.weight"), positions, config)))
-        values = put(h + "values", heads(v, None))
-        attended = put(h + "attended", rounded(attention(q, keys, values)))
-        projected = put(h + "projected", linear(attended, h + "self_attn.o_proj"))
-        x = put(h + "added", rounded(x + projected))
-        normed = put(h + "post_norm",
-                     rmsnorm(x, w[h + "post_attention_layernorm.weight"], config.rms_norm_eps, rounded))
-        gated = put(h + "gated", swiglu(*(linear(normed, f"{h}mlp.{part}_proj") for part in ("gate", "up")), rounded))
-        down = put(h + "down", linear(gated, h + "mlp.down_proj"))
-        x = put(h + "out", rounded(x + down))
-    normed = put("norm", rmsnorm(x, w["norm.weight"], config.rms_norm_eps, rounded))
-    put("logits", normed @ w[HEAD if HEAD in w else EMBEDDING].T)  # float32: not rounded
-    return seen
+        q = record(h + "q", rounded(rotate(heads(q, h + "self_attn.q_norm.weight"), positions, config)))
+        keys = record(h + "keys", rounded(rotate(heads(k, h + "self_attn.k_norm.weight"), positions, config)))
+        values = record(h + "values", heads(v, None))
+        attended = record(h + "attended", rounded(attention(q, keys, values)))
+        projected = record(h + "projected", linear(attended, h + "self_attn.o_proj"))
+        x = record(h + "added", rounded(x + projected))
+        normed = record(h + "post_norm",
+                        rmsnorm(x, w[h + "post_attention_layernorm.weight"], config.rms_norm_eps, rounded))
+        gated = record(h + "gated",
+                       swiglu(*(linear(normed, f"{h}mlp.{part}_proj") for part in ("gate", "up")), rounded))
+        down = record(h + "down", linear(gated, h + "mlp.down_proj"))
+        x = record(h + "out", rounded(x + down))
+    normed = record("norm", rmsnorm(x, w["norm.weight"], config.rms_norm_eps, rounded))
+    record("logits", normed @ w[HEAD if HEAD in w else EMBEDDING].T)  # float32: not rounded
+    return result
 
 
 # --- A model against it ----------------------------------------------------------------------------------------------
@@ -144,11 +145,11 @@ def allowed_error(config: Config, expected: np.ndarray, dtype: str) -> float:
 
 def parity(model: Llama, prompts: Sequence[Sequence[int]], before: Sequence[int] | None = None,
            compared: Compared | None = None) -> Parity:
-    """Runs prompts through a model in one step, and compares all that its launches write with the truth, each launch
-    on what the model itself gave it: so a wrong launch is one wrong row, and those after it are right.
+    """Run prompts through a model in one step and compare the output of every launch with the reference, computed from
+    the model's own inputs to that launch: so a wrong launch is one wrong row, and those after it are right.
 
-    before: how many tokens of each prompt are computed in a step of their own, which nothing looks at. Prompts of
-    which one token is left come first. compared: called for each launch, with the row, the model's array and the
+    before: how many tokens of each prompt are computed in a step of their own, which is not compared. Prompts
+    with one token left come first. compared: called for each launch, with the row, the model's array and the
     reference's, the rows of all prompts below each other.
     """
     config, prompts = model.config, [list(prompt) for prompt in prompts]
@@ -159,34 +160,35 @@ def parity(model: Llama, prompts: Sequence[Sequence[int]], before: Sequence[int]
     tokens = sum(map(len, prompts))
     cache = Cache(config, sum(counts), model.dtype)
     inputs, workspace = Inputs(tokens, len(prompts), max(counts)), Workspace(config, tokens, len(prompts), model.dtype)
-    for prompt, count, own in zip(prompts, before, pages, strict=True):
+    for prompt, count, seq_pages in zip(prompts, before, pages, strict=True):
         if count:
-            model.forward(inputs.step([Piece(prompt[:count], 0, own)]), cache, workspace)
-    pieces = [Piece(prompt[count:], count, own) for prompt, count, own in zip(prompts, before, pages, strict=True)]
+            model.forward(inputs.step([Piece(prompt[:count], 0, seq_pages)]), cache, workspace)
+    pieces = [Piece(prompt[count:], count, seq_pages)
+              for prompt, count, seq_pages in zip(prompts, before, pages, strict=True)]
     written: dict[str, np.ndarray] = {}
     model.forward(inputs.step(pieces), cache, workspace,
                   watch=lambda name, array: written.setdefault(name, float64_of(array.copy_to_host())))
 
     w = weights_of(model.tensors, config, model.dtype)
     truth, begin = [], 0
-    for number, (piece, own) in enumerate(zip(pieces, pages, strict=True)):
+    for index, (piece, seq_pages) in enumerate(zip(pieces, pages, strict=True)):
         rows = slice(begin, begin + len(piece.ids))
         begin = rows.stop
         given = {}
         for name, array in written.items():
             if name.endswith((".keys", ".values")):
-                given[name] = gather(array, np.array(own), piece.before + len(piece.ids))
+                given[name] = gather(array, np.array(seq_pages), piece.before + len(piece.ids))
             else:
-                given[name] = array[number : number + 1] if name == "logits" else array[rows]
+                given[name] = array[index : index + 1] if name == "logits" else array[rows]
         expected = activations(config, w, piece.ids, positions=np.arange(piece.before, piece.before + len(piece.ids)),
                                given=given, rounded=bfloat16 if model.dtype == "bfloat16" else unchanged)
         truth.append((given, expected))
-    found = []
+    differences = []
     for name in written:
-        right = [expected[name][-1:] if name == "logits" else expected[name] for _, expected in truth]
-        ours = [given[name][-len(one) :] for (given, _), one in zip(truth, right, strict=True)]
-        ours, right = np.concatenate(ours), np.concatenate(right)
-        found.append(Difference.between(name, ours, right, allowed_error(config, right, model.dtype)))
+        references = [expected[name][-1:] if name == "logits" else expected[name] for _, expected in truth]
+        actual = [given[name][-len(ref) :] for (given, _), ref in zip(truth, references, strict=True)]
+        actual, references = np.concatenate(actual), np.concatenate(references)
+        differences.append(Difference.between(name, actual, references, allowed_error(config, references, model.dtype)))
         if compared:
-            compared(found[-1], ours, right)
-    return Parity(tuple(found))
+            compared(differences[-1], actual, references)
+    return Parity(tuple(differences))

@@ -55,8 +55,8 @@ class Loaded:
 
 def load(name: str = TINY, kernels=None, path: Path | None = None, **options) -> Loaded:
     """The model called `name`. kernels: of its kind. path: where it is, if that is known. options: such as dtype, for a
-    Llama. Raises UserError if there is none, or if it is not as it should be."""
-    began = time.perf_counter()
+    Llama. Raises UserError if there is none, or if it is invalid."""
+    start = time.perf_counter()
     path = path or folder(name)
     with reading(path, f"{CONFIG}, {WEIGHTS}, and tokenizer.json or vocab.json with merges.txt"):
         shape, architecture = ARCHITECTURES[model_type(path)]
@@ -65,7 +65,7 @@ def load(name: str = TINY, kernels=None, path: Path | None = None, **options) ->
             model = architecture(config, weights, kernels=kernels, **options)
         tokenizer = Tokenizer.of(path)
     check_vocabulary(path, tokenizer, config.vocab_size)
-    return Loaded(name, path, model, tokenizer, time.perf_counter() - began)
+    return Loaded(name, path, model, tokenizer, time.perf_counter() - start)
 
 
 def model_type(path: Path) -> str:
@@ -83,8 +83,8 @@ def reading(path: Path, needed: str) -> Iterator[None]:
     try:
         yield
     except FileNotFoundError as error:
-        what = f"{Path(error.filename).name} is missing" if error.filename else str(error)
-        raise UserError(f"{path} holds no model that can be loaded: {what}. What is needed: {needed}") from None
+        problem = f"{Path(error.filename).name} is missing" if error.filename else str(error)
+        raise UserError(f"{path} holds no model that can be loaded: {problem}. What is needed: {needed}") from None
     except OSError as error:
         raise UserError(f"{error.filename or path} cannot be read: {error.strerror or error}") from None
     except ValueError as error:  # of the weights, too: SafetensorsError is one
@@ -101,7 +101,7 @@ def of_file(path: Path) -> Iterator[None]:
 
 
 def check_vocabulary(path: Path, tokenizer, size: int) -> None:
-    """Raises UserError where the tokenizer has tokens that the model does not know."""
+    """Raise UserError if the tokenizer has tokens outside the model's vocabulary."""
     if tokenizer.largest_id >= size:
         raise UserError(f"{path}: the tokenizer has tokens up to {tokenizer.largest_id:,}, the model those below its "
                         f"vocab_size, {size:,}")
@@ -131,22 +131,22 @@ def from_hub(name: str, patterns: list[str], like: Sequence[str] = ()) -> Path:
 
     try:
         return Path(snapshot_download(name, allow_patterns=patterns))
-    except Exception as error:  # the library has a kind of error for each
-        meant = f"; {did_you_mean(like)}" if like else ""
+    except Exception as error:  # the library raises many types of errors
+        hint = f"; {did_you_mean(like)}" if like else ""
         raise UserError(f"there is no folder {name} here, and from the Hugging Face hub it could not be had: "
-                        f"{_why(error)}{meant}") from None
+                        f"{_reason(error)}{hint}") from None
 
 
-def _why(error: Exception) -> str:
-    """Why a model did not come from the hub, in words where the kind of error says it."""
+def _reason(error: Exception) -> str:
+    """Explain why a model could not be downloaded from the hub."""
     from huggingface_hub import errors
 
-    for kind, words in ((errors.GatedRepoError, "its owner gives it only to those who have agreed to terms there"),
-                        (errors.RepositoryNotFoundError, "there is no model of this name, or it is private"),
-                        (errors.HFValidationError, "this is no name of a model"),
-                        (errors.LocalEntryNotFoundError, "the hub is out of reach, and nothing was downloaded before")):
+    for kind, text in ((errors.GatedRepoError, "its owner gives it only to those who have agreed to terms there"),
+                       (errors.RepositoryNotFoundError, "there is no model of this name, or it is private"),
+                       (errors.HFValidationError, "this is no name of a model"),
+                       (errors.LocalEntryNotFoundError, "the hub is out of reach, and nothing was downloaded before")):
         if isinstance(error, kind):
-            return words
+            return text
     message = (str(error).removeprefix("Got: ").strip().splitlines() or [type(error).__name__])[0]
 
     if isinstance(error, ConnectionError) or "Connect" in message:
@@ -166,21 +166,21 @@ def tensors(path: Path) -> Mapping[str, np.ndarray]:
     missing = [name for name, file in index.items() if name not in files[file]]
     if missing:
         raise SafetensorsError(f"{path / INDEX}: {missing[0]} should be in {index[missing[0]]}, but is not")
-    return Parts(path / INDEX, {name: files[file] for name, file in index.items()})
+    return Shards(path / INDEX, {name: files[file] for name, file in index.items()})
 
 
 def _is_name(file: str) -> bool:
-    """A file in the folder itself: no path that leads out of it."""
+    """Whether this is a plain file name, without a path out of the folder."""
     return file == Path(file).name and "\0" not in file
 
 
-class Parts(Named):
-    """The tensors of several files as one mapping."""
+class Shards(Named):
+    """The tensors of a sharded model as one mapping."""
 
-    def __init__(self, path: Path, homes: dict):
+    def __init__(self, path: Path, shards: dict):
         self.path = path  # the index
-        self._homes = homes  # name -> the Tensors of its file
-        self.entries = {name: home.entries[name] for name, home in homes.items()}
+        self._shards = shards  # name -> the Tensors of its file
+        self.entries = {name: shard.entries[name] for name, shard in shards.items()}
 
     def __getitem__(self, name: str) -> np.ndarray:
-        return self._homes[name][name]
+        return self._shards[name][name]

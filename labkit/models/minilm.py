@@ -11,7 +11,7 @@ Shapes at the ends of lines: T rows in a batch, B sentences, C the width of the 
 accumulators, or float32.
 
 A batch is T rows and, in device memory, the row where each sentence begins and its length: whether it is padded or
-packed is decided before the first launch, and no kernel knows. Rows that belong to no sentence reach no result.
+packed is decided before the first launch; kernels need not know. Rows of no sentence affect no result.
 
 The same sentence has the same embedding, bit for bit, alone or in any batch, at any padding or packed, as long as no
 kernel adds in an order that depends on the number of rows. On the CPU device none does. On a GPU the float16 kernels
@@ -56,20 +56,20 @@ from labkit.models.configs import BertConfig as Config
 
 
 def arranged(tensors: Mapping[str, np.ndarray], config: Config, dtype, in_out: bool) -> dict[str, np.ndarray]:
-    """The parameters as the launches want them: queries, keys and values as one product, "attention.self.qkv".
+    """Arrange the parameters for the launches: queries, keys and values as one product, "attention.self.qkv".
 
     in_out: weights of linear layers are (in, out), transposed.
     """
-    found = {}
-    for ours, theirs in names_in(tensors, config).items():
-        found[ours] = converted(tensors[theirs], np.dtype(dtype), is_bfloat16(tensors, theirs))
+    result = {}
+    for param, tensor_name in names_in(tensors, config).items():
+        result[param] = converted(tensors[tensor_name], np.dtype(dtype), is_bfloat16(tensors, tensor_name))
     for layer in range(config.num_hidden_layers):
-        place = f"encoder.layer.{layer}.attention.self."
+        prefix = f"encoder.layer.{layer}.attention.self."
         for kind in ("weight", "bias"):
-            found[f"{place}qkv.{kind}"] = np.concatenate([found.pop(f"{place}{part}.{kind}") for part in PARTS])
+            result[f"{prefix}qkv.{kind}"] = np.concatenate([result.pop(f"{prefix}{part}.{kind}") for part in PARTS])
     if in_out:
-        found |= {name: value.T for name, value in found.items() if name.startswith("encoder.") and value.ndim == 2}
-    return found
+        result |= {name: value.T for name, value in result.items() if name.startswith("encoder.") and value.ndim == 2}
+    return result
 
 
 # --- A batch ---------------------------------------------------------------------------------------------------------
@@ -78,10 +78,10 @@ ROUND = 16  # rows of a tile of the tensor cores: the number of rows is a multip
 
 
 class Shape(NamedTuple):
-    """What a graph is captured for. All else of a batch lies in device memory."""
+    """What a graph is captured for. Everything else about a batch lies in device memory."""
 
     rows: int  # T
-    sentences: int  # B; those that a shape has too many are empty
+    sentences: int  # B; surplus ones are empty
     longest: int  # at least the tokens of the longest sentence: how many tiles of queries it may have
 
 
@@ -110,8 +110,8 @@ def padded(lengths: np.ndarray) -> tuple[Shape, np.ndarray]:
 
 
 def packed(lengths: np.ndarray) -> tuple[Shape, np.ndarray]:
-    """Sentences end to end, no row of padding between them. What the shape is rounded up by stands at the end: rows of
-    no sentence, and empty sentences."""
+    """Sentences end to end, no row of padding between them. The shape is rounded up at the end, by rows of no sentence
+    and empty sentences."""
     rows, longest = few_values(max(1, int(lengths.sum())), ROUND), max(ROUND, up(int(lengths.max()), ROUND))
     return Shape(rows, few_values(len(lengths)), longest), np.cumsum(lengths) - lengths
 
@@ -122,22 +122,22 @@ FORMS = {"packed": packed, "padded": padded, "padded_to_128": padded_to_128}
 def flat(sentences: Sequence) -> np.ndarray:
     """The ids of all sentences, one after the other. One conversion: one for each sentence would cost more time than a
     GPU takes for it."""
-    if all(isinstance(one, np.ndarray) for one in sentences):
+    if all(isinstance(ids, np.ndarray) for ids in sentences):
         return np.concatenate(sentences)
     return np.array(list(itertools.chain.from_iterable(sentences)))
 
 
 def lay_out(sentences: Sequence[Sequence[int]], form: str) -> tuple[Shape, np.ndarray]:
-    """The batch as the device wants it: its shape, and ids, types, positions (T each), begins and lengths (B each) as
+    """Lay out a batch for the device: its shape, and ids, types, positions (T each), begins and lengths (B each) as
     one array of int32, which is one copy."""
     lengths = np.array([len(one) for one in sentences], np.int64)
     shape, begins = FORMS[form](lengths)
     T, B = shape.rows, shape.sentences
     host = np.zeros(3 * T + 2 * B, np.int32)  # types are all 0: sentences, not pairs of them
     ids, _, positions, all_begins, all_lengths = np.split(host, (T, 2 * T, 3 * T, 3 * T + B))
-    place = np.arange(lengths.sum()) - np.repeat(np.cumsum(lengths) - lengths, lengths)  # in its sentence
-    rows = place + np.repeat(begins, lengths)
-    ids[rows], positions[rows] = flat(sentences), place
+    pos = np.arange(lengths.sum()) - np.repeat(np.cumsum(lengths) - lengths, lengths)  # in its sentence
+    rows = pos + np.repeat(begins, lengths)
+    ids[rows], positions[rows] = flat(sentences), pos
     all_begins[: len(begins)], all_lengths[: len(begins)] = begins, lengths
     return shape, host
 
@@ -155,26 +155,26 @@ def linear_half(x, weights, bias, out, *, gelu=False, parts=None, stream=0):
                              stream=stream)
 
 
-def attention_of_one_product(x, w, b, kernels, heads, stream, seen) -> None:
-    """Queries, keys and values as one product. The heads are read from it by strides and written side by side: nothing
-    is split or merged. (The ladder's first steps have another function here: minilm_steps.)"""
+def attention_of_one_product(x, w, b, kernels, heads, stream, report) -> None:
+    """Queries, keys and values as one product. Heads are read from it by strides and written side by side, without
+    splitting or merging. (The ladder's first steps have another function here: minilm_steps.)"""
     kernels.linear(x, w["attention.self.qkv.weight"], w["attention.self.qkv.bias"], b.qkv,
                    parts=b.scratch.get("parts"), stream=stream)  # (T, 3C)
-    seen("qkv", b.qkv)
-    kernels.attention(b.qkv, heads, b.begins, b.lengths, b.longest, b.attended, **b.given(kernels.attention_takes),
-                      stream=stream)  # (T, C)
-    seen("attended", b.attended)
+    report("qkv", b.qkv)
+    kernels.attention(b.qkv, heads, b.begins, b.lengths, b.longest, b.attended,
+                      **b.scratch_args(kernels.attention_takes), stream=stream)  # (T, C)
+    report("attended", b.attended)
 
 
 def parts_of_few_rows(config: Config, shape: Shape, dtype) -> dict:
-    """The memory that `linear` of few_rows needs where it divides K among blocks; fewer rows may need more of it."""
+    """The memory that `linear` of few_rows needs for split K; fewer rows may need more of it."""
     rows = range(ROUND, shape.rows + 1, ROUND)
     return {"parts": (max(few_rows.scratch_size(T, *one, dtype) for T in rows for one in config.products), np.float32)}
 
 
 @dataclass(frozen=True)
 class Kernels:
-    """The launchers of a model, each called with stream=. To try one of your own:
+    """The launchers of a model, each called with stream=. To try your own:
 
     MiniLM(config, tensors, kernels=replace(HALF, add_layernorm=mine))
 
@@ -232,14 +232,15 @@ class Workspace:
         self.inner = cuda.device_array((T, config.intermediate_size), dtype)
         self.pooled = cuda.device_array((B, C), np.float32)
         needed = {}
-        for count in (kernels or kernels_for(dtype)).scratch:
-            needed |= count(config, shape, self.dtype)
-        self.scratch = {name: cuda.device_array(numbers, kind) for name, (numbers, kind) in needed.items() if numbers}
+        for scratch_of in (kernels or kernels_for(dtype)).scratch:
+            needed |= scratch_of(config, shape, self.dtype)
+        self.scratch = {name: cuda.device_array(elements, kind)
+                        for name, (elements, kind) in needed.items() if elements}
         self.graphs: dict = {}  # of (model, shape, normalize)
         self.batch = functools.lru_cache(maxsize=256)(self._batch)
 
     def fits(self, shape: Shape) -> bool:
-        return all(wanted <= has for wanted, has in zip(shape, self.shape, strict=True))
+        return all(size <= capacity for size, capacity in zip(shape, self.shape, strict=True))
 
     def _batch(self, shape: Shape) -> Batch:
         """The first rows of each buffer, for a batch of this shape."""
@@ -277,7 +278,7 @@ class Batch(NamedTuple):
     pooled: object  # (B, C) float32
     scratch: Mapping
 
-    def given(self, names: Sequence[str]) -> dict:
+    def scratch_args(self, names: Sequence[str]) -> dict:
         return {name: self.scratch[name] for name in names}
 
 
@@ -300,10 +301,10 @@ class MiniLM:
         self.weights = Blob(arranged(tensors, config, dtype, self.kernels.in_out), finite=True)
         self.layers = []
         for layer in range(config.num_hidden_layers):
-            place = f"encoder.layer.{layer}."
-            self.layers.append({name.removeprefix(place): self.weights[name] for name in self.weights
-                                if name.startswith(place)})
-        self.workspace: Workspace | None = None  # made for the first batch, and anew for a larger one
+            prefix = f"encoder.layer.{layer}."
+            self.layers.append({name.removeprefix(prefix): self.weights[name] for name in self.weights
+                                if name.startswith(prefix)})
+        self.workspace: Workspace | None = None  # allocated for the first batch, and again for a larger one
 
     def with_kernels(self, kernels: Kernels) -> MiniLM:
         """The same model with other kernels; on the same weights, if these kernels take them as they are."""
@@ -313,49 +314,49 @@ class MiniLM:
         other.kernels, other.workspace = kernels, None
         return other
 
-    def layer(self, number: int, x, out, b: Batch, stream=0, watch=None) -> None:
+    def layer(self, index: int, x, out, b: Batch, stream=0, watch=None) -> None:
         """One layer: out = norm(y + feed_forward(y)), where y = norm(x + attention(x)). `out` is not `x`."""
-        run, w, epsilon = self.kernels, self.layers[number], self.config.layer_norm_eps
+        run, w, epsilon = self.kernels, self.layers[index], self.config.layer_norm_eps
         linear = functools.partial(run.linear, parts=b.scratch.get("parts"), stream=stream)
-        seen = functools.partial(_seen, watch, f"layer.{number}.")
+        report = functools.partial(_report, watch, f"layer.{index}.")
 
-        run.self_attention(x, w, b, run, self.config.num_attention_heads, stream, seen)  # (T, C) in b.attended
+        run.self_attention(x, w, b, run, self.config.num_attention_heads, stream, report)  # (T, C) in b.attended
         linear(b.attended, w["attention.output.dense.weight"], w["attention.output.dense.bias"], b.projected)  # (T, C)
-        seen("attention.projected", b.projected)
+        report("attention.projected", b.projected)
         run.add_layernorm(b.projected, x, w["attention.output.LayerNorm.weight"], w["attention.output.LayerNorm.bias"],
                           out, epsilon=epsilon, stream=stream)  # (T, C)
-        seen("attention.normed", out)
+        report("attention.normed", out)
         linear(out, w["intermediate.dense.weight"], w["intermediate.dense.bias"], b.inner, gelu="erf")  # (T, inner)
-        seen("gelu", b.inner)
+        report("gelu", b.inner)
         linear(b.inner, w["output.dense.weight"], w["output.dense.bias"], b.projected)  # (T, C)
-        seen("projected", b.projected)
+        report("projected", b.projected)
         run.add_layernorm(b.projected, out, w["output.LayerNorm.weight"], w["output.LayerNorm.bias"], out,
                           epsilon=epsilon, stream=stream)  # (T, C), in place
-        seen("out", out)
+        report("out", out)
 
     def forward(self, b: Batch, normalize: bool = True, stream=0, watch=None) -> None:
-        """From the inputs on the device to b.pooled. watch(name, array): called after each launch, to look at what it
-        wrote."""
+        """Run all launches, from the inputs on the device to b.pooled. watch(name, array): called after each launch, to
+        inspect its output."""
         run, w = self.kernels, self.weights
         x, out = b.ping, b.pong
         run.embed(b.ids, b.types, b.positions, w["embeddings.word_embeddings.weight"],
                   w["embeddings.position_embeddings.weight"], w["embeddings.token_type_embeddings.weight"],
                   w["embeddings.LayerNorm.weight"], w["embeddings.LayerNorm.bias"], x,
                   epsilon=self.config.layer_norm_eps, stream=stream)  # (T, C)
-        _seen(watch, "", "embedding", x)
-        for number in range(self.config.num_hidden_layers):
-            self.layer(number, x, out, b, stream, watch)
+        _report(watch, "", "embedding", x)
+        for index in range(self.config.num_hidden_layers):
+            self.layer(index, x, out, b, stream, watch)
             x, out = out, x
         (run.pool_normalized if normalize else run.pool)(x, b.begins, b.lengths, b.pooled, stream=stream)  # (B, C)
-        _seen(watch, "", "pooled", b.pooled)
+        _report(watch, "", "pooled", b.pooled)
 
     def embed(self, sentences: Sequence[Sequence[int]], form: str = "packed", normalize: bool = True,
               workspace: Workspace | None = None, watch=None) -> np.ndarray:
         """The embeddings of one batch, (n, C) float32 on the host. A sentence without tokens has zeros.
 
         sentences: token ids of each. form: "packed", "padded" (to the longest, rounded up to 16) or "padded_to_128".
-        normalize: rows of length 1. workspace: memory of one's own; left out, the model's, which grows where a batch
-        needs more. From its second time on, a shape is one graph.
+        normalize: rows of length 1. workspace: left out, the model's, which grows where a batch needs more.
+        From its second use on, a shape runs as one graph.
         """
         sentences = self._checked(sentences, form)
         if not sentences:
@@ -369,26 +370,25 @@ class MiniLM:
             self.forward(b, normalize, watch=watch)
         elif key in ws.graphs:
             ws.graphs[key].launch()
-        else:  # this run compiles the kernels, so that the next can be captured
+        else:  # this run compiles the kernels, so that they can be captured
             self.forward(b, normalize)
-            if len(ws.graphs) >= MOST_GRAPHS:
+            if len(ws.graphs) >= MAX_GRAPHS:
                 ws.graphs.pop(next(iter(ws.graphs)))
             ws.graphs[key] = graphs.capture(lambda stream: self.forward(b, normalize, stream), warm_up=False)
         return b.pooled.copy_to_host()[: len(sentences)]
 
     def needed(self, shape: Shape) -> list[tuple]:
-        """The kernels that a batch of this shape takes, as labkit.device.compile_ahead takes them: found without
-        running any."""
+        """List the kernels that a batch of this shape launches, for labkit.device.compile_ahead. Nothing runs."""
         b = self._workspace_for(Shape(*shape)).batch(Shape(*shape))
         return launches.needed(lambda: self.forward(b))
 
     def _workspace_for(self, shape: Shape) -> Workspace:
-        """The model's own memory, allocated anew, and half as large again, where the batch does not fit."""
+        """The model's own workspace, allocated again, half as large again, where the batch does not fit."""
         if self.workspace is None or not self.workspace.fits(shape):
             if self.workspace is not None:
-                shape = Shape(*(has if wanted <= has else up(wanted * 3 // 2, ROUND)
-                                for wanted, has in zip(shape, self.workspace.shape, strict=True)))
-            self.workspace = None  # its memory is free for the next one
+                shape = Shape(*(capacity if size <= capacity else up(size * 3 // 2, ROUND)
+                                for size, capacity in zip(shape, self.workspace.shape, strict=True)))
+            self.workspace = None  # free its memory for the next one
             self.workspace = Workspace(self.config, shape, self.dtype, self.kernels)
         return self.workspace
 
@@ -400,33 +400,33 @@ class MiniLM:
         sentences = list(sentences)
         try:
             ids = flat(sentences) if sentences else np.zeros(0, np.int32)
-            right = ids.size == 0 or (ids.ndim == 1 and ids.dtype.kind in "iu" and ids.min() >= 0
+            valid = ids.size == 0 or (ids.ndim == 1 and ids.dtype.kind in "iu" and ids.min() >= 0
                                       and ids.max() < self.config.vocab_size)
-            right = right and max(map(len, sentences), default=0) <= self.config.max_position_embeddings
+            valid = valid and max(map(len, sentences), default=0) <= self.config.max_position_embeddings
         except (TypeError, ValueError):  # of sentences that are no lists of numbers
-            right = False
-        if not right:
-            for number, one in enumerate(sentences):
-                self._check(number, np.asarray(one))
+            valid = False
+        if not valid:
+            for index, sentence in enumerate(sentences):
+                self._check(index, np.asarray(sentence))
         return sentences
 
-    def _check(self, number: int, ids: np.ndarray) -> None:
+    def _check(self, index: int, ids: np.ndarray) -> None:
         """Raise ValueError if a sentence is invalid."""
-        most = self.config.max_position_embeddings
+        max_tokens = self.config.max_position_embeddings
         if ids.ndim != 1 or (ids.size and ids.dtype.kind not in "iu"):
-            raise ValueError(f"sentence {number} must be a list of token ids; it has shape {ids.shape}, type "
+            raise ValueError(f"sentence {index} must be a list of token ids; it has shape {ids.shape}, type "
                              f"{ids.dtype}")
-        if ids.size > most:
-            raise ValueError(f"sentence {number} has {ids.size:,} tokens; the model has {most:,} positions")
+        if ids.size > max_tokens:
+            raise ValueError(f"sentence {index} has {ids.size:,} tokens; the model has {max_tokens:,} positions")
         if ids.size and (ids.min() < 0 or ids.max() >= self.config.vocab_size):
-            wrong = ids[(ids < 0) | (ids >= self.config.vocab_size)][0]
-            raise ValueError(f"sentence {number}: token {wrong} is not in the vocabulary, which has "
+            invalid = ids[(ids < 0) | (ids >= self.config.vocab_size)][0]
+            raise ValueError(f"sentence {index}: token {invalid} is not in the vocabulary, which has "
                              f"{self.config.vocab_size:,}")
 
 
-MOST_GRAPHS = 64  # of a workspace: the oldest goes first
+MAX_GRAPHS = 64  # of a workspace; the oldest is evicted first
 
 
-def _seen(watch, prefix: str, name: str, array) -> None:
+def _report(watch, prefix: str, name: str, array) -> None:
     if watch is not None:
         watch(prefix + name, array)

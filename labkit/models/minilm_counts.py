@@ -1,4 +1,4 @@
-"""What a form of MiniLM launches, moves and computes: counted from what its launchers launch, without running any.
+"""Count the launches, bytes and flops of a version of MiniLM, without running it.
 
     layer = launches_of_layer(step("one product"), Config(), lengths)
     len(layer), sum(one.bytes for one in layer), sum(one.flops for one in layer)
@@ -67,36 +67,36 @@ COSTS["attention_sentences_whole_matrix_kernel"] = COSTS["attention_sentences_fl
 
 def launches_of_layer(step: Step, config: Config, lengths: Sequence[int]) -> list[Counted]:
     """The launches of one layer, in their order, for a batch of sentences with these lengths."""
-    model, b, sizes = _prepared(step, config, lengths)
-    made: list[launches.Launch] = []
+    model, b, sizes = _prepare(step, config, lengths)
+    recorded: list[launches.Launch] = []
     products: dict[int, Counted] = {}  # by the number of the launch: only its launcher knows the sizes of a product
 
     def linear(x, weights, bias, out, *, gelu=False, parts=None, stream=0):
-        number, (T, K), N = len(made), x.shape, out.shape[1]
+        index, (T, K), N = len(recorded), x.shape, out.shape[1]
         step.kernels.linear(x, weights, bias, out, gelu=gelu, parts=parts, stream=stream)
-        in_epilogue = gelu and len(made) == number + 1
-        products[number] = Counted("product" + ": Q, K, V" * (out is b.qkv) + ", GELU" * in_epilogue, "product",
-                                   ITEM * (T * K + N * K + N + T * N), 2 * T * N * K)
+        in_epilogue = gelu and len(recorded) == index + 1
+        products[index] = Counted("product" + ": Q, K, V" * (out is b.qkv) + ", GELU" * in_epilogue, "product",
+                                  ITEM * (T * K + N * K + N + T * N), 2 * T * N * K)
 
-    watched = model.with_kernels(replace(step.kernels, linear=linear))
-    launches.planned(lambda: watched.layer(0, b.ping, b.pong, b), made)
-    return [products.get(number) or _counted(one, sizes) for number, one in enumerate(made)]
+    counting_model = model.with_kernels(replace(step.kernels, linear=linear))
+    launches.planned(lambda: counting_model.layer(0, b.ping, b.pong, b), recorded)
+    return [products.get(index) or _count(launch, sizes) for index, launch in enumerate(recorded)]
 
 
 def outside_layers(step: Step, config: Config, lengths: Sequence[int]) -> int:
     """How many launches a pass has besides those of its layers: the embedding's and the pooling's."""
-    model, b, _ = _prepared(step, config, lengths)
-    whole, layer = (len(launches.planned(work)) for work in
+    model, b, _ = _prepare(step, config, lengths)
+    total, layer = (len(launches.planned(work)) for work in
                     (lambda: model.forward(b), lambda: model.layer(0, b.ping, b.pong, b)))
-    return whole - layer  # the model has one layer
+    return total - layer  # the model has one layer
 
 
-def _counted(launch: launches.Launch, sizes: Sizes) -> Counted:
-    what, kind, numbers, flops = COSTS[launch.kernel.__name__]
-    return Counted(what, kind, ITEM * numbers(sizes), flops(sizes))
+def _count(launch: launches.Launch, sizes: Sizes) -> Counted:
+    name, kind, elements, flops = COSTS[launch.kernel.__name__]
+    return Counted(name, kind, ITEM * elements(sizes), flops(sizes))
 
 
-def _prepared(step: Step, config: Config, lengths) -> tuple[MiniLM, Batch, Sizes]:
+def _prepare(step: Step, config: Config, lengths) -> tuple[MiniLM, Batch, Sizes]:
     lengths = np.asarray(lengths, np.int64)
     shape, _ = FORMS[step.form](lengths)
     model = _empty(replace(config, vocab_size=1, num_hidden_layers=1)).with_kernels(step.kernels)

@@ -20,8 +20,9 @@ from labkit.models.minilm import Config, MiniLM, lay_out
 
 def weights_of(tensors: Mapping[str, np.ndarray], config: Config, dtype=np.float32) -> dict[str, np.ndarray]:
     """The parameters as a file holds them, rounded to `dtype` as the model's are, in float64."""
-    return {ours: converted(tensors[theirs], np.dtype(dtype), is_bfloat16(tensors, theirs)).astype(np.float64)
-            for ours, theirs in names_in(tensors, config).items()}
+    return {param: converted(tensors[tensor_name], np.dtype(dtype),
+                             is_bfloat16(tensors, tensor_name)).astype(np.float64)
+            for param, tensor_name in names_in(tensors, config).items()}
 
 
 def norm(x, weight, bias, epsilon: float) -> np.ndarray:
@@ -31,7 +32,7 @@ def norm(x, weight, bias, epsilon: float) -> np.ndarray:
 
 
 def activations(config: Config, w: Mapping[str, np.ndarray], ids: Sequence[int]) -> dict[str, np.ndarray]:
-    """What each launch of minilm.py writes for one sentence, by the name under which it is watched; "mean" besides.
+    """The output of each launch of minilm.py for one sentence, by the name it is reported under, and "mean".
 
     w: as weights_of gives them. A sentence without tokens has zeros.
     """
@@ -51,16 +52,16 @@ def activations(config: Config, w: Mapping[str, np.ndarray], ids: Sequence[int])
     s["embedding.sum"] = total
     x = s["embedding"] = normed(total, "embeddings.LayerNorm")
     for layer in range(config.num_hidden_layers):
-        at, h = f"encoder.layer.{layer}.", f"layer.{layer}."
+        prefix, h = f"encoder.layer.{layer}.", f"layer.{layer}."
         for part in PARTS:
-            s[h + part] = linear(x, f"{at}attention.self.{part}")
+            s[h + part] = linear(x, f"{prefix}attention.self.{part}")
         s[h + "qkv"] = np.concatenate([s[h + part] for part in PARTS], axis=1)
         s[h + "attended"] = attention_reference(s[h + "qkv"], config.num_attention_heads)
-        s[h + "attention.projected"] = linear(s[h + "attended"], f"{at}attention.output.dense")
-        y = s[h + "attention.normed"] = normed(s[h + "attention.projected"] + x, f"{at}attention.output.LayerNorm")
-        s[h + "gelu"] = gelu_erf_reference(linear(y, f"{at}intermediate.dense"))
-        s[h + "projected"] = linear(s[h + "gelu"], f"{at}output.dense")
-        x = s[h + "out"] = normed(s[h + "projected"] + y, f"{at}output.LayerNorm")
+        s[h + "attention.projected"] = linear(s[h + "attended"], f"{prefix}attention.output.dense")
+        y = s[h + "attention.normed"] = normed(s[h + "attention.projected"] + x, f"{prefix}attention.output.LayerNorm")
+        s[h + "gelu"] = gelu_erf_reference(linear(y, f"{prefix}intermediate.dense"))
+        s[h + "projected"] = linear(s[h + "gelu"], f"{prefix}output.dense")
+        x = s[h + "out"] = normed(s[h + "projected"] + y, f"{prefix}output.LayerNorm")
     s["mean"] = x.mean(axis=0)
     s["pooled"] = s["mean"] / np.linalg.norm(s["mean"])
     return s
@@ -91,7 +92,7 @@ def allowed_error(config: Config, expected: np.ndarray, launches: int, dtype) ->
 
 def parity(model: MiniLM, sentences: Sequence, form: str = "packed", normalize: bool = True,
            times: float = 1.0, compared: Compared | None = None) -> Parity:
-    """Runs a batch through the model, and compares all that its launches write with the truth; rows of no sentence are
+    """Run a batch through the model and compare the output of every launch with the reference; rows of no sentence are
     left out. times: how many times the usual error is allowed, for kernels that round more often. compared: called
     after each launch, with the row, the model's array and the reference's."""
     w = weights_of(model.tensors, model.config, model.dtype)
@@ -101,18 +102,18 @@ def parity(model: MiniLM, sentences: Sequence, form: str = "packed", normalize: 
     rows = []
 
     def watch(name, array):
-        found = array.copy_to_host().astype(np.float64)
+        actual = array.copy_to_host().astype(np.float64)
         if name == "pooled":
             expected = np.array([one["pooled" if normalize else "mean"] for one in truth])
-            found = found[: len(sentences)]
+            actual = actual[: len(sentences)]
         else:
-            filled = [(begin, one[name]) for begin, one in zip(begins, truth, strict=True) if "embedding" in one]
-            found = np.concatenate([found[begin : begin + len(values)] for begin, values in filled])
-            expected = np.concatenate([values for _, values in filled])
+            nonempty = [(begin, one[name]) for begin, one in zip(begins, truth, strict=True) if "embedding" in one]
+            actual = np.concatenate([actual[begin : begin + len(values)] for begin, values in nonempty])
+            expected = np.concatenate([values for _, values in nonempty])
         allowed = times * allowed_error(model.config, expected, len(rows) + 1, model.dtype)
-        rows.append(Difference.between(name, found, expected, allowed))
+        rows.append(Difference.between(name, actual, expected, allowed))
         if compared:
-            compared(rows[-1], found, expected)
+            compared(rows[-1], actual, expected)
 
     model.embed(sentences, form, normalize, watch=watch)
     return Parity(tuple(rows))

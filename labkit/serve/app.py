@@ -31,10 +31,10 @@ async def health(request: Request) -> Response:
     """Whether the process should go on, and what it does: 503 where the engine has ended, or none of its steps
     succeeds."""
     service: Service = request.app.state.service
-    status, words = service.condition
+    status, message = service.condition
     if status in ("failed", "restarting"):
-        raise ApiError(503, f"the engine does not work: {words}", type=SERVER, code=status)
-    return JSONResponse({"status": "ok"} if status == "ready" else {"status": status, "doing": words})
+        raise ApiError(503, f"the engine does not work: {message}", type=SERVER, code=status)
+    return JSONResponse({"status": "ok"} if status == "ready" else {"status": status, "doing": message})
 
 
 @router.get("/ready")
@@ -78,9 +78,9 @@ def create_app(engine: Controls | None, settings: Settings | None = None) -> Fas
 
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI):
-        watching = asyncio.create_task(service.metrics.watch_loop())
+        watch_task = asyncio.create_task(service.metrics.watch_loop())
         yield
-        watching.cancel()
+        watch_task.cancel()
         service.close()
 
     app = FastAPI(title="labkit", version=__version__, lifespan=lifespan, openapi_url=None,

@@ -82,11 +82,11 @@ def read_chat(service: Service, raw: bytes) -> Job:
 
 
 def job_of(service: Service, body: Generation, prompts: list[dict], params: SamplingParams, param: str, shape: Shape,
-           asked: int | None) -> Job:
-    """asked: the tokens that the client wants, if it says so. Raises ApiError or ValueError for what cannot run."""
+           max_tokens: int | None) -> Job:
+    """max_tokens: the client's limit, if it sets one. Raises ApiError or ValueError for what cannot run."""
     engine = service.ready()
     for prompt in prompts:
-        service.check_length(prompt["prompt_token_ids"], asked, param)
+        service.check_length(prompt["prompt_token_ids"], max_tokens, param)
     return Job(body, [engine.request_of(prompt, params) for prompt in prompts], params.n, shape)
 
 
@@ -111,10 +111,10 @@ async def answer(request: fastapi.Request, read) -> Response:
     try:
         if not job.body.stream:
             outputs = await unless_gone(request, last_of_each(job, clock))
-            choices = [job.shape.choice(number * job.n + one.index, one)
-                       for number, output in enumerate(outputs) for one in output.outputs]
+            choices = [job.shape.choice(index * job.n + completion.index, completion)
+                       for index, output in enumerate(outputs) for completion in output.outputs]
             return JSONResponse(job.shape.answer(choices, usage(outputs)), headers=headers)
-        events = written(job, clock)
+        events = event_chunks(job, clock)
         first = await unless_gone(request, anext(events))
     except BaseException:
         job.cancel()
@@ -126,32 +126,33 @@ async def answer(request: fastapi.Request, read) -> Response:
 
 async def last_of_each(job: Job, clock: Clock) -> list[RequestOutput]:
     outputs: list[RequestOutput | None] = [None] * len(job.streams)
-    async for number, output in merged(job.streams):
+    async for index, output in merged(job.streams):
         clock.saw(longest(output))
-        outputs[number] = output
+        outputs[index] = output
     clock.ended()
     return outputs
 
 
-async def written(job: Job, clock: Clock) -> AsyncIterator[bytes]:
+async def event_chunks(job: Job, clock: Clock) -> AsyncIterator[bytes]:
     """The answer's events. When it is closed, so are the streams."""
-    n, last = job.n, {}
+    n, latest = job.n, {}
     choices = [Choice(index, job.shape) for index in range(n * len(job.streams))]
     try:
         async with aclosing(merged(job.streams)) as outputs:
-            async for number, output in outputs:
+            async for prompt_index, output in outputs:
                 clock.saw(longest(output))
-                last[number] = output
-                deltas = [delta for one in output.outputs for delta in choices[number * n + one.index].deltas(one)]
+                latest[prompt_index] = output
+                deltas = [delta for completion in output.outputs
+                          for delta in choices[prompt_index * n + completion.index].deltas(completion)]
                 if deltas:
                     yield b"".join(event(job.shape.part([delta])) for delta in deltas)
         clock.ended()
         if job.body.include_usage:
-            yield event(job.shape.part([], usage(list(last.values()))))
+            yield event(job.shape.part([], usage(list(latest.values()))))
         yield b"data: [DONE]\n\n"
     finally:
         job.cancel()
 
 
 def longest(output: RequestOutput) -> int:
-    return max(len(one.token_ids) for one in output.outputs)
+    return max(len(completion.token_ids) for completion in output.outputs)

@@ -47,10 +47,10 @@ async def embeddings(request: Request) -> Response:
     service.ready()
     body, texts = await service.read(read, service, await request.body())
     rows, tokens = await unless_gone(request, embedded(service, texts))
-    shown = encoded if body.encoding_format == "base64" else np.ndarray.tolist
+    encode = encoded if body.encoding_format == "base64" else np.ndarray.tolist
     return JSONResponse({
         "object": "list", "model": body.model,
-        "data": [{"object": "embedding", "index": index, "embedding": shown(row)} for index, row in enumerate(rows)],
+        "data": [{"object": "embedding", "index": index, "embedding": encode(row)} for index, row in enumerate(rows)],
         "usage": {"prompt_tokens": tokens, "total_tokens": tokens}})
 
 
@@ -62,14 +62,14 @@ def embed(thread: EngineThread, batch: list[str]) -> tuple[np.ndarray, int]:
 async def embedded(service: Service, texts: list[str]) -> tuple[list[np.ndarray], int]:
     """The rows, and the tokens of all texts. In the order of their lengths a batch takes the shortest time."""
     tokens = 0
-    order, rows = sorted(range(len(texts)), key=lambda number: -len(texts[number])), [None] * len(texts)
-    for first in range(0, len(order), BATCH):
-        numbers = order[first : first + BATCH]
-        future = service.ready_or_draining().ask(embed, [texts[number] for number in numbers])
-        found, count = await asyncio.wrap_future(future)
+    order, rows = sorted(range(len(texts)), key=lambda index: -len(texts[index])), [None] * len(texts)
+    for start in range(0, len(order), BATCH):
+        indices = order[start : start + BATCH]
+        future = service.ready_or_draining().ask(embed, [texts[index] for index in indices])
+        vectors, count = await asyncio.wrap_future(future)
         tokens += count
-        for number, row in zip(numbers, found, strict=True):
-            rows[number] = row
+        for index, row in zip(indices, vectors, strict=True):
+            rows[index] = row
     return rows, tokens
 
 

@@ -1,13 +1,13 @@
-"""An engine in a process of its own, which is used as an EngineThread is.
+"""An engine in a process of its own, with the interface of EngineThread.
 
     engine = EngineProcess(settings, load_model, doing=print)      # returns when the other process has loaded its model
     stream = engine.submit("A hacker is", SamplingParams(max_tokens=32))
     ...
     engine.stop()
 
-HTTP and steps have an interpreter each. In one they take turns: while a text is written to its socket no step is
-prepared, and the device waits. Here requests and commands go to the other process, outputs come from it, and so does
-what it counts after each step; what several steps brought a stream goes as one output where this side was busy.
+HTTP and steps have an interpreter each. In a single one they take turns: while a text is written to its socket no step
+is prepared, and the device waits. Requests and commands go to the other process; outputs and counters come back after
+each step, and a stream's outputs of several steps are merged into one where this side was busy.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ from typing import NamedTuple
 from labkit.engine.llm_engine import LLMEngine, Stats
 from labkit.engine.outputs import Logprobs, RequestOutput, unpack
 from labkit.engine.sequence import Request
-from labkit.serve.engine_thread import Controls, Draining, EngineDied, EngineThread, Stream, hand_over
+from labkit.serve.engine_thread import Controls, Draining, EngineDied, EngineThread, Stream, dispatch
 from labkit.serve.settings import Settings
 
 log = logging.getLogger(__name__)
 
-SWITCH_S = 0.001  # how long a thread may keep the interpreter from another one: Python's 5 ms are a whole step
+SWITCH_S = 0.001  # how long a thread may hold the interpreter: Python's default, 5 ms, is as long as a step
 
 SIGNALS = {signal.SIGINT, signal.SIGTERM}  # which end a server; a terminal sends them to all of its processes
 ENDED = "the engine's process has ended"
 
-# A started thread with its model; the function is called with what it does.
+# Return a started thread with its model; the function is called with the current stage.
 Loading = Callable[[Settings, Callable[[str], None]], EngineThread]
 
 
@@ -54,7 +54,7 @@ class RunnerFacts(NamedTuple):
 
 
 class Facts(NamedTuple):
-    """What the process that has no engine knows of it from the beginning."""
+    """What the server's process knows of the engine from the beginning."""
 
     runner: RunnerFacts
     tokenizer: object
@@ -72,8 +72,8 @@ class Status(NamedTuple):
 
 
 class Channel:
-    """Messages in their order. A thread sends them, so who puts one waits for nothing. take: returns those that are to
-    be sent next beside what was put; it is called again after each `wake`."""
+    """Messages in order. A thread sends them, so `put` never blocks. take: returns further messages to send; it is
+    called again after each `wake`."""
 
     def __init__(self, connection, take: Callable[[], list[tuple]] = list):
         self._connection, self._take = connection, take
@@ -93,7 +93,7 @@ class Channel:
             self._changed.notify()
 
     def close(self, seconds: float = 5.0) -> None:
-        """After what was put is sent."""
+        """Close once all messages are sent."""
         with self._changed:
             self._closing = True
             self._changed.notify()
@@ -110,13 +110,13 @@ class Channel:
             try:
                 if messages:
                     self._connection.send_bytes(pickle.dumps(messages, pickle.HIGHEST_PROTOCOL))
-            except OSError:  # the other side has gone; who receives finds out
+            except OSError:  # the other side is gone; the receiving thread notices
                 return
             if closing:
                 return
 
     def received(self) -> Iterator[tuple]:
-        """Until the other side has gone."""
+        """Yield messages until the other side is gone."""
         while True:
             try:
                 messages = pickle.loads(self._connection.recv_bytes())
@@ -134,17 +134,17 @@ class Host:
     def __init__(self, connection, settings: Settings, load: Loading):
         self._settings, self._load = settings, load
         self._lock = threading.Lock()  # of what follows
-        self._news: dict[str, tuple] = {}  # of each request: its newest output, an error, whether it has ended
+        self._updates: dict[str, tuple] = {}  # of each request: its newest output, an error, whether it has ended
         self._sent_logprobs: dict[str, dict[int, int]] = {}  # of each request: as pack_logprobs has them
-        self._waiting: set[str] = set()  # submitted, and without a step as far as the other process knows
-        self._status: Status | None = None  # the newest, and what the other process has
-        self._sent: Status | None = None
+        self._waiting: set[str] = set()  # submitted; the other process does not know of a step with them yet
+        self._status: Status | None = None  # the newest one, and the one last sent
+        self._sent_status: Status | None = None
         self.thread: EngineThread | None = None
         self.channel = Channel(connection, self._take)
 
     def run(self) -> None:
-        """Until the other process asks it to stop, or has gone."""
-        threading.Thread(target=self._loaded, name="loader", daemon=True).start()
+        """Run until the other process asks it to stop, or is gone."""
+        threading.Thread(target=self._load_engine, name="loader", daemon=True).start()
         for name, *arguments in self.channel.received():
             if name == "stop":
                 if self.thread:
@@ -156,14 +156,14 @@ class Host:
                 self.thread.stop(0)
         self.channel.close()
 
-    def _loaded(self) -> None:
+    def _load_engine(self) -> None:
         try:
             self.thread = thread = self._load(self._settings, lambda what: self.channel.put("doing", what))
-            self._status = self._sent = status_of(thread)
-            thread.changed = self._changed
+            self._status = self._sent_status = status_of(thread)
+            thread.changed = self._on_change
             runner = thread.engine.runner
             facts = Facts(RunnerFacts(runner.num_pages, runner.page_size, runner.max_model_len, runner.vocab_size),
-                          thread.tokenizer, thread.embedding_size, self._sent)
+                          thread.tokenizer, thread.embedding_size, self._sent_status)
             self.channel.put("loaded", pickle.dumps(facts))
         except BaseException as error:
             self.channel.put("failed", portable(error))
@@ -175,7 +175,7 @@ class Host:
             self.thread.submit(request, deadline_s=deadline_s, loop=self, final_only=final_only)
         except Exception as error:
             with self._lock:
-                self._news[request.request_id] = None, portable(error), True
+                self._updates[request.request_id] = None, portable(error), True
             self.channel.wake()
             return
         with self._lock:
@@ -184,15 +184,15 @@ class Host:
     def _cancel(self, request_id: str) -> None:
         self.thread.cancel(request_id)
 
-    def _ask(self, number: int, function: Callable, arguments: tuple) -> None:
+    def _ask(self, ask_id: int, function: Callable, arguments: tuple) -> None:
         def answer(future: Future) -> None:
             error = future.exception()
-            self.channel.put("answer", number, None if error else future.result(), error and portable(error))
+            self.channel.put("answer", ask_id, None if error else future.result(), error and portable(error))
 
         try:
             self.thread.ask(function, *arguments).add_done_callback(answer)
         except Exception as error:
-            self.channel.put("answer", number, None, portable(error))
+            self.channel.put("answer", ask_id, None, portable(error))
 
     def _control(self, name: str, *arguments) -> None:
         if arguments:
@@ -200,42 +200,42 @@ class Host:
         else:
             getattr(self.thread, name)()
 
-    # What the engine's thread tells.
+    # Callbacks from the engine's thread.
 
-    def call_soon_threadsafe(self, deliver: Callable, news: list[tuple]) -> None:
-        """As an event loop has it, for EngineThread's streams."""
+    def call_soon_threadsafe(self, deliver: Callable, updates: list[tuple]) -> None:
+        """The method of an event loop that EngineThread's streams call."""
         with self._lock:
-            for stream, output, error, ended in news:
+            for stream, output, error, ended in updates:
                 name = stream.request_id
                 if output:
                     output.prompt, output.prompt_token_ids = None, []  # the other process has them
-                before, *_ = self._news.get(name, (None,))
-                self._news[name] = output or before, error and portable(error), ended
+                previous, *_ = self._updates.get(name, (None,))
+                self._updates[name] = output or previous, error and portable(error), ended
         self.channel.wake()
 
-    def _changed(self) -> None:
+    def _on_change(self) -> None:
         with self._lock:
             self._status = status_of(self.thread)
         self.channel.wake()
 
     def _take(self) -> list[tuple]:
         with self._lock:
-            news, self._news, status = self._news, {}, self._status
-            begun = []
+            updates, self._updates, status = self._updates, {}, self._status
+            started = []
             if self._waiting:
-                begun = list(self._waiting - self.thread.waiting_ids())
-                self._waiting.difference_update(begun)
-        messages = [("began", begun)] if begun else []
-        for name, (output, _, ended) in news.items():
+                started = list(self._waiting - self.thread.waiting_ids())
+                self._waiting.difference_update(started)
+        messages = [("began", started)] if started else []
+        for name, (output, _, ended) in updates.items():
             sent = self._sent_logprobs.pop(name, {})
             if not ended:
                 self._sent_logprobs[name] = sent
             if output:
                 pack_logprobs(output, sent)
-        if news:
-            messages.append(("news", [(name, *each) for name, each in news.items()]))
-        if status != self._sent:
-            self._sent = status
+        if updates:
+            messages.append(("news", [(name, *each) for name, each in updates.items()]))
+        if status != self._sent_status:
+            self._sent_status = status
             messages.append(("status", status))
         return messages
 
@@ -246,25 +246,25 @@ def pack_logprobs(output: RequestOutput, sent: dict[int, int]) -> None:
     if output.prompt_logprobs is not None:
         known, sent[-1] = sent.get(-1, 0), len(output.prompt_logprobs)
         output.prompt_logprobs = output.prompt_logprobs.packed(known)
-    for one in output.outputs:
-        if one.logprobs is not None:
-            known, sent[one.index] = sent.get(one.index, 0), len(one.logprobs)
-            one.logprobs = one.logprobs.packed(known)
+    for completion in output.outputs:
+        if completion.logprobs is not None:
+            known, sent[completion.index] = sent.get(completion.index, 0), len(completion.logprobs)
+            completion.logprobs = completion.logprobs.packed(known)
 
 
 def unpack_logprobs(output: RequestOutput, known: dict[int, list], texts: Mapping[int, str | None]) -> None:
     """Undoes pack_logprobs in the other process. known: what came before, by the same indices; new ones are appended.
     texts: token -> its text."""
-    def grown(index: int, packed) -> Logprobs:
+    def extend(index: int, packed) -> Logprobs:
         entries = known.setdefault(index, [])
         entries += unpack(*packed)
         return Logprobs(entries, texts)
 
     if output.prompt_logprobs is not None:
-        output.prompt_logprobs = grown(-1, output.prompt_logprobs)
-    for one in output.outputs:
-        if one.logprobs is not None:
-            one.logprobs = grown(one.index, one.logprobs)
+        output.prompt_logprobs = extend(-1, output.prompt_logprobs)
+    for completion in output.outputs:
+        if completion.logprobs is not None:
+            completion.logprobs = extend(completion.index, completion.logprobs)
 
 
 def status_of(thread: EngineThread) -> Status:
@@ -272,7 +272,7 @@ def status_of(thread: EngineThread) -> Status:
 
 
 def portable(error: BaseException) -> BaseException:
-    """The error, or one with its words where it cannot be sent."""
+    """Return the error, or one with the same message where it cannot be pickled."""
     try:
         return pickle.loads(pickle.dumps(error))
     except Exception:
@@ -280,7 +280,7 @@ def portable(error: BaseException) -> BaseException:
 
 
 def serve(connection, settings: Settings, load: Loading) -> None:
-    """What the process does. Signals are for the other one, which asks this one to stop."""
+    """The process's main function. Signals are for the other process, which asks this one to stop."""
     for each in SIGNALS:
         signal.signal(each, signal.SIG_IGN)
     sys.setswitchinterval(SWITCH_S)
@@ -288,33 +288,33 @@ def serve(connection, settings: Settings, load: Loading) -> None:
     logging.shutdown()
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(0)  # who compiles or hangs cannot be asked to stop
+    os._exit(0)  # a thread that compiles or hangs cannot be asked to stop
 
 
 # --- In the process that answers -------------------------------------------------------------------------------------
 
 
 class EngineProcess(Controls):
-    """As EngineThread, but that functions go to `ask`, and nothing observes the steps here.
+    """Like EngineThread, but functions go through `ask`, and nothing observes the steps here.
 
     engine: no step is ever made with it; it has the tokenizer, and knows which requests can run.
-    failed: is set once it serves no more: the process has ended, or its last steps all failed.
+    failed: set once it no longer serves: the process has ended, or its last steps all failed.
     """
 
-    def __init__(self, settings: Settings, load: Loading, doing: Callable[[str], None] = lambda what: None):
+    def __init__(self, settings: Settings, load: Loading, doing: Callable[[str], None] = lambda stage: None):
         """Raises what `load` raises in the other process, and RuntimeError where that process ends."""
         super().__init__(settings.max_waiting)
         self._doing, self._answers = doing, {}
-        self._asked = itertools.count()
+        self._ask_ids = itertools.count()
         self._loaded: Future[None] = Future()
         self._stopping, self.running, self.failed = False, True, threading.Event()
         context = multiprocessing.get_context("spawn")
-        ours, theirs = context.Pipe()
-        self._process = context.Process(target=serve, args=(theirs, settings, load), name="engine")
+        connection, child_connection = context.Pipe()
+        self._process = context.Process(target=serve, args=(child_connection, settings, load), name="engine")
         with blocked_signals():
             self._process.start()
-        theirs.close()
-        self._channel = Channel(ours)
+        child_connection.close()
+        self._channel = Channel(connection)
         self._receiver = threading.Thread(target=self._receive, name="engine", daemon=True)
         self._receiver.start()
         try:
@@ -327,9 +327,9 @@ class EngineProcess(Controls):
     def pid(self) -> int:
         return self._process.pid
 
-    # --- What goes there ---------------------------------------------------------------------------------------------
+    # --- To the engine's process -------------------------------------------------------------------------------------
 
-    def _enter_soon(self, stream: Stream, deadline_s: float | None) -> None:
+    def _enqueue(self, stream: Stream, deadline_s: float | None) -> None:
         self._channel.put("submit", stream.request, deadline_s, stream.final_only)
 
     def cancel(self, request_id: str) -> None:
@@ -342,25 +342,25 @@ class EngineProcess(Controls):
         with self._lock:
             if self._stopping or not self.running:
                 raise self._refusal()
-            number = next(self._asked)
-            self._answers[number] = future
-        self._channel.put("ask", number, function, arguments)
+            ask_id = next(self._ask_ids)
+            self._answers[ask_id] = future
+        self._channel.put("ask", ask_id, function, arguments)
         return future
 
     def _refusal(self) -> Exception:
         if self._stopping:
             return Draining(ENDED)
-        return super()._refusal() if self.running else EngineDied(self._ended)
+        return super()._refusal() if self.running else EngineDied(self._end_reason)
 
-    def _controlled(self, name: str, *arguments) -> None:
+    def _on_control(self, name: str, *arguments) -> None:
         self._channel.put("control", name, *arguments)
 
     def stop(self, drain_s: float = 30.0) -> None:
         """As EngineThread.stop; the process is gone afterwards."""
         with self._lock:
             self._draining = True
-            first, self._stopping = not self._stopping, True
-        if first:
+            is_first, self._stopping = not self._stopping, True
+        if is_first:
             self._channel.put("stop", drain_s)
         self._process.join(drain_s + 5)
         if self._process.is_alive():  # a step that hangs must not keep it
@@ -374,53 +374,54 @@ class EngineProcess(Controls):
     def _receive(self) -> None:
         try:
             for name, *arguments in self._channel.received():
-                getattr(self, f"_{name}_came")(*arguments)
+                getattr(self, f"_on_{name}")(*arguments)
         except Exception:
             log.exception("the engine's process sent what cannot be read")
             self._process.kill()
         self._process.join(5)
-        how = in_words(self._process.exitcode)
+        exit_text = in_words(self._process.exitcode)
         with self._lock:
             self._draining, self.running = True, False
-            self._ended = f"the engine's process ended ({how})"
+            self._end_reason = f"the engine's process ended ({exit_text})"
             answers, self._answers = self._answers, {}
         error: Exception = Draining(ENDED)
         if not self._stopping:
-            error = EngineDied(f"{self._ended} before the answer was complete")
-            log.error("%s; its requests end", self._ended)
+            error = EngineDied(f"{self._end_reason} before the answer was complete")
+            log.error("%s; its requests end", self._end_reason)
         for future in answers.values():
             if future.set_running_or_notify_cancel():
                 future.set_exception(error)
         if not self._loaded.done():
-            self._loaded.set_exception(RuntimeError(f"the engine's process ended while it loaded its model ({how})"))
-        hand_over([(self._forget(name), None, error, True) for name in list(self._streams)], self.cancel)
+            self._loaded.set_exception(
+                RuntimeError(f"the engine's process ended while it loaded its model ({exit_text})"))
+        dispatch([(self._remove(name), None, error, True) for name in list(self._streams)], self.cancel)
         self.failed.set()
 
-    def _doing_came(self, what: str) -> None:
-        self._doing(what)
+    def _on_doing(self, stage: str) -> None:
+        self._doing(stage)
 
-    def _failed_came(self, error: BaseException) -> None:
+    def _on_failed(self, error: BaseException) -> None:
         self._loaded.set_exception(error)
 
-    def _loaded_came(self, pickled: bytes) -> None:
+    def _on_loaded(self, pickled: bytes) -> None:
         facts: Facts = pickle.loads(pickled)
         self.engine = LLMEngine(facts.runner, facts.tokenizer)
         self.embedding_size = facts.embedding_size
-        self._status_came(facts.status)  # here, not by who waits: the next one may have come by then
+        self._on_status(facts.status)  # here, not in __init__: the next status may have arrived by then
         self._loaded.set_result(None)
 
-    def _status_came(self, status: Status) -> None:
+    def _on_status(self, status: Status) -> None:
         self.stats, self.steps, self.faults, self.healthy = status
         if not self.healthy:
             self.failed.set()
 
-    def _began_came(self, request_ids: list[str]) -> None:
+    def _on_began(self, request_ids: list[str]) -> None:
         with self._lock:
             for request_id in request_ids:
                 self._waiting.pop(request_id, None)
 
-    def _answer_came(self, number: int, result, error: BaseException | None) -> None:
-        future = self._answers.pop(number, None)
+    def _on_answer(self, ask_id: int, result, error: BaseException | None) -> None:
+        future = self._answers.pop(ask_id, None)
         if future is None or not future.set_running_or_notify_cancel():
             return
         if error is None:
@@ -428,16 +429,16 @@ class EngineProcess(Controls):
         else:
             future.set_exception(error)
 
-    def _news_came(self, news: list[tuple[str, RequestOutput | None, Exception | None, bool]]) -> None:
-        found = []
-        for request_id, output, error, ended in news:
-            stream = self._forget(request_id) if ended else self._streams.get(request_id)
+    def _on_news(self, messages: list[tuple[str, RequestOutput | None, Exception | None, bool]]) -> None:
+        updates = []
+        for request_id, output, error, ended in messages:
+            stream = self._remove(request_id) if ended else self._streams.get(request_id)
             if stream:
                 if output:
                     output.prompt, output.prompt_token_ids = stream.request.text, stream.prompt_token_ids
                     unpack_logprobs(output, stream.logprobs, self.engine.texts_of(stream.request.params))
-                found.append((stream, output, error, ended))
-        hand_over(found, self.cancel)
+                updates.append((stream, output, error, ended))
+        dispatch(updates, self.cancel)
 
 
 def in_words(exit_code: int | None) -> str:
@@ -453,13 +454,13 @@ def in_words(exit_code: int | None) -> str:
 
 @contextlib.contextmanager
 def blocked_signals() -> Iterator[None]:
-    """From this thread, and for good from a process that it starts meanwhile; not on Windows."""
+    """Block signals in this thread, and permanently in a process started meanwhile; not on Windows."""
     if not hasattr(signal, "pthread_sigmask"):
         yield
         return
-    resource_tracker.ensure_running()  # which would let them through again when it starts
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+    resource_tracker.ensure_running()  # it would unblock them when it starts
+    previous = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     try:
         yield
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        signal.pthread_sigmask(signal.SIG_SETMASK, previous)

@@ -7,8 +7,8 @@
         print(output.outputs[0].text)
     thread.stop()
 
-Whatever else wants something of the engine, an abort or a look at its pages, is a function that this thread runs
-between two steps. No reader is waited for: a stream keeps the newest output alone, which holds all that came before.
+Anything else, such as an abort or a look at the engine's pages, is a function that this thread runs between two steps.
+It never waits for a reader: a stream keeps only the newest output, which includes all earlier ones.
 """
 
 from __future__ import annotations
@@ -42,15 +42,15 @@ MAX_CONSECUTIVE_FAULTS = 3  # faults one after the other, without a step that we
 
 
 class Busy(Exception):
-    """As many requests wait as may."""
+    """The queue of waiting requests is full."""
 
 
 class Draining(Exception):
-    """The engine takes no more requests, or ended before this one had."""
+    """The engine takes no more requests, or ended before this one finished."""
 
 
 class DeadlineExceeded(Exception):
-    """The request had not ended in the time that it was given."""
+    """The request did not finish before its deadline."""
 
 
 class StepFault(Exception):
@@ -62,7 +62,7 @@ class EngineDied(Exception):
 
 
 class SeatWork(NamedTuple):
-    """What one seat had computed in a step. kind: "prefill" for tokens of a prompt, or computed again after a
+    """What was computed for one seat in a step. kind: "prefill" for tokens of a prompt, or computed again after a
     preemption, or "decode"."""
 
     request_id: str
@@ -104,9 +104,9 @@ class Stream:
         self.arrived = time.perf_counter()
         self.deadline = None if deadline_s is None else time.monotonic() + deadline_s
         self.due = 0.0  # when an output that goes on is returned again
-        self.entered = False  # the engine has it
-        self.retried = False  # by a fault: it had not begun
-        self.logprobs: dict[int, list] = {}  # that came from another process, as unpack_logprobs has them
+        self.entered = False  # the engine has the request
+        self.retried = False  # added again after a fault, since it had not begun
+        self.logprobs: dict[int, list] = {}  # received from another process, as unpack_logprobs takes them
         self._engine, self.loop = engine, loop
         self._newest: RequestOutput | None = None
         self._error: Exception | None = None
@@ -152,29 +152,29 @@ class Stream:
             self._reader.set_result(None)
 
 
-def hand_over(news: list[tuple[Stream, RequestOutput | None, Exception | None, bool]],
-              cancel: Callable[[str], object]) -> None:
-    """(stream, output, error, whether it ends) to the event loops: one call for each loop. cancel: is called for each
-    request that goes on and whose loop is closed."""
+def dispatch(updates: list[tuple[Stream, RequestOutput | None, Exception | None, bool]],
+             cancel: Callable[[str], object]) -> None:
+    """Send (stream, output, error, whether it ends) to the event loops: one call for each loop. cancel: is called for
+    each unfinished request whose loop is closed."""
     loops: dict[asyncio.AbstractEventLoop, list[tuple]] = {}
-    for one in news:
-        loops.setdefault(one[0].loop, []).append(one)
-    for loop, those in loops.items():
+    for update in updates:
+        loops.setdefault(update[0].loop, []).append(update)
+    for loop, batch in loops.items():
         try:
-            loop.call_soon_threadsafe(_deliver, those)
+            loop.call_soon_threadsafe(_deliver, batch)
         except RuntimeError:  # the loop is closed: no one reads
-            for stream, _, _, ended in those:
+            for stream, _, _, ended in batch:
                 if not ended:
                     cancel(stream.request_id)
 
 
-def _deliver(news: list[tuple]) -> None:
-    for stream, *what in news:
-        stream.deliver(*what)
+def _deliver(updates: list[tuple]) -> None:
+    for stream, *update in updates:
+        stream.deliver(*update)
 
 
 class Controls(abc.ABC):
-    """What a server does with an engine, from any thread, wherever the engine is.
+    """The interface of a server to an engine, from any thread, in this process or another one.
 
     engine: checks requests. stats, steps, faults: what it counts, after its last step or change. healthy: its last
     steps did not all fail. running: it makes steps. embedding_size: numbers of an embedding; None where there is no
@@ -193,12 +193,12 @@ class Controls(abc.ABC):
         if max_waiting < 1:
             raise ValueError(f"max_waiting is {max_waiting}; it must be 1 or more")
         self.max_waiting = max_waiting
-        self._numbers = itertools.count(1)
+        self._ids = itertools.count(1)
         self._lock = threading.RLock()  # of what follows
         self._streams: dict[str, Stream] = {}  # of requests that have not ended, by their ids
         self._waiting: dict[str, Stream] = {}  # of these, without a step yet
         self._draining, self._paused, self._delay_s = False, False, 0.0
-        self._ended = "the engine has ended"  # how, once it does not run
+        self._end_reason = "the engine has ended"  # once it does not run
 
     @property
     def tokenizer(self):
@@ -227,7 +227,7 @@ class Controls(abc.ABC):
     def trouble(self) -> str:
         """Why it does not serve; "" while it does."""
         if not self.running:
-            return self._ended
+            return self._end_reason
         return "" if self.healthy else f"the engine's last {MAX_CONSECUTIVE_FAULTS} steps all failed"
 
     @property
@@ -236,9 +236,9 @@ class Controls(abc.ABC):
         return not self.trouble
 
     def request_of(self, prompt, params: SamplingParams) -> Request:
-        """For `submit`, which has then nothing left to do that takes time: an event loop has another thread call this.
-        Raises ValueError for what cannot run."""
-        return self.engine.request_of(str(next(self._numbers)), prompt, params)
+        """Prepare a request for `submit`. It takes time, so an event loop calls it in another thread. Raises ValueError
+        for what cannot run."""
+        return self.engine.request_of(str(next(self._ids)), prompt, params)
 
     def submit(self, prompt, params: SamplingParams | None = None, deadline_s: float | None = None,
                loop: asyncio.AbstractEventLoop | None = None, *, final_only: bool = False) -> Stream:
@@ -257,7 +257,7 @@ class Controls(abc.ABC):
             if len(self._waiting) >= self.max_waiting:
                 raise Busy(f"{len(self._waiting):,} requests wait, as many as may; try again later")
             self._streams[request.request_id] = self._waiting[request.request_id] = stream
-            self._enter_soon(stream, deadline_s)
+            self._enqueue(stream, deadline_s)
         return stream
 
     def _refusal(self) -> Exception:
@@ -265,26 +265,26 @@ class Controls(abc.ABC):
         return Draining("the server is about to end and takes no more requests")
 
     def drain(self) -> None:
-        """Takes no more requests; those that are there go on, even if it was paused."""
+        """Take no more requests; unfinished ones go on, even if it was paused."""
         with self._lock:
             self._draining = True
-            self._controlled("drain")
+            self._on_control("drain")
 
     def pause(self) -> None:
-        """No step after the one that runs. Requests may come, and be cancelled."""
+        """Launch no step after the current one. Requests may still be submitted and cancelled."""
         with self._lock:
             self._paused = True
-            self._controlled("pause")
+            self._on_control("pause")
 
     def resume(self) -> None:
         with self._lock:
             self._paused = False
-            self._controlled("resume")
+            self._on_control("resume")
 
     def step_once(self) -> None:
-        """One step more, while it is paused; without requests, the one that follows the next request."""
+        """Run one more step while paused; without requests, once the next one arrives."""
         with self._lock:
-            self._controlled("step_once")
+            self._on_control("step_once")
 
     @property
     def paused(self) -> bool:
@@ -292,7 +292,7 @@ class Controls(abc.ABC):
 
     @property
     def delay_s(self) -> float:
-        """Seconds from the end of a step to the next one, for who wants to watch."""
+        """Seconds from the end of a step to the next one, for watching."""
         return self._delay_s
 
     @delay_s.setter
@@ -301,9 +301,9 @@ class Controls(abc.ABC):
             raise ValueError(f"delay_s is {seconds}; it must be from 0 to 60")
         with self._lock:
             self._delay_s = seconds
-            self._controlled("delay_s", seconds)
+            self._on_control("delay_s", seconds)
 
-    def _forget(self, request_id: str) -> Stream | None:
+    def _remove(self, request_id: str) -> Stream | None:
         with self._lock:
             self._waiting.pop(request_id, None)
             return self._streams.pop(request_id, None)
@@ -319,15 +319,15 @@ class Controls(abc.ABC):
 
     @abc.abstractmethod
     def stop(self, drain_s: float = 30.0) -> None:
-        """Takes no more requests, gives those that are there so many seconds to end, and ends."""
+        """Take no more requests, give unfinished ones so many seconds to finish, and end."""
 
     @abc.abstractmethod
-    def _enter_soon(self, stream: Stream, deadline_s: float | None) -> None:
-        """Has the engine take the request."""
+    def _enqueue(self, stream: Stream, deadline_s: float | None) -> None:
+        """Queue the request for the engine."""
 
     @abc.abstractmethod
-    def _controlled(self, name: str, *arguments) -> None:
-        """One of the methods above was called, or an attribute set."""
+    def _on_control(self, name: str, *arguments) -> None:
+        """Called when one of the methods above was called, or an attribute set."""
 
 
 class EngineThread(Controls):
@@ -335,7 +335,7 @@ class EngineThread(Controls):
     labkit.models.sentences, for functions run by `ask`.
 
     observers: each is called with a StepReport after each step, in this thread, and must be quick. changed: is called
-    in this thread when stats may be others.
+    in this thread when stats may have changed.
     faults: steps that raised an error. The requests of their batch ended with it; the engine went on with the others.
     """
 
@@ -352,11 +352,11 @@ class EngineThread(Controls):
         self._changed = threading.Condition(self._lock)
         self._inbox: deque[Callable[[], None]] = deque()  # to run between two steps
         self._single_steps, self._next_step = 0, 0.0
-        self._end_at: float | None = None  # the time after which it waits for no request; None: it goes on
+        self._end_at: float | None = None  # the time after which it waits for no request; None: it keeps running
         # The thread's own.
         self._deadlines: list[tuple[float, str]] = []  # a heap; those of requests that have ended are in it
         self._chunks: tuple[SeatWork, ...] = ()
-        engine.watch = self._launched
+        engine.watch = self._on_launch
 
     # --- From any thread ---------------------------------------------------------------------------------------------
 
@@ -396,7 +396,7 @@ class EngineThread(Controls):
         with self._changed:
             stream = self._streams.get(request_id)
             if stream:
-                self._post(partial(self._end, stream))
+                self._post(partial(self._finish, stream))
 
     def call(self, function: Callable[[LLMEngine], object]) -> Future:
         """`ask` for a function of the engine."""
@@ -410,10 +410,10 @@ class EngineThread(Controls):
     def ask(self, function: Callable, *arguments) -> Future:
         return self.call(lambda engine: function(self, *arguments))
 
-    def _enter_soon(self, stream: Stream, deadline_s: float | None) -> None:
-        self._post(partial(self._enter, stream))
+    def _enqueue(self, stream: Stream, deadline_s: float | None) -> None:
+        self._post(partial(self._admit, stream))
 
-    def _controlled(self, name: str, *arguments) -> None:
+    def _on_control(self, name: str, *arguments) -> None:
         if name == "pause":
             self._single_steps = 0
         elif name == "step_once":
@@ -430,45 +430,46 @@ class EngineThread(Controls):
 
     def _run(self) -> None:
         try:
-            while not self._is_over():
+            while not self._is_done():
                 self._wait()
                 self._process_inbox()
-                if self._may_step():
+                if self._can_step():
                     self._step()
         except BaseException:
             log.exception("the engine's thread failed")
         with self._changed:
             self._draining, self._end_at = True, 0.0
         for stream in list(self._streams.values()):
-            self._end(stream, Draining("the server ended before the answer was complete"))
+            self._finish(stream, Draining("the server ended before the answer was complete"))
         self._process_inbox()
         self.stats = self.engine.stats()
         self.changed()
 
-    def _is_over(self) -> bool:
+    def _is_done(self) -> bool:
         with self._changed:
             return self._end_at is not None and (not self._streams or time.monotonic() >= self._end_at)
 
     def _wait(self) -> None:
-        """Until there is something to do."""
+        """Wait until there is something to do."""
         with self._changed:
-            while not self._inbox and not self._may_step():
+            while not self._inbox and not self._can_step():
                 times = [self._end_at, self._deadlines and self._deadlines[0][0],
-                         self._next_step if self._steps_wanted() else None]
-                left = min((at for at in times if at), default=None)
-                if left is not None and left <= time.monotonic() or self._end_at is not None and not self._streams:
+                         self._next_step if self._should_step() else None]
+                wake_at = min((moment for moment in times if moment), default=None)
+                if (wake_at is not None and wake_at <= time.monotonic()
+                        or self._end_at is not None and not self._streams):
                     return
-                self._changed.wait(left and left - time.monotonic())
+                self._changed.wait(wake_at and wake_at - time.monotonic())
 
-    def _steps_wanted(self) -> bool:
+    def _should_step(self) -> bool:
         runs = not self._paused or self._single_steps or self._draining
         return bool(runs and self.engine.has_unfinished_requests())
 
-    def _may_step(self) -> bool:
-        return self._steps_wanted() and (not self._next_step or time.monotonic() >= self._next_step)
+    def _can_step(self) -> bool:
+        return self._should_step() and (not self._next_step or time.monotonic() >= self._next_step)
 
     def _process_inbox(self) -> None:
-        """What others asked for, and deadlines."""
+        """Run the posted functions; end requests past their deadlines."""
         changed = False
         while self._inbox:
             self._inbox.popleft()()
@@ -477,55 +478,55 @@ class EngineThread(Controls):
         while self._deadlines and self._deadlines[0][0] <= now:
             stream = self._streams.get(heapq.heappop(self._deadlines)[1])
             if stream:
-                self._end(stream, DeadlineExceeded("the request did not end in the time that it was given"))
+                self._finish(stream, DeadlineExceeded("the request did not end in the time that it was given"))
                 changed = True
         if changed:
             self.stats = self.engine.stats()
             self.changed()
 
-    def _enter(self, stream: Stream) -> None:
+    def _admit(self, stream: Stream) -> None:
         if stream.request_id not in self._streams:
             return
         try:
             self.engine.add(stream.request)
         except Exception as error:
-            self._end(stream, error)
+            self._finish(stream, error)
             return
         stream.entered = True
         if stream.deadline is not None:
             heapq.heappush(self._deadlines, (stream.deadline, stream.request_id))
 
-    def _end(self, stream: Stream, error: Exception | None = None) -> None:
-        """Ends a request that has not ended; its pages are free."""
-        if self._forget(stream.request_id):
+    def _finish(self, stream: Stream, error: Exception | None = None) -> None:
+        """End a request that has not finished, and free its pages."""
+        if self._remove(stream.request_id):
             self.engine.abort_request(stream.request_id)
-            hand_over([(stream, None, error, True)], self.cancel)
+            dispatch([(stream, None, error, True)], self.cancel)
 
     def _step(self) -> None:
-        began, before = time.perf_counter(), self.stats
+        began, previous = time.perf_counter(), self.stats
         self._chunks = ()
         try:
             outputs = self.engine.step(due=self._is_due)
-        except BaseException as error:  # whatever it is, this thread must go on
-            self._failed(error)
+        except BaseException as error:  # whatever it is, this thread must continue
+            self._on_step_failed(error)
             return
         seconds = time.perf_counter() - began
         self.stats = self.engine.stats()
-        if self.stats.generated > before.generated:  # a launch alone may yet turn out to have failed
+        if self.stats.generated > previous.generated:  # a launch alone may yet turn out to have failed
             self._faults_in_a_row = 0
         self._route(outputs)
         with self._changed:
             self._single_steps = max(0, self._single_steps - 1) if self._paused else 0
             self._next_step = time.monotonic() + self._delay_s if self._delay_s else 0.0
-            for request_id in [one.request_id for one in self._waiting.values() if _has_begun(one.request)]:
+            for request_id in [queued.request_id for queued in self._waiting.values() if _has_begun(queued.request)]:
                 del self._waiting[request_id]
-        if self._chunks or self.stats.generated > before.generated:  # not for a call that returned aborted outputs
+        if self._chunks or self.stats.generated > previous.generated:  # not for a call that returned aborted outputs
             self.steps += 1
-            self._report(began, seconds, before, sum(output.finished for output in outputs))
+            self._report(began, seconds, previous, sum(output.finished for output in outputs))
         self.changed()
 
-    def _launched(self, step) -> None:
-        """While its sequences have their seats."""
+    def _on_launch(self, step) -> None:
+        """Record the step's chunks while its sequences still have their seats."""
         self._chunks = tuple(SeatWork(
             sequence.request.request_id, sequence.seat, length,
             "decode" if length == 1 and begin >= len(sequence.request.prompt) else "prefill")
@@ -541,16 +542,16 @@ class EngineThread(Controls):
         return True
 
     def _route(self, outputs: list[RequestOutput]) -> None:
-        news = []
+        updates = []
         for output in outputs:
-            stream = self._forget(output.request_id) if output.finished else self._streams.get(output.request_id)
-            if stream:  # not of one that was cancelled
-                news.append((stream, output, None, output.finished))
-        hand_over(news, self.cancel)
+            stream = self._remove(output.request_id) if output.finished else self._streams.get(output.request_id)
+            if stream:  # None if it was cancelled
+                updates.append((stream, output, None, output.finished))
+        dispatch(updates, self.cancel)
 
-    def _failed(self, error: BaseException) -> None:
-        """The engine is empty. Requests that had not begun are no part of the step that failed: they are added again,
-        once, since a request that makes every step fail must not stay."""
+    def _on_step_failed(self, error: BaseException) -> None:
+        """The engine is empty. Requests that had not begun were not part of the failed step: they are added again, but
+        only once, since a request that makes every step fail must not stay."""
         self.faults += 1
         self._faults_in_a_row += 1
         self.last_fault = error
@@ -560,22 +561,22 @@ class EngineThread(Controls):
                 continue
             if not stream.retried and not _has_begun(stream.request):
                 stream.retried = True
-                self._enter(stream)
+                self._admit(stream)
                 continue
             fault = StepFault(f"a step of this request's batch failed: {type(error).__name__}")
             fault.__cause__ = error
-            self._end(stream, fault)
+            self._finish(stream, fault)
         self.stats = self.engine.stats()
         self.changed()
 
-    def _report(self, began: float, seconds: float, before: Stats, finished: int) -> None:
+    def _report(self, began: float, seconds: float, previous: Stats, finished: int) -> None:
         if not self.observers:
             return
         running, stats = self.engine.scheduler.running, self.stats
         waiting = len(self._streams) - len({sequence.request for sequence in running})
         report = StepReport(
-            self.steps, began, seconds, self._chunks, waiting, len(running), stats.preemptions - before.preemptions,
-            stats.generated - before.generated, finished)
+            self.steps, began, seconds, self._chunks, waiting, len(running), stats.preemptions - previous.preemptions,
+            stats.generated - previous.generated, finished)
         for observer in list(self.observers):
             try:
                 observer(report)

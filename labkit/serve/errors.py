@@ -71,15 +71,15 @@ def of_exception(error: Exception, retry_after_s: int = 1) -> ApiError:
 
 def named(message: str) -> str | None:
     """The field that a message of the engine's checks begins with: "top_p is 2; it must be ..."."""
-    found = re.match(r"([a-z_]+) (is|has) ", message)
-    return found[1] if found else None
+    match = re.match(r"([a-z_]+) (is|has) ", message)
+    return match[1] if match else None
 
 
 def of_validation(error: ValidationError) -> ApiError:
     """Of the things that are wrong with a body, the one that is deepest in it: of a union's members, the one that the
     client is likely to have meant."""
-    first = max(error.errors(include_url=False), key=lambda one: len(place(one["loc"])))
-    path, value = place(first["loc"]), first["input"]
+    first = max(error.errors(include_url=False), key=lambda one: len(client_path(one["loc"])))
+    path, value = client_path(first["loc"]), first["input"]
     if first["type"] == "json_invalid":
         return ApiError(400, f"the body is no JSON: {first['msg'].removeprefix('Invalid JSON: ')}", code="invalid_json")
     if not path:
@@ -92,6 +92,6 @@ def of_validation(error: ValidationError) -> ApiError:
     return ApiError(400, f"{param} is {short(value)}: {first['msg']}", param=param, code="invalid_type")
 
 
-def place(loc: tuple) -> list:
-    """What the client wrote of a path: pydantic names a union's member in it, too."""
+def client_path(loc: tuple) -> list:
+    """The part of a path that the client wrote: pydantic adds the names of union members."""
     return [part for part in loc if isinstance(part, int) or part not in ("str", "int", "float") and "[" not in part]

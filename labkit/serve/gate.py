@@ -1,4 +1,4 @@
-"""What every request passes first, and every answer last: limits, the key, who may call; errors in OpenAI's shape."""
+"""Middleware around every request and answer: limits, the key, allowed origins; errors in OpenAI's format."""
 
 from __future__ import annotations
 
@@ -34,31 +34,31 @@ class Gate:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        service, began, counted = self._service, time.perf_counter(), scope["path"].startswith("/v1/")
+        service, began, is_api_call = self._service, time.perf_counter(), scope["path"].startswith("/v1/")
         status = GONE
 
-        async def noted(message) -> None:
+        async def send_recorded(message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
             await send(message)
 
-        service.active += counted
+        service.active += is_api_call
         service.metrics.active.set(service.active)
         try:
             headers = dict(scope["headers"])
             self._check(scope, headers)
-            await self._app(scope, Limited(receive, headers, self._settings), noted)
+            await self._app(scope, Limited(receive, headers, self._settings), send_recorded)
         except (ClientGone, ClientDisconnect):
             status = GONE
             service.metrics.disconnects.inc()
         except Exception as error:
-            wrong = of_exception(error, self._settings.retry_after_s)
-            log_fault(error, wrong)
+            api_error = of_exception(error, self._settings.retry_after_s)
+            log_fault(error, api_error)
             if status == GONE:  # nothing was sent
-                await wrong.response(scope, receive, noted)
+                await api_error.response(scope, receive, send_recorded)
         finally:
-            service.active -= counted
+            service.active -= is_api_call
             service.metrics.active.set(service.active)
             route = getattr(scope.get("route"), "path", "other")  # a path that is none of ours may be anything
             service.metrics.requests.labels(route, str(status)).inc()
@@ -72,8 +72,8 @@ class Gate:
                                 f"read", code="headers_too_large")
         self._check_origin(headers)
         if self._key and scope["path"] not in OPEN:
-            scheme, _, given = headers.get(b"authorization", b"").partition(b" ")
-            if not (hmac.compare_digest(given.strip(), self._key) and scheme.lower() == b"bearer"):
+            scheme, _, credentials = headers.get(b"authorization", b"").partition(b" ")
+            if not (hmac.compare_digest(credentials.strip(), self._key) and scheme.lower() == b"bearer"):
                 raise ApiError(401, "the API key is missing or wrong; it is sent as the header Authorization: Bearer "
                                     "KEY", code="invalid_api_key", headers={"www-authenticate": "Bearer"})
         length = headers.get(b"content-length", b"0")
@@ -109,11 +109,11 @@ class Head:
                 await send(message)
                 await send({"type": "http.response.body"})  # a stream of events now sees that its reader has gone
 
-        asked = scope | {"method": "GET"}
+        get_scope = scope | {"method": "GET"}
         try:
-            await self._app(asked, receive, headers_alone)
+            await self._app(get_scope, receive, headers_alone)
         finally:
-            scope |= asked | {"method": "HEAD"}  # with the route, which the Gate logs
+            scope |= get_scope | {"method": "HEAD"}  # with the route, which the Gate logs
 
 
 class Limited:
@@ -122,13 +122,13 @@ class Limited:
     def __init__(self, receive, headers: dict[bytes, bytes], settings):
         self._receive, self._settings = receive, settings
         self._bytes, self._more = 0, True
-        self._until = asyncio.get_running_loop().time() + settings.body_s
+        self._deadline = asyncio.get_running_loop().time() + settings.body_s
 
     async def __call__(self):
         if not self._more:
             return await self._receive()
         try:
-            async with asyncio.timeout_at(self._until):
+            async with asyncio.timeout_at(self._deadline):
                 message = await self._receive()
         except TimeoutError:
             raise ApiError(408, f"the body did not arrive in {self._settings.body_s:g} s", code="body_timeout",
@@ -155,13 +155,13 @@ def is_loopback(host: str) -> bool:
 def handlers() -> dict:
     """Of FastAPI's own errors."""
     async def http(request, error: HTTPException):
-        words = {404: "there is nothing at this path", 405: "this path does not take this method"}
-        return ApiError(error.status_code, words.get(error.status_code, str(error.detail)), type=INVALID,
+        messages = {404: "there is nothing at this path", 405: "this path does not take this method"}
+        return ApiError(error.status_code, messages.get(error.status_code, str(error.detail)), type=INVALID,
                         headers=dict(error.headers or {})).response
 
     async def invalid(request, error: RequestValidationError):
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"]))
-        return ApiError(400, f"{where}: {first['msg']}", param=where).response
+        detail = error.errors()[0]
+        location = ".".join(map(str, detail["loc"]))
+        return ApiError(400, f"{location}: {detail['msg']}", param=location).response
 
     return {HTTPException: http, RequestValidationError: invalid}

@@ -47,9 +47,9 @@ class Metrics:
     def collect(self) -> Iterator:
         """What the engine counts itself."""
         lags = list(self._lags)
-        for name, at in (("p50", 50), ("p99", 99), ("max", 100)):
+        for name, percentile in (("p50", 50), ("p99", 99), ("max", 100)):
             yield GaugeMetricFamily(f"labkit_event_loop_lag_{name}_seconds", "Over the last minute",
-                                    float(np.percentile(lags, at)) if lags else 0.0)
+                                    float(np.percentile(lags, percentile)) if lags else 0.0)
         engine = self._engine()
         if engine is None:
             return

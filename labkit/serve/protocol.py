@@ -103,8 +103,8 @@ class Generation(Body):
 
     def sampling(self, max_tokens: int | None, logprobs: int | None) -> SamplingParams:
         """Raises ValueError or TypeError that begins with the field's name."""
-        given = {name: value for name in SAMPLING if (value := getattr(self, name)) is not None}
-        return SamplingParams(n=1 if self.n is None else self.n, max_tokens=max_tokens, logprobs=logprobs, **given)
+        options = {name: value for name in SAMPLING if (value := getattr(self, name)) is not None}
+        return SamplingParams(n=1 if self.n is None else self.n, max_tokens=max_tokens, logprobs=logprobs, **options)
 
 
 class CompletionBody(Generation):
@@ -118,8 +118,8 @@ class CompletionBody(Generation):
 
     @property
     def prompts(self) -> list[str | list[int]]:
-        several = isinstance(self.prompt, list) and self.prompt and not isinstance(self.prompt[0], int)
-        return self.prompt if several else [self.prompt]
+        is_batch = isinstance(self.prompt, list) and self.prompt and not isinstance(self.prompt[0], int)
+        return self.prompt if is_batch else [self.prompt]
 
     def params(self) -> SamplingParams:
         return self.sampling(16 if self.max_tokens is None else self.max_tokens, self.logprobs)
@@ -148,7 +148,7 @@ class Message(BaseModel):
 
     @property
     def plain(self) -> dict[str, str]:
-        """As chat templates take it. OpenAI's developer is what everyone else calls system."""
+        """The message as chat templates take it. OpenAI's developer role is called system elsewhere."""
         text = self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
         return {"role": "system" if self.role == "developer" else self.role, "content": text}
 
@@ -171,16 +171,16 @@ class ChatBody(Generation):
         "response_format": ({"type": "text"},), "modalities": (["text"],)}
 
     def params(self) -> SamplingParams:
-        most = self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
-        if self.max_tokens not in (None, most):
-            raise ApiError(400, f"max_tokens is {short(self.max_tokens)} and max_completion_tokens is {short(most)}; "
-                                f"they mean the same, so give one of them", param="max_tokens")
+        max_tokens = self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+        if self.max_tokens not in (None, max_tokens):
+            raise ApiError(400, f"max_tokens is {short(self.max_tokens)} and max_completion_tokens is "
+                                f"{short(max_tokens)}; they mean the same, so give one of them", param="max_tokens")
         if self.top_logprobs is not None and not self.logprobs:
             raise ApiError(400, "top_logprobs is given, and logprobs is not true", param="top_logprobs")
         if not 0 <= (self.top_logprobs or 0) <= MAX_LOGPROBS:
             raise ApiError(400, f"top_logprobs is {short(self.top_logprobs)}; it must be from 0 to {MAX_LOGPROBS}",
                            param="top_logprobs")
-        return self.sampling(most, (self.top_logprobs or 0) if self.logprobs else None)
+        return self.sampling(max_tokens, (self.top_logprobs or 0) if self.logprobs else None)
 
 
 class EmbeddingBody(Body):
@@ -225,16 +225,16 @@ class Shape:
 
     def logprobs(self, output: CompletionOutput, begin: int, offset: int) -> dict | None:
         """Of the tokens from `begin` on. offset: characters of those before."""
-        found = chosen(output, begin)
-        if found is None:
+        entries = chosen(output, begin)
+        if entries is None:
             return None
-        texts, offsets = [own.decoded_token or "" for own, _ in found], []
+        texts, offsets = [sampled.decoded_token or "" for sampled, _ in entries], []
         for text in texts:
             offsets.append(offset)
             offset += len(text)
-        return {"tokens": texts, "token_logprobs": [finite(own.logprob) for own, _ in found],
-                "top_logprobs": [{each.decoded_token or "": finite(each.logprob) for each in all_}
-                                 for _, all_ in found],
+        return {"tokens": texts, "token_logprobs": [finite(sampled.logprob) for sampled, _ in entries],
+                "top_logprobs": [{candidate.decoded_token or "": finite(candidate.logprob) for candidate in candidates}
+                                 for _, candidates in entries],
                 "text_offset": offsets}
 
 
@@ -258,19 +258,19 @@ class ChatShape(Shape):
                 "finish_reason": finish_reason}
 
     def logprobs(self, output: CompletionOutput, begin: int, offset: int) -> dict | None:
-        found = chosen(output, begin)
-        if found is None:
+        entries = chosen(output, begin)
+        if entries is None:
             return None
-        return {"content": [_entry(own) | {"top_logprobs": [_entry(each) for each in all_
-                                                            if each.rank and each.rank <= self._top]}
-                            for own, all_ in found], "refusal": None}
+        return {"content": [_entry(sampled) | {"top_logprobs": [_entry(candidate) for candidate in candidates
+                                                                if candidate.rank and candidate.rank <= self._top]}
+                            for sampled, candidates in entries], "refusal": None}
 
 
-def _entry(one: Logprob) -> dict:
+def _entry(entry: Logprob) -> dict:
     """bytes: None for a token that is a part of a character."""
-    text = one.decoded_token or ""
-    whole = "\N{REPLACEMENT CHARACTER}" not in text
-    return {"token": text, "logprob": finite(one.logprob), "bytes": list(text.encode()) if whole else None}
+    text = entry.decoded_token or ""
+    is_complete = "\N{REPLACEMENT CHARACTER}" not in text
+    return {"token": text, "logprob": finite(entry.logprob), "bytes": list(text.encode()) if is_complete else None}
 
 
 def finite(logprob: float) -> float:
@@ -283,8 +283,8 @@ def chosen(output: CompletionOutput, begin: int) -> list[tuple[Logprob, list[Log
     if output.logprobs is None:
         return None
     end = len(output.logprobs) - ended_by_token(output)
-    return [(found[token], sorted(found.values(), key=lambda one: one.rank or 0))
-            for token, found in zip(output.token_ids[begin:end], output.logprobs[begin:end], strict=False)]
+    return [(candidates[token], sorted(candidates.values(), key=lambda candidate: candidate.rank or 0))
+            for token, candidates in zip(output.token_ids[begin:end], output.logprobs[begin:end], strict=False)]
 
 
 def ended_by_token(output: CompletionOutput) -> bool:
@@ -293,8 +293,8 @@ def ended_by_token(output: CompletionOutput) -> bool:
 
 
 def usage(outputs: list[RequestOutput]) -> dict:
-    """Of one request's prompts, each counted once, and all that was generated for them."""
+    """Token counts of a request's prompts, each counted once, and of all its outputs."""
     prompt = sum(len(output.prompt_token_ids) for output in outputs)
-    completion = sum(len(one.token_ids) for output in outputs for one in output.outputs)
+    completion = sum(len(choice.token_ids) for output in outputs for choice in output.outputs)
     return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion,
             "prompt_tokens_details": {"cached_tokens": sum(output.num_cached_tokens or 0 for output in outputs)}}

@@ -119,16 +119,16 @@ class Server(uvicorn.Server):
 def bound(settings: Settings) -> socket.socket:
     """Raises UserError where it cannot listen there."""
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
-    found = socket.socket(family, socket.SOCK_STREAM)
+    sock = socket.socket(family, socket.SOCK_STREAM)
     if os.name == "posix":
-        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        found.bind((settings.host, settings.port))
+        sock.bind((settings.host, settings.port))
     except OSError as error:
-        found.close()
+        sock.close()
         raise UserError(f"cannot listen on {settings.host}, port {settings.port}: {error.strerror or error}. --port 0 "
                         f"takes a port that is free") from None
-    return found
+    return sock
 
 
 def address(sock: socket.socket) -> str:
@@ -143,16 +143,16 @@ def run(settings: Settings, *, say: Callable[[str], None], ready: Callable[[str]
     exceptions propagate."""
     sock = bound(settings)
     server = Server(create_app(None, settings), settings)
-    service, failed, where = server.service, [], address(sock)
+    service, errors, url = server.service, [], address(sock)
 
-    def report(what: str) -> None:
-        service.doing = what
-        doing(what)
+    def report(stage: str) -> None:
+        service.doing = stage
+        doing(stage)
 
-    how = partial(EngineProcess, load=load or load_model) if in_process(settings) else load or load_model
+    make_engine = partial(EngineProcess, load=load or load_model) if in_process(settings) else load or load_model
 
     def start() -> Controls:
-        engine = how(settings, doing=report)
+        engine = make_engine(settings, doing=report)
         service.serve(engine)
         if server.stopping.is_set():
             service.drain()
@@ -164,36 +164,36 @@ def run(settings: Settings, *, say: Callable[[str], None], ready: Callable[[str]
             engine = start()
         except BaseException as error:
             service.failure = "its model could not be loaded"
-            failed.append(error)
+            errors.append(error)
             server.should_exit = True
             return
         if not server.stopping.is_set():
-            ready(ready_message(service, where))
+            ready(ready_message(service, url))
         if isinstance(engine, EngineProcess):
             keep_alive(engine, start, began, server)
 
     loader = threading.Thread(target=loading, name="loader", daemon=True)
 
     def listening() -> None:
-        say(f"labkit listens on {where}")
+        say(f"labkit listens on {url}")
         if not is_loopback(settings.host) and not settings.api_key:
             say("Whoever reaches this address can use it: --api-key asks for a key")
         loader.start()
 
     server.listening = listening
-    before = sys.getswitchinterval()
+    previous = sys.getswitchinterval()
     sys.setswitchinterval(SWITCH_S)
     try:
         server.run([sock])
     finally:
-        sys.setswitchinterval(before)
+        sys.setswitchinterval(previous)
     server.stopping.set()
     if service.engine:
         service.engine.stop(drain_s=0)
         loader.join(5)
-    if failed:
-        raise failed[0]
-    if loader.is_alive() or service.engine and service.engine.running:  # who compiles cannot be asked to stop
+    if errors:
+        raise errors[0]
+    if loader.is_alive() or service.engine and service.engine.running:  # a thread that compiles cannot be asked to stop
         sys.stdout.flush()
         os._exit(0)
     logging.shutdown()
@@ -209,42 +209,43 @@ def in_process(settings: Settings) -> bool:
 
 
 def keep_alive(engine: EngineProcess, start: Callable[[], EngineProcess], began: float, server: Server) -> None:
-    """Start an engine's process again each time that it fails, restart_s after its last start at the earliest, until
-    the server ends. began: when it was started, by time.monotonic()."""
+    """Restart an engine's process whenever it fails, at the earliest restart_s after its last start, until the server
+    ends. began: when it was started, by time.monotonic()."""
     service = server.service
     while True:
         engine.failed.wait()
-        why = engine.trouble
+        reason = engine.trouble
         while not server.stopping.is_set():
             again_at = began + service.settings.restart_s
-            service.lose(why, again_at)
+            service.lose(reason, again_at)
             engine.stop(0)  # one whose steps fail is still there
             log.error("%s", service.condition[1])
             if server.stopping.wait(max(0.0, again_at - time.monotonic())):
                 break
-            service.lose(why)
+            service.lose(reason)
             began = time.monotonic()
             try:
                 engine = start()
                 log.info("the engine's process was started again, and serves")
                 service.metrics.restarts.inc()
                 break
-            except Exception as error:  # its words may quote this machine: they are for the log alone
+            except Exception as error:  # its message may quote this machine: it is only for the log
                 log.exception("the engine's process could not be started again")
-                why = f"the engine's process could not be started again ({type(error).__name__})"
+                reason = f"the engine's process could not be started again ({type(error).__name__})"
         if server.stopping.is_set():
             return
 
 
-def ready_message(service: Service, where: str) -> str:
+def ready_message(service: Service, url: str) -> str:
     """Where it serves, and how to try it."""
     chat = getattr(service.tokenizer, "template", None) is not None
-    path, asked = ("chat/completions", {"messages": [{"role": "user", "content": "What is a hacker?"}]}) if chat else \
+    path, payload = ("chat/completions",
+                     {"messages": [{"role": "user", "content": "What is a hacker?"}]}) if chat else \
         ("completions", {"prompt": "A hacker is"})
-    body = json.dumps({"model": service.model_name} | asked)
+    body = json.dumps({"model": service.model_name} | payload)
     key = " -H \"Authorization: Bearer $LABKIT_API_KEY\"" if service.settings.api_key else ""
-    return (f"{' and '.join(service.models)} at {where}/v1; a chat, and the engine at work, in a browser at {where}/\n"
-            f"  curl {where}/v1/{path}{key} -H 'Content-Type: application/json' \\\n    -d '{body}'")
+    return (f"{' and '.join(service.models)} at {url}/v1; a chat, and the engine at work, in a browser at {url}/\n"
+            f"  curl {url}/v1/{path}{key} -H 'Content-Type: application/json' \\\n    -d '{body}'")
 
 
 def load_model(settings: Settings, doing: Callable[[str], None]) -> EngineThread:
@@ -255,20 +256,21 @@ def load_model(settings: Settings, doing: Callable[[str], None]) -> EngineThread
     from labkit.models import weights
 
     # On the CPU device a step takes about 10 ms for each token of it, whatever their number.
-    seats = settings.max_num_seqs or (256 if device.on_gpu() else 16)
-    tokens = settings.max_num_batched_tokens or (2048 if device.on_gpu() else 128)
+    slots = settings.max_num_seqs or (256 if device.on_gpu() else 16)
+    token_budget = settings.max_num_batched_tokens or (2048 if device.on_gpu() else 128)
     doing(f"{settings.model} is being loaded")
     try:
         runner, tokenizer = load_runner(
-            settings.model, max_num_seqs=seats, max_num_batched_tokens=tokens, max_model_len=settings.max_model_len,
-            compiling=lambda done, of: doing(f"kernels are being compiled, {done} of {of}; they are kept"))
+            settings.model, max_num_seqs=slots, max_num_batched_tokens=token_budget,
+            max_model_len=settings.max_model_len, compiling=lambda done, of: doing(
+                f"kernels are being compiled, {done} of {of}; they are kept"))
     except ValueError as error:  # of an option, such as more tokens than the model has positions
         raise UserError(str(error)) from None
-    engine = LLMEngine(runner, tokenizer, max_num_seqs=seats, max_num_batched_tokens=tokens)
+    engine = LLMEngine(runner, tokenizer, max_num_seqs=slots, max_num_batched_tokens=token_budget)
     thread = EngineThread(engine, settings.max_waiting)
     thread.start()
     doing("the first steps are being run")
-    thread.call(lambda engine: warm_up(engine, seats)).result()
+    thread.call(lambda engine: warm_up(engine, slots)).result()
     if getattr(tokenizer, "template", None):
         tokenizer.chat([{"role": "user", "content": "a"}])  # imports what runs templates
     if weights.is_there(weights.MINILM):
@@ -280,17 +282,17 @@ def load_model(settings: Settings, doing: Callable[[str], None]) -> EngineThread
     return thread
 
 
-def warm_up(engine, seats: int) -> None:
-    """Compiles what requests will launch, and on a GPU captures the graphs, before the first of them waits for it."""
+def warm_up(engine, slots: int) -> None:
+    """Compile what requests will launch, and on a GPU capture the graphs, before the first request."""
     from labkit import device
     from labkit.engine.runner import buckets
     from labkit.engine.sampling_params import MAX_N, SamplingParams
 
-    plain = {"max_tokens": 3, "ignore_eos": True}
-    for count in buckets(min(seats, MAX_N)) if device.on_gpu() else (1, min(seats, MAX_N)):
-        run_alone(engine, SamplingParams(n=count, **plain))
-    for special in ({"repetition_penalty": 1.1}, {"logprobs": 1}, {"min_tokens": 2}):
-        run_alone(engine, SamplingParams(**plain | special))
+    common = {"max_tokens": 3, "ignore_eos": True}
+    for count in buckets(min(slots, MAX_N)) if device.on_gpu() else (1, min(slots, MAX_N)):
+        run_alone(engine, SamplingParams(n=count, **common))
+    for extra in ({"repetition_penalty": 1.1}, {"logprobs": 1}, {"min_tokens": 2}):
+        run_alone(engine, SamplingParams(**common | extra))
     engine.blocks.forget()
 
 

@@ -1,4 +1,4 @@
-"""What all answers of a server share: the engine once there is one, limits, and who waits."""
+"""State that all requests of a server share: the engine once there is one, limits, and readiness."""
 
 from __future__ import annotations
 
@@ -48,10 +48,10 @@ class Service:
         """From now on it is ready."""
         self.engine, self.lost = engine, ""
 
-    def lose(self, why: str, again_at: float | None = None) -> None:
+    def lose(self, reason: str, again_at: float | None = None) -> None:
         """There is no engine until `serve` gives it another one, which is started at again_at, by time.monotonic();
         None: now."""
-        self.lost, self._again_at, self.engine = why, again_at, None
+        self.lost, self._again_at, self.engine = reason, again_at, None
 
     def drain(self) -> None:
         """Takes no more requests."""
@@ -82,9 +82,9 @@ class Service:
             return "ready", "it takes requests"
         if not self.lost:
             return "loading", self.doing
-        again = (f"being started again: {self.doing}" if again_at is None else
-                 f"started again in {max(0, math.ceil(again_at - time.monotonic()))} s")
-        return "restarting", f"{self.lost}; it is {again}"
+        restart = (f"being started again: {self.doing}" if again_at is None else
+                   f"started again in {max(0, math.ceil(again_at - time.monotonic()))} s")
+        return "restarting", f"{self.lost}; it is {restart}"
 
     @property
     def wait_s(self) -> int:
@@ -94,11 +94,11 @@ class Service:
 
     def ready(self) -> Controls:
         """Raises ApiError or Draining where it takes no request."""
-        engine, (status, words) = self.engine, self.condition
+        engine, (status, message) = self.engine, self.condition
         if status == "draining":
             raise Draining(DRAINING)
         if engine is None or status != "ready":
-            raise ApiError(503, f"the server is not ready: {words}", type=SERVER, code=status,
+            raise ApiError(503, f"the server is not ready: {message}", type=SERVER, code=status,
                            headers={"retry-after": str(self.wait_s)})
         return engine
 
@@ -145,9 +145,9 @@ class Service:
         if isinstance(prompt, list):
             return {"prompt_token_ids": prompt}
         engine = self.ready()
-        most = self.settings.max_prompt_characters or CHARACTERS_A_TOKEN * engine.max_model_len
-        if len(prompt) > most:
-            raise too_long(f"{param} has {len(prompt):,} characters; at most {most:,} are read", param)
+        limit = self.settings.max_prompt_characters or CHARACTERS_A_TOKEN * engine.max_model_len
+        if len(prompt) > limit:
+            raise too_long(f"{param} has {len(prompt):,} characters; at most {limit:,} are read", param)
         return {"prompt": prompt, "prompt_token_ids": engine.tokenizer.encode(prompt, marks)}
 
     def check_length(self, ids: list[int], max_tokens: int | None, param: str) -> None:
@@ -156,8 +156,8 @@ class Service:
         if not ids:
             raise ApiError(400, f"{param} has no token; give it a word to begin with", param=param)
         if len(ids) + (max_tokens or 1) > context:
-            asked = "and at least one must follow" if max_tokens is None else f"and max_tokens is {short(max_tokens)}"
-            raise too_long(f"the context of this model is {context:,} tokens; {param} has {len(ids):,}, {asked}",
+            detail = "and at least one must follow" if max_tokens is None else f"and max_tokens is {short(max_tokens)}"
+            raise too_long(f"the context of this model is {context:,} tokens; {param} has {len(ids):,}, {detail}",
                            param if max_tokens is None or len(ids) >= context else "max_tokens")
 
 

@@ -51,15 +51,15 @@ async def merged(streams: list[Stream]) -> AsyncIterator[tuple[int, RequestOutpu
         async for output in streams[0]:
             yield 0, output
         return
-    reading = {asyncio.ensure_future(anext(stream, None)): number for number, stream in enumerate(streams)}
+    reading = {asyncio.ensure_future(anext(stream, None)): index for index, stream in enumerate(streams)}
     try:
         while reading:
             done, _ = await asyncio.wait(reading, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
-                number, output = reading.pop(task), task.result()
+                index, output = reading.pop(task), task.result()
                 if output is not None:
-                    yield number, output
-                    reading[asyncio.ensure_future(anext(streams[number], None))] = number
+                    yield index, output
+                    reading[asyncio.ensure_future(anext(streams[index], None))] = index
     finally:
         for task in reading:
             task.cancel()
@@ -77,17 +77,17 @@ class Choice:
         """Return the new chunks. A text only grows, so nothing is lost if outputs were skipped."""
         if self._ended:
             return []
-        found = [] if self._begun else self._shape.opening(self._index)
+        chunks = [] if self._begun else self._shape.opening(self._index)
         text, logprobs = output.text[self._characters :], None
         if output.logprobs is not None and len(output.token_ids) - ended_by_token(output) > self._tokens:
             logprobs = self._shape.logprobs(output, self._tokens, self._offset)
             self._offset += sum(map(len, logprobs.get("tokens", ())))  # a chat's have no offsets
             self._tokens = len(output.token_ids)
         if text or logprobs or output.finish_reason:
-            found.append(self._shape.delta(self._index, text, logprobs, output.finish_reason))
+            chunks.append(self._shape.delta(self._index, text, logprobs, output.finish_reason))
         self._begun, self._ended = True, output.finish_reason is not None
         self._characters += len(text)
-        return found
+        return chunks
 
 
 def event(value: dict) -> bytes:
@@ -123,30 +123,30 @@ class EventStream(Response):
             await self._events.aclose()
 
     async def _write(self, send) -> None:
-        async def give(body: bytes, more: bool = True) -> None:
+        async def write(body: bytes, more: bool = True) -> None:
             async with asyncio.timeout(self._write_s):
                 await send({"type": "http.response.body", "body": body, "more_body": more})
 
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-        await give(self._first)
+        await write(self._first)
         try:
             async for body in self._events:
-                await give(body)
+                await write(body)
         except TimeoutError:
             raise
         except Exception as error:
-            wrong = of_exception(error)
-            log_fault(error, wrong)
-            await give(event(wrong.body))
-        await give(b"", more=False)
+            api_error = of_exception(error)
+            log_fault(error, api_error)
+            await write(event(api_error.body))
+        await write(b"", more=False)
 
 
 def log_fault(error: Exception, answered: ApiError) -> None:
-    """A fault of the server, by where it came up. Its words may quote a request, so they are left out. Faults of steps
+    """Log a fault of the server with its location. The message may quote a request, so it is left out. Faults of steps
     are logged where they happen."""
     if answered.code == "internal_error":
-        where, at = [], error.__traceback__
-        while at:
-            where.append(f"{at.tb_frame.f_code.co_filename}:{at.tb_lineno}")
-            at = at.tb_next
-        log.error("%s at %s", type(error).__name__, " <- ".join(reversed(where)))
+        frames, traceback = [], error.__traceback__
+        while traceback:
+            frames.append(f"{traceback.tb_frame.f_code.co_filename}:{traceback.tb_lineno}")
+            traceback = traceback.tb_next
+        log.error("%s at %s", type(error).__name__, " <- ".join(reversed(frames)))

@@ -113,9 +113,9 @@ def fits(value, ty):
     if isinstance(ty, types.Array):
         if not isinstance(value, np.ndarray) or value.ndim != ty.ndim:
             return None
-        given = numba.typeof(value)
-        same = given.dtype == ty.dtype and (ty.layout in ("A", given.layout) or value.size == 1)
-        return 0 if same and (given.mutable or not ty.mutable) else None
+        actual = numba.typeof(value)
+        same = actual.dtype == ty.dtype and (ty.layout in ("A", actual.layout) or value.size == 1)
+        return 0 if same and (actual.mutable or not ty.mutable) else None
     if isinstance(ty, types.BaseTuple):
         if not isinstance(value, tuple) or len(value) != len(ty.types):
             return None
@@ -136,7 +136,7 @@ def fits(value, ty):
 def as_scalar(value, ty):
     """The value as a kernel takes it that is compiled for this type; integers wrap around, as in a GPU's launch."""
     if isinstance(ty, types.BaseTuple):
-        return tuple_like(value, (as_scalar(part, of) for part, of in zip(value, ty.types, strict=True)))
+        return tuple_like(value, (as_scalar(part, part_type) for part, part_type in zip(value, ty.types, strict=True)))
     if isinstance(ty, types.Integer):
         bits = int(value) & ((1 << ty.bitwidth) - 1)
         return np.array(bits, f"u{ty.bitwidth // 8}").view(ty.name)[()]

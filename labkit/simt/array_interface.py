@@ -50,10 +50,10 @@ class _Memory:
         self.__array_interface__, self.owners = described, owners
 
 
-def imported(name: str, what: str, described: dict, owner) -> np.ndarray:
-    """The array, without a copy, that a description stands for.
+def imported(name: str, subject: str, described: dict, owner) -> np.ndarray:
+    """The array for a description, without a copy.
 
-    name: the function of numba.cuda, what: the memory, both for the error. Raises TypeError for memory that is not the
+    name: the function of numba.cuda, subject: the memory, for the error. Raises TypeError for memory that is not the
     CPU device's, NotImplementedError for a masked array.
     """
     if described.get("mask") is not None:
@@ -64,15 +64,15 @@ def imported(name: str, what: str, described: dict, owner) -> np.ndarray:
     if not strides:
         strides = tuple(int(np.prod(shape[k + 1 :])) * dtype.itemsize for k in range(len(shape)))
     low, high = _bounds(described["data"][0], shape, strides, dtype.itemsize)
-    held = next((a for (first, end), a in list(_EXPORTED.items()) if first <= low and high <= end), None)
-    if held is None:
+    base = next((a for (start, end), a in list(_EXPORTED.items()) if start <= low and high <= end), None)
+    if base is None:
         raise TypeError(
-            f"{name}: {what} is not memory of the CPU device, which cannot reach memory of a GPU. Run with "
+            f"{name}: {subject} is not memory of the CPU device, which cannot reach memory of a GPU. Run with "
             "LABKIT_DEVICE=gpu, or copy it to the host and use to_device()"
         )
     interface = {"shape": shape, "strides": tuple(strides), "typestr": dtype.str, "version": 3,
                  "data": tuple(described["data"])}  # fmt: skip
-    return np.asarray(_Memory(interface, (held, owner)))
+    return np.asarray(_Memory(interface, (base, owner)))
 
 
 def _bounds(address, shape, strides, itemsize) -> tuple[int, int]:

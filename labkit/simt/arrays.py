@@ -336,16 +336,16 @@ def as_cuda_array(obj, sync=True) -> DeviceNDArray:
     if is_device_memory(obj):
         return obj
     if not hasattr(obj, "__cuda_array_interface__"):
-        given = type(obj).__name__
-        raise TypeError(f"as_cuda_array: obj must be a device array, not {given}; use to_device() to copy it")
+        type_name = type(obj).__name__
+        raise TypeError(f"as_cuda_array: obj must be a device array, not {type_name}; use to_device() to copy it")
     described = obj.__cuda_array_interface__
     return DeviceNDArray(array_interface.imported("as_cuda_array", f"this {type(obj).__name__}", described, obj))
 
 
 def from_cuda_array_interface(desc, owner=None, sync=True) -> DeviceNDArray:
     """The device array that a dictionary of the CUDA Array Interface describes: no copy."""
-    what = "the memory that desc describes"
-    return DeviceNDArray(array_interface.imported("from_cuda_array_interface", what, desc, owner))
+    subject = "the memory that desc describes"
+    return DeviceNDArray(array_interface.imported("from_cuda_array_interface", subject, desc, owner))
 
 
 def _poisoned_like(ary) -> np.ndarray:
@@ -373,10 +373,10 @@ def _check_contiguous(array: np.ndarray) -> None:
 def _check_same_layout(name: str, device: np.ndarray, other: np.ndarray) -> None:
     if device.dtype != other.dtype:
         raise TypeError(f"{name}: the device array has dtype {device.dtype}, ary has {other.dtype}; they must be equal")
-    ours, theirs = device.squeeze(), other.squeeze()
-    if ours.shape != theirs.shape:
+    device_view, other_view = device.squeeze(), other.squeeze()
+    if device_view.shape != other_view.shape:
         raise ValueError(f"{name}: the device array has shape {device.shape}, ary has {other.shape}")
-    if device.size and ours.strides != theirs.strides:
+    if device.size and device_view.strides != other_view.strides:
         raise ValueError(
             f"{name}: the device array has strides {device.strides}, ary has {other.strides}; they must be equal"
         )

@@ -48,9 +48,9 @@ def _store():
 
 def load_module(name, make_source):
     """The generated module of this name, from the store, or made and put there. SOURCE is its text."""
-    kept = _store().load(f"{name}.py")
-    source = make_source() if kept is None else kept.decode()
-    if kept is None:
+    cached = _store().load(f"{name}.py")
+    source = make_source() if cached is None else cached.decode()
+    if cached is None:
         _store().save(f"{name}.py", source.encode())
     module = types.ModuleType(f"labkit_simt_cache.{name}")
     module.__file__, module.SOURCE = f"<labkit.simt {name}>", source
@@ -63,11 +63,11 @@ def load_module(name, make_source):
     return module
 
 
-def is_code_kept(name, function, signature):
+def is_code_cached(name, function, signature):
     """Whether load_module would find the module, and what Numba compiled of this function of it."""
-    kept = KeptCode(_store, f"{name}.{function}")
+    cached = KeptCode(_store, f"{name}.{function}")
     return all(_store().path(key).exists()
-               for key in (f"{name}.py", kept.key(signature, cpu_target.target_context.codegen())))
+               for key in (f"{name}.py", cached.key(signature, cpu_target.target_context.codegen())))
 
 
 def keep_beside(dispatcher, stamp):

@@ -9,7 +9,7 @@ from numba.core import types
 from numba.core.errors import NumbaError
 
 from labkit.simt.arrays import DeviceNDArray
-from labkit.simt.cache import is_code_kept, load_module, own_version
+from labkit.simt.cache import is_code_cached, load_module, own_version
 from labkit.simt.codegen.emit import Generator, code_name
 from labkit.simt.codegen.inference import type_error
 from labkit.simt.interpreter import shared_bytes
@@ -66,10 +66,10 @@ class InterpretedKernel:
     max_cooperative_grid_blocks = CompiledKernel.max_cooperative_grid_blocks
 
 
-def is_kept(program, argument_types, ordered, flat):
+def is_cached(program, argument_types, ordered, flat):
     """Whether an earlier process has compiled this and the cache on disk still has it."""
     name, all_types = _named(program, argument_types, ordered, flat)
-    return is_code_kept(name, code_name(program), _signature(all_types))
+    return is_code_cached(name, code_name(program), _signature(all_types))
 
 
 def _constants(program):
@@ -93,12 +93,12 @@ def _signature(all_types):
 @contextlib.contextmanager
 def _quicker_compiles():
     """LLVM's -O2: kernels compile in half the time that Numba's -O3 takes, and run as fast."""
-    before = numba.core.config.OPT
-    numba.core.config.OPT = type(before)(min(int(before), 2))
+    original = numba.core.config.OPT
+    numba.core.config.OPT = type(original)(min(int(original), 2))
     try:
         yield
     finally:
-        numba.core.config.OPT = before
+        numba.core.config.OPT = original
 
 
 def frozen_constant(array):

@@ -132,7 +132,7 @@ class DeviceList:
     current = _DEVICE
 
     def __getitem__(self, index: int) -> Device:
-        return self.lst[_device_number(index)]
+        return self.lst[_device_index(index)]
 
     def __iter__(self):
         return iter(self.lst)
@@ -147,7 +147,7 @@ class DeviceList:
 gpus = DeviceList()
 
 
-def _device_number(device_id: int) -> int:
+def _device_index(device_id: int) -> int:
     if device_id != 0:
         raise IndexError(f"device {device_id} does not exist: the CPU device is the only one and has number 0")
     return 0
@@ -166,7 +166,7 @@ def get_current_device() -> Device:
 
 
 def current_context(devnum: int | None = None) -> Context:
-    _device_number(devnum or 0)
+    _device_index(devnum or 0)
     return _CONTEXT
 
 

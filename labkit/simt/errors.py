@@ -5,7 +5,7 @@ import functools
 import os
 
 
-def place(filename):
+def file_label(filename):
     """A file as a message names it: relative where that is shorter; a notebook's cells have no file worth showing."""
     if "ipykernel_" in filename or filename.startswith("<ipython"):
         return "this notebook"
@@ -115,8 +115,8 @@ def raised_error(kind):
 
 def failure_sentence(spot, kind, text):
     """What an assert or a raise of a kernel says."""
-    what = f"{spot} raised {kind}" if kind else f"an assertion failed in {spot}"
-    return f"{what}: {text}" if text else what
+    event = f"{spot} raised {kind}" if kind else f"an assertion failed in {spot}"
+    return f"{event}: {text}" if text else event
 
 
 class KernelValueError(DeviceFault, ValueError):

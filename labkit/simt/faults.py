@@ -15,7 +15,7 @@ from labkit.simt.errors import (
     OutOfBoundsError,
     WarpError,
     failure_sentence,
-    place,
+    file_label,
     raised_error,
     shown_index,
 )
@@ -29,54 +29,54 @@ def describe(record, kernel_name, sites, grid, block, limit):
 
 
 def unforeseen(error, function):
-    """The error for an exception of Numba's own code, which does not say where it was: the kernel at least is named."""
+    """The error for an exception from Numba's own code: it has no line, so name the kernel at least."""
     name, filename, line = function.__name__, function.__code__.co_filename, function.__code__.co_firstlineno
     text = f"{type(error).__name__}{f': {error}' if str(error) else ''}"
     return KernelValueError(
         f"{name}: a thread was stopped by {text}. Run observe on the launch to see the line and the thread "
-        f"({place(filename)}:{line})",
+        f"({file_label(filename)}:{line})",
         kernel=name, filename=filename, line=line, block=None, thread=None,
     )  # fmt: skip
 
 
 class Fault:
-    """A fault record, read.
+    """A decoded fault record.
 
-    at, spot, tail: "kernel, line 7", "block 0, thread 3", " (file.py)": parts of every message
-    where: the attributes of a DeviceFault
+    location, spot, tail: "kernel, line 7", "block 0, thread 3", " (file.py)": parts of every message
+    attrs: the attributes of a DeviceFault
     text: the construct at the source line: an array, a collective, or "intrinsic|array"
-    numbers: three, whose meaning depends on the code
+    details: three numbers, whose meaning depends on the code
     """
 
     def __init__(self, record, kernel_name, sites, grid, block, limit):
         _, filename, line, self.text = sites[int(record[SITE])]
         self.record, self.limit = record, limit
-        self.numbers = tuple(int(record[k]) for k in (COUNT, INDEX, INDEX + 1))
+        self.details = tuple(int(record[k]) for k in (COUNT, INDEX, INDEX + 1))
         padded = -(-(block[0] * block[1] * block[2]) // 32) * 32
         thread_index = coordinates(int(record[THREAD]) % padded, block)
         block_index = coordinates(int(record[BLOCK]), grid)
         self.lane = int(record[THREAD]) & 31
         self.thread, self.block = _short(thread_index, block), _short(block_index, grid)
-        self.where = {
+        self.attrs = {
             "kernel": kernel_name, "filename": filename, "line": line, "block": block_index, "thread": thread_index,
         }  # fmt: skip
-        self.at, self.tail = f"{kernel_name}, line {line}", f" ({place(filename)})"
+        self.location, self.tail = f"{kernel_name}, line {line}", f" ({file_label(filename)})"
         self.spot = f"block {self.block}, thread {self.thread}"
 
     def shape(self, axes):
         return tuple(int(n) for n in self.record[SHAPE : SHAPE + axes])
 
     def error(self, kind, sentence):
-        return kind(f"{self.at}: {sentence}{self.tail}", **self.where)
+        return kind(f"{self.location}: {sentence}{self.tail}", **self.attrs)
 
 
 # ---------------------------------------------------------------- memory
 
 
 def _out_of_bounds(fault):
-    dims, axes = divmod(fault.numbers[0], 16)
+    dims, axes = divmod(fault.details[0], 16)
     index, shape = tuple(int(n) for n in fault.record[INDEX : INDEX + axes]), fault.shape(dims)
-    array, _, form = fault.text.partition("|")  # form: "#, 2:5" where slices stand beside the index
+    array, _, form = fault.text.partition("|")  # form: "#, 2:5" where the index has slices too
     shown = shown_index(index)
     shown = form.replace("#", shown) if form else shown
     error = fault.error(OutOfBoundsError, f"{fault.spot} uses {array}[{shown}], outside its shape {shape}")
@@ -86,43 +86,46 @@ def _out_of_bounds(fault):
 
 def _wide_bounds(fault):
     intrinsic, _, array = fault.text.partition("|")
-    dims, count = divmod(fault.numbers[0], 256)
+    dims, count = divmod(fault.details[0], 256)
     shape = fault.shape(dims)
-    return out_of_row(fault.at, fault.spot, intrinsic, array, fault.numbers[1], count, shape, fault.tail, fault.where)
+    return out_of_row(
+        fault.location, fault.spot, intrinsic, array, fault.details[1], count, shape, fault.tail, fault.attrs
+    )
 
 
 def _misaligned(fault):
     intrinsic, _, array = fault.text.partition("|")
-    alignment, index, _ = fault.numbers
-    return misaligned(fault.at, fault.spot, intrinsic, array, index, alignment, fault.tail, fault.where)
+    alignment, index, _ = fault.details
+    return misaligned(fault.location, fault.spot, intrinsic, array, index, alignment, fault.tail, fault.attrs)
 
 
 def _copy_size(fault):
     intrinsic, _, _ = fault.text.partition("|")
-    valid, most, _ = fault.numbers
+    valid, max_bytes, _ = fault.details
     return fault.error(
-        KernelAssertionError, f"{fault.spot} passes valid = {valid} to {intrinsic}; it must be 0 to {most} bytes"
+        KernelAssertionError, f"{fault.spot} passes valid = {valid} to {intrinsic}; it must be 0 to {max_bytes} bytes"
     )
 
 
-def out_of_row(at, spot, intrinsic, array, index, count, shape, tail, where):
+def out_of_row(location, spot, intrinsic, array, index, count, shape, tail, attrs):
     """The error for elements index to index + count - 1, counted flat, of an array of this shape."""
     size = int(np.prod(shape))
     span = f"element {index}" if count == 1 else f"elements {index} to {index + count - 1}"
     error = OutOfBoundsError(
-        f"{at}: {spot} uses {span} of {array} with {intrinsic}, and its shape {shape} has {size:,} elements{tail}",
-        **where,
+        f"{location}: {spot} uses {span} of {array} with {intrinsic}, and its shape {shape} has {size:,} "
+        f"elements{tail}",
+        **attrs,
     )
     error.array, error.index, error.shape = array, (index,), shape
     return error
 
 
-def misaligned(at, spot, intrinsic, array, index, alignment, tail, where):
+def misaligned(location, spot, intrinsic, array, index, alignment, tail, attrs):
     """The error for an address that is not a multiple of what the intrinsic needs."""
     error = MisalignedError(
-        f"{at}: {spot} uses {array} from element {index} on with {intrinsic}, and that address is not a multiple of "
-        f"{alignment} bytes{tail}",
-        **where,
+        f"{location}: {spot} uses {array} from element {index} on with {intrinsic}, and that address is not a multiple "
+        f"of {alignment} bytes{tail}",
+        **attrs,
     )
     error.array, error.index = array, (index,)
     return error
@@ -132,41 +135,41 @@ def misaligned(at, spot, intrinsic, array, index, alignment, tail, where):
 
 
 def _barrier(fault):
-    here, threads, is_live = fault.numbers
+    arrived, threads, is_live = fault.details
     why = "is elsewhere in the kernel" if is_live else "has returned"
     if fault.text == "grid_sync":
         return fault.error(
             BarrierError,
-            f"cg.this_grid().sync() was reached by {here} of the {threads} threads of the grid; thread {fault.thread} "
-            f"of block {fault.block} {why}. Every thread of the grid must reach it",
+            f"cg.this_grid().sync() was reached by {arrived} of the {threads} threads of the grid; thread "
+            f"{fault.thread} of block {fault.block} {why}. Every thread of the grid must reach it",
         )
     return fault.error(
         BarrierError,
-        f"cuda.{fault.text}() was reached by {here} of the {threads} threads of block {fault.block}; thread "
+        f"cuda.{fault.text}() was reached by {arrived} of the {threads} threads of block {fault.block}; thread "
         f"{fault.thread} {why}. Every thread of a block must reach a barrier",
     )
 
 
 def grid_barrier_warning(record, kernel_name, sites, grid, block):
     """The warning for a barrier of the grid that was passed though some threads never reach it."""
-    site, thread, block_number, here, threads = (int(n) for n in record[WARNED : WARNED + 5])
+    site, thread, block_index, arrived, threads = (int(n) for n in record[WARNED : WARNED + 5])
     written = np.zeros_like(record)
-    written[[SITE, THREAD, BLOCK]] = site - 1, thread, block_number
+    written[[SITE, THREAD, BLOCK]] = site - 1, thread, block_index
     fault = Fault(written, kernel_name, sites, grid, block, None)
     return fault.error(
         _as_warning,
-        f"cg.this_grid().sync() was reached by {here} of the {threads} threads of the grid; thread {fault.thread} of "
-        f"block {fault.block} ends without it. GPUs let this pass as long as thread 0 of every block is there; CUDA "
+        f"cg.this_grid().sync() was reached by {arrived} of the {threads} threads of the grid; thread {fault.thread} "
+        f"of block {fault.block} ends without it. GPUs let this pass as long as thread 0 of every block is there; CUDA "
         "does not promise it: let every thread of the grid reach it",
     )
 
 
-def _as_warning(text, **where):
+def _as_warning(text, **attrs):
     return BarrierWarning(text)
 
 
 def _warp_mask(fault):
-    mask, _, absent = fault.numbers
+    mask, _, absent = fault.details
     absent = [lane for lane in range(32) if absent >> lane & 1]
     return fault.error(
         WarpError,
@@ -178,7 +181,7 @@ def _warp_mask(fault):
 def _warp_source(fault):
     return fault.error(
         WarpError,
-        f"{fault.spot} reads lane {fault.numbers[0]} with cuda.{fault.text}, and that lane takes no part in it: it has "
+        f"{fault.spot} reads lane {fault.details[0]} with cuda.{fault.text}, and that lane takes no part in it: it has "
         "returned, or does not exist",
     )
 
@@ -186,13 +189,13 @@ def _warp_source(fault):
 def _warp_self(fault):
     return fault.error(
         WarpError,
-        f"{fault.spot} calls cuda.{fault.text} with the mask {fault.numbers[0] & 0xFFFFFFFF:#010x}, which leaves out "
+        f"{fault.spot} calls cuda.{fault.text} with the mask {fault.details[0] & 0xFFFFFFFF:#010x}, which leaves out "
         f"its own lane, {fault.lane}",
     )
 
 
 def _warp_part(fault):
-    absent = [lane for lane in range(32) if not fault.numbers[0] >> lane & 1]
+    absent = [lane for lane in range(32) if not fault.details[0] >> lane & 1]
     return fault.error(
         WarpError,
         f"{fault.text} under divergence: {fault.spot} calls it, and {_lanes(absent)} of its warp "
@@ -213,7 +216,7 @@ def _no_step(fault):
 
 
 def _reshape(fault):
-    have, want, _ = fault.numbers
+    have, want, _ = fault.details
     return fault.error(
         KernelValueError, f"{fault.spot} reshapes {fault.text}, which has {have:,} elements, to a shape of {want:,}"
     )

@@ -12,7 +12,7 @@ from labkit.simt.ir import (
     Sync,
     SyncCall,
     assign,
-    at,
+    at_line,
     contains,
     load,
     store,
@@ -33,99 +33,99 @@ class Flattener:
         if not _has_sync(s):
             return [s]
         if isinstance(s, ast.If):
-            before, s.test = self._hoist(s.test)
+            hoisted, s.test = self._hoist(s.test)
             s.body, s.orelse = self.block(s.body), self.block(s.orelse)
-            return [*before, s]
+            return [*hoisted, s]
         if isinstance(s, ast.While):
             if _has_sync(s.test):
-                before, test = self._hoist(s.test)
-                leave = ast.If(ast.UnaryOp(ast.Not(), test), [at(ast.Break(), s)], [])
-                s.body = [*before, at(leave, s), *self.block(s.body)]
-                s.test = at(ast.Constant(True), s)
+                hoisted, test = self._hoist(s.test)
+                leave = ast.If(ast.UnaryOp(ast.Not(), test), [at_line(ast.Break(), s)], [])
+                s.body = [*hoisted, at_line(leave, s), *self.block(s.body)]
+                s.test = at_line(ast.Constant(True), s)
             else:
                 s.body = self.block(s.body)
             return [s]
         if isinstance(s, ast.For):
-            before, s.iter = self._hoist(s.iter)
+            hoisted, s.iter = self._hoist(s.iter)
             s.body = self.block(s.body)
             if isinstance(s.iter, (ast.Tuple, ast.Name)):  # of a tuple or an array: by position
                 position = self.rewriter.fresh("c")
                 item = Subscript(s.iter, load(position), ast.Load(), self.scope.filename)
-                s.body.insert(0, at(ast.Assign([s.target], item), s))
+                s.body.insert(0, at_line(ast.Assign([s.target], item), s))
                 length = ast.Call(ast.Name("len", ast.Load()), [copy.deepcopy(s.iter)], [])
                 s.target = store(position)
-                s.iter = at(ast.Call(ast.Name("range", ast.Load()), [length], []), s)
-                at(s, s)
-            return [*before, s]
+                s.iter = at_line(ast.Call(ast.Name("range", ast.Load()), [length], []), s)
+                at_line(s, s)
+            return [*hoisted, s]
         if isinstance(s, ast.Expr) and _is_sync(s.value):
-            before = self._hoist_children(s.value)
-            return [*before, *self._synchronise(s.value, None)]
+            hoisted = self._hoist_children(s.value)
+            return [*hoisted, *self._synchronise(s.value, None)]
         if isinstance(s, ast.Assign) and _is_sync(s.value) and len(s.targets) == 1:
             target = s.targets[0]
             if isinstance(target, ast.Name):
-                before = self._hoist_children(s.value)
-                return [*before, *self._synchronise(s.value, target)]
+                hoisted = self._hoist_children(s.value)
+                return [*hoisted, *self._synchronise(s.value, target)]
         if isinstance(s, ast.AugAssign) and isinstance(s.target, ast.Subscript) and _has_sync(s.value):
             return self._update(s)
-        before = self._hoist_children(s)
-        return [*before, s]
+        hoisted = self._hoist_children(s)
+        return [*hoisted, s]
 
     def _update(self, s):
         """a[i] += f(), where f waits: a[i] is read before."""
-        before, index = self._hoist(s.target.slice)
+        hoisted, index = self._hoist(s.target.slice)
         position, old = self.rewriter.fresh("c"), self.rewriter.fresh("c")
-        place = at(Subscript(s.target.value, load(position), ast.Store(), self.scope.filename), s)
-        read = at(Subscript(copy.deepcopy(s.target.value), load(position), ast.Load(), self.scope.filename), s)
+        element = at_line(Subscript(s.target.value, load(position), ast.Store(), self.scope.filename), s)
+        read = at_line(Subscript(copy.deepcopy(s.target.value), load(position), ast.Load(), self.scope.filename), s)
         inner, value = self._hoist(s.value)
-        result = at(ast.BinOp(load(old), s.op, value), s)
-        update = at(ast.Assign([place], result), s)
-        return [*before, assign(position, index, s), assign(old, read, s), *inner, update]
+        result = at_line(ast.BinOp(load(old), s.op, value), s)
+        update = at_line(ast.Assign([element], result), s)
+        return [*hoisted, assign(position, index, s), assign(old, read, s), *inner, update]
 
     def _hoist(self, node):
         """(statements, expression): the expression without barriers, after the statements."""
         if not _has_sync(node):
             return [], node
         if _is_sync(node):
-            before = self._hoist_children(node)
-            target = at(store(self.rewriter.fresh("c")), node)
-            return [*before, *self._synchronise(node, target)], at(load(target.id), node)
+            hoisted = self._hoist_children(node)
+            target = at_line(store(self.rewriter.fresh("c")), node)
+            return [*hoisted, *self._synchronise(node, target)], at_line(load(target.id), node)
         if isinstance(node, ast.BoolOp) and any(_has_sync(v) for v in node.values[1:]):
             name = self.rewriter.fresh("c")
-            before, first = self._hoist(node.values[0])
-            statements = [*before, assign(name, first, node)]
+            hoisted, first = self._hoist(node.values[0])
+            statements = [*hoisted, assign(name, first, node)]
             for value in node.values[1:]:
                 inner, last = self._hoist(value)
                 test = load(name)
                 if isinstance(node.op, ast.Or):
                     test = ast.UnaryOp(ast.Not(), test)
-                statements.append(at(ast.If(test, [*inner, assign(name, last, node)], []), node))
-            return statements, at(load(name), node)
+                statements.append(at_line(ast.If(test, [*inner, assign(name, last, node)], []), node))
+            return statements, at_line(load(name), node)
         if isinstance(node, ast.Compare) and len(node.ops) > 1 and any(_has_sync(c) for c in node.comparators[1:]):
             return self._hoist_chain(node)
         if isinstance(node, ast.IfExp) and (_has_sync(node.body) or _has_sync(node.orelse)):
             name = self.rewriter.fresh("c")
-            before, test = self._hoist(node.test)
-            yes_before, yes = self._hoist(node.body)
-            no_before, no = self._hoist(node.orelse)
-            branch = ast.If(test, [*yes_before, assign(name, yes, node)], [*no_before, assign(name, no, node)])
-            return [*before, at(branch, node)], at(load(name), node)
+            hoisted, test = self._hoist(node.test)
+            yes_hoisted, yes = self._hoist(node.body)
+            no_hoisted, no = self._hoist(node.orelse)
+            branch = ast.If(test, [*yes_hoisted, assign(name, yes, node)], [*no_hoisted, assign(name, no, node)])
+            return [*hoisted, at_line(branch, node)], at_line(load(name), node)
         return self._hoist_children(node), node
 
     def _hoist_chain(self, node):
         """a < b < f(), where f waits: b is evaluated once, f only where a < b."""
-        result, kept = self.rewriter.fresh("c"), self.rewriter.fresh("c")
+        result, temp = self.rewriter.fresh("c"), self.rewriter.fresh("c")
         statements, left = self._hoist(node.left)
         for k, (op, right) in enumerate(zip(node.ops, node.comparators, strict=True)):
             step, right = self._hoist(right)
-            next_kept = self.rewriter.fresh("c")
-            step = [assign(kept, left, node)] * (k == 0) + [
+            next_temp = self.rewriter.fresh("c")
+            step = [assign(temp, left, node)] * (k == 0) + [
                 *step,
-                assign(next_kept, right, node),
-                assign(result, ast.Compare(load(kept), [op], [load(next_kept)]), node),
+                assign(next_temp, right, node),
+                assign(result, ast.Compare(load(temp), [op], [load(next_temp)]), node),
             ]
-            kept = next_kept
-            statements += step if k == 0 else [at(ast.If(load(result), step, []), node)]
-        return statements, at(load(result), node)
+            temp = next_temp
+            statements += step if k == 0 else [at_line(ast.If(load(result), step, []), node)]
+        return statements, at_line(load(result), node)
 
     def _hoist_children(self, node):
         """Hoist from the expressions below node, left to right; values computed before a barrier are kept in a name."""
@@ -147,12 +147,12 @@ class Flattener:
             if isinstance(getattr(value, "ctx", None), ast.Store):
                 statements += self._hoist_children(value)
                 continue
-            before, new = self._hoist(value)
-            statements += before
+            hoisted, new = self._hoist(value)
+            statements += hoisted
             if k < last and _reads_memory(new):
-                kept = self.rewriter.fresh("c")
-                statements.append(assign(kept, new, value))
-                new = at(load(kept), value)
+                temp = self.rewriter.fresh("c")
+                statements.append(assign(temp, new, value))
+                new = at_line(load(temp), value)
             if name is not None:
                 setattr(holder, name, new)
             else:
@@ -162,7 +162,7 @@ class Flattener:
     def _synchronise(self, call, target):
         """The statements for a barrier, a collective, or an inlined device function whose arguments are plain."""
         if isinstance(call, SyncCall):
-            return [at(Sync(call.op, target, call.args, self.scope.filename), call)]
+            return [at_line(Sync(call.op, target, call.args, self.scope.filename), call)]
         return self._inline(call, target)
 
     def _inline(self, call, target):
@@ -173,7 +173,7 @@ class Flattener:
         names = {name: f"{stem}_{name}" for name in scope.locals}
         statements = []
         for param, argument in zip(scope.params, call.args, strict=True):
-            # the callee cannot assign the caller's names, so a plain argument may stand for the parameter
+            # the callee cannot assign the caller's names, so a plain argument may replace the parameter
             if isinstance(argument, (ast.Name, ast.Constant)) and param not in scope.assigned:
                 names[param] = argument
             else:
@@ -185,11 +185,11 @@ class Flattener:
         result = f"{stem}_result"
         body = finish_returns(body, label, result, scope)
         if contains(body, Exit):
-            statements.append(at(Inline(label, function.__name__, body), call))
+            statements.append(at_line(Inline(label, function.__name__, body), call))
         else:
             statements += body
         if target is not None:
-            statements.append(at(ast.Assign([target], load(result)), call))
+            statements.append(at_line(ast.Assign([target], load(result)), call))
         return statements
 
 
@@ -206,13 +206,13 @@ def finish_returns(body, label, result, scope):
                 if result is not None and s.value is not None:
                     out.append(assign(result, s.value, s))
                 if not is_tail:
-                    out.append(at(Exit(label), s))
+                    out.append(at_line(Exit(label), s))
                 return out  # what follows a return in one block never runs
             if isinstance(s, ast.If):
                 s.body, s.orelse = replace(s.body, is_tail), replace(s.orelse, is_tail)
-                s.body = s.body or [at(ast.Pass(), s)]
+                s.body = s.body or [at_line(ast.Pass(), s)]
             elif isinstance(s, (ast.For, ast.While)):
-                s.body = replace(s.body, False) or [at(ast.Pass(), s)]
+                s.body = replace(s.body, False) or [at_line(ast.Pass(), s)]
             out.append(s)
         return out
 

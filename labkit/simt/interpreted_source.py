@@ -4,7 +4,7 @@ import ast
 import copy
 
 from labkit.simt import unsigned
-from labkit.simt.errors import place
+from labkit.simt.errors import file_label
 from labkit.simt.ir import ID_NAMES, BinOp, Inline, Lowering, assign, copied, load
 from labkit.simt.spins import is_counted, is_spin
 from labkit.simt.typed_tree import Convert
@@ -23,7 +23,7 @@ class ToPython(Lowering):
 
     def __init__(self, branches, marks=False, stops=True):
         """stops: False for a device function, which is no generator."""
-        self.labels, self.branches, self.marks, self.number = set(), branches, marks, 0
+        self.labels, self.branches, self.marks, self.statement_id = set(), branches, marks, 0
         self.stops, self.spins = stops and not marks, 0
 
     def visit(self, node):
@@ -45,15 +45,15 @@ class ToPython(Lowering):
 
     def _numbered(self, statement):
         """The mark of a statement, which gets the next number: numbers follow the source. None where none is asked."""
-        self.number += 1
-        statement.number = self.number
+        self.statement_id += 1
+        statement.statement_id = self.statement_id
         is_marked = self.marks and hasattr(statement, "lineno") and not isinstance(
             statement, (Inline, ast.Pass, Convert))  # fmt: skip
         return self._mark(statement, False) if is_marked else None
 
     def _mark(self, statement, again):
         """(MARK, the statement's number, its line, whether a loop has come back to it), where the thread stops."""
-        parts = [MARK, statement.number, statement.lineno, again]
+        parts = [MARK, statement.statement_id, statement.lineno, again]
         return ast.Yield(ast.Tuple([ast.Constant(part) for part in parts], ast.Load()))
 
     def visit_Sync(self, node):
@@ -93,18 +93,18 @@ class ToPython(Lowering):
         return ast.If(test, self.block(node.body) or [ast.Pass()], self.block(node.orelse))
 
     def visit_While(self, node):
-        before, start = self._start_of_pass(node)  # before its test and body are lowered
+        setup, start = self._start_of_pass(node)  # before its test and body are lowered
         test = self._test(node.test)
         if self.marks:  # a mark gives None
             test = ast.BoolOp(ast.Or(), [self._mark(node, False), test])
-        return [*before, ast.While(test, [*start, *self.block(node.body)], [])]
+        return [*setup, ast.While(test, [*start, *self.block(node.body)], [])]
 
     def visit_For(self, node):
-        before, start = self._start_of_pass(node)
+        setup, start = self._start_of_pass(node)
         if self.marks:
             start.append(ast.copy_location(ast.Expr(self._mark(node, True)), node))
         target, values = self.visit(node.target), self.visit(node.iter)
-        return [*before, ast.For(target, values, [*start, *self.block(node.body)], [])]
+        return [*setup, ast.For(target, values, [*start, *self.block(node.body)], [])]
 
     def _start_of_pass(self, node):
         """(statements before a loop, those at the start of each pass): the thread stops there if it may wait."""
@@ -247,5 +247,5 @@ def python_module(program, branches, marks=False, lowering=ToPython):
 
 def source(program):
     """The Python source of an interpreted kernel, as text: a yield is where a thread waits."""
-    heading = f"# {program.name} ({place(program.filename)}:{program.line}), as the CPU device interprets it\n\n"
+    heading = f"# {program.name} ({file_label(program.filename)}:{program.line}), as the CPU device interprets it\n\n"
     return heading + ast.unparse(ast.fix_missing_locations(python_module(program, False)[0])) + "\n"

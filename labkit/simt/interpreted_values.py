@@ -21,8 +21,8 @@ class _Numpy:
     """NumPy as kernels see it here: integer types wrap Python's integers."""
 
     def __getattr__(self, name):
-        found = self.__dict__[name] = self._find(name)
-        return found
+        member = self.__dict__[name] = self._find(name)
+        return member
 
     @staticmethod
     def _find(name):
@@ -33,8 +33,8 @@ class _Numpy:
             dtype = np.dtype(name)
         if dtype is not None:
             return converter(dtype)
-        found = getattr(np, name)
-        return numbers.with_types_of(found, _exactly(found)) if isinstance(found, np.ufunc) else found
+        member = getattr(np, name)
+        return numbers.with_types_of(member, _exactly(member)) if isinstance(member, np.ufunc) else member
 
 
 def _exactly(ufunc):
@@ -51,8 +51,8 @@ class _Math:
     }  # fmt: skip
 
     def __getattr__(self, name):
-        found = self.__dict__[name] = self._find(name)
-        return found
+        member = self.__dict__[name] = self._find(name)
+        return member
 
     def _find(self, name):
         function = getattr(math, name)
@@ -101,8 +101,8 @@ def _rsqrt(x):
 @functools.cache
 def _counter(kinds):
     """The conversion of a range's numbers, for bounds of these kinds; None where they are int64."""
-    found = signature_of(range, *map(numbers.numba_type, kinds)) if all(map(numbers.numba_type, kinds)) else None
-    dtype = types.int64 if found is None else found.return_type.dtype
+    signature = signature_of(range, *map(numbers.numba_type, kinds)) if all(map(numbers.numba_type, kinds)) else None
+    dtype = types.int64 if signature is None else signature.return_type.dtype
     return None if dtype == types.int64 else converter(dtype.name)
 
 
@@ -215,7 +215,7 @@ class _Floats(np.ndarray):
     """A float array as an interpreted kernel sees it: NumPy's, and view() takes the kernel's types."""
 
     def view(self, dtype):
-        return as_seen(np.asarray(self).view(getattr(dtype, "dtype", dtype)))
+        return as_typed_array(np.asarray(self).view(getattr(dtype, "dtype", dtype)))
 
 
 class _Integers(_Floats):
@@ -237,7 +237,7 @@ class _Integers(_Floats):
             np.ndarray.__setitem__(self, index, converter(self.dtype)(value))
 
 
-def as_seen(array):
+def as_typed_array(array):
     """An array as interpreted code takes it."""
     return np.ndarray.view(array, _Integers if array.dtype.kind in "iu" else _Floats)
 

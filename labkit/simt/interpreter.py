@@ -1,10 +1,10 @@
-"""Runs a kernel in plain Python: each thread is a generator over the kernel's tree, and stops where it waits.
+"""Run a kernel in plain Python: each thread is a generator over the kernel's tree, and yields where it waits.
 
-Two runs are made of this: `observe` (observer/), which sees every access, and launches whose threads wait for one
+Two runs are made of this: `observe` (observer/), which records every access, and launches whose threads wait for one
 another in loops of their own: at mbarriers (with wgmma, TMA), or for a flag in memory (spins.py). Those cannot be
 compiled into loops over the threads of a block; and what wgmma and TMA do in one instruction is a product or a copy of
-a whole tile, which NumPy does at once. A thread that looks at a flag lets the others go on after each look; while all
-threads of a block do, the next blocks run.
+a whole tile, which NumPy does at once. A thread that polls a flag yields to the others after each read; while all
+threads of a block poll, the next blocks run.
 
 Work    about 1 us for each operation of each thread
 Numbers integers are Python's, floats are NumPy scalars of their dtype, so float32 stays float32
@@ -36,11 +36,11 @@ from labkit.simt.errors import (
     OutOfBoundsError,
     WarpError,
     failure_sentence,
-    place,
+    file_label,
     raised_error,
 )
 from labkit.simt.interpreted_source import SPIN, ToPython, python_module
-from labkit.simt.interpreted_values import FUNCTIONS, as_seen, dtype_of, new_value
+from labkit.simt.interpreted_values import FUNCTIONS, as_typed_array, dtype_of, new_value
 from labkit.simt.ir import ID_NAMES, DtypeOf
 from labkit.simt.ptx_interpreted.intrinsics import Intrinsics
 from labkit.simt.ptx_interpreted.under_way import WINDOW, Block, Pending
@@ -54,7 +54,7 @@ def _round_up(n, unit):
 
 
 class Thread:
-    """Where one thread stands. `epoch` counts its block's barriers, `warp_epoch` its warp's, `grid_epoch` all."""
+    """The state of one thread. `epoch` counts its block's barriers, `warp_epoch` its warp's, `grid_epoch` all."""
 
     __slots__ = (
         "block",
@@ -109,13 +109,13 @@ class Interpreter:
             raise ArgumentError(
                 f"{self.program.name} takes {len(params)} arguments ({', '.join(params)}), {len(args)} given"
             )
-        self.current, self.state, self.deadline, self.ticks, self.most_ticks = None, None, None, 0, None
+        self.current, self.state, self.deadline, self.ticks, self.max_ticks = None, None, None, 0, None
         self.intrinsics, self.scheduler = Intrinsics(self), Scheduler(self)
-        self.windows = []  # shared memory of the blocks that are under way
-        self._place_shared()
+        self.windows = []  # shared memory of the blocks in flight
+        self._lay_out_shared()
 
-    def _place_shared(self):
-        """Where each shared array begins in the block's window; dynamic ones share one place, after the others."""
+    def _lay_out_shared(self):
+        """Assign each shared array its offset in the window; dynamic ones share one offset, after the others."""
         offset, self.offsets, dynamic = 0, {}, 16
         for array in self.program.shared.values():
             if array.shape == (0,):
@@ -135,7 +135,7 @@ class Interpreter:
         for name, array in self.program.constants.items():
             bound[name] = self._constant(name, array)
         self.make_thread, self.functions = self._compile(bound)
-        self.bound, self.most_ticks = bound, settings.step_limit_now()
+        self.bound, self.max_ticks = bound, settings.step_limit_now()
         self._start_clock()
         with np.errstate(all="ignore"):
             if self.program.cooperative:
@@ -144,20 +144,20 @@ class Interpreter:
                 self._run_in_turn(self._block(b) for b in self._in_order(range(self.blocks)))
 
     def _start_clock(self):
-        self.limit = settings.time_limit_s() if self.most_ticks is None else 0
+        self.limit = settings.time_limit_s() if self.max_ticks is None else 0
         self.deadline = time.thread_time() + self.limit if self.limit else None
 
     def _argument(self, name, value):
         if isinstance(value, DeviceNDArray):
             value = value._array
         if isinstance(value, np.ndarray):
-            return as_seen(value)
+            return as_typed_array(value)
         if isinstance(value, tuple):
             return tuple_like(value, (self._argument(f"{name}[{k}]", part) for k, part in enumerate(value)))
         return typed_scalar(value)
 
     def _constant(self, name, array):
-        return as_seen(array._array if isinstance(array, DeviceNDArray) else np.array(array))
+        return as_typed_array(array._array if isinstance(array, DeviceNDArray) else np.array(array))
 
     @staticmethod
     def _in_order(items):
@@ -177,7 +177,7 @@ class Interpreter:
             waiting = [b for b in waiting if next(b, None) is not None]
 
     def memory_digest(self):
-        """What the launch's arrays hold: global memory, and shared memory of the blocks that are under way."""
+        """What the launch's arrays hold: global memory, and shared memory of the blocks in flight."""
         arrays = [self.raw(part) for value in self.bound.values() for part in _parts(value)]
         digest = 0
         for array in (*arrays, *self.windows):
@@ -185,7 +185,7 @@ class Interpreter:
         return digest
 
     @property
-    def blocks_under_way(self):
+    def blocks_in_flight(self):
         return len(self.windows)
 
     def _run_together(self, blocks):
@@ -219,8 +219,8 @@ class Interpreter:
 
     def _compile(self, bound):
         """A function that starts a thread's generator, given the thread's indices and the block's shared arrays."""
-        given = {name: type_of_value(value) for name, value in bound.items()}
-        self.program = p = with_types(self.program, given)
+        inputs = {name: type_of_value(value) for name, value in bound.items()}
+        self.program = p = with_types(self.program, inputs)
         self.module, labels = python_module(p, self.counts_branches, self.marks_statements, self.lowering)
         namespace = {
             **FUNCTIONS,
@@ -243,8 +243,8 @@ class Interpreter:
             namespace[f"_Leave{label}"] = type(f"_Leave{label}", (Exception,), {})
         exec(compile(self.module, p.filename, "exec"), namespace)
         make = namespace[p.name]
-        given = [bound[name] for name in p.params]
-        return (lambda ids, t, b, shared: make(*ids, t, b, *shared, *given)), namespace
+        inputs = [bound[name] for name in p.params]
+        return (lambda ids, t, b, shared: make(*ids, t, b, *shared, *inputs)), namespace
 
     def _atomic(self, op):
         def operation(array, index, value, extra=None):
@@ -267,12 +267,12 @@ class Interpreter:
     def _tick(self):
         self.ticks += 1
         late = self.deadline and self.ticks % 4096 == 0 and time.thread_time() > self.deadline
-        if late or (self.most_ticks is not None and self.ticks > self.most_ticks):
+        if late or (self.max_ticks is not None and self.ticks > self.max_ticks):
             line = sys._getframe(1).f_lineno
-            after = f"{self.limit:g} s in which no block ended" if late else f"{self.ticks:,} turns of its loops"
+            spent = f"{self.limit:g} s in which no block ended" if late else f"{self.ticks:,} turns of its loops"
             hint = " LABKIT_TIME_LIMIT sets the limit in seconds" if late else ""
             raise KernelTimeout(
-                f"{self.program.name}, line {line}: stopped while {self.doing}, after {after}: a loop that never ends?"
+                f"{self.program.name}, line {line}: stopped while {self.doing}, after {spent}: a loop that never ends?"
                 f"{hint}",
                 kernel=self.program.name,
                 filename=self.program.filename,
@@ -311,14 +311,14 @@ class Interpreter:
         )
 
     def _shared(self, declaration):
-        return as_seen(self._shared_array(declaration)[0])
+        return as_typed_array(self._shared_array(declaration)[0])
 
     def _local(self, name):
-        return as_seen(self._new_local(self.program.local[name]))
+        return as_typed_array(self._new_local(self.program.local[name]))
 
     def _local_of_device(self, device, name):
         declaration = next(a for a in self.program.devices[device].local if a.name == name)
-        return as_seen(self._new_local(declaration))
+        return as_typed_array(self._new_local(declaration))
 
     # ---------------- what intrinsics ask
 
@@ -354,10 +354,10 @@ class Interpreter:
 
     def _array_name(self, array, frame):
         """What the kernel calls an array: the name in its frame that holds it."""
-        found = [n for n, v in frame.f_locals.items() if v is array] or [
+        result = [n for n, v in frame.f_locals.items() if v is array] or [
             n for n, v in frame.f_globals.items() if v is array
         ]
-        return found[0] if found else "an array"
+        return result[0] if result else "an array"
 
     def widely(self, kind, name, array, i, count, line, frame):
         """A wide access is made."""
@@ -371,13 +371,13 @@ class Interpreter:
     def filled(self, array):
         """All elements of the array will have been written."""
 
-    def filled_range(self, array, first, size):
+    def filled_range(self, array, start, size):
         """Bytes of shared memory, from address `first` on, will have been written."""
 
     def fenced_for_async(self):
         """This thread has called fence_proxy_async."""
 
-    sees_tiles = False  # True where reads_tile and has_read_tiles want to know what wgmma and TMA read
+    sees_tiles = False  # True where reads_tile and has_read_tiles track what wgmma and TMA read
 
     def passed_barrier(self, line):
         """A block passes a barrier."""
@@ -397,7 +397,7 @@ class Interpreter:
         block = (thread.block % gx, thread.block // gx % gy, thread.block // (gx * gy))
         return f"block {self.short(block, self.grid)}, thread {self.short(thread.where, self.block)}"
 
-    def _where(self, line, thread=None):
+    def _location(self, line, thread=None):
         thread = thread or self.current
         gx, gy, _ = self.grid
         block = (thread.block % gx, thread.block // gx % gy, thread.block // (gx * gy))
@@ -405,12 +405,12 @@ class Interpreter:
                 "thread": thread.where}  # fmt: skip
 
     def _raise(self, kind, line, text, thread=None):
-        tail = f" ({place(self.program.filename)})"
-        raise kind(f"{self.program.name}, line {line}: {text}{tail}", **self._where(line, thread))
+        tail = f" ({file_label(self.program.filename)})"
+        raise kind(f"{self.program.name}, line {line}: {text}{tail}", **self._location(line, thread))
 
     def _raise_with(self, make, line, *details):
-        at, tail = f"{self.program.name}, line {line}", f" ({place(self.program.filename)})"
-        raise make(at, self._spot(), *details, tail, self._where(line))
+        prefix, tail = f"{self.program.name}, line {line}", f" ({file_label(self.program.filename)})"
+        raise make(prefix, self._spot(), *details, tail, self._location(line))
 
     def fault(self, kind, line, text, thread=None):
         """Stop: an intrinsic was used in a way that a GPU would not survive."""
@@ -477,12 +477,12 @@ class Interpreter:
 
     def _kernel_frame(self, error):
         """(frame, line) of the kernel's own code where an exception came from; (None, the kernel's line) if nowhere."""
-        found, trace = (None, self.program.line), error.__traceback__
+        result, trace = (None, self.program.line), error.__traceback__
         while trace is not None:
             if trace.tb_frame.f_globals is self.functions:
-                found = trace.tb_frame, trace.tb_lineno
+                result = trace.tb_frame, trace.tb_lineno
             trace = trace.tb_next
-        return found
+        return result
 
     def _python_error(self, error):
         frame, line = self._kernel_frame(error)
@@ -496,16 +496,16 @@ class Interpreter:
         text = f"{unset[1]} is read before it is set" if unset else str(error).replace("'SeenArray' object", "an array")
         if isinstance(error, IndexError):
             text = "a number has no elements to index: are the parameters in the right order"
-        at, tail = f"{self.program.name}, line {line}: {self._spot()}", f" ({place(self.program.filename)})"
-        return KernelTypeError(f"{at}: {text}{tail}")
+        prefix, tail = f"{self.program.name}, line {line}: {self._spot()}", f" ({file_label(self.program.filename)})"
+        return KernelTypeError(f"{prefix}: {text}{tail}")
 
     def _index_error(self, error):
         """NumPy's complaint about an index, as the kernel's error: the subscript of that line that does not fit."""
         frame, line = self._kernel_frame(error)
         if frame is None:
             return error
-        where = self._where(line)
-        at, tail = f"{self.program.name}, line {line}: {self._spot()}", f" ({place(self.program.filename)})"
+        location = self._location(line)
+        prefix, tail = f"{self.program.name}, line {line}: {self._spot()}", f" ({file_label(self.program.filename)})"
         for node in ast.walk(self.module):
             if not isinstance(node, ast.Subscript) or node.lineno != line or _has_effects(node):
                 continue
@@ -522,15 +522,15 @@ class Interpreter:
                 continue
             shown = ", ".join(map(str, parts))
             name = re.sub(r"_(?:float64|complex128)\((.*?)\)", r"\1", ast.unparse(node.value))
-            found = OutOfBoundsError(f"{at} uses {name}[{shown}], outside its shape {shape}{tail}", **where)
-            found.array, found.index, found.shape = name, tuple(map(int, parts)), shape
-            return found
-        found = OutOfBoundsError(f"{at} uses an element that its array does not have: {error}{tail}", **where)
-        found.array, found.index, found.shape = "", (), ()
-        return found
+            result = OutOfBoundsError(f"{prefix} uses {name}[{shown}], outside its shape {shape}{tail}", **location)
+            result.array, result.index, result.shape = name, tuple(map(int, parts)), shape
+            return result
+        result = OutOfBoundsError(f"{prefix} uses an element that its array does not have: {error}{tail}", **location)
+        result.array, result.index, result.shape = "", (), ()
+        return result
 
     def stuck(self, kind, line, thread, op, sentence, lines=(), others=(), index=None, block=None):
-        """Threads that can never go on: raises. kind: "warp", "block", "grid" or "deadlock"."""
+        """Raise for threads that can never go on. kind: "warp", "block", "grid" or "deadlock"."""
         kinds = {"deadlock": DeadlockError, "warp": WarpError}
         self._raise(kinds.get(kind, BarrierError), line, sentence, thread)
 

@@ -22,7 +22,7 @@ from numba.np import numpy_support
 
 from labkit.simt import ptx
 from labkit.simt.arrays import DeviceNDArray
-from labkit.simt.errors import UnsupportedError, place
+from labkit.simt.errors import UnsupportedError, file_label
 from labkit.simt.settings import LIMITS
 
 ID_NAMES = tuple(f"_{prefix}{axis}" for prefix in ("t", "b", "bd", "gd") for axis in "xyz")
@@ -208,7 +208,7 @@ def check_local_bytes(program):
     if total > LIMITS.local_per_thread:
         raise UnsupportedError(
             f"{program.name}, line {known[-1].line}: the local arrays of a thread take {total:,} bytes; CUDA gives it "
-            f"{LIMITS.local_per_thread:,} ({place(program.filename)})"
+            f"{LIMITS.local_per_thread:,} ({file_label(program.filename)})"
         )
 
 
@@ -240,20 +240,20 @@ def store(name):
     return Name(name, ast.Store(), None)
 
 
-def at(new, where):
-    """Give a new node, and the new nodes below it, the line of `where`."""
+def at_line(new, source):
+    """Give a new node, and the new nodes below it, the line of `source`."""
     for child in ast.walk(new):
         if "lineno" in child._attributes and not hasattr(child, "lineno"):
-            ast.copy_location(child, where)
+            ast.copy_location(child, source)
     return new
 
 
-def assign(name, value, where):
-    return at(ast.Assign([store(name)], value), where)
+def assign(name, value, source):
+    return at_line(ast.Assign([store(name)], value), source)
 
 
 def without_positions(new):
-    """Forget the positions of parsed helper code, so that `at` gives it the kernel's."""
+    """Forget the positions of parsed helper code, so that `at_line` gives it the kernel's."""
     for child in ast.walk(new):
         for attribute in child._attributes:
             vars(child).pop(attribute, None)
@@ -278,14 +278,14 @@ def shown(name):
 
 
 class Lowering(ast.NodeTransformer):
-    """The tree's calls -> Python's, of the functions that do what they say."""
+    """Lower the tree's calls to Python calls of the functions that implement them."""
 
     def hidden_arguments(self, call):
         """What the function takes beside the call's own arguments."""
         return []
 
     def visit_AtomicCall(self, call):
-        hidden = self.hidden_arguments(call)  # first: a place of the source is numbered before those inside it
+        hidden = self.hidden_arguments(call)  # first: a site is numbered before those inside it
         self.generic_visit(call)
         return ast.Call(ast.Name(call.function, ast.Load()), [*call.args, *hidden], [])
 
@@ -304,8 +304,8 @@ def fingerprint_of(program):
             parts.append(")")
         elif is_dataclass(part):
             parts.append(f"{type(part).__name__}(")
-            for known in fields(part):
-                walk(getattr(part, known.name))
+            for declared in fields(part):
+                walk(getattr(part, declared.name))
             parts.append(")")
         elif isinstance(part, dict):
             walk(list(part.items()))

@@ -40,8 +40,8 @@ def jit(func_or_sig=None, device=False, **options):
 def _check_options(launch_bounds=None, shared_memory_carveout=None, **_):
     """What numba.cuda refuses in the options that describe a launch."""
     bounds = launch_bounds if isinstance(launch_bounds, tuple) else (launch_bounds,)
-    whole = all(isinstance(n, int) and not isinstance(n, bool) and n > 0 for n in bounds)
-    if launch_bounds is not None and not (whole and 1 <= len(bounds) <= 3):
+    are_counts = all(isinstance(n, int) and not isinstance(n, bool) and n > 0 for n in bounds)
+    if launch_bounds is not None and not (are_counts and 1 <= len(bounds) <= 3):
         raise ValueError(
             f"launch_bounds is {launch_bounds!r}; it must be the most threads of a block, or a tuple of that, the "
             "fewest blocks on an SM and the most blocks of a cluster"
@@ -56,25 +56,25 @@ def _check_options(launch_bounds=None, shared_memory_carveout=None, **_):
         )
 
 
-def _signatures(given):
+def _signatures(func_or_sig):
     """Argument types from a signature, a list of them, or None."""
-    if given is None:
+    if func_or_sig is None:
         return []
-    found = []
-    for signature in given if isinstance(given, list) else [given]:
+    argument_types = []
+    for signature in func_or_sig if isinstance(func_or_sig, list) else [func_or_sig]:
         arguments, returned = sigutils.normalize_signature(signature)
         if returned not in (None, types.void, types.none):
             raise errors.UnsupportedError(f"a kernel cannot return a value: its signature returns {returned}")
-        found.append(arguments)
-    return found
+        argument_types.append(arguments)
+    return argument_types
 
 
-def _device_signature(given):
+def _device_signature(func_or_sig):
     """(argument types, type of the result or None) of a device function, or None. It is compiled with each caller."""
-    given = given if isinstance(given, list) else [] if given is None else [given]
-    if len(given) > 1:
+    func_or_sig = func_or_sig if isinstance(func_or_sig, list) else [] if func_or_sig is None else [func_or_sig]
+    if len(func_or_sig) > 1:
         raise errors.UnsupportedError(
             "a device function with several signatures is not supported on the CPU device: leave them out, and it is "
             "compiled for the types of each call"
         )
-    return sigutils.normalize_signature(given[0]) if given else None
+    return sigutils.normalize_signature(func_or_sig[0]) if func_or_sig else None

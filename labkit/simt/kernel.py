@@ -13,7 +13,7 @@ from numba.core.errors import NumbaError
 
 from labkit.simt.arguments import TENSOR_MAP_TYPE, as_scalar, fits, host_view, passed_type
 from labkit.simt.codegen.emit import Generator
-from labkit.simt.compiled_kernel import CompiledKernel, InterpretedKernel, frozen_constant, is_kept
+from labkit.simt.compiled_kernel import CompiledKernel, InterpretedKernel, frozen_constant, is_cached
 from labkit.simt.errors import ArgumentError, KernelTypeError, LaunchError, UnsupportedError
 from labkit.simt.interpreted_source import source
 from labkit.simt.launch import ConfiguredKernel, check_launch_bounds, dimensions
@@ -184,7 +184,9 @@ class Kernel:
         if key not in self._compiled:
             with _COMPILE_LOCK:
                 program = rewrite(self.py_func)
-                if not program.interpreted and not is_kept(program, tuple(map(passed_type, argument_types)), *key[2:]):
+                if not program.interpreted and not is_cached(
+                    program, tuple(map(passed_type, argument_types)), *key[2:]
+                ):
                     return False
                 self._compiled[key] = self._made(program, key)
         return True
@@ -205,16 +207,18 @@ class Kernel:
 
     def _nearest(self, args):
         """The signature whose types the arguments reach with the fewest conversions, none of which loses much."""
-        found = []
+        candidates = []
         for signature in self._given:
             distances = [fits(a, ty) for a, ty in zip(args, signature, strict=True)]
             if None not in distances:
-                found.append((sorted(distances, reverse=True), signature))
-        if not found:
-            given = ", ".join(str(self._typeof(k, a)) for k, a in enumerate(args))
-            wanted = " or ".join(f"({', '.join(map(str, s))})" for s in self._given)
-            raise ArgumentError(f"{self.__name__} is compiled for {wanted}, and was launched with ({given})")
-        return min(found, key=lambda item: item[0])[1]
+                candidates.append((sorted(distances, reverse=True), signature))
+        if not candidates:
+            launch_types = ", ".join(str(self._typeof(k, a)) for k, a in enumerate(args))
+            compiled_types = " or ".join(f"({', '.join(map(str, s))})" for s in self._given)
+            raise ArgumentError(
+                f"{self.__name__} is compiled for {compiled_types}, and was launched with ({launch_types})"
+            )
+        return min(candidates, key=lambda item: item[0])[1]
 
     def _typeof(self, position, value):
         if isinstance(value, TensorMap):
@@ -240,18 +244,18 @@ def _quick_typeof(value):
         key = type(value)
     else:
         return numba.typeof(value)
-    found = _TYPES.get(key)
-    if found is None:
-        found = _TYPES[key] = numba.typeof(value)
-    return found
+    ty = _TYPES.get(key)
+    if ty is None:
+        ty = _TYPES[key] = numba.typeof(value)
+    return ty
 
 
 def _pickled(made, kind, *settings):
     """By name, as functions are pickled; by value where the name does not lead to it, in a function for one."""
-    found = sys.modules.get(made.__module__)
+    resolved = sys.modules.get(made.__module__)
     for name in made.__qualname__.split("."):
-        found = getattr(found, name, None)
-    if found is made:
+        resolved = getattr(resolved, name, None)
+    if resolved is made:
         return made.__qualname__
     return _unpickled, (kind, cloudpickle.dumps(made.py_func), *settings)
 

@@ -35,11 +35,11 @@ def dimensions(kernel, name, value):
 def check_launch_bounds(kernel, block):
     """Raises LaunchError for a block with more threads than the kernel's launch_bounds allow."""
     bounds = kernel.options.get("launch_bounds")
-    most = bounds[0] if isinstance(bounds, tuple) else bounds
+    limit = bounds[0] if isinstance(bounds, tuple) else bounds
     threads = block[0] * block[1] * block[2]
-    if most is not None and threads > most:
+    if limit is not None and threads > limit:
         raise LaunchError(
-            f"{kernel.__name__}: a block of {threads:,} threads; the kernel's launch_bounds allow at most {most:,}"
+            f"{kernel.__name__}: a block of {threads:,} threads; the kernel's launch_bounds allow at most {limit:,}"
         )
 
 
@@ -97,17 +97,17 @@ class ConfiguredKernel:
             copy_back()
 
     def _check_shared(self, compiled):
-        static, limit, most = compiled.static_bytes, LIMITS.shared_per_block, LIMITS.shared_per_block_optin
+        static, limit, cap = compiled.static_bytes, LIMITS.shared_per_block, LIMITS.shared_per_block_optin
         total, allowed = static + self.sharedmem, self.kernel.dynamic_allowed
-        if total <= limit or (static <= limit and self.sharedmem <= allowed and total <= most and allowed > limit):
+        if total <= limit or (static <= limit and self.sharedmem <= allowed and total <= cap and allowed > limit):
             return
         dynamic = f" and {self.sharedmem:,} at launch" if self.sharedmem else ""
         end = f"a block has {limit:,}"
         if self.sharedmem and static <= limit:
-            end = f"a block has {most:,}"
-            if total <= most:
+            end = f"a block has {cap:,}"
+            if total <= cap:
                 end = (
-                    f"a block has {limit:,}, and up to {most:,} where launching.dynamic_shared(kernel, nbytes, *args) "
+                    f"a block has {limit:,}, and up to {cap:,} where launching.dynamic_shared(kernel, nbytes, *args) "
                     "allowed the kernel so much dynamic shared memory before"
                 )
                 if allowed > limit:
@@ -119,9 +119,9 @@ class ConfiguredKernel:
     def _check_cooperative(self, compiled):
         if not compiled.program.cooperative:
             return
-        blocks, most = int(np.prod(self.grid)), compiled.max_cooperative_grid_blocks(self.block)
-        if blocks > most:
+        blocks, cap = int(np.prod(self.grid)), compiled.max_cooperative_grid_blocks(self.block)
+        if blocks > cap:
             raise LaunchError(
                 f"{self.kernel.__name__} synchronises the grid, and a grid of {blocks:,} blocks of {self.block} is too "
-                f"large for that: at most {most:,}"
+                f"large for that: at most {cap:,}"
             )

@@ -1,4 +1,4 @@
-"""Splits a variable into its independent uses, so that each can have a type, and a place, of its own.
+"""Split a variable into its independent uses, so that each can have its own type and storage.
 
     x = a[t] % 64           # one web: an int, an index
     y = k[x]
@@ -11,7 +11,7 @@ done before a kernel is cut into regions. Works on the tree of a kernel, in plac
 
 import ast
 
-from labkit.simt.ir import Exit, Inline, Sync, assign, at, copied, load, shown
+from labkit.simt.ir import Exit, Inline, Sync, assign, at_line, copied, load, shown
 
 
 class _Webs:
@@ -37,9 +37,9 @@ class _Webs:
     def read(self, node, state):
         for name in ast.walk(node):
             if isinstance(name, ast.Name) and isinstance(name.ctx, ast.Load) and name.id in state:
-                self._see(name, state[name.id])
+                self._record(name, state[name.id])
 
-    def _see(self, node, definitions):
+    def _record(self, node, definitions):
         known = self.uses.get(id(node), (node, frozenset()))[1] | definitions
         self.uses[id(node)] = (node, known)
         self.union(list(known))
@@ -48,7 +48,7 @@ class _Webs:
         for name in ast.walk(target):
             if isinstance(name, ast.Name) and isinstance(name.ctx, ast.Store):
                 definition = (name.id, id(name))
-                self._see(name, frozenset({definition}))
+                self._record(name, frozenset({definition}))
                 state[name.id] = frozenset({definition})
 
     # ---- control flow; a state maps a name to the definitions that reach here, None where nothing does
@@ -71,9 +71,9 @@ class _Webs:
             self.read(s.value, state)
             self.read(s.target, state)
             if isinstance(s.target, ast.Name):  # one name is both read and written
-                before = state.get(s.target.id, frozenset())
+                previous = state.get(s.target.id, frozenset())
                 self.write(s.target, state)
-                self._see(s.target, before)
+                self._record(s.target, previous)
         elif isinstance(s, Sync):
             for argument in s.args:
                 self.read(argument, state)
@@ -137,7 +137,7 @@ def _webs_of(body, params):
 def split(body, params):
     """Rename, in place, the variables of a tree's body that are several at once."""
     webs = _webs_of(body, params)
-    names, taken = {}, _names(body)
+    names, used = {}, _names(body)
     for node, definitions in list(webs.uses.values()):
         if not definitions:
             continue
@@ -147,7 +147,7 @@ def split(body, params):
         parameter = webs.find((name, "parameter")) if name in params else None
         ordered = sorted(groups, key=lambda root: (root != parameter, min(n.lineno for n in groups[root])))
         for position, root in enumerate(ordered[1:], start=2):
-            _rename(groups[root], _unused(f"{name}_{position}", taken))
+            _rename(groups[root], _unused(f"{name}_{position}", used))
 
 
 def split_before_joins(body, params, mixed):
@@ -170,15 +170,15 @@ def split_before_joins(body, params, mixed):
             joined |= definitions
         elif shown(node) in mixed or node.id in mixed:
             alone.setdefault(*definitions, []).append(node)
-    taken, copies = _names(body), {}  # id of the node that is assigned, or a parameter -> (joined variable, its own)
+    used, copies = _names(body), {}  # id of the node that is assigned, or a parameter -> (joined variable, its own)
     for definition in joined.intersection(alone):
-        name, where = definition
+        name, node_id = definition
         target = stores.get(definition)
-        own = _unused(f"{name}_alone", taken)
-        copies[where if target else name] = (name, own)
+        own = _unused(f"{name}_alone", used)
+        copies[node_id if target else name] = (name, own)
         _rename(alone[definition] + ([target] if target else []), own)
-    first = [assign(own, load(name), body[0]) for where, (name, own) in copies.items() if where == name]
-    return first + [new for s in body for new in _Copies(copies).statements(s)]
+    prologue = [assign(own, load(name), body[0]) for node_id, (name, own) in copies.items() if node_id == name]
+    return prologue + [new for s in body for new in _Copies(copies).statements(s)]
 
 
 class _Plain(ast.NodeTransformer):
@@ -192,7 +192,7 @@ class _Plain(ast.NodeTransformer):
             return node
         read = copied(node.target)
         read.ctx = ast.Load()
-        return at(ast.Assign([node.target], ast.BinOp(read, node.op, node.value)), node)
+        return at_line(ast.Assign([node.target], ast.BinOp(read, node.op, node.value)), node)
 
 
 class _Copies(ast.NodeTransformer):
@@ -205,19 +205,19 @@ class _Copies(ast.NodeTransformer):
         new = self.visit(s)
         return new if isinstance(new, list) else [new]
 
-    def _after(self, node, targets):
-        found = [self.copies[id(name)] for target in targets for name in ast.walk(target) if id(name) in self.copies]
-        return [assign(joined, load(own), node) for joined, own in found]
+    def _copies_after(self, node, targets):
+        pairs = [self.copies[id(name)] for target in targets for name in ast.walk(target) if id(name) in self.copies]
+        return [assign(joined, load(own), node) for joined, own in pairs]
 
     def visit_Assign(self, node):
-        return [node, *self._after(node, node.targets)]
+        return [node, *self._copies_after(node, node.targets)]
 
     def visit_Sync(self, node):
-        return [node, *self._after(node, [node.target] if node.target is not None else [])]
+        return [node, *self._copies_after(node, [node.target] if node.target is not None else [])]
 
     def visit_For(self, node):
         self.generic_visit(node)
-        node.body = [*self._after(node, [node.target]), *node.body]
+        node.body = [*self._copies_after(node, [node.target]), *node.body]
         return node
 
 
@@ -225,10 +225,10 @@ def _names(body):
     return {n.id for s in body for n in ast.walk(s) if isinstance(n, ast.Name)}
 
 
-def _unused(name, taken):
-    while name in taken:
+def _unused(name, used):
+    while name in used:
         name += "_"
-    taken.add(name)
+    used.add(name)
     return name
 
 

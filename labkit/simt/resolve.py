@@ -31,7 +31,7 @@ from labkit.simt.ir import (
     Subscript,
     SyncCall,
     assign,
-    at,
+    at_line,
     load,
     store,
     without_positions,
@@ -102,16 +102,16 @@ class Resolver:
 
     def statement(self, s):
         """The resolved statements for one statement of the source."""
-        for kind, what in REFUSED_STATEMENTS.items():
+        for kind, construct in REFUSED_STATEMENTS.items():
             if isinstance(s, kind):
-                self.scope.refuse(s, f"{what} cannot be used in device code")
+                self.scope.refuse(s, f"{construct} cannot be used in device code")
         method = getattr(self, f"_{type(s).__name__.lower()}", None)
         if method is None:
             self.scope.refuse(s, f"{type(s).__name__} cannot be used in device code")
         result = method(s)
         result = result if isinstance(result, list) else [result]
-        before, self.pending = self.pending, []
-        return before + result
+        hoisted, self.pending = self.pending, []
+        return hoisted + result
 
     def block(self, statements):
         outer, self.pending = self.pending, []
@@ -134,7 +134,7 @@ class Resolver:
         if stored is not None:
             return stored
         value = self.expression(s.value)
-        return at(ast.Expr(value), s) if value is not None else []
+        return at_line(ast.Expr(value), s) if value is not None else []
 
     def _cached_store(self, s):
         """cuda.stcg(a, i, v) and its kind -> a[i] = v; None for another statement."""
@@ -144,12 +144,14 @@ class Resolver:
         if not known or stub not in stubs.CACHED_STORES:
             return None
         array, index, value = self._bind(stub, s.value)
-        return self._assign(at(ast.Assign([ast.Subscript(array, index, ast.Store())], value), s))
+        return self._assign(at_line(ast.Assign([ast.Subscript(array, index, ast.Store())], value), s))
 
     def _return(self, s):
         if isinstance(s.value, ast.Tuple):
-            return at(ast.Return(at(ast.Tuple([self._merged(v) for v in s.value.elts], ast.Load()), s.value)), s)
-        return at(ast.Return(None if s.value is None else self._merged(s.value)), s)
+            return at_line(
+                ast.Return(at_line(ast.Tuple([self._merged(v) for v in s.value.elts], ast.Load()), s.value)), s
+            )
+        return at_line(ast.Return(None if s.value is None else self._merged(s.value)), s)
 
     def _assign(self, s):
         if len(s.targets) == 1 and isinstance(s.targets[0], ast.Name) and s.targets[0].id in self.scope.aliases:
@@ -164,7 +166,7 @@ class Resolver:
             once = self.scope.assigned[name] == 1 and name not in self.scope.params
             return self._declare(*declared, s, self.names[name] if once else None, s.targets[0])
         if self.narrow and len(s.targets) > 1 and self.scope.integer(s.value) is not None:
-            return self.block([at(ast.Assign([t], s.value), s) for t in s.targets])
+            return self.block([at_line(ast.Assign([t], s.value), s) for t in s.targets])
         value = self._assigned(s.targets[0], s.value)
         targets = [self.expression(t) for t in s.targets]
         if len(targets) == 1 and isinstance(targets[0], ast.Tuple):
@@ -175,15 +177,15 @@ class Resolver:
         if len(targets) > 1:
             name = self.rewriter.fresh("c")
             return [assign(name, value, s)] + [
-                at(ast.Assign([t], load(name)), s) for t in targets
+                at_line(ast.Assign([t], load(name)), s) for t in targets
             ]
-        return at(ast.Assign(targets, value), s)
+        return at_line(ast.Assign(targets, value), s)
 
     def _assigned(self, target, node):
         """The value of an assignment: a constant is a uint32 for a variable that has other values as well."""
         if isinstance(target, ast.Tuple) and isinstance(node, ast.Tuple) and len(target.elts) == len(node.elts):
             pairs = zip(target.elts, node.elts, strict=True)
-            return at(ast.Tuple([self._assigned(t, v) for t, v in pairs], ast.Load()), node)
+            return at_line(ast.Tuple([self._assigned(t, v) for t, v in pairs], ast.Load()), node)
         if isinstance(target, ast.Name) and (self.scope.assigned[target.id] > 1 or target.id in self.scope.params):
             return self._merged(node)
         return self.expression(node)
@@ -193,7 +195,7 @@ class Resolver:
         value = self.scope.integer(node) if self.narrow else None
         if not unsigned.is_constant(value):
             return self.expression(node)
-        return at(ast.Call(self._code("_np.uint32", node), [ast.Constant(value)], []), node)
+        return at_line(ast.Call(self._code("_np.uint32", node), [ast.Constant(value)], []), node)
 
     def _split_tuple(self, target, value, s):
         """col, row = x, y -> two assignments, where no value depends on a target."""
@@ -202,53 +204,53 @@ class Resolver:
         written = {n.id for t in target.elts for n in ast.walk(t) if isinstance(n, ast.Name)}
         read = {n.id for v in value.elts for n in ast.walk(v) if isinstance(n, ast.Name)}
         if all(isinstance(t, ast.Name) for t in target.elts) and not written & read:
-            return [at(ast.Assign([t], v), s) for t, v in zip(target.elts, value.elts, strict=True)]
-        kept = [self.rewriter.fresh("c") for _ in value.elts]
-        return [assign(k, v, s) for k, v in zip(kept, value.elts, strict=True)] + [
-            at(ast.Assign([t], load(k)), s) for t, k in zip(target.elts, kept, strict=True)
+            return [at_line(ast.Assign([t], v), s) for t, v in zip(target.elts, value.elts, strict=True)]
+        temps = [self.rewriter.fresh("c") for _ in value.elts]
+        return [assign(k, v, s) for k, v in zip(temps, value.elts, strict=True)] + [
+            at_line(ast.Assign([t], load(k)), s) for t, k in zip(target.elts, temps, strict=True)
         ]
 
     def _unpack(self, target, value, s):
         """a[0], a[1] = f() -> into names, then from the names into the elements."""
         names = [self.rewriter.fresh("c") for _ in target.elts]
         whole = ast.Tuple([store(name) for name in names], ast.Store())
-        return [at(ast.Assign([whole], value), s)] + [
-            at(ast.Assign([t], load(name)), s) for t, name in zip(target.elts, names, strict=True)
+        return [at_line(ast.Assign([whole], value), s)] + [
+            at_line(ast.Assign([t], load(name)), s) for t, name in zip(target.elts, names, strict=True)
         ]
 
     def _annassign(self, s):
         if s.value is None:
             return []
-        return self._assign(at(ast.Assign([s.target], s.value), s))
+        return self._assign(at_line(ast.Assign([s.target], s.value), s))
 
     def _augassign(self, s):
         if self.narrow and isinstance(s.target, ast.Name) and type(s.op).__name__ in unsigned.OPERATORS:
             read = ast.copy_location(ast.Name(s.target.id, ast.Load()), s.target)
-            return self._assign(at(ast.Assign([s.target], ast.BinOp(read, s.op, s.value)), s))
-        return at(ast.AugAssign(self.expression(s.target), s.op, self.expression(s.value)), s)
+            return self._assign(at_line(ast.Assign([s.target], ast.BinOp(read, s.op, s.value)), s))
+        return at_line(ast.AugAssign(self.expression(s.target), s.op, self.expression(s.value)), s)
 
     def _if(self, s):
         test = self.expression(s.test)
         if all(isinstance(n, FOLDABLE) for n in ast.walk(test)):  # a setting of the surroundings, such as STAGES == 2
             chosen = eval(compile(ast.Expression(test), "<setting>", "eval"))
             return self.block(s.body if chosen else s.orelse)  # Numba leaves out the other branch as well
-        return at(ast.If(test, self.block(s.body) or [at(ast.Pass(), s)], self.block(s.orelse)), s)
+        return at_line(ast.If(test, self.block(s.body) or [at_line(ast.Pass(), s)], self.block(s.orelse)), s)
 
     def _while(self, s):
         test = self.expression(s.test)
-        body, after = self._loop_body(s)
-        return [*after[:1], at(ast.While(test, body, []), s), *after[1:]]
+        body, else_parts = self._loop_body(s)
+        return [*else_parts[:1], at_line(ast.While(test, body, []), s), *else_parts[1:]]
 
     def _for(self, s):
         unsigned_range = self._unsigned_range(s.iter)
         iterable = self.expression(s.iter) if unsigned_range is None else unsigned_range
         target = self.expression(s.target)
-        body, after = self._loop_body(s)
+        body, else_parts = self._loop_body(s)
         if unsigned_range is not None:  # it runs over int64, of which each pass makes a uint32
             counted = self.rewriter.fresh("c")
-            body.insert(0, at(ast.Assign([target], ast.Call(self._code("_np.uint32", s), [load(counted)], [])), s))
-            target = at(store(counted), s.target)
-        return [*after[:1], at(ast.For(target, iterable, body, [], None), s), *after[1:]]
+            body.insert(0, at_line(ast.Assign([target], ast.Call(self._code("_np.uint32", s), [load(counted)], [])), s))
+            target = at_line(store(counted), s.target)
+        return [*else_parts[:1], at_line(ast.For(target, iterable, body, [], None), s), *else_parts[1:]]
 
     def _unsigned_range(self, node):
         """range(...) for a call of u32.range; None for another."""
@@ -262,28 +264,28 @@ class Resolver:
         wide = [ast.Call(self._code("_np.int64", node), [self.expression(a)], []) for a in node.args]
         function = ast.Name("range", ast.Load())
         function.is_unsigned = True
-        return at(ast.Call(function, wide, []), node)
+        return at_line(ast.Call(function, wide, []), node)
 
     def _loop_body(self, s):
         """(body, []), or for a loop with an else, (body, [before the loop, after it])."""
-        body = self.block(s.body) or [at(ast.Pass(), s)]
+        body = self.block(s.body) or [at_line(ast.Pass(), s)]
         if not s.orelse:
             return body, []
         finished = self.rewriter.fresh("c")
         _mark_breaks(body, finished)
         test = load(finished)
-        return body, [assign(finished, ast.Constant(True), s), at(ast.If(test, self.block(s.orelse), []), s)]
+        return body, [assign(finished, ast.Constant(True), s), at_line(ast.If(test, self.block(s.orelse), []), s)]
 
     def _assert(self, s):
         test = self.expression(s.test)
-        return at(ast.If(ast.UnaryOp(ast.Not(), test), [self._failure("", [s.msg] if s.msg else [])], []), s)
+        return at_line(ast.If(ast.UnaryOp(ast.Not(), test), [self._failure("", [s.msg] if s.msg else [])], []), s)
 
     def _raise(self, s):
         """Keep the class and the constants of the exception, in both runs, as a GPU does."""
         raised = s.exc.func if isinstance(s.exc, ast.Call) else s.exc
         known, kind = self.scope.static(raised) if isinstance(raised, (ast.Name, ast.Attribute)) else (False, None)
         name = kind.__name__ if known and isinstance(kind, type) and issubclass(kind, Exception) else "Exception"
-        return at(self._failure(name, s.exc.args if isinstance(s.exc, ast.Call) else []), s)
+        return at_line(self._failure(name, s.exc.args if isinstance(s.exc, ast.Call) else []), s)
 
     def _failure(self, kind, details):
         """The statement that stops the kernel. kind: the class of an exception, empty for an assert."""
@@ -303,7 +305,7 @@ class Resolver:
         known, target = self.scope.static(node.func)
         if not known or not isinstance(target, stubs.Function) or target.name not in ("shared.array", "local.array"):
             return None
-        shape_node, dtype_node, *rest = self._bind(target, node)
+        shape_node, dtype_node, *alignment_node = self._bind(target, node)
         known, shape = self.scope.constant(shape_node)
         whole = (int, np.integer)
         parts = shape if isinstance(shape, tuple) else (shape,)
@@ -325,41 +327,41 @@ class Resolver:
         space = target.name.split(".")[0]
         if any(p < 0 for p in parts) or (0 in parts and (space == "local" or parts != (0,))):
             self.scope.refuse(node, f"the shape {parts} of cuda.{target.name} must be positive")
-        return space, parts, dtype, self._alignment(rest[0], node) if rest else 16
+        return space, parts, dtype, self._alignment(alignment_node[0], node) if alignment_node else 16
 
-    def _alignment(self, given, node):
-        known, alignment = self.scope.constant(given)
+    def _alignment(self, bound_nodes, node):
+        known, alignment = self.scope.constant(bound_nodes)
         if alignment is None:
             return 16
         if not known or not isinstance(alignment, int) or alignment < 8 or alignment & (alignment - 1):
-            text = ast.unparse(given)
+            text = ast.unparse(bound_nodes)
             self.scope.refuse(node, f"the alignment of an array must be a constant power of two from 8 on, not {text}")
         return max(alignment, 16)
 
-    def _declare(self, space, shape, dtype, alignment, where, name=None, target=None):
-        """Register the array; the statements that stand for its allocation."""
+    def _declare(self, space, shape, dtype, alignment, origin, name=None, target=None):
+        """Register the array; return the statements for its allocation."""
         if space == "shared":
             if self.device is not None:
                 raise AssertionError("a device function with shared memory is inlined")
-            key = (self.scope.key, where.lineno, where.col_offset)
+            key = (self.scope.key, origin.lineno, origin.col_offset)
             known = self.rewriter.shared_keys.get(key)
             if known is None:
                 known = name or self.rewriter.fresh("shared")
                 self.rewriter.shared_keys[key] = known
-                self.program.shared[known] = ArrayDeclaration(known, space, shape, dtype, where.lineno, alignment)
+                self.program.shared[known] = ArrayDeclaration(known, space, shape, dtype, origin.lineno, alignment)
             if known == name or target is None:
                 return []
-            return [assign(self.names[target.id], load(known), where)]
+            return [assign(self.names[target.id], load(known), origin)]
         known = name or self.rewriter.fresh("local")
-        declaration = ArrayDeclaration(known, space, shape, dtype, where.lineno)
+        declaration = ArrayDeclaration(known, space, shape, dtype, origin.lineno)
         if self.device is not None:
             self.device.local.append(declaration)
         else:
             self.program.local[known] = declaration
-        fresh = at(ast.Expr(ast.Call(ast.Name("_poison", ast.Load()), [load(known)], [])), where)
+        fresh = at_line(ast.Expr(ast.Call(ast.Name("_poison", ast.Load()), [load(known)], [])), origin)
         if known == name or target is None:
             return [fresh]
-        return [fresh, assign(self.names[target.id], load(known), where)]
+        return [fresh, assign(self.names[target.id], load(known), origin)]
 
     def _hidden(self, array):
         """The name of a hidden argument that carries a constant array."""
@@ -379,9 +381,9 @@ class Resolver:
     # ---------------- expressions
 
     def expression(self, node):
-        for kind, what in REFUSED_EXPRESSIONS.items():
+        for kind, construct in REFUSED_EXPRESSIONS.items():
             if isinstance(node, kind):
-                self.scope.refuse(node, f"{what} cannot be used in device code")
+                self.scope.refuse(node, f"{construct} cannot be used in device code")
         if isinstance(node, ast.Name):
             return self._name(node)
         if isinstance(node, (ast.Attribute, ast.Subscript)):
@@ -391,7 +393,7 @@ class Resolver:
         if isinstance(node, ast.BinOp) or _is_inversion(node):
             folded = _folded(node)
             if folded is not None:
-                return at(folded, node)
+                return at_line(folded, node)
             if self.narrow and type(node.op).__name__ in unsigned.OPERATORS:
                 return self._narrow(node)
         if isinstance(node, ast.Call):
@@ -409,7 +411,7 @@ class Resolver:
         if _is_inversion(node):
             inverted = self.expression(node.operand)
             if isinstance(inverted, ast.Constant) and isinstance(inverted.value, bool):
-                return at(ast.Constant(not inverted.value), node)  # a global's: Numba inverts it, and not Python
+                return at_line(ast.Constant(not inverted.value), node)  # a global's: Numba inverts it, and not Python
         new = copy.copy(node)
         for name, value in ast.iter_fields(node):
             if isinstance(value, ast.expr):
@@ -423,19 +425,19 @@ class Resolver:
         of_left, of_right = self.scope.integer(node.left), self.scope.integer(node.right)
         value = unsigned.folded(type(node.op).__name__, of_left, of_right)
         if value is not None:
-            return at(ast.Constant(value) if value >= 0 else ast.UnaryOp(ast.USub(), ast.Constant(-value)), node)
+            return at_line(ast.Constant(value) if value >= 0 else ast.UnaryOp(ast.USub(), ast.Constant(-value)), node)
         left, right = self.expression(node.left), self.expression(node.right)
         if of_left is None and of_right is None:
-            return at(BinOp(left, node.op, right, False), node)
+            return at_line(BinOp(left, node.op, right, False), node)
         if unsigned.is_constant(of_right if of_left is None else of_left):
-            return at(BinOp(left, node.op, right, True), node)
-        return at(ast.BinOp(left, node.op, right), node)
+            return at_line(BinOp(left, node.op, right, True), node)
+        return at_line(ast.BinOp(left, node.op, right), node)
 
     def _name(self, node):
         if node.id in self.names and node.id not in self.scope.aliases:
             replacement = self.names[node.id]
             if isinstance(replacement, ast.AST):
-                return at(without_positions(copy.deepcopy(replacement)), node)
+                return at_line(without_positions(copy.deepcopy(replacement)), node)
             return ast.copy_location(Name(replacement, node.ctx, node.id), node)
         known, obj = self.scope.static(node)
         return self.embed(obj, node)
@@ -448,15 +450,15 @@ class Resolver:
         if isinstance(obj, stubs.Value):
             return self._code(obj.code, node)
         if isinstance(obj, (bool, int, np.bool_, str)) or obj is None:  # a text can be compared, as in kind == "add"
-            return at(ast.Constant(bool(obj) if isinstance(obj, np.bool_) else obj), node)
+            return at_line(ast.Constant(bool(obj) if isinstance(obj, np.bool_) else obj), node)
         if isinstance(obj, np.generic) and obj.dtype.kind in "iufc":
             return self._code(f"_np.{obj.dtype.name}({_number(obj.item())})", node)
         if isinstance(obj, (float, complex)):
             return self._code(_number(obj), node)
         if isinstance(obj, tuple):
-            return at(ast.Tuple([self.embed(item, node) for item in obj], ast.Load()), node)
+            return at_line(ast.Tuple([self.embed(item, node) for item in obj], ast.Load()), node)
         if isinstance(obj, (np.ndarray, DeviceNDArray)):
-            return at(Name(self._hidden(obj), ast.Load(), source), node)
+            return at_line(Name(self._hidden(obj), ast.Load(), source), node)
         if isinstance(obj, types.Type) or (isinstance(obj, type) and issubclass(obj, np.generic)):
             ty = as_type(obj)
             if isinstance(ty, (types.Number, types.Boolean)):
@@ -470,22 +472,22 @@ class Resolver:
         )
 
     def _code(self, text, node):
-        return at(without_positions(ast.parse(text, mode="eval").body), node)
+        return at_line(without_positions(ast.parse(text, mode="eval").body), node)
 
     def _bind(self, stub, node):
         """The arguments of a call of a stub, in the order of its parameters."""
-        given = dict(zip(stub.params, node.args, strict=False))
+        bound_nodes = dict(zip(stub.params, node.args, strict=False))
         if node.keywords and (stub.name.startswith("atomic.") or stub.name == "syncwarp"):
             self.scope.refuse(node, f"{stub.full_name} takes no keyword arguments")
         extra = node.args[len(stub.params) :]
         for keyword in node.keywords:
-            if keyword.arg not in stub.params or keyword.arg in given:
+            if keyword.arg not in stub.params or keyword.arg in bound_nodes:
                 self.scope.refuse(node, f"{stub.full_name} has no argument {keyword.arg!r}")
-            given[keyword.arg] = keyword.value
-        missing = [p for p in stub.params if p not in given and p not in stub.optional]
+            bound_nodes[keyword.arg] = keyword.value
+        missing = [p for p in stub.params if p not in bound_nodes and p not in stub.optional]
         if missing or extra:
             self.scope.refuse(node, f"{stub.full_name} takes ({', '.join(stub.params)}), {len(node.args)} given")
-        return [given[p] for p in stub.params if p in given]
+        return [bound_nodes[p] for p in stub.params if p in bound_nodes]
 
     def _call(self, node):
         func = node.func
@@ -500,9 +502,9 @@ class Resolver:
         if not known:
             if isinstance(func, ast.Attribute) and func.attr in METHODS and not node.keywords:
                 if func.attr == "bit_count":
-                    return at(ast.Call(ast.Name("_popc", ast.Load()), [self.expression(func.value)], []), node)
+                    return at_line(ast.Call(ast.Name("_popc", ast.Load()), [self.expression(func.value)], []), node)
                 method = ast.Attribute(self.expression(func.value), func.attr, ast.Load())
-                return at(ast.Call(method, [self.expression(a) for a in node.args], []), node)
+                return at_line(ast.Call(method, [self.expression(a) for a in node.args], []), node)
             if isinstance(func, ast.Attribute):
                 self.scope.refuse(node, f"the method .{func.attr}() cannot be used in device code")
             self.scope.refuse(node, f"{ast.unparse(func)} cannot be called in device code")
@@ -517,7 +519,7 @@ class Resolver:
             return self._plain_call(type_code(ty), arguments, node)
         operation = _operation(target, arguments)
         if operation is not None:
-            return at(operation, node)
+            return at_line(operation, node)
         if target in (bool, int, float, complex) or getattr(builtins, getattr(target, "__name__", ""), 0) is target:
             if target is round and len(arguments) == 2:
                 return self._plain_call("_round_digits", arguments, node)
@@ -553,10 +555,10 @@ class Resolver:
     def _plain_call(self, name, arguments, node):
         if node.keywords:
             self.scope.refuse(node, f"keyword arguments of {ast.unparse(node.func)} are not supported in device code")
-        return at(ast.Call(without_positions(ast.parse(name, mode="eval").body), arguments, []), node)
+        return at_line(ast.Call(without_positions(ast.parse(name, mode="eval").body), arguments, []), node)
 
     def _sync(self, op, arguments, node):
-        return at(SyncCall(op, arguments), node)
+        return at_line(SyncCall(op, arguments), node)
 
     def _call_stub(self, stub, node):
         if stub.name in ("shared.array", "local.array"):
@@ -564,7 +566,7 @@ class Resolver:
             name = self.rewriter.fresh(space)
             self.pending += self._declare(space, shape, dtype, alignment, node, name)
             key = (self.scope.key, node.lineno, node.col_offset)
-            return at(load(self.rewriter.shared_keys.get(key, name)), node)
+            return at_line(load(self.rewriter.shared_keys.get(key, name)), node)
         if isinstance(stub, libraries.VectorType):
             return self._plain_call(stub.code, [self.expression(a) for a in node.args], node)
         if stub is u32.range:
@@ -574,7 +576,7 @@ class Resolver:
             known, array = self.scope.static(bound[0])
             if not known or not isinstance(array, np.ndarray):
                 self.scope.refuse(node, "cuda.const.array_like takes a NumPy array that is a global of the kernel")
-            return at(Name(self._hidden(array), ast.Load(), ast.unparse(bound[0])), node)
+            return at_line(Name(self._hidden(array), ast.Load(), ast.unparse(bound[0])), node)
         if stub.name in ("grid", "gridsize"):
             known, ndim = self.scope.constant(bound[0])
             if not known or ndim not in (1, 2, 3):
@@ -584,27 +586,27 @@ class Resolver:
             parts = [form.format(axis) for axis in "xyz"[:ndim]]
             return self._code(parts[0] if ndim == 1 else f"({', '.join(parts)})", node)
         if stub is u32.size:
-            whole = at(ast.Attribute(self.expression(bound[0]), "size", ast.Load()), node)
-            return at(ast.Call(self._code("_np.uint32", node), [whole], []), node)
+            whole = at_line(ast.Attribute(self.expression(bound[0]), "size", ast.Load()), node)
+            return at_line(ast.Call(self._code("_np.uint32", node), [whole], []), node)
         if stub is u32.shape:
-            return at(ast.Call(ast.Name("_unsigned_shape", ast.Load()), [self.expression(bound[0])], []), node)
+            return at_line(ast.Call(ast.Name("_unsigned_shape", ast.Load()), [self.expression(bound[0])], []), node)
         if stub is stubs.this_grid:
             self.scope.refuse(node, "cg.this_grid() has one use here: cg.this_grid().sync()")
         if stub in stubs.CACHED_STORES:
             self.scope.refuse(node, f"{stub.full_name} has no value", "let it stand alone")
         arguments = [self.expression(a) for a in bound]
         if stub in stubs.CACHED_LOADS:
-            return at(Subscript(*arguments, ast.Load(), self.scope.filename), node)
+            return at_line(Subscript(*arguments, ast.Load(), self.scope.filename), node)
         if isinstance(stub, libraries.LibraryFunction):
             if stub.cast:
                 arguments = [ast.Call(self._code(f"_np.{stub.cast}", node), [a], []) for a in arguments]
-            return at(ast.Call(self._code(stub.code, node), arguments, []), node)
+            return at_line(ast.Call(self._code(stub.code, node), arguments, []), node)
         if isinstance(stub, ptx.Intrinsic):
             return self._call_intrinsic(stub, bound, arguments, node)
         if stub.name in stubs.SYNC:
             return self._sync(stub.name, arguments, node)
         if stub.name.startswith("threadfence"):
-            return at(ast.Call(ast.Name("_fence", ast.Load()), [ast.Constant(stub.name)], []), node)
+            return at_line(ast.Call(ast.Name("_fence", ast.Load()), [ast.Constant(stub.name)], []), node)
         if stub.name == "nanosleep":
             return self._code("None", node)
         if stub.name == "lanemask_lt":
@@ -616,14 +618,14 @@ class Resolver:
         if stub.name.startswith("atomic."):
             self.program.has_atomics = True
             return self._atomic(stub.name.removeprefix("atomic."), arguments, node)
-        return at(ast.Call(ast.Name(f"_{stub.name}", ast.Load()), arguments, []), node)
+        return at_line(ast.Call(ast.Name(f"_{stub.name}", ast.Load()), arguments, []), node)
 
     def _atomic(self, op, arguments, node):
-        return at(AtomicCall(op, arguments, self.scope.filename), node)
+        return at_line(AtomicCall(op, arguments, self.scope.filename), node)
 
-    def _call_intrinsic(self, stub, given, arguments, node):
+    def _call_intrinsic(self, stub, bound_nodes, arguments, node):
         """Resolve a call of labkit.ptx. GPU immediates must be constants, and arrays in the right memory space."""
-        for parameter, source, value in zip(stub.params, given, arguments, strict=True):
+        for parameter, source, value in zip(stub.params, bound_nodes, arguments, strict=True):
             if parameter in stub.constants:
                 known, constant = self.scope.constant(source)
                 allowed = stub.constants[parameter]
@@ -642,48 +644,48 @@ class Resolver:
             return self._sync(stub.full_name, arguments, node)
         if stub.kind == "order":
             return self._code("None", node)
-        return at(IntrinsicCall(stub.name, arguments, self.scope.filename), node)
+        return at_line(IntrinsicCall(stub.name, arguments, self.scope.filename), node)
 
     def _check_space(self, stub, parameter, space, value, source):
         name = value.id if isinstance(value, ast.Name) and self.device is None else None
-        held = (
+        actual_space = (
             "shared" if name in self.program.shared
             else "local" if name in self.program.local
             else "global" if name in self.program.params or name in self.program.constants
             else space
         )  # fmt: skip
-        if held != space:
-            kind = f"a {held} array" if held != "global" else "in global memory"
+        if actual_space != space:
+            kind = f"a {actual_space} array" if actual_space != "global" else "in global memory"
             self.scope.refuse(source, f"{parameter} of {stub.full_name} must be in {space} memory, and "
                               f"{ast.unparse(source)} is {kind}")  # fmt: skip
 
     def _call_device(self, function, signature, node):
         """A call of a device function: of one with a signature, arguments and result are converted to its types."""
-        callee, given = bind(self.scope, function, node)
+        callee, bound_nodes = bind(self.scope, function, node)
         names = list(inspect.signature(function).parameters)
         argument_types, returned = signature or ([None] * len(names), None)
         if len(argument_types) != len(names):
             self.scope.refuse(
                 node, f"{function.__name__} has {len(names)} parameters and its signature {len(argument_types)}"
             )
-        wanted = dict(zip(names, argument_types, strict=True))
+        parameter_types = dict(zip(names, argument_types, strict=True))
         resolve = self._merged if unsigned.follows(function) else self.expression
         arguments = [
             self._converted(resolve(value) if isinstance(value, ast.AST) else self.embed(value, node),
-                            wanted[name], node)
-            for name, value in given.items()
+                            parameter_types[name], node)
+            for name, value in bound_nodes.items()
         ]
         if self.rewriter.needs_inline(callee):
             call = InlineCall(callee, arguments)
         else:
             call = DeviceCall(self.rewriter.device_function(callee), arguments)
-        return self._converted(at(call, node), returned, node)
+        return self._converted(at_line(call, node), returned, node)
 
     def _converted(self, value, ty, node):
         """Convert the value to this type; return it unchanged if that is None or not a number."""
         if not isinstance(ty, (types.Number, types.Boolean)):
             return value
-        return at(ast.Call(self._code(type_code(ty), node), [value], []), node)
+        return at_line(ast.Call(self._code(type_code(ty), node), [value], []), node)
 
 
 def _is_scalar_class(obj):
@@ -714,7 +716,7 @@ def _mark_breaks(statements, name):
 
 
 def _operation(function, arguments):
-    """The expression that a function of operator, or pow(), stands for; None for another function."""
+    """The expression for a call of an operator function or pow(); None for another function."""
     name = getattr(function, "__name__", "")
     if function is not pow and getattr(operator, name, None) is not function:
         return None

@@ -24,7 +24,7 @@ def rewrite(function):
 
 
 class Rewriter:
-    """One kernel under way: its Program so far, and what its functions share."""
+    """The rewrite of one kernel: its Program so far, and state shared by its functions."""
 
     def __init__(self, function):
         self.function = function
@@ -58,8 +58,8 @@ class Rewriter:
     def refuse_recursion(self, scope):
         if scope.key in self.inlining:
             name = scope.function.__name__
-            what = f"device function {name} calls itself, and recursion is not supported by the CPU device"
-            scope.refuse(scope.definition, what, "write it as a loop")
+            message = f"device function {name} calls itself, and recursion is not supported by the CPU device"
+            scope.refuse(scope.definition, message, "write it as a loop")
 
     def _pass_global_arrays(self):
         """A device function takes the global arrays that it uses, itself or through others, as further parameters."""
@@ -69,11 +69,11 @@ class Rewriter:
         for _ in devices:  # the longest chain of calls has no more links
             for name in devices:
                 used[name] = used[name].union(*(used[call.function] for call in calls[name]))
-        taken = {name: [array for array in self.result.constants if array in used[name]] for name in devices}
+        captured = {name: [array for array in self.result.constants if array in used[name]] for name in devices}
         for call in [*_nodes(self.result.body, DeviceCall), *(c for inner in calls.values() for c in inner)]:
-            call.args = [*call.args, *map(load, taken[call.function])]
+            call.args = [*call.args, *map(load, captured[call.function])]
         for name, device in devices.items():
-            device.params = [*device.params, *taken[name]]
+            device.params = [*device.params, *captured[name]]
 
     def fresh(self, stem):
         return f"_{stem}{next(self.counter)}"
@@ -86,19 +86,19 @@ class Rewriter:
         if key in self.needs_inline_cache:
             return self.needs_inline_cache[key]
         self.needs_inline_cache[key] = False  # a recursive call does not make it so
-        found = spins(scope.definition.body)
+        needed = spins(scope.definition.body)
         for node in ast.walk(scope.definition):
             if not isinstance(node, ast.Call):
                 continue
             known, target = scope.static(node.func)
             if not known:
-                found |= isinstance(node.func, ast.Attribute) and node.func.attr == "sync"
+                needed |= isinstance(node.func, ast.Attribute) and node.func.attr == "sync"
             elif isinstance(target, stubs.Function):
-                found |= waits(target) or target.name == "shared.array"
+                needed |= waits(target) or target.name == "shared.array"
             elif is_device_function(target):
-                found |= self.needs_inline(bind(scope, target.py_func, node)[0])
-        self.needs_inline_cache[key] = found
-        return found
+                needed |= self.needs_inline(bind(scope, target.py_func, node)[0])
+        self.needs_inline_cache[key] = needed
+        return needed
 
     def device_function(self, callee):
         """Register a device function that stays a function; returns its name in the generated module."""

@@ -15,17 +15,17 @@ def _mask(bits):
     return Int32(bits - (1 << 32) if bits >> 31 else bits)
 
 
-IDLE_ROUNDS = 64  # of one block; seen twice with the same memory, they are a deadlock
+IDLE_ROUNDS = 64  # of one block; twice with the same memory is a deadlock
 
 
 class Scheduler:
-    """Looks at what each thread of a block waits for, and lets those go on whose wait is over."""
+    """Decides which threads of a block can go on, from what each waits for."""
 
     def __init__(self, execution):
         self.execution, self.epoch = execution, 0
         # True if no thread of the block can go on but those that wait in a loop for a change of memory
         self.only_spins = False
-        self.spun, self.idle, self.checkpoint = {}, 0, None  # what each of them did last; rounds without a change
+        self.spun, self.idle, self.checkpoint = {}, 0, None  # the last request of each; rounds without a change
 
     def resolve(self, threads):
         """The threads that can go on, "grid" at a grid barrier, or none; reports threads that can never go on."""
@@ -94,10 +94,10 @@ class Scheduler:
         if not self.idle:
             self.checkpoint = None
         self.spun.update(now)
-        if self.idle < IDLE_ROUNDS * self.execution.blocks_under_way:
+        if self.idle < IDLE_ROUNDS * self.execution.blocks_in_flight:
             return False
-        before, self.checkpoint, self.idle = self.checkpoint, self.execution.memory_digest(), 0
-        return before == self.checkpoint
+        previous, self.checkpoint, self.idle = self.checkpoint, self.execution.memory_digest(), 0
+        return previous == self.checkpoint
 
     def _spin_for_ever(self, threads):
         groups = {}
@@ -107,9 +107,9 @@ class Scheduler:
                 groups.setdefault((t.request[1], does), []).append(t)
         parts = []
         for (line, does), group in groups.items():
-            verb, _, rest = does.partition(" ")
+            verb, _, details = does.partition(" ")
             verb = verb if len(group) == 1 else verb.removesuffix("s")
-            parts.append(f"{_ranges([t.linear for t in group])} {verb} {rest}".strip() + f" at line {line}")
+            parts.append(f"{_ranges([t.linear for t in group])} {verb} {details}".strip() + f" at line {line}")
         first = next(t for t in threads if not t.done and t.request[0] == SPIN)
         self.execution.stuck(
             "deadlock", first.request[1], first, "loop",
@@ -160,16 +160,16 @@ class Scheduler:
                 named.setdefault(int(args[0]), []).append(t)
             elif self.execution.intrinsics.barrier("mbarrier_wait", args[0], args[1], line, t).passes(args[2]):
                 going.append(t)
-        for number, group in named.items():
-            wanted = {int(t.request[2][1]) for t in group}
+        for group_index, group in named.items():
+            counts = {int(t.request[2][1]) for t in group}
             first = group[0]
-            if len(wanted) > 1 or max(wanted) % 32 or len(group) > max(wanted) or not 0 <= number < 16:
+            if len(counts) > 1 or max(counts) % 32 or len(group) > max(counts) or not 0 <= group_index < 16:
                 self.execution.fault(
                     "assertion", first.request[1],
-                    f"waits at named barrier {number} for {' or '.join(map(str, sorted(wanted)))} threads, and "
+                    f"waits at named barrier {group_index} for {' or '.join(map(str, sorted(counts)))} threads, and "
                     f"{len(group)} are there: all must name one multiple of 32, and a barrier from 0 to 15", first,
                 )  # fmt: skip
-            if len(group) == max(wanted):
+            if len(group) == max(counts):
                 self._order(group)
                 going += group
         passed = [t for t in going if t.request[0] == "ptx.mbarrier_wait"]
@@ -219,9 +219,9 @@ class Scheduler:
             for t, row in zip(lanes, rows, strict=False):
                 self.execution.current = t
                 (shared, i), line = t.request[2], t.request[1]
-                found = self.execution.wide("load", name, shared, int(i), 16, 16, line, t.generator.gi_frame)
-                if found is not None:
-                    row[...] = found.view(np.uint16)
+                row_values = self.execution.wide("load", name, shared, int(i), 16, 16, line, t.generator.gi_frame)
+                if row_values is not None:
+                    row[...] = row_values.view(np.uint16)
             results = load_matrices(rows, count, name.endswith("trans"))
         for t, result in zip(lanes, results, strict=True):
             t.reply = result
@@ -275,28 +275,28 @@ class Scheduler:
             rule = "Every thread of the block must reach the same barrier, or none of them."
         else:
             size = 32 if who == "warp" else 128
-            number = first.linear // size
-            threads = [t for t in threads if t.linear // size == number]
-            group = f"{'lanes' if who == 'warp' else 'threads'} of {who} {number}{of_block}"
+            group_index = first.linear // size
+            threads = [t for t in threads if t.linear // size == group_index]
+            group = f"{'lanes' if who == 'warp' else 'threads'} of {who} {group_index}{of_block}"
             rule = "Every lane that the mask names must make the same call."
             if op.startswith("ptx."):
                 rule = f"All {size} must make the same call."
-        here = [t for t in threads if not t.done and t.request[:2] == first.request[:2]]
-        others = [t for t in threads if t not in here] or here
+        arrived = [t for t in threads if not t.done and t.request[:2] == first.request[:2]]
+        others = [t for t in threads if t not in arrived] or arrived
         other = others[0]
         if other.done:
-            where = "has ended without it"
-        elif other not in here:
-            where = f"waits at line {other.request[1]}"
+            reason = "has ended without it"
+        elif other not in arrived:
+            reason = f"waits at line {other.request[1]}"
         else:
-            where = "is not named by its mask"
+            reason = "is not named by its mask"
         lines = sorted({line, *(t.request[1] for t in others if not t.done)})
         who = "warp" if who == "warpgroup" else who
         other_index = self.execution.short(other.where, self.execution.block)
         self.execution.stuck(
             who, line, first, op,
-            f"{name}() was reached by {len(here)} of the {len(threads)} {group}; "
-            f"thread {other_index} {where}. {rule}", lines, others)  # fmt: skip
+            f"{name}() was reached by {len(arrived)} of the {len(threads)} {group}; "
+            f"thread {other_index} {reason}. {rule}", lines, others)  # fmt: skip
 
     def _deadlocked(self, waiting):
         """No thread can go on, and some wait at mbarriers or named barriers."""
@@ -323,13 +323,13 @@ class Scheduler:
         )  # fmt: skip
 
 
-def _ranges(numbers):
+def _ranges(thread_ids):
     """Thread numbers in words: thread 5; threads 0 to 127; threads 0 to 31, 64."""
     runs = []
-    for n in sorted(numbers):
+    for n in sorted(thread_ids):
         if runs and runs[-1][1] == n - 1:
             runs[-1][1] = n
         else:
             runs.append([n, n])
     text = ", ".join(str(a) if a == b else f"{a} to {b}" for a, b in runs[:4]) + (", ..." if len(runs) > 4 else "")
-    return f"thread {text}" if len(numbers) == 1 else f"threads {text}"
+    return f"thread {text}" if len(thread_ids) == 1 else f"threads {text}"

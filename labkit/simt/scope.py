@@ -19,7 +19,7 @@ from numba.core.dispatcher import Dispatcher
 
 from labkit.simt import libraries, stubs, unsigned
 from labkit.simt.arrays import DeviceNDArray
-from labkit.simt.errors import UnsupportedError, place
+from labkit.simt.errors import UnsupportedError, file_label
 from labkit.simt.ir import BUILTINS, copied
 
 _ATTRIBUTES_OF_ARRAYS = {"shape", "size", "ndim", "strides", "itemsize", "nbytes"}
@@ -39,7 +39,7 @@ def read_source(function):
 
 
 def remember_source(function, definition, filename):
-    """The FunctionDef of a function that was made of it: no file has this source."""
+    """Register the FunctionDef of a generated function: no file has this source."""
     _SOURCES[function] = definition, filename
 
 
@@ -49,50 +49,50 @@ def _read_source(function):
     filename = function.__code__.co_filename
     linecache.checkcache(filename)
     try:
-        lines, first = inspect.getsourcelines(function)
+        lines, first_line = inspect.getsourcelines(function)
     except (OSError, TypeError):
-        lines, first = _lines_of_command(function), function.__code__.co_firstlineno
+        lines, first_line = _lines_of_command(function), function.__code__.co_firstlineno
     if not lines:
         raise UnsupportedError(
             f"the source of {function.__name__} cannot be read ({filename}), and the CPU device needs it: define it in "
             "a file or a notebook cell; code made by exec() can be written to a file and imported"
         )
     if function.__code__.co_name == "<lambda>":
-        return _as_definition(function, lines, first), filename
+        return _as_definition(function, lines, first_line), filename
     if lines[0][:1].isspace():  # a nested function; its text may also have lines at the margin
         definition = ast.parse("if True:\n" + "".join(lines)).body[0].body[0]
-        ast.increment_lineno(definition, first - 2)
+        ast.increment_lineno(definition, first_line - 2)
     else:
         definition = ast.parse("".join(lines)).body[0]
-        ast.increment_lineno(definition, first - 1)
+        ast.increment_lineno(definition, first_line - 1)
     if not isinstance(definition, ast.FunctionDef):
-        raise UnsupportedError(f"{function.__name__}: expected a def statement at {filename}:{first}")
+        raise UnsupportedError(f"{function.__name__}: expected a def statement at {filename}:{first_line}")
     definition.decorator_list = []  # the host has run them
     return definition, filename
 
 
-def _as_definition(function, lines, first):
+def _as_definition(function, lines, first_line):
     """The lambda in these lines as a FunctionDef. It gets a name, under which it can be called in generated code."""
     try:
         tree = ast.parse(textwrap.dedent("".join(lines)))
     except SyntaxError:  # the lines begin or end within a statement
         tree = ast.Module([], [])
-    found = [node for node in ast.walk(tree) if isinstance(node, ast.Lambda)
+    lambdas = [node for node in ast.walk(tree) if isinstance(node, ast.Lambda)
              and [a.arg for a in node.args.args] == list(function.__code__.co_varnames[: len(node.args.args)])]
-    if len(found) != 1:
-        raise UnsupportedError(f"the lambda at line {first} cannot be read: write it with def")
+    if len(lambdas) != 1:
+        raise UnsupportedError(f"the lambda at line {first_line} cannot be read: write it with def")
     function.__name__ = "lambda_"
-    body = ast.copy_location(ast.Return(found[0].body), found[0])
-    definition = ast.FunctionDef(function.__name__, found[0].args, [body], [], lineno=found[0].lineno, col_offset=0)
-    return ast.increment_lineno(ast.fix_missing_locations(definition), first - 1)
+    body = ast.copy_location(ast.Return(lambdas[0].body), lambdas[0])
+    definition = ast.FunctionDef(function.__name__, lambdas[0].args, [body], [], lineno=lambdas[0].lineno, col_offset=0)
+    return ast.increment_lineno(ast.fix_missing_locations(definition), first_line - 1)
 
 
 def _lines_of_command(function):
     """The lines of a function of `python -c TEXT`: Python itself does not keep them."""
-    given = getattr(sys, "orig_argv", [])
-    if function.__code__.co_filename != "<string>" or "-c" not in given[:-1]:
+    argv = getattr(sys, "orig_argv", [])
+    if function.__code__.co_filename != "<string>" or "-c" not in argv[:-1]:
         return []
-    text = given[given.index("-c") + 1].splitlines(keepends=True)
+    text = argv[argv.index("-c") + 1].splitlines(keepends=True)
     lines = inspect.getblock(text[function.__code__.co_firstlineno - 1 :])
     is_it = any(line.split("(")[0].split() == ["def", function.__name__] for line in lines)
     return lines if is_it else []
@@ -100,11 +100,11 @@ def _lines_of_command(function):
 
 def _cells(function):
     """What a function closes over; cells that are still empty are left out."""
-    found = []
+    contents = []
     for cell in function.__closure__ or ():
         with contextlib.suppress(ValueError):
-            found.append(cell.cell_contents)
-    return found
+            contents.append(cell.cell_contents)
+    return contents
 
 
 class Callee(NamedTuple):
@@ -168,16 +168,18 @@ class Scope:
                         self.aliases[name] = obj
 
     def _find_set_once(self, target, value):
-        """The names of a target that nothing else sets, with what each is set to."""
+        """Record the names of a target that are assigned once, with their values."""
         if isinstance(target, ast.Name) and self.assigned[target.id] == 1 and target.id not in self.params:
             self.set_once[target.id] = value
         elif isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple) and len(target.elts) == len(value.elts):
-            for one, of in zip(target.elts, value.elts, strict=True):
-                self._find_set_once(one, of)
+            for name_node, value_node in zip(target.elts, value.elts, strict=True):
+                self._find_set_once(name_node, value_node)
 
-    def refuse(self, node, what, instead=None):
+    def refuse(self, node, message, instead=None):
         advice = f"; {instead}" if instead else ""
-        raise UnsupportedError(f"{self.function.__name__}, line {node.lineno}: {what}{advice} ({place(self.filename)})")
+        raise UnsupportedError(
+            f"{self.function.__name__}, line {node.lineno}: {message}{advice} ({file_label(self.filename)})"
+        )
 
     def static(self, node):
         """(True, object) if the expression is a constant of the kernel's surroundings."""
@@ -199,16 +201,16 @@ class Scope:
                 return False, None
             if isinstance(base, np.generic) and node.attr in ("real", "imag"):
                 return True, getattr(base, node.attr)
-            ours = _counterpart(base, node.attr)
-            if ours is not None:
-                return True, ours
+            stub = _counterpart(base, node.attr)
+            if stub is not None:
+                return True, stub
             name = ast.unparse(node.value)
             if not _may_hold_constants(base):
                 self.refuse(node, f"{name} is a host object ({type(base).__name__})",
                             f"bind {name}.{node.attr} to a name outside the kernel, and use that")  # fmt: skip
             if not hasattr(base, node.attr):
-                what = "is not supported by the CPU device" if _is_of_numba_cuda(base) else "does not exist"
-                self.refuse(node, f"{name}.{node.attr} {what}")
+                message = "is not supported by the CPU device" if _is_of_numba_cuda(base) else "does not exist"
+                self.refuse(node, f"{name}.{node.attr} {message}")
             return True, _on_cpu(getattr(base, node.attr))
         if isinstance(node, ast.Subscript) and not isinstance(node.slice, ast.Slice):
             known, base = self.static(node.value)
@@ -263,20 +265,20 @@ def _counterpart(base, attribute):
     """The stub for a name of numba.cuda: on a GPU a kernel's `cuda` is that module, and `observe` reads it here."""
     if not isinstance(base, python_types.ModuleType):
         return None
-    ours = libraries.counterpart(base.__name__, attribute)
-    if ours is None and base.__name__ in ("numba.cuda", "numba.cuda.cg"):
-        ours = getattr(stubs, attribute, None)
-    return ours
+    stub = libraries.counterpart(base.__name__, attribute)
+    if stub is None and base.__name__ in ("numba.cuda", "numba.cuda.cg"):
+        stub = getattr(stubs, attribute, None)
+    return stub
 
 
 def _on_cpu(obj):
     """What labkit.ptx or labkit.u32 has on a GPU -> the CPU device's; anything else as it is."""
     if isinstance(obj, (stubs.Function, python_types.ModuleType, np.ndarray, int, float)):
         return obj
-    ours = getattr(obj, "cpu_device", None) or libraries.counterpart(
+    stub = getattr(obj, "cpu_device", None) or libraries.counterpart(
         getattr(obj, "__module__", None), getattr(obj, "__name__", None)
     )
-    return ours if isinstance(ours, (stubs.Function, stubs.Dim3)) else obj
+    return stub if isinstance(stub, (stubs.Function, stubs.Dim3)) else obj
 
 
 def waits(stub):
@@ -293,7 +295,7 @@ def bind(scope, function, node):
     definition, _ = read_source(function)
     assigned = {n.id for n in ast.walk(definition) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
     in_arrays = _names_in_declarations(definition)
-    fixed, given = [], {}
+    fixed, arguments = [], {}
     for name, parameter in inspect.signature(function).parameters.items():
         value = bound.arguments.get(name)
         known, obj = (True, parameter.default) if value is None else scope.constant(value)
@@ -301,8 +303,8 @@ def bind(scope, function, node):
         if known and name not in assigned and stays:
             fixed.append((name, obj))
         else:
-            given[name] = parameter.default if value is None else value
-    return Callee(function, tuple(fixed)), given
+            arguments[name] = parameter.default if value is None else value
+    return Callee(function, tuple(fixed)), arguments
 
 
 def _is_no_value(obj):
@@ -320,7 +322,7 @@ def _names_in_declarations(definition):
 
 
 def _identity(obj):
-    """By value where that is what counts: an object made anew may have the id of one that is gone."""
+    """Compare by value where possible: a new object may reuse the id of a deleted one."""
     by_value = isinstance(obj, (int, str, tuple, np.integer, np.dtype, types.Type))
     return (type(obj), obj) if by_value else id(obj)
 

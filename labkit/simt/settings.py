@@ -39,7 +39,7 @@ class DeviceLimits:
 
 
 LIMITS = DeviceLimits()
-MOST_WORKERS = 1024
+MAX_WORKERS = 1024
 MAX_COOPERATIVE_THREADS = 1 << 18  # a large GPU holds about as many at once
 ORDERS = ("forward", "reverse", "scattered")
 _ORDER = contextvars.ContextVar("labkit_simt_order", default="forward")
@@ -60,8 +60,8 @@ def check_numba():
 
 def cache_directory():
     """Where compiled kernels are kept: $LABKIT_CACHE_DIR, or labkit-simt in the user's cache directory."""
-    given = os.environ.get("LABKIT_CACHE_DIR")
-    return Path(os.path.expanduser(given)) if given else user_cache() / "labkit-simt"
+    directory = os.environ.get("LABKIT_CACHE_DIR")
+    return Path(os.path.expanduser(directory)) if directory else user_cache() / "labkit-simt"
 
 
 def user_cache():
@@ -140,21 +140,21 @@ def step_limit_now():
 
 def time_limit_s():
     """Seconds that one block may run before the launch is stopped: $LABKIT_TIME_LIMIT, 60 unless set; 0 is no limit."""
-    given = _TIME_LIMIT.get()
-    if given is not None:
-        return given
-    return _number("LABKIT_TIME_LIMIT", float, 60.0, "a number of seconds, or 0 for no limit")
+    limit = _TIME_LIMIT.get()
+    if limit is not None:
+        return limit
+    return _env_number("LABKIT_TIME_LIMIT", float, 60.0, "a number of seconds, or 0 for no limit")
 
 
 def worker_count():
     """How many threads run blocks: $LABKIT_WORKERS, or one for each core that this process may use."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    allowed = f"a number of threads, or 0 for one on each core; at most {MOST_WORKERS:,} are allowed"
-    return _number("LABKIT_WORKERS", int, 0, allowed, MOST_WORKERS) or cores
+    allowed = f"a number of threads, or 0 for one on each core; at most {MAX_WORKERS:,} are allowed"
+    return _env_number("LABKIT_WORKERS", int, 0, allowed, MAX_WORKERS) or cores
 
 
-def _number(variable, convert, default, allowed, most=math.inf):
-    """The value of an environment variable, 0 to `most`; the default where it is not set, or empty."""
+def _env_number(variable, convert, default, allowed, maximum=math.inf):
+    """The value of an environment variable, 0 to `maximum`; the default where it is not set, or empty."""
     text = os.environ.get(variable)
     if not text:
         return default
@@ -162,14 +162,14 @@ def _number(variable, convert, default, allowed, most=math.inf):
         value = convert(text)
     except ValueError:
         value = -1
-    if not 0 <= value <= most:  # NaN included
+    if not 0 <= value <= maximum:  # NaN included
         raise SettingError(f"{variable} is {text!r}; it must be {allowed}")
     return value
 
 
 def is_checked():
     """False where $LABKIT_BOUNDS_CHECK is 0: array indices are then not checked, as on a GPU."""
-    given = os.environ.get("LABKIT_BOUNDS_CHECK") or "1"
-    if given not in ("0", "1"):
-        raise SettingError(f"LABKIT_BOUNDS_CHECK is {given!r}; it must be 0, for unchecked array indices, or 1")
-    return given == "1"
+    value = os.environ.get("LABKIT_BOUNDS_CHECK") or "1"
+    if value not in ("0", "1"):
+        raise SettingError(f"LABKIT_BOUNDS_CHECK is {value!r}; it must be 0, for unchecked array indices, or 1")
+    return value == "1"

@@ -1,7 +1,7 @@
-"""Which loops of a kernel may wait for another thread: those that read one place again and again until it changes.
+"""Which loops of a kernel may wait for another thread: those that read one location repeatedly until it changes.
 
 On a GPU every thread goes on while others spin. Compiled code runs one thread after the other, so a thread that waits
-for a later one of its block would spin for ever: it counts its passes instead, and the launch is interpreted from the
+for a later one of its block would spin forever: it counts its passes instead, and the launch is interpreted from the
 beginning when there were too many. An interpreted thread lets the others go on after each pass.
 """
 
@@ -11,16 +11,16 @@ from labkit.simt.ir import AtomicCall, Exit, Inline, Sync
 
 _LEAVES = (ast.Break, ast.Return, Exit)
 _LOOPS = (ast.For, ast.While)
-_LOOKS = {"add", "sub", "or_", "xor", "max"}  # atomics that look at a place, with the value 0
-_TRIES = {"cas", "exch"}  # and that try to take it
+_LOOKS = {"add", "sub", "or_", "xor", "max"}  # atomics that read a location, with the value 0
+_TRIES = {"cas", "exch"}  # atomics that try to take it
 
 
 def is_spin(loop):
-    """True for a loop that ends when a place in memory changes, and looks at the same place in each pass.
+    """True for a loop that ends when a memory location changes, and reads the same location in each pass.
 
-    Takes a loop of the tree, or of a device function's source. A place that moves with each pass, as in a search, does
-    not count; one that some passes move, as in a look-back, does. A for loop must look with an atomic, lest each that
-    ends where a row does were one; so must a loop with a barrier of its block, but there any thread may look.
+    Takes a loop of the tree, or of a device function's source. A location that moves with each pass, as in a search,
+    does not count; one that some passes move, as in a look-back, does. A for loop must read with an atomic, or every
+    loop over a row would count; so must a loop with a barrier of its block, but there any thread may read.
     """
     if not isinstance(loop, _LOOPS):
         return False
@@ -51,7 +51,7 @@ def spins(statements):
 
 
 def _looks(loop):
-    """True if an atomic looks at one place in each pass. Those of loops in it are theirs."""
+    """True if an atomic reads one location in each pass. Those of nested loops do not count."""
     own, todo = [], list(ast.iter_child_nodes(loop))
     while todo:
         own.append(todo.pop())
@@ -60,7 +60,7 @@ def _looks(loop):
 
 
 def _stays(loop, reads):
-    """True if one of these nodes reads memory at a place that not every pass moves."""
+    """True if one of these nodes reads memory at a location that not every pass moves."""
     sources, moving = _sources(list(ast.walk(loop))), _moving(loop)
     indices = [index for index in map(_read_index, reads) if index is not None]
     return any(moving.isdisjoint(_names_behind([index], sources)) for index in indices)
@@ -81,13 +81,13 @@ def _atomic(node):
         return node.op, node.args
     if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)):
         return None
-    of = node.func.value  # of a source, before names are resolved
-    is_atomic = isinstance(of, ast.Attribute) and of.attr == "atomic" and len(node.args) > 1
+    owner = node.func.value  # of a source, before names are resolved
+    is_atomic = isinstance(owner, ast.Attribute) and owner.attr == "atomic" and len(node.args) > 1
     return (node.func.attr, node.args) if is_atomic else None
 
 
 def _is_look(node):
-    """True for an atomic that may leave its place as it is. One that adds to it changes it, and waits for no other."""
+    """True for an atomic that may leave its location unchanged. One that adds to it changes it, and does not wait."""
     op, arguments = _atomic(node) or ("", ())
     value = arguments[2] if len(arguments) > 2 else None
     if isinstance(value, ast.Call) and len(value.args) == 1:  # int32(0)
@@ -97,21 +97,21 @@ def _is_look(node):
 
 def _tests(loop):
     """What decides whether a loop goes on."""
-    found = [loop.test] if isinstance(loop, ast.While) else []
+    tests = [loop.test] if isinstance(loop, ast.While) else []
     inlined = {node.label for node in ast.walk(loop) if isinstance(node, Inline)}
 
     def leaves(node, kinds):
         if isinstance(node, kinds):
             return getattr(node, "label", None) not in inlined
         kinds = (ast.Return, Exit) if isinstance(node, _LOOPS) else kinds
-        ways = [leaves(child, kinds) for child in ast.iter_child_nodes(node)]  # all of them, for their tests
-        if any(ways) and isinstance(node, ast.If):
-            found.append(node.test)
-        return any(ways)
+        exits = [leaves(child, kinds) for child in ast.iter_child_nodes(node)]  # all of them, for their tests
+        if any(exits) and isinstance(node, ast.If):
+            tests.append(node.test)
+        return any(exits)
 
     for statement in loop.body:
         leaves(statement, _LEAVES)
-    return found
+    return tests
 
 
 def _deciding(loop):
@@ -122,12 +122,12 @@ def _deciding(loop):
 
 def _sources(nodes):
     """{name: the expressions that are assigned to it}; an update reads the name itself."""
-    found = {}
+    sources = {}
     for node in nodes:
         for target, values in _assignments(node):
             for name in (n for n in ast.walk(target) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)):
-                found.setdefault(name.id, []).extend(values)
-    return found
+                sources.setdefault(name.id, []).extend(values)
+    return sources
 
 
 def _assignments(node):
@@ -153,20 +153,20 @@ def _moving(loop):
 
 def _in_each_pass(statements):
     """The statements that each pass executes which does not leave the loop."""
-    found = []
+    executed = []
     for s in statements:
-        found.append(s)
+        executed.append(s)
         if isinstance(s, ast.If):
-            ways = [way for way in (s.body, s.orelse) if not (way and isinstance(way[-1], _LEAVES))]
-            found += _in_each_pass(ways[0]) if len(ways) == 1 else []
-    return found
+            branches = [branch for branch in (s.body, s.orelse) if not (branch and isinstance(branch[-1], _LEAVES))]
+            executed += _in_each_pass(branches[0]) if len(branches) == 1 else []
+    return executed
 
 
 def _names_behind(values, sources):
     """The names that these expressions read, and those that they are made from within the loop."""
-    found, todo = set(), list(values)
+    result, todo = set(), list(values)
     while todo:
-        names = {n.id for n in ast.walk(todo.pop()) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)} - found
-        found |= names
+        names = {n.id for n in ast.walk(todo.pop()) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)} - result
+        result |= names
         todo += [value for name in names for value in sources.get(name, ())]
-    return found
+    return result

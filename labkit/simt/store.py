@@ -1,7 +1,7 @@
 """Compiled kernels as files: bytes under keys, each with a checksum. For both devices.
 
 A file appears only when it is whole, so several processes may write at once. One that was damaged is deleted, and its
-kernel is compiled anew.
+kernel is recompiled.
 """
 
 from __future__ import annotations
@@ -72,9 +72,9 @@ class Store:
             return False
         return True
 
-    def _warn(self, what: str, message: str) -> None:
-        if what not in self._warned:
-            self._warned.add(what)
+    def _warn(self, kind: str, message: str) -> None:
+        if kind not in self._warned:
+            self._warned.add(kind)
             warnings.warn(message, RuntimeWarning, stacklevel=3)
 
     def forget(self, key: str) -> None:

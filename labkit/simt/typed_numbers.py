@@ -46,11 +46,11 @@ _NUMBA = {
     float: types.float64, complex: types.complex128, bool: types.boolean, np.bool_: types.boolean,
 }  # fmt: skip
 
-# NaNs that no operation makes, and every one hands on: all bits set, in float64 too when converted.
+# NaNs that no operation makes, and every operation propagates: all bits set, in float64 too when converted.
 UNDEFINED = {np.float32: np.uint32(2**32 - 1).view(np.float32), np.float64: np.uint64(2**64 - 2**29).view(np.float64)}
 
 
-# Integers and truths that are undefined are of classes of their own; an operator hands that on, too.
+# Undefined integers and bools have classes of their own; operators propagate the mark.
 _PLAIN = {type(f"Undefined{cls.__name__.title()}", (int if cls is bool else cls,), {"__slots__": ()}): cls
           for cls in (bool, *_CLASSES.values())}  # fmt: skip
 _MARKED = {**{plain: cls for cls, plain in _PLAIN.items()}, np.bool_: next(iter(_PLAIN))}
@@ -75,8 +75,8 @@ def defined(x):
     return x if plain is None else plain(x)
 
 
-def _handing_on(apply):
-    """A function of numbers, some of which are undefined: the result is, too."""
+def _propagating(apply):
+    """Wrap a function so that its result is marked as undefined; used where an argument is."""
     return lambda *args: undefined_of(apply(*map(defined, args)))
 
 
@@ -148,18 +148,18 @@ class RecordValue:
 
 def _integer_converter(cls, bits, signed):
     mask, half = (1 << bits) - 1, 1 << (bits - 1)
-    least, beyond = (-half, half) if signed else (0, mask + 1)
+    low, beyond = (-half, half) if signed else (0, mask + 1)
 
     def convert(value):
         kind = type(value)
         if kind is cls:
-            if kind is not int or least <= value < beyond:
+            if kind is not int or low <= value < beyond:
                 return value
         elif kind in _PLAIN:
             return undefined_of(convert(defined(value)))
         elif not isinstance(value, int):
             return convert(as_integer(value))
-        if not least <= value < beyond:
+        if not low <= value < beyond:
             value &= mask
             if signed and value >= half:
                 value -= mask + 1
@@ -196,19 +196,20 @@ def _binary(function, compute=None):
 def _typed(function, of_integers, kind_a, kind_b):
     """The operator for two kinds of numbers: both converted as Numba converts them, and the result too."""
     if kind_a in _PLAIN or kind_b in _PLAIN:
-        return _handing_on(_typed(function, of_integers, *(_PLAIN.get(kind, kind) for kind in (kind_a, kind_b))))
+        return _propagating(_typed(function, of_integers, *(_PLAIN.get(kind, kind) for kind in (kind_a, kind_b))))
     if kind_a not in _NUMBA or kind_b not in _NUMBA:
         return function
-    found = signature_of(function, _NUMBA[kind_a], _NUMBA[kind_b])
-    if found is None:
+    signature = signature_of(function, _NUMBA[kind_a], _NUMBA[kind_b])
+    if signature is None:
         return _refused(function, *(_NUMBA[kind] for kind in (kind_a, kind_b)))
-    returned, (of_a, of_b) = _of(found.return_type), map(_of, found.args)
-    computing = function if isinstance(found.args[0], (types.Float, types.Complex)) else of_integers
-    if kind_a is kind_b in _FLOATS and found.args == (_NUMBA[kind_a],) * 2 and found.return_type == _NUMBA[kind_a]:
-        return _of_zero(function) if isinstance(found.return_type, types.Complex) else function
-    if isinstance(found.return_type, types.Integer) and function not in (operator.lshift, operator.rshift):
+    returned, (of_a, of_b) = _of(signature.return_type), map(_of, signature.args)
+    computing = function if isinstance(signature.args[0], (types.Float, types.Complex)) else of_integers
+    if (kind_a is kind_b in _FLOATS and signature.args == (_NUMBA[kind_a],) * 2
+            and signature.return_type == _NUMBA[kind_a]):
+        return _of_zero(function) if isinstance(signature.return_type, types.Complex) else function
+    if isinstance(signature.return_type, types.Integer) and function not in (operator.lshift, operator.rshift):
         of_a = of_b = returned  # whatever the operands are, integers are computed in the result's type
-    if isinstance(found.return_type, types.Complex):
+    if isinstance(signature.return_type, types.Complex):
         computing = _of_zero(function)
     return lambda a, b: returned(computing(of_a(a), of_b(b)))
 
@@ -305,11 +306,11 @@ def constant_power(a, n):
 
 def product(a, n):
     """a ** n for an integer n, by multiplication."""
-    result, square, rest = type(a)(1), a, abs(n)
-    while rest:
-        if rest & 1:
+    result, square, exponent = type(a)(1), a, abs(n)
+    while exponent:
+        if exponent & 1:
             result *= square
-        square, rest = square * square, rest >> 1
+        square, exponent = square * square, exponent >> 1
     return true_divide(type(a)(1), result) if n < 0 else result
 
 
@@ -332,20 +333,20 @@ def _unary(function, compute=None):
 
 def _typed_unary(function, compute, kind):
     if kind in _PLAIN:
-        return _handing_on(_typed_unary(function, compute, _PLAIN[kind]))
+        return _propagating(_typed_unary(function, compute, _PLAIN[kind]))
     if kind not in _NUMBA:
         return compute
-    found = signature_of(function, _NUMBA[kind])
-    if found is None:
+    signature = signature_of(function, _NUMBA[kind])
+    if signature is None:
         return _refused(function, _NUMBA[kind])
-    taken, returned = _of(found.args[0]), _of(found.return_type)
-    if found.args[0] == types.boolean:
+    to_arg, returned = _of(signature.args[0]), _of(signature.return_type)
+    if signature.args[0] == types.boolean:
         return lambda x: returned(compute(bool(x)))
-    if isinstance(found.args[0], types.Integer) and isinstance(found.return_type, types.Integer):
-        return lambda x: returned(taken(compute(int(taken(x)))))  # in the width of what it takes, then widened
-    if isinstance(found.args[0], types.Complex):
-        return lambda x: compute(taken(x))
-    return lambda x: returned(compute(taken(x)))
+    if isinstance(signature.args[0], types.Integer) and isinstance(signature.return_type, types.Integer):
+        return lambda x: returned(to_arg(compute(int(to_arg(x)))))  # in the width of what it takes, then widened
+    if isinstance(signature.args[0], types.Complex):
+        return lambda x: compute(to_arg(x))
+    return lambda x: returned(compute(to_arg(x)))
 
 
 negate, positive = _unary(operator.neg), _unary(operator.pos)
@@ -370,19 +371,19 @@ def with_types_of(function, compute):
         kinds = tuple(map(type, args))
         typed = known.get(kinds)
         if typed is None and not _PLAIN.keys().isdisjoint(kinds):
-            typed = known[kinds] = _handing_on(apply)
+            typed = known[kinds] = _propagating(apply)
         if typed is None:
-            found = signature_of(function, *(_NUMBA.get(kind, types.none) for kind in kinds))
-            if found is None:
+            signature = signature_of(function, *(_NUMBA.get(kind, types.none) for kind in kinds))
+            if signature is None:
                 typed = _refused(function, *(_NUMBA.get(kind, kind) for kind in kinds))
             else:
-                taken = [_of(ty) for ty in found.args]
-                pair = isinstance(found.return_type, types.BaseTuple)
-                returned = [_of(ty) for ty in found.return_type.types] if pair else _of(found.return_type)
+                converters = [_of(ty) for ty in signature.args]
+                pair = isinstance(signature.return_type, types.BaseTuple)
+                returned = [_of(ty) for ty in signature.return_type.types] if pair else _of(signature.return_type)
 
                 def typed(*args):
-                    result = compute(*(to(x) for to, x in zip(taken, args, strict=True)))
-                    return tuple(to(x) for to, x in zip(returned, result, strict=True)) if pair else returned(result)
+                    result = compute(*(fn(x) for fn, x in zip(converters, args, strict=True)))
+                    return tuple(fn(x) for fn, x in zip(returned, result, strict=True)) if pair else returned(result)
 
             known[kinds] = typed
         return typed(*args)
@@ -403,11 +404,11 @@ def _chosen(choose):
         kinds = tuple(map(type, args))
         convert = known.get(kinds)
         if convert is None and not _PLAIN.keys().isdisjoint(kinds):
-            return _handing_on(apply)(*args)
+            return _propagating(apply)(*args)
         if convert is None:
             same = len(set(kinds)) == 1 or not all(kind in _NUMBA for kind in kinds)
-            held = None if same else unified(*(_NUMBA[kind] for kind in kinds))
-            convert = known[kinds] = _of(held) if held is not None else lambda x: x
+            common = None if same else unified(*(_NUMBA[kind] for kind in kinds))
+            convert = known[kinds] = _of(common) if common is not None else lambda x: x
         return convert(result)
 
     return apply
@@ -428,12 +429,12 @@ def rounded(x, digits=None):
     kind, value = np.float32 if isinstance(x, np.float16) else type(x), np.float64(x)
     if not math.isfinite(value):
         return x
-    first, second = (10.0 ** min(digits, 22), 10.0 ** max(digits - 22, 0)) if digits >= 0 else (10.0**-digits, 1.0)
-    scaled = value * first * second if digits >= 0 else value / first
+    pow1, pow2 = (10.0 ** min(digits, 22), 10.0 ** max(digits - 22, 0)) if digits >= 0 else (10.0**-digits, 1.0)
+    scaled = value * pow1 * pow2 if digits >= 0 else value / pow1
     if not math.isfinite(scaled):
         return x
-    whole = np.rint(scaled)
-    return kind(whole / second / first if digits >= 0 else whole * first)
+    nearest = np.rint(scaled)
+    return kind(nearest / pow2 / pow1 if digits >= 0 else nearest * pow1)
 
 
 # ---------------------------------------------------------------- bits

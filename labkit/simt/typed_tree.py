@@ -5,7 +5,7 @@ end of an if, at the head of a loop, in `a if test else b` and where a function 
 all of them. `with_types` finds those types and puts a conversion where one is needed.
 
 Work    one pass over the tree, a few for each loop; Numba is asked for each operation once in a process
-Types   of Numba; None where one is not known, of which nothing is made
+Types   of Numba; None where one is not known, which is left alone
 """
 
 import ast
@@ -20,7 +20,7 @@ from numba.core import types
 from numba.np import numpy_support
 
 from labkit.simt.codegen.types import collective_type
-from labkit.simt.ir import ID_NAMES, BinOp, DtypeOf, Exit, Inline, Sync, at, copied, with_fields
+from labkit.simt.ir import ID_NAMES, BinOp, DtypeOf, Exit, Inline, Sync, at_line, copied, with_fields
 from labkit.simt.runtime.operators import narrows
 from labkit.simt.runtime.signatures import signature_of, unified
 from labkit.simt.typed_numbers import RecordValue, numba_type
@@ -59,20 +59,20 @@ class Converted(ast.expr):
 
 def with_types(program, arguments):
     """The program with conversions, for arguments of these types (None: unknown), of its parameters by name."""
-    found = _Types(program)
+    inference = _Types(program)
     env = {**dict.fromkeys(ID_NAMES, types.int64), **arguments}
     for array in [*program.shared.values(), *program.local.values()]:
         env[array.name] = _array_type(array, arguments)
     body = copied(program.body)
-    found.body(body, env, None)
-    return replace(program, body=body, devices={**program.devices, **found.specialised})
+    inference.body(body, env, None)
+    return replace(program, body=body, devices={**program.devices, **inference.specialised})
 
 
 def _array_type(array, arguments):
     dtype = array.dtype
     if isinstance(dtype, DtypeOf):
-        of = arguments.get(dtype.param)
-        return types.Array(of.dtype, len(array.shape), "C") if isinstance(of, types.Array) else None
+        param = arguments.get(dtype.param)
+        return types.Array(param.dtype, len(array.shape), "C") if isinstance(param, types.Array) else None
     return types.Array(dtype, len(array.shape), "C")
 
 
@@ -119,7 +119,7 @@ class _Types:
 
 
 class _Flow:
-    """The types of one function's variables: env, a name -> its type here. None for env: nothing comes here."""
+    """The types of one function's variables: env, a name -> its type here. None for env: unreachable."""
 
     def __init__(self, owner, device):
         self.owner, self.device, self.rewriting = owner, device, False
@@ -155,9 +155,9 @@ class _Flow:
                 env[name] = self.version(s.target, ty)
                 return [], self.conversions(s, {name: env[name]}, {name: ty}), env
         elif isinstance(s, Sync):
-            given = [self.type(a, env) for a in s.args]
+            arg_types = [self.type(a, env) for a in s.args]
             if s.target is not None:
-                env[s.target.id] = collective_type(s.op, given)
+                env[s.target.id] = collective_type(s.op, arg_types)
         elif isinstance(s, ast.If):
             self.type(s.test, env)
             yes, no = self.block(s.body, dict(env)), self.block(s.orelse, dict(env))
@@ -168,11 +168,11 @@ class _Flow:
         elif isinstance(s, Inline):
             self.jumps.append({"label": s.label, "out": []})
             end = self.block(s.body, dict(env))
-            ways = [end, *self.jumps.pop()["out"]]
+            paths = [end, *self.jumps.pop()["out"]]
             out = None
-            for way in ways:
-                out = _joined(out, way)
-            return [], self.conversions(s, out, *ways), out
+            for path in paths:
+                out = _joined(out, path)
+            return [], self.conversions(s, out, *paths), out
         elif isinstance(s, (ast.Break, ast.Continue, Exit)):
             return self.jump(s, env), [], None
         elif isinstance(s, ast.Return):
@@ -209,16 +209,16 @@ class _Flow:
     def version(self, node, ty):
         """Return the type assigned here, unified over all iterations of a loop."""
         before = self.assigned.get(id(node), ty)
-        found = self.assigned[id(node)] = unified(before, ty) if before is not None else None
-        return found
+        resolved = self.assigned[id(node)] = unified(before, ty) if before is not None else None
+        return resolved
 
-    def conversions(self, where, out, *ways):
-        """What converts the variables of these ways to the types that they have where they meet."""
+    def conversions(self, source, out, *paths):
+        """The conversions of the variables of these paths to their types where the paths meet."""
         if not self.rewriting or out is None:
             return []
         needed = [name for name, ty in out.items() if isinstance(ty, _NUMBERS)
-                  and any(way is not None and way.get(name, ty) not in (ty, None) for way in ways)]  # fmt: skip
-        return [at(Convert(name, out[name]), where) for name in needed]
+                  and any(path is not None and path.get(name, ty) not in (ty, None) for path in paths)]  # fmt: skip
+        return [at_line(Convert(name, out[name]), source) for name in needed]
 
     def loop(self, s, env):
         item = self.item(s.iter, env) if isinstance(s, ast.For) else None
@@ -232,8 +232,8 @@ class _Flow:
             _, jumps, end = self.round(s, item, head)
             s.body.extend(self.conversions(s, head, end))
         out = head
-        for way in jumps["out"]:
-            out = _joined(out, way)
+        for path in jumps["out"]:
+            out = _joined(out, path)
         if isinstance(s, ast.While):
             return self.conversions(s, head, env), self.conversions(s, out, head, *jumps["out"]), out
         # What a for loop runs over is computed before paths meet at its head, and what it assigns itself after that.
@@ -251,8 +251,8 @@ class _Flow:
             self.assign(s.target, item, inner, None)
         end = self.block(s.body, inner)
         jumps, new = self.jumps.pop(), head
-        for way in (end, *jumps["again"]):
-            new = _joined(new, way)
+        for path in (end, *jumps["again"]):
+            new = _joined(new, path)
         return new, jumps, end
 
     def jump(self, s, env):
@@ -271,19 +271,19 @@ class _Flow:
 
     def type(self, e, env):
         """The type of an expression, which gets its conversions."""
-        found = getattr(self, f"_{type(e).__name__.lower()}", None)
-        if found is not None:
-            return found(e, env)
+        resolved = getattr(self, f"_{type(e).__name__.lower()}", None)
+        if resolved is not None:
+            return resolved(e, env)
         for child in ast.iter_child_nodes(e):
             if isinstance(child, ast.expr):
                 self.type(child, env)
         return None
 
-    def operation(self, op, given):
-        if not all(isinstance(ty, _NUMBERS) for ty in given):
+    def operation(self, op, arg_types):
+        if not all(isinstance(ty, _NUMBERS) for ty in arg_types):
             return None
-        found = signature_of(_OPERATORS[type(op)], *given)
-        return None if found is None else found.return_type
+        resolved = signature_of(_OPERATORS[type(op)], *arg_types)
+        return None if resolved is None else resolved.return_type
 
     def item(self, e, env):
         """The type of what a for loop runs over."""
@@ -318,10 +318,10 @@ class _Flow:
         return types.boolean if isinstance(e.op, ast.Not) else self.operation(e.op, [ty])
 
     def _boolop(self, e, env):
-        given = [self.type(value, env) for value in e.values]
-        ty = unified(*given)
+        arg_types = [self.type(value, env) for value in e.values]
+        ty = unified(*arg_types)
         if self.rewriting:
-            e.values = [_converted(value, one, ty) for value, one in zip(e.values, given, strict=True)]
+            e.values = [_converted(value, old_type, ty) for value, old_type in zip(e.values, arg_types, strict=True)]
         return ty
 
     def _ifexp(self, e, env):
@@ -335,11 +335,11 @@ class _Flow:
     def _compare(self, e, env):
         """Python compares a float with its own integers in the float's type; compiled code in one that holds both."""
         operands = [e.left, *e.comparators]
-        given = [self.type(operand, env) for operand in operands]
-        if all(isinstance(ty, _NUMBERS) for ty in given) and self.rewriting:
-            kinds = {isinstance(ty, types.Float) for ty in given}
-            if len(kinds) == 2 and not any(isinstance(ty, types.Complex) for ty in given):
-                wide = [_converted(x, ty, types.float64) for x, ty in zip(operands, given, strict=True)]
+        arg_types = [self.type(operand, env) for operand in operands]
+        if all(isinstance(ty, _NUMBERS) for ty in arg_types) and self.rewriting:
+            kinds = {isinstance(ty, types.Float) for ty in arg_types}
+            if len(kinds) == 2 and not any(isinstance(ty, types.Complex) for ty in arg_types):
+                wide = [_converted(x, ty, types.float64) for x, ty in zip(operands, arg_types, strict=True)]
                 e.left, e.comparators = wide[0], wide[1:]
         return types.boolean
 
@@ -382,7 +382,7 @@ class _Flow:
         return ty.dtype if left == 0 else types.Array(ty.dtype, left, "A") if left > 0 else None
 
     def _call(self, e, env):
-        given = [self.type(a, env) for a in e.args]
+        arg_types = [self.type(a, env) for a in e.args]
         function = e.func
         if isinstance(function, ast.Attribute):
             if not isinstance(function.value, ast.Name) or function.value.id not in _MODULES:
@@ -392,34 +392,34 @@ class _Flow:
                 return ty if function.attr in ("conjugate", "conj") else None
             if function.value.id == "_np" and function.attr in _SCALARS:
                 return _SCALARS[function.attr]
-            return _result(getattr(_MODULES[function.value.id], function.attr, None), given)
+            return _result(getattr(_MODULES[function.value.id], function.attr, None), arg_types)
         name = function.id if isinstance(function, ast.Name) else ""
         if name in _SAME:
-            return given[0]
+            return arg_types[0]
         if name == "_unsigned_shape":
-            return types.UniTuple(types.uint32, given[0].ndim) if isinstance(given[0], types.Array) else None
+            return types.UniTuple(types.uint32, arg_types[0].ndim) if isinstance(arg_types[0], types.Array) else None
         if name in ("_ffs", "_brev"):
-            return types.uint64 if name == "_brev" and given[0] in (types.int64, types.uint64) else types.uint32
+            return types.uint64 if name == "_brev" and arg_types[0] in (types.int64, types.uint64) else types.uint32
         if name == "_selp":
-            return given[1]
+            return arg_types[1]
         if name == "_fma":
-            return types.float32 if set(given) == {types.float32} else types.float64
+            return types.float32 if set(arg_types) == {types.float32} else types.float64
         if name == "_round_digits":
-            return given[0]
+            return arg_types[0]
         if name in ("float", "int", "bool", "abs", "min", "max", "round", "range", "divmod", "complex"):
-            return _result(getattr(builtins, name), given)
+            return _result(getattr(builtins, name), arg_types)
         if name == "len":
             return types.int64
-        return _result(_FUNCTIONS[name], given) if name in _FUNCTIONS else None
+        return _result(_FUNCTIONS[name], arg_types) if name in _FUNCTIONS else None
 
     def _atomiccall(self, e, env):
-        given = [self.type(a, env) for a in e.args]
-        return given[0].dtype if isinstance(given[0], types.Array) else None
+        arg_types = [self.type(a, env) for a in e.args]
+        return arg_types[0].dtype if isinstance(arg_types[0], types.Array) else None
 
     def _devicecall(self, e, env):
-        given = tuple(self.type(a, env) for a in e.args)
+        arg_types = tuple(self.type(a, env) for a in e.args)
         name = getattr(e, "generic", e.function)
-        new, returned = self.owner.device(name, given)
+        new, returned = self.owner.device(name, arg_types)
         if self.rewriting:
             e.generic, e.function = name, new
         return returned
@@ -430,23 +430,23 @@ _SCALARS = {name: getattr(types, name) for name in (
     "complex64", "complex128")} | {"bool_": types.boolean}  # fmt: skip
 
 
-def _result(function, given):
-    if function is None or not all(isinstance(ty, (*_NUMBERS, types.BaseTuple)) for ty in given):
+def _result(function, argument_types):
+    if function is None or not all(isinstance(ty, (*_NUMBERS, types.BaseTuple)) for ty in argument_types):
         return None
-    found = signature_of(function, *given)
-    return None if found is None else found.return_type
+    signature = signature_of(function, *argument_types)
+    return None if signature is None else signature.return_type
 
 
-def _joined(one, other):
-    """The types where two ways meet."""
-    if one is None or other is None:
-        return dict(other) if one is None and other is not None else one
-    return {name: unified(one[name], other[name]) if name in one and name in other else one.get(name, other.get(name))
-            for name in {**one, **other}}  # fmt: skip
+def _joined(a, b):
+    """The types where two paths meet."""
+    if a is None or b is None:
+        return dict(b) if a is None and b is not None else a
+    return {name: unified(a[name], b[name]) if name in a and name in b else a.get(name, b.get(name))
+            for name in {**a, **b}}  # fmt: skip
 
 
-def _converted(e, given, to):
-    """The expression, as a value of type `to`."""
-    if given == to or given is None or not isinstance(to, _NUMBERS):
+def _converted(e, ty, target):
+    """The expression, as a value of type `target`."""
+    if ty == target or ty is None or not isinstance(target, _NUMBERS):
         return e
-    return at(Converted(e, to), e)
+    return at_line(Converted(e, target), e)

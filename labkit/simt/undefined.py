@@ -3,7 +3,7 @@
 A shuffle gives an undefined value for a lane that its mask leaves out. Right kernels compute with such values in lanes
 whose result is never used; that goes on here until one reaches memory, or decides whether something is stored. Numbers
 carry their mark through operators (typed_numbers.py). A kernel with shuffles is lowered for `observe` so that
-comparisons hand it on, and tests to what they choose.
+comparisons propagate the mark, and tests pass it to what they choose.
 """
 
 import ast
@@ -39,7 +39,7 @@ class ToTracked(ToPython):
         return super().visit_UnaryOp(node)
 
     def visit_IfExp(self, node):
-        test, value = self._kept(self.visit(node.test))
+        test, value = self._saved_test(self.visit(node.test))
         return _call("_chosen", test, ast.IfExp(self._branch(value), self.visit(node.body), self.visit(node.orelse)))
 
     def visit_If(self, node):
@@ -47,7 +47,7 @@ class ToTracked(ToPython):
             return super().visit_If(node)
         stores = (n for s in (*node.body, *node.orelse) for n in ast.walk(s))
         names = sorted({n.id for n in stores if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)})
-        test, value = self._kept(self.visit(node.test))
+        test, value = self._saved_test(self.visit(node.test))
         chooses = ast.If(self._branch(test), self.block(node.body) or [ast.Pass()], self.block(node.orelse))
         unset = ast.ExceptHandler(ast.Name("UnboundLocalError", ast.Load()), None, [ast.Pass()])
         marks = [ast.Try([ast.Assign([store(n)], _call("_chosen", value, load(n)))], [unset], [], []) for n in names]
@@ -56,8 +56,8 @@ class ToTracked(ToPython):
     def _test(self, node):
         return self._branch(_call("_decide", self.visit(node)))
 
-    def _kept(self, test):
-        """(the expression of a test that keeps its value, that value from then on)."""
+    def _saved_test(self, test):
+        """(an expression that evaluates a test and saves its value, a load of that value)."""
         self.tests = getattr(self, "tests", 0) + 1
         return ast.NamedExpr(store(f"_test{self.tests}"), test), load(f"_test{self.tests}")
 
@@ -95,9 +95,9 @@ def _decided_by(ends):
 
     def decide(*values):
         known = [value for value in values if not is_undefined(value)]
-        found = next((value for value in known if bool(value) is ends), values[-1])
+        result = next((value for value in known if bool(value) is ends), values[-1])
         undefined = len(known) < len(values) and not any(bool(value) is ends for value in known)
-        return undefined_of(bool(found)) if undefined else found
+        return undefined_of(bool(result)) if undefined else result
 
     return decide
 

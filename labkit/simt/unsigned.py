@@ -39,7 +39,7 @@ def runtime_name(node):
 
 
 def is_constant(value):
-    """True for a number that may stand beside a uint32 without making the result wider."""
+    """True for a number that can be combined with a uint32 without widening the result."""
     return type(value) is int and 0 <= value <= LARGEST
 
 

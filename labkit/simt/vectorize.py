@@ -16,7 +16,7 @@ from numba.core.errors import NumbaError
 
 from labkit.simt import stubs
 from labkit.simt.arrays import DeviceNDArray, as_cuda_array, is_cuda_array
-from labkit.simt.errors import KernelTypeError, UnsupportedError, place
+from labkit.simt.errors import KernelTypeError, UnsupportedError, file_label
 from labkit.simt.scope import is_device_function, read_source
 
 __all__ = ["guvectorize", "vectorize"]
@@ -55,31 +55,31 @@ def _compiled(name, function, compile_):
     try:
         return compile_(_for_the_host(name, function))
     except NumbaError as error:
-        first = next((part.strip() for part in str(error).split("\n")[1:] if part.strip()), str(error))
+        first_line = next((part.strip() for part in str(error).split("\n")[1:] if part.strip()), str(error))
         raise KernelTypeError(
-            f"cuda.{name} of {function.__name__}: does not compile for its signatures: {first} "
-            f"({place(function.__code__.co_filename)}:{function.__code__.co_firstlineno})"
+            f"cuda.{name} of {function.__name__}: does not compile for its signatures: {first_line} "
+            f"({file_label(function.__code__.co_filename)}:{function.__code__.co_firstlineno})"
         ) from error
 
 
 def _for_the_host(name, function):
     """The function with the device functions that it calls compiled for the CPU; names of numba.cuda are refused."""
 
-    def translated(given, value):
+    def translated(key, value):
         if is_device_function(value) and not isinstance(value, numba.core.dispatcher.Dispatcher):
             return numba.njit(error_model="numpy")(_for_the_host(name, value.py_func))
         if isinstance(value, (stubs.Function, stubs.Dim3, stubs.Value, stubs.Module)):
-            what = f"cuda.{name} of {function.__name__}: {given}"
-            raise UnsupportedError(f"{what} is not supported by the CPU device in a ufunc")
+            subject = f"cuda.{name} of {function.__name__}: {key}"
+            raise UnsupportedError(f"{subject} is not supported by the CPU device in a ufunc")
         return value
 
     used = set(function.__code__.co_names)
     surroundings = {
-        given: translated(given, value) if given in used else value for given, value in function.__globals__.items()
+        key: translated(key, value) if key in used else value for key, value in function.__globals__.items()
     }
     cells = []
-    for given, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
-        cells.append(python_types.CellType(translated(given, cell.cell_contents)))
+    for key, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        cells.append(python_types.CellType(translated(key, cell.cell_contents)))
     private = f"_{function.__name__}"  # NumPy's reduce() promotes small integers to int64 in a ufunc named add
     new = python_types.FunctionType(
         function.__code__, surroundings, private, function.__defaults__, tuple(cells) or None
@@ -114,9 +114,9 @@ class DeviceUfunc:
             return outputs[0] if len(outputs) == 1 else tuple(outputs)
         if not any(is_cuda_array(a) for a in args):
             return result
-        found = [DeviceNDArray(np.asarray(r), stream) if np.ndim(r) else r
+        wrapped = [DeviceNDArray(np.asarray(r), stream) if np.ndim(r) else r
                  for r in (result if isinstance(result, tuple) else (result,))]  # fmt: skip
-        return tuple(found) if isinstance(result, tuple) else found[0]
+        return tuple(wrapped) if isinstance(result, tuple) else wrapped[0]
 
     def reduce(self, arg, stream=0):
         """The function applied over all the elements, two by two; one number."""

@@ -1,6 +1,6 @@
 """Blocks over cores: a launch runs here.
 
-A launch is synchronous. Blocks are handed out to a few threads (compiled code holds no interpreter lock) while the
+A launch is synchronous. Blocks are dispatched to a few threads (compiled code holds no interpreter lock) while the
 main thread waits, so that Ctrl-C and the time limit reach a running kernel. Kernels with atomics, kernels that
 print and kernels that synchronise the grid run on one thread, so that their results repeat.
 """
@@ -59,12 +59,12 @@ class _Workers:
 
     def memory(self, size):
         """This thread's scratch memory, 64-byte aligned, grown when needed."""
-        held = getattr(self.scratch, "array", None)
-        if held is None or held.size < size:
+        scratch = getattr(self.scratch, "array", None)
+        if scratch is None or scratch.size < size:
             raw = np.empty(max(size, 1 << 16) + 64, np.uint8)
             start = -raw.ctypes.data % 64
-            held = self.scratch.array = raw[start : start + max(size, 1 << 16)]
-        return held
+            scratch = self.scratch.array = raw[start : start + max(size, 1 << 16)]
+        return scratch
 
 
 def _workers():
@@ -75,32 +75,32 @@ def _workers():
 
 
 class RunningLaunch:
-    """One launch under way: hands out ranges of blocks, keeps the fault of the first block that has one: the same in
-    every run, however the ranges fall to the threads."""
+    """One running launch: dispatches ranges of blocks, keeps the fault of the first block that has one: the same in
+    every run, whichever thread runs which range."""
 
     def __init__(self, compiled, grid, block, dynamic, arguments, in_turn=False):
         self.compiled, self.grid, self.block, self.dynamic = compiled, grid, block, dynamic
         self.arguments = (*compiled.constants, *arguments)
         self.blocks = grid[0] * grid[1] * grid[2]
         self.threads = block[0] * block[1] * block[2]
-        self.whole = compiled.program.cooperative
+        self.cooperative = compiled.program.cooperative
         workers = _workers()
         in_order = compiled.ordered or compiled.program.has_atomics or compiled.program.prints or is_in_turn()
-        serial = self.whole or in_order or in_turn
-        self.shares = 1 if serial else min(workers.count, self.blocks)
-        in_parts = max(1, min(self.blocks // (self.shares * 8), 1 << 14))
-        self.chunk = self.blocks if self.whole or compiled.ordered else in_parts
-        self.records = np.zeros((self.shares, RECORD_SIZE), np.int64)
+        serial = self.cooperative or in_order or in_turn
+        self.runners = 1 if serial else min(workers.count, self.blocks)
+        in_parts = max(1, min(self.blocks // (self.runners * 8), 1 << 14))
+        self.chunk = self.blocks if self.cooperative or compiled.ordered else in_parts
+        self.records = np.zeros((self.runners, RECORD_SIZE), np.int64)
         self.records[:, STRICT], self.records[:, ORDER] = is_strict(), ORDERS.index(current_order())
         self.lock = threading.Lock()
-        self.next, self.running, self.fault = 0, self.shares, None
-        self.first = [0] * self.shares  # block of the range that each thread is at
+        self.next, self.running, self.fault = 0, self.runners, None
+        self.starts = [0] * self.runners  # start of the range that each worker runs
         self.finished = threading.Event()
-        scratch = compiled.scratch_bytes(self.threads, self.blocks if self.whole else 1, dynamic)
-        for k in range(self.shares):
-            workers.queue.put(lambda k=k: self._share(k, workers, scratch))
+        scratch = compiled.scratch_bytes(self.threads, self.blocks if self.cooperative else 1, dynamic)
+        for k in range(self.runners):
+            workers.queue.put(lambda k=k: self._run_blocks(k, workers, scratch))
 
-    def _share(self, k, workers, scratch):
+    def _run_blocks(self, k, workers, scratch):
         record = self.records[k]
         try:
             memory = workers.memory(scratch)
@@ -108,16 +108,16 @@ class RunningLaunch:
                 with self.lock:
                     if self.fault is not None or self.next >= self.blocks:
                         break
-                    self.first[k] = first = self.next
-                    self.next = last = min(first + self.chunk, self.blocks)
-                self.compiled.entry(first, last, self.grid, self.block, self.dynamic, memory, record, *self.arguments)
+                    self.starts[k] = start = self.next
+                    self.next = last = min(start + self.chunk, self.blocks)
+                self.compiled.entry(start, last, self.grid, self.block, self.dynamic, memory, record, *self.arguments)
         except BaseException as error:  # reported by the thread that waits
             with self.lock:
                 # Errors other than kernel faults rank first, a range stopped from outside last; then the first one.
-                rank = 0 if record[CODE] == 0 else 2 if record[CODE] == ABORTED else 1, self.first[k]
+                rank = 0 if record[CODE] == 0 else 2 if record[CODE] == ABORTED else 1, self.starts[k]
                 if self.fault is None or rank < self.fault[0]:
                     self.fault = rank, error, record.copy()
-                later = [other for other, first in enumerate(self.first) if first > self.first[k]]
+                later = [other for other, start in enumerate(self.starts) if start > self.starts[k]]
                 self.records[later, ABORT] = 1  # the ranges before this one may still have a fault
         finally:
             with self.lock:
@@ -140,11 +140,11 @@ class RunningLaunch:
         are those of the CPU, for each thread, so that a busy machine stops no kernel that ends."""
         if self.finished.wait(0.05):
             return None
-        seen, since = self.progress(), time.process_time()
+        last_progress, since = self.progress(), time.process_time()
         while not self.finished.wait(0.05):
             now = self.progress()
-            if now != seen:
-                seen, since = now, time.process_time()
+            if now != last_progress:
+                last_progress, since = now, time.process_time()
             elif limit and time.process_time() - since > limit * self.running:
                 self.stop()
                 self.finished.wait()
@@ -161,8 +161,8 @@ def _written(arguments):
             yield value
 
 
-def _restore(before):
-    for array, content in before:
+def _restore(saved):
+    for array, content in saved:
         array[...] = content
 
 
@@ -186,13 +186,13 @@ def run_blocks(kernel, compiled, grid, block, dynamic, arguments):
     limit = time_limit_s()
     with _LAUNCH_LOCK:
         written = _written((*compiled.constants, *arguments)) if compiled.program.spins else ()
-        before = [(array, array.copy()) for array in written]
+        saved = [(array, array.copy()) for array in written]
         run, limit_reached = _run(limit, compiled, grid, block, dynamic, arguments)
-        if run.spun() and run.shares > 1:  # perhaps another worker was slow: one block after the other
-            _restore(before)
+        if run.spun() and run.runners > 1:  # perhaps another worker was slow: one block after the other
+            _restore(saved)
             run, limit_reached = _run(limit, compiled, grid, block, dynamic, arguments, in_turn=True)
         if run.spun():
-            _restore(before)
+            _restore(saved)
             interpret(compiled, grid, block, dynamic, arguments)
             return
     if run.fault is not None:

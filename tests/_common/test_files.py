@@ -131,7 +131,7 @@ def test_only_one_at_a_time_holds_a_lock(tmp_path, monkeypatch):
     for thread in threads:
         thread.join()
     assert most == [1] * 20
-    monkeypatch.setattr(files, "PATIENCE_S", 0.05)
+    monkeypatch.setattr(files, "LOCK_TIMEOUT_S", 0.05)
     with locked(tmp_path / "file"), locked(tmp_path / "file"):  # the other has stopped: it goes on without
         pass
 

@@ -30,7 +30,7 @@ from labkit.models.configs import Qwen3Config, shapes
 from labkit.models.gpt2 import GPT2, Config, Decoder, Workspace
 from labkit.models.gpt2_block import FUSED, Kernels, Shape, separately
 from labkit.models.gpt2_reference import parity
-from labkit.models.llama import Alone, Llama
+from labkit.models.llama import Llama, SingleSequence
 
 SMALL = Shape(width=24, heads=3, inner=40)
 HEADS_OF_64 = Shape(width=64, heads=1, inner=40)
@@ -182,7 +182,7 @@ def test_a_llama_with_kernels_writes_the_same(solutions, llama):
 
 @functools.cache
 def alones(model):
-    return Alone(model, context=16)
+    return SingleSequence(model, context=16)
 
 
 @pytest.mark.sweep

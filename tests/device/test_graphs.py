@@ -186,7 +186,7 @@ def test_an_error_in_the_work_ends_a_gpus_capture(driver, message, kind):
     with pytest.raises(kind):
         graphs.capture(broken, warm_up=False)
     assert driver.calls == ["cuStreamBeginCapture", "cuStreamEndCapture"]
-    assert graphs._kept is None
+    assert graphs._live_arrays is None
 
 
 # --- Kernels that begin early ----------------------------------------------------------------------------------------

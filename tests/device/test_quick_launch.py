@@ -193,7 +193,7 @@ def test_a_view_is_made_once_and_an_array_is_checked_once(monkeypatch):
     assert x[:3].shape == (3, 6) and x[1:3].shape == (2, 6) and x[::2].strides == (48, 4)
     assert x[:3].reshape(18) is x[:3].reshape(18)
     long = array((200,))
-    for n in range(1, 2 * quick_launch.MOST_VIEWS):  # more than are kept
+    for n in range(1, 2 * quick_launch.MAX_VIEWS):  # more than are kept
         assert long[:n].shape == (n,)
     for _ in range(2):
         check_array("x", x, ndim=2)
@@ -209,6 +209,6 @@ def test_every_launch_has_a_configuration_that_is_kept(launch):
     ready = launch.kernel[(3, 2), 64]
     assert ready is launch.kernel[(3, 2), 64] and isinstance(ready, _LaunchConfiguration)
     assert (ready.griddim, ready.blockdim, ready.sharedmem) == ((3, 2, 1), (64, 1, 1), 0)
-    assert types.float32 in quick_launch._numbers
+    assert types.float32 in quick_launch._type_ids
     with pytest.raises(ValueError, match="griddim"):
         launch.kernel[(1, 2, 3, 4), 1]

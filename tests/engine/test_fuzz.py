@@ -204,7 +204,7 @@ def test_outputs_are_the_models_in_too_little_memory(seed):
         assert stats.free_pages == stats.pages == pages and stats.cached_pages == 0
         assert not any(map(engine.blocks.references, range(pages)))
         assert not engine.scheduler.has_unfinished() and not engine._requests and not engine._outputs
-        assert sorted(engine.scheduler._seats) == list(range(seats))
+        assert sorted(engine.scheduler._free_slots) == list(range(seats))
         if small:  # if what is drawn has changed, look for a seed that still has all of these
             assert stats.preemptions and stats.cached_tokens and any(each.params.greedy for each in requests)
             assert any(found[number].outputs[0].token_ids for number in aborted)

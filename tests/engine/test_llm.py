@@ -83,7 +83,7 @@ def test_generate_gives_each_prompt_what_it_gets_alone(options):
             assert [one.index for one in output.outputs] == list(range(each.n))
             assert [seen(one) for one in output.outputs] == [expected(prompt, each, at) for at in range(each.n)]
         assert llm.stats().free_pages == llm.stats().pages
-        assert not llm.engine._requests and not llm.engine._outputs and not llm._news
+        assert not llm.engine._requests and not llm.engine._outputs and not llm._new_outputs
 
 
 def test_a_stream_shows_every_token_and_no_part_of_a_stop_string():
@@ -175,7 +175,7 @@ def test_a_prompt_that_is_refused_leaves_none_of_the_others_behind():
     with pytest.raises(ValueError, match="the prompt has 64 tokens; at most 63 fit"):
         llm.generate(["abc", "a" * 64], SamplingParams(max_tokens=3))
     llm.abort("0")  # there is none of this name
-    assert not llm.engine._requests and not llm._news
+    assert not llm.engine._requests and not llm._new_outputs
     assert len(llm.generate(["abc"], SamplingParams(max_tokens=3, **LONG))[0].outputs[0].token_ids) == 3
 
 
@@ -237,7 +237,7 @@ def test_a_bad_request_ends_alone(alone):
             prompts = ["abc", *many, "abc"]
         with pytest.raises(kind, match=message):
             llm.generate(prompts, each)
-        assert list(llm.engine._requests) == requests == list(llm._news) and not llm.engine._aborted
+        assert list(llm.engine._requests) == requests == list(llm._new_outputs) and not llm.engine._aborted
         assert llm.stats() == before and llm.engine.blocks.num_free == pages
     last |= {output.request_id: output for output in running}
     assert [seen(last[number].outputs[0]) for number in "01"] == [expected(each, params) for each in ("kab", "cab")]

@@ -50,7 +50,7 @@ def test_greedy_tokens_are_the_models(model, penalty):
     """Those after the first come from graphs, with penalties from other ones."""
     outputs, llm = served(model, PROMPTS, replace(GREEDY, frequency_penalty=penalty))
     for prompt, (tokens,) in zip(PROMPTS, outputs, strict=True):
-        alone, expected = llama.Alone(model, 96), []
+        alone, expected = llama.SingleSequence(model, 96), []
         logits = alone(prompt)
         for _ in range(12):
             drawn = np.bincount(np.array(expected, int), minlength=97)
@@ -91,7 +91,7 @@ def test_biases_allowed_tokens_and_bad_words(model, overlap):
     for prompt in PROMPTS:
         plain = served(model, [prompt], GREEDY)[0][0][0]
         words[len(prompt)] = [plain[:1], plain[1:3], plain[4:7], plain[5:7], plain[7:9]]
-        alone, output = llama.Alone(model, 96), []
+        alone, output = llama.SingleSequence(model, 96), []
         logits = alone(prompt)
         for _ in range(12):
             x = constrained(logits.copy_to_host()[0], output, bias, allowed, words[len(prompt)])
@@ -187,7 +187,7 @@ def test_a_step_with_a_prompt_that_comes_again_is_a_graph_and_gives_the_same(mod
     of_prompts = [graph for shape, graph in made.items() if shape.decoding < shape.sequences]
     assert any(graph in replayed for graph in of_prompts)
     # A few graphs are enough: those that are not used are made again.
-    monkeypatch.setattr(model_runner, "MOST_GRAPHS", 2)
+    monkeypatch.setattr(model_runner, "MAX_GRAPHS", 2)
     found, llm = served(model, prompts, GREEDY, budget=24, pad_prompts=True)
     assert found == expected and len(llm.engine.runner._graphs) == 2
 
@@ -318,7 +318,7 @@ def test_logprobs_are_the_models_whatever_is_drawn_from(model, params):
     """Before penalties, the temperature and what is banned; ranks begin with 1."""
     _, llm = served(model, [], GREEDY)
     (one,) = llm.generate(PROMPTS[1], params)[0].outputs
-    alone, ranks = llama.Alone(model, 96), []
+    alone, ranks = llama.SingleSequence(model, 96), []
     logits = alone(PROMPTS[1])
     for token, found in zip(one.token_ids, one.logprobs, strict=True):
         expected = log_softmax(logits)
@@ -346,7 +346,7 @@ def test_logprobs_of_prompts_are_the_models(model):
     assert outputs[0].prompt_logprobs is None and outputs[0].num_cached_tokens == 32
     assert all(output.num_cached_tokens == 0 for output in outputs[1:])
     for prompt, count, output in zip(prompts[1:], wanted[1:], outputs[1:], strict=True):
-        alone = llama.Alone(model, 96)
+        alone = llama.SingleSequence(model, 96)
         assert len(output.prompt_logprobs) == len(prompt) and output.prompt_logprobs[0] is None
         for before, token, found in zip(prompt[:-1], prompt[1:], output.prompt_logprobs[1:], strict=True):
             expected = log_softmax(alone([before]))

@@ -105,7 +105,7 @@ class Service:
         scheduler = self.scheduler
         check_pages(scheduler)
         seats = [sequence.seat for sequence in scheduler.running]
-        assert sorted(seats + scheduler._seats) == list(range(scheduler.max_num_seqs))
+        assert sorted(seats + scheduler._free_slots) == list(range(scheduler.max_num_seqs))
         assert scheduler.running == sorted(scheduler.running)
         if scheduler.running and scheduler.waiting:
             assert scheduler.running[-1] < scheduler.waiting[0]

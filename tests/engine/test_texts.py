@@ -11,7 +11,7 @@ from labkit.engine import texts as texts_module
 from labkit.engine.sampler import Sampler
 from labkit.engine.text import write
 from labkit.engine.texts import Texts
-from labkit.models.llama import Alone
+from labkit.models.llama import SingleSequence
 from labkit.models.load import load
 from tests.engine.random_llama import write_folder
 
@@ -31,7 +31,7 @@ def loaded(folder):
 
 def greedy_tokens(loaded, ids, count: int) -> list[int]:
     """The likeliest tokens by the model alone, up to an end of text."""
-    alone, tokens = Alone(loaded.model, 64), []
+    alone, tokens = SingleSequence(loaded.model, 64), []
     logits = alone(ids)
     while len(tokens) < count:
         tokens.append(int(np.argmax(logits.copy_to_host()[0])))
@@ -56,7 +56,7 @@ def test_the_pieces_are_what_the_model_says_after_the_prompt_or_the_question(loa
 
 
 def test_several_prompts_get_what_each_gets_alone_and_share_what_is_alike(loaded, monkeypatch):
-    monkeypatch.setattr(texts_module, "SEATS", 2)  # so that the later ones find the prefix of the first
+    monkeypatch.setattr(texts_module, "SLOTS", 2)  # so that the later ones find the prefix of the first
     long = "a kernel is a loop, and a loop is a kernel"
     prompts = [long, "a loop", long, "kernel"]
     texts = Texts(loaded, prompts, PARAMS)

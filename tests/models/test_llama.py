@@ -16,7 +16,7 @@ from labkit.device import graphs
 from labkit.kernels.dtypes import bfloat16_of, float32_of
 from labkit.models import llama, qwen3
 from labkit.models.configs import EMBEDDING, HEAD, LLAMA_3_2_1B, Qwen3Config, names_in, shapes
-from labkit.models.llama import Alone, Cache, Config, Kernels, Llama, Workspace
+from labkit.models.llama import Cache, Config, Kernels, Llama, SingleSequence, Workspace
 from labkit.models.llama_reference import activations, parity, weights_of
 from labkit.models.load import tensors
 from labkit.models.step import Inputs, Piece, Shape
@@ -75,7 +75,7 @@ def greedy(alone, prompt, count):
 @pytest.mark.parametrize("name", SHAPES)
 def test_logits_and_64_greedy_tokens_are_transformers(name):
     known, model = made(name, "float32")
-    alone = Alone(model, context=96)
+    alone = SingleSequence(model, context=96)
     for token, expected in zip(known.prompt, known.logits, strict=True):  # one at a time: the kernels that decode
         logits = alone([token]).copy_to_host()[0]
         assert np.abs(logits - expected).max() < known.least_margin / 2
@@ -108,7 +108,7 @@ def test_far_positions_are_transformers(name):
 def test_8000_tokens_are_transformers():
     """In steps of 1,000, the last of which look back at 7,000 in 438 pages."""
     known, model = made("llama2", "float32")
-    alone = Alone(model, context=8000, tokens=1000)
+    alone = SingleSequence(model, context=8000, tokens=1000)
     for begin, expected in zip(range(0, 8000, 1000), known.long_logits, strict=True):
         found = alone(known.long[begin : begin + 1000]).copy_to_host()[0]
         np.testing.assert_allclose(found, expected, rtol=0, atol=2e-2)  # their angles are float32
@@ -120,7 +120,8 @@ def test_layers_in_bfloat16_are_transformers(name):
     """Layer by layer as far from theirs as theirs is from float64, at most twice."""
     known, model = made(name, "bfloat16")
     seen = {}
-    Alone(model, context=32)(known.prompt, watch=lambda name, array: seen.setdefault(name, array.copy_to_host()))
+    SingleSequence(model, context=32)(known.prompt,
+                                      watch=lambda name, array: seen.setdefault(name, array.copy_to_host()))
     exact = activations(known.config, weights_of(known.tensors, known.config), known.prompt)
     for layer, expected in enumerate(known.layers_bfloat16):
         found = float32_of(seen[f"layers.{layer}.out"])[list(known.at)]
@@ -139,7 +140,8 @@ def test_any_shape_live(kind, tmp_path):
     theirs = transformers.AutoModelForCausalLM.from_config(configs[kind](**shape)).eval()
     theirs.save_pretrained(tmp_path)
     module = {"llama": llama, "qwen3": qwen3}[kind]
-    alone = Alone(MODELS[kind](module.Config.read(tmp_path / "config.json"), tensors(tmp_path), "float32"), context=32)
+    alone = SingleSequence(MODELS[kind](module.Config.read(tmp_path / "config.json"), tensors(tmp_path), "float32"),
+                           context=32)
     ids = np.random.default_rng(0).integers(0, 61, 9).tolist()
     with torch.no_grad():
         expected = theirs(torch.tensor([ids])).logits[0, -1].numpy()
@@ -193,9 +195,9 @@ def test_other_kernels_on_the_same_weights(model):
 
     calls = []
     other = model.with_kernels(Kernels(rmsnorm=mine))
-    found = Alone(other, context=16)([1, 2]).copy_to_host()
+    found = SingleSequence(other, context=16)([1, 2]).copy_to_host()
     assert calls == [1e-5] and other.weights is model.weights
-    np.testing.assert_array_equal(found, Alone(model, context=16)([1, 2]).copy_to_host())
+    np.testing.assert_array_equal(found, SingleSequence(model, context=16)([1, 2]).copy_to_host())
     rearranged = model.with_kernels(Kernels(arrange_gate_up=lambda gate, up: np.concatenate([gate, up])))
     name = "layers.0.mlp.gate_up_proj.weight"
     assert not np.array_equal(rearranged.weights[name].copy_to_host(), model.weights[name].copy_to_host())
@@ -213,7 +215,7 @@ def test_norms_that_products_compute_are_the_same():
     config = replace(SMALL, hidden_size=256, head_dim=32, num_hidden_layers=3)
     tensors, found = random_tensors(config), []
     for kind in (Llama, Joined):
-        alone = Alone(kind(config, tensors), context=32)
+        alone = SingleSequence(kind(config, tensors), context=32)
         found.append([alone(ids).copy_to_host() for ids in ([5, 4, 3], [7], list(range(9)), [8])])
     for apart, joined in zip(*found, strict=True):
         np.testing.assert_allclose(joined, apart, atol=0.03 * np.abs(apart).max())
@@ -255,7 +257,7 @@ def test_names_with_and_without_prefix_and_other_types(model):
 def test_a_prompt_in_pieces_gives_the_same_logits(model, tokens):
     prompt = random_prompts(SMALL, (40,))[0]
     expected = activations(SMALL, weights_of(model.tensors, SMALL), prompt)["logits"][-1]
-    found = Alone(model, context=48, tokens=tokens)(prompt).copy_to_host()[0]
+    found = SingleSequence(model, context=48, tokens=tokens)(prompt).copy_to_host()[0]
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-4)
 
 
@@ -317,7 +319,7 @@ def test_keys_and_values_outlive_the_process(model, tmp_path):
     from safetensors.numpy import save_file
 
     prompt = random_prompts(SMALL, (21,))[0]
-    alone = Alone(model, context=32)
+    alone = SingleSequence(model, context=32)
     alone(prompt[:-1])
     save_file(model.tensors, tmp_path / "model.safetensors")
     np.savez(tmp_path / "state.npz", cache=alone.cache.memory.copy_to_host(), length=alone.length, last=prompt[-1])
@@ -325,12 +327,12 @@ def test_keys_and_values_outlive_the_process(model, tmp_path):
     script = """if True:
         import json, sys
         import numpy as np
-        from labkit.models.llama import Alone, Config, Llama
+        from labkit.models.llama import Config, Llama, SingleSequence
         from labkit.models.safetensors import read
 
         folder = sys.argv[1]
         config = Config(**json.loads(sys.argv[2]))
-        alone = Alone(Llama(config, read(folder + "/model.safetensors"), "float32"), context=32)
+        alone = SingleSequence(Llama(config, read(folder + "/model.safetensors"), "float32"), context=32)
         with np.load(folder + "/state.npz") as state:
             alone.cache.memory.copy_to_device(state["cache"])
             alone.length = int(state["length"])
@@ -344,7 +346,7 @@ def test_keys_and_values_outlive_the_process(model, tmp_path):
 
 def test_going_back_to_an_earlier_token(model):
     prompt = random_prompts(SMALL, (20,))[0]
-    alone = Alone(model, context=32)
+    alone = SingleSequence(model, context=32)
     first = alone(prompt).copy_to_host()
     alone([3, 4, 5])
     alone.reset(17)
@@ -357,7 +359,7 @@ def test_going_back_to_an_earlier_token(model):
 
 
 def test_a_step_allocates_nothing(model, monkeypatch):
-    alone = Alone(model, context=32)
+    alone = SingleSequence(model, context=32)
     alone([3, 7])
     alone([3])
 
@@ -455,14 +457,14 @@ def test_numbers_that_are_none(dtype):
 
 
 def test_what_a_single_sequence_refuses(model):
-    alone = Alone(model, context=4)
+    alone = SingleSequence(model, context=4)
     for ids, message in (([61], "token 61 is not in the vocabulary, which has 61"), ([3, -1], "token -1"),
                          ([], "at least one token id"), ([1.5], "at least one token id"),
                          ([1] * 5, "5 tokens do not fit: 0 of 4 places")):
         with pytest.raises(ValueError, match=message):
             alone(ids)
     with pytest.raises(ValueError, match="context is 129; the model has 128 positions"):
-        Alone(model, context=129)
+        SingleSequence(model, context=129)
     with pytest.raises(ValueError, match="dtype is 'float16'; 'bfloat16' and 'float32' are allowed"):
         Llama(SMALL, model.tensors, "float16")
     with pytest.raises(ValueError, match="pages is 0"):

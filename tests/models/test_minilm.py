@@ -238,7 +238,7 @@ def test_a_shape_is_one_graph_and_takes_another_batch(model):
 
 
 def test_old_graphs_make_room(tensors, monkeypatch):
-    monkeypatch.setattr(minilm, "MOST_GRAPHS", 2)
+    monkeypatch.setattr(minilm, "MAX_GRAPHS", 2)
     model = MiniLM(SMALL, tensors, np.float32)
     model.embed(random_sentences(SMALL, (40,)))
     for count in (1, 17, 40):

@@ -548,6 +548,21 @@ def test_uninitialised_shared_memory():
 
 
 @cuda.jit
+def decides_by_unwritten(out):
+    s = cuda.shared.array(32, float32)
+    i = cuda.threadIdx.x
+    x = cuda.shfl_xor_sync(0xFFFFFFFF, s[i], 1)  # read
+    if x > 3:
+        out[i] = x
+
+
+def test_deciding_by_what_nothing_wrote_beside_a_shuffle():
+    """Reported where it is read, and not as a lane that the mask leaves out."""
+    finding = only(observe(decides_by_unwritten[1, 32], zeros(32)), "uninitialized_reads")
+    assert finding.lines == lines_of(decides_by_unwritten, "read")
+
+
+@cuda.jit
 def local_not_filled(a, out):
     sums = cuda.local.array(4, float64)
     i = cuda.threadIdx.x

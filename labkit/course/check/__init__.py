@@ -50,7 +50,7 @@ def check(name: str, answer=None, /, *, seed: int | None = None, **numbers) -> V
     tried = _Tried(name, answer, numbers) if exercise.kind == "predict" else None
     with warnings.catch_warnings(), announced_compiling():
         warnings.simplefilter("ignore")  # nbgrader gives no points to a cell that wrote to stderr
-        verdict = examine(exercise, answer, seed=seed, numbers=numbers, tries=tried.before if tried else 0,
+        verdict = examine(exercise, answer, seed=seed, numbers=numbers, tries=tried.previous if tried else 0,
                           look=True, play_in=os.environ.get("LABKIT_PLAY"))
     if tried and verdict.kind == "wrong_result":
         tried.remember()
@@ -100,8 +100,8 @@ def _examined(exercise: Exercise, answer, seed, numbers, tries: int, look: bool,
             if attempt is not None and as_given(exercise, answer):
                 attempt, known = replace(attempt, details=(*attempt.details, AS_GIVEN)), Known()
             elif attempt is not None and look and not known.exact:
-                found = repairs(exercise, answer, attempt.kind, case, cases)
-                attempt = replace(attempt, details=(*attempt.details, *sentences(found)))
+                fixes = repairs(exercise, answer, attempt.kind, case, cases)
+                attempt = replace(attempt, details=(*attempt.details, *sentences(fixes)))
             if attempt is not None and attempt.kind == "wrong_result":
                 attempt = replace(attempt, details=(*attempt.details, *never_used(exercise, answer, case)))
     if attempt is not None:
@@ -143,14 +143,14 @@ class _Tried:
     """The wrong predictions of an exercise up to now; the same numbers twice are one try."""
 
     def __init__(self, name: str, answer, numbers: dict):
-        self.name, self.now = name, written(answer, numbers)
+        self.name, self.current = name, written(answer, numbers)
         self.known = list(_TRIED.get(name, ()))
-        kept = _with_progress(lambda progress, course: progress.read(course)["tried"].get(name)) or ()
-        self.known += [one for one in kept if one not in self.known]
-        self.before = len([one for one in self.known if one != self.now])
+        recorded = _with_progress(lambda progress, course: progress.read(course)["tried"].get(name)) or ()
+        self.known += [one for one in recorded if one not in self.known]
+        self.previous = len([one for one in self.known if one != self.current])
 
     def remember(self) -> None:
-        _TRIED[self.name] = [*(one for one in self.known if one != self.now), self.now]
+        _TRIED[self.name] = [*(one for one in self.known if one != self.current), self.current]
         _with_progress(lambda progress, course: progress.tried(course, self.name, _TRIED[self.name]))
 
 
@@ -159,7 +159,7 @@ def _record(name: str) -> None:
     _with_progress(lambda progress, course: progress.passed(course, name))
 
 
-def _with_progress(do):
+def _with_progress(action):
     """do(the module progress, the course) where there is a course to remember things in, and it is wanted; else
     None."""
     if os.environ.get("NBGRADER_EXECUTION") or os.environ.get("LABKIT_PROGRESS") == "0":
@@ -167,7 +167,7 @@ def _with_progress(do):
     from labkit.course import progress, registry
 
     with contextlib.suppress(UserError, OSError):
-        return do(progress, registry.load())
+        return action(progress, registry.load())
     return None
 
 

@@ -24,7 +24,7 @@ class Attempt:
     whole: tuple | None = ()  # two runs do exactly the same only if these are equal; None: this cannot be known
     wrong: np.ndarray | None = None  # which elements of `got` are wrong
     unwritten: np.ndarray | None = None  # which of the wrong ones hold what they held before the launch
-    seen: str = ""  # what the wrong elements have in common
+    summary: str = ""  # what the wrong elements have in common
 
     @property
     def good(self) -> bool:
@@ -92,11 +92,11 @@ def _case(exercise: Exercise, size: dict, rng, reach: Reach | None = None) -> Ca
         wide = (v.astype(np.float64) if isinstance(v, np.ndarray) and v.dtype.kind == "f" else v for v in inputs)
         allowed = exercise.tolerance(*wide)
     start = None if exercise.start is None else np.asarray(exercise.start(*inputs), exercise.dtype)
-    place = reach.in_place if reach else None
-    if place is not None:
-        start = inputs[place]
+    input_index = reach.in_place if reach else None
+    if input_index is not None:
+        start = inputs[input_index]
     return Case(size, inputs, expected, np.broadcast_to(allowed, expected.shape), start, reach.words if reach else "",
-                place)
+                input_index)
 
 
 def threads_of(exercise: Exercise, case: Case) -> int:
@@ -106,8 +106,8 @@ def threads_of(exercise: Exercise, case: Case) -> int:
 
 def arguments_for(exercise: Exercise, case: Case, inputs: tuple, out) -> tuple:
     """What the answer is given in this case: copies of its inputs, one of which the output may be."""
-    given = tuple(out if number == case.in_place else value for number, value in enumerate(inputs))
-    return arguments_of(exercise, given, out, case.size)
+    values = tuple(out if index == case.in_place else value for index, value in enumerate(inputs))
+    return arguments_of(exercise, values, out, case.size)
 
 
 def arguments_of(exercise: Exercise, inputs: tuple, out, size: dict) -> tuple:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from labkit.course.check import expression_changes, statement_changes
 from labkit.course.check.vocabulary import Vocabulary
 from labkit.course.mutants import operators
-from labkit.course.syntax import Found, Place, places_in, quoted, short
+from labkit.course.syntax import Place, RankedChanges, places_in, quoted, short
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,17 +33,17 @@ class Change:
 
 def changes(tree: ast.Module, vocabulary: Vocabulary) -> list[Change]:
     """Every change of the function in `tree`, likeliest first. Lines are those that the tree's nodes have."""
-    found = []
+    result = []
     for place in places_in(tree):
         for operator in (*REUSED, *expression_changes.OPERATORS, *statement_changes.OPERATORS):
             for rank, words, node in operator(place, vocabulary):
                 if not _does_all_alone(place, node):
-                    found.append(Change(rank, _line(place.node, node), words, place, node))
-    return sorted(found, key=lambda change: change.rank)
+                    result.append(Change(rank, _line(place.node, node), words, place, node))
+    return sorted(result, key=lambda change: change.rank)
 
 
 def _does_all_alone(place: Place, node) -> bool:
-    """Whether a loop that shares its work now goes in steps of 1: right results, whatever the mistake, and no cure."""
+    """Whether a strided loop now has step 1: each thread does all of the work, which hides the mistake."""
     step = node.iter.args[2:3] if isinstance(node, ast.For) and isinstance(node.iter, ast.Call) else (
         [node] if place.path[-1] == ("args", 2) and place.call == "range" else [])
     return bool(step) and isinstance(step[0], ast.Constant) and step[0].value == 1
@@ -61,15 +61,16 @@ def grows_itself(tree: ast.AST) -> bool:
         if isinstance(node, ast.AugAssign) and isinstance(node.op, ast.Add) and _holds(node.value, node.target):
             return True
         if isinstance(node, ast.Assign):
-            into = [one.value if isinstance(one, ast.Subscript) else one for one in node.targets]
+            containers = [one.value if isinstance(one, ast.Subscript) else one for one in node.targets]
             wraps = isinstance(node.value, (ast.List, ast.Tuple, ast.Set, ast.Dict))
             stored = any(isinstance(one, ast.Subscript) for one in node.targets) and isinstance(node.value, ast.Name)
-            if (wraps or stored) and any(_holds(node.value, one) for one in into if not isinstance(one, ast.Tuple)):
+            if (wraps or stored) and any(_holds(node.value, one) for one in containers
+                                         if not isinstance(one, ast.Tuple)):
                 return True
         if isinstance(node, ast.For):
-            inside = [each for statement in node.body for each in ast.walk(statement)]
-            if any(_same(each.func.value, node.iter) for each in inside if _is_growing(each)) or any(
-                    _same(each.target, node.iter) for each in inside if isinstance(each, ast.AugAssign)):
+            nested = [each for statement in node.body for each in ast.walk(statement)]
+            if any(_same(each.func.value, node.iter) for each in nested if _is_growing(each)) or any(
+                    _same(each.target, node.iter) for each in nested if isinstance(each, ast.AugAssign)):
                 return True
     return False
 
@@ -91,30 +92,30 @@ def _holds(value: ast.AST, name: ast.AST) -> bool:
     return _holds(value.value, name) if isinstance(value, ast.Starred) else _same(value, name)
 
 
-def _line(before: ast.AST, after) -> int:
-    """The line to be shown: of a block that is rearranged, that of the first statement which moves."""
-    moved = getattr(after, "moved", None)
-    return getattr(moved if moved is not None else before, "lineno", 0)
+def _line(old: ast.AST, new) -> int:
+    """The line to show; for a rearranged block, that of the first statement that moves."""
+    moved = getattr(new, "moved", None)
+    return getattr(moved if moved is not None else old, "lineno", 0)
 
 
 # --- The operators of mutants, the other way round -------------------------------------------------------------------
 
 
 def _reused(rank: float, operator: Callable, words: Callable) -> Callable:
-    def change(place: Place, vocabulary: Vocabulary) -> Found:
+    def change(place: Place, vocabulary: Vocabulary) -> RankedChanges:
         if not isinstance(place.node, ast.FunctionDef):
-            for now, node in operator(place):
-                yield rank, words(place.node, now), node
+            for new_code, node in operator(place):
+                yield rank, words(place.node, new_code), node
 
     return change
 
 
-def _of_index(node, now: str) -> str:
+def _of_index(node, new_code: str) -> str:
     return f"the index of `{short(node.value)}` is wrong"
 
 
-def _of_omission(node, now: str) -> str:
-    if now == "left out":
+def _of_omission(node, new_code: str) -> str:
+    if new_code == "left out":
         return "this statement is not needed"
     target = node.target if isinstance(node, ast.AugAssign) else node.targets[0]
     if isinstance(node, ast.AugAssign):
@@ -122,34 +123,34 @@ def _of_omission(node, now: str) -> str:
     return f"{quoted(target)} is overwritten where it should be added to"
 
 
-def _of_arithmetic(node, now: str) -> str:
+def _of_arithmetic(node, new_code: str) -> str:
     if isinstance(node, ast.UnaryOp):
         return f"the sign of {quoted(node.operand)} is wrong"
-    if now in (short(node.left), short(node.right)):
+    if new_code in (short(node.left), short(node.right)):
         return f"{quoted(node)} has a factor or a term too many"
     return f"the operator of {quoted(node)}, or the order of its operands, is wrong"
 
 
-def _of_call(node, now: str) -> str:
-    if node.args and now == short(node.args[0]) and len(node.args) == 1:
+def _of_call(node, new_code: str) -> str:
+    if node.args and new_code == short(node.args[0]) and len(node.args) == 1:
         return f"{quoted(node.func)} is one call too many"
-    if now.split("(")[0] == short(node.func):
+    if new_code.split("(")[0] == short(node.func):
         return f"the arguments of {quoted(node.func)} are in the wrong order"
     return f"{quoted(node.func)} is the wrong function here"
 
 
 REUSED = (
-    _reused(1.0, operators.guards, lambda node, now: f"the condition of {quoted(node)} is wrong" if isinstance(
+    _reused(1.0, operators.guards, lambda node, new_code: f"the condition of {quoted(node)} is wrong" if isinstance(
         node, ast.If) else f"the condition {quoted(node)} is true once too often or too seldom"),
     _reused(3.0, operators.indices, _of_index),
-    _reused(2.5, operators.numbers, lambda node, now: f"the number `{node.value}` is wrong"),
+    _reused(2.5, operators.numbers, lambda node, new_code: f"the number `{node.value}` is wrong"),
     _reused(2.0, operators.arithmetic, _of_arithmetic),
-    _reused(1.0, operators.identities, lambda node, now: f"{quoted(node.targets[0])} begins with the wrong value"),
+    _reused(1.0, operators.identities, lambda node, new_code: f"{quoted(node.targets[0])} begins with the wrong value"),
     _reused(1.0, operators.omissions, _of_omission),
-    _reused(1.3, operators.loops, lambda node, now: "this loop begins, ends or steps where it should not"),
-    _reused(1.2, operators.shapes, lambda node, now: f"{quoted(node)} is the length of another axis"),
-    _reused(1.5, operators.launches, lambda node, now: "the grid and the block of this launch are wrong"),
+    _reused(1.3, operators.loops, lambda node, new_code: "this loop begins, ends or steps where it should not"),
+    _reused(1.2, operators.shapes, lambda node, new_code: f"{quoted(node)} is the length of another axis"),
+    _reused(1.5, operators.launches, lambda node, new_code: "the grid and the block of this launch are wrong"),
     _reused(1.5, operators.calls, _of_call),
-    _reused(2.0, operators.coordinates, lambda node, now: f"{quoted(node)} is the wrong coordinate"),
-    _reused(2.0, operators.host_code, lambda node, now: f"{quoted(node)} is wrong"),
+    _reused(2.0, operators.coordinates, lambda node, new_code: f"{quoted(node)} is the wrong coordinate"),
+    _reused(2.0, operators.host_code, lambda node, new_code: f"{quoted(node)} is wrong"),
 )

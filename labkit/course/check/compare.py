@@ -13,30 +13,30 @@ from labkit.kernels.agree import differences
 
 def compared(exercise: Exercise | None, case: Case, got: np.ndarray, unwritten: np.ndarray) -> Attempt:
     expected = case.expected
-    found = differences(got, expected, case.allowed, unwritten)
-    wrong, unwritten, miss = found.wrong, found.unwritten, found.miss
+    result = differences(got, expected, case.allowed, unwritten)
+    wrong, unwritten, miss = result.wrong, result.unwritten, result.miss
     if not wrong.any():
         return Attempt("passed", got=got, wrong=wrong, unwritten=unwritten)
     threads = 0
     if exercise is not None and exercise.kind == "kernel" and expected.ndim == 1:
         threads = int(np.prod(exercise.launch(**case.size)[1]))
-    seen = "" if wrong.size == 1 else pattern(expected, got, wrong, unwritten, case.inputs, threads)
+    summary = "" if wrong.size == 1 else pattern(expected, got, wrong, unwritten, case.inputs, threads)
     if case.start is not None and np.array_equal(got, case.start):
-        seen = "It holds what it held before the launch."
+        summary = "It holds what it held before the launch."
     if wrong.size == 1:
-        head = "The output was not written." if unwritten.all() else "The value is wrong."
+        headline = "The output was not written." if unwritten.all() else "The value is wrong."
     elif unwritten.all():
-        seen = ""
-        head = f"None of the {wrong.size:,} elements was written."
+        summary = ""
+        headline = f"None of the {wrong.size:,} elements was written."
     else:
         how_many = "All" if wrong.all() else f"{int(wrong.sum()):,} of"
         verb = "was never written" if unwritten[wrong].all() else "is wrong" if wrong.sum() == 1 else "are wrong"
         verb = verb.replace("was", "were") if wrong.sum() > 1 else verb
-        head = f"{how_many} {wrong.size:,} elements {verb}."
-    if wrong.size == 1 and not unwritten.all() and not seen:
-        seen = f"Expected is {show_value(expected.flat[0])}, and it holds {show_value(got.flat[0])}."
+        headline = f"{how_many} {wrong.size:,} elements {verb}."
+    if wrong.size == 1 and not unwritten.all() and not summary:
+        summary = f"Expected is {show_value(expected.flat[0])}, and it holds {show_value(got.flat[0])}."
     which = f"It fails where {case.where}: at" if case.where else "The smallest case that fails:"
-    details = [f"{which} {size_text(case.size)}." + (f" {seen}" if seen else "")]
+    details = [f"{which} {size_text(case.size)}." + (f" {summary}" if summary else "")]
     if exercise is None:
         details.append(f"It was called with {called_with(case)}.")
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
@@ -44,8 +44,8 @@ def compared(exercise: Exercise | None, case: Case, got: np.ndarray, unwritten: 
     if 0 < relative < 1e-3 and expected.dtype.kind == "f" and np.isfinite(got).all():  # integers may be bits
         details.append(f"It is close: at most {relative:.1e} of the value. The allowed error is that of float32 used "
                        "with care; is something summed in another type, or is a small term missing?")
-    return Attempt("wrong_result", head, tuple(details), table_of(expected, got, wrong, unwritten), got=got,
-                   seen=seen, wrong=wrong,
+    return Attempt("wrong_result", headline, tuple(details), table_of(expected, got, wrong, unwritten), got=got,
+                   summary=summary, wrong=wrong,
                    unwritten=unwritten if case.start is None else wrong & (got == case.start))
 
 

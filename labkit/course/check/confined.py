@@ -1,6 +1,6 @@
 """Work in a fork of this process, with limits on its CPU time and its memory: whatever it does, it can be ended.
 
-    for found in confined(work, cpu_s=12.0, memory_bytes=1 << 30, wall_s=60.0): ...    # work(send) calls send(value)
+    for value in confined(work, cpu_s=12.0, memory_bytes=1 << 30, wall_s=60.0): ...    # work(send) calls send(value)
 
 A limit that host_limit sets reaches Python code alone; code in C (a comparison of lists that contain themselves, a
 power of large integers) goes on. Where a process cannot be forked, FORKS is False.
@@ -44,22 +44,22 @@ def confined(work: Callable, *, cpu_s: float, memory_bytes: int, wall_s: float) 
         os.close(readable)
 
 
-def _messages(readable: int, ends: float) -> Iterator:
-    held = b""
-    while (left := ends - time.monotonic()) > 0 and select.select([readable], [], [], left)[0]:
-        if not (more := os.read(readable, 1 << 16)):
+def _messages(readable: int, deadline: float) -> Iterator:
+    buffer = b""
+    while (remaining := deadline - time.monotonic()) > 0 and select.select([readable], [], [], remaining)[0]:
+        if not (chunk := os.read(readable, 1 << 16)):
             return
-        held += more
-        while len(held) >= LENGTH.size and len(held) >= (end := LENGTH.size + LENGTH.unpack_from(held)[0]):
-            yield pickle.loads(held[LENGTH.size : end])
-            held = held[end:]
+        buffer += chunk
+        while len(buffer) >= LENGTH.size and len(buffer) >= (end := LENGTH.size + LENGTH.unpack_from(buffer)[0]):
+            yield pickle.loads(buffer[LENGTH.size : end])
+            buffer = buffer[end:]
 
 
 def _child(work: Callable, writable: int, cpu_s: float, memory_bytes: int) -> None:
-    """In the fork, which it ends: what this process prints or registered for its end is none of its business."""
+    """Run in the fork, and end it: without output, and without this process's exit handlers."""
     try:
-        nowhere = os.open(os.devnull, os.O_RDWR)
-        os.dup2(nowhere, 1), os.dup2(nowhere, 2)
+        devnull = os.open(os.devnull, os.O_RDWR)
+        os.dup2(devnull, 1), os.dup2(devnull, 2)
         _limit(cpu_s, memory_bytes)
 
         def send(value) -> None:
@@ -76,8 +76,8 @@ def _child(work: Callable, writable: int, cpu_s: float, memory_bytes: int) -> No
 def _limit(cpu_s: float, memory_bytes: int) -> None:
     import resource
 
-    used = resource.getrusage(resource.RUSAGE_SELF)  # a fork begins at 0
-    cpu = int(used.ru_utime + used.ru_stime + cpu_s) + 1
+    usage = resource.getrusage(resource.RUSAGE_SELF)  # a fork begins at 0
+    cpu = int(usage.ru_utime + usage.ru_stime + cpu_s) + 1
     limits = [(resource.RLIMIT_CPU, cpu), (resource.RLIMIT_CORE, 0)]
     with contextlib.suppress(OSError, ValueError), open("/proc/self/statm") as statm:
         pages = [int(part) for part in statm.read().split()]

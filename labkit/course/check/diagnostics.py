@@ -13,7 +13,7 @@ import re
 from dataclasses import dataclass, field, replace
 
 from labkit import cuda
-from labkit.course.check.verdict import counted, parsed, place, split_line, without_file
+from labkit.course.check.verdict import counted, parsed, quote_line, split_line, without_file
 
 ARRAY_ATTRIBUTES = ("shape", "size", "ndim", "dtype", "strides", "itemsize", "nbytes", "T")
 _ENGLISH = {"a", "an", "the", "whole", "no", "cannot", "keyword", "call", "its", "it", "failed", "one", "arguments",
@@ -37,8 +37,8 @@ class Source:
 
     def nodes(self, kind, line: int = 0):
         """The nodes of this kind, on this line if it is known."""
-        found = [node for node in ast.walk(self.tree) if isinstance(node, kind)]
-        return [node for node in found if node.lineno <= line <= node.end_lineno] or found if line else found
+        matches = [node for node in ast.walk(self.tree) if isinstance(node, kind)]
+        return [node for node in matches if node.lineno <= line <= node.end_lineno] or matches if line else matches
 
     def names(self) -> set[str]:
         """What its code can name: its own variables, its surroundings, and Python's."""
@@ -50,24 +50,24 @@ class Source:
 
 def sources_of(answer, depth: int = 3) -> dict[str, Source]:
     """The answer, and the functions that it names, by name."""
-    found: dict[str, Source] = {}
-    under_way = [(getattr(answer, "py_func", answer), depth)]
-    while under_way:
-        function, left = under_way.pop(0)
-        if not inspect.isfunction(function) or function.__name__ in found:
+    sources: dict[str, Source] = {}
+    pending = [(getattr(answer, "py_func", answer), depth)]
+    while pending:
+        function, depth_left = pending.pop(0)
+        if not inspect.isfunction(function) or function.__name__ in sources:
             continue
         if (function.__module__ or "").partition(".")[0] == "labkit":
             continue
-        tree, first = parsed(function)
+        tree, first_line = parsed(function)
         if tree is not None:
-            ast.increment_lineno(tree, first - 1)
-        found[function.__name__] = Source(function, function.__code__.co_filename, tree or ast.Module([], []))
+            ast.increment_lineno(tree, first_line - 1)
+        sources[function.__name__] = Source(function, function.__code__.co_filename, tree or ast.Module([], []))
         cells = (cell.cell_contents for cell in function.__closure__ or () if _is_set(cell))
-        named = [*cells, *(function.__globals__.get(name) for name in function.__code__.co_names)]
-        if left:
-            under_way += [(getattr(one, "py_func", one), left - 1) for one in named
-                          if hasattr(one, "py_func") or inspect.isfunction(one)]
-    return found
+        referenced = [*cells, *(function.__globals__.get(name) for name in function.__code__.co_names)]
+        if depth_left:
+            pending += [(getattr(value, "py_func", value), depth_left - 1) for value in referenced
+                        if hasattr(value, "py_func") or inspect.isfunction(value)]
+    return sources
 
 
 def _is_set(cell) -> bool:
@@ -86,25 +86,25 @@ class Complaint:
     filename: str
 
     @property
-    def place(self) -> tuple[str, ...]:
-        return (place(self.filename, self.line),) if self.line else ()
+    def quote_line(self) -> tuple[str, ...]:
+        return (quote_line(self.filename, self.line),) if self.line else ()
 
 
 def complaint(answer, error: Exception, axes: dict[str, int] | None = None) -> Complaint:
     """Explain why a kernel does not compile. axes: the number of axes of its array parameters, where known."""
     message = without_file(re.sub(r"\x1b\[[0-9;]*m", "", str(error)))
     text, line = split_line(message)
-    named = re.match(r"(\w+)(?:, line \d+)?: ", message)
+    match = re.match(r"(\w+)(?:, line \d+)?: ", message)
     sources = sources_of(answer)
-    source = sources.get(named.group(1)) if named else None
+    source = sources.get(match.group(1)) if match else None
     if source is not None and line == 0:
-        text = message[named.end() :]
+        text = message[match.end() :]
     text = text.removeprefix("does not compile for these argument types: ")
-    for one in [source] if source else sources.values():
+    for candidate in [source] if source else sources.values():
         for rule in RULES:
-            if found := rule(replace(one, axes=axes or {}), text, line):
-                sentence, node = found
-                return Complaint(sentence, getattr(node, "lineno", line), one.filename)
+            if result := rule(replace(candidate, axes=axes or {}), text, line):
+                sentence, node = result
+                return Complaint(sentence, getattr(node, "lineno", line), candidate.filename)
     source = source or next(iter(sources.values()), Source(None, "", ast.Module([], [])))
     return Complaint(_cleaned(text, source), line, source.filename)
 
@@ -125,51 +125,51 @@ def matrix_product(node) -> str:
 
 
 def _unknown_name(source, text, line):
-    found = re.search(r"the name '(\w+)' is not defined", text)
-    if not found:
+    match = re.search(r"the name '(\w+)' is not defined", text)
+    if not match:
         return None
-    name = found.group(1)
+    name = match.group(1)
     return f"There is no `{name}` here.{meant_name(name, source.names())}", None
 
 
 def _missing_in_module(source, text, line):
-    found = re.match(r"([\w.]+)\.(\w+) (?:does not exist|is not supported by the CPU device)|"
+    match = re.match(r"([\w.]+)\.(\w+) (?:does not exist|is not supported by the CPU device)|"
                      r"([\w.]+) has no attribute '(\w+)'", text)
-    if not found:
+    if not match:
         return None
-    base, name = [part for part in found.groups() if part]
-    near = meant(name, _members(source, base), f"{base}.")
-    if "not supported" in found.group() and not near:
+    base, name = [part for part in match.groups() if part]
+    suggestion = meant(name, _members(source, base), f"{base}.")
+    if "not supported" in match.group() and not suggestion:
         return None  # of numba.cuda: it may exist on a GPU
-    return f"There is no `{base}.{name}`.{near}", None
+    return f"There is no `{base}.{name}`.{suggestion}", None
 
 
 def _members(source, base: str) -> list[str]:
-    first, *rest = base.split(".")
+    root, *rest = base.split(".")
     function = source.function
-    value = getattr(function, "__globals__", {}).get(first, cuda if first == "cuda" else None)
+    value = getattr(function, "__globals__", {}).get(root, cuda if root == "cuda" else None)
     for name in rest:
         value = getattr(value, name, None)
     return [name for name in dir(value) if not name.startswith("_")]
 
 
 def _unknown_attribute(source, text, line):
-    found = re.search(r"^(.+) has no attribute (\w+)$", text) or re.search(r"^the method \.(\w+)\(\)", text)
-    if not found:
+    match = re.search(r"^(.+) has no attribute (\w+)$", text) or re.search(r"^the method \.(\w+)\(\)", text)
+    if not match:
         return None
-    name = found.group(found.lastindex)
+    name = match.group(match.lastindex)
     nodes = [n for n in source.nodes(ast.Attribute, line) if n.attr == name]
     node = nodes[0] if nodes else None
-    whose = f"`{_code(node.value)}`" if node is not None else "It"
-    if found.lastindex == 2 and "array" not in found.group(1):
-        return f"{whose} is a number ({found.group(1)}) here, and has no `.{name}`.", node
+    subject = f"`{_code(node.value)}`" if node is not None else "It"
+    if match.lastindex == 2 and "array" not in match.group(1):
+        return f"{subject} is a number ({match.group(1)}) here, and has no `.{name}`.", node
     if name in ARRAY_ATTRIBUTES:
         return f"`{_code(node)}` is a value, not a function: write it without ().", node
-    sentence = f"{whose} has no `.{name}`{'()' if found.lastindex == 1 else ''} in a kernel."
-    near = meant(name, ARRAY_ATTRIBUTES, f"{_code(node.value)}." if node is not None else ".")
-    if not near and name in ("lenght", "length", "len", "count"):
-        near = " Did you mean `.size`, the number of its elements, or `.shape[0]`, the length of its first axis?"
-    return f"{sentence}{near or ' An array has `.shape`, `.size`, `.ndim` and `.dtype` there.'}", node
+    sentence = f"{subject} has no `.{name}`{'()' if match.lastindex == 1 else ''} in a kernel."
+    suggestion = meant(name, ARRAY_ATTRIBUTES, f"{_code(node.value)}." if node is not None else ".")
+    if not suggestion and name in ("lenght", "length", "len", "count"):
+        suggestion = " Did you mean `.size`, the number of its elements, or `.shape[0]`, the length of its first axis?"
+    return f"{sentence}{suggestion or ' An array has `.shape`, `.size`, `.ndim` and `.dtype` there.'}", node
 
 
 def _grid(source, text, line):
@@ -181,9 +181,9 @@ def _grid(source, text, line):
             continue
         axes, target = call.args[0].value, node.targets[0]
         count = len(target.elts) if isinstance(target, ast.Tuple) else 1
-        whole = isinstance(target, ast.Name) and any(
+        is_subscripted = isinstance(target, ast.Name) and any(
             isinstance(n.value, ast.Name) and n.value.id == target.id for n in source.nodes(ast.Subscript))
-        if axes == count or axes not in (1, 2, 3) or (whole and axes > 1):
+        if axes == count or axes not in (1, 2, 3) or (is_subscripted and axes > 1):
             continue
         names = ", ".join(("x", "y", "z")[:axes])
         form = f"{names} = {_code(call)}" if axes > 1 else f"{_code(target).strip('()').split(',')[0]} = {_code(call)}"
@@ -211,31 +211,31 @@ def _shape_whole(source, text, line):
 
 
 def _unpacking(source, text, line):
-    found = re.search(r"[Ff]ailed to unpack (.+)|wrong tuple length.*?expected (\d+), got (\d+)", text)
-    if not found:
+    match = re.search(r"[Ff]ailed to unpack (.+)|wrong tuple length.*?expected (\d+), got (\d+)", text)
+    if not match:
         return None
     nodes = [n for n in source.nodes(ast.Assign, line) if isinstance(n.targets[0], ast.Tuple)]
     if not nodes:
         return None
     names, value = len(nodes[0].targets[0].elts), nodes[0].value
-    if isinstance(value, ast.Attribute) and value.attr == "shape" and found.group(3):
-        has = f"`{_code(value.value)}` has {counted(int(found.group(3)), 'axis').replace('axiss', 'axes')}"
+    if isinstance(value, ast.Attribute) and value.attr == "shape" and match.group(3):
+        subject = f"`{_code(value.value)}` has {counted(int(match.group(3)), 'axis').replace('axiss', 'axes')}"
     else:
-        has = f"`{_code(value)}` is {'one number' if found.group(1) else counted(int(found.group(3)), 'number')}"
-    return f"{has}, and {counted(names, 'name')} stand on the left.", nodes[0]
+        subject = f"`{_code(value)}` is {'one number' if match.group(1) else counted(int(match.group(3)), 'number')}"
+    return f"{subject}, and {counted(names, 'name')} stand on the left.", nodes[0]
 
 
 def _indices(source, text, line):
-    found = re.search(r"cannot index array of (\S+) \((\d)D\) with (\d+) ind", text, re.IGNORECASE)
-    if not found:
+    match = re.search(r"cannot index array of (\S+) \((\d)D\) with (\d+) ind", text, re.IGNORECASE)
+    if not match:
         return None
-    axes, given = int(found.group(2)), int(found.group(3))
-    nodes = [n for n in source.nodes(ast.Subscript, line) if _width(n.slice) == given
+    axes, index_count = int(match.group(2)), int(match.group(3))
+    nodes = [n for n in source.nodes(ast.Subscript, line) if _width(n.slice) == index_count
              and source.axes.get(_code(n.value), axes) == axes]
     node = nodes[0] if len({_code(n.value) for n in nodes}) == 1 else None
-    whose = f"`{_code(node.value)}`" if node is not None else "An array of this line"
+    subject = f"`{_code(node.value)}`" if node is not None else "An array of this line"
     plural = "axis" if axes == 1 else "axes"
-    return f"{whose} has {axes} {plural}, and gets {given} {'index' if given == 1 else 'indices'}.", node
+    return f"{subject} has {axes} {plural}, and gets {index_count} {'index' if index_count == 1 else 'indices'}.", node
 
 
 def _width(index) -> int:
@@ -250,8 +250,8 @@ def _float_index(source, text, line):
             divides = isinstance(part, ast.BinOp) and isinstance(part.op, ast.Div)
             if divides:
                 return f"The index `{_code(node.slice)}` is not an integer: `/` always gives a float. Use `//`.", node
-            if isinstance(part, ast.Name) and (given := _divided(source, part.id)) is not None:
-                return (f"The index `{part.id}` is not an integer: `{_code(given)}` has a `/`, which always gives a "
+            if isinstance(part, ast.Name) and (value := _divided(source, part.id)) is not None:
+                return (f"The index `{part.id}` is not an integer: `{_code(value)}` has a `/`, which always gives a "
                         "float. Use `//`."), node
     nodes = source.nodes(ast.Subscript, line)
     code = f"The index in `{_code(nodes[0])}`" if line and nodes else "An index"
@@ -264,25 +264,25 @@ def _divided(source, name: str):
     for node in source.nodes((ast.Assign, ast.AugAssign)):
         targets = node.targets if isinstance(node, ast.Assign) else [node.target]
         if any(isinstance(t, ast.Name) and t.id == name for t in targets):
-            whole = [*ast.walk(node.value), node]
-            if any(isinstance(getattr(n, "op", None), ast.Div) for n in whole):
+            nodes = [*ast.walk(node.value), node]
+            if any(isinstance(getattr(n, "op", None), ast.Div) for n in nodes):
                 return node.value
     return None
 
 
 def _operands(source, text, line):
     """An operator between types that it does not take."""
-    found = re.match(r"(?:<built-in function )?(\w+)>? does not take the types \((.*)\)$", text)
-    if not found or found.group(1) not in _OPERATORS:
+    match = re.match(r"(?:<built-in function )?(\w+)>? does not take the types \((.*)\)$", text)
+    if not match or match.group(1) not in _OPERATORS:
         return None
-    sign = _OPERATORS[found.group(1)]
-    kinds = [_type_words(part) for part in _split(found.group(2))]
+    sign = _OPERATORS[match.group(1)]
+    kinds = [_type_words(part) for part in _split(match.group(2))]
     nodes = [n for n in source.nodes((ast.BinOp, ast.AugAssign, ast.Compare), line) if _sign_of(n) == sign]
     node = nodes[0] if nodes and (line or len(nodes) == 1) else None
-    where = f"`{_code(node)}`: " if node is not None else ""
-    which = " and ".join(kinds)
-    index = f" {ONE_BY_ONE}: is an index missing?" if "whole array" in which else ""
-    return f"{where}`{sign}` cannot be used with {which} in a kernel.{index}", node
+    prefix = f"`{_code(node)}`: " if node is not None else ""
+    operand_text = " and ".join(kinds)
+    hint = f" {ONE_BY_ONE}: is an index missing?" if "whole array" in operand_text else ""
+    return f"{prefix}`{sign}` cannot be used with {operand_text} in a kernel.{hint}", node
 
 
 def _sign_of(node) -> str:
@@ -305,10 +305,10 @@ def _split(types_: str) -> list[str]:
 
 
 def _type_words(name: str) -> str:
-    if found := re.match(r"array of (\w+) \((\d)D\)", name):
-        return f"a whole array of {found.group(1)}"
-    if found := re.match(r"UniTuple\((.+) x (\d+)\)", name):
-        return f"a tuple of {counted(int(found.group(2)), 'number')}"
+    if match := re.match(r"array of (\w+) \((\d)D\)", name):
+        return f"a whole array of {match.group(1)}"
+    if match := re.match(r"UniTuple\((.+) x (\d+)\)", name):
+        return f"a tuple of {counted(int(match.group(2)), 'number')}"
     if name.startswith("Tuple("):
         return "a tuple"
     if re.fullmatch(r"(u?int|float|bool|complex)\d*", name):
@@ -317,50 +317,50 @@ def _type_words(name: str) -> str:
 
 
 def _host_function(source, text, line):
-    found = re.match(r"((?:np|numpy)\.\w+) cannot be called in device code", text)
-    if found and found.group(1).rpartition(".")[2] in MAKERS:
-        return (f"`{found.group(1)}` makes an array, and a kernel cannot ask for memory while it runs. A few numbers "
+    match = re.match(r"((?:np|numpy)\.\w+) cannot be called in device code", text)
+    if match and match.group(1).rpartition(".")[2] in MAKERS:
+        return (f"`{match.group(1)}` makes an array, and a kernel cannot ask for memory while it runs. A few numbers "
                 "of one thread: `cuda.local.array(shape, float32)`. Numbers that a block shares: "
                 "`cuda.shared.array(shape, float32)`. Both take a constant shape, and hold nothing until it is stored: "
                 "set the elements to 0 in a loop."), None
-    if found:
-        return (f"`{found.group(1)}` works on whole arrays, on the CPU. {ONE_BY_ONE}: write the loop, with functions "
+    if match:
+        return (f"`{match.group(1)}` works on whole arrays, on the CPU. {ONE_BY_ONE}: write the loop, with functions "
                 "of `math` for one number."), None
-    found = re.match(r"numba\.cuda does not compile (\S+) in a kernel(?:; use (.+))?$", text)
-    if found:
-        instead = f" Use `{found.group(2)}`, which takes one number." if "math." in (found.group(2) or "") else (
-            f" Use `{found.group(2)}`." if found.group(2) else "")
-        return f"A kernel has no `{found.group(1)}`.{instead}", None
-    found = re.match(r"((?:numba\.)?cuda\.\w+) is a host function;", text)
-    if found:
-        barrier = " The barrier of a block is `cuda.syncthreads()`." if "synchronize" in found.group(1) else ""
-        return f"`{found.group(1)}` is for the host: a kernel cannot call it.{barrier}", None
-    found = re.match(r"(\S+) is a host function; (.*)", text)
-    if found:
-        return f"`{found.group(1)}` is a function of the host. To call it in a kernel, {found.group(2)}.", None
-    found = re.match(r"(.+) cannot be called in device code$", text)
-    if found and "[" in found.group(1):
-        return (f"`{found.group(1)}(...)`: a kernel is launched by the host, not in a kernel. What a kernel calls is a "
+    match = re.match(r"numba\.cuda does not compile (\S+) in a kernel(?:; use (.+))?$", text)
+    if match:
+        instead = f" Use `{match.group(2)}`, which takes one number." if "math." in (match.group(2) or "") else (
+            f" Use `{match.group(2)}`." if match.group(2) else "")
+        return f"A kernel has no `{match.group(1)}`.{instead}", None
+    match = re.match(r"((?:numba\.)?cuda\.\w+) is a host function;", text)
+    if match:
+        barrier = " The barrier of a block is `cuda.syncthreads()`." if "synchronize" in match.group(1) else ""
+        return f"`{match.group(1)}` is for the host: a kernel cannot call it.{barrier}", None
+    match = re.match(r"(\S+) is a host function; (.*)", text)
+    if match:
+        return f"`{match.group(1)}` is a function of the host. To call it in a kernel, {match.group(2)}.", None
+    match = re.match(r"(.+) cannot be called in device code$", text)
+    if match and "[" in match.group(1):
+        return (f"`{match.group(1)}(...)`: a kernel is launched by the host, not in a kernel. What a kernel calls is a "
                 "function under `@cuda.jit(device=True)`, without [grid, block]."), None
-    if found:
-        return f"`{found.group(1)}` is no function. For an element of an array use [ ].", None
+    if match:
+        return f"`{match.group(1)}` is no function. For an element of an array use [ ].", None
     return None
 
 
 def _container(source, text, line):
-    found = re.match(r"(a list|a dictionary|a set|a \w+ comprehension|a generator) cannot be used in device", text)
-    if not found:
+    match = re.match(r"(a list|a dictionary|a set|a \w+ comprehension|a generator) cannot be used in device", text)
+    if not match:
         return None
-    return (f"A kernel cannot make {found.group(1)}: a thread can ask for no memory while it runs. Use variables, or "
+    return (f"A kernel cannot make {match.group(1)}: a thread can ask for no memory while it runs. Use variables, or "
             "`cuda.local.array(shape, dtype)` with a constant shape."), None
 
 
 def _unset(source, text, line):
-    found = re.match(r"(\w+) is read before it is set", text)
-    if not found:
+    match = re.match(r"(\w+) is read before it is set", text)
+    if not match:
         return None
-    return (f"`{found.group(1)}` is used here, and on some way to this line it has no value yet. Set it before, as in "
-            f"`{found.group(1)} = float32(0.0)`."), None
+    return (f"`{match.group(1)}` is used here, and on some way to this line it has no value yet. Set it before, as in "
+            f"`{match.group(1)} = float32(0.0)`."), None
 
 
 def _whole_array(source, text, line):
@@ -370,18 +370,18 @@ def _whole_array(source, text, line):
 
 
 def _stored_array(source, text, line):
-    found = re.match(r"cannot store a value of type (array|.*[Tt]uple)", text, re.IGNORECASE)
-    if not found:
+    match = re.match(r"cannot store a value of type (array|.*[Tt]uple)", text, re.IGNORECASE)
+    if not match:
         return None
-    what = "a whole array" if found.group(1) == "array" else "a tuple"
-    return f"What is stored here is {what}, and an element holds one number: is an index missing?", None
+    kind = "a whole array" if match.group(1) == "array" else "a tuple"
+    return f"What is stored here is {kind}, and an element holds one number: is an index missing?", None
 
 
 def _stub_arguments(source, text, line):
-    found = re.match(r"([\w.]+) takes \((.*)\), (\d+) given", text)
-    if not found:
+    match = re.match(r"([\w.]+) takes \((.*)\), (\d+) given", text)
+    if not match:
         return None
-    name, parameters, count = found.groups()
+    name, parameters, count = match.groups()
     if name.endswith(("grid", "gridsize")):
         return f"`{name}` takes the number of axes, 1 to 3, as in `{name}(1)`.", None
     many = counted(len(parameters.split(", ")) if parameters else 0, "argument")
@@ -389,10 +389,10 @@ def _stub_arguments(source, text, line):
 
 
 def _too_many_types(source, text, line):
-    found = re.match(r"(\w+) is (.+) on one path and (.+) on another", text)
-    if not found:
+    match = re.match(r"(\w+) is (.+) on one path and (.+) on another", text)
+    if not match:
         return None
-    name, *kinds = found.groups()
+    name, *kinds = match.groups()
     return (f"`{name}` is {_type_words(kinds[0])} on one path through the kernel and {_type_words(kinds[1])} on "
             "another. A variable has one type: use two names."), None
 
@@ -411,15 +411,15 @@ def store_that_adds(answer) -> tuple[tuple[str, int], str]:
     sources = list(sources_of(answer).values())
     parameters = list(inspect.signature(getattr(answer, "py_func", answer)).parameters) if callable(
         getattr(answer, "py_func", answer)) else []
-    found = []
+    updates = []
     for source in sources:
         for node in source.nodes((ast.AugAssign, ast.Call)):
             if isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Subscript):
-                found.append((source, node, ast.unparse(node.target.value)))
+                updates.append((source, node, ast.unparse(node.target.value)))
             elif isinstance(node, ast.Call) and ".atomic." in ast.unparse(node.func) and node.args:
-                found.append((source, node, ast.unparse(node.args[0])))
+                updates.append((source, node, ast.unparse(node.args[0])))
     last = parameters[-1] if parameters else ""
-    for source, node, _ in sorted(found, key=lambda one: one[2] not in (last, "out")):
+    for source, node, _ in sorted(updates, key=lambda one: one[2] not in (last, "out")):
         return (source.filename, node.lineno), _code(node)
     return ("", 0), ""
 
@@ -432,15 +432,15 @@ def uses_shared(answer) -> bool:
 
 def made_in_kernel(answer) -> set[str]:
     """The names of the shared and local arrays of a kernel, and of the functions that it calls."""
-    found = set()
+    arrays = set()
     for source in sources_of(answer).values():
         for node in source.nodes(ast.Assign):
             pairs = [(node.targets[0], node.value)]
             if isinstance(node.targets[0], ast.Tuple) and isinstance(node.value, ast.Tuple):
                 pairs = zip(node.targets[0].elts, node.value.elts, strict=False)
-            found |= {target.id for target, value in pairs if isinstance(target, ast.Name)
-                      and isinstance(value, ast.Call) and _code(value.func).endswith(("shared.array", "local.array"))}
-    return found
+            arrays |= {target.id for target, value in pairs if isinstance(target, ast.Name)
+                       and isinstance(value, ast.Call) and _code(value.func).endswith(("shared.array", "local.array"))}
+    return arrays
 
 
 # --- Words -----------------------------------------------------------------------------------------------------------
@@ -449,8 +449,8 @@ def made_in_kernel(answer) -> set[str]:
 def meant(name: str, known, prefix: str = "") -> str:
     """" Did you mean `size`?", or "" where no known name is near."""
     lower = {one.lower(): one for one in sorted(known, reverse=True)}
-    near = difflib.get_close_matches(name.lower(), [*lower], 1, 0.7)
-    return f" Did you mean `{prefix}{lower[near[0]]}`?" if near else ""
+    matches = difflib.get_close_matches(name.lower(), [*lower], 1, 0.7)
+    return f" Did you mean `{prefix}{lower[matches[0]]}`?" if matches else ""
 
 
 IMPORTS = {"np": "import numpy as np", "math": "import math", "cuda": "from labkit import cuda",
@@ -477,10 +477,10 @@ def _cleaned(text: str, source: Source) -> str:
     text = re.sub(r"UniTuple\(.+? x (\d+)\)", lambda m: f"a tuple of {counted(int(m.group(1)), 'number')}", text)
     text = re.sub(r"array of (\w+) \((\d)D\)", r"an array of \1", text)
     text = re.sub(r"\$?\b\d+\w+(\.\d+)+\b:?", "", text)
-    first = text.split(" ")[0]
-    if first.lower() in _ENGLISH:
+    first_word = text.split(" ")[0]
+    if first_word.lower() in _ENGLISH:
         text = text[:1].upper() + text[1:]
-    elif first in source.names() or re.search(r"[.\[(]", first.rstrip(".,;")):
-        text = f"`{first}`{text[len(first):]}"
+    elif first_word in source.names() or re.search(r"[.\[(]", first_word.rstrip(".,;")):
+        text = f"`{first_word}`{text[len(first_word):]}"
     text = text.rstrip(" .")
-    return f"{text}." if text.startswith(("`",)) or first.lower() in _ENGLISH else f"{text[:1].upper()}{text[1:]}."
+    return f"{text}." if text.startswith(("`",)) or first_word.lower() in _ENGLISH else f"{text[:1].upper()}{text[1:]}."

@@ -1,4 +1,4 @@
-"""Which parts of a kernel not all threads of a block come by: there no barrier may stand."""
+"""Divergent branches and loops of a kernel: not all threads of a block reach them, so they may hold no barrier."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ def divergent_blocks(function: ast.FunctionDef) -> list[ast.stmt]:
     """The `if`, `while` and `for` statements whose condition or range depends on the thread, and those inside them,
     outermost first."""
     tainted = _tainted(function)
-    found: list[ast.stmt] = []
+    blocks: list[ast.stmt] = []
 
     def visit(node: ast.AST, inside: bool) -> None:
         for child in ast.iter_child_nodes(node):
-            decides = {ast.If: "test", ast.While: "test", ast.For: "iter"}.get(type(child))
-            here = inside or (decides is not None and _depends(getattr(child, decides), tainted))
-            if here and decides is not None:
-                found.append(child)
-            visit(child, here)
+            condition_field = {ast.If: "test", ast.While: "test", ast.For: "iter"}.get(type(child))
+            divergent = inside or (condition_field is not None and _depends(getattr(child, condition_field), tainted))
+            if divergent and condition_field is not None:
+                blocks.append(child)
+            visit(child, divergent)
 
     visit(function, False)
-    return found
+    return blocks
 
 
 def around(function: ast.FunctionDef, *lines: int) -> ast.stmt | None:

@@ -13,7 +13,15 @@ from labkit.course.check.cases import Attempt, Case, arguments_of, threads_of
 from labkit.course.check.diagnostics import complaint, made_in_kernel
 from labkit.course.check.limits import KERNEL_LIMIT_S, HostTimeout
 from labkit.course.check.python_errors import in_words, learners_frame, raised_by_labkit
-from labkit.course.check.verdict import bare_code, coordinates, counted, place, show_index, split_line, without_file
+from labkit.course.check.verdict import (
+    bare_code,
+    coordinates,
+    counted,
+    quote_line,
+    show_index,
+    split_line,
+    without_file,
+)
 from labkit.course.exercises import Exercise
 
 
@@ -45,8 +53,8 @@ def guard_question(exercise: Exercise, case: Case, array_shape: tuple = (), thre
                                                       strict=True))
         of_array = _beyond(position, sizes, array_shape) if array_shape else None
         of_output = _beyond(position, sizes, case.expected.shape)
-        number = position[0] + sizes[0] * (position[1] + sizes[1] * position[2])
-        if not (number >= elements if of_output is None else of_output) or of_array is False:
+        thread_index = position[0] + sizes[0] * (position[1] + sizes[1] * position[2])
+        if not (thread_index >= elements if of_output is None else of_output) or of_array is False:
             return ("This thread has an element of the output, and a guard for the output lets it through. Is the "
                     "index right? And if it is, does this access need a guard of its own?",)
     return (f"The launch [{_plain(grid)}, {_plain(block_size)}] starts {threads:,} threads for "
@@ -80,66 +88,67 @@ def explained(exercise: Exercise, answer, case: Case, error: BaseException) -> A
     """What an exception of the answer says, in words."""
     function = getattr(answer, "py_func", answer)
     own_file = getattr(getattr(function, "__code__", None), "co_filename", "")
-    at = f"At {size_text(case.size)}{f', where {case.where}' if case.where else ''}: "
+    prefix = f"At {size_text(case.size)}{f', where {case.where}' if case.where else ''}: "
     name = type(error).__name__
     learners_file, learners_line = learners_frame(error, own_file)
-    called_at = (place(learners_file, learners_line),) if learners_line else ()
+    call_line = (quote_line(learners_file, learners_line),) if learners_line else ()
     if isinstance(error, HostTimeout):
         return Attempt("never_ends", f"It never ends{f': line {learners_line}' if learners_line else ''}.",
-                       (*called_at, "It was stopped after some seconds. Does the loop come nearer to its end at each "
+                       (*call_line, "It was stopped after some seconds. Does the loop come nearer to its end at each "
                         "turn?", *_gpu_hangs()), whole=None)
     filename, line = getattr(error, "filename", own_file), getattr(error, "line", 0)
     message = without_file(str(error))
     text, _ = split_line(message)
-    who, code = (getattr(error, "thread", None), getattr(error, "block", None)), bare_code(filename, line)
+    location, code = (getattr(error, "thread", None), getattr(error, "block", None)), bare_code(filename, line)
     if name == "OutOfBoundsError":
-        return _outside(exercise, answer, case, error, at, filename, code)
+        return _outside(exercise, answer, case, error, prefix, filename, code)
     if name == "KernelTimeout":
         stopped = f"{_who(error)} was stopped there after {KERNEL_LIMIT_S:g} s"
         return Attempt("never_ends", f"It never ends: line {line}.",
-                       (place(filename, line), f"{at}{stopped}. Does the loop come nearer to its end at each turn?"),
+                       (quote_line(filename, line),
+                        f"{prefix}{stopped}. Does the loop come nearer to its end at each turn?"),
                        whole=None)
     if name == "BarrierError":
         return Attempt("barrier", "Some threads of a block never reach a barrier that others wait at.",
-                       (f"{at}{text}.", place(filename, line), "Move the barrier out of the `if`, and let "
+                       (f"{prefix}{text}.", quote_line(filename, line), "Move the barrier out of the `if`, and let "
                         "no thread return (or leave a loop) before it: guard the loads and stores instead."),
-                       whole=(*who, code))
+                       whole=(*location, code))
     if name == "WarpError":
         return Attempt("warp", "A warp collective is called where not all its lanes take part.",
-                       (f"{at}{text}.", place(filename, line)), whole=(*who, code))
+                       (f"{prefix}{text}.", quote_line(filename, line)), whole=(*location, code))
     if name == "DeadlockError":
         return Attempt("barrier", "The threads of a block wait for one another for ever.",
-                       (f"{at}{text}.", place(filename, line)), whole=(*who, code))
+                       (f"{prefix}{text}.", quote_line(filename, line)), whole=(*location, code))
     if name == "MisalignedError":
         return Attempt("misaligned", "A wide access does not begin at a multiple of its width.",
-                       (f"{at}{text}.", place(filename, line)), whole=(*who, code))
+                       (f"{prefix}{text}.", quote_line(filename, line)), whole=(*location, code))
     if name in ("KernelAssertionError", "KernelValueError") or name.startswith("Raised"):
-        return Attempt("raised", "The kernel raised an error.", (f"{at}{text}.", place(filename, line)),
-                       whole=(*who, code))
+        return Attempt("raised", "The kernel raised an error.", (f"{prefix}{text}.", quote_line(filename, line)),
+                       whole=(*location, code))
     if name in ("UnsupportedError", *NOT_COMPILED) or _is_compile_error(error):
-        found = complaint(answer, error, _axes(exercise, answer, case))
+        diagnosis = complaint(answer, error, _axes(exercise, answer, case))
         kind, headline = "wrong_types", "The kernel does not compile."
         if name == "UnsupportedError":
             kind, headline = "unsupported", "A kernel cannot do this."
-        return Attempt(kind, headline, (found.sentence, *(found.place or called_at)),
-                       whole=(found.sentence, bare_code(found.filename, found.line)))
+        return Attempt(kind, headline, (diagnosis.sentence, *(diagnosis.quote_line or call_line)),
+                       whole=(diagnosis.sentence, bare_code(diagnosis.filename, diagnosis.line)))
     if name == "ArgumentError":
         return Attempt("wrong_arguments", "The kernel was launched with arguments that it does not take.",
-                       (f"{message}.", *called_at), whole=(message,))
+                       (f"{message}.", *call_line), whole=(message,))
     if name == "LaunchError":
         headline = "The launch breaks a limit of the device."
         if "is a kernel: launch it" in message or "takes [grid, block]" in message:
             headline = "A kernel is launched with a grid and a block."
-        return Attempt("launch", headline, (f"{at}{message}.", *called_at), whole=(message,))
+        return Attempt("launch", headline, (f"{prefix}{message}.", *call_line), whole=(message,))
     if name.startswith("Cuda") or "CUDA_ERROR" in message:
         return Attempt("gpu_fault", "The GPU stopped the kernel.",
                        (_short(message), "Most likely a thread reached outside an array. The GPU takes no more launches"
                         " from this process: restart the notebook's kernel."), whole=None)
     if isinstance(error, SystemExit):
         return Attempt("raised", "It ends the whole program.",
-                       (f"{at}`exit` or `quit` was called. End a function with `return`.", *called_at))
+                       (f"{prefix}`exit` or `quit` was called. End a function with `return`.", *call_line))
     words = f"{message}." if raised_by_labkit(error) else in_words(error)
-    return Attempt("raised", f"It raised {name}.", (f"{at}{words}", *called_at), trace=(name,), whole=(message,))
+    return Attempt("raised", f"It raised {name}.", (f"{prefix}{words}", *call_line), trace=(name,), whole=(message,))
 
 
 def _axes(exercise: Exercise, answer, case: Case) -> dict[str, int]:
@@ -147,8 +156,8 @@ def _axes(exercise: Exercise, answer, case: Case) -> dict[str, int]:
     if exercise.kind != "kernel":
         return {}
     names = inspect.signature(answer.py_func).parameters
-    given = arguments_of(exercise, case.inputs, case.expected, case.size)
-    return {name: np.ndim(value) for name, value in zip(names, given, strict=False) if hasattr(value, "shape")}
+    arguments = arguments_of(exercise, case.inputs, case.expected, case.size)
+    return {name: np.ndim(value) for name, value in zip(names, arguments, strict=False) if hasattr(value, "shape")}
 
 
 NOT_COMPILED = ("KernelTypeError", "TypingError", "LoweringError", "UnsupportedBytecodeError", "NumbaValueError")
@@ -160,17 +169,17 @@ def _is_compile_error(error: BaseException) -> bool:
         isinstance(error, ImportError) and "scipy" in str(error))
 
 
-def _outside(exercise: Exercise, answer, case: Case, error, at: str, filename: str, code: str) -> Attempt:
+def _outside(exercise: Exercise, answer, case: Case, error, prefix: str, filename: str, code: str) -> Attempt:
     """A thread reached outside an array."""
     index, shape = tuple(error.index), tuple(error.shape)
     if not index:
         used = f"`{error.array}`" if error.array else "an element that its array does not have"
         return Attempt("out_of_bounds", "A thread reaches outside an array.",
-                       (f"{at}{_who(error)} uses {used}.", place(filename, error.line)), trace=(shape,),
+                       (f"{prefix}{_who(error)} uses {used}.", quote_line(filename, error.line)), trace=(shape,),
                        whole=(error.thread, error.block, code))
     last = ", ".join(str(n - 1) for n in shape)
-    reached = (f"{at}{_who(error)} uses `{error.array}[{show_index(index).strip('[]')}]`, and `{error.array}` has the "
-               f"shape {shape}: its last index is {last}.")
+    reached = (f"{prefix}{_who(error)} uses `{error.array}[{show_index(index).strip('[]')}]`, and `{error.array}` has "
+               f"the shape {shape}: its last index is {last}.")
     guard = question_outside(exercise, answer, case, error.array, shape, error.thread, error.block)
     if min(index) < 0:
         guard = ("A negative index: is something subtracted before the guard?",)
@@ -178,7 +187,7 @@ def _outside(exercise: Exercise, answer, case: Case, error, at: str, filename: s
         guard = ("This is the very first thread. Is the index right, and is it the index itself that is compared with "
                  "the size?",)
     return Attempt("out_of_bounds", f"A thread reaches outside `{error.array}`.",
-                   (reached, place(filename, error.line), *guard), trace=(shape,), exact=(index,),
+                   (reached, quote_line(filename, error.line), *guard), trace=(shape,), exact=(index,),
                    whole=(error.thread, error.block, error.array, index, code))
 
 
@@ -195,5 +204,5 @@ def _gpu_hangs() -> tuple[str, ...]:
 def _short(message: str, lines: int = 6) -> str:
     """The part of a compiler's message that a learner needs."""
     plain = re.sub(r"\x1b\[[0-9;]*m", "", message)
-    kept = [line.rstrip() for line in plain.splitlines() if line.strip()]
-    return "\n".join(kept[:lines])
+    nonempty = [line.rstrip() for line in plain.splitlines() if line.strip()]
+    return "\n".join(nonempty[:lines])

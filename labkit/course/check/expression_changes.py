@@ -7,13 +7,13 @@ import itertools
 import math
 
 from labkit.course.check.vocabulary import Vocabulary
-from labkit.course.syntax import Found, Place, is_launch, is_shape, plus, quoted, short, with_fields
+from labkit.course.syntax import Place, RankedChanges, is_launch, is_shape, plus, quoted, short, with_fields
 from labkit.simt.ir import copied
 
 SIMPLE = (ast.Assign, ast.AugAssign, ast.Expr, ast.Return)
 
 
-def other_names(place: Place, vocabulary: Vocabulary) -> Found:
+def other_names(place: Place, vocabulary: Vocabulary) -> RankedChanges:
     """A name of the same kind."""
     node = place.node
     if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load) and place.path[-1][0] != "func":
@@ -28,7 +28,7 @@ def other_names(place: Place, vocabulary: Vocabulary) -> Found:
                 yield 0.5, f"the names {quoted(node)} are in the wrong order", ast.Tuple(list(other), ast.Store())
 
 
-def index_orders(place: Place, vocabulary: Vocabulary) -> Found:
+def index_orders(place: Place, vocabulary: Vocabulary) -> RankedChanges:
     """Indices in another order."""
     node = place.node
     if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Tuple) and not is_launch(place):
@@ -38,8 +38,8 @@ def index_orders(place: Place, vocabulary: Vocabulary) -> Found:
                 yield 0.5, f"the indices of {quoted(node.value)} are in the wrong order", changed
 
 
-def index_orders_throughout(place: Place, vocabulary: Vocabulary) -> Found:
-    """The two indices of an array exchanged wherever it is read."""
+def index_orders_throughout(place: Place, vocabulary: Vocabulary) -> RankedChanges:
+    """Swap the two indices of an array wherever it is read."""
     node = place.node
     if not isinstance(node, (ast.FunctionDef, *SIMPLE)):
         return
@@ -68,8 +68,8 @@ class _Transposed(ast.NodeTransformer):
         return node
 
 
-def renamed_throughout(place: Place, vocabulary: Vocabulary) -> Found:
-    """One name in the place of another in a whole statement, or two exchanged in it."""
+def renamed_throughout(place: Place, vocabulary: Vocabulary) -> RankedChanges:
+    """Replace a name throughout a statement, or swap two names in it."""
     node = place.node
     if not isinstance(node, SIMPLE):
         return
@@ -85,27 +85,27 @@ def renamed_throughout(place: Place, vocabulary: Vocabulary) -> Found:
                     yield 1.5, f"`{name}` and `{other}` are swapped", with_fields(node, value=exchange.on(node.value))
 
 
-def expressions_throughout(place: Place, vocabulary: Vocabulary) -> Found:
-    """An expression of integers that stands several times, in a statement or in all of them, everywhere by another."""
+def expressions_throughout(place: Place, vocabulary: Vocabulary) -> RankedChanges:
+    """Replace an integer expression that occurs several times, in a statement or in the function, by another."""
     node = place.node
     if not isinstance(node, (ast.FunctionDef, *SIMPLE)):
         return
-    where = "here and where it occurs again" if isinstance(node, ast.FunctionDef) else "in this statement"
+    scope_text = "here and where it occurs again" if isinstance(node, ast.FunctionDef) else "in this statement"
     used: dict[str, list] = {}
     for each in ast.walk(node):
         if isinstance(each, (ast.Attribute, ast.BinOp, ast.Subscript)) and vocabulary.kind(each) == "int":
             used.setdefault(ast.dump(each), []).append(each)
-    for same, found in used.items():
-        for other in vocabulary.pool("int") if len(found) > 1 else ():
-            if ast.dump(other) != same:
-                changed = _Replaced(same, other).visit(copied(node))
-                changed.moved = next((each for each in found if not _sets(node, each, other)), found[0])
+    for original, occurrences in used.items():
+        for other in vocabulary.pool("int") if len(occurrences) > 1 else ():
+            if ast.dump(other) != original:
+                changed = _Replaced(original, other).visit(copied(node))
+                changed.moved = next((each for each in occurrences if not _sets(node, each, other)), occurrences[0])
                 rank = 1.8 if isinstance(other, ast.Name) else 2.4
-                yield rank, f"{quoted(found[0])} is wrong, {where}", changed
+                yield rank, f"{quoted(occurrences[0])} is wrong, {scope_text}", changed
                 if isinstance(other, ast.Name):  # where it stands alone: as an index, or compared
-                    alone = _Replaced(same, other, alone=True).visit(copied(node))
+                    alone = _Replaced(original, other, alone=True).visit(copied(node))
                     alone.moved = changed.moved
-                    yield rank, f"{quoted(found[0])} is wrong, {where}", alone
+                    yield rank, f"{quoted(occurrences[0])} is wrong, {scope_text}", alone
 
 
 def _sets(node: ast.AST, each: ast.AST, other: ast.expr) -> bool:
@@ -141,12 +141,12 @@ class _Renamed(ast.NodeTransformer):
         return ast.copy_location(ast.Name(self.names.get(node.id, node.id), node.ctx), node)
 
 
-def constants_throughout(place: Place, vocabulary: Vocabulary) -> Found:
-    """Another number in the place of one, also where that one stands several times."""
+def constants_throughout(place: Place, vocabulary: Vocabulary) -> RankedChanges:
+    """Replace a number, also everywhere that it occurs."""
     node = place.node
-    of_shape = isinstance(place.parent, ast.Subscript) and is_shape(place.parent)
+    is_shape_index = isinstance(place.parent, ast.Subscript) and is_shape(place.parent)
     is_number = isinstance(node, ast.Constant) and type(node.value) in (int, float)
-    if is_number and not of_shape and not place.call.endswith(".array"):
+    if is_number and not is_shape_index and not place.call.endswith(".array"):
         if node.value == 0 and vocabulary.in_kernel:
             for other in (ast.UnaryOp(ast.USub(), ast.Constant(math.inf)), ast.Constant(math.inf)):
                 yield 1.2, f"the number `{node.value}` is wrong", other
@@ -159,8 +159,8 @@ def constants_throughout(place: Place, vocabulary: Vocabulary) -> Found:
                 words = f"`{node.value}` is the same for every thread: a variable belongs there"
                 yield 2.5, words, ast.Name(name, ast.Load())
     if isinstance(node, ast.FunctionDef):
-        numbers = [n.value for n in ast.walk(node) if isinstance(n, ast.Constant) and type(n.value) is int]
-        for value in dict.fromkeys(n for n in numbers if numbers.count(n) > 1 and n > 1):
+        values = [n.value for n in ast.walk(node) if isinstance(n, ast.Constant) and type(n.value) is int]
+        for value in dict.fromkeys(n for n in values if values.count(n) > 1 and n > 1):
             for other in (value // 2, value * 2, value + 1, value - 1):
                 changed = _Renumbered(value, other).visit(copied(node))
                 changed.moved = next(n for n in ast.walk(node) if isinstance(n, ast.Constant) and n.value == value)
@@ -176,8 +176,8 @@ class _Renumbered(ast.NodeTransformer):
         return ast.copy_location(ast.Constant(self.other), node) if same else node
 
 
-def expressions(place: Place, vocabulary: Vocabulary) -> Found:
-    """Another expression of the answer in the place of this one."""
+def expressions(place: Place, vocabulary: Vocabulary) -> RankedChanges:
+    """Replace an expression by another one of the answer."""
     node = place.node
     if not _is_value(place) or isinstance(node, (ast.Name, ast.Slice)):
         return
@@ -188,7 +188,7 @@ def expressions(place: Place, vocabulary: Vocabulary) -> Found:
             yield rank, f"{quoted(node)} is not what is needed there", other
 
 
-def names_become_expressions(place: Place, vocabulary: Vocabulary) -> Found:
+def names_become_expressions(place: Place, vocabulary: Vocabulary) -> RankedChanges:
     node = place.node
     if isinstance(node, ast.Name) and _is_value(place):
         for other in vocabulary.pool(vocabulary.kind(node)):
@@ -196,8 +196,8 @@ def names_become_expressions(place: Place, vocabulary: Vocabulary) -> Found:
                 yield 3.0, f"`{node.id}` is not what is needed there", other
 
 
-def elements(place: Place, vocabulary: Vocabulary) -> Found:
-    """A place in the place of the element that stands there."""
+def elements(place: Place, vocabulary: Vocabulary) -> RankedChanges:
+    """Replace an index by the element at that index."""
     node = place.node
     if _is_value(place) and vocabulary.kind(node) == "int" and not _is_index(place) and not _in_index(place):
         for name, (kind, axes) in vocabulary.kinds.items():
@@ -210,29 +210,29 @@ def _in_index(place: Place) -> bool:
     return any(field == "slice" for field, _ in place.path)
 
 
-def missing_parts(place: Place, vocabulary: Vocabulary) -> Found:
+def missing_parts(place: Place, vocabulary: Vocabulary) -> RankedChanges:
     """A factor or a term that is missing: one that the answer has elsewhere, or 1, 2 or a half."""
     node = place.node
     if not _is_value(place) or isinstance(node, ast.Constant) or _is_index_tuple(node):
         return
     kind = vocabulary.kind(node)
-    whole = not isinstance(place.parent, ast.BinOp)
+    is_outermost = not isinstance(place.parent, ast.BinOp)
     words = f"a factor or a term is missing at {quoted(node)}"
     if kind == "int":
-        for op, by in ((ast.Add, 1), (ast.Sub, 1)):
-            rank = 1.4 if _is_index(place) else 2.2 if whole else 2.8
-            yield rank, f"{quoted(node)} is off by one", ast.BinOp(node, op(), ast.Constant(by))
-    elif whole and kind == "float":
-        for op, by in ((ast.Mult, 0.5), (ast.Mult, 2), (ast.Add, 1), (ast.Sub, 1)):
-            yield 2.4, words, ast.BinOp(node, op(), ast.Constant(by))
+        for op, operand in ((ast.Add, 1), (ast.Sub, 1)):
+            rank = 1.4 if _is_index(place) else 2.2 if is_outermost else 2.8
+            yield rank, f"{quoted(node)} is off by one", ast.BinOp(node, op(), ast.Constant(operand))
+    elif is_outermost and kind == "float":
+        for op, operand in ((ast.Mult, 0.5), (ast.Mult, 2), (ast.Add, 1), (ast.Sub, 1)):
+            yield 2.4, words, ast.BinOp(node, op(), ast.Constant(operand))
     signs = (ast.Mult, ast.Add, ast.Sub) if kind == "int" else (ast.Mult, ast.Add, ast.Sub, ast.Div)
     for other in vocabulary.pool(kind, short_ones=True):
-        for sign in signs:
-            likely = isinstance(other, (ast.Name, ast.Subscript)) and sign in (ast.Mult, ast.Add)
-            yield (2.4 if likely else 3.5) + (0 if whole else 0.3), words, ast.BinOp(node, sign(), other)
+        for op_type in signs:
+            likely = isinstance(other, (ast.Name, ast.Subscript)) and op_type in (ast.Mult, ast.Add)
+            yield (2.4 if likely else 3.5) + (0 if is_outermost else 0.3), words, ast.BinOp(node, op_type(), other)
         if kind != "int":
             yield 4.0, words, ast.BinOp(other, ast.Sub(), node)
-    if whole:
+    if is_outermost:
         yield 2.5, f"{quoted(node)} is not what is needed there", ast.UnaryOp(ast.USub(), node)
 
 
@@ -259,7 +259,7 @@ def _is_value(place: Place) -> bool:
     return not isinstance(node, (ast.Compare, ast.BoolOp, ast.Tuple, ast.Lambda)) and not place.call.endswith(".array")
 
 
-def brackets(place: Place, vocabulary: Vocabulary) -> Found:
+def brackets(place: Place, vocabulary: Vocabulary) -> RankedChanges:
     """(a / b) * c and a / (b * c); a * (b - c) and a * b - c; a - (b - c) and a - b - c; (a + b) * c and a * c + b."""
     node = place.node
     if not isinstance(node, ast.BinOp):
@@ -285,7 +285,7 @@ def brackets(place: Place, vocabulary: Vocabulary) -> Found:
                 call, args=[inner])
 
 
-def brackets_of_calls(place: Place, vocabulary: Vocabulary) -> Found:
+def brackets_of_calls(place: Place, vocabulary: Vocabulary) -> RankedChanges:
     node = place.node
     if isinstance(node, ast.Call) and len(node.args) == 1 and isinstance(node.args[0], ast.BinOp):
         inner = node.args[0]
@@ -295,7 +295,7 @@ def brackets_of_calls(place: Place, vocabulary: Vocabulary) -> Found:
                 inner, **{side: call, other: getattr(inner, other)})
 
 
-def rounding(place: Place, vocabulary: Vocabulary) -> Found:
+def rounding(place: Place, vocabulary: Vocabulary) -> RankedChanges:
     """// that should round up, and / in the place of //."""
     node = place.node
     if isinstance(node, ast.BinOp) and isinstance(node.op, (ast.FloorDiv, ast.Div)):
@@ -308,7 +308,7 @@ def rounding(place: Place, vocabulary: Vocabulary) -> Found:
         yield 2.2, f"in {quoted(node)} the operator is wrong", with_fields(node, op=ast.Mult())
 
 
-def operators_of_any_kind(place: Place, vocabulary: Vocabulary) -> Found:
+def operators_of_any_kind(place: Place, vocabulary: Vocabulary) -> RankedChanges:
     """Every other operator of + - * /, also in an addition to a variable."""
     node = place.node
     signs = (ast.Add, ast.Sub, ast.Mult, ast.Div)
@@ -328,10 +328,10 @@ def operators_of_any_kind(place: Place, vocabulary: Vocabulary) -> Found:
             yield 1.2, f"`{target.id}` is overwritten where it should be added to", ast.AugAssign(target, ast.Add(),
                                                                                            node.value)
         if isinstance(node.value, ast.Call) and short(node.value.func) in ("max", "min") and len(node.value.args) == 2:
-            for kept in node.value.args:
-                if ast.dump(kept) != ast.dump(ast.Name(target.id, ast.Load())):
+            for argument in node.value.args:
+                if ast.dump(argument) != ast.dump(ast.Name(target.id, ast.Load())):
                     yield 3.0, f"{quoted(node.value.func)} is not what `{target.id}` should be updated with", (
-                        ast.AugAssign(target, ast.Add(), kept))
+                        ast.AugAssign(target, ast.Add(), argument))
 
 
 FUNCTIONS = ("exp", "log", "sqrt", "tanh", "erf", "fabs")
@@ -341,7 +341,7 @@ WHOLE = ("sum", "max", "min", "mean", "prod", "argmax", "argmin", "cumsum", "max
          "argsort", "sort", "zeros", "ones", "empty")
 
 
-def functions(place: Place, vocabulary: Vocabulary) -> Found:
+def functions(place: Place, vocabulary: Vocabulary) -> RankedChanges:
     """Another function of the same family; a call of one that is missing."""
     node = place.node
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
@@ -352,8 +352,8 @@ def functions(place: Place, vocabulary: Vocabulary) -> Found:
                         yield 2.0, f"{quoted(node.func)} is the wrong function here", with_fields(
                             node, func=with_fields(node.func, attr=other))
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ("max", "min"):
-        for kept in node.args:
-            yield 2.0, f"{quoted(node.func)} is not needed here", kept
+        for argument in node.args:
+            yield 2.0, f"{quoted(node.func)} is not needed here", argument
     if _is_value(place) and vocabulary.uses_math and vocabulary.kind(node) == "float" and not isinstance(
             node, ast.Constant):
         for name in FUNCTIONS[:3]:
@@ -361,19 +361,19 @@ def functions(place: Place, vocabulary: Vocabulary) -> Found:
             yield 3.8, f"{quoted(node)} needs a function applied to it", call
 
 
-def coordinates(place: Place, vocabulary: Vocabulary) -> Found:
-    """A thread's number in its block where its number in the grid belongs, and the other way round."""
+def coordinates(place: Place, vocabulary: Vocabulary) -> RankedChanges:
+    """Replace a thread's index in its block by its index in the grid."""
     node = place.node
     if not isinstance(node, ast.Attribute) or node.attr not in "xyz" or not isinstance(node.value, ast.Attribute):
         return
     if node.value.attr == "threadIdx":
         names = {word: ast.Attribute(ast.Attribute(ast.Name("cuda", ast.Load()), word, ast.Load()), node.attr,
                                      ast.Load()) for word in ("blockIdx", "blockDim")}
-        whole = ast.BinOp(ast.BinOp(names["blockIdx"], ast.Mult(), names["blockDim"]), ast.Add(), node)
-        yield 0.8, f"{quoted(node)} counts within the block only", whole
+        global_index = ast.BinOp(ast.BinOp(names["blockIdx"], ast.Mult(), names["blockDim"]), ast.Add(), node)
+        yield 0.8, f"{quoted(node)} counts within the block only", global_index
 
 
-def coordinates_throughout(place: Place, vocabulary: Vocabulary) -> Found:
+def coordinates_throughout(place: Place, vocabulary: Vocabulary) -> RankedChanges:
     """x for y in a whole statement."""
     node = place.node
     if isinstance(node, (ast.Assign, ast.AugAssign, ast.Expr)):
@@ -395,16 +395,16 @@ class _Axis(ast.NodeTransformer):
         return node
 
 
-def host_functions(place: Place, vocabulary: Vocabulary) -> Found:
+def host_functions(place: Place, vocabulary: Vocabulary) -> RankedChanges:
     """What goes wrong in functions of the host: a launch without ( ), an axis, a slice, a transposed matrix."""
     node = place.node
     if isinstance(node, ast.Expr) and isinstance(node.value, (ast.Name, ast.Attribute, ast.Subscript)):
         yield 0.1, "a function is named but never called: ( ) is missing", ast.Expr(ast.Call(node.value, [], []))
     if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
-        for given in node.value.args:
-            if isinstance(given, ast.Name) and vocabulary.set_often.get(given.id):
+        for argument in node.value.args:
+            if isinstance(argument, ast.Name) and vocabulary.set_often.get(argument.id):
                 yield 1.0, f"the result of {quoted(node.value)} is not kept", ast.Assign(
-                    [ast.Name(given.id, ast.Store())], node.value)
+                    [ast.Name(argument.id, ast.Store())], node.value)
     if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Slice) and not is_shape(node):
         lower, upper = node.slice.lower, node.slice.upper
         words = f"the slice {quoted(node)} begins or ends in the wrong place"
@@ -421,8 +421,8 @@ def host_functions(place: Place, vocabulary: Vocabulary) -> Found:
             yield 1.2, "`axis` is wrong", ast.keyword("axis", ast.Constant(axis))
     if (isinstance(node, ast.keyword) and isinstance(node.value, ast.Constant)
             and type(node.value.value) in (int, float)):
-        for number in (0, 1, 0.0, 1.0):
-            yield 2.0, f"`{node.arg}` is wrong", ast.keyword(node.arg, ast.Constant(number))
+        for value in (0, 1, 0.0, 1.0):
+            yield 2.0, f"`{node.arg}` is wrong", ast.keyword(node.arg, ast.Constant(value))
     if isinstance(node, ast.Call) and node.keywords:
         for k, keyword in enumerate(node.keywords):
             yield 2.5, f"`{keyword.arg}` is wrong here", with_fields(

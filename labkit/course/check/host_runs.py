@@ -54,27 +54,27 @@ class HostRun:
 
 
 def host_observer(exercise: Exercise, case: Case):
-    """A run in which the exercise's demand is made of what the function did."""
+    """Return a runner that checks the exercise's demand against what the function did."""
 
     def run(answer) -> Attempt:
-        seen = HostRun(case.size)
+        host_run = HostRun(case.size)
 
-        def remembering(*arguments):
-            with _seen_by(seen):
-                seen.returned = answer(*arguments)
-            return seen.returned
+        def recorded_answer(*arguments):
+            with _recording(host_run):
+                host_run.returned = answer(*arguments)
+            return host_run.returned
 
-        attempt = run_once(exercise, remembering, case)
+        attempt = run_once(exercise, recorded_answer, case)
         if not attempt.good:
             return attempt
-        if seen.streams.unordered:
+        if host_run.streams.unordered:
             return Attempt("race", "The result is right here, but work on two streams is not ordered: a race.",
-                           tuple(seen.streams.unordered[:2]), trace=seen.streams.conflicts[0], whole=None)
+                           tuple(host_run.streams.unordered[:2]), trace=host_run.streams.conflicts[0], whole=None)
         if exercise.demand is None:
             return Attempt("passed")
         with _idle():
-            seen.right_without = run_once(exercise, answer, case).good
-        if missing := exercise.demand(seen):
+            host_run.right_without = run_once(exercise, answer, case).good
+        if missing := exercise.demand(host_run):
             return Attempt("demand", "The result is right, but one thing is asked for besides.", (missing,),
                            trace=(missing,))
         return Attempt("passed")
@@ -83,103 +83,104 @@ def host_observer(exercise: Exercise, case: Case):
 
 
 @contextlib.contextmanager
-def _seen_by(seen: HostRun):
-    """Every launch and every call of a library goes into `seen`, and is made."""
-    replays, inside = [], []  # the stream on which a graph is being replayed; the library that is at work
+def _recording(host_run: HostRun):
+    """Record every launch and library call in `host_run`, and make it."""
+    replays, active = [], []  # the stream on which a graph is being replayed; the library that is at work
 
-    def ran(configured, *args):
+    def on_launch(configured, *args):
         arrays = sum(isinstance(value, np.ndarray) for value in args)
-        seen.launches.append(Launched(configured.kernel.__name__, configured.grid, configured.block, bool(replays),
-                                      arrays, _number(configured.stream),
-                                      tuple(str(value.dtype) for value in args if hasattr(value, "shape"))))
-        seen.order.append(("launch", _number(configured.stream)))
-        if not inside:  # a graph is ordered by the stream that replays it
-            stream = replays[-1] if replays else _number(configured.stream)
-            seen.streams.launch(configured.kernel, args, stream, configured.grid, bool(replays))
+        host_run.launches.append(Launched(configured.kernel.__name__, configured.grid, configured.block, bool(replays),
+                                          arrays, _stream_handle(configured.stream),
+                                          tuple(str(value.dtype) for value in args if hasattr(value, "shape"))))
+        host_run.order.append(("launch", _stream_handle(configured.stream)))
+        if not active:  # a graph is ordered by the stream that replays it
+            stream = replays[-1] if replays else _stream_handle(configured.stream)
+            host_run.streams.launch(configured.kernel, args, stream, configured.grid, bool(replays))
         return run(configured, *args)
 
-    def replayed(graph, stream=0):
-        seen.replays += 1
-        replays.append(_number(stream))
+    def on_replay(graph, stream=0):
+        host_run.replays += 1
+        replays.append(_stream_handle(stream))
         try:
             return replay(graph, stream)
         finally:
             replays.pop()
 
-    def captured(graph, work):
-        seen.captures += 1
+    def on_capture(graph, work):
+        host_run.captures += 1
         capture(graph, work)
 
-    def called(product, *args, **options):
-        seen.calls.append(product.__name__.removesuffix("_column_major"))
-        return at_work(call, product, *args, **options)
+    def on_library_call(product, *args, **options):
+        host_run.calls.append(product.__name__.removesuffix("_column_major"))
+        return run_active(call, product, *args, **options)
 
-    def tiled(stream, grid, program, args):
-        seen.launches.append(Launched(program.__name__, tuple(grid), (), False, 0))
-        return at_work(tile, stream, grid, program, args)
+    def on_tile_launch(stream, grid, program, args):
+        host_run.launches.append(Launched(program.__name__, tuple(grid), (), False, 0))
+        return run_active(tile, stream, grid, program, args)
 
-    def at_work(function, *args, **options):
-        inside.append(function)
+    def run_active(function, *args, **options):
+        active.append(function)
         try:
             return function(*args, **options)
         finally:
-            inside.pop()
+            active.pop()
 
-    def copied(array, ary=None, stream=0):
+    def on_copy_to_host(array, ary=None, stream=0):
         values = copy(array, ary, stream)
-        if not inside:
-            seen.copies_to_host += 1
-            seen.order.append(("copy back", _number(stream)))
-            seen.streams.copy("the copy back", _number(stream), array, values)
+        if not active:
+            host_run.copies_to_host += 1
+            host_run.order.append(("copy back", _stream_handle(stream)))
+            host_run.streams.copy("the copy back", _stream_handle(stream), array, values)
         return values
 
-    def sent(array, ary, stream=0):
-        if not inside:
-            seen.order.append(("copy there", _number(stream)))
-            seen.streams.copy("the copy there", _number(stream), ary, array)
+    def on_copy_to_device(array, ary, stream=0):
+        if not active:
+            host_run.order.append(("copy there", _stream_handle(stream)))
+            host_run.streams.copy("the copy there", _stream_handle(stream), ary, array)
         return send(array, ary, stream)
 
-    def made(obj, stream=0, *args, **options):
+    def on_to_device(obj, stream=0, *args, **options):
         array = make(obj, stream, *args, **options)
-        if not inside and options.get("to") is None:
-            seen.streams.copy("the copy there", _number(stream), None, array)
+        if not active and options.get("to") is None:
+            host_run.streams.copy("the copy there", _stream_handle(stream), None, array)
         return array
 
-    def waited(stream=None):
-        seen.order.append(("wait", _number(stream or 0)))
-        seen.streams.wait(None if stream is None else _number(stream))
+    def on_synchronize(stream=None):
+        host_run.order.append(("wait", _stream_handle(stream or 0)))
+        host_run.streams.wait(None if stream is None else _stream_handle(stream))
 
-    def recorded(event, stream=0):
-        seen.streams.record(event, _number(stream))
+    def on_record(event, stream=0):
+        host_run.streams.record(event, _stream_handle(stream))
         return record(event, stream)
 
-    def awaited(event, stream=0):
-        seen.streams.wait_for(event, _number(stream))
+    def on_stream_wait(event, stream=0):
+        host_run.streams.wait_for(event, _stream_handle(stream))
 
-    def host_awaited(event):
-        seen.streams.wait_for(event)
+    def on_host_wait(event):
+        host_run.streams.wait_for(event)
 
-    def asked(event):
+    def on_query(event):
         done = ask(event)
         if done:
-            seen.streams.wait_for(event)
+            host_run.streams.wait_for(event)
         return done
 
     run, replay, call, tile = (ConfiguredKernel.run, graphs._RecordedGraph.launch, blas._on_host, tiles.launch)
     copy, send, capture = DeviceNDArray.copy_to_host, DeviceNDArray.copy_to_device, graphs._RecordedGraph.__init__
     make, record, ask = cuda.to_device, Event.record, Event.query
-    with _replaced(ran, replayed, called, tiled, copied, sent, waited, waited, captured, made, recorded, awaited,
-                   host_awaited, asked):
+    with _replaced(on_launch, on_replay, on_library_call, on_tile_launch, on_copy_to_host, on_copy_to_device,
+                   on_synchronize, on_synchronize, on_capture, on_to_device, on_record, on_stream_wait, on_host_wait,
+                   on_query):
         yield
 
 
-def _number(stream) -> int:
+def _stream_handle(stream) -> int:
     """A stream's handle; 0 for the default stream, which may be given as 0 or as an object."""
     return int(getattr(stream, "handle", stream) or 0)
 
 
 def _idle():
-    """No launch and no call of a library does anything."""
+    """Within the block, launches and library calls do nothing."""
     return _replaced(*[lambda *args, **options: None] * 4)
 
 
@@ -192,11 +193,11 @@ def _replaced(*replacements):
               (DeviceNDArray, "copy_to_host"), (DeviceNDArray, "copy_to_device"), (Stream, "synchronize"),
               (cuda, "synchronize"), (graphs._RecordedGraph, "__init__"), (cuda, "to_device"), (Event, "record"),
               (Event, "wait"), (Event, "synchronize"), (Event, "query"))[:len(replacements)]
-    before = [getattr(owner, name) for owner, name in owners]
+    originals = [getattr(owner, name) for owner, name in owners]
     try:
         for (owner, name), replacement in zip(owners, replacements, strict=True):
             setattr(owner, name, replacement)
         yield
     finally:
-        for (owner, name), original in zip(owners, before, strict=True):
+        for (owner, name), original in zip(owners, originals, strict=True):
             setattr(owner, name, original)

@@ -100,52 +100,52 @@ def compile_clock():
 @contextlib.contextmanager
 def host_limit(seconds: float):
     """Raises HostTimeout in this thread if the block takes longer on the CPU, compiling left out, or ASLEEP times as
-    long by the clock on the wall: a busy machine stops nothing that ends. Reaches Python code, a `while True: pass`
+    long of wall-clock time: a busy machine stops nothing that ends. Reaches Python code, a `while True: pass`
     too. Once the block has been left nothing is raised any more."""
-    ident, lock, over = threading.get_ident(), threading.Lock(), threading.Event()
-    limits = [(_CompileClock(now), now(), most)
-              for now, most in ((_thread_clock(ident), seconds), (time.monotonic, ASLEEP * seconds))]
+    ident, lock, done = threading.get_ident(), threading.Lock(), threading.Event()
+    limits = [(_CompileClock(now), now(), limit_s)
+              for now, limit_s in ((_thread_clock(ident), seconds), (time.monotonic, ASLEEP * seconds))]
 
-    def left() -> float:
-        return min(most - (clock.now() - begin - clock.seconds()) for clock, begin, most in limits)
+    def remaining() -> float:
+        return min(limit_s - (clock.now() - begin - clock.seconds()) for clock, begin, limit_s in limits)
 
     def watch():
-        while (rest := left()) > 0:
-            if over.wait(min(rest, 1.0)):
+        while (remaining_s := remaining()) > 0:
+            if done.wait(min(remaining_s, 1.0)):
                 return
-        while not over.is_set():
+        while not done.is_set():
             with lock, threading._active_limbo_lock:
                 # Until a new thread runs, CPython holds its state under the ident of the thread that starts it, and
                 # gives it the exception: the new one would die, and its starter wait for it for ever.
-                if not over.is_set() and not threading._limbo:
+                if not done.is_set() and not threading._limbo:
                     _raise_in(ident, HostTimeout)
-            over.wait(AGAIN_S)
+            done.wait(AGAIN_S)
 
-    def closed() -> bool:
+    def close() -> bool:
         try:
             with lock:
-                over.set()
-                _raise_in(ident, None)  # what was asked for and did not come yet does not come any more
+                done.set()
+                _raise_in(ident, None)  # cancel a pending exception
             return True
-        except HostTimeout:  # it came just here
+        except HostTimeout:  # it was raised just now
             return False
 
-    def unraisable(found, before=sys.unraisablehook):  # raised in a destructor it would only be printed
-        if not isinstance(found.exc_value, HostTimeout):
-            before(found)
+    def hook(hook_args, previous_hook=sys.unraisablehook):  # raised in a destructor it would only be printed
+        if not isinstance(hook_args.exc_value, HostTimeout):
+            previous_hook(hook_args)
 
     watcher = threading.Thread(target=watch, daemon=True, name="labkit-host-limit")
-    before, sys.unraisablehook = sys.unraisablehook, unraisable
+    previous_hook, sys.unraisablehook = sys.unraisablehook, hook
     try:
         with _listening(*(clock for clock, *_ in limits)):
             try:
                 watcher.start()
                 yield
             finally:
-                while not closed():
+                while not close():
                     pass
     finally:
-        sys.unraisablehook = before
+        sys.unraisablehook = previous_hook
 
 
 def _thread_clock(ident: int):
@@ -163,18 +163,18 @@ def _raise_in(ident: int, kind) -> None:
 
 @contextlib.contextmanager
 def announced_compiling():
-    """Says that kernels are being compiled where that takes longer than QUIET_S, in a line that goes again."""
+    """Show a line while kernels are compiled, if that takes longer than QUIET_S; remove it afterwards."""
     if os.environ.get("NBGRADER_EXECUTION"):  # it gives no points to a cell that writes to stderr
         yield
         return
-    clock, over = _CompileClock(), threading.Event()
+    clock, done = _CompileClock(), threading.Event()
 
     def watch():
         while clock.seconds() < QUIET_S:
-            if over.wait(0.1):
+            if done.wait(0.1):
                 return
         clear = _shown_line("Compiling the kernels. This takes a while once; they are kept for the next time ...")
-        over.wait()
+        done.wait()
         clear()
 
     watcher = threading.Thread(target=watch, daemon=True, name="labkit-compiling")
@@ -183,22 +183,22 @@ def announced_compiling():
         try:
             yield
         finally:
-            over.set()
+            done.set()
             watcher.join(5.0)
 
 
 @contextlib.contextmanager
 def announced(text: str):
-    """Says so, in a line that goes again, where the block takes longer than QUIET_S."""
+    """Show `text` while the block runs, if that takes longer than QUIET_S; remove it afterwards."""
     if os.environ.get("NBGRADER_EXECUTION"):
         yield
         return
-    over = threading.Event()
+    done = threading.Event()
 
     def watch():
-        if not over.wait(QUIET_S):
+        if not done.wait(QUIET_S):
             clear = _shown_line(text)
-            over.wait()
+            done.wait()
             clear()
 
     watcher = threading.Thread(target=watch, daemon=True, name="labkit-announcing")
@@ -206,12 +206,12 @@ def announced(text: str):
     try:
         yield
     finally:
-        over.set()
+        done.set()
         watcher.join(5.0)
 
 
 def _shown_line(text: str):
-    """Shows a line below the notebook's cell, or on stderr; returns what takes it away."""
+    """Show a line below the notebook's cell, or on stderr; return the function that removes it."""
     module = sys.modules.get("IPython")
     if module is not None and hasattr(shell := module.get_ipython(), "kernel"):
         from IPython.display import display

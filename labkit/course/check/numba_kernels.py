@@ -36,8 +36,8 @@ def _adopted(dispatcher):
 def _rebound(function):
     """The function with the CPU device's names in the place of Numba's, where it has them by `from numba.cuda import
     grid`. Those that it takes from the module, as in cuda.grid, are understood without."""
-    ours = {id(theirs): getattr(_api(), name) for name, theirs in _public()}
-    names = {name: ours[id(value)] for name, value in function.__globals__.items() if id(value) in ours}
+    replacements = {id(numba_value): getattr(_api(), name) for name, numba_value in _public()}
+    names = {name: replacements[id(value)] for name, value in function.__globals__.items() if id(value) in replacements}
     if not names:
         return function
     copy = types.FunctionType(function.__code__, {**function.__globals__, **names}, function.__name__,
@@ -54,9 +54,9 @@ def _api():
 @functools.cache
 def _public() -> tuple[tuple[str, object], ...]:
     """What numba.cuda and the CPU device both have, as numba.cuda has it."""
-    cuda, apart = sys.modules["numba.cuda"], ("errors", "types")
+    cuda, excluded = sys.modules["numba.cuda"], ("errors", "types")
     return tuple((name, getattr(cuda, name)) for name in dir(_api())
-                 if not name.startswith("_") and name not in apart and hasattr(cuda, name))
+                 if not name.startswith("_") and name not in excluded and hasattr(cuda, name))
 
 
 @contextlib.contextmanager
@@ -68,7 +68,8 @@ def numba_on_cpu():
         return
     cuda, kernels = sys.modules["numba.cuda"], dispatcher.CUDADispatcher
     methods = ("__getitem__", "__call__", "configure", "forall")
-    before = [(cuda, name, value) for name, value in _public()] + [(kernels, m, getattr(kernels, m)) for m in methods]
+    originals = [(cuda, name, value) for name, value in _public()] + [
+        (kernels, m, getattr(kernels, m)) for m in methods]
     try:
         for name, _ in _public():
             setattr(cuda, name, getattr(_api(), name))
@@ -76,7 +77,7 @@ def numba_on_cpu():
             setattr(kernels, name, _forwarding(name))
         yield
     finally:
-        for owner, name, value in before:
+        for owner, name, value in originals:
             setattr(owner, name, value)
 
 

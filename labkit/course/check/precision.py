@@ -24,23 +24,24 @@ def float64_at(kernel, arguments: dict[str, object]) -> tuple[int, str] | None:
     first of all; None if there is none. arguments: what the parameters are given, by name."""
     try:
         program = rewrite(kernel.py_func)
-        given = {name: typed_tree.type_of_value(value) for name, value in (arguments | program.constants).items()}
+        argument_types = {name: typed_tree.type_of_value(value)
+                          for name, value in (arguments | program.constants).items()}
         sources = sources_of(kernel)
         operations = _Operations(program, set(sources))
-        operations.body(program.body, {**dict.fromkeys(typed_tree.ID_NAMES, types.int64), **given, **{
-            array.name: typed_tree._array_type(array, given)
+        operations.body(program.body, {**dict.fromkeys(typed_tree.ID_NAMES, types.int64), **argument_types, **{
+            array.name: typed_tree._array_type(array, argument_types)
             for array in (*program.shared.values(), *program.local.values())}}, None)
     except Exception:  # what cannot be typed here says nothing of its types
         return None
     if not operations.found:
         return None
-    first, _ = min(operations.found, key=lambda one: (not one[1], *_where(one[0])))
-    written = {_where(node): node for source in sources.values() for node in ast.walk(source.tree)
-               if type(node) is type(first)}
-    return first.lineno, ast.unparse(written.get(_where(first), first))
+    operation, _ = min(operations.found, key=lambda one: (not one[1], *_span(one[0])))
+    source_nodes = {_span(node): node for source in sources.values() for node in ast.walk(source.tree)
+                    if type(node) is type(operation)}
+    return operation.lineno, ast.unparse(source_nodes.get(_span(operation), operation))
 
 
-def _where(node: ast.AST) -> tuple:
+def _span(node: ast.AST) -> tuple:
     return node.lineno, node.col_offset, node.end_lineno, node.end_col_offset
 
 
@@ -69,8 +70,8 @@ class _Flow(typed_tree._Flow):
         self.looks = device is None or device.name.rpartition("_d")[0] in owner.own
 
     def type(self, e, env):
-        found = self.types[id(e)] = super().type(e, env)
-        return found
+        result_type = self.types[id(e)] = super().type(e, env)
+        return result_type
 
     def statement(self, s, env):
         if isinstance(s, Inline) and s.function not in self.owner.own and self.looks:
@@ -79,29 +80,29 @@ class _Flow(typed_tree._Flow):
                 return super().statement(s, env)
             finally:
                 self.looks = True
-        before = dict(env)
+        previous_env = dict(env)
         done = super().statement(s, env)
         if isinstance(s, ast.AugAssign):
-            given = [self.type(s.target, before), self.type(s.value, before)]
-            self._note(s, (s.target, s.value), self.operation(s.op, given))
+            operand_types = [self.type(s.target, previous_env), self.type(s.value, previous_env)]
+            self._note(s, (s.target, s.value), self.operation(s.op, operand_types))
         return done
 
     def _binop(self, e, env):
-        found = super()._binop(e, env)
-        self._note(e, (e.left, e.right), found)
-        return found
+        result_type = super()._binop(e, env)
+        self._note(e, (e.left, e.right), result_type)
+        return result_type
 
     def _call(self, e, env):
-        found = super()._call(e, env)
+        result_type = super()._call(e, env)
         name = e.func.attr if isinstance(e.func, ast.Attribute) else getattr(e.func, "id", "")
         if name not in CONVERSIONS:
-            self._note(e, e.args, found)
-        return found
+            self._note(e, e.args, result_type)
+        return result_type
 
     def _note(self, node, operands, result) -> None:
-        given = [self.types.get(id(each)) for each in operands]
+        operand_types = [self.types.get(id(each)) for each in operands]
         is_wide = result == types.float64 or isinstance(result, types.UniTuple) and result.dtype == types.float64
-        of_floats = any(isinstance(each, types.Float) for each in given)
+        of_floats = any(isinstance(each, types.Float) for each in operand_types)
         is_literal = all(isinstance(each, ast.Constant) for each in operands)
         if self.rewriting and self.looks and is_wide and of_floats and not is_literal:
-            self.owner.found.append((node, any(each in (types.float32, types.float16) for each in given)))
+            self.owner.found.append((node, any(each in (types.float32, types.float16) for each in operand_types)))

@@ -52,13 +52,13 @@ def check_prediction(exercise: Exercise, answer, numbers: dict, tries: int = 0) 
 
 def written(answer, numbers: dict) -> str:
     """A prediction as text, equal for equal tries."""
-    given = {**answer, **numbers} if isinstance(answer, dict) else {"": answer, **numbers}
-    return ", ".join(f"{key}={value!r}"[:80] for key, value in sorted(given.items()))
+    values = {**answer, **numbers} if isinstance(answer, dict) else {"": answer, **numbers}
+    return ", ".join(f"{key}={value!r}"[:80] for key, value in sorted(values.items()))
 
 
-def _equal(given, true) -> bool:
+def _equal(predicted, expected) -> bool:
     try:
-        a, b = np.asarray(given, np.float64), np.asarray(true, np.float64)
+        a, b = np.asarray(predicted, np.float64), np.asarray(expected, np.float64)
     except (TypeError, ValueError):
-        return given == true
+        return predicted == expected
     return a.shape == b.shape and bool(np.allclose(a, b, rtol=1e-6, atol=0))

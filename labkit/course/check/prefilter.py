@@ -1,7 +1,7 @@
-"""A kernel run roughly and quickly, as plain Python on NumPy's arrays: to sort out changes that do not help.
+"""Run a kernel quickly and approximately, as plain Python on NumPy arrays, to discard changes that do not help.
 
-It takes a fifth of the time of the CPU device's interpreter, because nothing is resolved or typed first. What it says
-of a kernel is right as a rule and proves nothing: a negative index wraps around, and types are NumPy's.
+It takes a fifth of the time of the CPU device's interpreter, because nothing is resolved or typed first. Its answer
+is usually right and proves nothing: a negative index wraps around, and types are NumPy's.
 """
 
 from __future__ import annotations
@@ -55,11 +55,11 @@ def works(trees: dict[str, ast.Module], namespace: dict) -> bool:
 class Prefilter:
     """Launches of one kernel. trees: it and the device functions that it names."""
 
-    def __init__(self, exercise: Exercise, name: str, trees: dict[str, ast.Module], namespace: dict, most: int):
-        """most: how many turns its loops may make in one run."""
-        self.exercise, self.most, self.ticks = exercise, most, 0
-        waiting = _that_wait(trees)
-        self.waits = name in waiting
+    def __init__(self, exercise: Exercise, name: str, trees: dict[str, ast.Module], namespace: dict, max_turns: int):
+        """max_turns: of all loops in one run."""
+        self.exercise, self.max_turns, self.ticks = exercise, max_turns, 0
+        waiting_functions = _waiting_functions(trees)
+        self.waits = name in waiting_functions
         self.shared: dict[int, np.ndarray] = {}
         self.cuda = SimpleNamespace(
             threadIdx=SimpleNamespace(x=0, y=0, z=0), blockIdx=SimpleNamespace(x=0, y=0, z=0), warpsize=32,
@@ -67,17 +67,18 @@ class Prefilter:
             gridsize=self._gridsize, laneid=0, local=SimpleNamespace(array=_local), fma=lambda a, b, c: a * b + c,
             atomic=SimpleNamespace(add=_atomic(np.add), max=_atomic(np.maximum), min=_atomic(np.minimum),
                                    sub=_atomic(np.subtract)))
-        space = {name: MATH if value is math else value for name, value in namespace.items()}
-        space |= {"cuda": self.cuda, "_tick": self._tick, "_shared": self._shared}
-        numbers = itertools.count()
-        for each, tree in trees.items():
-            definition = _Roughly(waiting, numbers).visit(copied(tree.body[0]))
+        globals_ = {name: MATH if value is math else value for name, value in namespace.items()}
+        globals_ |= {"cuda": self.cuda, "_tick": self._tick, "_shared": self._shared}
+        array_ids = itertools.count()
+        for function_name, tree in trees.items():
+            definition = _Generators(waiting_functions, array_ids).visit(copied(tree.body[0]))
             definition.decorator_list, definition.returns = [], None
             for argument in ast.walk(definition.args):
                 if isinstance(argument, ast.arg):
                     argument.annotation = None
-            exec(compile(ast.fix_missing_locations(ast.Module([definition], [])), f"<{each}>", "exec"), space)
-        self.kernel = space[name]
+            exec(compile(ast.fix_missing_locations(ast.Module([definition], [])), f"<{function_name}>", "exec"),
+                 globals_)
+        self.kernel = globals_[name]
 
     def right(self, case: Case) -> bool:
         """Whether the result is right. Raises what the kernel raises."""
@@ -95,109 +96,110 @@ class Prefilter:
     # --- Threads
 
     def _launch(self, grid, block, arguments) -> None:
-        _place(self.cuda.gridDim, grid)
-        _place(self.cuda.blockDim, block)
-        threads = [place[::-1] for place in itertools.product(*map(range, block[::-1]))]
-        for of_block in itertools.product(*map(range, grid[::-1])):
-            _place(self.cuda.blockIdx, of_block[::-1])
+        _set_xyz(self.cuda.gridDim, grid)
+        _set_xyz(self.cuda.blockDim, block)
+        threads = [position[::-1] for position in itertools.product(*map(range, block[::-1]))]
+        for block_index in itertools.product(*map(range, grid[::-1])):
+            _set_xyz(self.cuda.blockIdx, block_index[::-1])
             self.shared.clear()
             if self.waits:
-                self._together(threads, arguments)
+                self._run_together(threads, arguments)
                 continue
-            for number, place in enumerate(threads):
-                _place(self.cuda.threadIdx, place)
-                self.cuda.laneid = number % 32
+            for index, position in enumerate(threads):
+                _set_xyz(self.cuda.threadIdx, position)
+                self.cuda.laneid = index % 32
                 self.kernel(*arguments)
 
-    def _together(self, threads, arguments) -> None:
-        """The threads of a block, each as far as it comes alone, then what they wait for."""
+    def _run_together(self, threads, arguments) -> None:
+        """Run each thread of a block up to its next barrier or shuffle, then serve those."""
         running = dict(enumerate(self.kernel(*arguments) for _ in threads))
         replies: dict[int, object] = {}
         requests: dict[int, tuple] = {}
         while running:
-            for number in [number for number in running if number not in requests]:
-                _place(self.cuda.threadIdx, threads[number])
-                self.cuda.laneid = number % 32
+            for index in [index for index in running if index not in requests]:
+                _set_xyz(self.cuda.threadIdx, threads[index])
+                self.cuda.laneid = index % 32
                 try:
-                    requests[number] = running[number].send(replies.pop(number, None))
+                    requests[index] = running[index].send(replies.pop(index, None))
                 except StopIteration:
-                    del running[number]
+                    del running[index]
             if requests:
-                replies = _answered(requests)
+                replies = _served(requests)
 
     def _grid(self, axes: int):
         cuda = self.cuda
-        places = [getattr(cuda.blockIdx, a) * getattr(cuda.blockDim, a) + getattr(cuda.threadIdx, a) for a in "xyz"]
-        return places[0] if axes == 1 else tuple(places[:axes])
+        positions = [getattr(cuda.blockIdx, a) * getattr(cuda.blockDim, a) + getattr(cuda.threadIdx, a) for a in "xyz"]
+        return positions[0] if axes == 1 else tuple(positions[:axes])
 
     def _gridsize(self, axes: int):
         sizes = [getattr(self.cuda.gridDim, a) * getattr(self.cuda.blockDim, a) for a in "xyz"]
         return sizes[0] if axes == 1 else tuple(sizes[:axes])
 
-    def _shared(self, number: int, shape, dtype) -> np.ndarray:
-        if number not in self.shared:
+    def _shared(self, index: int, shape, dtype) -> np.ndarray:
+        if index not in self.shared:
             if shape == 0:
                 raise NotRough
-            self.shared[number] = _local(shape, dtype)
-        return self.shared[number]
+            self.shared[index] = _local(shape, dtype)
+        return self.shared[index]
 
     def _tick(self) -> None:
         self.ticks += 1
-        if self.ticks > self.most:
+        if self.ticks > self.max_turns:
             raise TimeoutError
 
 
-def _that_wait(trees: dict[str, ast.Module]) -> set[str]:
+def _waiting_functions(trees: dict[str, ast.Module]) -> set[str]:
     """The functions with a barrier or a shuffle, and those that call them."""
     called = {name: {each.attr if isinstance(each, ast.Attribute) else each.id for each in ast.walk(tree)
                      if isinstance(each, (ast.Attribute, ast.Name))} for name, tree in trees.items()}
-    found = {name for name, names in called.items() if names & WAITS}
+    waiting = {name for name, names in called.items() if names & WAITS}
     for _ in trees:
-        found |= {name for name, names in called.items() if names & found}
-    return found
+        waiting |= {name for name, names in called.items() if names & waiting}
+    return waiting
 
 
-def _answered(requests: dict[int, tuple]) -> dict:
-    """Takes the requests that can be met out of `requests`: a barrier's when all wait for it, a shuffle's when all
-    lanes that are not at a barrier do. Returns what the threads get."""
+def _served(requests: dict[int, tuple]) -> dict:
+    """Remove the requests that can be served: a barrier's when all threads wait for it, a shuffle's when all lanes
+    that are not at a barrier do. Return the replies, by thread."""
     if all(request[0] == "syncthreads" for request in requests.values()):
         requests.clear()
         return {}
-    replies, before = {}, len(requests)
-    for warp in sorted({number // 32 for number in requests}):
-        lanes = {number: request for number, request in requests.items()
-                 if number // 32 == warp and request[0] != "syncthreads"}
+    replies, count_before = {}, len(requests)
+    for warp in sorted({thread // 32 for thread in requests}):
+        lanes = {thread: request for thread, request in requests.items()
+                 if thread // 32 == warp and request[0] != "syncthreads"}
         if len({request[0] for request in lanes.values()}) != 1:
             continue
-        for number, (kind, *values) in lanes.items():
+        for thread, (kind, *values) in lanes.items():
             if kind != "syncwarp":
-                replies[number] = lanes.get(_source(kind, number, values), lanes[number])[2]
-            del requests[number]
-    if len(requests) == before:
+                replies[thread] = lanes.get(_source(kind, thread, values), lanes[thread])[2]
+            del requests[thread]
+    if len(requests) == count_before:
         raise RuntimeError("they wait for one another")
     return replies
 
 
-def _source(kind: str, number: int, values: list) -> int:
-    lane, base, by = number % 32, number // 32 * 32, int(values[2])
-    at = {"shfl_sync": by % 32, "shfl_up_sync": lane - by, "shfl_down_sync": lane + by}.get(kind, lane ^ by)
-    return base + at if 0 <= at < 32 else number
+def _source(kind: str, thread: int, values: list) -> int:
+    lane, base, delta = thread % 32, thread // 32 * 32, int(values[2])
+    source_lane = {"shfl_sync": delta % 32, "shfl_up_sync": lane - delta, "shfl_down_sync": lane + delta}.get(
+        kind, lane ^ delta)
+    return base + source_lane if 0 <= source_lane < 32 else thread
 
 
-class _Roughly(ast.NodeTransformer):
-    """Barriers and shuffles become `yield`, shared arrays are found by their number, loops tick."""
+class _Generators(ast.NodeTransformer):
+    """Turn barriers and shuffles into `yield`, look up shared arrays by index, count turns of loops."""
 
-    def __init__(self, waiting: set[str], numbers):
-        self.waiting, self.numbers = waiting, numbers
+    def __init__(self, waiting: set[str], array_ids):
+        self.waiting, self.array_ids = waiting, array_ids
 
     def visit_Call(self, node):
         self.generic_visit(node)
         called = ast.unparse(node.func)
-        word = called.removeprefix("cuda.")
-        if word in WAITS and word != called:
-            return ast.Yield(ast.Tuple([ast.Constant(word), *node.args], ast.Load()))
+        name = called.removeprefix("cuda.")
+        if name in WAITS and name != called:
+            return ast.Yield(ast.Tuple([ast.Constant(name), *node.args], ast.Load()))
         if called == "cuda.shared.array":
-            return ast.Call(ast.Name("_shared", ast.Load()), [ast.Constant(next(self.numbers)), *node.args],
+            return ast.Call(ast.Name("_shared", ast.Load()), [ast.Constant(next(self.array_ids)), *node.args],
                             node.keywords)
         if called in self.waiting:
             return ast.YieldFrom(node)
@@ -231,8 +233,8 @@ def _atomic(operation):
     return update
 
 
-def _place(where: SimpleNamespace, place: tuple) -> None:
-    where.x, where.y, where.z = place
+def _set_xyz(target: SimpleNamespace, position: tuple) -> None:
+    target.x, target.y, target.z = position
 
 
 def _three(value) -> tuple[int, int, int]:

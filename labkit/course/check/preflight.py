@@ -12,7 +12,7 @@ from labkit.course import answer_cells
 from labkit.course.check.cases import Attempt, Case, arguments_of
 from labkit.course.check.diagnostics import matrix_product
 from labkit.course.check.precision import float64_at
-from labkit.course.check.verdict import counted, parsed, place
+from labkit.course.check.verdict import counted, parsed, quote_line
 from labkit.course.exercises import Exercise
 
 STUB = re.compile(r"#\s*your code here", re.IGNORECASE)
@@ -76,37 +76,37 @@ def _kind_of(value) -> str:
 
 
 def _wrong_parameters(exercise: Exercise, answer) -> Attempt | None:
-    mine = list(inspect.signature(answer.py_func).parameters)
+    actual = list(inspect.signature(answer.py_func).parameters)
     wrong = next(iter(exercise.wrong.values()), None)
     if wrong is None:  # all are edits of the answer, and it is not at hand
         return None
-    asked = list(inspect.signature(wrong.py_func).parameters)
-    if len(mine) == len(asked):
+    expected = list(inspect.signature(wrong.py_func).parameters)
+    if len(actual) == len(expected):
         return None
-    return Attempt("wrong_arguments", f"`{answer.__name__}` has {counted(mine, 'parameter')}; it is launched with "
-                   f"{len(asked)}.", (f"Yours: {', '.join(mine) or 'none'}. Launched with: {', '.join(asked)}, in this "
-                                      "order.",))
+    return Attempt("wrong_arguments", f"`{answer.__name__}` has {counted(actual, 'parameter')}; it is launched with "
+                   f"{len(expected)}.", (f"Yours: {', '.join(actual) or 'none'}. Launched with: {', '.join(expected)}, "
+                                         "in this order.",))
 
 
 def _returns(answer) -> Attempt | None:
-    tree, first = parsed(answer)
+    tree, first_line = parsed(answer)
     for node in ast.walk(tree) if tree else ():
         if isinstance(node, ast.Return) and node.value is not None and not _is_none(node.value):
-            line = first + node.lineno - 1
+            line = first_line + node.lineno - 1
             return Attempt("returns", "A kernel returns nothing: it writes its result into an array.",
-                           (place(inspect.getsourcefile(answer.py_func), line),
+                           (quote_line(inspect.getsourcefile(answer.py_func), line),
                             "Store the value in the output array instead, at this thread's index."))
     return None
 
 
 def _multiplies_arrays(answer) -> Attempt | None:
     """`@` in a kernel: where SciPy is installed the CPU device computes it, and no GPU does."""
-    tree, first = parsed(answer)
+    tree, first_line = parsed(answer)
     for node in ast.walk(tree) if tree else ():
         if isinstance(getattr(node, "op", None), ast.MatMult):
             return Attempt("unsupported", "A kernel cannot do this.",
                            (matrix_product(node),
-                            place(inspect.getsourcefile(answer.py_func), first + node.lineno - 1)))
+                            quote_line(inspect.getsourcefile(answer.py_func), first_line + node.lineno - 1)))
     return None
 
 
@@ -165,10 +165,10 @@ def _use(statements: list, name: str) -> str:
         bodies = [body for body in bodies if isinstance(body, list)]
         if isinstance(statement, (ast.If, ast.For, ast.While, ast.With)):
             heads = [node for node in ast.iter_child_nodes(statement) if not isinstance(node, ast.stmt)]
-            found = [_use(body, name) for body in bodies if body]
-            if any(_loads(head, name) for head in heads) or "read" in found:
+            uses = [_use(body, name) for body in bodies if body]
+            if any(_loads(head, name) for head in heads) or "read" in uses:
                 return "read"
-            if isinstance(statement, ast.If) and statement.orelse and set(found) == {"replaced"}:
+            if isinstance(statement, ast.If) and statement.orelse and set(uses) == {"replaced"}:
                 return "replaced"
         elif _loads(statement, name):
             return "read"
@@ -190,13 +190,13 @@ def computes_in_float64(exercise: Exercise, answer, case: Case) -> tuple[str, ..
     if exercise.kind != "kernel":
         return ()
     values = arguments_of(exercise, case.inputs, np.zeros(case.expected.shape, exercise.dtype), case.size)
-    given = dict(zip(inspect.signature(answer.py_func).parameters, values, strict=False))
-    kinds = {np.dtype(getattr(value, "dtype", type(value))).str[1:] for value in given.values()
+    arguments = dict(zip(inspect.signature(answer.py_func).parameters, values, strict=False))
+    kinds = {np.dtype(getattr(value, "dtype", type(value))).str[1:] for value in arguments.values()
              if isinstance(value, (np.ndarray, np.number))}
-    found = float64_at(answer, given) if "f4" in kinds and "f8" not in kinds else None
-    if found is None:
+    result = float64_at(answer, arguments) if "f4" in kinds and "f8" not in kinds else None
+    if result is None:
         return ()
-    line, code = found
+    line, code = result
     return (f"Line {line}: `{code}` is computed in float64, which most GPUs do at a small part of the "
             "speed of float32. A number such as `0.0` or `2` makes the whole operation float64: write `float32(0.0)`, "
             "`float32(2)`.",)
@@ -211,16 +211,16 @@ def as_given(exercise: Exercise, answer) -> bool:
         solution = answer_cells.solution(exercise.name)
     except KeyError:  # made up in a test
         return False
-    mine = _definition(parsed(answer)[0], exercise.name)
-    if solution is None or not solution.above or mine is None:
+    actual = _definition(parsed(answer)[0], exercise.name)
+    if solution is None or not solution.above or actual is None:
         return False
     try:
         start = ast.parse(solution.above[-1].split(answer_cells.BEGIN)[0].rstrip("# "))
     except SyntaxError:
         return False
-    given = _definition(start, exercise.name)
+    original = _definition(start, exercise.name)
     is_known = any(answer is wrong for wrong in exercise.wrong.values())  # which may have the same bug
-    return given is not None and ast.unparse(given) == ast.unparse(mine) and not is_known
+    return original is not None and ast.unparse(original) == ast.unparse(actual) and not is_known
 
 
 def _definition(tree, name: str):

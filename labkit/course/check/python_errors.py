@@ -30,31 +30,31 @@ def _of_library(filename: str) -> bool:
 def raised_by_labkit(error: BaseException) -> bool:
     """Whether the message is labkit's own, which is written to be read."""
     frames = traceback.extract_tb(error.__traceback__)
-    own = frames[-1].filename if frames else ""
-    return own.startswith(str(paths.PACKAGE)) and not own.startswith(str(paths.PACKAGE / "course" / "check"))
+    filename = frames[-1].filename if frames else ""
+    return filename.startswith(str(paths.PACKAGE)) and not filename.startswith(str(paths.PACKAGE / "course" / "check"))
 
 
 def in_words(error: BaseException) -> str:
     """Explain an exception in a sentence or two; quote its own message if no rule matches."""
     message = " ".join(str(error).split())
     for kind, pattern, words in RULES:
-        if isinstance(error, kind) and (found := re.search(pattern, message)):
-            return words(error, found) if callable(words) else words.format(*found.groups())
+        if isinstance(error, kind) and (match := re.search(pattern, message)):
+            return words(error, match) if callable(words) else words.format(*match.groups())
     name = type(error).__name__
     return f"{name}: “{message}”" if message else f"{name}, without a message."
 
 
-def _unknown_name(error, found) -> str:
+def _unknown_name(error, match) -> str:
     frame = _innermost(error)
     known = {*frame.f_locals, *frame.f_globals} if frame else ()
-    return f"There is no `{found.group(1)}` here.{meant_name(found.group(1), known)}"
+    return f"There is no `{match.group(1)}` here.{meant_name(match.group(1), known)}"
 
 
-def _unknown_attribute(error, found) -> str:
-    value, name = getattr(error, "obj", None), found.group(found.lastindex)
-    near = meant(name, [one for one in dir(value) if not one.startswith("_")], ".") if value is not None else ""
-    owner = f"The module {found.group(1)}" if found.re.pattern.startswith("module") else _a_kind(found.group(1))
-    return f"{owner} has no `.{name}`.{near}"
+def _unknown_attribute(error, match) -> str:
+    value, name = getattr(error, "obj", None), match.group(match.lastindex)
+    suggestion = meant(name, [one for one in dir(value) if not one.startswith("_")], ".") if value is not None else ""
+    owner = f"The module {match.group(1)}" if match.re.pattern.startswith("module") else _a_kind(match.group(1))
+    return f"{owner} has no `.{name}`.{suggestion}"
 
 
 def _innermost(error):
@@ -74,23 +74,23 @@ def _a_kind(name: str) -> str:
     return _KINDS.get(name, f"A {name}")
 
 
-def _arguments(error, found) -> str:
-    return (f"`{found.group(1)}` takes {found.group(2)} {'argument' if found.group(2) == '1' else 'arguments'}, and is "
-            f"called with {found.group(3)}.")
+def _arguments(error, match) -> str:
+    return (f"`{match.group(1)}` takes {match.group(2)} {'argument' if match.group(2) == '1' else 'arguments'}, and is "
+            f"called with {match.group(3)}.")
 
 
-def _missing(error, found) -> str:
-    return f"`{found.group(1)}` is called without {found.group(3).replace(chr(39), '`')}."
+def _missing(error, match) -> str:
+    return f"`{match.group(1)}` is called without {match.group(3).replace(chr(39), '`')}."
 
 
-def _operands(error, found) -> str:
-    left, right = (kind if kind == "None" else kind[:1].lower() + kind[1:] for kind in map(_a_kind, found.groups()[1:]))
-    none = " What is None was never set: does a function return nothing?" if "NoneType" in found.groups() else ""
-    return f"`{found.group(1).split(' ')[0]}` is not defined for {left} and {right}.{none}"
+def _operands(error, match) -> str:
+    left, right = (kind if kind == "None" else kind[:1].lower() + kind[1:] for kind in map(_a_kind, match.groups()[1:]))
+    none = " What is None was never set: does a function return nothing?" if "NoneType" in match.groups() else ""
+    return f"`{match.group(1).split(' ')[0]}` is not defined for {left} and {right}.{none}"
 
 
-def _shapes(error, found) -> str:
-    return (f"Arrays of the shapes {found.group(1).replace(') (', ') and (')} do not fit together: counted from the "
+def _shapes(error, match) -> str:
+    return (f"Arrays of the shapes {match.group(1).replace(') (', ') and (')} do not fit together: counted from the "
             "last axis, lengths must be equal, or one of them 1.")
 
 
@@ -113,14 +113,14 @@ RULES = (
     (TypeError, r"unsupported operand type\(s\) for (\S+(?: or pow\(\))?): '([\w.]+)' and '([\w.]+)'", _operands),
     (TypeError, r"can only concatenate (\w+) \(not \"(\w+)\"\)", "`+` is not defined for {0} and {1}."),
     (TypeError, r"'(\S+)' not supported between instances of '([\w.]+)' and '([\w.]+)'", _operands),
-    (TypeError, r"'([\w.]+)' object is not callable", lambda _, found: f"{_a_kind(found.group(1))} is followed by ( ) "
+    (TypeError, r"'([\w.]+)' object is not callable", lambda _, match: f"{_a_kind(match.group(1))} is followed by ( ) "
      "as if it were a function. An element is taken with [ ], a product written with `*`."),
     (TypeError, r"'([\w.]+)' object is not subscriptable",
-     lambda _, found: f"{_a_kind(found.group(1))} has no elements: nothing can be taken from it with [ ]."),
+     lambda _, match: f"{_a_kind(match.group(1))} has no elements: nothing can be taken from it with [ ]."),
     (TypeError, r"'([\w.]+)' object is not iterable",
-     lambda _, found: f"{_a_kind(found.group(1))} has no elements to go through. Is `range(...)` missing?"),
+     lambda _, match: f"{_a_kind(match.group(1))} has no elements to go through. Is `range(...)` missing?"),
     (TypeError, r"cannot unpack non-iterable ([\w.]+) object",
-     lambda _, found: f"{_a_kind(found.group(1))} cannot be taken apart into several names."),
+     lambda _, match: f"{_a_kind(match.group(1))} cannot be taken apart into several names."),
     (TypeError, r"'([\w.]+)' object cannot be interpreted as an integer",
      "An integer is needed here, not a {0}. `/` always gives a float: use `//`."),
     (TypeError, r"(<lambda>|\w+)\(\) takes (\d+) positional arguments? but (\d+) (?:was|were) given", _arguments),
@@ -148,8 +148,8 @@ RULES = (
     (ImportError, r"No module named '([\w.]+)'", "There is no module `{0}` here. The exercises need NumPy and labkit "
      "alone."),
     (ImportError, r"cannot import name '(\w+)' from '([\w.]+)'", "`{1}` has no `{0}` to import."),
-    (AssertionError, r"^(.*)$", lambda _, found: f"An `assert` was false{': ' if found.group(1) else ''}"
-     f"{found.group(1)}."),
+    (AssertionError, r"^(.*)$", lambda _, match: f"An `assert` was false{': ' if match.group(1) else ''}"
+     f"{match.group(1)}."),
     (NotImplementedError, r"", "It raises NotImplementedError: the answer is to take the place of this line."),
     (MemoryError, r"", "There is not memory enough for an array of that size: is a shape much too large?"),
     (OverflowError, r"", "A number is too large for its type."),

@@ -34,7 +34,7 @@ from labkit.course.check.divergence import divergent_blocks
 from labkit.course.check.limits import HostTimeout, announced, host_limit
 from labkit.course.check.preflight import refused
 from labkit.course.check.run import attempted, first_finding, inputs_changed, observed, unwritten
-from labkit.course.check.verdict import place
+from labkit.course.check.verdict import quote_line
 from labkit.course.check.vocabulary import Vocabulary
 from labkit.course.exercises import Exercise
 from labkit.simt import step_limit, thread_order
@@ -74,14 +74,14 @@ class Repair:
     count: int = 1  # of changes
 
 
-def sentences(found: tuple[Repair, ...]) -> tuple[str, ...]:
+def sentences(fixes: tuple[Repair, ...]) -> tuple[str, ...]:
     """Paragraphs of a verdict."""
-    if not found:
+    if not fixes:
         return ()
-    many = "one small change there makes" if found[0].count == 1 else "two small changes there make"
+    many = "one small change there makes" if fixes[0].count == 1 else "two small changes there make"
     ends = (f"{many} every result right.", "a small change there would do as well.")
-    return tuple(f"{place(one.filename, one.line).rstrip('.')}. {one.words[:1].upper()}{one.words[1:]}; {end}"
-                 for one, end in zip(found[:2], ends, strict=False))
+    return tuple(f"{quote_line(one.filename, one.line).rstrip('.')}. {one.words[:1].upper()}{one.words[1:]}; {end}"
+                 for one, end in zip(fixes[:2], ends, strict=False))
 
 
 def repairs(exercise: Exercise, answer, attempt_kind: str, case: Case, cases: list[Case],
@@ -92,7 +92,7 @@ def repairs(exercise: Exercise, answer, attempt_kind: str, case: Case, cases: li
     """
     if attempt_kind in NOT_LOOKED_AT or not _can_be_changed(exercise, answer):
         return ()
-    found: list[Repair] = []
+    fixes: list[Repair] = []
 
     def work(send: Callable) -> None:
         with (warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()), np.errstate(all="ignore"),
@@ -105,19 +105,19 @@ def repairs(exercise: Exercise, answer, attempt_kind: str, case: Case, cases: li
             if FORKS:
                 limits = {"cpu_s": CPU_S, "memory_bytes": MEMORY_BYTES, "wall_s": WALL_S}
                 with contextlib.closing(confined(work, **limits)) as sent:
-                    found.extend(sent)
+                    fixes.extend(sent)
             else:
-                work(found.append)
+                work(fixes.append)
         except (HostTimeout, KeyboardInterrupt):
             pass
         except Exception:  # a changed program can go wrong in any way, and the verdict does not depend on it
             return ()
-    return chosen(found)
+    return chosen(fixes)
 
 
-def chosen(found: list[Repair]) -> tuple[Repair, ...]:
+def chosen(fixes: list[Repair]) -> tuple[Repair, ...]:
     """The likeliest one, and that of another line if it is about as likely."""
-    return (*found[:1], *[one for one in found if one.line != found[0].line][:1])
+    return (*fixes[:1], *[one for one in fixes if one.line != fixes[0].line][:1])
 
 
 def _can_be_changed(exercise: Exercise, answer) -> bool:
@@ -141,11 +141,11 @@ def _can_be_changed(exercise: Exercise, answer) -> bool:
 class _Search:
     def __init__(self, exercise: Exercise, answer, case: Case, cases: list[Case], tries: float, send: Callable):
         """send: called with each Repair, once it is proved."""
-        self.exercise, self.answer, self.case, self.cases, self.left = exercise, answer, case, cases, tries
+        self.exercise, self.answer, self.case, self.cases, self.tries_left = exercise, answer, case, cases, tries
         self.send = send
         self.sources = {name: source for name, source in sources_of(answer).items() if source.tree is not None
                         and isinstance(getattr(source.tree, "body", [None])[:1], list) and _definition(source)}
-        self.found: list[Repair] = []
+        self.repairs: list[Repair] = []
         self.launches = exercise.kind == "function" and exercise.shape is not None
         self.limit_s = LAUNCHED_S if exercise.kind == "kernel" or self.launches else CANDIDATE_S
         self.turns = MOST_TURNS  # in a run
@@ -156,43 +156,44 @@ class _Search:
         name = getattr(self.answer, "__name__", "")
         if name not in self.sources:
             return
-        stands = self._first_failing()
-        if stands is None:
+        test_failing = self._first_failing()
+        if test_failing is None:
             return
-        self.seen = {ast.dump(source.tree) for source in self.sources.values()}
+        self.visited = {ast.dump(source.tree) for source in self.sources.values()}
         in_order = self._in_order()
         for source, change in in_order:
-            if self.left <= 0 or self._enough(change):
+            if self.tries_left <= 0 or self._enough(change):
                 return
-            if self._helps(source, change.tree(), stands):
-                self.left = self.left if self.found else min(self.left, AFTER_FIRST)
+            if self._helps(source, change.tree(), test_failing):
+                self.tries_left = self.tries_left if self.repairs else min(self.tries_left, AFTER_FIRST)
                 self._keep(Repair(source.filename, change.line, change.words, change.rank))
-        if self.found:
+        if self.repairs:
             return
         for source, line, tree in pairs(in_order):
-            if self.left <= 0:
+            if self.tries_left <= 0:
                 return
-            if self._helps(source, tree, stands):
+            if self._helps(source, tree, test_failing):
                 self._keep(Repair(source.filename, line, "two things are wrong", 9.0, count=2))
                 return
 
     def _keep(self, repair: Repair) -> None:
-        self.found.append(repair)
+        self.repairs.append(repair)
         self.send(repair)
 
-    def _helps(self, source: Source, tree: ast.Module, stands: Callable) -> bool:
-        """Whether the answer with this tree is right in everything that is tried."""
-        shown = ast.dump(tree)
-        if shown in self.seen:
+    def _helps(self, source: Source, tree: ast.Module, test_failing: Callable) -> bool:
+        """Whether the answer with this tree passes every test."""
+        dumped = ast.dump(tree)
+        if dumped in self.visited:
             return False
-        self.seen.add(shown)
+        self.visited.add(dumped)
         if grows_itself(tree):
             return False
         if not all(self._roughly_right(source, tree, case) for case in self.rough):
             return False
-        made = self._made(source, tree)
-        self.left -= self.cost
-        return made is not None and stands(made) and self._proved(made) and self._passes(source, tree)
+        candidate = self._made(source, tree)
+        self.tries_left -= self.cost
+        return (candidate is not None and test_failing(candidate) and self._proved(candidate)
+                and self._passes(source, tree))
 
     def _passes(self, source: Source, tree: ast.Module) -> bool:
         """Whether the answer with this tree passes the whole check, compiled as an answer is."""
@@ -200,28 +201,28 @@ class _Search:
             return True
         from labkit.course.check.stages import passes
 
-        made = self._made(source, tree, compiled=True)
-        return refused(self.exercise, made) is None and passes(self.exercise, made, self.cases)
+        candidate = self._made(source, tree, compiled=True)
+        return refused(self.exercise, candidate) is None and passes(self.exercise, candidate, self.cases)
 
     def _enough(self, change: Change) -> bool:
-        return bool(self.found) and (len({one.line for one in self.found}) > 1
-                                     or change.rank > self.found[0].rank + NEAR)
+        return bool(self.repairs) and (len({one.line for one in self.repairs}) > 1
+                                       or change.rank > self.repairs[0].rank + NEAR)
 
     def _in_order(self) -> list[tuple[Source, Change]]:
-        """Changes, the likeliest first. Of a condition around a barrier none: the barrier belongs outside."""
-        every = []
+        """Return the changes, the likeliest first; none of a condition around a barrier, as the barrier must move."""
+        ranked = []
         for source in self.sources.values():
             function = _definition(source)
             is_answer = source.function.__name__ == self.answer.__name__
-            given = self._given(function) if is_answer else {}
+            argument_kinds = self._parameter_kinds(function) if is_answer else {}
             in_kernel = self.exercise.kind == "kernel" or not is_answer
-            vocabulary = Vocabulary(function, given, in_kernel)
-            every += [(change.rank + (0 if is_answer else NEAR), source, change)
-                      for change in changes(source.tree, vocabulary) if not _asks_around_barrier(change)]
-        every.sort(key=lambda one: one[0])
-        return [(source, change) for _, source, change in every]
+            vocabulary = Vocabulary(function, argument_kinds, in_kernel)
+            ranked += [(change.rank + (0 if is_answer else NEAR), source, change)
+                       for change in changes(source.tree, vocabulary) if not _asks_around_barrier(change)]
+        ranked.sort(key=lambda one: one[0])
+        return [(source, change) for _, source, change in ranked]
 
-    def _given(self, function: ast.FunctionDef) -> dict[str, tuple[str, int]]:
+    def _parameter_kinds(self, function: ast.FunctionDef) -> dict[str, tuple[str, int]]:
         """Kind and number of axes of the parameters, from what the answer is called with."""
         case = self.case
         values = case.inputs
@@ -240,43 +241,43 @@ class _Search:
     # --- Running
 
     def _first_failing(self) -> Callable | None:
-        """A test on the cheapest case which the answer as it is does not stand: (changed answer) -> whether it does.
-        None if every test that is cheap enough passes."""
-        kept = self._unchanged()
-        if kept is None:
+        """Return a test on the cheapest case that the unchanged answer fails: (changed answer) -> whether it passes.
+        None if it passes every test that is cheap enough."""
+        unchanged = self._unchanged()
+        if unchanged is None:
             return None
         small = [case for case in self.cases if self._is_small(case)]
-        near = [self.case, *sorted((case for case in small if case is not self.case), key=self._threads)[:4]]
+        candidates = [self.case, *sorted((case for case in small if case is not self.case), key=self._threads)[:4]]
         for test in self._tests():
             failing = []
-            for number, case in enumerate(near):
-                turns = self._turns(kept, case)
-                if turns is not None and not test(kept, case):
-                    failing.append((self._cost(case, turns), number, case, turns))
+            for position, case in enumerate(candidates):
+                turns = self._turns(unchanged, case)
+                if turns is not None and not test(unchanged, case):
+                    failing.append((self._cost(case, turns), position, case, turns))
             if failing:
                 self.cost, _, cheapest, turns = min(failing)
-                if test == self._right and self._can_be_rough(kept, cheapest):
+                if test == self._right and self._can_be_rough(unchanged, cheapest):
                     others = [case for case in self.cases if self._is_small(case) and case is not cheapest]
                     self.rough = [cheapest, *sorted(others, key=self._threads)]
                 return functools.partial(self._within, 8 * turns, test, case=cheapest)
         return None
 
-    def _within(self, turns: int, test: Callable, made, case: Case) -> bool:
+    def _within(self, turns: int, test: Callable, candidate, case: Case) -> bool:
         """A test with another limit on the turns of its loops."""
         self.turns = turns
         try:
-            return test(made, case)
+            return test(candidate, case)
         finally:
             self.turns = MOST_TURNS
 
-    def _turns(self, kept, case: Case) -> int | None:
+    def _turns(self, unchanged, case: Case) -> int | None:
         """How many turns a run of the answer on this case may need, one of TURNS; None if more than all of them."""
         if self.exercise.kind == "function" and not self.launches:
             return TURNS[0]
         for turns in TURNS:
             with contextlib.suppress(Exception, HostTimeout), step_limit(turns):
                 try:
-                    attempted(self.exercise, kept, case, "forward", self.limit_s)
+                    attempted(self.exercise, unchanged, case, "forward", self.limit_s)
                 except Exception as error:
                     if type(error).__name__ == "KernelTimeout":
                         continue
@@ -289,15 +290,15 @@ class _Search:
             return 1 + self._threads(case) / 32 + turns / 500
         return 10 + turns / 500 if self.launches else 0.5
 
-    def _can_be_rough(self, kept, case: Case) -> bool:
+    def _can_be_rough(self, unchanged, case: Case) -> bool:
         """Whether rough runs of the answer can be trusted to sort changes out."""
         if self.exercise.kind != "kernel" or not prefilter.works(self._trees(), self._names()):
             return False
         if self._roughly_right(None, None, case):
             return False
-        if self.failed_roughly:  # does it fail on the CPU device, too, or only because a rough run cannot do it?
+        if self.failed_roughly:  # only in the rough run, or on the CPU device, too?
             with contextlib.suppress(Exception, HostTimeout), step_limit(MOST_TURNS):
-                attempted(self.exercise, kept, case, "forward", self.limit_s)
+                attempted(self.exercise, unchanged, case, "forward", self.limit_s)
                 return False
         return True
 
@@ -319,16 +320,17 @@ class _Search:
             self.failed_roughly = True
             return False
         finally:
-            self.left -= 1 + (self._threads(case) + (run.ticks if run else 0)) / 2_000
+            self.tries_left -= 1 + (self._threads(case) + (run.ticks if run else 0)) / 2_000
 
     def _tests(self) -> tuple[Callable, ...]:
         if device.on_gpu():
             return (self._right_under_observe,)
         if self.exercise.kind == "kernel":
-            return (self._right, lambda made, case: self._right(made, case, "reverse"), self._right_under_observe)
-        return (self._right, lambda made, case: self._right(made, case, "reverse"), self._meets_demand)
+            return (self._right, lambda candidate, case: self._right(candidate, case, "reverse"),
+                    self._right_under_observe)
+        return (self._right, lambda candidate, case: self._right(candidate, case, "reverse"), self._meets_demand)
 
-    def _proved(self, made) -> bool:
+    def _proved(self, candidate) -> bool:
         """Whether it is right in every small case, whatever the order of the threads, and nothing is found by
         observe; at least in the first of them, and the whole check looks at all."""
         small = sorted((case for case in self.cases if self._is_small(case)), key=self._threads)
@@ -347,14 +349,14 @@ class _Search:
             spent += self._cost(case, TURNS[0])
             if spent > PROVING and done >= 6:
                 break
-            if not test(made, case):
+            if not test(candidate, case):
                 return False
         return bool(steps)
 
     def _watched(self, small: list[Case]) -> list[Case]:
         """Those that check observes, and the one that failed."""
-        found = [case for case in self._demanded() if self._is_small(case)]
-        return found if self.case in found or not self._is_small(self.case) else [*found, self.case]
+        result = [case for case in self._demanded() if self._is_small(case)]
+        return result if self.case in result or not self._is_small(self.case) else [*result, self.case]
 
     def _is_small(self, case: Case) -> bool:
         return self.exercise.kind != "kernel" or threads_of(self.exercise, case) <= SMALL_THREADS
@@ -362,20 +364,20 @@ class _Search:
     def _threads(self, case: Case) -> int:
         return threads_of(self.exercise, case) if self.exercise.kind == "kernel" else case.expected.size
 
-    def _right(self, made, case: Case, order: str = "forward") -> bool:
+    def _right(self, candidate, case: Case, order: str = "forward") -> bool:
         try:
             with step_limit(self.turns):
-                return attempted(self.exercise, made, case, order, self.limit_s).good
+                return attempted(self.exercise, candidate, case, order, self.limit_s).good
         except (Exception, SystemExit):
             return False
         except HostTimeout:
-            self.left -= ENDLESS
+            self.tries_left -= ENDLESS
             return False
 
-    def _right_under_observe(self, made, case: Case) -> bool:
+    def _right_under_observe(self, candidate, case: Case) -> bool:
         try:
             with thread_order("forward"):
-                report, inputs, out = observed(self.exercise, made, case, steps=self.turns)
+                report, inputs, out = observed(self.exercise, candidate, case, steps=self.turns)
         except Exception:
             return False
         if first_finding(report) is not None or inputs_changed(case, inputs) is not None:
@@ -389,12 +391,12 @@ class _Search:
 
         return observed_cases(self.exercise, self.cases)
 
-    def _meets_demand(self, made, case: Case) -> bool:
+    def _meets_demand(self, candidate, case: Case) -> bool:
         if self.exercise.demand is None:
             return True
         from labkit.course.check.host_runs import host_observer
 
-        return host_observer(self.exercise, case)(made).good
+        return host_observer(self.exercise, case)(candidate).good
 
     # --- Making
 
@@ -409,15 +411,15 @@ class _Search:
         for name, source in self.sources.items():
             if changed.function.__name__ == self.answer.__name__ and name != self.answer.__name__:
                 continue  # as it is, and compiled
-            own = tree if source is changed else source.tree
+            own_tree = tree if source is changed else source.tree
             try:
-                names[name] = (own, source)
+                names[name] = (own_tree, source)
             except SyntaxError:
                 return None
         namespace = _namespace(self.sources[self.answer.__name__].function)
         try:
-            for name, (own, source) in names.items():
-                namespace[name] = _kernel_or_function(own, source, namespace, self._original(name),
+            for name, (own_tree, source) in names.items():
+                namespace[name] = _kernel_or_function(own_tree, source, namespace, self._original(name),
                                                       compiled)
         except Exception:
             return None
@@ -427,8 +429,8 @@ class _Search:
         function = self.sources[name].function
         if name == self.answer.__name__:
             return self.answer
-        found = _namespace(self.sources[self.answer.__name__].function).get(name)
-        return found if found is not None else function
+        result = _namespace(self.sources[self.answer.__name__].function).get(name)
+        return result if result is not None else function
 
 
 def pairs(in_order: list[tuple[Source, Change]]) -> Iterator[tuple[Source, int, ast.Module]]:
@@ -437,11 +439,11 @@ def pairs(in_order: list[tuple[Source, Change]]) -> Iterator[tuple[Source, int, 
     for source, change in in_order:
         if change.rank <= PAIRED_RANK and isinstance(change.node, ast.expr):
             lines.setdefault((source.filename, change.line), []).append((source, change))
-    found = [(one.rank + other.rank, source, one, other) for changed in lines.values()
-             for (source, one), (_, other) in itertools.combinations(changed[:MOST_OF_A_LINE], 2)
-             if one.place.path != other.place.path[: len(one.place.path)]
-             and other.place.path != one.place.path[: len(other.place.path)]]
-    for _, source, one, other in sorted(found, key=lambda pair: pair[0]):
+    ranked = [(one.rank + other.rank, source, one, other) for changed in lines.values()
+              for (source, one), (_, other) in itertools.combinations(changed[:MOST_OF_A_LINE], 2)
+              if one.place.path != other.place.path[: len(one.place.path)]
+              and other.place.path != one.place.path[: len(other.place.path)]]
+    for _, source, one, other in sorted(ranked, key=lambda pair: pair[0]):
         place_in_changed = replace(other.place, tree=one.place.tree_with(one.node))
         yield source, one.line, ast.fix_missing_locations(place_in_changed.tree_with(other.node))
 
@@ -449,14 +451,14 @@ def pairs(in_order: list[tuple[Source, Change]]) -> Iterator[tuple[Source, int, 
 def _asks_around_barrier(change: Change) -> bool:
     """Whether the change makes another condition of an `if` that not all threads of a block take, and in which a
     barrier stands."""
-    place, node, way = change.place, change.place.tree, []
+    place, node, conditionals = change.place, change.place.tree, []
     for field, index in (*place.path, ("", None)):
         if isinstance(node, ast.If) and (field == "test" or (not field and isinstance(change.node, ast.If))):
-            way.append(node)
+            conditionals.append(node)
         node = node if not field else getattr(node, field) if index is None else getattr(node, field)[index]
-    around = [one for one in way if "syncthreads" in ast.unparse(one)]
-    return bool(around) and any(one is block for function in place.tree.body if isinstance(function, ast.FunctionDef)
-                                for block in divergent_blocks(function) for one in around)
+    guarding = [one for one in conditionals if "syncthreads" in ast.unparse(one)]
+    return bool(guarding) and any(one is block for function in place.tree.body if isinstance(function, ast.FunctionDef)
+                                  for block in divergent_blocks(function) for one in guarding)
 
 
 def _definition(source: Source) -> ast.FunctionDef | None:

@@ -18,7 +18,7 @@ from labkit.course.check.diagnostics import store_that_adds
 from labkit.course.check.divergence import around
 from labkit.course.check.exceptions import explained, guard_question, question_outside
 from labkit.course.check.limits import HostTimeout, host_limit, limited, wait
-from labkit.course.check.verdict import bare_code, parsed, place
+from labkit.course.check.verdict import bare_code, parsed, quote_line
 from labkit.course.exercises import Exercise
 from labkit.kernels.agree import guarded, is_poison, poison, same_bits, sentinel_of
 from labkit.simt import step_limit
@@ -42,12 +42,12 @@ def attempted(exercise: Exercise, answer, case: Case, order: str = "forward", se
     """As run_once, and raises what the answer raises. seconds: the limit, if it is another than for an answer."""
     if exercise.kind == "function" and exercise.shape is None:
         with host_limit(seconds or FUNCTION_LIMIT_S):
-            given = copy.deepcopy(case.inputs)
+            arguments = copy.deepcopy(case.inputs)
             if exercise.judge is not None:
-                return _judged(case, exercise.judge(answer, case.expected, *given))
-            value = answer(*given)
+                return _judged(case, exercise.judge(answer, case.expected, *arguments))
+            value = answer(*arguments)
         attempt = _returned(exercise, case, value)
-        return inputs_changed(case, given) or attempt if attempt.good else attempt
+        return inputs_changed(case, arguments) or attempt if attempt.good else attempt
     return _launched(exercise, answer, case, order, seconds)
 
 
@@ -58,14 +58,15 @@ def _judged(case: Case, missed: str | None) -> Attempt:
     return Attempt("demand", "It runs, and misses what is asked for.", details, trace=(missed,), whole=(missed,))
 
 
-def inputs_changed(case: Case, given: tuple) -> Attempt | None:
+def inputs_changed(case: Case, arguments: tuple) -> Attempt | None:
     """A function of the host may not change what belongs to its caller."""
-    for number, (before, after) in enumerate(zip(case.inputs, given, strict=True), 1):
-        same = same_bits(before, after) if isinstance(before, np.ndarray) else before is after or before == after
+    for index, (original, current) in enumerate(zip(case.inputs, arguments, strict=True), 1):
+        same = same_bits(original, current) if isinstance(original, np.ndarray) else (
+            original is current or original == current)
         if not same:
-            head = f"Input number {number} was changed."
+            head = f"Input number {index} was changed."
             cure = "It belongs to the caller: work on a copy, such as `x.copy()` of an array."
-            return Attempt("input_changed", head, (cure,), trace=(number,))
+            return Attempt("input_changed", head, (cure,), trace=(index,))
     return None
 
 
@@ -89,11 +90,11 @@ def _launched(exercise: Exercise, answer, case: Case, order: str, seconds: float
                        (f"At {size_text(case.size)} element {flat} was written (counted in memory order), and the "
                         f"output has {got.size:,}.", *guard_question(exercise, case)),
                        trace=(got.shape,), exact=(outside.size, flat), whole=tuple(outside.tolist()))
-    for number, (before, after) in enumerate(zip(case.inputs, on_device, strict=True), 1):
-        if isinstance(before, np.ndarray) and not same_bits(before, after.copy_to_host()):
-            return Attempt("input_changed", f"Input number {number} was written to.",
-                           ("Inputs are only read here; write to the output.",), trace=(number,),
-                           whole=(after.copy_to_host().tobytes(),))
+    for index, (original, current) in enumerate(zip(case.inputs, on_device, strict=True), 1):
+        if isinstance(original, np.ndarray) and not same_bits(original, current.copy_to_host()):
+            return Attempt("input_changed", f"Input number {index} was written to.",
+                           ("Inputs are only read here; write to the output.",), trace=(index,),
+                           whole=(current.copy_to_host().tobytes(),))
     return compared(exercise, case, got, unwritten(case, got))
 
 
@@ -124,18 +125,18 @@ def _returned(exercise: Exercise, case: Case, value) -> Attempt:
     written = np.zeros(got.shape, bool)
     attempt = compared(None, case, got, written)
     if not attempt.good and exercise.alike is not None:
-        expected, again = (exercise.alike(result, *case.inputs) for result in (case.expected, got))
-        if compared(None, replace(case, expected=expected), again, written).good:
+        expected, normalized = (exercise.alike(result, *case.inputs) for result in (case.expected, got))
+        if compared(None, replace(case, expected=expected), normalized, written).good:
             return Attempt("passed", got=got)
     return attempt
 
 
-def _contains_itself(value, around: tuple = ()) -> bool:
+def _contains_itself(value, enclosing: tuple = ()) -> bool:
     """Whether a list, through those that it holds, holds itself."""
     if not isinstance(value, (list, tuple)):
         return False
-    inside = (*around, id(value))
-    return any(id(each) in inside or _contains_itself(each, inside) for each in value
+    path = (*enclosing, id(value))
+    return any(id(each) in path or _contains_itself(each, path) for each in value
                if isinstance(each, (list, tuple)))
 
 
@@ -144,10 +145,10 @@ def _contains_itself(value, around: tuple = ()) -> bool:
 
 @dataclass(frozen=True, eq=False)
 class Before:
-    """What the output held before a launch is part of its result. where: of which elements; right_from_zero: with an
-    output of zeros the result would be right."""
+    """A result that depends on what the output held before the launch. mask: of which elements; right_from_zero: with
+    an output of zeros the result would be right."""
 
-    where: np.ndarray
+    mask: np.ndarray
     right_from_zero: bool
 
 
@@ -163,10 +164,10 @@ def depends_on_before(exercise: Exercise, answer, case: Case, attempt: Attempt) 
     if ones.got is None or ones.got.shape != got.shape:
         return None
     left_alone = is_poison(got) & (ones.got == np.ones((), dtype))
-    where = ~left_alone & ~_same(got, ones.got)
-    if not where.any():
+    mask = ~left_alone & ~_same(got, ones.got)
+    if not mask.any():
         return None
-    return Before(where, run_once(exercise, answer, replace(case, start=np.zeros(got.shape, dtype))).good)
+    return Before(mask, run_once(exercise, answer, replace(case, start=np.zeros(got.shape, dtype))).good)
 
 
 def _same(a: np.ndarray, b: np.ndarray) -> np.ndarray:
@@ -175,15 +176,15 @@ def _same(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 def explained_by_before(exercise: Exercise, answer, case: Case, attempt: Attempt, before: Before) -> Attempt:
     """The verdict on a result that has in it what the output held before."""
-    count, total = int(before.where.sum()), before.where.size
+    count, total = int(before.mask.sum()), before.mask.size
     line, code = store_that_adds(answer)
     if code:
         why = f"`{code}` takes what the output holds already, and nothing was there: the output is not set to 0 before."
-        where = (place(line[0], line[1]),)
+        line_text = (quote_line(line[0], line[1]),)
     else:
         why = ("What the output holds already is used, by an update such as `+=` or by an option such as beta of a "
                "library's call, and nothing was there: the output is not set to 0 before.")
-        where = ()
+        line_text = ()
     if before.right_from_zero:
         cure = "From an output full of zeros the result would be right. Store with `=`, or begin with a total of 0."
     else:
@@ -191,9 +192,9 @@ def explained_by_before(exercise: Exercise, answer, case: Case, attempt: Attempt
     head = "The result is added to what was in the output, and nothing was there." if before.right_from_zero else (
         "The result depends on what was in the output, and nothing was there.")
     how_many = "" if count == total else f" This is so for {count:,} of {total:,} elements."
-    again = compared(exercise, case, attempt.got, attempt.unwritten & ~before.where)
-    return replace(attempt, headline=head, table=again.table,
-                   details=(f"The smallest case that fails: {size_text(case.size)}. {why}{how_many}", *where, cure))
+    comparison = compared(exercise, case, attempt.got, attempt.unwritten & ~before.mask)
+    return replace(attempt, headline=head, table=comparison.table,
+                   details=(f"The smallest case that fails: {size_text(case.size)}. {why}{how_many}", *line_text, cure))
 
 
 FINDINGS = (
@@ -236,8 +237,8 @@ def played(exercise: Exercise, answer, case: Case):
 def first_finding(report) -> tuple[str, str, list] | None:
     """(kind, headline, the findings of this kind) of the gravest kind that a report holds."""
     for name, kind, headline in FINDINGS:
-        if found := getattr(report, name):
-            return kind, headline, found
+        if findings := getattr(report, name):
+            return kind, headline, findings
     return None
 
 
@@ -252,22 +253,23 @@ def observer(exercise: Exercise, case: Case, whole: bool = False):
                 return _not_observed(case)
             return explained(exercise, answer, case, error)
         kinds = tuple((kind, len(getattr(report, name))) for name, kind, _ in FINDINGS)
-        every = tuple(sorted(_whole(f, report) for name, _, _ in FINDINGS for f in getattr(report, name)))
-        if (first := first_finding(report)) is not None:
-            kind, headline, found = first
-            details = [_sentence(finding, found, report) for finding in found[:2]]
-            if kind == "race" and (warp_alone := _where_a_warp_alone_waits(found[0], answer)):
+        all_findings = tuple(sorted(_finding_key(f, report) for name, _, _ in FINDINGS for f in getattr(report, name)))
+        if (gravest := first_finding(report)) is not None:
+            kind, headline, findings = gravest
+            details = [_sentence(finding, findings, report) for finding in findings[:2]]
+            if kind == "race" and (warp_alone := _where_a_warp_alone_waits(findings[0], answer)):
                 details = [ADVICE.sub("", detail) for detail in details] + [*warp_alone]
             elif kind == "race":
-                details += _where_no_barrier_may_stand(found[0], answer)
-            if len(found) > 2:
-                details.append(f"There are {len(found)} such findings at {size_text(case.size)}; these are the "
+                details += _where_no_barrier_may_stand(findings[0], answer)
+            if len(findings) > 2:
+                details.append(f"There are {len(findings)} such findings at {size_text(case.size)}; these are the "
                                "first two.")
             if kind == "out_of_bounds":
-                details += question_outside(exercise, answer, case, getattr(found[0], "array", ""),
-                                            *_first_outside(found[0], report))
-            alike = tuple(sorted((f.kind, str(f.index)) for f in found)) if whole else kinds
-            return Attempt(kind, headline, tuple(details), trace=_orders(found), exact=alike, whole=every)
+                details += question_outside(exercise, answer, case, getattr(findings[0], "array", ""),
+                                            *_first_outside(findings[0], report))
+            compared_exactly = tuple(sorted((f.kind, str(f.index)) for f in findings)) if whole else kinds
+            return Attempt(kind, headline, tuple(details), trace=_orders(findings), exact=compared_exactly,
+                           whole=all_findings)
         benign = tuple(map(str, getattr(report, "benign_races", ())))
         if benign and not exercise.benign_races:
             head = "Several threads store to the same element; here one of them should."
@@ -289,8 +291,9 @@ def _about_benign(races: tuple) -> tuple[str, ...]:
 
 def _orders(findings: list) -> tuple:
     """Of races, which access comes first: a barrier that is missing after a store is another than one after a load."""
-    found = (re.search(r"\b(reads|writes|updates)\b.* and .*\b(reads|writes|updates)\b", str(one)) for one in findings)
-    return tuple(sorted({match.groups() for match in found if match}))
+    matches = (re.search(r"\b(reads|writes|updates)\b.* and .*\b(reads|writes|updates)\b", str(one))
+               for one in findings)
+    return tuple(sorted({match.groups() for match in matches if match}))
 
 
 def _not_observed(case: Case) -> Attempt:
@@ -302,26 +305,26 @@ def _not_observed(case: Case) -> Attempt:
                     "input than it needs?",), whole=None)
 
 
-def _whole(finding, report) -> tuple:
+def _finding_key(finding, report) -> tuple:
     """Everything that a finding says but the numbers of its lines, whose text stands for them."""
     file = getattr(report, "filename", "")
     return (finding.kind, getattr(finding, "array", ""), str(finding.index), str(getattr(finding, "threads", "")),
             str(getattr(finding, "block", "")), *(bare_code(file, line) for line in getattr(finding, "lines", ())))
 
 
-def _sentence(finding, found: list, report) -> str:
+def _sentence(finding, findings: list, report) -> str:
     """What the finding says; that syncwarp is enough only if it is for all that race, in blocks of more than a warp."""
     threads = int(np.prod(getattr(report, "block", (1,))))
     text = str(finding)
-    if threads <= 32 or any(getattr(one, "reach", 0) for one in found):
+    if threads <= 32 or any(getattr(one, "reach", 0) for one in findings):
         text = ONE_WARP.sub("", text)
     return text
 
 
 def _where_a_warp_alone_waits(finding, answer) -> tuple[str, ...]:
     """The cuda.syncwarp() between two lines that threads of different warps race for, or in a loop around both."""
-    tree, first = parsed(answer)
-    lines = [line - first + 1 for line in getattr(finding, "lines", ())]
+    tree, first_line = parsed(answer)
+    lines = [line - first_line + 1 for line in getattr(finding, "lines", ())]
     text = str(finding)
     if tree is None or not lines or not ADVICE.search(text) or ONE_WARP.search(text):
         return ()
@@ -330,26 +333,27 @@ def _where_a_warp_alone_waits(finding, answer) -> tuple[str, ...]:
     begin, end = (loops[-1].lineno, loops[-1].end_lineno) if loops else (min(lines), max(lines))
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute) and node.attr == "syncwarp" and begin < node.lineno <= end:
-            return (f"{place(answer.py_func.__code__.co_filename, node.lineno + first - 1)} makes the threads of one "
-                    "warp wait, and these are of two warps: all threads of the block must wait there, at "
-                    "cuda.syncthreads().",)
+            return (f"{quote_line(answer.py_func.__code__.co_filename, node.lineno + first_line - 1)} makes the "
+                    "threads of one warp wait, and these are of two warps: all threads of the block must wait there, "
+                    "at cuda.syncthreads().",)
     return ()
 
 
 def _where_no_barrier_may_stand(finding, answer) -> tuple[str, ...]:
     """Suggest another fix where both lines of a race are in one branch that not all threads of the block take."""
-    tree, first = parsed(answer)
+    tree, first_line = parsed(answer)
     definition = next((node for node in ast.walk(tree or ast.Module([], [])) if isinstance(node, ast.FunctionDef)),
                       None)
-    lines = [line - first + 1 for line in getattr(finding, "lines", ())]
+    lines = [line - first_line + 1 for line in getattr(finding, "lines", ())]
     if definition is None or not lines or "Put cuda.syncthreads()" not in str(finding):
         return ()
     block = around(definition, *lines)
     if block is None:
         return ()
-    what = {ast.If: "`if`", ast.While: "loop", ast.For: "loop"}[type(block)]
-    return (f"But not inside the {what} of line {block.lineno + first - 1}: not all threads of the block come by "
-            f"there, and a barrier needs all of them. End the {what} before it, and begin another after it.",)
+    block_text = {ast.If: "`if`", ast.While: "loop", ast.For: "loop"}[type(block)]
+    return (f"But not inside the {block_text} of line {block.lineno + first_line - 1}: not all threads of the block "
+            f"come by there, and a barrier needs all of them. End the {block_text} before it, and begin another after "
+            "it.",)
 
 
 def _first_outside(finding, report) -> tuple:

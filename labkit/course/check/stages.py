@@ -42,12 +42,12 @@ def run_stages(exercise: Exercise, answer, cases: list[Case], notes: dict | None
             if attempt.good and notes is not None:
                 notes.update(dict.fromkeys(attempt.details))
             if not attempt.good:
-                more, passed = stage[position + 1 :], stage[:position]
+                later, earlier = stage[position + 1 :], stage[:position]
                 before = depends_on_before(exercise, answer, case, attempt)
-                known = _known_mistake(exercise, answer, attempt, run, passed, more, case, before is not None)
+                known = _known_mistake(exercise, answer, attempt, run, earlier, later, case, before is not None)
                 if before is not None:
                     return explained_by_before(exercise, answer, case, attempt, before), case, known
-                attempt = _with_larger(answer, attempt, case, more)
+                attempt = _with_larger(answer, attempt, case, later)
                 return (attempt if known.exact else _with_observed(exercise, answer, attempt, cases)), case, known
     if wide := _not_in_float32(exercise, answer, cases[0]):
         head = "The result is right, but one thing is asked for besides."
@@ -82,27 +82,26 @@ def stages_of(exercise: Exercise, cases: list[Case]) -> list[list[tuple]]:
     return stages
 
 
-def _with_larger(answer, attempt: Attempt, case: Case, more: list) -> Attempt:
-    """A very small case says little about which elements are wrong: what a larger one shows is added. Not one with
-    zeros or other special inputs, where a result may look like another mistake's."""
+def _with_larger(answer, attempt: Attempt, case: Case, later: list) -> Attempt:
+    """Add the pattern of a larger case, since a very small one says little about which elements are wrong. Not of one
+    with zeros or other special inputs, where a result may look like another mistake's."""
     if attempt.kind != "wrong_result" or case.expected.size >= TELLING_ELEMENTS or case.expected.ndim == 0:
         return attempt
-    for larger, run in more:
-        if larger.expected.size >= TELLING_ELEMENTS and not larger.where and (theirs := run(answer)).seen:
-            detail = f"At {size_text(larger.size)}, in the table: {theirs.seen}"
-            return replace(attempt, details=(*attempt.details, detail), table=theirs.table)
+    for larger, run in later:
+        if larger.expected.size >= TELLING_ELEMENTS and not larger.where and (larger_attempt := run(answer)).summary:
+            detail = f"At {size_text(larger.size)}, in the table: {larger_attempt.summary}"
+            return replace(attempt, details=(*attempt.details, detail), table=larger_attempt.table)
     return attempt
 
 
 def _with_observed(exercise: Exercise, answer, attempt: Attempt, cases: list[Case]) -> Attempt:
-    """Threads that do not wait for one another give wrong numbers, too: what observe finds is the better half of the
-    verdict, where shared memory is used."""
+    """Add what observe finds, where shared memory is used: a missing barrier gives wrong numbers, too."""
     if attempt.kind != "wrong_result" or exercise.kind != "kernel" or device.on_gpu() or not uses_shared(answer):
         return attempt
     for case in observed_cases(exercise, cases):
-        seen = observer(exercise, case)(answer)
-        if seen.kind in ("race", "uninitialized", "barrier"):
-            return replace(attempt, details=(*attempt.details[:1], f"{seen.headline} {seen.details[0]}",
+        observed = observer(exercise, case)(answer)
+        if observed.kind in ("race", "uninitialized", "barrier"):
+            return replace(attempt, details=(*attempt.details[:1], f"{observed.headline} {observed.details[0]}",
                                              *attempt.details[1:]))
     return attempt
 
@@ -122,7 +121,7 @@ def _runner(exercise: Exercise, case: Case, order: str):
     return run
 
 
-def _known_mistake(exercise: Exercise, answer, attempt: Attempt, run, passed: list, more: list, case: Case,
+def _known_mistake(exercise: Exercise, answer, attempt: Attempt, run, passed: list, later: list, case: Case,
                    adds: bool) -> Known:
     """The known wrong answer that does the same as this one: in the failing run, in the next ones, and in the ones
     before, which this answer passed.
@@ -136,42 +135,43 @@ def _known_mistake(exercise: Exercise, answer, attempt: Attempt, run, passed: li
         same = [mistake for mistake, wrong in exercise.wrong.items() if _same_code(answer, wrong)]
         return Known(", or: ".join(same), len(same) == 1)
     if attempt.kind in ("never_ends", "wrong_arguments"):
-        more = []
-    best, found = -1, []
-    mine_more = None
+        later = []
+    best, matches = -1, []
+    own_later = None
     for mistake, wrong in exercise.wrong.items():
-        theirs = run(wrong)
-        score = _alike(attempt, theirs)
+        other = run(wrong)
+        score = _alike(attempt, other)
         if score < 0 or not _same_code(answer, wrong) and (
-                depends_on_before(exercise, wrong, case, theirs) is not None) != adds:
+                depends_on_before(exercise, wrong, case, other) is not None) != adds:
             continue
-        if mine_more is None:  # a few more cases, run once, only when there is something to compare with
-            mine_more = [(next_run, next_run(answer)) for _, next_run in more[:MORE]]
-        pairs = [(attempt, theirs), *((mine, next_run(wrong)) for next_run, mine in mine_more)]
+        if own_later is None:  # a few more cases, run once, only when there is something to compare with
+            own_later = [(next_run, next_run(answer)) for _, next_run in later[:MORE]]
+        pairs = [(attempt, other), *((own_attempt, next_run(wrong)) for next_run, own_attempt in own_later)]
         scores = [_alike(*pair) for pair in pairs]
         if min(scores) < 0:
             continue
         if sum(scores) > best:
-            best, found = sum(scores), []
+            best, matches = sum(scores), []
         if sum(scores) == best:
-            found.append((mistake, wrong, pairs))
-    found = [one for one in found if _same_code(answer, one[1])] or found
-    if len(found) > 1:  # one that fails where this answer is right is another mistake
-        found = [one for one in found if all(run(one[1]).good for _, run in passed)] or found
-    for _, next_run in more[MORE:]:
-        if len(found) < 2:
+            matches.append((mistake, wrong, pairs))
+    matches = [one for one in matches if _same_code(answer, one[1])] or matches
+    if len(matches) > 1:  # one that fails where this answer is right is another mistake
+        matches = [one for one in matches if all(run(one[1]).good for _, run in passed)] or matches
+    for _, next_run in later[MORE:]:
+        if len(matches) < 2:
             break
-        mine = next_run(answer)
-        found = [one for one in found if _alike(mine, next_run(one[1])) >= 0] or found
+        own_attempt = next_run(answer)
+        matches = [one for one in matches if _alike(own_attempt, next_run(one[1])) >= 0] or matches
     if exercise.kind == "kernel" and not device.on_gpu():
         # The first fault alone may not tell them apart: the first in another order does, or all that observe finds.
-        for look in (lambda a: run_once(exercise, a, case, "reverse"), observer(exercise, case, whole=True)):
-            if len(found) > 1 or (found and attempt.kind in FAULTS):
-                mine = look(answer)
-                seen = [(mistake, wrong, [*pairs, (mine, look(wrong))]) for mistake, wrong, pairs in found]
-                found = [one for one in seen if _alike(*one[2][-1]) > 0] or seen
-    exact = len(found) == 1 and all(_the_same(*pair) for pair in found[0][2]) and _tells(found[0][2])
-    return Known(", or: ".join(mistake for mistake, *_ in found), exact)
+        for observe_answer in (lambda a: run_once(exercise, a, case, "reverse"), observer(exercise, case, whole=True)):
+            if len(matches) > 1 or (matches and attempt.kind in FAULTS):
+                own_attempt = observe_answer(answer)
+                extended = [(mistake, wrong, [*pairs, (own_attempt, observe_answer(wrong))])
+                            for mistake, wrong, pairs in matches]
+                matches = [one for one in extended if _alike(*one[2][-1]) > 0] or extended
+    exact = len(matches) == 1 and all(_the_same(*pair) for pair in matches[0][2]) and _tells(matches[0][2])
+    return Known(", or: ".join(mistake for mistake, *_ in matches), exact)
 
 
 def _same_code(answer, wrong) -> bool:
@@ -191,12 +191,13 @@ def _the_same(a: Attempt, b: Attempt) -> bool:
 def _tells(pairs: list) -> bool:
     """Whether the outputs that are equal say anything. That nothing was written, or that all wrong elements are 0 or
     NaN, has many causes; which elements of several were not written, and two different wrong numbers, have few."""
-    outputs = [mine for mine, _ in pairs if mine.got is not None and mine.wrong is not None and mine.wrong.any()]
+    outputs = [attempt for attempt, _ in pairs
+               if attempt.got is not None and attempt.wrong is not None and attempt.wrong.any()]
     values = set()
-    for mine in outputs:
-        if 0 < np.count_nonzero(mine.unwritten) < mine.got.size:
+    for attempt in outputs:
+        if 0 < np.count_nonzero(attempt.unwritten) < attempt.got.size:
             return True
-        values.update(mine.got[mine.wrong & ~mine.unwritten].tolist()[:100])
+        values.update(attempt.got[attempt.wrong & ~attempt.unwritten].tolist()[:100])
     return not outputs or len([value for value in values if value == value]) > 1
 
 
@@ -207,8 +208,8 @@ def _alike(a: Attempt, b: Attempt) -> int:
     if (a.got is None) != (b.got is None) or (a.got is not None and a.got.shape != b.got.shape):
         return -1
     if a.got is not None:
-        near = 1e-5 if a.got.dtype.kind in "fc" else 0.0  # integers may be bits
-        if not np.allclose(a.got, b.got, rtol=near, atol=near / 10, equal_nan=True):
+        tolerance = 1e-5 if a.got.dtype.kind in "fc" else 0.0  # integers may be bits
+        if not np.allclose(a.got, b.got, rtol=tolerance, atol=tolerance / 10, equal_nan=True):
             return -1
     return int(a.exact == b.exact)
 

@@ -6,13 +6,13 @@ import ast
 import itertools
 
 from labkit.course.check.vocabulary import Vocabulary
-from labkit.course.syntax import Found, Place, quoted, short, with_fields
+from labkit.course.syntax import Place, RankedChanges, quoted, short, with_fields
 
 BLOCKS = ("body", "orelse")
 BARRIER = "cuda.syncthreads"
 
 
-def moved_statements(place: Place, vocabulary: Vocabulary) -> Found:
+def moved_statements(place: Place, vocabulary: Vocabulary) -> RankedChanges:
     """Yield moves: a statement out of a loop or an `if` to before or after it, or into one; two neighbours
     swapped; an assignment a few statements later or earlier."""
     for field in BLOCKS:
@@ -28,30 +28,30 @@ def moved_statements(place: Place, vocabulary: Vocabulary) -> Found:
 
 def _moves(block: list, k: int, statement: ast.stmt):
     if isinstance(statement, (ast.For, ast.While, ast.If)):
-        what = f"the {'if' if isinstance(statement, ast.If) else 'loop'} of line {statement.lineno}"
-        inside = statement.body
-        if len(inside) > 1:
-            last, first = inside[-1], inside[0]
-            yield 0.6, f"this statement belongs after {what}, not inside it", [
-                *block[:k], with_fields(statement, body=inside[:-1]), last, *block[k + 1 :]], last
-            yield 0.9, f"this statement belongs before {what}, not inside it", [
-                *block[:k], first, with_fields(statement, body=inside[1:]), *block[k + 1 :]], first
-        if isinstance(inside[-1], ast.Return) and len(inside) == 1:
-            yield 0.9, f"this statement belongs after {what}, not inside it", [
-                *block[:k], inside[0], *block[k + 1 :]], inside[0]
+        block_text = f"the {'if' if isinstance(statement, ast.If) else 'loop'} of line {statement.lineno}"
+        inner = statement.body
+        if len(inner) > 1:
+            last, first = inner[-1], inner[0]
+            yield 0.6, f"this statement belongs after {block_text}, not inside it", [
+                *block[:k], with_fields(statement, body=inner[:-1]), last, *block[k + 1 :]], last
+            yield 0.9, f"this statement belongs before {block_text}, not inside it", [
+                *block[:k], first, with_fields(statement, body=inner[1:]), *block[k + 1 :]], first
+        if isinstance(inner[-1], ast.Return) and len(inner) == 1:
+            yield 0.9, f"this statement belongs after {block_text}, not inside it", [
+                *block[:k], inner[0], *block[k + 1 :]], inner[0]
         if k + 1 < len(block):
-            after = block[k + 1]
-            yield 1.2, f"this statement belongs inside {what}", [
-                *block[:k], with_fields(statement, body=[*inside, after]), *block[k + 2 :]], after
+            following = block[k + 1]
+            yield 1.2, f"this statement belongs inside {block_text}", [
+                *block[:k], with_fields(statement, body=[*inner, following]), *block[k + 2 :]], following
         if k > 0 and not isinstance(block[k - 1], (ast.For, ast.While)):
-            before = block[k - 1]
-            yield 1.2, f"this statement belongs inside {what}", [
-                *block[: k - 1], with_fields(statement, body=[before, *inside]), *block[k + 1 :]], before
-            for at in range(k - 1):  # set-up further above that belongs in each iteration
-                if isinstance(statement, (ast.For, ast.While)) and isinstance(block[at], (ast.Assign, ast.For)):
-                    yield 1.8, f"this statement belongs inside {what}", [
-                        *block[:at], *block[at + 1 : k], with_fields(statement, body=[block[at], *inside]),
-                        *block[k + 1 :]], block[at]
+            preceding = block[k - 1]
+            yield 1.2, f"this statement belongs inside {block_text}", [
+                *block[: k - 1], with_fields(statement, body=[preceding, *inner]), *block[k + 1 :]], preceding
+            for index in range(k - 1):  # set-up further above that belongs in each iteration
+                if isinstance(statement, (ast.For, ast.While)) and isinstance(block[index], (ast.Assign, ast.For)):
+                    yield 1.8, f"this statement belongs inside {block_text}", [
+                        *block[:index], *block[index + 1 : k], with_fields(statement, body=[block[index], *inner]),
+                        *block[k + 1 :]], block[index]
     if k + 1 < len(block):
         exchanged = [*block[:k], block[k + 1], statement, *block[k + 2 :]]
         barrier = next((one for one in (statement, block[k + 1]) if BARRIER in short(one)), None)
@@ -60,15 +60,15 @@ def _moves(block: list, k: int, statement: ast.stmt):
         else:
             yield 1.4, "this statement and the next are in the wrong order", exchanged, statement
     if isinstance(statement, (ast.Assign, ast.AugAssign)):
-        for to in range(k + 2, min(k + 5, len(block))):
+        for target in range(k + 2, min(k + 5, len(block))):
             yield 1.6, "this statement comes too early", [
-                *block[:k], *block[k + 1 : to + 1], statement, *block[to + 1 :]], statement
-        for to in range(max(k - 4, 0), k - 1):
+                *block[:k], *block[k + 1 : target + 1], statement, *block[target + 1 :]], statement
+        for target in range(max(k - 4, 0), k - 1):
             yield 1.6, "this statement comes too late", [
-                *block[:to], statement, *block[to:k], *block[k + 1 :]], statement
+                *block[:target], statement, *block[target:k], *block[k + 1 :]], statement
 
 
-def other_loops(place: Place, vocabulary: Vocabulary) -> Found:
+def other_loops(place: Place, vocabulary: Vocabulary) -> RankedChanges:
     """The range of another loop."""
     if isinstance(place.node, ast.For):
         turns = place.node.iter
@@ -80,31 +80,31 @@ def other_loops(place: Place, vocabulary: Vocabulary) -> Found:
                 yield 1.1, "this loop runs over the wrong range", with_fields(place.node, iter=other)
 
 
-def missing_steps(place: Place, vocabulary: Vocabulary) -> Found:
+def missing_steps(place: Place, vocabulary: Vocabulary) -> RankedChanges:
     """for offset in (8, 4, 2, 1): a step that is missing before the first or behind the last."""
     node = place.node
     if isinstance(node, ast.For) and isinstance(node.iter, (ast.Tuple, ast.List)) and node.iter.elts:
-        numbers = [getattr(each, "value", None) for each in node.iter.elts]
-        if all(type(number) is int for number in numbers):
-            for more in ([2 * numbers[0], *numbers], [numbers[0] // 2, *numbers], [*numbers, 2 * numbers[-1]],
-                         [*numbers, numbers[-1] // 2]):
-                other = ast.Tuple([ast.Constant(number) for number in more], ast.Load())
+        steps = [getattr(each, "value", None) for each in node.iter.elts]
+        if all(type(step) is int for step in steps):
+            for extended in ([2 * steps[0], *steps], [steps[0] // 2, *steps], [*steps, 2 * steps[-1]],
+                             [*steps, steps[-1] // 2]):
+                other = ast.Tuple([ast.Constant(step) for step in extended], ast.Load())
                 yield 1.1, "this loop lacks a step", with_fields(node, iter=other)
 
 
-def parameters(place: Place, vocabulary: Vocabulary) -> Found:
+def parameters(place: Place, vocabulary: Vocabulary) -> RankedChanges:
     """Two parameters exchanged."""
     node = place.node
     if isinstance(node, ast.FunctionDef):
-        given = node.args.args
-        for i, j in itertools.combinations(range(len(given)), 2):
-            other = list(given)
+        arguments = node.args.args
+        for i, j in itertools.combinations(range(len(arguments)), 2):
+            other = list(arguments)
             other[i], other[j] = other[j], other[i]
-            words = f"the parameters `{given[i].arg}` and `{given[j].arg}` are in the wrong order"
+            words = f"the parameters `{arguments[i].arg}` and `{arguments[j].arg}` are in the wrong order"
             yield 2.2, words, with_fields(node, args=with_fields(node.args, args=other))
 
 
-def conditions(place: Place, vocabulary: Vocabulary) -> Found:
+def conditions(place: Place, vocabulary: Vocabulary) -> RankedChanges:
     """A statement that some threads or steps must not take part in; a condition that says too little or too much."""
     node = place.node
     if isinstance(node, (ast.Assign, ast.AugAssign, ast.Expr, ast.For, ast.While)):
@@ -122,7 +122,7 @@ def conditions(place: Place, vocabulary: Vocabulary) -> Found:
         yield 2.6, "this condition is not needed", node.body
 
 
-def barriers(place: Place, vocabulary: Vocabulary) -> Found:
+def barriers(place: Place, vocabulary: Vocabulary) -> RankedChanges:
     """A barrier that is missing, where all threads of a block come by."""
     if not vocabulary.shares or any(place.node is block for block in vocabulary.divergent):
         return

@@ -38,7 +38,7 @@ class Touched:
 class Work:
     """A launch or a copy. stamp: its number on its stream."""
 
-    what: str
+    label: str
     stream: int
     stamp: int
     touched: tuple[Touched, ...]
@@ -58,20 +58,20 @@ class StreamOrder:
 
     def launch(self, kernel, args, stream: int, grid: tuple = (), in_graph: bool = False) -> None:
         params = list(inspect.signature(kernel.py_func).parameters)
-        numbers = {name: int(value) for name, value in zip(params, args, strict=False)
-                   if isinstance(value, (int, np.integer)) and not isinstance(value, bool)}
-        if (kernel, *numbers) not in self.known:
-            self.known[kernel, *numbers] = _stored_to(kernel), _in_parts(kernel, set(numbers))
-        written, parts = self.known[kernel, *numbers]
-        part = (kernel.__name__, grid, *numbers.items())
+        integers = {name: int(value) for name, value in zip(params, args, strict=False)
+                    if isinstance(value, (int, np.integer)) and not isinstance(value, bool)}
+        if (kernel, *integers) not in self.known:
+            self.known[kernel, *integers] = _stored_to(kernel), _in_parts(kernel, set(integers))
+        written, parts = self.known[kernel, *integers]
+        part = (kernel.__name__, grid, *integers.items())
         touched = [Touched(memory, name in written, part if name in parts else ())
                    for name, value in zip(params, args, strict=False) if (memory := _memory(value)) is not None]
         self._add(f"the launch of `{kernel.__name__}`" + " in a graph" * in_graph, stream, touched)
 
-    def copy(self, what: str, stream: int, reads, writes) -> None:
-        found = [Touched(memory, written) for value, written in ((reads, False), (writes, True))
-                 if (memory := _memory(value)) is not None]
-        self._add(what, stream, found)
+    def copy(self, label: str, stream: int, reads, writes) -> None:
+        accesses = [Touched(memory, written) for value, written in ((reads, False), (writes, True))
+                    if (memory := _memory(value)) is not None]
+        self._add(label, stream, accesses)
         if stream in DEFAULT:  # such a copy returns when it is done
             self.wait(stream)
 
@@ -99,27 +99,27 @@ class StreamOrder:
             _merge(clock, other)
         return clock
 
-    def _add(self, what: str, stream: int, touched: list) -> None:
+    def _add(self, label: str, stream: int, touched: list) -> None:
         clock, stream = self._begin(stream), 0 if stream in DEFAULT else stream
         stamp = clock.get(stream, 0) + 1
-        for before in self.work[-MOST:] if self.streams.keys() - {stream} else ():
-            if before.stream != stream and clock.get(before.stream, 0) < before.stamp and (
-                    verbs := _conflict(before.touched, touched)):
-                shared = f"the first {verbs[0]} them and the second {verbs[1]} them"
-                self.unordered.append(self._sentence(before, what, stream, shared))
-                self.conflicts.append((before.what.partition(" of ")[0], what.partition(" of ")[0], *verbs))
+        for earlier in self.work[-MOST:] if self.streams.keys() - {stream} else ():
+            if earlier.stream != stream and clock.get(earlier.stream, 0) < earlier.stamp and (
+                    verbs := _conflict(earlier.touched, touched)):
+                conflict = f"the first {verbs[0]} them and the second {verbs[1]} them"
+                self.unordered.append(self._sentence(earlier, label, stream, conflict))
+                self.conflicts.append((earlier.label.partition(" of ")[0], label.partition(" of ")[0], *verbs))
                 break
         clock[stream] = stamp
-        self.work.append(Work(what, stream, stamp, tuple(touched)))
+        self.work.append(Work(label, stream, stamp, tuple(touched)))
 
-    def _sentence(self, before: Work, what: str, stream: int, shared: str) -> str:
-        first, second = self._named(before.stream), self._named(stream)
-        same = f"{before.what[:1].upper()}{before.what[1:]} on {first} and {what} on {second}"
-        return (f"{same} touch the same bytes: {shared}. Nothing orders the two, and on a GPU they may run at the same "
-                f"time, or the second first. Put both on one stream, or record an event on {first} after the first, "
-                f"and let {second} wait for it; or give each stream memory of its own.")
+    def _sentence(self, earlier: Work, label: str, stream: int, conflict: str) -> str:
+        first, second = self._stream_name(earlier.stream), self._stream_name(stream)
+        opening = f"{earlier.label[:1].upper()}{earlier.label[1:]} on {first} and {label} on {second}"
+        return (f"{opening} touch the same bytes: {conflict}. Nothing orders the two, and on a GPU they may run at "
+                f"the same time, or the second first. Put both on one stream, or record an event on {first} after the "
+                f"first, and let {second} wait for it; or give each stream memory of its own.")
 
-    def _named(self, stream: int) -> str:
+    def _stream_name(self, stream: int) -> str:
         if stream in DEFAULT:
             return "the default stream"
         order = list(dict.fromkeys(each.stream for each in self.work if each.stream not in DEFAULT))
@@ -137,10 +137,10 @@ def _memory(value) -> np.ndarray | None:
     return array if isinstance(array, np.ndarray) and array.size else None
 
 
-def _conflict(before: tuple, after: list) -> tuple[str, ...]:
+def _conflict(earlier: tuple, later: list) -> tuple[str, ...]:
     """What each of the two does to bytes of both, a verb for each; () where no byte is shared, or both only read."""
-    for first in before:
-        for second in after:
+    for first in earlier:
+        for second in later:
             if (first.written or second.written) and np.may_share_memory(first.array, second.array) and (
                     _share(first, second)):
                 return tuple("writes" if each.written else "reads" for each in (first, second))
@@ -151,9 +151,9 @@ def _share(first: Touched, second: Touched) -> bool:
     if first.part and second.part:  # the same part surely, and another one perhaps not
         return first.part == second.part and _bounds(first.array) == _bounds(second.array)
     if first.part or second.part:
-        part, whole = (first, second) if first.part else (second, first)
-        (low, high), (begin, end) = _bounds(part.array), _bounds(whole.array)
-        return begin <= low and high <= end and whole.array.nbytes == end - begin
+        part, full = (first, second) if first.part else (second, first)
+        (low, high), (begin, end) = _bounds(part.array), _bounds(full.array)
+        return begin <= low and high <= end and full.array.nbytes == end - begin
     try:
         return bool(np.shares_memory(first.array, second.array, max_work=10_000))
     except np.exceptions.TooHardError:
@@ -170,33 +170,34 @@ def _bounds(array: np.ndarray) -> tuple[int, int]:
 def _stored_to(kernel) -> set[str]:
     """The parameters of a kernel that it, or what it calls, may store to, under whatever name."""
     sources = sources_of(kernel)
-    found: dict[str, set[str]] = {name: set() for name in sources}
+    stored: dict[str, set[str]] = {name: set() for name in sources}
     for _ in sources:
         for name, source in sources.items():
             names_of = _aliases(source.tree)
             for node in ast.walk(source.tree):
                 if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store):
-                    found[name] |= _bases(node, names_of)
+                    stored[name] |= _bases(node, names_of)
                 elif isinstance(node, ast.Call):
                     called = ast.unparse(node.func)
-                    given = [_bases(argument, names_of) for argument in node.args]
+                    argument_bases = [_bases(argument, names_of) for argument in node.args]
                     if ".atomic." in called:
-                        found[name].update(*given[:1])
+                        stored[name].update(*argument_bases[:1])
                     elif called in sources:
                         parameters = (parameter.arg for parameter in _definition(sources[called].tree).args.args)
-                        found[name].update(*(bases for bases, parameter in zip(given, parameters, strict=False)
-                                             if parameter in found[called]))
-    return found.get(kernel.__name__, set())
+                        stored[name].update(*(
+                            bases for bases, parameter in zip(argument_bases, parameters, strict=False)
+                            if parameter in stored[called]))
+    return stored.get(kernel.__name__, set())
 
 
-def _in_parts(kernel, numbers: set[str]) -> set[str]:
+def _in_parts(kernel, integer_parameters: set[str]) -> set[str]:
     """Return the arrays for which these integer parameters may select the part a kernel touches: they are in an index,
     or are passed to a function together with the array. If they only bound a loop or a guard, as a length does,
     the kernel still starts at the first element."""
     source = sources_of(kernel).get(kernel.__name__)
-    if source is None or not numbers:
+    if source is None or not integer_parameters:
         return set()
-    names_of, offsets = _aliases(source.tree), set(numbers)
+    names_of, offsets = _aliases(source.tree), set(integer_parameters)
     for _ in range(3):  # an offset of an offset of an offset
         for node in ast.walk(source.tree):
             if isinstance(node, (ast.Assign, ast.AugAssign)) and _names(node.value) & offsets:
@@ -205,13 +206,13 @@ def _in_parts(kernel, numbers: set[str]) -> set[str]:
                             if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Store)}
             elif isinstance(node, ast.For) and isinstance(node.target, ast.Name) and _begins_with(node.iter, offsets):
                 offsets.add(node.target.id)
-    found: set[str] = set()
+    arrays: set[str] = set()
     for node in ast.walk(source.tree):
         if isinstance(node, ast.Subscript) and _names(node.slice) & offsets:
-            found |= _bases(node, names_of)
+            arrays |= _bases(node, names_of)
         elif isinstance(node, ast.Call) and any(_names(argument) & offsets for argument in node.args):
-            found.update(*(_bases(argument, names_of) for argument in node.args))
-    return found
+            arrays.update(*(_bases(argument, names_of) for argument in node.args))
+    return arrays
 
 
 def _begins_with(loop: ast.AST, offsets: set[str]) -> bool:
@@ -223,7 +224,7 @@ def _begins_with(loop: ast.AST, offsets: set[str]) -> bool:
 
 def _aliases(tree: ast.AST) -> dict[str, set[str]]:
     """For each variable the names of the arrays that it may be, or may be a row of: `row = out[b]`."""
-    found: dict[str, set[str]] = {}
+    aliases: dict[str, set[str]] = {}
     for _ in range(3):
         for node in ast.walk(tree):
             for target in node.targets if isinstance(node, ast.Assign) else ():
@@ -231,8 +232,8 @@ def _aliases(tree: ast.AST) -> dict[str, set[str]]:
                 pairs = zip(target.elts, node.value.elts, strict=False) if both else [(target, node.value)]
                 for name, value in pairs:
                     if isinstance(name, ast.Name):
-                        found.setdefault(name.id, {name.id}).update(_bases(value, found))
-    return found
+                        aliases.setdefault(name.id, {name.id}).update(_bases(value, aliases))
+    return aliases
 
 
 def _bases(node: ast.AST, names_of: dict[str, set[str]]) -> set[str]:

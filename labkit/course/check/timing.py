@@ -22,8 +22,8 @@ def time_answer(exercise: Exercise, answer, seed: int):
     out = cuda.device_array(tuple(exercise.shape(**size)), exercise.dtype)
     arguments = arguments_of(exercise, on_device, out, size)
     launch = answer[exercise.launch(**size)]
-    mine = time_kernel(lambda: launch(*arguments)).p50
-    sentence = f"{mine:.3g} ms at {size_text(size)}, measured on {device.name()}."
+    answer_ms = time_kernel(lambda: launch(*arguments)).p50
+    sentence = f"{answer_ms:.3g} ms at {size_text(size)}, measured on {device.name()}."
     for library, label in (("torch", "PyTorch"), ("cupy", "CuPy")):
         xp = import_library(library)
         if exercise.baseline is None or xp is None:
@@ -35,9 +35,10 @@ def time_answer(exercise: Exercise, answer, seed: int):
             return xp.as_tensor(v, device="cuda") if library == "torch" else xp.asarray(v)
 
         try:
-            theirs_args = [convert(v) for v in (*on_device, out)]
-            theirs = time_kernel(lambda call=exercise.baseline, xp=xp, a=theirs_args: call(xp, *a)).p50
+            baseline_args = [convert(v) for v in (*on_device, out)]
+            baseline_ms = time_kernel(lambda call=exercise.baseline, xp=xp, a=baseline_args: call(xp, *a)).p50
         except Exception:  # a baseline that fails is left out
             continue
-        return mine, mine / theirs, f"{sentence} {label} takes {theirs:.3g} ms: yours is {mine / theirs:.2f} of that."
-    return mine, None, sentence
+        return answer_ms, answer_ms / baseline_ms, (
+            f"{sentence} {label} takes {baseline_ms:.3g} ms: yours is {answer_ms / baseline_ms:.2f} of that.")
+    return answer_ms, None, sentence

@@ -228,8 +228,8 @@ def in_the_singular(text: str) -> str:
     return "`".join(part if k % 2 else _ONE_OF_MANY.sub(_singular, part) for k, part in enumerate(parts))
 
 
-def _singular(found: re.Match) -> str:
-    before, noun, that, verb = found.groups()
+def _singular(match: re.Match) -> str:
+    before, noun, that, verb = match.groups()
     return f"1 {before}{NOUNS[noun]}" + (" that " if that else " " * bool(verb)) + (VERBS[verb] if verb else "")
 
 
@@ -261,10 +261,10 @@ def pattern(expected, got, wrong, unwritten, inputs: tuple = (), threads: int = 
     verb = "were never written" if unwritten.reshape(-1)[flat].all() else "are wrong"
     if count == total and total > 1 and not unwritten.any():
         with np.errstate(invalid="ignore"):  # any bits may stand there, also a NaN that signals
-            return _whole(expected.astype(np.float64), got.astype(np.float64), inputs, near, bits)
+            return _whole_output(expected.astype(np.float64), got.astype(np.float64), inputs, near, bits)
     if count == 1:
-        place = "first" if flat[0] == 0 else "last" if flat[0] == total - 1 else ""
-        return f"Only the {place} element {verb.replace('are', 'is').replace('were', 'was')}." if place else ""
+        position = "first" if flat[0] == 0 else "last" if flat[0] == total - 1 else ""
+        return f"Only the {position} element {verb.replace('are', 'is').replace('were', 'was')}." if position else ""
     if wrong.ndim == 2 and (text := _lines(wrong, verb)):
         return text
     first, last = int(flat[0]), int(flat[-1])
@@ -278,7 +278,7 @@ def pattern(expected, got, wrong, unwritten, inputs: tuple = (), threads: int = 
     if steps.size == 1 and count >= 3:
         ordinal = {2: "second", 3: "third", 4: "fourth"}.get(int(steps[0]), f"{steps[0]}th")
         return f"Every {ordinal} element, from {first} on: they {verb}."
-    if wrong.ndim == 2 and (text := _whole(expected.astype(np.float64), got.astype(np.float64), (), near, bits)):
+    if wrong.ndim == 2 and (text := _whole_output(expected.astype(np.float64), got.astype(np.float64), (), near, bits)):
         return text
     if text := _shifted(expected.reshape(-1).astype(np.float64), got.reshape(-1).astype(np.float64), near):
         return text
@@ -289,28 +289,28 @@ def _lines(wrong, verb) -> str:
     """Whole rows or columns at the far edge of a matrix."""
     rows, columns = wrong.all(axis=1), wrong.all(axis=0)
     if rows.any() and np.array_equal(wrong, np.broadcast_to(rows[:, None], wrong.shape)):
-        return f"Whole rows {verb}: {_some(np.flatnonzero(rows))}."
+        return f"Whole rows {verb}: {_listed(np.flatnonzero(rows))}."
     if columns.any() and np.array_equal(wrong, np.broadcast_to(columns[None, :], wrong.shape)):
-        return f"Whole columns {verb}: {_some(np.flatnonzero(columns))}."
+        return f"Whole columns {verb}: {_listed(np.flatnonzero(columns))}."
     return ""
 
 
-def _some(numbers) -> str:
-    numbers = [int(n) for n in numbers]
-    if len(numbers) > 2 and numbers == list(range(numbers[0], numbers[-1] + 1)):
-        return f"{numbers[0]} to {numbers[-1]}"
-    return ", ".join(map(str, numbers[:6])) + (", ..." if len(numbers) > 6 else "")
+def _listed(indices) -> str:
+    indices = [int(n) for n in indices]
+    if len(indices) > 2 and indices == list(range(indices[0], indices[-1] + 1)):
+        return f"{indices[0]} to {indices[-1]}"
+    return ", ".join(map(str, indices[:6])) + (", ..." if len(indices) > 6 else "")
 
 
-def _whole(expected, got, inputs, near: float, bits: bool) -> str:
+def _whole_output(expected, got, inputs, near: float, bits: bool) -> str:
     """Something that holds for the whole output."""
     if got.ndim == 2 and min(got.shape) > 1:
         side = min(got.shape)
         if _close(got[:side, :side], expected[:side, :side].T, near):
             return "The output is transposed: what belongs at [row, col] stands at [col, row]."
-    for number, given in enumerate(inputs):
-        if isinstance(given, np.ndarray) and given.shape == got.shape and given.size > 1 and _close(got, given, near):
-            return f"The output is a copy of input number {number + 1}."
+    for index, array in enumerate(inputs):
+        if isinstance(array, np.ndarray) and array.shape == got.shape and array.size > 1 and _close(got, array, near):
+            return f"The output is a copy of input number {index + 1}."
     if not got.any():
         return "Every element is 0."
     if got.size > 2 and (got == got.flat[0]).all() and not (expected == expected.flat[0]).all():
@@ -326,11 +326,11 @@ def _whole(expected, got, inputs, near: float, bits: bool) -> str:
         if np.allclose(ratio, factor, rtol=near, atol=near / 100) and abs(factor - 1) > 1e-3:
             return f"Every element is {factor:.4g} times what it should be."
     if got.size > 2 and np.isfinite(got).all():
-        off = got - expected
-        if np.allclose(off, off.flat[0], rtol=near, atol=near / 100) and abs(off.flat[0]) > 1e-3:
-            by = abs(off.flat[0])
-            shown = f"{by:,.0f}" if by == int(by) else f"{by:.4g}"
-            return f"Every element is {shown} too {'large' if off.flat[0] > 0 else 'small'}."
+        offset = got - expected
+        if np.allclose(offset, offset.flat[0], rtol=near, atol=near / 100) and abs(offset.flat[0]) > 1e-3:
+            amount = abs(offset.flat[0])
+            shown = f"{amount:,.0f}" if amount == int(amount) else f"{amount:.4g}"
+            return f"Every element is {shown} too {'large' if offset.flat[0] > 0 else 'small'}."
     return ""
 
 
@@ -361,7 +361,7 @@ def bare_code(filename: str, line: int) -> str:
     return "".join(source_line(filename, line).split("#")[0].split())
 
 
-def place(filename: str, line: int) -> str:
+def quote_line(filename: str, line: int) -> str:
     code = source_line(filename, line)
     return f"Line {line}: `{code}`" if code else f"Line {line}."
 
@@ -371,8 +371,8 @@ def parsed(function):
     none to be read."""
     function = getattr(function, "py_func", function)
     try:
-        lines, first = inspect.getsourcelines(function)
-        return ast.parse(textwrap.dedent("".join(lines))), first
+        lines, first_line = inspect.getsourcelines(function)
+        return ast.parse(textwrap.dedent("".join(lines))), first_line
     except (OSError, TypeError, SyntaxError):
         return None, 0
 
@@ -384,8 +384,8 @@ def without_file(message: str) -> str:
 
 def split_line(message: str) -> tuple[str, int]:
     """("it says", 3) of "kernel, line 3: it says"; the line is 0 where none is named."""
-    found = re.match(r"\w+, line (\d+): (.*)", message, re.DOTALL)
-    return (found.group(2), int(found.group(1))) if found else (message, 0)
+    match = re.match(r"\w+, line (\d+): (.*)", message, re.DOTALL)
+    return (match.group(2), int(match.group(1))) if match else (message, 0)
 
 
 def coordinates(position: tuple) -> str:

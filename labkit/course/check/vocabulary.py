@@ -1,4 +1,4 @@
-"""What a function's own text offers to put in the place of something: names by kind, expressions, conditions, numbers.
+"""Candidate replacements from a function's own text: names by kind, expressions, conditions, numbers.
 
 A kind is "int", "float", "array" or "" where it cannot be seen. Arrays of one and of
 two axes are different kinds.
@@ -73,7 +73,7 @@ class Vocabulary:
         return [other for other, kind in self.kinds.items() if kind == self.kinds[name] and other != name]
 
     def of_kind(self, kind: str) -> list[str]:
-        return [name for name, (its, _) in self.kinds.items() if its == kind]
+        return [name for name, (other_kind, _) in self.kinds.items() if other_kind == kind]
 
     # --- Expressions
 
@@ -99,8 +99,8 @@ class Vocabulary:
             case ast.Subscript():
                 if self.kind(node.value) == "int":
                     return "int"  # of a shape
-                whole = any(isinstance(part, ast.Slice) for part in ast.walk(node.slice))
-                return "array" if whole else "float"
+                is_slice = any(isinstance(part, ast.Slice) for part in ast.walk(node.slice))
+                return "array" if is_slice else "float"
             case ast.UnaryOp():
                 return self.kind(node.operand)
             case ast.IfExp():
@@ -139,7 +139,7 @@ class Vocabulary:
     def _pool(self, kind: str) -> list[ast.expr]:
         if kind not in ("int", "float", "array"):
             return [ast.Name(name, ast.Load()) for name in self.of_kind(kind)]
-        found: dict[str, ast.expr] = {name: ast.Name(name, ast.Load()) for name in self.of_kind(kind)}
+        distinct: dict[str, ast.expr] = {name: ast.Name(name, ast.Load()) for name in self.of_kind(kind)}
         for node in ast.walk(self.function):
             if not isinstance(node, (ast.Subscript, ast.Attribute, ast.BinOp, ast.Call, ast.Name)):
                 continue
@@ -147,30 +147,30 @@ class Vocabulary:
                 if not isinstance(node, ast.Subscript):
                     continue
                 node = ast.Subscript(node.value, node.slice, ast.Load())
-            shown = ast.unparse(node)
-            is_part = shown.rpartition(".")[2] in (*DIMENSIONS, "shape") or (
-                isinstance(node, ast.Call) and shown.startswith(("range", "cuda.shared", "cuda.local")))
+            code = ast.unparse(node)
+            is_part = code.rpartition(".")[2] in (*DIMENSIONS, "shape") or (
+                isinstance(node, ast.Call) and code.startswith(("range", "cuda.shared", "cuda.local")))
             if self.kind(node) == kind and not is_part and _weight(node) < 12:
-                found.setdefault(shown, node)
-        return sorted(found.values(), key=_weight)[:MOST_EXPRESSIONS]
+                distinct.setdefault(code, node)
+        return sorted(distinct.values(), key=_weight)[:MOST_EXPRESSIONS]
 
     def _numbers(self) -> list:
-        found = {node.value for node in ast.walk(self.function)
-                 if isinstance(node, ast.Constant) and type(node.value) in (int, float)}
-        return sorted({0, 1, *(n for n in found if type(n) is int)}) + sorted(
-            {0.0, 1.0, 0.5, 2.0, *(n for n in found if type(n) is float)})
+        distinct = {node.value for node in ast.walk(self.function)
+                    if isinstance(node, ast.Constant) and type(node.value) in (int, float)}
+        return sorted({0, 1, *(n for n in distinct if type(n) is int)}) + sorted(
+            {0.0, 1.0, 0.5, 2.0, *(n for n in distinct if type(n) is float)})
 
     def _conditions(self) -> list[ast.expr]:
         """Those that the function has, their parts and opposites; an index compared with the length of an axis; the
         first thread."""
-        found: dict[str, ast.expr] = {}
+        distinct: dict[str, ast.expr] = {}
         for node in ast.walk(self.function):
             if isinstance(node, (ast.If, ast.While, ast.IfExp)):
                 parts = node.test.values if isinstance(node.test, ast.BoolOp) else [node.test]
                 for part in parts:
-                    found.setdefault(ast.unparse(part), part)
+                    distinct.setdefault(ast.unparse(part), part)
                     opposite = ast.UnaryOp(ast.Not(), part)
-                    found.setdefault(ast.unparse(opposite), opposite)
+                    distinct.setdefault(ast.unparse(opposite), opposite)
         if self.in_kernel:
             indices = self.of_kind("int")[:5]
             arrays = [(name, axes) for name, (kind, axes) in self.kinds.items() if kind == "array" and axes]
@@ -180,8 +180,8 @@ class Vocabulary:
                     texts += [f"{index} < {array}.shape[{axis}]" for axis in range(axes)]
                 texts += [f"{index} {sign} {other}" for other in indices if other != index for sign in ("<", "<=")]
             for text in texts:
-                found.setdefault(text, ast.parse(text, mode="eval").body)
-        return list(found.values())[: 3 * MOST_EXPRESSIONS]
+                distinct.setdefault(text, ast.parse(text, mode="eval").body)
+        return list(distinct.values())[: 3 * MOST_EXPRESSIONS]
 
 
 def _weight(node: ast.AST) -> int:

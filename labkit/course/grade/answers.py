@@ -112,7 +112,7 @@ def _notebook_cells(text: str) -> list[str]:
     cells = notebook.get("cells") if isinstance(notebook, dict) else None
     if not isinstance(cells, list):
         raise Unreadable("the file is JSON, but not a notebook of format 4: it has no list of cells")
-    found = []
+    sources = []
     for cell in cells:
         if not isinstance(cell, dict) or cell.get("cell_type") != "code":
             continue
@@ -121,8 +121,8 @@ def _notebook_cells(text: str) -> list[str]:
             source = "".join(source)
         if not isinstance(source, str):
             raise Unreadable("a cell's source is not text")
-        found.append(source)
-    return found
+        sources.append(source)
+    return sources
 
 
 def _script_cells(text: str) -> list[str]:
@@ -152,14 +152,14 @@ def parsed(source: str) -> ast.Module | None:
 
 def _check_call(node) -> ast.Call | None:
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "check" and node.args:
-        first = node.args[0]
-        return node if isinstance(first, ast.Constant) and isinstance(first.value, str) else None
+        name = node.args[0]
+        return node if isinstance(name, ast.Constant) and isinstance(name.value, str) else None
     return None
 
 
 def answers_in(cells: list[str]) -> dict[str, Answer]:
     """Exercise -> its answer. Where one is checked twice, the last counts."""
-    found: dict[str, Answer] = {}
+    answers: dict[str, Answer] = {}
     above: list[str] = []
     for cell in cells:
         name = None
@@ -171,8 +171,8 @@ def answers_in(cells: list[str]) -> dict[str, Answer]:
         if name is None:
             above.append(cell)
         else:
-            found[name] = Answer(name, tuple(above), cell)
-    return found
+            answers[name] = Answer(name, tuple(above), cell)
+    return answers
 
 
 def _call_of(answer: Answer) -> ast.Call:
@@ -191,38 +191,38 @@ def program_of(answer: Answer) -> Program | None:
     call = _call_of(answer)
     if len(call.args) < 2:
         raise Refused(f"check({answer.exercise!r}, ...) is called without an answer")
-    given = call.args[1]
-    if isinstance(given, ast.Constant) and given.value in (None, ...):
+    argument = call.args[1]
+    if isinstance(argument, ast.Constant) and argument.value in (None, ...):
         return None
-    if not isinstance(given, ast.Name):
+    if not isinstance(argument, ast.Name):
         raise Refused(f"check({answer.exercise!r}, ...) must get the answer by its name, not "
-                      f"`{ast.unparse(given)[:60]}`")
+                      f"`{ast.unparse(argument)[:60]}`")
     cells = [_without_magics(cell) for cell in answer.above]
     for position in reversed(range(len(cells))):
         cell = cells[position]
-        if given.id not in cell:
+        if argument.id not in cell:
             continue
         if len(cell) > MAX_CELL:
-            raise Refused(f"a cell with `{given.id}` has {len(cell):,} characters; at most {MAX_CELL:,} are read")
+            raise Refused(f"a cell with `{argument.id}` has {len(cell):,} characters; at most {MAX_CELL:,} are read")
         if "\0" in cell:
-            raise Refused(f"a cell with `{given.id}` holds a null byte")
+            raise Refused(f"a cell with `{argument.id}` holds a null byte")
         try:
             tree = ast.parse(cell)
         except SyntaxError as error:
-            if re.search(rf"^\s*(def\s+{given.id}\b|{given.id}\s*=)", cell, re.MULTILINE):
+            if re.search(rf"^\s*(def\s+{argument.id}\b|{argument.id}\s*=)", cell, re.MULTILINE):
                 raise Refused(f"the answer's cell is not Python: {error.msg}, line {error.lineno}") from None
             continue
         except (ValueError, RecursionError, MemoryError):
-            raise Refused(f"a cell with `{given.id}` is nested too deeply") from None
-        if given.id not in {name for statement in tree.body for name in _bound(statement)}:
+            raise Refused(f"a cell with `{argument.id}` is nested too deeply") from None
+        if argument.id not in {name for statement in tree.body for name in _bound(statement)}:
             continue
         small = [above for above in cells[:position] if len(above) <= MAX_CELL and parsed(above) is not None]
         try:
-            whole = program(small, cell)
+            source = program(small, cell)
         except (ValueError, RecursionError, MemoryError, SyntaxError):
             raise Refused("the cells above the answer cannot be read") from None
-        return Program(given.id, whole[: len(whole) - len(cell) - 1], cell)
-    raise Refused(f"`{given.id}`, which is passed to check, is not defined in a cell above")
+        return Program(argument.id, source[: len(source) - len(cell) - 1], cell)
+    raise Refused(f"`{argument.id}`, which is passed to check, is not defined in a cell above")
 
 
 def _without_magics(cell: str) -> str:
@@ -255,39 +255,39 @@ NOT_IN_BODIES = (ast.Import, ast.ImportFrom, ast.ClassDef, ast.AsyncFunctionDef,
                  ast.Global, ast.Nonlocal, ast.With, ast.AsyncWith, ast.Try, ast.Delete, ast.NamedExpr)
 
 
-def vetted(whole: Program) -> tuple[ast.Module, ast.Module]:
+def vetted(submitted: Program) -> tuple[ast.Module, ast.Module]:
     """The statements of a kernel's program that its name needs: (above, answer). Raises Refused with the line."""
-    return _vetted(whole.name, [ast.parse(whole.above), ast.parse(whole.answer)])
+    return _vetted(submitted.name, [ast.parse(submitted.above), ast.parse(submitted.answer)])
 
 
-def _vetted(wanted: str, trees: list[ast.Module]) -> tuple[ast.Module, ast.Module]:
+def _vetted(target: str, trees: list[ast.Module]) -> tuple[ast.Module, ast.Module]:
     parts = []
-    needed = {wanted}
+    needed = {target}
     imported: dict[str, str] = {}
-    twice, others = set(), set()  # names that two imports give, or that something else gives
+    ambiguous_imports, other_names = set(), set()  # names that two imports give, or that something else gives
     for tree in trees:
         for statement in tree.body:
             if isinstance(statement, ast.Import | ast.ImportFrom):
                 for name, source in _imported(statement).items():
                     if imported.setdefault(name, source) != source:
-                        twice.add(name)
+                        ambiguous_imports.add(name)
             else:
-                others |= _bound(statement)
+                other_names |= _bound(statement)
     defined = {name for tree in trees for statement in tree.body for name in _bound(statement)}
     for tree in reversed(trees):
-        kept = []
+        statements = []
         for statement in reversed(tree.body):
             bound = _bound(statement)
             if isinstance(statement, ast.Import | ast.ImportFrom):
                 statement = _pruned(statement, needed)
                 if statement is not None:
-                    kept.append(statement)
+                    statements.append(statement)
             elif bound & needed:
-                kept.append(_statement(statement, imported, defined))
+                statements.append(_statement(statement, imported, defined))
                 needed |= {n.id for n in ast.walk(statement) if isinstance(n, ast.Name)}
-        if ambiguous := needed & (twice | others & imported.keys()):
-            raise Refused(f"`{min(ambiguous)}` is imported and then means something else")
-        parts.append(ast.fix_missing_locations(ast.Module(list(reversed(kept)), [])))
+        if clashing := needed & (ambiguous_imports | other_names & imported.keys()):
+            raise Refused(f"`{min(clashing)}` is imported and then means something else")
+        parts.append(ast.fix_missing_locations(ast.Module(list(reversed(statements)), [])))
     return parts[1], parts[0]
 
 
@@ -298,9 +298,9 @@ OF_ARRAYS = {"shape", "dtype", "ndim", "size", "T"}
 CALLED = {"range", "min", "max", "int", "float", "len", "abs"}
 
 
-def vetted_tiles(whole: Program) -> tuple[ast.Module, ast.Module]:
+def vetted_tiles(submitted: Program) -> tuple[ast.Module, ast.Module]:
     """As vetted, for a tile program. The CPU device runs it as Python, so it may call nothing but what tiles have."""
-    trees = [ast.parse(part) for part in (whole.above, whole.answer)]
+    trees = [ast.parse(part) for part in (submitted.above, submitted.answer)]
     imported: dict[str, str] = {}
     for tree in trees:
         for statement in tree.body:
@@ -309,7 +309,7 @@ def vetted_tiles(whole: Program) -> tuple[ast.Module, ast.Module]:
             elif isinstance(statement, ast.FunctionDef):
                 statement.decorator_list = [one for one in statement.decorator_list
                                             if _dotted(one, imported) != f"{TILES}.kernel"]
-    parts = _vetted(whole.name, trees)
+    parts = _vetted(submitted.name, trees)
     functions = {each.name for part in parts for each in part.body if isinstance(each, ast.FunctionDef)}
     for part in parts:
         for node in (node for statement in part.body if isinstance(statement, ast.FunctionDef)
@@ -442,12 +442,12 @@ def _call(node: ast.Call, imported: dict[str, str], defined: set[str]) -> None:
     if isinstance(node.func, ast.Call) and _is_jit(node.func.func, imported):
         return
     dotted = _dotted(node.func, imported) or ""
-    root, _, rest = dotted.partition(".")
-    good = (_is_jit(node.func, imported) or root in ("math", "cmath") and "." not in rest
-            or root == "numpy" and _is_of_numpy(rest)
-            or root in ("numba", "labkit") and NUMBA.fullmatch(rest.removeprefix("cuda.").removeprefix("types."))
-            or not rest and root in BUILTINS - {"print"} and root not in defined)
-    if not good:
+    root, _, attribute = dotted.partition(".")
+    allowed = (_is_jit(node.func, imported) or root in ("math", "cmath") and "." not in attribute
+            or root == "numpy" and _is_of_numpy(attribute)
+            or root in ("numba", "labkit") and NUMBA.fullmatch(attribute.removeprefix("cuda.").removeprefix("types."))
+            or not attribute and root in BUILTINS - {"print"} and root not in defined)
+    if not allowed:
         _refuse(node, f"`{ast.unparse(node)[:60]}` cannot be called around a graded kernel")
 
 
@@ -496,8 +496,8 @@ def numbers_of(answer: Answer) -> tuple[object, dict[str, object]]:
         tree = parsed(_without_magics(cell)) if len(cell) <= MAX_CELL else None
         for statement in tree.body if tree else ():
             arithmetic.assign(statement)
-    given = arithmetic.value(call.args[1]) if len(call.args) > 1 else None
-    return given, {k.arg: arithmetic.value(k.value) for k in call.keywords if k.arg not in (None, "seed")}
+    argument = arithmetic.value(call.args[1]) if len(call.args) > 1 else None
+    return argument, {k.arg: arithmetic.value(k.value) for k in call.keywords if k.arg not in (None, "seed")}
 
 
 class Arithmetic:
@@ -580,14 +580,14 @@ class Arithmetic:
         (loop,) = node.generators
         if not isinstance(loop.target, ast.Name):
             raise Refused(f"`{ast.unparse(node)[:60]}` is not a number")
-        name, found = loop.target.id, []
-        before = self.known.get(name)
+        name, results = loop.target.id, []
+        previous = self.known.get(name)
         for value in self._value(loop.iter):
             self.known[name] = value
             if all(self._value(condition) for condition in loop.ifs):
-                found.append(self._value(node.elt))
-        self.known[name] = before
-        return found
+                results.append(self._value(node.elt))
+        self.known[name] = previous
+        return results
 
 
 def _bounded(value):

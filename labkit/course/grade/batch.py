@@ -44,44 +44,44 @@ class Row:
         return self.entry.points if self.passed else 0
 
 
-def run(settings: Settings, made: Plan, judged: Callable[..., Iterator], on_verdict: Callable | None = None
+def run(settings: Settings, plan: Plan, judge_all: Callable[..., Iterator], on_verdict: Callable | None = None
         ) -> dict[tuple[str, str], dict]:
     """(student, exercise) -> verdict, for every task. What the journal holds is not judged again, of equal answers one
     is judged for all, and what passes passes under other names of variables, too.
 
-    judged(settings, tasks) gives (task, verdict) as they come; on_verdict(task, verdict, was it in the journal).
+    judge_all(settings, tasks) yields (task, verdict); on_verdict(task, verdict, from_journal) is called for each.
     """
     _remove_left_over(settings)
     journal = Journal(settings.folder / "journal")
     verdicts: dict[tuple[str, str], dict] = {}
     waiting: dict[str, list[Task]] = {}  # by Task.alike
 
-    def reached(task: Task, result: dict, was_kept: bool) -> None:
-        if not was_kept and result["verdict"] != "not_graded":
+    def record(task: Task, result: dict, from_journal: bool) -> None:
+        if not from_journal and result["verdict"] != "not_graded":
             journal.keep(task, result)
         verdicts[task.student, task.exercise] = result
         if on_verdict:
-            on_verdict(task, result, was_kept)
+            on_verdict(task, result, from_journal)
 
-    def spread(judged_task: Task, result: dict) -> None:
+    def propagate(judged_task: Task, result: dict) -> None:
         """Give the verdict to all whose it is."""
         for task in waiting.pop(judged_task.alike, ()):
-            reached(task, result, False)
+            record(task, result, False)
         if result["passed"]:
             for alike in [alike for alike, tasks in waiting.items() if tasks[0].program == judged_task.program]:
                 for task in waiting.pop(alike):
-                    reached(task, result, False)
+                    record(task, result, False)
 
-    kept = [(task, journal.find(task)) for task in made.tasks]
-    for task, result in kept:
+    journaled = [(task, journal.find(task)) for task in plan.tasks]
+    for task, result in journaled:
         if result is None:
             waiting.setdefault(task.alike, []).append(task)
         else:
-            reached(task, result, True)
-    for task, result in kept:
+            record(task, result, True)
+    for task, result in journaled:
         if result is not None:
-            spread(task, result)
-    tried = {task.program for task, result in kept if result is not None}
+            propagate(task, result)
+    tried = {task.program for task, result in journaled if result is not None}
     # One of each program first; then those whose program has failed, for each fails in its own words.
     for first_of_a_program in (True, False):
         todo: dict[str, Task] = {}
@@ -91,33 +91,33 @@ def run(settings: Settings, made: Plan, judged: Callable[..., Iterator], on_verd
             elif task.program not in tried:
                 todo.setdefault(task.program, task)
         if todo:
-            with closing(judged(settings, list(todo.values()))) as found:
-                for task, result in found:
-                    spread(task, result)
+            with closing(judge_all(settings, list(todo.values()))) as results:
+                for task, result in results:
+                    propagate(task, result)
     _remove_left_over(settings)
     return verdicts
 
 
 def _remove_left_over(settings: Settings) -> None:
     """Folders of workers that were killed."""
-    for left in settings.folder.glob("worker-*"):
-        shutil.rmtree(left, ignore_errors=True)
+    for folder in settings.folder.glob("worker-*"):
+        shutil.rmtree(folder, ignore_errors=True)
 
 
-def rows(collected: Collected, made: Plan, verdicts: dict[tuple[str, str], dict]) -> list[Row]:
+def rows(collected: Collected, plan: Plan, verdicts: dict[tuple[str, str], dict]) -> list[Row]:
     """Every student and every exercise that was set, those without an answer too."""
-    found = []
+    table = []
     people = [*collected.students.items(), *((student.id, student) for student in collected.missing)]
     for name, student in sorted(people, key=lambda pair: (pair[1].name.casefold(), pair[0])):
-        for entry in made.entries:
+        for entry in plan.entries:
             result = verdicts.get((name, entry.name))
             if result is None:
-                why = made.unreadable.get(name)
-                result = plain_result(entry.name, "unreadable" if why else "missing",
-                                      "No file with it could be read." if why else "It was not handed in.",
-                                      *(why or ()))
-            found.append(Row(student, entry, result, made.files.get((name, entry.name), "")))
-    return found
+                reason = plan.unreadable.get(name)
+                result = plain_result(entry.name, "unreadable" if reason else "missing",
+                                      "No file with it could be read." if reason else "It was not handed in.",
+                                      *(reason or ()))
+            table.append(Row(student, entry, result, plan.files.get((name, entry.name), "")))
+    return table
 
 
 def notes_of(rows: list[Row]) -> list[Note]:

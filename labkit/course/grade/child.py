@@ -32,20 +32,20 @@ def main() -> None:
     control = socket.socket(fileno=os.dup(0))
     settings = json.loads(_line(control))
     null = os.open(os.devnull, os.O_RDWR)
-    for number in (0, 1, 2):
-        os.dup2(null, number)
+    for fd in (0, 1, 2):
+        os.dup2(null, fd)
     os.umask(0 if settings["isolation"] == "namespaces" else 0o022)  # the folder of its files is closed to others
     with contextlib.suppress(OSError):
-        Path("/proc/self/oom_score_adj").write_text("1000")  # these processes first, and nothing else, if memory ends
+        Path("/proc/self/oom_score_adj").write_text("1000")  # the OOM killer takes these processes first
     if settings["warm"]:
         _warm()
-    taken = resource.getpagesize() * int(Path("/proc/self/statm").read_text().split()[0]) if os.path.exists(
+    memory_used = resource.getpagesize() * int(Path("/proc/self/statm").read_text().split()[0]) if os.path.exists(
         "/proc/self/statm") else 4 << 30
-    spaces = settings["isolation"] == "namespaces"
+    namespaced = settings["isolation"] == "namespaces"
     user = settings["uid"] if os.geteuid() == 0 else None  # None: stay who we are
     try:
         os.chmod(settings["cache"], 0o777)  # in a folder that no one else can enter
-        if spaces:
+        if namespaced:
             own_user = isolate.enter(settings["stage"], settings["shown"], settings["hidden"], settings["cache"])
             _cache_in("/cache")
             user = None if own_user else user
@@ -61,11 +61,11 @@ def main() -> None:
         if not data:
             return  # the grader has ended, and so does this
         job = json.loads(data)
-        lifeline, rpc = (socket.socket(fileno=number) for number in received)
+        lifeline, rpc = (socket.socket(fileno=fd) for fd in received)
         if os.fork() == 0:
             control.close()
             with contextlib.suppress(BaseException):
-                _supervise(lifeline, rpc, job, taken, user, settings["shown"] if spaces else None)
+                _supervise(lifeline, rpc, job, memory_used, user, settings["shown"] if namespaced else None)
             os._exit(0)
         lifeline.close()
         rpc.close()
@@ -77,10 +77,10 @@ def main() -> None:
 def _line(connection) -> bytes:
     data = b""
     while not data.endswith(b"\n"):
-        part = connection.recv(1)
-        if not part:
+        byte = connection.recv(1)
+        if not byte:
             raise SystemExit
-        data += part
+        data += byte
     return data
 
 
@@ -92,13 +92,13 @@ def _cache_in(folder: str) -> None:
 
 
 def _warm() -> None:
-    """Import and start what every answer needs. Nothing of the course but this package."""
+    """Import and start what every answer needs; of the course, only this package."""
     import numba
     import numpy  # noqa: F401
 
     import labkit
     from labkit import cuda, ptx, simt  # noqa: F401
-    from labkit.course.grade import answers  # noqa: F401, what it reads will be out of sight
+    from labkit.course.grade import answers  # noqa: F401, before its files are hidden
     from labkit.simt.observer import observe  # noqa: F401
 
     # An answer's cells may still import and call these: here they do nothing.
@@ -107,21 +107,21 @@ def _warm() -> None:
     numba.njit(lambda x: x + 1)(1)  # Numba makes its tables at the first compile
 
 
-def _supervise(lifeline, rpc, job: dict, taken: int, user: int | None, shown: list[str] | None) -> None:
+def _supervise(lifeline, rpc, job: dict, memory_used: int, user: int | None, shown: list[str] | None) -> None:
     """Fork the process that runs the answer; end it when the grader hangs up or the time is over; say how it ended.
     shown: what it may read, if it is in namespaces of its own, else None."""
-    spaces = shown is not None
+    namespaced = shown is not None
     limits = isolate.Limits(**job["limits"])
     hostile = job["kind"] in ("function", "tiles")
-    uid = None if user is None else user + (hostile and not spaces)
-    if spaces:
+    uid = None if user is None else user + (hostile and not namespaced)
+    if namespaced:
         isolate.new_processes()
     child = os.fork()
     if child == 0:
         lifeline.close()
         try:
             os.setsid()
-            if spaces:
+            if namespaced:
                 isolate.private_mounts(limits, shown, shared_cache=not hostile)
                 os.chdir("/tmp")
             else:
@@ -134,33 +134,33 @@ def _supervise(lifeline, rpc, job: dict, taken: int, user: int | None, shown: li
                     _cache_in(str(folder / "kernels"))
             if not hostile:
                 os.umask(0)  # what it compiles is for all workers, each of which has a user of its own
-            isolate.confine(limits, taken, uid)
+            isolate.confine(limits, memory_used, uid)
             _serve(rpc, job)
         finally:
             os._exit(0)
     rpc.close()
-    over = time.monotonic() + job["wall_s"]
+    deadline = time.monotonic() + job["wall_s"]
     status = None
     while status is None:
-        ended, code = os.waitpid(child, os.WNOHANG)
-        if ended:
+        pid, code = os.waitpid(child, os.WNOHANG)
+        if pid:
             status = code
-        elif select.select([lifeline], [], [], 0.05)[0] or time.monotonic() > over:
+        elif select.select([lifeline], [], [], 0.05)[0] or time.monotonic() > deadline:
             break
-    _end(child, uid, spaces)
+    _end(child, uid, namespaced)
     if status is None:
         status = os.waitpid(child, 0)[1]
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    report = {"exit": os.waitstatus_to_exitcode(status), "cpu": used.ru_utime + used.ru_stime, "rss": used.ru_maxrss}
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    report = {"exit": os.waitstatus_to_exitcode(status), "cpu": usage.ru_utime + usage.ru_stime, "rss": usage.ru_maxrss}
     with contextlib.suppress(OSError):
         lifeline.sendall(json.dumps(report).encode() + b"\n")
 
 
-def _end(child: int, uid: int | None, spaces: bool) -> None:
+def _end(child: int, uid: int | None, namespaced: bool) -> None:
     """The process and all that it has started. In a namespace of its own the first takes the rest with it."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.kill(child, signal.SIGKILL)
-    if spaces:
+    if namespaced:
         return
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(child, signal.SIGKILL)
@@ -236,13 +236,13 @@ def _define(job: dict, namespace: dict) -> BaseException | None:
         parts = (program.above, program.answer)
         namespace |= {"check": lambda *a, **k: None, "hint": lambda *a, **k: None, "display": lambda *a, **k: None}
     above, answer = (ast.parse(part) if isinstance(part, str) else part for part in parts)
-    first = None
+    first_error = None
     for file, part in (*((files[0], ast.Module([statement], [])) for statement in above.body), (files[1], answer)):
         try:
             exec(compile(part, file, "exec", dont_inherit=True), namespace)
         except BaseException as error:
-            first = first or error
-    return first
+            first_error = first_error or error
+    return first_error
 
 
 def _kind_of(answer) -> str:
@@ -275,25 +275,25 @@ def _arguments(values: dict, device: list):
                  for value, on_device in zip(values["arguments"], device, strict=True))
 
 
-def _changed(before, after) -> dict:
-    """Argument's number -> what it holds now, of those that are not as they were."""
+def _changed(originals, current) -> dict:
+    """Return the new values of the changed arguments, by index."""
     changed = {}
-    for number, (old, new) in enumerate(zip(before, after, strict=True)):
+    for index, (old, new) in enumerate(zip(originals, current, strict=True)):
         if hasattr(new, "copy_to_host"):
-            now = new.copy_to_host()
-            if now.tobytes() != old.tobytes():
-                changed[str(number)] = now
+            host = new.copy_to_host()
+            if host.tobytes() != old.tobytes():
+                changed[str(index)] = host
     return changed
 
 
 def _launch(kernel, head: dict, values: dict):
     from labkit import cuda
 
-    given = _arguments(values, head["device"])
+    arguments = _arguments(values, head["device"])
     with _as_asked(head):
-        kernel[values["configuration"]](*given)
+        kernel[values["configuration"]](*arguments)
         cuda.synchronize()
-    return {}, _changed(values["arguments"], given)
+    return {}, _changed(values["arguments"], arguments)
 
 
 def _observe(kernel, head: dict, values: dict):
@@ -301,11 +301,11 @@ def _observe(kernel, head: dict, values: dict):
 
     from labkit.simt.observer.observe import observe
 
-    given = tuple(values["arguments"])
+    arguments = tuple(values["arguments"])
     with _as_asked(head):
-        report = observe(kernel[values["configuration"]], *given)
-    found = {name: [asdict(finding) for finding in getattr(report, name)] for name in FINDINGS}
-    head = {"report": {"kernel": report.kernel, "grid": list(report.grid), "block": list(report.block), **found,
+        report = observe(kernel[values["configuration"]], *arguments)
+    findings = {name: [asdict(finding) for finding in getattr(report, name)] for name in FINDINGS}
+    head = {"report": {"kernel": report.kernel, "grid": list(report.grid), "block": list(report.block), **findings,
                        "counts": report.counts, "lines": sorted(report.lines.items()),
                        "instructions": report.instructions, "arrays": list(report.arrays.items()),
                        "touched": [[name, space, thread, address, sorted(kinds)]
@@ -313,20 +313,20 @@ def _observe(kernel, head: dict, values: dict):
                                    for (thread, address), kinds in cells.items()]}}
     import numpy as np
 
-    after = {str(k): v for k, v in enumerate(given) if isinstance(v, np.ndarray)}
-    return json.loads(json.dumps(head, default=int)), after
+    arrays = {str(k): v for k, v in enumerate(arguments) if isinstance(v, np.ndarray)}
+    return json.loads(json.dumps(head, default=int)), arrays
 
 
 def _called(function, head: dict, values: dict):
     import numpy as np
 
-    given = _arguments(values, head["device"])
-    before = tuple(value.copy() if isinstance(value, np.ndarray) else value for value in values["arguments"])
+    arguments = _arguments(values, head["device"])
+    originals = tuple(value.copy() if isinstance(value, np.ndarray) else value for value in values["arguments"])
     with _as_asked(head):
-        value = function(*given)
+        value = function(*arguments)
     if hasattr(value, "copy_to_host"):
         value = value.copy_to_host()
-    changed = _changed(before, given)
+    changed = _changed(originals, arguments)
     try:
         if isinstance(value, list | tuple):
             value = np.asarray(value)
@@ -340,11 +340,11 @@ def _called_with_proxy(function, head: dict, values: dict, proxy):
     """Call a function whose device is the grader's."""
     import numpy as np
 
-    given = [value if described is None else proxy.given(described)
-             for value, described in zip(values["arguments"], head["device"], strict=True)]
-    before = tuple(value.copy() if isinstance(value, np.ndarray) else value for value in values["arguments"])
-    value = function(*given)
-    changed = {str(k): new for k, (old, new) in enumerate(zip(before, given, strict=True))
+    arguments = [value if described is None else proxy.as_argument(described)
+                 for value, described in zip(values["arguments"], head["device"], strict=True)]
+    originals = tuple(value.copy() if isinstance(value, np.ndarray) else value for value in values["arguments"])
+    value = function(*arguments)
+    changed = {str(k): new for k, (old, new) in enumerate(zip(originals, arguments, strict=True))
                if isinstance(old, np.ndarray) and old.tobytes() != new.tobytes()}
     if hasattr(value, "copy_to_host"):
         return {"returned": proxy.handle(value)}, changed
@@ -376,28 +376,28 @@ def _on_buffers(work, head: dict, values: dict):
     from labkit.simt.arrays import DeviceNDArray
 
     buffers = []
-    for data, begin in zip(values["buffers"], values["begins"], strict=True):
+    for data, alignment in zip(values["buffers"], values["begins"], strict=True):
         memory = np.empty(data.nbytes + 512, np.uint8)
-        start = (begin - memory.ctypes.data) % 256
+        start = (alignment - memory.ctypes.data) % 256
         memory[start : start + data.nbytes] = data
         buffers.append(memory[start : start + data.nbytes])
 
-    def one(value):
+    def decoded(value):
         if isinstance(value, tuple):
-            return tuple(map(one, value))
+            return tuple(map(decoded, value))
         if not isinstance(value, list):
             return value
         _, buffer, offset, shape, strides, dtype = value
         return DeviceNDArray(np.ndarray(shape, np.dtype(dtype), buffers[buffer], offset, strides))
 
-    arguments = [one(value) for value in values["arguments"]]
+    arguments = [decoded(value) for value in values["arguments"]]
     host = {k: value.copy() for k, value in enumerate(arguments) if isinstance(value, np.ndarray)}
     with _as_asked(head):
         work(arguments)
     changed = {f"buffer {k}": new for k, (old, new) in enumerate(zip(values["buffers"], buffers, strict=True))
                if old.tobytes() != new.tobytes()}
-    return {}, changed | {f"argument {k}": arguments[k] for k, before in host.items()
-                          if before.tobytes() != arguments[k].tobytes()}
+    return {}, changed | {f"argument {k}": arguments[k] for k, original in host.items()
+                          if original.tobytes() != arguments[k].tobytes()}
 
 
 DO = {"launch": _launch, "observe": _observe, "call": _called, "launch on": _launch_on, "tiles on": _tiles_on}

@@ -23,23 +23,23 @@ def points(scores: list[dict]) -> tuple[int, int]:
 
 def notices(scores: list[dict]) -> list[str]:
     """The workflow commands that Classroom reads the points from, and one for each answer that did not pass."""
-    got, most = points(scores)
-    both = json.dumps({"totalPoints": got, "maxPoints": most})
+    got, total = points(scores)
+    payload = json.dumps({"totalPoints": got, "maxPoints": total})
     failed = [f"::warning title={_plain(each['exercise'])}::"
               f"{_plain(' '.join(filter(None, (each['headline'], each['why']))))}" for each in scores
               if not each["passed"] and each["verdict"] != "missing"]
-    return [*failed, f"::notice title=Autograding complete::Points {got}/{most}",
-            f"::notice title=Autograding report::{_plain(both)}"]
+    return [*failed, f"::notice title=Autograding complete::Points {got}/{total}",
+            f"::notice title=Autograding report::{_plain(payload)}"]
 
 
 def summary(scores: list[dict]) -> str:
     """The verdicts as a table in Markdown."""
-    got, most = points(scores)
+    got, total = points(scores)
     rows = [f"| {_cell(each['exercise'])} | {each['points']} of {each['of_points']} | "
             f"{'<br>'.join(_cell(each[key]) for key in ('headline', 'why', 'mistake') if each[key])} |"
             for each in scores]
-    return "\n".join([f"## {got} of {most} points", "", "| exercise | points | verdict |", "| --- | --- | --- |", *rows,
-                      ""])
+    return "\n".join([f"## {got} of {total} points", "", "| exercise | points | verdict |", "| --- | --- | --- |",
+                      *rows, ""])
 
 
 def _plain(text: str) -> str:
@@ -60,8 +60,8 @@ def main(arguments: list[str]) -> int:
     except (FileNotFoundError, KeyError):
         raise UserError(f"{arguments[0]} is not {EXPECTED}: it has no scores.json with scores") from None
     print("\n".join(notices(scores)))
-    if place := os.environ.get("GITHUB_STEP_SUMMARY"):
-        with open(place, "a", encoding="utf-8") as file:
+    if summary_path := os.environ.get("GITHUB_STEP_SUMMARY"):
+        with open(summary_path, "a", encoding="utf-8") as file:
             file.write(summary(scores))
     return int(any(not each["passed"] and each["verdict"] != "missing" for each in scores))
 

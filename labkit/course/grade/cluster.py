@@ -22,7 +22,7 @@ from labkit.course.grade.judge import Judge, Settings
 from labkit.course.grade.tasks import Task, labkit_digest
 from labkit.course.grade.workers import ATTEMPTS, TASK_S, given_up
 
-WORKERS_S = 60.0  # a cluster without workers is waited for so long
+WORKERS_S = 60.0  # how long to wait for a first worker
 RESULT_S = 30.0  # within which a verdict that is there can be fetched
 
 # --- On a worker of the cluster ------------------------------------------------------------------------------------
@@ -40,8 +40,8 @@ def judge_there(settings: Settings, task: Task, is_here: bool, version: str) -> 
         if settings not in _JUDGES:
             os.environ["LABKIT_DEVICE"] = "cpu"
             hidden = (*settings.hidden, settings.folder)
-            here = settings if is_here else replace(settings, folder=own_folder(), hidden=hidden)
-            _JUDGES[settings] = Judge(here)
+            local_settings = settings if is_here else replace(settings, folder=own_folder(), hidden=hidden)
+            _JUDGES[settings] = Judge(local_settings)
         return _JUDGES[settings].judge(task.exercise, task.answer)
 
 
@@ -51,8 +51,8 @@ def own_folder() -> Path:
     with suppress(FileExistsError):
         folder.mkdir(mode=0o700)
     state = folder.lstat()
-    mine = not hasattr(os, "getuid") or state.st_uid == os.getuid() and state.st_mode & 0o77 == 0
-    return folder if mine and folder.is_dir() and not folder.is_symlink() else Path(
+    is_private = not hasattr(os, "getuid") or state.st_uid == os.getuid() and state.st_mode & 0o77 == 0
+    return folder if is_private and folder.is_dir() and not folder.is_symlink() else Path(
         tempfile.mkdtemp(prefix="labkit-grade-"))  # another user made one of that name
 
 
@@ -85,7 +85,7 @@ def judge_with_dask(settings: Settings, tasks: list[Task], workers: int, address
     except (OSError, TimeoutError, ValueError) as error:
         raise UserError(f"--scheduler {address}: no dask scheduler answers there: {error}") from None
     try:
-        yield from _HandOut(client, tasks, (settings, cluster is not None, judge)).verdicts()
+        yield from _Dispatcher(client, tasks, (settings, cluster is not None, judge)).verdicts()
     except OSError as error:
         raise UserError(f"the connection to the dask scheduler was lost: {error}. No verdict is lost: run the same "
                         "command again") from None
@@ -100,45 +100,45 @@ def judge_with_dask(settings: Settings, tasks: list[Task], workers: int, address
 
 @contextmanager
 def _ctrl_c_ignored():
-    """Processes that are started within the block ignore it too: it is for the one that hands out the work."""
+    """Ignore Ctrl-C within the block, also in processes started there: only the dispatching process handles it."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    previous = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
+        signal.signal(signal.SIGINT, previous)
 
 
-class _HandOut:
-    """The tasks that wait, and which worker has which."""
+class _Dispatcher:
+    """Waiting tasks, and which worker runs which."""
 
-    def __init__(self, client, tasks: list[Task], about: tuple):
+    def __init__(self, client, tasks: list[Task], context: tuple):
         self.client = client
-        self.settings, self.is_here, self.judge = about
+        self.settings, self.is_here, self.judge = context
         self.version = labkit_digest()
         self.waiting = deque(tasks)
         self.busy: dict = {}  # future -> (task, the worker's address, when it was given out)
         self.attempts: Counter[str] = Counter()
         self.faults: Counter[str] = Counter()  # of a worker's address, in a row
-        self.reason = ""
-        self.present: list[str] = []  # addresses of the workers
-        self.seen_s = time.monotonic()  # when there was a worker last
+        self.last_error = ""
+        self.workers: list[str] = []  # addresses of the workers
+        self.last_worker_s = time.monotonic()  # when there was a worker last
 
     def verdicts(self) -> Iterator[tuple[Task, dict]]:
         try:
             while self.waiting or self.busy:
-                self._give_out()
+                self._dispatch()
                 for future in self._ended():
-                    task, place, _ = self.busy.pop(future)
+                    task, worker, _ = self.busy.pop(future)
                     result = self._result(future)
                     if isinstance(result, dict):
-                        self.faults[place] = 0
+                        self.faults[worker] = 0
                         yield task, result
                         continue
-                    self.faults[place] += 1
-                    self.reason = result
+                    self.faults[worker] += 1
+                    self.last_error = result
                     self.attempts[task.key] += 1
                     if self.attempts[task.key] < ATTEMPTS:
                         self.waiting.append(task)
@@ -149,28 +149,28 @@ class _HandOut:
                 with suppress(Exception):
                     self.client.cancel(list(self.busy), force=True)
 
-    def _give_out(self) -> None:
-        """A task for each worker that has none. One that failed ATTEMPTS times in a row gets no more."""
-        occupied = {place for _, place, _ in self.busy.values()}
-        self.present = list(self.client.nthreads())
-        places = [place for place in self.present if self.faults[place] < ATTEMPTS]
-        if places or self.busy:
-            self.seen_s = time.monotonic()
-        elif self.present:
-            raise UserError(f"no worker of the dask cluster can grade. The last failed with: {self.reason}")
-        elif time.monotonic() - self.seen_s > WORKERS_S:
+    def _dispatch(self) -> None:
+        """Submit a task to each idle worker. One that failed ATTEMPTS times in a row gets no more."""
+        occupied = {worker for _, worker, _ in self.busy.values()}
+        self.workers = list(self.client.nthreads())
+        usable = [worker for worker in self.workers if self.faults[worker] < ATTEMPTS]
+        if usable or self.busy:
+            self.last_worker_s = time.monotonic()
+        elif self.workers:
+            raise UserError(f"no worker of the dask cluster can grade. The last failed with: {self.last_error}")
+        elif time.monotonic() - self.last_worker_s > WORKERS_S:
             raise UserError("the dask cluster has no workers. Start one for each core: "
                             "dask worker ADDRESS --nworkers -1 --nthreads 1")
-        for place in places:
-            if place not in occupied and self.waiting:
+        for worker in usable:
+            if worker not in occupied and self.waiting:
                 task = self.waiting.popleft()
                 future = self.client.submit(self.judge, self.settings, task, self.is_here, self.version, pure=False,
-                                            workers=[place])
-                self.busy[future] = task, place, time.monotonic()
+                                            workers=[worker])
+                self.busy[future] = task, worker, time.monotonic()
 
     def _ended(self) -> list:
-        """The futures that have ended, after a second at most. Those that hang, or whose worker is gone (dask would let
-        them wait for it to come back), are broken off."""
+        """Return the futures that have ended, after a second at most. Cancel those that hang, or whose worker is gone
+        (dask would wait for it to come back)."""
         from dask.distributed import wait
 
         if not self.busy:
@@ -178,11 +178,11 @@ class _HandOut:
             return []
         with suppress(TimeoutError):
             return list(wait(list(self.busy), timeout=1.0, return_when="FIRST_COMPLETED").done)
-        lost = [future for future, (_, place, _) in self.busy.items() if place not in self.present]
+        lost = [future for future, (_, worker, _) in self.busy.items() if worker not in self.workers]
         if lost:
             self.client.cancel(lost, force=True)
             return lost
-        hung = [future for future, (_, _, began) in self.busy.items() if time.monotonic() - began > TASK_S]
+        hung = [future for future, (_, _, started) in self.busy.items() if time.monotonic() - started > TASK_S]
         for future in hung:
             with suppress(Exception):
                 self.client.restart_workers([self.busy[future][1]], timeout=30, raise_for_error=False)

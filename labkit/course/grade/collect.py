@@ -44,7 +44,7 @@ CHAPTER = re.compile(r"\d\d_[a-z0-9_]+")
 
 
 @dataclass(frozen=True)
-class Found:
+class SubmittedFile:
     """A file that was handed in. path: below the folder, with a zip as a folder. changed: seconds since 1970."""
 
     path: PurePosixPath  # as it is on disk until collect() returns, then as it can be shown
@@ -69,7 +69,7 @@ class Collected:
     """files: each student's submitted files, oldest first. notes: for the teacher, doubts and files left out."""
 
     students: dict[str, Student] = field(default_factory=dict)
-    files: dict[str, list[Found]] = field(default_factory=dict)
+    files: dict[str, list[SubmittedFile]] = field(default_factory=dict)
     missing: list[Student] = field(default_factory=list)
     notes: list[Note] = field(default_factory=list)
 
@@ -80,22 +80,22 @@ def collect(folder: Path, roster: Path | None = None) -> Collected:
         raise UserError(f"{folder} is not there; give the folder or the .zip with the submissions")
     left_out: list[LeftOut] = []
     if folder.is_dir():
-        found = list(_of_directory(folder, left_out))
+        files = list(_of_directory(folder, left_out))
     elif zipfile.is_zipfile(folder):
-        found = list(_of_zip(folder, PurePosixPath(), left_out))
+        files = list(_of_zip(folder, PurePosixPath(), left_out))
     else:
         raise UserError(f"{folder} is neither a folder nor a .zip")
-    found = [each for each in found if each.path.suffix.lower() in SUFFIXES]
-    if not found:
+    files = [each for each in files if each.path.suffix.lower() in SUFFIXES]
+    if not files:
         raise UserError(f"{folder} holds no submissions: no file ends in .ipynb or .py")
     collected = Collected()
     students = read_roster(roster) if roster is not None else []
-    root = _shared_root(found, folder, students)
+    root = _shared_root(files, folder, students)
     if root and root[0] != "submitted":
         collected.notes.append(Note("root", f"{_clean(root[0])} was taken for the folder of all submissions; if it is "
                                             "one student's, what it holds is not that of others"))
-    layout = _layout_of(found, root, _clean(folder.resolve().stem))
-    for each in sorted(found, key=_order):
+    layout = _layout_of(files, root, _clean(folder.resolve().stem))
+    for each in sorted(files, key=_order):
         parts = each.path.parts[len(root):]
         student = layout.student(parts)
         collected.students.setdefault(student.id, student)
@@ -105,12 +105,13 @@ def collect(folder: Path, roster: Path | None = None) -> Collected:
     if roster is not None:
         owners = _match(collected, students)
     _note_claims(collected, layout)
-    for one in left_out:
-        parts = one.path.parts
+    for omitted in left_out:
+        parts = omitted.path.parts
         owner = layout.student(parts[len(root):]).id if len(parts) > len(root) and parts[: len(root)] == root else ""
         owner = owners.get(owner, owner)
         student = collected.students.get(owner, Student(owner)).shown
-        collected.notes.append(Note(one.kind, f"{_shown(one.path) if parts else folder.stem}{one.why}", student))
+        collected.notes.append(Note(omitted.kind, f"{_shown(omitted.path) if parts else folder.stem}{omitted.why}",
+                                    student))
     return collected
 
 
@@ -126,11 +127,11 @@ class LeftOut:
     why: str
 
 
-def _of_directory(folder: Path, left_out: list[LeftOut]) -> Iterator[Found]:
+def _of_directory(folder: Path, left_out: list[LeftOut]) -> Iterator[SubmittedFile]:
     count = 0
-    for where, folders, names in os.walk(folder):
+    for directory, folders, names in os.walk(folder):
         for name in list(folders):
-            path = Path(where, name)
+            path = Path(directory, name)
             if path.is_symlink():
                 relative = PurePosixPath(*path.relative_to(folder).parts)
                 left_out.append(LeftOut("link", relative, ": a link, not followed"))
@@ -139,16 +140,16 @@ def _of_directory(folder: Path, left_out: list[LeftOut]) -> Iterator[Found]:
                 folders.remove(name)
         folders.sort()
         for name in sorted(names):
-            path = Path(where, name)
+            path = Path(directory, name)
             relative = PurePosixPath(*path.relative_to(folder).parts)
             if name.startswith(".") or path.suffix.lower() not in (*SUFFIXES, ".zip"):
                 continue
             try:
-                about = path.lstat()
+                status = path.lstat()
             except OSError as error:
                 left_out.append(LeftOut("unreadable", relative, f": {error.strerror}"))
                 continue
-            if not stat.S_ISREG(about.st_mode):
+            if not stat.S_ISREG(status.st_mode):
                 left_out.append(LeftOut("link", relative, ": a link or a device, not a file; left out"))
                 continue
             count += 1
@@ -156,11 +157,11 @@ def _of_directory(folder: Path, left_out: list[LeftOut]) -> Iterator[Found]:
                 raise UserError(f"{folder} holds more than {MAX_FILES:,} files; is it the right folder?")
             if path.suffix.lower() == ".zip":
                 yield from _of_zip(path, relative.with_suffix(""), left_out)
-            elif about.st_size > MAX_FILE:
-                why = f": {about.st_size >> 20} MiB, at most {MAX_FILE >> 20} are read"
+            elif status.st_size > MAX_FILE:
+                why = f": {status.st_size >> 20} MiB, at most {MAX_FILE >> 20} are read"
                 left_out.append(LeftOut("too large", relative, why))
             else:
-                yield Found(relative, about.st_mtime, about.st_size, _reader(path))
+                yield SubmittedFile(relative, status.st_mtime, status.st_size, _reader(path))
 
 
 def _reader(path: Path) -> Callable[[], bytes]:
@@ -172,7 +173,7 @@ def _reader(path: Path) -> Callable[[], bytes]:
     return read
 
 
-def _of_zip(file, below: PurePosixPath, left_out: list[LeftOut], depth: int = 0) -> Iterator[Found]:
+def _of_zip(file, below: PurePosixPath, left_out: list[LeftOut], depth: int = 0) -> Iterator[SubmittedFile]:
     """The files of a zip, each read when it is asked for. What leads out of it, links and bombs are left out."""
     try:
         archive = zipfile.ZipFile(file)
@@ -186,7 +187,7 @@ def _of_zip(file, below: PurePosixPath, left_out: list[LeftOut], depth: int = 0)
     total = 0
     for entry in entries:
         path = PurePosixPath(entry.filename.replace("\\", "/"))
-        where = below / PurePosixPath(*(part for part in path.parts if part != "/"))
+        location = below / PurePosixPath(*(part for part in path.parts if part != "/"))
         suffix = path.suffix.lower()
         if entry.is_dir() or (suffix not in SUFFIXES and suffix != ".zip"):
             continue
@@ -196,25 +197,25 @@ def _of_zip(file, below: PurePosixPath, left_out: list[LeftOut], depth: int = 0)
             left_out.append(LeftOut("archive", below, f".zip: {_shown(path)}: its name leads out of it; left out"))
             continue
         if stat.S_ISLNK(entry.external_attr >> 16):
-            left_out.append(LeftOut("link", where, ": a link; left out"))
+            left_out.append(LeftOut("link", location, ": a link; left out"))
             continue
         limit = MAX_ZIP if suffix == ".zip" else MAX_FILE
         total += entry.file_size
         if entry.file_size > limit or total > MAX_UNPACKED or entry.file_size > 1 << 20 and (
                 entry.file_size > MAX_RATIO * max(entry.compress_size, 1)):
             why = f": too large once unpacked ({entry.file_size:,} bytes); left out"
-            left_out.append(LeftOut("too large", where, why))
+            left_out.append(LeftOut("too large", location, why))
             continue
         read = _zip_reader(archive, entry, limit)
         if suffix != ".zip":
-            yield Found(where, _zip_time(entry), entry.file_size, read)
+            yield SubmittedFile(location, _zip_time(entry), entry.file_size, read)
         elif depth:
-            left_out.append(LeftOut("archive", where, ": a zip in a zip in a zip; left out"))
+            left_out.append(LeftOut("archive", location, ": a zip in a zip in a zip; left out"))
         else:
             try:
-                yield from _of_zip(io.BytesIO(read()), where.with_suffix(""), left_out, depth + 1)
+                yield from _of_zip(io.BytesIO(read()), location.with_suffix(""), left_out, depth + 1)
             except UserError as error:
-                left_out.append(LeftOut("archive", where, f": {error}"))
+                left_out.append(LeftOut("archive", location, f": {error}"))
 
 
 def _zip_reader(archive, entry, limit: int) -> Callable[[], bytes]:
@@ -279,30 +280,30 @@ def ids_of(name: str) -> set[str]:
     return set(re.findall(r"(?<=_)([0-9]+)_assignsubmission_file_", name))
 
 
-def _shared_root(found: list[Found], folder: Path, roster: list[Student]) -> tuple[str, ...]:
+def _shared_root(files: list[SubmittedFile], folder: Path, roster: list[Student]) -> tuple[str, ...]:
     """Find the folders that wrap all submissions: "submitted", an assignment's, or both. Below "submitted" at the top,
     every folder is a student's. An only folder of another name is a student's unless something outside it says
     otherwise, whatever it holds: where it looks like a class, the roster decides, or its name, that of the archive;
     else UserError."""
-    top = _names(found, 0)
-    if len(top) != 1 or any(len(each.path.parts) == 1 for each in found):
+    top = _names(files, 0)
+    if len(top) != 1 or any(len(each.path.parts) == 1 for each in files):
         return ()
-    (first,) = top
-    if first == "submitted":
-        return (first,)
-    if MOODLE.fullmatch(first) or CANVAS.fullmatch(first):
+    (only_folder,) = top
+    if only_folder == "submitted":
+        return (only_folder,)
+    if MOODLE.fullmatch(only_folder) or CANVAS.fullmatch(only_folder):
         return ()
-    root, inner = (first,), _names(found, 1)
-    if inner == {"submitted"} and all(len(each.path.parts) > 2 for each in found):
-        root, inner = (first, "submitted"), _names(found, 2)
+    root, inner = (only_folder,), _names(files, 1)
+    if inner == {"submitted"} and all(len(each.path.parts) > 2 for each in files):
+        root, inner = (only_folder, "submitted"), _names(files, 2)
     exports = len(inner) > 1 and any(all(map(pattern.fullmatch, inner)) for pattern in (MOODLE, CANVAS))
-    folders = len(inner) > 1 and all(len(each.path.parts) > 2 for each in found) and not any(
+    folders = len(inner) > 1 and all(len(each.path.parts) > 2 for each in files) and not any(
         name == "exercises" or CHAPTER.fullmatch(name) for name in inner)
     looks_like_a_class = len(root) > 1 or exports or folders
-    return root if looks_like_a_class and _holds_a_class(first, inner, folder, roster) else ()
+    return root if looks_like_a_class and _holds_a_class(only_folder, inner, folder, roster) else ()
 
 
-def _holds_a_class(first: str, inner: set[str], folder: Path, roster: list[Student]) -> bool:
+def _holds_a_class(top: str, inner: set[str], folder: Path, roster: list[Student]) -> bool:
     """Whether the only folder at the top, in which `inner` look like students, is the class's and not a student's."""
     keys = {key for student in roster for key in _keys(student)}
 
@@ -312,46 +313,46 @@ def _holds_a_class(first: str, inner: set[str], folder: Path, roster: list[Stude
         words = name.casefold().split("-")  # vectors-USERNAME
         return any("-".join(words[k:]) in keys for k in range(len(words)))
 
-    if listed(first):
+    if listed(top):
         return False
-    if any(map(listed, inner)) or _clean(folder.resolve().stem) == _clean(first):
+    if any(map(listed, inner)) or _clean(folder.resolve().stem) == _clean(top):
         return True
-    some = ", ".join(sorted(map(_clean, inner))[:3])
-    where = f"give {folder / _clean(first)}" if folder.is_dir() else f"name the archive {_clean(first)}.zip"
-    raise UserError(f"{folder} holds one folder, {_clean(first)}, and that holds {some}{', ...' * (len(inner) > 3)}: "
-                    f"are these students, or one student's folders? If they are students, {where}; if "
-                    f"{_clean(first)} is the student, put it in a folder named `submitted`. A --roster with their ids "
+    examples = ", ".join(sorted(map(_clean, inner))[:3])
+    advice = f"give {folder / _clean(top)}" if folder.is_dir() else f"name the archive {_clean(top)}.zip"
+    raise UserError(f"{folder} holds one folder, {_clean(top)}, and that holds {examples}{', ...' * (len(inner) > 3)}: "
+                    f"are these students, or one student's folders? If they are students, {advice}; if "
+                    f"{_clean(top)} is the student, put it in a folder named `submitted`. A --roster with their ids "
                     "decides it, too")
 
 
-def _names(found: list[Found], depth: int) -> set[str]:
-    return {each.path.parts[depth] for each in found if len(each.path.parts) > depth}
+def _names(files: list[SubmittedFile], depth: int) -> set[str]:
+    return {each.path.parts[depth] for each in files if len(each.path.parts) > depth}
 
 
-def _layout_of(found: list[Found], root: tuple[str, ...], folder: str) -> Layout:
+def _layout_of(files: list[SubmittedFile], root: tuple[str, ...], folder: str) -> Layout:
     """The layout of all submissions: an export's if most names at the top level are such as that platform gives."""
-    below = [each.path.parts[len(root):] for each in found]
-    names = sorted({parts[0] for parts in below})
+    relative_parts = [each.path.parts[len(root):] for each in files]
+    names = sorted({parts[0] for parts in relative_parts})
     shown: dict[str, str] = {}
-    taken: set[str] = set()
+    used_names: set[str] = set()
     for name in names:
-        clean, number = _clean(name), 2
-        while clean in taken:  # two names that differ only in what cannot be shown
-            clean, number = f"{_clean(name)} [{number}]", number + 1
-        taken.add(clean)
+        clean, suffix = _clean(name), 2
+        while clean in used_names:  # two names that differ only in what cannot be shown
+            clean, suffix = f"{_clean(name)} [{suffix}]", suffix + 1
+        used_names.add(clean)
         shown[name] = clean
     matches = {pattern: sum(bool(pattern.fullmatch(name)) for name in names) for pattern in (CANVAS, MOODLE)}
     pattern = max(matches, key=matches.__getitem__)  # of as many Canvas: its files can be named as Moodle's are
     if 2 * matches[pattern] > len(names):
         return Layout(pattern, "", folder, shown)
-    prefix = "" if "submitted" in root else _classroom_prefix(below)
+    prefix = "" if "submitted" in root else _classroom_prefix(relative_parts)
     return Layout(None, prefix, folder, shown)
 
 
-def _classroom_prefix(below: list[tuple[str, ...]]) -> str:
+def _classroom_prefix(relative_parts: list[tuple[str, ...]]) -> str:
     """ "vectors-" where every folder is named vectors-USERNAME, and most hold exercises, as with GitHub Classroom."""
-    folders = {parts[0] for parts in below if len(parts) > 1}
-    checkouts = {parts[0] for parts in below if "exercises" in parts[1:-1]}
+    folders = {parts[0] for parts in relative_parts if len(parts) > 1}
+    checkouts = {parts[0] for parts in relative_parts if "exercises" in parts[1:-1]}
     shared = os.path.commonprefix(sorted(folders))
     return shared[: shared.rfind("-") + 1] if len(folders) > 1 and 2 * len(checkouts) > len(folders) else ""
 
@@ -400,10 +401,10 @@ def _claims_another(part: str, name: str, student: Student, owners: dict[str, se
     return bool(match and match.re is MOODLE) or any(owners.get(key, set()) - {name} for key in keys)
 
 
-def _order(found: Found) -> tuple:
+def _order(file: SubmittedFile) -> tuple:
     """Oldest first. A learner's copies in work/ come after all else: whoever hands in a whole checkout hands in the
     exercises as they were given, too."""
-    return "work" in found.path.parts[:-1], found.changed, str(found.path)
+    return "work" in file.path.parts[:-1], file.changed, str(file.path)
 
 
 def read_roster(path: Path) -> list[Student]:
@@ -446,18 +447,18 @@ def _match(collected: Collected, roster: list[Student]) -> dict[str, str]:
     for student in roster:
         for key in _keys(student):
             by_key.setdefault(key, set()).add(student.id)
-    wanted: dict[str, str] = {}
+    matched_ids: dict[str, str] = {}
     for name, student in collected.students.items():
         keys = _keys(student) | {"".join(sorted(re.findall(r"\w+", student.name.casefold())))}
         ids = {one for key in keys for one in by_key.get(key, ()) if len(by_key[key]) == 1}
         if student.id in listed:
             ids = {student.id}
         if len(ids) == 1:
-            (wanted[name],) = ids
-    claims = Counter(wanted.values())
+            (matched_ids[name],) = ids
+    claims = Counter(matched_ids.values())
     students, files, owners = {}, {}, {}
     for name, student in collected.students.items():
-        known = wanted.get(name, name)
+        known = matched_ids.get(name, name)
         if known not in listed:
             collected.notes.append(Note("roster", "not in the roster", student.shown))
         elif known != name and claims[known] > 1:  # a name can be chosen; an id is the platform's

@@ -63,10 +63,10 @@ class Proxy:
     def known(self, array: np.ndarray):
         """(buffer, offset in it) of an array of the device; None for memory that is new."""
         address = array.__array_interface__["data"][0]
-        at = bisect.bisect_right(self.starts, address) - 1
-        if at < 0:
+        index = bisect.bisect_right(self.starts, address) - 1
+        if index < 0:
             return None
-        end, buffer, begin = self.buffers[self.starts[at]]
+        end, buffer, begin = self.buffers[self.starts[index]]
         return (buffer, address - begin) if address <= end else None
 
     def handle(self, device_array) -> dict:
@@ -75,7 +75,7 @@ class Proxy:
         return {"buffer": buffer, "offset": offset, "shape": list(array.shape), "strides": list(array.strides),
                 "dtype": array.dtype.str}
 
-    def given(self, described):
+    def as_argument(self, described):
         """The device array that the grader passes as an argument."""
         from labkit.simt.allocation import poisoned
         from labkit.simt.arrays import DeviceNDArray
@@ -108,15 +108,15 @@ class Proxy:
 
         values: dict = {}
 
-        def one(value):
+        def describe(value):
             if isinstance(value, DeviceNDArray):
                 return self.handle(value)
             if isinstance(value, tuple):
-                return [one(each) for each in value]
+                return [describe(each) for each in value]
             values[str(len(values))] = value
             return str(len(values) - 1)
 
-        described = [one(value) for value in args]
+        described = [describe(value) for value in args]
         try:
             wire.encode({}, values)
         except TypeError as error:
@@ -142,7 +142,7 @@ def install(rpc, namespace: dict) -> Proxy:
     from labkit.simt.launch import ConfiguredKernel, check_count
 
     proxy = Proxy(rpc, namespace)
-    made = DeviceNDArray.__init__
+    original_init = DeviceNDArray.__init__
 
     def init(self, array, stream=0):
         if proxy.known(array) is None:
@@ -151,7 +151,7 @@ def install(rpc, namespace: dict) -> Proxy:
             reply, _ = proxy.ask("allocate", shape=list(array.shape), strides=list(array.strides),
                                  dtype=array.dtype.str)
             proxy.remember(array, reply["buffer"])
-        made(self, array, stream)
+        original_init(self, array, stream)
 
     def copy_to_host(self, ary=None, stream=0):
         if any(stride < 0 for stride in self.strides):
@@ -162,7 +162,7 @@ def install(rpc, namespace: dict) -> Proxy:
             raise TypeError(f"copy_to_host: ary must be a NumPy array, not {type(ary).__name__}")
         else:
             arrays._check_same_layout("copy_to_host", self._array, ary)
-        _, values = proxy.ask("copy to host", source=proxy.handle(self), stream=_number(stream))
+        _, values = proxy.ask("copy to host", source=proxy.handle(self), stream=_stream_handle(stream))
         ary[...] = values["array"].reshape(ary.shape)
         return ary
 
@@ -172,12 +172,12 @@ def install(rpc, namespace: dict) -> Proxy:
         if ary.size == 0:
             return
         if isinstance(ary, DeviceNDArray):
-            proxy.ask("copy", target=proxy.handle(self), source=proxy.handle(ary), stream=_number(stream))
+            proxy.ask("copy", target=proxy.handle(self), source=proxy.handle(ary), stream=_stream_handle(stream))
             return
         arrays._check_contiguous(self._array)
         host = np.asarray(ary, order="C" if self._array.flags.c_contiguous else "F")
         arrays._check_same_layout("copy_to_device", self._array, host)
-        proxy.ask("copy to device", {"array": host}, target=proxy.handle(self), stream=_number(stream))
+        proxy.ask("copy to device", {"array": host}, target=proxy.handle(self), stream=_stream_handle(stream))
 
     def to_device(obj, stream=0, copy=True, to=None):
         if to is not None:
@@ -194,12 +194,12 @@ def install(rpc, namespace: dict) -> Proxy:
             proxy.ask("upload", {"array": host}, target=proxy.handle(on_device))
         return on_device
 
-    def get(self, item):
+    def get_item(self, item):
         part = self._array[(*arrays._basic_index(item), ...)]
         view = DeviceNDArray(part, self.stream)
         return view if part.ndim else proxy.ask("get", source=proxy.handle(view))[1]["array"][()]
 
-    def put(self, item, value):
+    def set_item(self, item, value):
         target = DeviceNDArray(self._array[(*arrays._basic_index(item), ...)])
         if isinstance(value, DeviceNDArray):
             proxy.ask("set", target=proxy.handle(target), source=proxy.handle(value))
@@ -217,16 +217,16 @@ def install(rpc, namespace: dict) -> Proxy:
         described, values = proxy.arguments(args)
         _, changed = proxy.ask("launch", values, kernel=proxy.kernel(configured.kernel), arguments=described,
                                grid=list(configured.grid), block=list(configured.block),
-                               shared=configured.sharedmem, stream=_number(configured.stream), recorded=recorded)
-        for number, array in changed.items():
-            values[number][...] = array
+                               shared=configured.sharedmem, stream=_stream_handle(configured.stream), recorded=recorded)
+        for index, array in changed.items():
+            values[index][...] = array
 
     def run(configured, *args):
         check_count(configured.kernel, args)
-        afterwards: list = []
-        launch(configured, [a.to_device(afterwards, configured.stream) if isinstance(a, ArgHint) else a
+        copies_back: list = []
+        launch(configured, [a.to_device(copies_back, configured.stream) if isinstance(a, ArgHint) else a
                             for a in args], False)
-        for copy_back in afterwards:
+        for copy_back in copies_back:
             copy_back()
 
     def record(self, configured, args):
@@ -247,18 +247,18 @@ def install(rpc, namespace: dict) -> Proxy:
         self._number = reply["graph"]
 
     def replay(self, stream=0):
-        proxy.ask("replay", graph=self._number, stream=_number(stream))
+        proxy.ask("replay", graph=self._number, stream=_stream_handle(stream))
 
-    def product(call, before, inputs, beta, output, **options):
-        def memory(one):
-            array, offset = (one.array, one.offset) if isinstance(one, blas.At) else (one, 0)
+    def product(call, leading, inputs, beta, output, **options):
+        def memory(operand):
+            array, offset = (operand.array, operand.offset) if isinstance(operand, blas.At) else (operand, 0)
             if isinstance(array, np.ndarray):
                 raise TypeError("the array is on the host; cuda.to_device(...) copies it to the device")
             return {"array": proxy.handle(array), "offset": offset}
 
-        proxy.ask("product", {"before": tuple(before), "beta": beta,
+        proxy.ask("product", {"before": tuple(leading), "beta": beta,
                               "numbers": tuple(tuple(numbers) for _, *numbers in inputs), "rest": tuple(output[1:])},
-                  name=call.__name__, inputs=[memory(one) for one, *_ in inputs], output=memory(output[0]),
+                  name=call.__name__, inputs=[memory(operand) for operand, *_ in inputs], output=memory(output[0]),
                   options=options)
 
     def tile_launch(stream, grid, function, args):
@@ -270,7 +270,7 @@ def install(rpc, namespace: dict) -> Proxy:
         proxy.ask("tile", values, name=names[0], arguments=described, grid=[int(extent) for extent in grid])
 
     def build(self):
-        kernel = built(self)
+        kernel = original_build(self)
         proxy.lazy[id(kernel)] = kernel, self
         return kernel
 
@@ -280,16 +280,16 @@ def install(rpc, namespace: dict) -> Proxy:
     def wait():
         proxy.ask("wait for all")
 
-    built = lazy.LazyKernel.build
-    _everywhere(arrays.to_device, to_device)
-    _everywhere(streams.synchronize, wait)
-    _everywhere(cuda.synchronize, wait)
+    original_build = lazy.LazyKernel.build
+    _replace_everywhere(arrays.to_device, to_device)
+    _replace_everywhere(streams.synchronize, wait)
+    _replace_everywhere(cuda.synchronize, wait)
     for name in NOT_OBSERVED:
-        _everywhere(getattr(arrays, name), _refuse(name))
+        _replace_everywhere(getattr(arrays, name), _refuse(name))
     for owner, name, function in (
             (DeviceNDArray, "__init__", init), (DeviceNDArray, "copy_to_host", copy_to_host),
-            (DeviceNDArray, "copy_to_device", copy_to_device), (DeviceNDArray, "__getitem__", get),
-            (DeviceNDArray, "__setitem__", put), (DeviceNDArray, "transpose", transpose),
+            (DeviceNDArray, "copy_to_device", copy_to_device), (DeviceNDArray, "__getitem__", get_item),
+            (DeviceNDArray, "__setitem__", set_item), (DeviceNDArray, "transpose", transpose),
             (ConfiguredKernel, "run", run), (graphs._Recorder, "record", record),
             (graphs._RecordedGraph, "__init__", capture), (graphs._RecordedGraph, "launch", replay),
             (blas, "_on_host", product), (tiles, "launch", tile_launch), (lazy.LazyKernel, "build", build),
@@ -298,7 +298,7 @@ def install(rpc, namespace: dict) -> Proxy:
     return proxy
 
 
-def _number(stream) -> int:
+def _stream_handle(stream) -> int:
     return int(getattr(stream, "handle", stream) or 0)
 
 
@@ -309,10 +309,10 @@ def _refuse(name: str):
     return refuse
 
 
-def _everywhere(before, after) -> None:
+def _replace_everywhere(original, replacement) -> None:
     """Replace a function wherever labkit has imported it."""
     for name, module in list(sys.modules.items()):
         if name == "labkit" or name.startswith("labkit."):
             with contextlib.suppress(AttributeError, TypeError):
-                for key in [key for key, value in vars(module).items() if value is before]:
-                    setattr(module, key, after)
+                for key in [key for key, value in vars(module).items() if value is original]:
+                    setattr(module, key, replacement)

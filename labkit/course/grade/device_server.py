@@ -37,13 +37,13 @@ NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
 class DeviceServer:
     """Answers what one function's process asks of the device.
 
-    opened(kind, program) gives the RemoteKernel or RemoteTiles of a kernel or tile program, in a process of its own.
+    open_kernel(kind, program) gives the RemoteKernel or RemoteTiles of a kernel or tile program, in its own process.
     """
 
-    def __init__(self, program: Program, opened):
-        self.program, self.opened = program, opened
+    def __init__(self, program: Program, open_kernel):
+        self.program, self.open_kernel = program, open_kernel
         self.memory: dict[int, np.ndarray] = {}  # buffer -> its bytes
-        self.numbers = itertools.count()
+        self.buffer_ids = itertools.count()
         self.graphs: list = []
         self.kernels: dict[str, object] = {}
         self.recorder = None
@@ -72,7 +72,7 @@ class DeviceServer:
 
     # Memory
 
-    def given(self, array: DeviceNDArray) -> dict:
+    def describe(self, array: DeviceNDArray) -> dict:
         """An argument of the function, as it is described to its process."""
         memory = array._array
         if not (memory.flags.c_contiguous or memory.flags.f_contiguous):
@@ -89,13 +89,13 @@ class DeviceServer:
             raise ProcessEnded("it returned an array that there is not") from None
 
     def _keep(self, data: np.ndarray) -> int:
-        buffer = next(self.numbers)
+        buffer = next(self.buffer_ids)
         self.memory[buffer] = data
         return buffer
 
     def _allocate(self, head, values):
-        shape, dtype = _whole(head["shape"]), wire.DTYPES[head["dtype"]]
-        strides = _whole(head["strides"])
+        shape, dtype = _integers(head["shape"]), wire.DTYPES[head["dtype"]]
+        strides = _integers(head["strides"])
         if len(shape) != len(strides) or min((*shape, *strides), default=0) < 0:
             raise ValueError("no array")
         nbytes = dtype.itemsize + sum((n - 1) * stride for n, stride in zip(shape, strides, strict=True))
@@ -108,16 +108,16 @@ class DeviceServer:
     def _view(self, described) -> DeviceNDArray:
         """The part of a buffer that is described; ValueError where it is none."""
         data, dtype = self.memory[described["buffer"]], wire.DTYPES[described["dtype"]]
-        shape, strides = _whole(described["shape"]), _whole(described["strides"])
-        offset, = _whole([described["offset"]])
+        shape, strides = _integers(described["shape"]), _integers(described["strides"])
+        offset, = _integers([described["offset"]])
         if len(shape) != len(strides) or any(n < 0 for n in shape):
             raise ValueError("no array")
         if math.prod(shape) == 0:
             return DeviceNDArray(np.empty(shape, dtype))
         reach = [(n - 1) * stride for n, stride in zip(shape, strides, strict=True)]
-        first = offset + sum(min(0, each) for each in reach)
-        last = offset + sum(max(0, each) for each in reach) + dtype.itemsize
-        if first < 0 or last > data.nbytes:
+        start = offset + sum(min(0, each) for each in reach)
+        end = offset + sum(max(0, each) for each in reach) + dtype.itemsize
+        if start < 0 or end > data.nbytes:
             raise ValueError("a part of no array")
         return DeviceNDArray(np.ndarray(shape, dtype, data, offset, strides))
 
@@ -150,7 +150,7 @@ class DeviceServer:
 
     def _launch(self, head, values):
         kernel = self._kernel(head["kernel"])
-        grid, block = (dimensions(kernel, name, _whole(head[name])) for name in ("grid", "block"))
+        grid, block = (dimensions(kernel, name, _integers(head[name])) for name in ("grid", "block"))
         arguments = self._arguments(head["arguments"], values)
         stream = self.recorder if head["recorded"] else int(head["stream"])
         if stream is None:
@@ -159,27 +159,29 @@ class DeviceServer:
         return {}, {name: value for name, value in values.items() if isinstance(value, np.ndarray)}
 
     def _arguments(self, described, values: dict):
-        return tuple(self._view(one) if isinstance(one, dict) else
-                     self._arguments(one, values) if isinstance(one, list) else values[one] for one in described)
+        return tuple(self._view(entry) if isinstance(entry, dict) else
+                     self._arguments(entry, values) if isinstance(entry, list) else values[entry]
+                     for entry in described)
 
-    def _kernel(self, asked: dict):
+    def _kernel(self, request: dict):
         """The kernel that is named, of the answer or of the library."""
-        key = repr(asked)
+        key = repr(request)
         if key not in self.kernels:
-            name = asked["name"]
+            name = request["name"]
             if not NAME.fullmatch(name):
                 raise ValueError("no name")
-            if "module" in asked:
-                self.kernels[key] = self.opened("library", Program("kernel", "", _library_source(asked)))
+            if "module" in request:
+                self.kernels[key] = self.open_kernel("library", Program("kernel", "", _library_source(request)))
             else:
-                self.kernels[key] = self.opened("kernel", Program(name, self.program.above, self.program.answer))
+                self.kernels[key] = self.open_kernel("kernel", Program(name, self.program.above, self.program.answer))
         return self.kernels[key]
 
     def _tile(self, head, values):
         key = f"tile {head['name']}"
         if key not in self.kernels:
-            self.kernels[key] = self.opened("tiles", Program(head["name"], self.program.above, self.program.answer))
-        tiles.launch(None, _whole(head["grid"]), self.kernels[key], self._arguments(head["arguments"], values))
+            self.kernels[key] = self.open_kernel(
+                "tiles", Program(head["name"], self.program.above, self.program.answer))
+        tiles.launch(None, _integers(head["grid"]), self.kernels[key], self._arguments(head["arguments"], values))
         return {}, {}
 
     def _capture(self, head, values):
@@ -198,17 +200,18 @@ class DeviceServer:
             self.recorder = None
 
     def _replay(self, head, values):
-        self.graphs[_whole([head["graph"]])[0]].launch(int(head["stream"]))
+        self.graphs[_integers([head["graph"]])[0]].launch(int(head["stream"]))
         return {}, {}
 
     def _product(self, head, values):
         if head["name"] not in PRODUCTS:
             raise ValueError("no product")
 
-        def memory(one):
-            return blas.At(self._view(one["array"]), _whole([one["offset"]])[0])
+        def memory(entry):
+            return blas.At(self._view(entry["array"]), _integers([entry["offset"]])[0])
 
-        inputs = tuple((memory(one), *numbers) for one, numbers in zip(head["inputs"], values["numbers"], strict=True))
+        inputs = tuple((memory(entry), *numbers)
+                       for entry, numbers in zip(head["inputs"], values["numbers"], strict=True))
         blas._on_host(getattr(model, head["name"]), values["before"], inputs, values["beta"],
                       (memory(head["output"]), *values["rest"]), **head["options"])
         return {}, {}
@@ -222,26 +225,26 @@ class DeviceServer:
         return {}, {}
 
 
-def _whole(numbers) -> tuple[int, ...]:
-    if not isinstance(numbers, list) or len(numbers) > 16 or not all(
-            type(each) is int and abs(each) < 1 << 40 for each in numbers):
+def _integers(values) -> tuple[int, ...]:
+    if not isinstance(values, list) or len(values) > 16 or not all(
+            type(each) is int and abs(each) < 1 << 40 for each in values):
         raise ValueError("no whole numbers")
-    return tuple(numbers)
+    return tuple(values)
 
 
-def _library_source(asked: dict) -> str:
+def _library_source(request: dict) -> str:
     """The line that makes a kernel of the library: an import, and a call of its factory with plain values."""
-    if not LIBRARY.fullmatch(asked["module"]):
+    if not LIBRARY.fullmatch(request["module"]):
         raise ValueError("no module of the library")
-    text = f"from {asked['module']} import {asked['name']} as kernel\n"
-    if "arguments" not in asked:
+    text = f"from {request['module']} import {request['name']} as kernel\n"
+    if "arguments" not in request:
         return text
-    given = [*asked["arguments"], *asked["keywords"].values()]
-    if not asked["name"].startswith("make_") or not all(map(NAME.fullmatch, asked["keywords"])) or not all(
-            value is None or isinstance(value, bool | int | float | str) for value in given):
-        raise Refused(f"what `{asked['name']}` makes of these arguments cannot be launched on the grader's device")
-    call = ", ".join([*map(repr, asked["arguments"]), *(f"{k}={v!r}" for k, v in asked["keywords"].items())])
-    return f"{text}kernel = kernel({call})\nkernel = kernel[{int(asked['number'])}] if isinstance(kernel, tuple) " \
+    arguments = [*request["arguments"], *request["keywords"].values()]
+    if not request["name"].startswith("make_") or not all(map(NAME.fullmatch, request["keywords"])) or not all(
+            value is None or isinstance(value, bool | int | float | str) for value in arguments):
+        raise Refused(f"what `{request['name']}` makes of these arguments cannot be launched on the grader's device")
+    call = ", ".join([*map(repr, request["arguments"]), *(f"{k}={v!r}" for k, v in request["keywords"].items())])
+    return f"{text}kernel = kernel({call})\nkernel = kernel[{int(request['number'])}] if isinstance(kernel, tuple) " \
            "else kernel\nkernel = kernel.build()\n"
 
 
@@ -253,19 +256,19 @@ def launched_elsewhere():
     """Within the block, a RemoteKernel that is launched on arrays of this device runs in its own process."""
     run, tile = ConfiguredKernel.run, tiles.launch
 
-    def run_there(configured, *arguments):
+    def run_remotely(configured, *arguments):
         if isinstance(configured.kernel, RemoteKernel):
             configured.kernel.run_on((configured.grid, configured.block, 0, configured.sharedmem), arguments)
         else:
             run(configured, *arguments)
 
-    def tile_there(stream, grid, program, arguments):
+    def launch_tiles_remotely(stream, grid, program, arguments):
         if isinstance(program, RemoteTiles):
             program.run_on(tuple(grid), arguments)
         else:
             tile(stream, grid, program, arguments)
 
-    ConfiguredKernel.run, tiles.launch = run_there, tile_there
+    ConfiguredKernel.run, tiles.launch = run_remotely, launch_tiles_remotely
     try:
         yield
     finally:

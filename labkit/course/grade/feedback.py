@@ -97,8 +97,8 @@ def write_similar(out: Path, pairs: list[similar.Pair]) -> None:
 def student_body(rows: list[Row]) -> str:
     from labkit.course.check.verdict import Verdict
 
-    points, most = sum(row.points for row in rows), sum(row.entry.points for row in rows)
-    parts = [f"<p>{points} of {most} points.</p>"]
+    points, total = sum(row.points for row in rows), sum(row.entry.points for row in rows)
+    parts = [f"<p>{points} of {total} points.</p>"]
     for row in rows:
         fields = Verdict.__dataclass_fields__.keys() | {"verdict"}
         result = {key: value for key, value in row.result.items() if key in fields and key != "kind"}
@@ -131,11 +131,11 @@ def class_body(students: dict[str, list[Row]], isolation: str, notes: list[str])
                      "</tr>")
     people = []
     for own in students.values():
-        points, most = sum(row.points for row in own), sum(row.entry.points for row in own)
-        gone = all(row.result["verdict"] == "missing" for row in own)
+        points, total = sum(row.points for row in own), sum(row.entry.points for row in own)
+        is_missing = all(row.result["verdict"] == "missing" for row in own)
         people.append(f'<tr><td><a href="feedback/{page_name(own[0].student.id)}">'
-                      f"{html.escape(own[0].student.shown)}</a></td><td>{points} of {most}</td>"
-                      f"<td>{'nothing handed in' if gone else ''}</td></tr>")
+                      f"{html.escape(own[0].student.shown)}</a></td><td>{points} of {total}</td>"
+                      f"<td>{'nothing handed in' if is_missing else ''}</td></tr>")
     return "\n".join([
         f"<p>{html.escape(isolation)}</p>",
         "<h2>Exercises</h2><table><tr><th>exercise<th>handed in<th>passed<th>rate<th>graded in (median)"

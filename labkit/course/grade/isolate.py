@@ -42,8 +42,8 @@ def _call(name: str, *arguments) -> None:
                  ctypes.c_void_p(None) if a is None else ctypes.c_ulong(a) if isinstance(a, int) else a
                  for a in arguments]
     if getattr(libc, name)(*arguments) != 0:
-        number = ctypes.get_errno()
-        raise OSError(number, f"{name}: {os.strerror(number)}")
+        errno = ctypes.get_errno()
+        raise OSError(errno, f"{name}: {os.strerror(errno)}")
 
 
 def mount(source, target, kind=None, flags=0, options=None) -> None:
@@ -108,9 +108,9 @@ def enter(stage: str, shown: list[str], hidden: list[str], cache: str) -> bool:
             mount("tmpfs", target, "tmpfs", RDONLY | NOSUID | NODEV, "mode=000,size=4k")
         elif os.path.exists(target):
             mount("/dev/null", target, None, BIND)
-    for number, path in enumerate(_below_tmp(shown)):  # private_mounts covers /tmp and shows these again
-        os.makedirs(f"{stage}/shown/{number}")
-        _bind(stage + path, f"{stage}/shown/{number}")
+    for index, path in enumerate(_below_tmp(shown)):  # private_mounts covers /tmp and shows these again
+        os.makedirs(f"{stage}/shown/{index}")
+        _bind(stage + path, f"{stage}/shown/{index}")
     for name in ("tmp", "cache"):
         os.makedirs(f"{stage}/{name}", exist_ok=True)
     _bind(cache, f"{stage}/cache", read_only=False)
@@ -138,9 +138,9 @@ def private_mounts(limits: Limits, shown: list[str], *, shared_cache: bool) -> N
     mount(None, "/", None, REC | PRIVATE)
     options = f"size={limits.tmp},nr_inodes=4096,mode=1777"
     mount("tmpfs", "/tmp", "tmpfs", NOSUID | NODEV, options)
-    for number, path in enumerate(_below_tmp(shown)):
+    for index, path in enumerate(_below_tmp(shown)):
         os.makedirs(path, mode=0o755, exist_ok=True)
-        _bind(f"/shown/{number}", path)
+        _bind(f"/shown/{index}", path)
     mount("tmpfs", "/dev/shm", "tmpfs", NOSUID | NODEV, "size=1m,mode=1777")
     if shared_cache:
         return
@@ -156,9 +156,9 @@ def private_mounts(limits: Limits, shown: list[str], *, shared_cache: bool) -> N
     mount("tmpfs", "/dev/shm", "tmpfs", NOSUID | NODEV, "size=1m,mode=1777")
 
 
-def confine(limits: Limits, taken: int, uid: int | None) -> None:
-    """Give up every right. taken: bytes of address space that are in use now. uid: the user to become, if root."""
-    soft = {"AS": taken + limits.memory, "CPU": limits.seconds, "FSIZE": limits.tmp, "NOFILE": limits.files,
+def confine(limits: Limits, memory_used: int, uid: int | None) -> None:
+    """Give up every right. memory_used: bytes of address space in use now. uid: the user to become, if root."""
+    soft = {"AS": memory_used + limits.memory, "CPU": limits.seconds, "FSIZE": limits.tmp, "NOFILE": limits.files,
             "CORE": 0, "MSGQUEUE": 0, "MEMLOCK": 1 << 16, "STACK": 8 << 20}
     for name, value in soft.items():
         with contextlib.suppress(AttributeError, ValueError, OSError):

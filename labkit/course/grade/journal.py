@@ -23,15 +23,15 @@ class Journal:
     def find(self, task: Task) -> dict | None:
         """The verdict on this very answer; None if there is none, or it cannot be read."""
         try:
-            held = json.loads(self._path(task.student, task.exercise).read_text(encoding="utf-8"))
-            return held["result"] if held["key"] == task.key and isinstance(held["result"]["passed"], bool) else None
+            entry = json.loads(self._path(task.student, task.exercise).read_text(encoding="utf-8"))
+            return entry["result"] if entry["key"] == task.key and isinstance(entry["result"]["passed"], bool) else None
         except (OSError, ValueError, KeyError, TypeError):
             return None
 
     def keep(self, task: Task, result: dict) -> None:
-        held = {"student": task.student, "exercise": task.exercise, "key": task.key, "result": result}
+        entry = {"student": task.student, "exercise": task.exercise, "key": task.key, "result": result}
         try:
-            write_text(self._path(task.student, task.exercise), json.dumps(held) + "\n")
+            write_text(self._path(task.student, task.exercise), json.dumps(entry) + "\n")
         except OSError as error:
             raise UserError(f"the verdict on {task.exercise} could not be kept in {self.folder}: {error.strerror}. "
                             "No earlier verdict is lost: free some space and run the same command again") from None

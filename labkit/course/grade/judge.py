@@ -109,9 +109,9 @@ class Judge:
     def _prediction(self, exercise, answer: Answer) -> dict:
         from labkit.course.check import examine
 
-        given, numbers = numbers_of(answer)
+        argument, numbers = numbers_of(answer)
         try:
-            return examine(exercise, given, numbers=numbers).result()
+            return examine(exercise, argument, numbers=numbers).result()
         except ValueError as error:  # a name that is not asked for
             raise Refused(str(error)) from None
 
@@ -134,7 +134,7 @@ class Judge:
         show_source(program, file)
         server, beside = None, []
         if kind == "function" and exercise.demand is not None:
-            server = DeviceServer(program, lambda *asked: self._beside(*asked, file, beside))
+            server = DeviceServer(program, lambda *request: self._beside(*request, file, beside))
         job, reply = self._job(kind, program, file, server)
         connection = Connection(job, file, server)
         try:
@@ -223,25 +223,25 @@ class Judge:
     def _examined(self, exercise, answer, seed: int) -> dict:
         from labkit.course.check import examine
 
-        with _observed_there(), launched_elsewhere():
+        with _remote_observe(), launched_elsewhere():
             return examine(exercise, answer, seed=seed).result()
 
     def _not_defined(self, exercise, program: Program, file: str, error: Exception) -> dict:
         """The answer's cell itself raised."""
         from labkit.course.check.python_errors import learners_frame
-        from labkit.course.check.verdict import place
+        from labkit.course.check.verdict import quote_line
 
         name = type(error).__name__
-        where, line = learners_frame(error, file)
+        error_file, line = learners_frame(error, file)
         if hasattr(error, "line"):  # a kernel's fault names its own
-            where, line = getattr(error, "filename", file), error.line
+            error_file, line = getattr(error, "filename", file), error.line
         details = f"{name}: {error}" if str(error) else name
         result = plain_result(exercise.name, "raised", "The answer's cell raises an error.", details)
         if name == "HostTimeout":
             result["headline"], result["details"] = "The answer's cell never ends.", []
-        if line and where == file:
+        if line and error_file == file:
             with suppress(Exception):
-                result["details"].append(place(file, line))
+                result["details"].append(quote_line(file, line))
         return result
 
 
@@ -263,21 +263,21 @@ def _in_a_line(error: BaseException, file: str) -> str:
     from labkit.course.check.python_errors import learners_frame
 
     message = f"{type(error).__name__}: {error}".split("\n")[0].rstrip(": ")
-    where, line = learners_frame(error, file)
-    return f"{message}, line {line}" if line and where == file else message
+    error_file, line = learners_frame(error, file)
+    return f"{message}, line {line}" if line and error_file == file else message
 
 
 @contextmanager
-def _observed_there():
+def _remote_observe():
     """check looks labkit.observe up for each launch that it observes: within the block those of other processes too."""
     import labkit
     from labkit.course.grade import remote
 
-    before, labkit.observe = labkit.observe, remote.observe
+    original, labkit.observe = labkit.observe, remote.observe
     try:
         yield
     finally:
-        labkit.observe = before
+        labkit.observe = original
 
 
 def plain_result(exercise: str, kind: str, headline: str, *details: str) -> dict:

@@ -25,9 +25,9 @@ def lines(notes: Iterable[Note]) -> list[str]:
     groups: dict[tuple[str, str], list[str]] = {}
     for note in notes:
         groups.setdefault((note.kind, note.student), []).append(note.text)
-    found = []
+    result = []
     for (_, student), texts in sorted(groups.items(), key=lambda group: KINDS.index(group[0][0])):
-        about = f"{student}: " if student else ""
+        prefix = f"{student}: " if student else ""
         more = f" (and {len(texts) - 1:,} more like this)" if len(texts) > 1 else ""
-        found.append(f"{about}{texts[0]}{more}")
-    return found
+        result.append(f"{prefix}{texts[0]}{more}")
+    return result

@@ -34,8 +34,8 @@ class ProcessEnded(Exception):
 
 
 class Connection:
-    """What a remote kernel or function asks through. `job` may be None: then nothing can be asked any more. server:
-    what answers what a function asks of the grader's device, if it may."""
+    """The connection to the process of a remote kernel or function. `job` may be None: then every request fails.
+    server: serves device requests of a function, if it may make any."""
 
     def __init__(self, job, file: str, server=None):
         self.job, self.file, self.server = job, file, server
@@ -54,7 +54,7 @@ class Connection:
             raise HostTimeout from None
         except wire.WireError as error:
             self.broken = True
-            self.why = self._how(error)
+            self.why = self._exit_reason(error)
             raise ProcessEnded(self.why) from None
         except HostTimeout:
             self.broken = self.late = True
@@ -83,9 +83,9 @@ class Connection:
             self.server.refused = text_of(described.get("text", ""))[:300]
         raise_here(described, self.file)
 
-    def _how(self, error) -> str:
-        ended = self.job.end()
-        code = ended.get("exit")
+    def _exit_reason(self, error) -> str:
+        report = self.job.end()
+        code = report.get("exit")
         if code == -24:
             return "its process used up its time"
         if isinstance(code, int) and code < 0:
@@ -98,8 +98,8 @@ class Connection:
 def text_of(value) -> str:
     """A text from the other side: without control characters, and not too long."""
     shown = re.sub(r"[^\S\n]|[\x00-\x09\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]", " ", str(value))
-    for place in (paths.REPOSITORY, sys.prefix, sys.base_prefix):
-        shown = shown.replace(f"{place}/", "")
+    for prefix in (paths.REPOSITORY, sys.prefix, sys.base_prefix):
+        shown = shown.replace(f"{prefix}/", "")
     return shown if len(shown) <= TEXT else f"{shown[:TEXT]} ..."
 
 
@@ -130,26 +130,26 @@ def raise_here(described, file: str):
     exec(compile(tree, file, "exec"), {"error": error})  # three tokens of our own, at the answer's line
 
 
-def _facts(given, file: str) -> dict:
+def _facts(described, file: str) -> dict:
     """Attributes of a kernel's fault, each of its type. A verdict quotes a line of the file that a fault names, so only
     the answer may be named, or a kernel of the library."""
-    found = {}
-    for key, value in given.items() if isinstance(given, dict) else ():
+    facts = {}
+    for key, value in described.items() if isinstance(described, dict) else ():
         if key == "line" and type(value) is int and 0 <= value < 100_000:
-            found[key] = value
+            facts[key] = value
         elif key in ("array", "kernel") and isinstance(value, str):
-            found[key] = text_of(value)[:200]
+            facts[key] = text_of(value)[:200]
         elif key == "filename" and isinstance(value, str) and (
                 value in (file, f"<above {file[1:]}") or value in _library_files()):
-            found[key] = value
+            facts[key] = value
         elif key in ("thread", "block", "index", "shape") and _whole_numbers(value):
-            found[key] = tuple(value)
+            facts[key] = tuple(value)
     for key in ("thread", "block"):
-        if key in found and len(found[key]) != 3:
-            del found[key]
-    if not found.get("index", (0,)):
-        del found["index"]
-    return found
+        if key in facts and len(facts[key]) != 3:
+            del facts[key]
+    if not facts.get("index", (0,)):
+        del facts["index"]
+    return facts
 
 
 @functools.cache
@@ -166,7 +166,7 @@ def _whole_numbers(value) -> bool:
 
 
 def answer_from(reply, program: Program, connection: Connection):
-    """What check is to see for the answer that the other side has defined."""
+    """Return the proxy of the answer that the other side has defined, as check expects it."""
     defined, name = reply.get("defined"), text_of(reply.get("name", ""))[:80] or program.name
     if defined == "none" or not isinstance(defined, str):
         return None
@@ -183,12 +183,12 @@ def answer_from(reply, program: Program, connection: Connection):
 
 
 def _named(type_name: str, *, name: str, function=None):
-    made = type(type_name, (), {"__repr__": lambda self: f"<{name}>"})()
-    made.__name__ = name
+    instance = type(type_name, (), {"__repr__": lambda self: f"<{name}>"})()
+    instance.__name__ = name
     if function is not None:
-        made.py_func = function
-        type(made).__getitem__ = lambda self, key: None
-    return made
+        instance.py_func = function
+        type(instance).__getitem__ = lambda self, key: None
+    return instance
 
 
 def show_source(program: Program, file: str) -> None:
@@ -215,10 +215,10 @@ def code_of(reply, program: Program, file: str):
                 if isinstance(argument, ast.arg):
                     argument.annotation = None
             code = compile(ast.Module([node], []), filename, "exec", dont_inherit=True)
-            inner = next(each for each in code.co_consts if isinstance(each, types.CodeType))
-            if inner.co_freevars:
+            code_object = next(each for each in code.co_consts if isinstance(each, types.CodeType))
+            if code_object.co_freevars:
                 break
-            return types.FunctionType(inner.replace(co_firstlineno=begin), {}, node.name)
+            return types.FunctionType(code_object.replace(co_firstlineno=begin), {}, node.name)
     return _unread(file)
 
 
@@ -268,9 +268,9 @@ def _run_on(connection: Connection, head: dict, values: dict, arguments) -> None
         _, changed = connection.ask(head, {**values, "arguments": tuple(described), "buffers": tuple(buffers),
                                            "begins": tuple(begins)})
     for key, value in changed.items():
-        kind, _, number = key.partition(" ")
+        kind, _, index = key.partition(" ")
         targets = {"buffer": buffers, "argument": described}.get(kind, ())
-        target = targets[int(number)] if number.isdigit() and int(number) < len(targets) else None
+        target = targets[int(index)] if index.isdigit() and int(index) < len(targets) else None
         if not isinstance(target, np.ndarray) or not isinstance(value, np.ndarray) or (
                 value.shape != target.shape or value.dtype != target.dtype):
             raise ProcessEnded("it gave back another array than it got")
@@ -303,9 +303,9 @@ def with_memory(arguments) -> tuple[list, list, list]:
     roots: dict[int, int] = {}
     buffers: list[np.ndarray] = []
 
-    def one(value):
+    def describe(value):
         if isinstance(value, tuple):
-            return tuple(map(one, value))
+            return tuple(map(describe, value))
         if not isinstance(value, DeviceNDArray):
             return value
         array = value._array
@@ -320,7 +320,7 @@ def with_memory(arguments) -> tuple[list, list, list]:
         offset = array.__array_interface__["data"][0] - begin if array.size else 0
         return ["array", roots[begin], offset, list(array.shape), list(array.strides), array.dtype.str]
 
-    described = [one(value) for value in arguments]
+    described = [describe(value) for value in arguments]
     return described, buffers, [begin % 256 for begin in roots]
 
 
@@ -341,7 +341,7 @@ def remote_function(name: str, code, connection: Connection):
         sent, device = [], []
         for value in arguments:
             on_device = hasattr(value, "copy_to_host")
-            device.append(known.setdefault(id(value), connection.server.given(value)) if on_device else None)
+            device.append(known.setdefault(id(value), connection.server.describe(value)) if on_device else None)
             sent.append(None if on_device else value)
         reply, changed = connection.ask({"do": "call", "device": device, **_settings()}, {"arguments": tuple(sent)})
         if "returned" in reply:
@@ -389,25 +389,25 @@ def _sent(arguments) -> tuple[tuple, list[bool]]:
 
 def _put_back(arguments, sent, changed: dict) -> None:
     for key, value in changed.items():
-        number = int(key) if key.isdigit() and len(key) < 4 else len(arguments)
-        if number >= len(arguments) or not isinstance(sent[number], np.ndarray):
+        index = int(key) if key.isdigit() and len(key) < 4 else len(arguments)
+        if index >= len(arguments) or not isinstance(sent[index], np.ndarray):
             raise ProcessEnded("it gave back an argument that there is not")
-        before = sent[number]
-        if not isinstance(value, np.ndarray) or value.shape != before.shape or value.dtype != before.dtype:
+        original = sent[index]
+        if not isinstance(value, np.ndarray) or value.shape != original.shape or value.dtype != original.dtype:
             raise ProcessEnded("it gave back an array of another shape or type")
-        target = arguments[number]
+        target = arguments[index]
         if hasattr(target, "copy_to_device"):
-            target.copy_to_device(np.asarray(value, order="F" if not before.flags.c_contiguous else "C"))
+            target.copy_to_device(np.asarray(value, order="F" if not original.flags.c_contiguous else "C"))
         else:
             target[...] = value
 
 
-def report_from(given, kernel: RemoteKernel) -> Report:
+def report_from(described, kernel: RemoteKernel) -> Report:
     """An observation, rebuilt from what its process sent. ProcessEnded where it is none."""
     try:
-        report = Report(kernel.__name__, kernel.connection.file, tuple(given["grid"]), tuple(given["block"]))
+        report = Report(kernel.__name__, kernel.connection.file, tuple(described["grid"]), tuple(described["block"]))
         for name in FINDINGS:
-            for finding in given[name]:
+            for finding in described[name]:
                 if finding["kind"] not in KINDS:
                     raise ValueError
                 index = finding["index"]
@@ -416,16 +416,16 @@ def report_from(given, kernel: RemoteKernel) -> Report:
                     [tuple(thread) for thread in finding["threads"]], finding["block"], text_of(finding["array"]),
                     tuple(index) if isinstance(index, list) else index, text_of(finding["sentence"]),
                     int(finding["times"])))
-        counts = given["counts"]
-        lines = dict(given["lines"])
+        counts = described["counts"]
+        lines = dict(described["lines"])
         for table in (counts, *lines.values()):
             if not all(isinstance(value, int | float) and math.isfinite(value) for value in table.values()):
                 raise ValueError
         report.counts, report.lines = dict(counts), lines
-        report.instructions = {text_of(name): int(times) for name, times in given["instructions"].items()}
-        report.arrays = {text_of(name): (int(first), tuple(map(int, shape)), int(itemsize))
-                         for name, (first, shape, itemsize) in given["arrays"]}
-        for name, space, thread, address, kinds in given["touched"]:
+        report.instructions = {text_of(name): int(times) for name, times in described["instructions"].items()}
+        report.arrays = {text_of(name): (int(start), tuple(map(int, shape)), int(itemsize))
+                         for name, (start, shape, itemsize) in described["arrays"]}
+        for name, space, thread, address, kinds in described["touched"]:
             cells = report.touched.setdefault((text_of(name), text_of(space)), {})
             cells[int(thread), int(address)] = set(map(text_of, kinds))
         return report

@@ -55,7 +55,7 @@ class Sandbox:
         self.as_user = False  # whether answers run as a user of their own
         # Of no other sandbox on the machine: a sandbox kills all leftover processes of its user.
         self.uid = isolate.FIRST_UID + 2 * secrets.randbelow(isolate.USERS)
-        self._spoilt = False
+        self._tainted = False
 
     def start(self, *, warm: bool = True) -> None:
         """SandboxError where the system refuses this isolation. warm: import what answers need."""
@@ -65,32 +65,33 @@ class Sandbox:
             folder.mkdir(parents=True, exist_ok=True)
         tmp.chmod(0o711)
         hidden = [str(path) for path in hidden_paths(self.places.hidden)]
-        mine, theirs = socket.socketpair()
+        parent_socket, child_socket = socket.socketpair()
         boot = f"import sys; sys.path.insert(0, {str(paths.REPOSITORY)!r}); " \
                "from labkit.course.grade.child import main; main()"
         command = [sys.executable, "-I", "-c", boot]
         bwrap = self.isolation == "bwrap"
         if bwrap:
             command = [*_bwrap(shown_paths(), hidden, self.places.cache), *command]
-        self.process = subprocess.Popen(command, stdin=theirs, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-                                        env=_environment(self.places.cache), cwd="/", start_new_session=True)
-        theirs.close()
-        self.control = mine
+        self.process = subprocess.Popen(command, stdin=child_socket, stdout=subprocess.DEVNULL,
+                                        stderr=subprocess.DEVNULL, env=_environment(self.places.cache), cwd="/",
+                                        start_new_session=True)
+        child_socket.close()
+        self.control = parent_socket
         uid = None if bwrap else self.uid
         settings = {"isolation": "namespaces" if self.isolation == "namespaces" else "limits", "uid": uid,
                     "warm": warm, "stage": str(stage), "shown": shown_paths(), "hidden": hidden,
                     "cache": str(self.places.cache)}
         self._tmp = "/tmp" if bwrap else str(tmp)
         try:
-            mine.sendall(json.dumps(settings).encode() + b"\n")
-            answer = json.loads(_line(mine, time.monotonic() + START_S))
+            parent_socket.sendall(json.dumps(settings).encode() + b"\n")
+            reply = json.loads(_line(parent_socket, time.monotonic() + START_S))
         except (OSError, ValueError, wire.WireError):
             self.stop()
             raise SandboxError(f"the isolated side ({self.isolation}) did not start") from None
-        if not answer["ready"]:
+        if not reply["ready"]:
             self.stop()
-            raise SandboxError(answer["why"])
-        self.as_user = answer["user"]
+            raise SandboxError(reply["why"])
+        self.as_user = reply["user"]
 
     def stop(self) -> None:
         if self.process is None:
@@ -109,28 +110,28 @@ class Sandbox:
     def job(self, kind: str, program, file: str, wall_s: float, *, proxy: bool = False, beside: bool = False) -> Job:
         """Start a process for an answer. kind: "function", or a vetted kind: see child.py. proxy: whether its device
         is the grader's. beside: another process of the same answer runs."""
-        if (self._spoilt and not beside) or self.process is None or self.process.poll() is not None:
+        if (self._tainted and not beside) or self.process is None or self.process.poll() is not None:
             # Without process IDs of its own an answer may have left something behind.
             self.stop()
             self.start()
-            self._spoilt = False
-        self._spoilt = beside and self._spoilt or kind in ("function", "tiles") and self.isolation != "namespaces"
-        lifeline, their_lifeline = socket.socketpair()
-        rpc, their_rpc = socket.socketpair()
+            self._tainted = False
+        self._tainted = beside and self._tainted or kind in ("function", "tiles") and self.isolation != "namespaces"
+        lifeline, child_lifeline = socket.socketpair()
+        rpc, child_rpc = socket.socketpair()
         limits = replace(self.limits, seconds=max(self.limits.seconds, int(wall_s)))
         job = {"kind": kind, "name": program.name, "file": file, "limits": asdict(limits),
                "wall_s": wall_s + SLACK_S, "proxy": proxy, "tmp": self._tmp}
         try:
-            socket.send_fds(self.control, [json.dumps(job).encode()], [their_lifeline.fileno(), their_rpc.fileno()])
+            socket.send_fds(self.control, [json.dumps(job).encode()], [child_lifeline.fileno(), child_rpc.fileno()])
             wire.send(rpc, {"above": program.above, "answer": program.answer}, deadline=time.monotonic() + 10)
         except (OSError, wire.WireError):
             for each in (lifeline, rpc):
                 each.close()
-            self._spoilt = True
+            self._tainted = True
             raise SandboxError("the isolated side has ended") from None
         finally:
-            their_lifeline.close()
-            their_rpc.close()
+            child_lifeline.close()
+            child_rpc.close()
         return Job(lifeline, rpc, time.monotonic() + wall_s)
 
 
@@ -157,8 +158,8 @@ class Job:
             self.rpc.close()
             with contextlib.suppress(OSError, ValueError, wire.WireError):
                 # The process may still be about to end by itself: how it does is worth a moment.
-                early = _line(self.lifeline, time.monotonic() + 0.2)
-                self.ended = json.loads(early)
+                line = _line(self.lifeline, time.monotonic() + 0.2)
+                self.ended = json.loads(line)
             with contextlib.suppress(OSError, ValueError, wire.WireError):
                 self.lifeline.shutdown(socket.SHUT_WR)
                 if not self.ended:
@@ -176,29 +177,29 @@ def _line(connection, deadline: float) -> bytes:
 
 def shown_paths() -> list[str]:
     """What the isolated side may read: Python, its packages, the system's libraries, and labkit."""
-    found = [sys.prefix, sys.base_prefix, str(Path(sys.executable).parent.parent),
-             str(Path(os.path.realpath(sys.executable)).parent.parent), str(paths.PACKAGE), *SHOWN]
-    return [path for path in dict.fromkeys(found) if os.path.exists(path) and path != "/"]
+    candidates = [sys.prefix, sys.base_prefix, str(Path(sys.executable).parent.parent),
+                  str(Path(os.path.realpath(sys.executable)).parent.parent), str(paths.PACKAGE), *SHOWN]
+    return [path for path in dict.fromkeys(candidates) if os.path.exists(path) and path != "/"]
 
 
-def hidden_paths(more: tuple[Path, ...] = ()) -> list[Path]:
+def hidden_paths(extra: tuple[Path, ...] = ()) -> list[Path]:
     """What it may not, even where it lies below something shown."""
-    own = [paths.PACKAGE / "course" / name for name in HIDDEN_IN_COURSE]
+    hidden = [paths.PACKAGE / "course" / name for name in HIDDEN_IN_COURSE]
     if paths.REPOSITORY.joinpath("course.toml").is_file():
-        own += [paths.REPOSITORY / name for name in HIDDEN_IN_REPOSITORY]
-    own += [Path(folder) for folder in os.environ.get("LABKIT_EXERCISES", "").split(os.pathsep) if folder]
-    if given := os.environ.get("LABKIT_COURSE"):
-        own.append(Path(given))
-    return [path.resolve() for path in (*own, *more) if path.exists()]
+        hidden += [paths.REPOSITORY / name for name in HIDDEN_IN_REPOSITORY]
+    hidden += [Path(folder) for folder in os.environ.get("LABKIT_EXERCISES", "").split(os.pathsep) if folder]
+    if course_file := os.environ.get("LABKIT_COURSE"):
+        hidden.append(Path(course_file))
+    return [path.resolve() for path in (*hidden, *extra) if path.exists()]
 
 
 def _environment(cache: Path) -> dict[str, str]:
     """Nothing of the grader's own environment goes there."""
-    one = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS",
-                         "LABKIT_WORKERS"), "1")
+    single_threaded = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS",
+                                     "LABKIT_WORKERS"), "1")
     return {"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8", "HOME": "/tmp", "TMPDIR": "/tmp", "MPLBACKEND": "Agg",
             "LABKIT_DEVICE": "cpu", "LABKIT_CACHE_DIR": str(cache), "NUMBA_CACHE_DIR": str(cache / "numba"),
-            "LABKIT_PROGRESS": "0", **one}
+            "LABKIT_PROGRESS": "0", **single_threaded}
 
 
 def _bwrap(shown: list[str], hidden: list[str], cache: Path) -> list[str]:
@@ -249,7 +250,7 @@ def describe(isolation: str, as_user: bool) -> str:
     if isolation == "limits":
         return (f"WEAK: each answer ran in a process of its own{user}, with limits on time, memory, processes and "
                 "files, but this system offers no namespaces: it could read what you can read, and reach the network.")
-    how = "bwrap" if isolation == "bwrap" else "Linux namespaces"
-    return (f"Each answer ran in a process of its own{user}, isolated by {how}: no network, no file but Python and "
-            "labkit's library (read-only, without references and answers), an empty folder of its own, and limits on "
-            "time, memory, processes and files.")
+    mechanism = "bwrap" if isolation == "bwrap" else "Linux namespaces"
+    return (f"Each answer ran in a process of its own{user}, isolated by {mechanism}: no network, no file but "
+            "Python and labkit's library (read-only, without references and answers), an empty folder of its own, and "
+            "limits on time, memory, processes and files.")

@@ -50,15 +50,15 @@ def parts_of(source: str) -> dict[str, set[int]]:
         tree = ast.parse(source)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return {}
-    found: dict[str, set[int]] = {}
+    parts: dict[str, set[int]] = {}
     try:
         tree = _inlined(tree)
         functions = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
         for scope in [tree, *(node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef))]:
-            _Scope(scope, functions).read(found)
+            _Scope(scope, functions).read(parts)
     except RecursionError:
         return {}
-    return found
+    return parts
 
 
 def _inlined(tree: ast.Module) -> ast.Module:
@@ -90,14 +90,14 @@ class _Inline(ast.NodeTransformer):
         helper = self.helpers.get(node.func.id) if isinstance(node.func, ast.Name) else None
         if helper is None or node.keywords or len(node.args) != len(helper.args.args) or self.depth >= self.DEPTH:
             return node
-        given = {argument.arg: value for argument, value in zip(helper.args.args, node.args, strict=True)}
+        bindings = {argument.arg: value for argument, value in zip(helper.args.args, node.args, strict=True)}
         if sum(map(_nodes, [node, helper.body[0].value])) > MOST_NODES:
             return node
-        value = _Inline(self.helpers, given, self.depth + 1).visit(copy.deepcopy(helper.body[0].value))
-        return _at(value, node)
+        value = _Inline(self.helpers, bindings, self.depth + 1).visit(copy.deepcopy(helper.body[0].value))
+        return _relocated(value, node)
 
 
-def _at(value, node):
+def _relocated(value, node):
     """The expression as if it stood where `node` does."""
     for each in ast.walk(value):
         if isinstance(each, ast.expr):
@@ -117,7 +117,7 @@ class _Scope:
         if isinstance(scope, ast.FunctionDef):
             self.variables |= {node.arg for node in ast.walk(scope.args) if isinstance(node, ast.arg)}
 
-    def read(self, found: dict[str, set[int]]) -> None:
+    def read(self, parts: dict[str, set[int]]) -> None:
         defined: dict[str, list[str]] = {}
         uses = []
         headers: dict[int, str] = {}  # of statements that hold others
@@ -129,24 +129,24 @@ class _Scope:
                 uses.append((value, text))
                 headers.setdefault(id(statement), text)
                 if _nodes(value) >= LEAST_NODES:
-                    found.setdefault(f"{headers.get(id(around), '')}: {text}", set()).update(_lines(value))
+                    parts.setdefault(f"{headers.get(id(around), '')}: {text}", set()).update(_lines(value))
                 for name in targets:
                     defined.setdefault(name, []).append(text)
                 for node in ast.walk(value):
                     if isinstance(node, ast.expr) and _nodes(node) >= LEAST_NODES:
-                        found.setdefault(self.text(node), set()).update(_lines(node))
+                        parts.setdefault(self.text(node), set()).update(_lines(node))
         for value, text in uses:
             names = {node.id for node in ast.walk(value) if isinstance(node, ast.Name)} & defined.keys()
             for name in names if _nodes(value) >= LEAST_NODES else ():
                 for source in defined[name][:MOST_DEFINITIONS]:
                     if source != text and len(source) > 4:
-                        found.setdefault(f"{source} => {text}", set()).update(_lines(value))
+                        parts.setdefault(f"{source} => {text}", set()).update(_lines(value))
 
     def text(self, node) -> str:
         """The expression, with variables numbered in the order in which they come once operands are sorted."""
         self.uses = Counter(each.id for each in ast.walk(node) if isinstance(each, ast.Name))
-        numbers: dict[str, str] = {}
-        return "".join(numbers.setdefault(part, f"v{len(numbers)}") if part.startswith("\0") else part
+        labels: dict[str, str] = {}
+        return "".join(labels.setdefault(part, f"v{len(labels)}") if part.startswith("\0") else part
                        for part in self._flat(node))
 
     def _flat(self, node) -> list[str]:
@@ -201,18 +201,18 @@ def _statements(body, around=None):
 def _values(statement) -> list[tuple[list[str], ast.expr]]:
     """(the names that it is given to, an expression) for what a statement computes, stores or asks."""
     if isinstance(statement, ast.Assign):
-        found = []
+        result = []
         for target in statement.targets:
             pairs = [(target, statement.value)]
             if isinstance(target, ast.Tuple) and isinstance(statement.value, ast.Tuple) and len(target.elts) == len(
                     statement.value.elts):
                 pairs = list(zip(target.elts, statement.value.elts, strict=True))
-            for to, value in pairs:
-                names = [node.id for node in ast.walk(to) if isinstance(node, ast.Name)
+            for part, value in pairs:
+                names = [node.id for node in ast.walk(part) if isinstance(node, ast.Name)
                          and isinstance(node.ctx, ast.Store)]
-                found.append((names, value))
-                found += [([], node) for node in ast.walk(to) if isinstance(node, ast.Subscript)]
-        return found
+                result.append((names, value))
+                result += [([], node) for node in ast.walk(part) if isinstance(node, ast.Subscript)]
+        return result
     if isinstance(statement, ast.AugAssign):
         value = ast.copy_location(ast.BinOp(statement.target, statement.op, statement.value), statement)
         name = [statement.target.id] if isinstance(statement.target, ast.Name) else []
@@ -266,58 +266,59 @@ def pairs_among(exercise: str, answers: list[Answered], given: Sequence[str] = (
     """The pairs of one exercise, most alike first. given: what was handed out, whose parts do not count. expected: the
     course's own answer."""
     left_out = {part for source in (*given, "\n".join(given)) for part in parts_of(source)}
-    of_each = [{part: lines for part, lines in parts_of(one.source).items() if part not in left_out}
-               for one in answers]
-    counts = Counter(part for parts in of_each for part in parts)
-    number = len(answers)
-    if number >= MAJORITY_OF:
-        weights = {part: min(1.0, np.log(number / count) / np.log(number / 2)) for part, count in counts.items()
-                   if count <= number / 2}
+    parts_of_each = [{part: lines for part, lines in parts_of(one.source).items() if part not in left_out}
+                     for one in answers]
+    counts = Counter(part for parts in parts_of_each for part in parts)
+    answer_count = len(answers)
+    if answer_count >= MAJORITY_OF:
+        weights = {part: min(1.0, np.log(answer_count / count) / np.log(answer_count / 2))
+                   for part, count in counts.items() if count <= answer_count / 2}
     else:
         weights = dict.fromkeys(counts, 1.0)
     shared = {part: k for k, part in enumerate(part for part in weights if counts[part] > 1)}
-    own = np.array([sum(weights.get(part, 0.0) for part in parts) for parts in of_each])
-    has = np.zeros((number, len(shared)), np.float32)
-    for row, parts in zip(has, of_each, strict=True):
+    total_weight = np.array([sum(weights.get(part, 0.0) for part in parts) for parts in parts_of_each])
+    presence = np.zeros((answer_count, len(shared)), np.float32)
+    for row, parts in zip(presence, parts_of_each, strict=True):
         row[[shared[part] for part in parts if part in shared]] = 1
     weight = np.array([weights[part] for part in shared], np.float32)
-    usual = parts_of(expected)
-    worths = weight * np.array([EXPECTED if part in usual else 1.0 for part in shared], np.float32)
-    found = []
-    for begin in range(0, number, BLOCK):
-        block = has[begin : begin + BLOCK]
-        together = (block * weight) @ has.T
-        least = np.minimum(own[begin : begin + BLOCK, None], own[None, :])
-        worth = (block * worths) @ has.T
-        alike = (worth >= LEAST) & (together >= np.where(worth >= MUCH, SHARE_OF_MUCH, SHARE) * least)
+    expected_parts = parts_of(expected)
+    value_weights = weight * np.array([EXPECTED if part in expected_parts else 1.0 for part in shared], np.float32)
+    pairs = []
+    for begin in range(0, answer_count, BLOCK):
+        block = presence[begin : begin + BLOCK]
+        shared_weight = (block * weight) @ presence.T
+        shorter_weight = np.minimum(total_weight[begin : begin + BLOCK, None], total_weight[None, :])
+        shared_value = (block * value_weights) @ presence.T
+        alike = (shared_value >= LEAST) & (
+            shared_weight >= np.where(shared_value >= MUCH, SHARE_OF_MUCH, SHARE) * shorter_weight)
         for a, b in np.argwhere(alike):
             one, other = int(a) + begin, int(b)
             if one < other and answers[one].student != answers[other].student:
-                both = [part for part in of_each[one] if part in of_each[other] and part in weights]
+                common_parts = [part for part in parts_of_each[one] if part in parts_of_each[other] and part in weights]
                 same: dict[int, set[int]] = {}
-                for part in both:
-                    for line in of_each[one][part]:
-                        same.setdefault(line, set()).update(of_each[other][part])
-                found.append(Pair(exercise, answers[one], answers[other], float(together[a, b] / least[a, b]),
-                                  len(both), same))
-    return sorted(found, key=lambda pair: (-pair.share * pair.parts, pair.one.student, pair.other.student))
+                for part in common_parts:
+                    for line in parts_of_each[one][part]:
+                        same.setdefault(line, set()).update(parts_of_each[other][part])
+                pairs.append(Pair(exercise, answers[one], answers[other],
+                                  float(shared_weight[a, b] / shorter_weight[a, b]), len(common_parts), same))
+    return sorted(pairs, key=lambda pair: (-pair.share * pair.parts, pair.one.student, pair.other.student))
 
 
-def pairs_of_class(course, collected, made) -> list[Pair]:
+def pairs_of_class(course, collected, plan) -> list[Pair]:
     """The pairs of every exercise that was set but predictions, which are numbers."""
     from labkit.course import answer_cells, exercises, workbooks
     from labkit.course.grade.answers import Refused, program_of
 
-    found, given = [], {}
-    for entry in made.entries:
+    pairs, handed_out = [], {}
+    for entry in plan.entries:
         if exercises.find(entry.name).kind == "predict":
             continue
-        if entry.chapter.name not in given:
-            given[entry.chapter.name] = [cell.source for cell in workbooks.to_notebook(course, entry.chapter).cells
-                                         if cell.cell_type == "code"]
-        own = answer_cells.solution(entry.name)
+        if entry.chapter.name not in handed_out:
+            handed_out[entry.chapter.name] = [cell.source for cell in workbooks.to_notebook(course, entry.chapter).cells
+                                              if cell.cell_type == "code"]
+        solution = answer_cells.solution(entry.name)
         answers = []
-        for task in made.tasks:
+        for task in plan.tasks:
             if task.exercise == entry.name:
                 try:
                     program = program_of(task.answer)
@@ -326,8 +327,8 @@ def pairs_of_class(course, collected, made) -> list[Pair]:
                 if program is not None:
                     source = f"{program.above}\n{program.answer}" if program.above else program.answer
                     answers.append(Answered(collected.students[task.student].shown, source))
-        found += pairs_among(entry.name, answers, given[entry.chapter.name], own.answer if own else "")
-    return found
+        pairs += pairs_among(entry.name, answers, handed_out[entry.chapter.name], solution.answer if solution else "")
+    return pairs
 
 
 # --- What a teacher reads ------------------------------------------------------------------------------------------
@@ -369,9 +370,9 @@ def as_html(pairs: list[Pair]) -> str:
         parts.append(f"<h2>{html.escape(_title(pair))}</h2><div class=sides>")
         for answer, same in ((pair.one, pair.same), (pair.other, back)):
             rows = []
-            for number, line in enumerate(answer.source.split("\n"), 1):
-                text = f"{number:4}  {html.escape(line)}"
-                mates = ", ".join(map(str, sorted(same.get(number, ()))[:4]))
+            for line_number, line in enumerate(answer.source.split("\n"), 1):
+                text = f"{line_number:4}  {html.escape(line)}"
+                mates = ", ".join(map(str, sorted(same.get(line_number, ()))[:4]))
                 rows.append(f'<mark title="the same parts: line {mates} of the other">{text}</mark>' if mates else text)
             parts.append(f"<div><h3>{html.escape(answer.student)}</h3><pre>{chr(10).join(rows)}</pre></div>")
         parts.append("</div>")

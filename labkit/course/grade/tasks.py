@@ -48,35 +48,35 @@ class Plan:
 def plan(course: Course, collected: Collected, secret: bytes, wanted: set[str] | None = None) -> Plan:
     """Read every file, as text. Of files that answer the same exercise the newest counts, and one in work/ before all
     others. wanted: names of chapters."""
-    made = Plan(notes=list(collected.notes))
+    result = Plan(notes=list(collected.notes))
     known = {entry.name: entry for entry in course.exercises if wanted is None or entry.chapter.name in wanted}
     version = labkit_digest()
     chapters = set(wanted or ())
     for name, files in collected.files.items():
         chosen: dict[str, tuple[Answer, str]] = {}
-        for found in files:  # oldest first
-            where = str(found.path)
+        for submitted in files:  # oldest first
+            path = str(submitted.path)
             try:
-                answers = answers_in(read_cells(found.read(), found.path.suffix.lower()))
+                answers = answers_in(read_cells(submitted.read(), submitted.path.suffix.lower()))
             except (Unreadable, UserError, OSError) as error:
-                made.unreadable.setdefault(name, []).append(f"{found.path.name}: {error}")
-                made.notes.append(Note("unreadable", f"{where}: {error}", collected.students[name].shown))
+                result.unreadable.setdefault(name, []).append(f"{submitted.path.name}: {error}")
+                result.notes.append(Note("unreadable", f"{path}: {error}", collected.students[name].shown))
                 continue
             for exercise, answer in answers.items():
                 if exercise not in known:
                     continue
                 if exercise in chosen:
-                    text = f"{exercise}: {where} counts, not {chosen[exercise][1]}"
-                    made.notes.append(Note("several answers", text, collected.students[name].shown))
-                chosen[exercise] = (answer, where)
-        for exercise, (answer, where) in chosen.items():
+                    text = f"{exercise}: {path} counts, not {chosen[exercise][1]}"
+                    result.notes.append(Note("several answers", text, collected.students[name].shown))
+                chosen[exercise] = (answer, path)
+        for exercise, (answer, path) in chosen.items():
             chapters.add(known[exercise].chapter.name)
-            made.files[name, exercise] = where
+            result.files[name, exercise] = path
             key = digest(name, exercise, *answer.above, "\0check\0", answer.call, version,
                           hashlib.sha256(secret).hexdigest())
-            made.tasks.append(Task(name, answer, key, *_equals(answer, key)))
-    made.entries = tuple(entry for entry in known.values() if entry.chapter.name in chapters)
-    return made
+            result.tasks.append(Task(name, answer, key, *_equals(answer, key)))
+    result.entries = tuple(entry for entry in known.values() if entry.chapter.name in chapters)
+    return result
 
 
 def digest(*parts: str) -> str:
@@ -103,7 +103,7 @@ def _equals(answer: Answer, key: str) -> tuple[str, str]:
 @functools.cache
 def labkit_digest() -> str:
     """Of every source that can change a verdict."""
-    found = hashlib.sha256()
+    digest_of_sources = hashlib.sha256()
     for path in sorted(paths.PACKAGE.rglob("*.py")):
-        found.update(str(path.relative_to(paths.PACKAGE)).encode() + path.read_bytes())
-    return found.hexdigest()
+        digest_of_sources.update(str(path.relative_to(paths.PACKAGE)).encode() + path.read_bytes())
+    return digest_of_sources.hexdigest()

@@ -56,17 +56,17 @@ def unpack(value, read):
         return value
     if not isinstance(value, dict) or len(value) != 1:
         raise WireError("no value")
-    (kind, held), = value.items()
-    if kind == "int" and isinstance(held, str) and len(held) < 100:
-        return int(held)
-    if kind == "float" and isinstance(held, str) and len(held) < 100:
-        return float.fromhex(held)
-    if kind == "bytes" and type(held) is int and 0 <= held <= MAX_BYTES:
-        return bytes(read(held))
-    if kind in ("tuple", "list") and isinstance(held, list):
-        return {"tuple": tuple, "list": list}[kind](unpack(each, read) for each in held)
-    if kind == "array" and isinstance(held, list) and len(held) == 4:
-        name, shape, scalar, order = held
+    (kind, payload), = value.items()
+    if kind == "int" and isinstance(payload, str) and len(payload) < 100:
+        return int(payload)
+    if kind == "float" and isinstance(payload, str) and len(payload) < 100:
+        return float.fromhex(payload)
+    if kind == "bytes" and type(payload) is int and 0 <= payload <= MAX_BYTES:
+        return bytes(read(payload))
+    if kind in ("tuple", "list") and isinstance(payload, list):
+        return {"tuple": tuple, "list": list}[kind](unpack(each, read) for each in payload)
+    if kind == "array" and isinstance(payload, list) and len(payload) == 4:
+        name, shape, scalar, order = payload
         lengths = isinstance(shape, list) and len(shape) <= 16 and all(
             type(length) is int and 0 <= length < 1 << 40 for length in shape)
         if type(name) is not str or name not in DTYPES or order not in ("C", "F") or not lengths:
@@ -92,14 +92,14 @@ def encode(head: dict, values: dict) -> bytes:
 
 def decode(text: bytes, blob: bytes) -> tuple[dict, dict]:
     """(head, values) of a message, of which any byte may be hostile."""
-    place = 0
+    offset = 0
 
     def read(size: int) -> bytes:
-        nonlocal place
-        if size < 0 or place + size > len(blob):
+        nonlocal offset
+        if size < 0 or offset + size > len(blob):
             raise WireError("an array is longer than its message")
-        place += size
-        return blob[place - size : place]
+        offset += size
+        return blob[offset - size : offset]
 
     try:
         message = json.loads(text)
@@ -134,21 +134,21 @@ def receive(connection, deadline: float | None = None) -> tuple[dict, dict]:
 
 
 def _read(connection, size: int, deadline: float | None) -> bytes:
-    parts, missing = [], size
-    while missing:
+    parts, remaining = [], size
+    while remaining:
         if deadline is not None:
             # In short waits, so that an exception set from another thread (host_limit) is raised soon.
             while not select.select([connection], [], [], 0.1)[0]:
                 if time.monotonic() > deadline:
                     raise Late("no answer in time")
         try:
-            part = connection.recv(min(missing, 1 << 20))
+            part = connection.recv(min(remaining, 1 << 20))
         except OSError:
             part = b""
         if not part:
             raise WireError("the connection is closed")
         parts.append(part)
-        missing -= len(part)
+        remaining -= len(part)
         if deadline is not None and time.monotonic() > deadline:
             raise Late("no answer in time")
     return b"".join(parts)

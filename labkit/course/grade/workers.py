@@ -26,7 +26,7 @@ def _work(connection, settings: Settings) -> None:
     """A worker's process: tasks in, verdicts out."""
     import signal
 
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that hands out the work
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # only the dispatching process handles Ctrl-C
     os.environ["LABKIT_DEVICE"] = "cpu"
     judge = Judge(settings)
     try:
@@ -50,15 +50,15 @@ class Worker:
 
     def __init__(self, settings: Settings):
         context = multiprocessing.get_context("spawn")
-        self.connection, theirs = context.Pipe()
-        self.process = context.Process(target=_work, args=(theirs, settings), daemon=True)
+        self.connection, child_connection = context.Pipe()
+        self.process = context.Process(target=_work, args=(child_connection, settings), daemon=True)
         self.process.start()
-        theirs.close()
+        child_connection.close()
         self.task: Task | None = None
-        self.began = 0.0
+        self.started = 0.0
 
     def begin(self, task: Task) -> None:
-        self.task, self.began = task, time.monotonic()
+        self.task, self.started = task, time.monotonic()
         with suppress(OSError):  # it has ended; wait() will show it
             self.connection.send(task)
 
@@ -77,13 +77,13 @@ class Worker:
 def judge_locally(settings: Settings, tasks: list[Task], workers: int) -> Iterator[tuple[Task, dict]]:
     """(task, verdict) as they come. An answer whose worker ends is tried ATTEMPTS times, the last times behind all
     others, and then given up."""
-    waiting, attempts = deque(tasks), Counter()
-    crew = [Worker(settings) for _ in range(min(workers, max(len(waiting), 1)))]
+    pending, attempts = deque(tasks), Counter()
+    crew = [Worker(settings) for _ in range(min(workers, max(len(pending), 1)))]
     try:
-        while waiting or any(worker.task for worker in crew):
+        while pending or any(worker.task for worker in crew):
             for worker in crew:
-                if worker.task is None and waiting:
-                    worker.begin(waiting.popleft())
+                if worker.task is None and pending:
+                    worker.begin(pending.popleft())
             busy = [worker for worker in crew if worker.task is not None]
             ready = wait([worker.connection for worker in busy], timeout=1.0)
             for worker in busy:
@@ -92,7 +92,7 @@ def judge_locally(settings: Settings, tasks: list[Task], workers: int) -> Iterat
                     result = "its worker ended"
                     with suppress(EOFError, OSError):
                         result = worker.connection.recv()
-                elif time.monotonic() - worker.began < TASK_S:
+                elif time.monotonic() - worker.started < TASK_S:
                     continue
                 if isinstance(result, dict):
                     worker.task = None
@@ -102,7 +102,7 @@ def judge_locally(settings: Settings, tasks: list[Task], workers: int) -> Iterat
                 crew[crew.index(worker)] = Worker(settings)
                 attempts[task.key] += 1
                 if attempts[task.key] < ATTEMPTS:
-                    waiting.append(task)
+                    pending.append(task)
                 else:
                     yield task, given_up(task, result)
     finally:

@@ -37,25 +37,25 @@ class Mutant:
 def mutants(source: str) -> list[Mutant]:
     """Every mutant of an answer: the source of its cell, without markers. ast.unparse loses comments, nothing else."""
     tree = ast.parse(source)
-    seen, found, names = {ast.unparse(tree)}, [], defaultdict(int)
+    seen, result, names = {ast.unparse(tree)}, [], defaultdict(int)
     for place in places_in(tree):
         for operator, change in OPERATORS.items():
-            for now, node in change(place):
+            for new_code, node in change(place):
                 mutated = place.with_node(node)
                 if mutated in seen or not compiles(mutated):
                     continue
                 seen.add(mutated)
-                what = f"{place.text} -> {now}"
-                names[operator, what] += 1
-                more = f" ({names[operator, what]})" if names[operator, what] > 1 else ""
-                found.append(Mutant(operator, f"{what}{more}", mutated))
-    return found
+                change_text = f"{place.text} -> {new_code}"
+                names[operator, change_text] += 1
+                suffix = f" ({names[operator, change_text]})" if names[operator, change_text] > 1 else ""
+                result.append(Mutant(operator, f"{change_text}{suffix}", mutated))
+    return result
 
 
-def chosen(found: Iterable[Mutant], count: int) -> list[Mutant]:
+def chosen(candidates: Iterable[Mutant], count: int) -> list[Mutant]:
     """`count` of them: round and round over the operators, within each in the order of a hash of the name."""
     queues = defaultdict(list)
-    for one in found:
+    for one in candidates:
         queues[one.operator].append(one)
     for queue in queues.values():
         queue.sort(key=lambda one: hashlib.sha256(one.name.encode()).hexdigest(), reverse=True)
@@ -93,8 +93,8 @@ def guards(place: Place) -> Changes:
     if isinstance(node, ast.BoolOp):
         yield from _as(node, op=ast.Or() if isinstance(node.op, ast.And) else ast.And())
         for k in range(len(node.values)):
-            rest = node.values[:k] + node.values[k + 1 :]
-            left = rest[0] if len(rest) == 1 else ast.BoolOp(node.op, rest)
+            others = node.values[:k] + node.values[k + 1 :]
+            left = others[0] if len(others) == 1 else ast.BoolOp(node.op, others)
             yield short(left), left
     if isinstance(node, ast.If):
         yield from _as(node, test=ast.Constant(True))
@@ -123,8 +123,8 @@ def names(place: Place) -> Changes:
     """One coordinate or counter in the place of another."""
     node = place.node
     if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load) and node.id in place.names:
-        at = place.names.index(node.id)
-        for other in (place.names[at - 1], place.names[(at + 1) % len(place.names)]):
+        index = place.names.index(node.id)
+        for other in (place.names[index - 1], place.names[(index + 1) % len(place.names)]):
             if other != node.id:
                 yield other, ast.Name(other, ast.Load())
     if isinstance(node, ast.Tuple) and isinstance(node.ctx, ast.Store) and len(node.elts) > 1:
@@ -228,8 +228,8 @@ def loops(place: Place) -> Changes:
     if isinstance(node, ast.For) and isinstance(node.iter, ast.Call) and ast.unparse(node.iter.func) == "range":
         bounds = node.iter.args
         for k in range(len(bounds)):
-            for by in (1, -1) if k or len(bounds) == 1 else (1,):
-                other = [*bounds[:k], plus(bounds[k], by), *bounds[k + 1 :]]
+            for delta in (1, -1) if k or len(bounds) == 1 else (1,):
+                other = [*bounds[:k], plus(bounds[k], delta), *bounds[k + 1 :]]
                 iterated = ast.Call(node.iter.func, other, [])
                 yield f"for {short(node.target)} in {short(iterated)}", with_fields(node, iter=iterated)
         if len(bounds) == 3:

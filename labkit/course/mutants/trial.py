@@ -59,29 +59,29 @@ class Outcome:
 def mutants_of(exercise: Exercise, count: int | None = None) -> list[Mutant]:
     """The mutants of an exercise's answer, or `count` of them. Of a prediction: other numbers, as source."""
     if exercise.kind == "predict":
-        found = _other_numbers(exercise.truth())
+        result = _other_numbers(exercise.truth())
     else:
         solution = answer_cells.solution(exercise.name)
         if solution is None:
             raise ValueError(f"the answer to {exercise.name!r} is not at hand: there is no directory solutions")
-        found = mutants(solution.answer)
-    return found if count is None else chosen(found, count)
+        result = mutants(solution.answer)
+    return result if count is None else chosen(result, count)
 
 
 def _other_numbers(truth: dict) -> list[Mutant]:
     """Off by one (a large number by a tenth: some are asked for roughly), doubled, halved, of another sign, none; one
     number in the place of the next."""
-    found, names = [], list(truth)
-    for at, (name, value) in enumerate(truth.items()):
-        following = truth[names[(at + 1) % len(names)]]
-        by = max(1, round(abs(value) / 10)) if isinstance(value, int) else abs(value) / 10
-        for operator, other in (("number", value + by), ("number", value - by), ("number", 2 * value),
-                                ("number", value / 2), ("number", -value), ("number", 0), ("number", value + by / 2),
+    result, names = [], list(truth)
+    for index, (name, value) in enumerate(truth.items()):
+        next_value = truth[names[(index + 1) % len(names)]]
+        delta = max(1, round(abs(value) / 10)) if isinstance(value, int) else abs(value) / 10
+        for operator, other in (("number", value + delta), ("number", value - delta), ("number", 2 * value),
+                                ("number", value / 2), ("number", -value), ("number", 0), ("number", value + delta / 2),
                                 ("number", float("nan")), ("number", 10 * value), ("number", float("inf")),
-                                ("type", None), ("name", following)):
+                                ("type", None), ("name", next_value)):
             if not (isinstance(other, int | float) and other == value):
-                found.append(Mutant(operator, f"{name} = {value} -> {other}", repr({**truth, name: other})))
-    return found
+                result.append(Mutant(operator, f"{name} = {value} -> {other}", repr({**truth, name: other})))
+    return result
 
 
 # --- One mutant ------------------------------------------------------------------------------------------------------
@@ -104,8 +104,8 @@ def try_mutant(exercise: Exercise, mutant: Mutant) -> Outcome:
         answer = solution.run(mutant.source, f"<mutant of {exercise.name}: {mutant.name}>")
     except Exception as error:
         return Outcome(exercise.name, mutant.name, "does_not_run", f"{type(error).__name__}: {error}")
-    if exercise.kind == "kernel" and (found := _observed(exercise, answer)) is not None:
-        return Outcome(exercise.name, mutant.name, *found)
+    if exercise.kind == "kernel" and (outcome := _observed(exercise, answer)) is not None:
+        return Outcome(exercise.name, mutant.name, *outcome)
     verdict = examine(_without_known_mistakes(exercise), answer, seed=SEED)
     return Outcome(exercise.name, mutant.name, verdict.kind, verdict.headline)
 
@@ -125,8 +125,8 @@ def _observed(exercise: Exercise, answer) -> tuple[str, str] | None:
                 report, inputs, out = run.observed(exercise, answer, case)
         except Exception as error:
             return "stopped", f"{type(error).__name__}: {error}".split("\n")[0]
-        if (first := run.first_finding(report)) is not None:
-            return first[:2]
+        if (finding := run.first_finding(report)) is not None:
+            return finding[:2]
         attempt = (run.inputs_changed(case, inputs)
                    or compare.compared(exercise, case, out, run.unwritten(case, out)))
         if not attempt.good:
@@ -135,31 +135,31 @@ def _observed(exercise: Exercise, answer) -> tuple[str, str] | None:
 
 
 def _without_known_mistakes(exercise: Exercise) -> Exercise:
-    alone = copy.copy(exercise)
-    object.__setattr__(alone, "wrong", {})
-    return alone
+    stripped = copy.copy(exercise)
+    object.__setattr__(stripped, "wrong", {})
+    return stripped
 
 
 # --- Processes -------------------------------------------------------------------------------------------------------
 
 
-def try_all(wanted: dict[str, list[Mutant]], workers: int | None = None) -> Iterator[Outcome]:
+def try_all(mutants_by_exercise: dict[str, list[Mutant]], workers: int | None = None) -> Iterator[Outcome]:
     """Outcomes of the mutants of each exercise as they come, exercises side by side. When the caller stops, the
     processes are ended."""
-    waiting: queue.SimpleQueue = queue.SimpleQueue()
+    pending: queue.SimpleQueue = queue.SimpleQueue()
     done: queue.SimpleQueue = queue.SimpleQueue()
-    for item in wanted.items():
-        waiting.put(item)
+    for item in mutants_by_exercise.items():
+        pending.put(item)
     stop = threading.Event()
 
     def work():
         while not stop.is_set():
             try:
-                name, of = waiting.get_nowait()
+                name, exercise_mutants = pending.get_nowait()
             except queue.Empty:
                 break
             try:
-                for outcome in _try_one(name, of, stop):
+                for outcome in _try_one(name, exercise_mutants, stop):
                     done.put(outcome)
             except Exception as error:  # raised in the caller's thread, where it belongs
                 done.put(error)
@@ -182,20 +182,20 @@ def try_all(wanted: dict[str, list[Mutant]], workers: int | None = None) -> Iter
         stop.set()
 
 
-def _try_one(name: str, wanted: list[Mutant], stop: threading.Event) -> Iterator[Outcome]:
+def _try_one(name: str, todo: list[Mutant], stop: threading.Event) -> Iterator[Outcome]:
     """These mutants of one exercise. A process that hangs or dies is replaced, and its mutant counts as rejected: a
     learner's would have been stopped, too."""
-    at = 0
-    while at < len(wanted) and not stop.is_set():
-        for line in _lines([sys.executable, "-m", __name__, name], wanted[at:], stop):
+    index = 0
+    while index < len(todo) and not stop.is_set():
+        for line in _lines([sys.executable, "-m", __name__, name], todo[index:], stop):
             yield Outcome(**json.loads(line))
-            at += 1
-        if at < len(wanted) and not stop.is_set():
-            yield Outcome(name, wanted[at].name, "process_ended", "The process died, or took too long.")
-            at += 1
+            index += 1
+        if index < len(todo) and not stop.is_set():
+            yield Outcome(name, todo[index].name, "process_ended", "The process died, or took too long.")
+            index += 1
 
 
-def _lines(command: list[str], wanted: list[Mutant], stop: threading.Event) -> Iterator[str]:
+def _lines(command: list[str], todo: list[Mutant], stop: threading.Event) -> Iterator[str]:
     """The lines of a process's output that are JSON, until it ends or MUTANT_LIMIT_S pass without one. It gets the
     mutants as its input."""
     env = {**os.environ, "LABKIT_DEVICE": "cpu", "LABKIT_PROGRESS": "0"}
@@ -211,7 +211,7 @@ def _lines(command: list[str], wanted: list[Mutant], stop: threading.Event) -> I
     threading.Thread(target=read, daemon=True).start()
     try:
         with contextlib.suppress(BrokenPipeError), process.stdin:  # it may have died already
-            json.dump([asdict(one) for one in wanted], process.stdin)
+            json.dump([asdict(one) for one in todo], process.stdin)
         while not stop.is_set():
             try:
                 line = lines.get(timeout=MUTANT_LIMIT_S)

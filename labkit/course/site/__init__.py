@@ -73,24 +73,24 @@ def write(course: Course, folder: Path | None = None, *, from_here: bool = True,
             "made": datetime.now().isoformat(sep=" ", timespec="minutes"), **_summary(pages),
         }
 
-        def put(name: str, template: str = "", **about) -> None:
+        def render_page(name: str, template: str = "", **about) -> None:
             _write(fresh / name, templates.get_template(template or name).render(**shared, **about))
 
-        put("index.html")
+        render_page("index.html")
         if shared["ran"]:
-            put("results.html")
+            render_page("results.html")
         if entries:
-            put("glossary.html", letters=_by_letter(entries))
+            render_page("glossary.html", letters=_by_letter(entries))
         if abilities:
-            put("gpus.html")
+            render_page("gpus.html")
         in_order = list(pages.values())
         for position, page in enumerate(in_order):
             path = f"notebooks/{page.chapter.name}.ipynb"
-            put(page.href, "lesson.html", page=page, chapter=page.chapter,
-                before=in_order[position - 1] if position else None,
-                after=in_order[position + 1] if position + 1 < len(in_order) else None,
-                exercises=course.exercises_of(page.chapter),
-                colab=colab.notebook_url(repository, path) if repository else "")
+            render_page(page.href, "lesson.html", page=page, chapter=page.chapter,
+                        before=in_order[position - 1] if position else None,
+                        after=in_order[position + 1] if position + 1 < len(in_order) else None,
+                        exercises=course.exercises_of(page.chapter),
+                        colab=colab.notebook_url(repository, path) if repository else "")
             for name, image in page.images.items():
                 (fresh / "images" / name).write_bytes(image.content)
         for name in SCRIPTS_AND_STYLES:
@@ -102,9 +102,9 @@ def write(course: Course, folder: Path | None = None, *, from_here: bool = True,
 
 def uses_of(words: Glossary, pages: dict[str, Page]) -> list[Entry]:
     """The terms that lessons use, and where."""
-    found = [Entry(term, tuple(page.marker.used[term.name] for page in pages.values()
-                               if page.marker and term.name in page.marker.used)) for term in words.terms]
-    return [entry for entry in found if entry.uses]
+    entries = [Entry(term, tuple(page.marker.used[term.name] for page in pages.values()
+                                 if page.marker and term.name in page.marker.used)) for term in words.terms]
+    return [entry for entry in entries if entry.uses]
 
 
 def _by_letter(entries: list[Entry]) -> dict[str, list[Entry]]:
@@ -129,22 +129,22 @@ def _templates() -> jinja2.Environment:
 def _passages(course: Course, entries: list[Entry], repository: str, with_gpus: bool) -> str:
     """What search.js searches: JSON, in a script since a page that was opened as a file may read no other. Each passage
     is a title, where it is, a link or "", and its text: sections of lessons, terms, and the words above kernels."""
-    found = []
-    for one in passages(course):
-        if one.lesson:
-            found.append([one.title, f"Lesson {one.lesson[:2]}", one.page, one.text])
+    rows = []
+    for passage in passages(course):
+        if passage.lesson:
+            rows.append([passage.title, f"Lesson {passage.lesson[:2]}", passage.page, passage.text])
         else:
-            link = f"{repository}/blob/HEAD/{one.file}#L{one.line}" if repository else ""
-            found.append([one.title, f"{one.file}:{one.line}", link, one.text])
+            link = f"{repository}/blob/HEAD/{passage.file}#L{passage.line}" if repository else ""
+            rows.append([passage.title, f"{passage.file}:{passage.line}", link, passage.text])
     for entry in entries:
         text = f"{', '.join(entry.term.words)}. {entry.term.means}"
-        found.append([entry.term.name, "Glossary", f"glossary.html#{entry.term.anchor}", text])
+        rows.append([entry.term.name, "Glossary", f"glossary.html#{entry.term.anchor}", text])
     if with_gpus:
         capability = ".".join(map(str, colab.CAPABILITY))
         text = (f"Which rungs of each lesson run on Colab's {colab.GPU}, compute capability {capability}, and which "
                 "need a newer GPU.")
-        found.append(["What runs on which GPU", "Page", "gpus.html", text])
-    return f"labkitPassages({json.dumps([sorted(search.ASKING), found], ensure_ascii=False, separators=(',', ':'))});\n"
+        rows.append(["What runs on which GPU", "Page", "gpus.html", text])
+    return f"labkitPassages({json.dumps([sorted(search.ASKING), rows], ensure_ascii=False, separators=(',', ':'))});\n"
 
 
 def _write(path: Path, text: str) -> None:

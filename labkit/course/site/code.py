@@ -26,8 +26,8 @@ def block(lines: str) -> str:
 def hanging(lines: str) -> str:
     """Wrap each line in an element that knows its indent, by which a wrapped part is indented. Copied text is the
     original code."""
-    found = lines.rstrip("\n").split("\n")
-    return "".join(f'<span class="line"{_indent(line)}>{line}\n</span>' for line in found)
+    rows = lines.rstrip("\n").split("\n")
+    return "".join(f'<span class="line"{_indent(line)}>{line}\n</span>' for line in rows)
 
 
 def _indent(line: str) -> str:
@@ -39,13 +39,13 @@ def _indent(line: str) -> str:
 def sources(html: str, repository: str = "") -> str:
     """An output's HTML with each piece of source that a lesson shows as a block of code under its place."""
 
-    def figure(found: re.Match) -> str:
-        where = found["where"] or ""
-        path, _, line = unescape(where).rpartition(":")
-        if where and repository and not path.startswith("/"):
+    def figure(match: re.Match) -> str:
+        location = match["where"] or ""
+        path, _, line = unescape(location).rpartition(":")
+        if location and repository and not path.startswith("/"):
             address = escape(f"{repository}/blob/HEAD/{path}#L{line}")
-            where = f'<a href="{address}">{where}</a>'
-        caption = f"<figcaption>{where}</figcaption>" if where else ""
-        return f'<figure class="source">{caption}{block(found["code"])}</figure>'
+            location = f'<a href="{address}">{location}</a>'
+        caption = f"<figcaption>{location}</figcaption>" if location else ""
+        return f'<figure class="source">{caption}{block(match["code"])}</figure>'
 
     return SOURCE.sub(figure, html)

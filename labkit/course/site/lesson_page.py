@@ -68,8 +68,8 @@ def page_of(course: Course, chapter: Chapter, glossary: Glossary, *, from_here: 
     """A chapter's page with the results of the last run on this machine, if `from_here` and there was one since its
     source changed; else with those of the notebook that the course ships; else, where that notebook is stale or
     edited, without any."""
-    if from_here and (found := kept(course, chapter)):
-        return render(course, chapter, found[1], glossary, HERE, found[0], repository)
+    if from_here and (stored := kept(course, chapter)):
+        return render(course, chapter, stored[1], glossary, HERE, stored[0], repository)
     if notebook := shipped(chapter):
         return render(course, chapter, notebook, glossary, SHIPPED, None, repository)
     return render(course, chapter, notebooks.to_notebook(chapter), glossary, NONE, None, repository)
@@ -89,14 +89,14 @@ def render(course: Course, chapter: Chapter, notebook, glossary: Glossary, resul
            result: LessonResult | None = None, repository: str = "") -> Page:
     page = Page(chapter, results, result, Markup(), [], marker=Marker(glossary, chapter))
     markdown = _Markdown(page, {c.name for c in course.chapters})
-    parts, asked = [], False
+    parts, predicted = [], False
     for cell in notebook.cells:
         if cell.cell_type == "markdown":
-            asked = asks(cell.source)
+            predicted = asks(cell.source)
             parts.append(f'<div class="prose">{page.marker.mark(markdown.html(cell.source))}</div>')
         elif cell.cell_type == "code" and cell.source.strip() and cell.get("id") != "install-on-colab":
             outputs = "".join(_output(output, page, repository) for output in _joined(cell.outputs))
-            parts.append(f'<div class="cell">{code.python(cell.source)}{_outputs(outputs, asked, page)}</div>')
+            parts.append(f'<div class="cell">{code.python(cell.source)}{_outputs(outputs, predicted, page)}</div>')
     page.body = Markup("\n".join(parts))
     page.tips = Markup(page.marker.tips(glossary))
     return page
@@ -121,11 +121,11 @@ def asks(markdown: str) -> bool:
     return text.rstrip(" *)\n").endswith("?") or bool(ASKS.search("\n".join(lines)))
 
 
-def _outputs(outputs: str, asked: bool, page: Page) -> str:
+def _outputs(outputs: str, predicted: bool, page: Page) -> str:
     if not outputs:
         return ""
     shown = f'<div class="outputs">{outputs}</div>'
-    if not asked or 'class="source"' in outputs:  # code to read is a part of the question
+    if not predicted or 'class="source"' in outputs:  # code to read is a part of the question
         return shown
     page.folded += 1
     return ('<details class="result"><summary><span class="ask">Show the result</span><span class="asked">Hide the '
@@ -173,8 +173,8 @@ def _output(output: dict, page: Page, repository: str) -> str:
 
 def _image(content: bytes, extension: str, page: Page, size: dict, text: str) -> str:
     """A picture that is a link to itself: the page's script opens it large, without one the browser does."""
-    number = len(page.images) + 1
-    name = f"{page.chapter.name}-{number}.{extension}"
+    index = len(page.images) + 1
+    name = f"{page.chapter.name}-{index}.{extension}"
     width, height = (int(size.get(side, 0)) for side in ("width", "height"))
     own_width, own_height = _size(content, extension)
     if own_width and not height:
@@ -182,7 +182,7 @@ def _image(content: bytes, extension: str, page: Page, size: dict, text: str) ->
         height = round(own_height * width / own_width)
     page.images[name] = Image(content, width, height)
     sides = f' width="{width}" height="{height}"' if width and height else f' width="{width}"' if width else ""
-    described = text if text and not text.startswith("<") else f"Plot {number} of {page.chapter.title}"
+    described = text if text and not text.startswith("<") else f"Plot {index} of {page.chapter.title}"
     alt = escape(" ".join(described.split()))
     return (f'<figure class="plot"><a class="enlarge" href="images/{name}">'
             f'<img src="images/{name}" alt="{alt}"{sides} loading="lazy">'

@@ -27,40 +27,40 @@ def kernels(parts: Mapping[str, Callable]) -> Kernels:
     for part in parts:
         if part not in PARTS:
             raise ValueError(f"{part!r} is no part of the model; the parts are {', '.join(PARTS)}")
-    whole = ("embedding", "layernorm", "attention", "append_to_cache", "logits", "argmax")
-    chosen = {part: parts[part] for part in whole if part in parts}
+    direct = ("embedding", "layernorm", "attention", "append_to_cache", "logits", "argmax")
+    overrides = {part: parts[part] for part in direct if part in parts}
     if "one_head" in parts and "attention" not in parts:
-        chosen["attention"] = attention_of_heads(parts["one_head"])
+        overrides["attention"] = attention_of_heads(parts["one_head"])
     elif "softmax" in parts and "attention" not in parts:
-        chosen["attention"] = attention_around(parts["softmax"])
+        overrides["attention"] = attention_around(parts["softmax"])
     if parts.keys() & {"product", "bias", "bias_gelu", "gelu", "add"}:
-        chosen["linear"] = linear_of(parts)
-    return Kernels(**chosen)
+        overrides["linear"] = linear_of(parts)
+    return Kernels(**overrides)
 
 
-def encoder_kernels(parts: Mapping[str, Callable], own: minilm.Kernels) -> minilm.Kernels:
-    """The launchers of a sentence encoder with these in their places; the rest is `own`. epsilon is not handed on: the
-    exercises' kernels hold BERT's."""
-    chosen = {}
+def encoder_kernels(parts: Mapping[str, Callable], base: minilm.Kernels) -> minilm.Kernels:
+    """The launchers of a sentence encoder with these in their places; the rest is `base`. epsilon is not passed on: the
+    exercises' kernels have BERT's built in."""
+    overrides = {}
     if embed := parts.get("encoder_embedding"):
-        chosen["embed"] = lambda *arrays, epsilon, stream=0: embed(*arrays, stream=stream)
+        overrides["embed"] = lambda *arrays, epsilon, stream=0: embed(*arrays, stream=stream)
     if pool := parts.get("pool"):
 
         def pool_normalized(x, begins, lengths, out, stream=0):
             pool(x, begins, lengths, out, stream=stream)
             l2_normalize(out, out, stream=stream)
 
-        chosen |= {"pool": pool, "pool_normalized": pool_normalized}
+        overrides |= {"pool": pool, "pool_normalized": pool_normalized}
     if attention := parts.get("encoder_attention"):
-        chosen["attention"] = attention
+        overrides["attention"] = attention
     if add_layernorm := parts.get("add_layernorm"):
-        chosen["add_layernorm"] = lambda *arrays, epsilon, stream=0: add_layernorm(*arrays, stream=stream)
-    return replace(own, **chosen)
+        overrides["add_layernorm"] = lambda *arrays, epsilon, stream=0: add_layernorm(*arrays, stream=stream)
+    return replace(base, **overrides)
 
 
-def llama_kernels(parts: Mapping[str, Callable], own: llama.Kernels) -> llama.Kernels:
-    """The launchers of a Llama in float32 with these in their places; the rest is `own`."""
-    chosen = {}
+def llama_kernels(parts: Mapping[str, Callable], base: llama.Kernels) -> llama.Kernels:
+    """The launchers of a Llama in float32 with these in their places; the rest is `base`."""
+    overrides = {}
     if norm := parts.get("rmsnorm"):
 
         def rmsnorm(x, weight, out, eps, stream=0):
@@ -70,30 +70,30 @@ def llama_kernels(parts: Mapping[str, Callable], own: llama.Kernels) -> llama.Ke
             residual_add_vectorized(x, residual, residual, stream=stream)
             norm(residual, weight, np.float32(eps), out, stream=stream)
 
-        chosen |= {"rmsnorm": rmsnorm, "add_rmsnorm": add_rmsnorm}
+        overrides |= {"rmsnorm": rmsnorm, "add_rmsnorm": add_rmsnorm}
     if rope := parts.get("rope"):
 
         def rope_split_cache(qkv, table, positions, slots, q, keys, values, q_norm=None, k_norm=None, stream=0,
                              **options):
-            """Rotated where they lie in qkv, then split by the model's own launch, which rotates by angles of 0."""
+            """Rotate in place in qkv, then split by the model's own launch, which rotates by angles of 0."""
             if q_norm is not None:  # a Qwen3 has norms before the rotation, which no exercise computes
-                own.rope_split_cache(qkv, table, positions, slots, q, keys, values, q_norm, k_norm, stream=stream,
-                                     **options)
+                base.rope_split_cache(qkv, table, positions, slots, q, keys, values, q_norm, k_norm, stream=stream,
+                                      **options)
                 return
             tokens, heads, size = q.shape
-            shared = keys.shape[1]
-            rotated = qkv.reshape(tokens, heads + 2 * shared, size)[:, : heads + shared]
+            kv_heads = keys.shape[1]
+            rotated = qkv.reshape(tokens, heads + 2 * kv_heads, size)[:, : heads + kv_heads]
             rope(rotated, table, positions, rotated, stream=stream)
-            own.rope_split_cache(qkv, *_unrotated(tokens, size), slots, q, keys, values, stream=stream, **options)
+            base.rope_split_cache(qkv, *_unrotated(tokens, size), slots, q, keys, values, stream=stream, **options)
 
-        chosen["rope_split_cache"] = rope_split_cache
+        overrides["rope_split_cache"] = rope_split_cache
     if attention := parts.get("paged_attention"):
 
         def paged_decode(q, keys, values, page_table, contexts, out, scale, parts, stream=0):
             attention(q, keys, values, page_table, contexts, np.float32(scale), out, stream=stream)
 
-        chosen["paged_decode"] = paged_decode
-    return replace(own, **chosen)
+        overrides["paged_decode"] = paged_decode
+    return replace(base, **overrides)
 
 
 @functools.cache
@@ -106,25 +106,26 @@ def linear_of(parts: Mapping[str, Callable]) -> Callable:
     """A linear layer and what follows it, a launch for each where one of these parts is in it, else the model's own."""
 
     def linear(x, weights, bias, out, *, residual=None, gelu=False, parts=None, stream=0):
-        both = gelu and "bias_gelu" in mine
-        here = {"product", "bias", *(["bias_gelu", "gelu"] if gelu else []), *(["add"] if residual is not None else [])}
-        if not here & mine.keys():
+        fused = gelu and "bias_gelu" in overrides
+        relevant = {"product", "bias", *(["bias_gelu", "gelu"] if gelu else []),
+                    *(["add"] if residual is not None else [])}
+        if not relevant & overrides.keys():
             FUSED.linear(x, weights, bias, out, residual=residual, gelu=gelu, parts=parts, stream=stream)
             return
-        if "product" in mine:
-            mine["product"](x, weights, out, stream=stream)
+        if "product" in overrides:
+            overrides["product"](x, weights, out, stream=stream)
         else:
             FUSED.linear(x, weights, _zeros(out.shape[1]), out, parts=parts, stream=stream)
-        if both:
-            mine["bias_gelu"](out, bias, out, stream=stream)
+        if fused:
+            overrides["bias_gelu"](out, bias, out, stream=stream)
         else:
-            mine.get("bias", _add_bias)(out, bias, out, stream=stream)
-        if gelu and not both:
-            mine.get("gelu", gelu_sigmoid_form)(out, out, stream=stream)
+            overrides.get("bias", _add_bias)(out, bias, out, stream=stream)
+        if gelu and not fused:
+            overrides.get("gelu", gelu_sigmoid_form)(out, out, stream=stream)
         if residual is not None:
-            mine.get("add", residual_add_vectorized)(out, residual, out, stream=stream)
+            overrides.get("add", residual_add_vectorized)(out, residual, out, stream=stream)
 
-    mine = dict(parts)
+    overrides = dict(parts)
     return linear
 
 
@@ -161,27 +162,27 @@ def mix_kernel(weights, qkv, out):
         out[query, col] = total
 
 
-def _looks_back(out, cache, start) -> bool:
-    """Whether there may be keys of earlier tokens, in the cache. One row with a cache is a step of decoding, which may
-    be about to be recorded in a graph: there the host cannot look at start."""
+def _has_earlier_keys(out, cache, start) -> bool:
+    """Whether the cache may hold keys of earlier tokens. One row with a cache is a decode step, which may be being
+    captured in a graph, where the host cannot read start."""
     return cache is not None and (out.shape[0] == 1 or int(start.copy_to_host()[0]) > 0)
 
 
 def attention_of_heads(one_head: Callable) -> Callable:
-    """Attention from a kernel for one head without a mask: with a mask, there is one launch for each query and the keys
-    it sees. It uses the rows of qkv only: where there are keys of earlier tokens, the model's own attention is used."""
+    """Attention from a kernel for one head without a mask: with a mask, there is one launch per query, over its
+    visible keys. It uses the rows of qkv only; with keys of earlier tokens the model's own attention is used."""
 
     def attention(qkv, heads, out, *, cache=None, start=None, causal=False, stream=0):
-        if _looks_back(out, cache, start):
+        if _has_earlier_keys(out, cache, start):
             models_attention(qkv, heads, out, cache=cache, start=start, causal=causal, stream=stream)
             return
         tokens, width = out.shape
         size = width // heads
         rows = [(t, t + 1, t + 1) for t in range(tokens)] if causal else [(0, tokens, tokens)]
-        for left in range(0, width, size):
-            queries, keys, values = (qkv[:, part + left : part + left + size] for part in (0, width, 2 * width))
-            for first, end, seen in rows:
-                one_head(queries[first:end], keys[:seen], values[:seen], out[first:end, left : left + size],
+        for col in range(0, width, size):
+            queries, keys, values = (qkv[:, part + col : part + col + size] for part in (0, width, 2 * width))
+            for begin, end, visible in rows:
+                one_head(queries[begin:end], keys[:visible], values[:visible], out[begin:end, col : col + size],
                          stream=stream)
 
     return attention
@@ -197,12 +198,12 @@ def attention_around(softmax: Callable) -> Callable:
 
     def attention(qkv, heads, out, *, cache=None, start=None, causal=False, stream=0):
         tokens, width = out.shape
-        if not causal or _looks_back(out, cache, start):
+        if not causal or _has_earlier_keys(out, cache, start):
             models_attention(qkv, heads, out, cache=cache, start=start, causal=causal, stream=stream)
             return
         scores, weights = matrices(heads, tokens)
-        across = -(-tokens // 32)
-        scores_kernel[(across, -(-tokens // 8), heads), (32, 8, 1), stream](
+        blocks = -(-tokens // 32)
+        scores_kernel[(blocks, -(-tokens // 8), heads), (32, 8, 1), stream](
             qkv, scores, np.float32((width // heads) ** -0.5))
         softmax(scores, weights, stream=stream)
         mix_kernel[(-(-width // 32), -(-tokens // 8)), (32, 8), stream](weights, qkv, out)

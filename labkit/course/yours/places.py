@@ -1,4 +1,4 @@
-"""Where an exercise has its place in a model: the parts, and the kernel that each exercise gives to one."""
+"""The parts of a model, and the part that each exercise's kernel can replace."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ LINEAR = ("attn.c_attn", "attn.added", "mlp.gelu", "out")  # the steps that end 
 
 @dataclass(frozen=True)
 class Place:
-    """The part of the model that an exercise's kernel can do.
+    """The part of the model that an exercise's kernel can replace.
 
     part: its name in PARTS, which says what it is called with. size: from these arguments the exercise's size, which
-    its launch configuration depends on. arguments: from the same those of the exercise's kernel. head: the only size
-    of a head that it can do; None for any.
+    its launch configuration depends on. arguments: from the same those of the exercise's kernel. head: the only head
+    size that it supports; None for any.
     """
 
     exercise: str
@@ -89,7 +89,7 @@ def _flat(array):
     return array.reshape(array.size)
 
 
-# In the order of the lessons. Where two do the same part, the later one does it when all are put in.
+# In the order of the lessons. Where two replace the same part, the later one wins when all are used.
 PLACES = [
     Place("saxpy", "add", lambda x, residual, out: {"n": out.size},
           lambda x, residual, out: (np.float32(1), _flat(residual), _flat(out))),  # y = 1 * residual + y

@@ -14,7 +14,7 @@ from labkit._common.errors import UserError
 from labkit._common.tables import ResultTable
 from labkit.course.yours import places
 from labkit.course.yours.places import PARTS, Place
-from labkit.course.yours.written import Answers, _in_a_line
+from labkit.course.yours.written import Answers, _one_line
 from labkit.kernels.op import uniform
 from labkit.models import gpt2_block as block
 from labkit.models import llama, llama_reference, minilm, minilm_reference
@@ -87,7 +87,7 @@ def _kind_of(model: Model | Shape) -> tuple[str, int]:
 @dataclass(frozen=True, repr=False)
 class Steps(Parity):
     """Parity, with the exercises whose kernels computed each step, and where it stopped if one of them failed.
-    alone: each step was compared with what follows from the model's own steps before it."""
+    alone: each step was compared with the reference computed from the model's own inputs to it."""
 
     by: Mapping[str, str] = field(default_factory=dict)
     stopped: str = ""
@@ -99,7 +99,7 @@ class Steps(Parity):
         spec["columns"][0] = "step"
         if self.by:
             spec["columns"].insert(1, "computed with")
-            spec["rows"] = [[name, self.by.get(_step(name), "the model's own"), *rest] for name, *rest in spec["rows"]]
+            spec["rows"] = [[name, self.by.get(_step(name), "the model's own"), *row] for name, *row in spec["rows"]]
         spec["notes"] = ([f"{self.first.name} could not be computed: {self.stopped}"] if self.stopped else
                          [] if self.passed else list(filter(None, (
                              f"The first that differs is {self.first.name}. {self._after}", self.first.element))))
@@ -119,7 +119,7 @@ def _step(name: str) -> str:
 
 def block_parity(mine: Answers | Kernels | None = None, *, shape: Shape = SMALL, tokens: int = 9, causal: bool = True,
                  post_ln: bool = False, seed: int = 0) -> Steps:
-    """Runs one block with these kernels on random weights and compares what each launch wrote with float64."""
+    """Run one block with these kernels on random weights and compare the output of each launch with float64."""
     mine = mine.fitting(*_kind_of(shape)) if isinstance(mine, Answers) else mine
     rng = np.random.default_rng(seed)
     x, weights = rng.standard_normal((tokens, shape.width), np.float32), shape.random(rng)
@@ -140,7 +140,7 @@ def block_parity(mine: Answers | Kernels | None = None, *, shape: Shape = SMALL,
                     post_ln=post_ln, kernels=mine.kernels() if isinstance(mine, Answers) else mine,
                     watch=lambda name, array: compare(name, array.copy_to_host()))
     except Exception as error:  # a learner's kernel may do anything
-        stopped = _in_a_line(error)
+        stopped = _one_line(error)
         compare(list(truth)[len(rows)], None)
     return Steps(tuple(rows), mine.by() if isinstance(mine, Answers) else {}, stopped)
 
@@ -156,7 +156,7 @@ def model_parity(model: Model, ids: Sequence, mine: Answers | AnyKernels | None 
     try:
         return Steps(rows_of(other, ids), by, alone=isinstance(model, Llama))
     except Exception as error:
-        return Steps((Difference("the model", np.inf, 0.0),), by, _in_a_line(error))
+        return Steps((Difference("the model", np.inf, 0.0),), by, _one_line(error))
 
 
 def _gpt2_rows(model: GPT2, ids: Sequence) -> tuple[Difference, ...]:
@@ -164,14 +164,14 @@ def _gpt2_rows(model: GPT2, ids: Sequence) -> tuple[Difference, ...]:
 
 
 def _llama_rows(model: Llama, prompts: Sequence) -> tuple[Difference, ...]:
-    """Those of which one token is left come first, as the model's steps have them."""
+    """Prompts with one token left come first, as a step requires."""
     longer = [prompt for prompt in prompts if len(prompt) > 1]
-    before = [len(prompt) - 1 for prompt in prompts] + [0] * len(longer)
-    return llama_reference.parity(model, [*prompts, *longer], before).rows
+    num_cached = [len(prompt) - 1 for prompt in prompts] + [0] * len(longer)
+    return llama_reference.parity(model, [*prompts, *longer], num_cached).rows
 
 
 def _encoder_rows(model: MiniLM, sentences: Sequence) -> tuple[Difference, ...]:
-    """The scaling would hide a mean that is wrong by a factor: the mean is a step of its own."""
+    """Compare the mean as a step of its own: the scaling would hide a mean that is wrong by a factor."""
     *rows, pooled = minilm_reference.parity(model, sentences).rows
     *_, mean = minilm_reference.parity(model, sentences, normalize=False).rows
     return *rows, replace(mean, name="mean"), pooled
@@ -213,33 +213,33 @@ class OneByOne(ResultTable):
 
 
 def one_by_one(mine: Answers, model: Model | None = None, ids: Sequence = (), **options) -> OneByOne:
-    """Puts each answer into the model alone, then all together. model: left out, it is one block (options as for
+    """Put each answer into the model alone, then all together. model: left out, it is one block (options as for
     block_parity); else a GPT-2 that gets the prompt `ids`, an encoder that gets these sentences, or a Llama that gets
     these prompts."""
 
-    def run(these: Answers) -> Steps:
-        return block_parity(these, **options) if model is None else model_parity(model, ids, these)
+    def run(subset: Answers) -> Steps:
+        return block_parity(subset, **options) if model is None else model_parity(model, ids, subset)
 
-    elsewhere = {"argmax"} if model is not None else {"embedding", "append_to_cache", "logits", "argmax"}
+    excluded = {"argmax"} if model is not None else {"embedding", "append_to_cache", "logits", "argmax"}
     kind, head = _kind_of(options.get("shape", SMALL) if model is None else model)
-    here = mine.fitting(kind, head)
-    fitting = [row for row in here.usable if row.place.part not in elsewhere]
+    matching = mine.fitting(kind, head)
+    fitting = [row for row in matching.usable if row.place.part not in excluded]
     runs = [(row.exercise, row.place, run(Answers((row,)))) for row in fitting]
     if len(fitting) > 1:
         runs.append(("all together", None, run(Answers(tuple(fitting)))))
     left_out = [f"{row.exercise} is left out: it is for heads of {row.place.head} numbers, and here a head has {head}."
-                for row in mine.usable if row.place.model == kind and row not in here.rows]
-    outside = [row for row in here.usable if model is None and row.place.part in elsewhere]
-    left_out += [_elsewhere(outside, "outside a block, in a whole model")] if outside else []
+                for row in mine.usable if row.place.model == kind and row not in matching.rows]
+    outside_block = [row for row in matching.usable if model is None and row.place.part in excluded]
+    left_out += [_belongs(outside_block, "outside a block, in a whole model")] if outside_block else []
     for other in (places.GPT2, places.ENCODER, places.LLAMA):
         of_others = [row for row in mine.usable if row.place.model == other != kind]
-        left_out += [_elsewhere(of_others, f"in {other}")] if of_others else []
+        left_out += [_belongs(of_others, f"in {other}")] if of_others else []
     return OneByOne(tuple(runs), mine, NAMES[kind] if model is not None else "a block", tuple(left_out))
 
 
 NAMES = {places.GPT2: "the model", places.ENCODER: "the encoder", places.LLAMA: "the Llama"}
 
 
-def _elsewhere(rows: Sequence, where: str) -> str:
+def _belongs(rows: Sequence, location: str) -> str:
     verb = "has its place" if len(rows) == 1 else "have their places"
-    return f"{', '.join(row.exercise for row in rows)} {verb} {where}."
+    return f"{', '.join(row.exercise for row in rows)} {verb} {location}."

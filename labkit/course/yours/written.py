@@ -40,14 +40,14 @@ class Answer:
         return self.kernel is not None
 
     def launcher(self) -> Callable:
-        """Called as PARTS says: launches the kernel as check launches it."""
+        """Return a launcher with the signature in PARTS that launches the kernel as check does."""
         place, exercise, kernel = self.place, exercises.find(self.exercise), self.kernel
         if exercise.kind == "function":
             takes_stream = "stream" in inspect.signature(kernel).parameters
 
             def call(*arguments, stream=0, **options):
-                more = {"stream": stream} if takes_stream else {}
-                kernel(*place.arguments(*arguments), **options, **more)
+                kwargs = {"stream": stream} if takes_stream else {}
+                kernel(*place.arguments(*arguments), **options, **kwargs)
 
             return call
 
@@ -69,7 +69,7 @@ class Answers(ResultTable):
         return tuple(row for row in self.rows if row.usable)
 
     def only(self, *names: str) -> Answers:
-        """These alone; all others leave their place to the model's own kernel."""
+        """Keep only these; the model's own kernels replace all others."""
         for name in names:
             place_of(name)
         return Answers(tuple(row for row in self.rows if row.exercise in names))
@@ -93,13 +93,13 @@ class Answers(ResultTable):
         """The launchers of a GPT-2, these among them."""
         return kernels(self.parts)
 
-    def encoder_kernels(self, own: minilm.Kernels) -> minilm.Kernels:
+    def encoder_kernels(self, base: minilm.Kernels) -> minilm.Kernels:
         """The launchers of an encoder, these among them."""
-        return encoder_kernels(self.parts, own)
+        return encoder_kernels(self.parts, base)
 
-    def llama_kernels(self, own: llama.Kernels) -> llama.Kernels:
+    def llama_kernels(self, base: llama.Kernels) -> llama.Kernels:
         """The launchers of a Llama, these among them."""
-        return llama_kernels(self.parts, own)
+        return llama_kernels(self.parts, base)
 
     def messages(self) -> list[str]:
         """In sentences: which kernels are used, which are not and why."""
@@ -111,11 +111,11 @@ class Answers(ResultTable):
 
     def by(self) -> dict[str, str]:
         """Step -> the exercises whose kernels have a part in it."""
-        found: dict[str, list[str]] = {}
+        by_step: dict[str, list[str]] = {}
         for row in self._last().values():
             for step in PARTS[row.place.part][1]:
-                found.setdefault(step, []).append(row.exercise)
-        return {step: ", ".join(names) for step, names in found.items()}
+                by_step.setdefault(step, []).append(row.exercise)
+        return {step: ", ".join(names) for step, names in by_step.items()}
 
     def table(self) -> dict:
         return {
@@ -131,33 +131,33 @@ class Answers(ResultTable):
 
 
 def _to_do(rows) -> list[str]:
-    waiting = [row for row in rows if row.state == TO_DO]
-    if not waiting:
+    unfinished = [row for row in rows if row.state == TO_DO]
+    if not unfinished:
         return []
-    names = ", ".join(row.exercise for row in waiting)
+    names = ", ".join(row.exercise for row in unfinished)
     return [f"Not done yet: {names}. Do one in its notebook under work/exercises/, save it, and run this again."]
 
 
 def answers(*names: str, solutions: bool = False, checked: bool = True, **given) -> Answers:
     """The answers to these exercises (left out: to all that have a place in the model), each checked.
 
-    solutions=True takes the course's own answers, unchecked. add_row=kernel takes this kernel. checked=False uses what
-    is there, right or wrong: parity then shows at which step it is wrong.
+    solutions=True takes the course's own answers, unchecked. add_row=kernel takes this kernel. checked=False uses
+    the answers unchecked: parity then shows at which step they are wrong.
     """
     for name in (*names, *given):
         place_of(name)
-    wanted = [place for place in PLACES if not names and not given or place.exercise in (*names, *given)]
+    selected = [place for place in PLACES if not names and not given or place.exercise in (*names, *given)]
     course = courses.load()
-    return Answers(tuple(_answer(course, place, solutions, checked and not solutions, given) for place in wanted))
+    return Answers(tuple(_answer(course, place, solutions, checked and not solutions, given) for place in selected))
 
 
 def _answer(course, place: Place, solutions: bool, checked: bool, given: Mapping) -> Answer:
     entry = course.exercise(place.exercise)
     lesson, name = entry.chapter.number, entry.name
-    about = f"{name} ({courses.shown(course, entry.chapter.own_workbook)})"
+    label = f"{name} ({courses.shown(course, entry.chapter.own_workbook)})"
 
-    def unused(state: str, why: str) -> Answer:
-        return Answer(place, lesson, state, f"{about} {why}")
+    def unused(state: str, reason: str) -> Answer:
+        return Answer(place, lesson, state, f"{label} {reason}")
 
     if name in given:
         kernel = given[name]
@@ -165,7 +165,7 @@ def _answer(course, place: Place, solutions: bool, checked: bool, given: Mapping
         try:
             kernel = read(course, name, solutions=solutions)
         except Exception as error:  # a learner's notebook may hold anything
-            return unused(BROKEN, f"cannot be used: {_in_a_line(error)}")
+            return unused(BROKEN, f"cannot be used: {_one_line(error)}")
     if kernel is None:
         return unused(TO_DO, "is not done yet")
     if checked:
@@ -173,43 +173,43 @@ def _answer(course, place: Place, solutions: bool, checked: bool, given: Mapping
         if verdict.kind == "unchanged":
             return unused(TO_DO, "is not done yet")
         if not verdict.passed:
-            why = verdict.headline
+            reason = verdict.headline
             if verdict.kind in ("unsupported", "wrong_types", "raised") and verdict.details:
-                why = f"{why} {verdict.details[0]}"
-            return unused(WRONG, f"is not right yet, so the model's own kernel is used: {why}")
+                reason = f"{reason} {verdict.details[0]}"
+            return unused(WRONG, f"is not right yet, so the model's own kernel is used: {reason}")
     return Answer(place, lesson, GIVEN_ANSWER if solutions and name not in given else YOURS, kernel=kernel)
 
 
 def read(course, name: str, *, solutions: bool = False):
     """The answer to an exercise: what its cell defines under its name, with what the cells above it define. None if it
-    is as it was given.
+    is unchanged.
 
     From the learner's notebook, as saved; with solutions=True from solutions/. Test cells are not run, nor anything
     that the answer does not need.
     """
     chapter = course.exercise(name).chapter
     notebook = workbook.to_notebook(course, chapter, answers=True) if solutions else copies.learners(course, chapter)
-    cell, above = _cell(notebook, name)
+    cell, preceding = _cell(notebook, name)
     if not solutions and cell == _cell(workbook.as_given(course, chapter), name)[0]:
         return None
     file = "solutions" if solutions else chapter.workbook.name
-    return answer_cells.run(answer_cells.program(above, cell), name, f"<{file}: {name}>")
+    return answer_cells.run(answer_cells.program(preceding, cell), name, f"<{file}: {name}>")
 
 
 def _cell(notebook, name: str) -> tuple[str, list[str]]:
     """The cell of an exercise's answer, and the code above it without tests."""
-    above: list[str] = []
+    preceding: list[str] = []
     for cell in notebook.cells:
         if cell.cell_type != "code":
             continue
-        about = cell.metadata.get("labkit", {})
-        if about.get("exercise") == name and about.get("role") == "answer":
-            return cell.source, above
+        metadata = cell.metadata.get("labkit", {})
+        if metadata.get("exercise") == name and metadata.get("role") == "answer":
+            return cell.source, preceding
         if answer_cells.checked_name(cell.source) is None:
-            above.append(cell.source)
+            preceding.append(cell.source)
     raise courses.CourseError(f"its cell is not in the notebook; labkit reset {name} puts it back")
 
 
-def _in_a_line(error: Exception) -> str:
+def _one_line(error: Exception) -> str:
     kind = "" if isinstance(error, UserError) else f"{type(error).__name__}: "
     return f"{kind}{error}".split("\n")[0].replace("(<unknown>, line", "(line")  # of a cell, which has no file

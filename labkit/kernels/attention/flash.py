@@ -15,6 +15,7 @@ own sums are added. The scale 1/sqrt(D) and the log2(e) that turns exp into 2** 
 
 import functools
 import math
+from dataclasses import dataclass
 
 import numpy as np
 from numba import float32, uint32
@@ -157,16 +158,69 @@ def make_copy_rows(num_rows: int, size: int, pitch: int, threads: int, chunk: in
     return copy_rows
 
 
-def make_flash_steps(size: int, queries: int):
-    """Make the device functions for a tile of keys of make_flash: read_four, add_scores, add_values and
-    online_softmax_update."""
-    SIZE, QUERIES = size, queries
-    QUERIES_AT_ONCE = min(queries, 4)
-    LANES = 8 if size % 32 == 0 else 4
-    GROUPS = THREADS // LANES
-    QUADS = SIZE // (4 * LANES)
-    COLUMNS = 4 * QUADS
-    PITCH, EXP_PITCH = SIZE + 4, 8 * LANES + 8
+@dataclass(frozen=True)
+class FlashTile:
+    """What a block of THREADS threads computes at once, for heads of `size` elements: a thread has `queries` queries
+    and eight keys.
+
+    Threads form a grid, `lanes` of them to a row: thread (x, y) has the queries y, y + groups, ..., the keys x,
+    x + lanes, ... and every lanes-th group of four columns of the values. The threads of a row of this grid are
+    neighbours in a warp, so that a row of scores is reduced by shuffles.
+    """
+
+    size: int
+    queries: int
+
+    @property
+    def lanes(self) -> int:
+        return 8 if self.size % 32 == 0 else 4
+
+    @property
+    def groups(self) -> int:
+        return THREADS // self.lanes
+
+    @property
+    def rows(self) -> int:
+        return self.queries * self.groups
+
+    @property
+    def keys(self) -> int:
+        return 8 * self.lanes
+
+    @property
+    def columns(self) -> int:
+        """Of the values, those of a thread."""
+        return self.size // self.lanes
+
+    @property
+    def pitch(self) -> int:
+        return self.size + 4  # neighbouring rows begin in different banks
+
+    @property
+    def offsets(self) -> tuple[int, int, int, int]:
+        """In shared memory, where the keys, the values and the exponentials begin, and the end of these."""
+        keys = self.rows * self.pitch
+        values = keys + self.keys * self.pitch
+        exponentials = values + self.keys * self.size
+        return keys, values, exponentials, exponentials + self.rows * (self.keys + 8)
+
+    @property
+    def shared_bytes(self) -> int:
+        return 4 * self.offsets[-1]
+
+    @property
+    def blocks(self) -> int:
+        """The blocks for which an SM has registers and shared memory."""
+        if self.size > 64 and self.queries > 4 or self.size > 128:
+            return 1
+        return max(1, min({1: 4, 2: 4, 4: 3}.get(self.queries, 2), 233_472 // (self.shared_bytes + 1024)))
+
+
+def make_flash_steps(tile: FlashTile):
+    """Make the device functions for a tile of keys: read_four, add_scores, add_values and online_softmax_update."""
+    SIZE, QUERIES, LANES, GROUPS, COLUMNS = tile.size, tile.queries, tile.lanes, tile.groups, tile.columns
+    QUERIES_AT_ONCE, QUADS = min(QUERIES, 4), COLUMNS // 4
+    PITCH, EXP_PITCH = tile.pitch, tile.keys + 8
     XOR_OFFSETS = (4, 2, 1) if LANES == 8 else (2, 1)
 
     # Each function is small enough for the compiler to unroll: a loop left rolled would index scores and acc with a
@@ -223,68 +277,42 @@ def make_flash_steps(size: int, queries: int):
     return read_four, add_scores, add_values, online_softmax_update
 
 
-@kernel_factory
-def make_flash(size: int, queries: int):
-    """Attention for heads of `size` elements; a thread has `queries` queries and eight keys of a tile.
+def make_flash_loop(tile: FlashTile, copy_keys, copy_values):
+    """Make the device functions attend, which goes through the keys of a tile of queries, and store_rows.
 
-    Threads form a grid, LANES of them to a row: thread (x, y) has the queries y, y + GROUPS, ..., the keys x,
-    x + LANES, ... and every LANES-th group of four columns of the values. The threads of a row of this grid are
-    neighbours in a warp, so that a row of scores is reduced by shuffles.
+    copy_keys(shared, offset, source, key0, end, thread) starts the copies of the tile of keys from key0 to shared
+    memory, with zeros from key `end` on; copy_values does so for the values. `source` is a tuple of their own.
     """
-    SIZE, QUERIES = size, queries
-    QUERIES_AT_ONCE = min(queries, 4)
-    LANES = 8 if size % 32 == 0 else 4
-    GROUPS = THREADS // LANES
-    ROWS, KEYS = QUERIES * GROUPS, 8 * LANES
-    SCORES, QUADS = QUERIES * 8, SIZE // (4 * LANES)
-    COLUMNS = 4 * QUADS
-    ACCUMULATORS, QUERY_PART = QUERIES * COLUMNS, QUERIES * 4
-    PITCH, EXP_PITCH = SIZE + 4, KEYS + 8  # neighbouring rows begin in different banks
-    KEYS_OFFSET = ROWS * PITCH
-    VALUES_OFFSET = KEYS_OFFSET + KEYS * PITCH
-    EXP_OFFSET = VALUES_OFFSET + KEYS * SIZE
-    SHARED_ELEMENTS = EXP_OFFSET + ROWS * EXP_PITCH
+    SIZE, QUERIES, LANES, GROUPS, COLUMNS = tile.size, tile.queries, tile.lanes, tile.groups, tile.columns
+    KEYS, PITCH, EXP_PITCH = tile.keys, tile.pitch, tile.keys + 8
+    KEYS_OFFSET, VALUES_OFFSET, EXP_OFFSET, _ = tile.offsets
+    SCORES, ACCUMULATORS, QUERY_PART, QUADS = QUERIES * 8, QUERIES * COLUMNS, QUERIES * 4, COLUMNS // 4
+    QUERIES_AT_ONCE = min(QUERIES, 4)
     XOR_OFFSETS = (4, 2, 1) if LANES == 8 else (2, 1)
-    BLOCKS = max(1, min({1: 4, 2: 4, 4: 3}.get(QUERIES, 2), 233_472 // (4 * SHARED_ELEMENTS + 1024)))
-    if SIZE > 64 and QUERIES > 4 or SIZE > 128:
-        BLOCKS = 1
-    copy_queries = make_copy_rows(ROWS, SIZE, PITCH, THREADS, 4)
-    copy_keys = make_copy_rows(KEYS, SIZE, PITCH, THREADS, 4)
-    copy_values = make_copy_rows(KEYS, SIZE, SIZE, THREADS, 4)
-    read_four, add_scores, add_values, online_softmax_update = make_flash_steps(SIZE, QUERIES)
+    read_four, add_scores, add_values, online_softmax_update = make_flash_steps(tile)
 
-    @cuda.jit(launch_bounds=(THREADS, BLOCKS))
-    def attention_flash_kernel(qkv, keys_values, start, out, kv_offset, scale, causal):
-        shared = cuda.shared.array(0, float32)
+    @cuda.jit(device=True)
+    def attend(shared, acc, row_sum, source, visible, scale, thread):
+        """acc and row_sum of this thread's queries, over the keys before visible[0]. All threads see those before
+        visible[1]; query i of a thread sees those before visible[2] + i * GROUPS and before visible[3]."""
+        end, min_visible, causal_end, num_keys = visible
         scores = cuda.local.array(SCORES, float32)
-        acc = cuda.local.array(ACCUMULATORS, float32)
         query_part = cuda.local.array(QUERY_PART, float32)
         row_max = cuda.local.array(QUERIES, float32)
-        row_sum = cuda.local.array(QUERIES, float32)
-        thread = u32.threadIdx.x
         x, y = thread % LANES, thread // LANES
-        rows, width = u32.shape(out)
-        head_column = u32.blockIdx.x * SIZE
-        key_column = kv_offset + head_column
-        row0 = (u32.gridDim.y - u32.blockIdx.y - 1) * ROWS  # causal: the most work comes first
-        context_len = uint32(start[0])
-        num_keys = min(context_len + rows, u32.shape(keys_values)[0])  # rows beyond may hold anything
-        min_visible = min(context_len + row0 + 1, num_keys) if causal else num_keys
-        end = min(context_len + row0 + ROWS, num_keys) if causal else num_keys  # the most that any query here sees
         for i in u32.range(ACCUMULATORS):
             acc[i] = ZERO
         for i in u32.range(QUERIES):
             row_max[i], row_sum[i] = NEG_INF, ZERO
 
-        copy_queries(shared, 0, qkv, row0, rows, head_column, thread)
-        copy_keys(shared, KEYS_OFFSET, keys_values, 0, end, key_column, thread)
+        copy_keys(shared, KEYS_OFFSET, source, 0, end, thread)
         ptx.cp_async_commit()
         ptx.cp_async_wait(0)
         cuda.syncthreads()  # the queries and the first keys have arrived
         key0 = 0
         while key0 < end:
             # These values are in flight while the scores are computed, the next keys during the rest.
-            copy_values(shared, VALUES_OFFSET, keys_values, key0, end, key_column + width, thread)
+            copy_values(shared, VALUES_OFFSET, source, key0, end, thread)
             ptx.cp_async_commit()
             for i in u32.range(SCORES):
                 scores[i] = ZERO
@@ -299,13 +327,12 @@ def make_flash(size: int, queries: int):
             cuda.syncthreads()  # the values have arrived, and all threads are done with these keys
             key1 = key0 + KEYS
             if key1 < end:
-                copy_keys(shared, KEYS_OFFSET, keys_values, key1, end, key_column, thread)
+                copy_keys(shared, KEYS_OFFSET, source, key1, end, thread)
             ptx.cp_async_commit()
 
             if key1 > min_visible:  # some query must not see some key of this tile
                 for i in u32.range(QUERIES):
-                    causal_end = context_len + row0 + y + (i * GROUPS + 1)
-                    num_visible = min(causal_end, num_keys) if causal else num_keys
+                    num_visible = min(causal_end + i * GROUPS, num_keys)
                     for j in u32.range(8):
                         if key0 + x + j * LANES >= num_visible:
                             scores[8 * i + j] = NEG_INF
@@ -328,6 +355,10 @@ def make_flash(size: int, queries: int):
             cuda.syncthreads()  # the next keys have arrived, and all threads are done with these values
             key0 = key1
 
+    @cuda.jit(device=True)
+    def store_rows(out, begin, row0, rows, head_column, acc, row_sum, thread):
+        """Divide by row_sum, and store this thread's queries among rows row0 to rows - 1, counted from row `begin`."""
+        x, y, width = thread % LANES, thread // LANES, u32.shape(out)[1]
         for i in u32.range(QUERIES):
             denominator = row_sum[i]
             for distance in XOR_OFFSETS:
@@ -337,12 +368,64 @@ def make_flash(size: int, queries: int):
             if row < rows:
                 for q in u32.range(QUADS):
                     a = COLUMNS * i + 4 * q
-                    out_offset = row * width + head_column + x * 4 + q * 4 * LANES
+                    out_offset = (begin + row) * width + head_column + x * 4 + q * 4 * LANES
                     ptx.store_global4(out, out_offset, acc[a] * inv_row_sum, acc[a + 1] * inv_row_sum,
                                       acc[a + 2] * inv_row_sum, acc[a + 3] * inv_row_sum)
 
+    return attend, store_rows
+
+
+def make_contiguous_loop(tile: FlashTile):
+    """Make the functions of make_flash_loop for keys and values in rows of a matrix. source: (the matrix, its row with
+    key 0, the columns where a head's keys and its values begin)."""
+    copy_rows_of_keys = make_copy_rows(tile.keys, tile.size, tile.pitch, THREADS, 4)
+    copy_rows_of_values = make_copy_rows(tile.keys, tile.size, tile.size, THREADS, 4)
+
+    @cuda.jit(device=True)
+    def copy_keys(shared, offset, source, key0, end, thread):
+        matrix, row0, column, _ = source
+        copy_rows_of_keys(shared, offset, matrix, row0 + key0, row0 + end, column, thread)
+
+    @cuda.jit(device=True)
+    def copy_values(shared, offset, source, key0, end, thread):
+        matrix, row0, _, column = source
+        copy_rows_of_values(shared, offset, matrix, row0 + key0, row0 + end, column, thread)
+
+    return make_flash_loop(tile, copy_keys, copy_values)
+
+
+@kernel_factory
+def make_flash(size: int, queries: int):
+    """Attention for heads of `size` elements, with a FlashTile of `queries` queries of a thread."""
+    TILE = FlashTile(size, queries)
+    SIZE, QUERIES, ROWS, LANES, ACCUMULATORS = size, queries, TILE.rows, TILE.lanes, queries * TILE.columns
+    copy_queries = make_copy_rows(ROWS, SIZE, TILE.pitch, THREADS, 4)
+    attend, store_rows = make_contiguous_loop(TILE)
+
+    @cuda.jit(launch_bounds=(THREADS, TILE.blocks))
+    def attention_flash_kernel(qkv, keys_values, start, out, kv_offset, scale, causal):
+        shared = cuda.shared.array(0, float32)
+        acc = cuda.local.array(ACCUMULATORS, float32)
+        row_sum = cuda.local.array(QUERIES, float32)
+        thread = u32.threadIdx.x
+        rows, width = u32.shape(out)
+        head_column = u32.blockIdx.x * SIZE
+        key_column = kv_offset + head_column
+        row0 = (u32.gridDim.y - u32.blockIdx.y - 1) * ROWS  # causal: the most work comes first
+        context_len = uint32(start[0])
+        num_keys = min(context_len + rows, u32.shape(keys_values)[0])  # rows beyond may hold anything
+        end = min_visible = causal_end = num_keys
+        if causal:
+            causal_end = context_len + row0 + thread // LANES + 1
+            min_visible = min(context_len + row0 + 1, num_keys)
+            end = min(context_len + row0 + ROWS, num_keys)  # the most that any query here sees
+        copy_queries(shared, 0, qkv, row0, rows, head_column, thread)
+        attend(shared, acc, row_sum, (keys_values, 0, key_column, key_column + width),
+               (end, min_visible, causal_end, num_keys), scale, thread)
+        store_rows(out, 0, row0, rows, head_column, acc, row_sum, thread)
+
     attention_flash_kernel.rows, attention_flash_kernel.threads = ROWS, THREADS
-    attention_flash_kernel.shared_bytes = 4 * SHARED_ELEMENTS
+    attention_flash_kernel.shared_bytes = TILE.shared_bytes
     return attention_flash_kernel
 
 

@@ -14,7 +14,7 @@ from numba import float32, uint16, uint32
 from labkit import cuda, u32
 from labkit.device import ptx
 from labkit.device.lazy import kernel_factory
-from labkit.kernels.attention.flash import THREADS, make_copy_rows, make_flash_steps
+from labkit.kernels.attention.flash import THREADS, FlashTile, make_copy_rows, make_flash_loop
 from labkit.kernels.attention.half import KEYS, make_half_steps
 from labkit.kernels.attention.heads import find_sentence
 from labkit.kernels.attention.pages import PAGE, find_context
@@ -47,121 +47,50 @@ def make_copy_tile(keys: int, size: int, pitch: int, threads: int, chunk: int, s
 
 @kernel_factory
 def make_paged_prefill(size: int, queries: int):
-    """Attention for heads of `size` float32 elements; a thread has `queries` queries and eight keys of a tile, as in
-    make_flash."""
-    SIZE, QUERIES = size, queries
-    QUERIES_AT_ONCE = min(queries, 4)
-    LANES = 8 if size % 32 == 0 else 4
-    GROUPS = THREADS // LANES
-    ROWS, KEYS_PER_TILE = QUERIES * GROUPS, 8 * LANES
-    SCORES, QUADS = QUERIES * 8, SIZE // (4 * LANES)
-    COLUMNS = 4 * QUADS
-    ACCUMULATORS, QUERY_PART = QUERIES * COLUMNS, QUERIES * 4
-    PITCH, EXP_PITCH = SIZE + 4, KEYS_PER_TILE + 8  # neighbouring rows begin in different banks
-    KEYS_OFFSET = ROWS * PITCH
-    VALUES_OFFSET = KEYS_OFFSET + KEYS_PER_TILE * PITCH
-    EXP_OFFSET = VALUES_OFFSET + KEYS_PER_TILE * SIZE
-    SHARED_ELEMENTS = EXP_OFFSET + ROWS * EXP_PITCH
-    XOR_OFFSETS = (4, 2, 1) if LANES == 8 else (2, 1)
-    BLOCKS = max(1, min(4 if QUERIES <= 2 else 3, 233_472 // (4 * SHARED_ELEMENTS + 1024)))
-    copy_queries = make_copy_rows(ROWS, SIZE, PITCH, THREADS, 4)
-    copy_keys = make_copy_tile(KEYS_PER_TILE, SIZE, PITCH, THREADS, 4)
-    copy_values = make_copy_tile(KEYS_PER_TILE, SIZE, SIZE, THREADS, 4)
-    read_four, add_scores, add_values, online_softmax_update = make_flash_steps(SIZE, QUERIES)
+    """Attention for heads of `size` float32 elements, with a FlashTile of `queries` queries of a thread."""
+    TILE = FlashTile(size, queries)
+    SIZE, QUERIES, ROWS, LANES, ACCUMULATORS = size, queries, TILE.rows, TILE.lanes, queries * TILE.columns
+    copy_queries = make_copy_rows(ROWS, SIZE, TILE.pitch, THREADS, 4)
+    copy_tile_of_keys = make_copy_tile(TILE.keys, SIZE, TILE.pitch, THREADS, 4)
+    copy_tile_of_values = make_copy_tile(TILE.keys, SIZE, SIZE, THREADS, 4)
 
-    @cuda.jit(launch_bounds=(THREADS, BLOCKS))
+    @cuda.jit(device=True)
+    def copy_keys(shared, offset, source, key0, end, thread):
+        keys, _, page_table, sequence, kv_heads, kv_head = source
+        if end > 0:
+            copy_tile_of_keys(shared, offset, keys, page_table, sequence, key0, end, kv_heads, kv_head, thread)
+
+    @cuda.jit(device=True)
+    def copy_values(shared, offset, source, key0, end, thread):
+        _, values, page_table, sequence, kv_heads, kv_head = source
+        copy_tile_of_values(shared, offset, values, page_table, sequence, key0, end, kv_heads, kv_head, thread)
+
+    attend, store_rows = make_flash_loop(TILE, copy_keys, copy_values)
+
+    @cuda.jit(launch_bounds=(THREADS, TILE.blocks))
     def paged_prefill_kernel(q, keys, values, page_table, begins, lengths, contexts, out, scale, longest, kv_heads):
         shared = cuda.shared.array(0, float32)
-        scores = cuda.local.array(SCORES, float32)
         acc = cuda.local.array(ACCUMULATORS, float32)
-        query_part = cuda.local.array(QUERY_PART, float32)
-        row_max = cuda.local.array(QUERIES, float32)
         row_sum = cuda.local.array(QUERIES, float32)
         thread = u32.threadIdx.x
-        x, y = thread % LANES, thread // LANES
-        rows, width = u32.shape(out)
         head, sequence = u32.blockIdx.x, u32.blockIdx.z
         head_column = head * SIZE
         kv_head = head // (u32.gridDim.x // kv_heads)
-        begin, tokens, scale = find_sentence(begins, lengths, sequence, rows, longest, scale)
+        begin, tokens, scale = find_sentence(begins, lengths, sequence, u32.shape(out)[0], longest, scale)
         context_len, num_keys, scale = find_context(contexts, sequence, tokens, u32.shape(page_table)[1], scale)
         row0 = (u32.gridDim.y - u32.blockIdx.y - 1) * ROWS  # the tiles with the most work first
         if row0 >= tokens:
             return
+        causal_end = context_len + row0 + thread // LANES + 1
         min_visible = min(context_len + row0 + 1, num_keys)
         end = min(context_len + row0 + ROWS, num_keys)  # no query here sees more
-        for i in u32.range(ACCUMULATORS):
-            acc[i] = ZERO
-        for i in u32.range(QUERIES):
-            row_max[i], row_sum[i] = NEG_INF, ZERO
-
         copy_queries(shared, 0, q, begin + row0, begin + tokens, head_column, thread)
-        if end > 0:
-            copy_keys(shared, KEYS_OFFSET, keys, page_table, sequence, 0, end, kv_heads, kv_head, thread)
-        ptx.cp_async_commit()
-        ptx.cp_async_wait(0)
-        cuda.syncthreads()  # the queries and the first keys have landed
-        key0 = 0
-        while key0 < end:
-            # These values are in flight while the scores are computed, the next keys during the rest.
-            copy_values(shared, VALUES_OFFSET, values, page_table, sequence, key0, end, kv_heads, kv_head, thread)
-            ptx.cp_async_commit()
-            for i in u32.range(SCORES):
-                scores[i] = ZERO
-            query_offset, key_offset = y * PITCH, KEYS_OFFSET + x * PITCH
-            query_end = query_offset + SIZE
-            while query_offset < query_end:
-                read_four(query_part, shared, query_offset, PITCH)
-                add_scores(scores, query_part, shared, key_offset, 0)
-                add_scores(scores, query_part, shared, key_offset, 4)
-                query_offset, key_offset = query_offset + 4, key_offset + 4
-            ptx.cp_async_wait(0)
-            cuda.syncthreads()  # the values have landed, and all threads have read these keys
-            key1 = key0 + KEYS_PER_TILE
-            if key1 < end:
-                copy_keys(shared, KEYS_OFFSET, keys, page_table, sequence, key1, end, kv_heads, kv_head, thread)
-            ptx.cp_async_commit()
-
-            if key1 > min_visible:  # some query does not see some key of this tile
-                for i in u32.range(QUERIES):
-                    num_visible = min(context_len + row0 + y + (i * GROUPS + 1), num_keys)
-                    for j in u32.range(8):
-                        if key0 + x + j * LANES >= num_visible:
-                            scores[8 * i + j] = NEG_INF
-            exp_offset = EXP_OFFSET + y * EXP_PITCH
-            online_softmax_update(scores, acc, row_max, row_sum, shared, exp_offset + x, scale, 0)
-            if QUERIES > QUERIES_AT_ONCE:
-                online_softmax_update(scores, acc, row_max, row_sum, shared, exp_offset + x, scale, QUERIES_AT_ONCE)
-            cuda.syncwarp()  # the exponentials of this warp's queries are complete; no other warp reads them
-
-            value_offset = VALUES_OFFSET + x * 4
-            exp_end = exp_offset + KEYS_PER_TILE
-            while exp_offset < exp_end:
-                read_four(query_part, shared, exp_offset, EXP_PITCH)
-                add_values(acc, query_part, shared, value_offset, 0)
-                add_values(acc, query_part, shared, value_offset, 1)
-                add_values(acc, query_part, shared, value_offset, 2)
-                add_values(acc, query_part, shared, value_offset, 3)
-                exp_offset, value_offset = exp_offset + 4, value_offset + 4 * SIZE
-            ptx.cp_async_wait(0)
-            cuda.syncthreads()  # the next keys have landed, and all threads have read these values
-            key0 = key1
-
-        for i in u32.range(QUERIES):
-            denominator = row_sum[i]
-            for distance in XOR_OFFSETS:
-                denominator += cuda.shfl_xor_sync(ALL_LANES, denominator, distance)
-            inv_row_sum = float32(1.0) / denominator
-            t = row0 + y + i * GROUPS
-            if t < tokens:
-                for quad in u32.range(QUADS):
-                    acc_offset = COLUMNS * i + 4 * quad
-                    out_offset = (begin + t) * width + head_column + x * 4 + quad * 4 * LANES
-                    ptx.store_global4(out, out_offset, acc[acc_offset] * inv_row_sum, acc[acc_offset + 1] * inv_row_sum,
-                                      acc[acc_offset + 2] * inv_row_sum, acc[acc_offset + 3] * inv_row_sum)
+        attend(shared, acc, row_sum, (keys, values, page_table, sequence, kv_heads, kv_head),
+               (end, min_visible, causal_end, num_keys), scale, thread)
+        store_rows(out, begin, row0, tokens, head_column, acc, row_sum, thread)
 
     paged_prefill_kernel.rows, paged_prefill_kernel.threads = ROWS, THREADS
-    paged_prefill_kernel.shared_bytes = 4 * SHARED_ELEMENTS
+    paged_prefill_kernel.shared_bytes = TILE.shared_bytes
     return paged_prefill_kernel
 
 

@@ -20,7 +20,7 @@ from labkit import cuda, device, u32
 from labkit.device import ptx
 from labkit.device.lazy import kernel_factory
 from labkit.kernels.arguments import aligned, dynamic_shared
-from labkit.kernels.attention.flash import ASYNC, STEP, THREADS, make_copy_rows, make_flash_steps
+from labkit.kernels.attention.flash import ASYNC, STEP, THREADS, FlashTile, make_contiguous_loop, make_copy_rows
 from labkit.kernels.attention.flash import scale_for_powers_of_two as scale_of
 from labkit.kernels.attention.half import KEYS, make_half_steps
 from labkit.kernels.attention.heads import check_sentences, find_sentence
@@ -256,38 +256,18 @@ def launch_sentences(kernel, qkv, heads, begins, lengths, longest, out, stream=0
 
 @kernel_factory
 def make_sentences_flash(size: int, queries: int):
-    """Attention for heads of `size` elements; as in make_flash, a thread has `queries` queries and eight keys of a
-    tile."""
-    SIZE, QUERIES = size, queries
-    QUERIES_AT_ONCE = min(queries, 4)
-    LANES = 8 if size % 32 == 0 else 4
-    GROUPS = THREADS // LANES
-    ROWS, TILE = QUERIES * GROUPS, 8 * LANES
-    SCORES, QUADS = QUERIES * 8, SIZE // (4 * LANES)
-    COLUMNS = 4 * QUADS
-    ACCUMULATORS, QUERY_PART = QUERIES * COLUMNS, QUERIES * 4
-    PITCH, EXP_PITCH = SIZE + 4, TILE + 8  # neighbouring rows begin in different banks
-    KEYS_OFFSET = ROWS * PITCH
-    VALUES_OFFSET = KEYS_OFFSET + TILE * PITCH
-    EXP_OFFSET = VALUES_OFFSET + TILE * SIZE
-    SHARED_ELEMENTS = EXP_OFFSET + ROWS * EXP_PITCH
-    XOR_OFFSETS = (4, 2, 1) if LANES == 8 else (2, 1)
-    BLOCKS = 1 if SIZE > 128 else max(1, min(4 if QUERIES <= 2 else 3, 233_472 // (4 * SHARED_ELEMENTS + 1024)))
-    copy_queries = make_copy_rows(ROWS, SIZE, PITCH, THREADS, 4)
-    copy_keys = make_copy_rows(TILE, SIZE, PITCH, THREADS, 4)
-    copy_values = make_copy_rows(TILE, SIZE, SIZE, THREADS, 4)
-    read_four, add_scores, add_values, online_softmax_update = make_flash_steps(SIZE, QUERIES)
+    """Attention for heads of `size` elements, with a FlashTile of `queries` queries of a thread."""
+    TILE = FlashTile(size, queries)
+    SIZE, QUERIES, ROWS, ACCUMULATORS = size, queries, TILE.rows, queries * TILE.columns
+    copy_queries = make_copy_rows(ROWS, SIZE, TILE.pitch, THREADS, 4)
+    attend, store_rows = make_contiguous_loop(TILE)
 
-    @cuda.jit(launch_bounds=(THREADS, BLOCKS))
+    @cuda.jit(launch_bounds=(THREADS, TILE.blocks))
     def attention_sentences_flash_kernel(qkv, begins, lengths, out, longest, scale):
         shared = cuda.shared.array(0, float32)
-        scores = cuda.local.array(SCORES, float32)
         acc = cuda.local.array(ACCUMULATORS, float32)
-        query_part = cuda.local.array(QUERY_PART, float32)
-        row_max = cuda.local.array(QUERIES, float32)
         row_sum = cuda.local.array(QUERIES, float32)
         thread = u32.threadIdx.x
-        x, y = thread % LANES, thread // LANES
         rows, width = u32.shape(out)
         head_column = u32.blockIdx.x * SIZE
         key_column = width + head_column
@@ -295,77 +275,13 @@ def make_sentences_flash(size: int, queries: int):
         row0 = u32.blockIdx.y * ROWS  # counted from the sentence's first row, as keys are
         if row0 >= tokens:
             return
-        end = begin + tokens
-        for i in u32.range(ACCUMULATORS):
-            acc[i] = ZERO
-        for i in u32.range(QUERIES):
-            row_max[i], row_sum[i] = NEG_INF, ZERO
-
-        copy_queries(shared, 0, qkv, begin + row0, end, head_column, thread)
-        copy_keys(shared, KEYS_OFFSET, qkv, begin, end, key_column, thread)
-        ptx.cp_async_commit()
-        ptx.cp_async_wait(0)
-        cuda.syncthreads()  # the queries and the first keys have arrived
-        key0 = 0
-        while key0 < tokens:
-            # These values are in flight while the scores are computed, the next keys during the rest.
-            copy_values(shared, VALUES_OFFSET, qkv, begin + key0, end, key_column + width, thread)
-            ptx.cp_async_commit()
-            for i in u32.range(SCORES):
-                scores[i] = ZERO
-            query_offset, key_offset = y * PITCH, KEYS_OFFSET + x * PITCH
-            query_end = query_offset + SIZE
-            while query_offset < query_end:
-                read_four(query_part, shared, query_offset, PITCH)
-                add_scores(scores, query_part, shared, key_offset, 0)
-                add_scores(scores, query_part, shared, key_offset, 4)
-                query_offset, key_offset = query_offset + 4, key_offset + 4
-            ptx.cp_async_wait(0)
-            cuda.syncthreads()  # the values have arrived, and all threads are done with these keys
-            key1 = key0 + TILE
-            if key1 < tokens:
-                copy_keys(shared, KEYS_OFFSET, qkv, begin + key1, end, key_column, thread)
-            ptx.cp_async_commit()
-
-            if key1 > tokens:
-                for i in u32.range(QUERIES):
-                    for j in u32.range(8):
-                        if key0 + x + j * LANES >= tokens:
-                            scores[8 * i + j] = NEG_INF
-            exp_offset = EXP_OFFSET + y * EXP_PITCH
-            online_softmax_update(scores, acc, row_max, row_sum, shared, exp_offset + x, scale, 0)
-            if QUERIES > QUERIES_AT_ONCE:
-                online_softmax_update(scores, acc, row_max, row_sum, shared, exp_offset + x, scale, QUERIES_AT_ONCE)
-            cuda.syncwarp()  # the exponentials of this warp's queries are complete; no other warp reads them
-
-            value_offset = VALUES_OFFSET + x * 4
-            exp_end = exp_offset + TILE
-            while exp_offset < exp_end:
-                read_four(query_part, shared, exp_offset, EXP_PITCH)
-                add_values(acc, query_part, shared, value_offset, 0)
-                add_values(acc, query_part, shared, value_offset, 1)
-                add_values(acc, query_part, shared, value_offset, 2)
-                add_values(acc, query_part, shared, value_offset, 3)
-                exp_offset, value_offset = exp_offset + 4, value_offset + 4 * SIZE
-            ptx.cp_async_wait(0)
-            cuda.syncthreads()  # the next keys have arrived, and all threads are done with these values
-            key0 = key1
-
-        for i in u32.range(QUERIES):
-            denominator = row_sum[i]
-            for distance in XOR_OFFSETS:
-                denominator += cuda.shfl_xor_sync(ALL_LANES, denominator, distance)
-            inv_row_sum = float32(1.0) / denominator
-            t = row0 + y + i * GROUPS
-            if t < tokens:
-                for q in u32.range(QUADS):
-                    a = COLUMNS * i + 4 * q
-                    out_offset = (begin + t) * width + head_column + x * 4 + q * 4 * LANES
-                    ptx.store_global4(out, out_offset, acc[a] * inv_row_sum, acc[a + 1] * inv_row_sum,
-                                      acc[a + 2] * inv_row_sum, acc[a + 3] * inv_row_sum)
+        copy_queries(shared, 0, qkv, begin + row0, begin + tokens, head_column, thread)
+        attend(shared, acc, row_sum, (qkv, begin, key_column, key_column + width),
+               (tokens, tokens, tokens, tokens), scale, thread)
+        store_rows(out, begin, row0, tokens, head_column, acc, row_sum, thread)
 
     kernel = attention_sentences_flash_kernel
-    kernel.rows, kernel.threads, kernel.teams, kernel.shared_bytes = ROWS, THREADS, 1, 4 * SHARED_ELEMENTS
+    kernel.rows, kernel.threads, kernel.teams, kernel.shared_bytes = ROWS, THREADS, 1, TILE.shared_bytes
     return kernel
 
 

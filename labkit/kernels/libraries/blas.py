@@ -3,7 +3,7 @@
     gemm(OP_N, OP_N, N, M, K, 1.0, b, N, a, K, 0.0, out, N)        # out = a @ b for row-major arrays
 
 On a GPU with CuPy the calls go to cuBLAS. Anywhere else they go to the NumPy model in column_major.py, which reads the
-same memory in the same way. source() says which it is. Arrays are device arrays, of which only the memory counts;
+same memory in the same way. source() says which it is. Arrays are device arrays, of which only the memory matters;
 at(array, i) is the memory from element i on, as array + i is in C.
 
 A refused call raises BlasError. C code gets a status instead, and an unchanged result where it does not check it. A
@@ -26,7 +26,7 @@ __all__ = ["OP_N", "OP_T", "At", "BlasError", "asum", "at", "gemm", "gemm_stride
 
 @dataclass(frozen=True)
 class At:
-    """The memory of an array from an element on."""
+    """The memory of an array, starting at an element."""
 
     array: object
     offset: int
@@ -37,19 +37,19 @@ class At:
 
 
 def at(array, offset: int) -> At:
-    """The memory of `array` from the element `offset` on: what array + offset is in C."""
+    """The memory of `array` starting at the element `offset`: array + offset in C."""
     if not 0 <= offset < array.size:
         raise IndexError(f"offset is {offset}; the array has elements 0 to {array.size - 1}")
     return At(array, int(offset))
 
 
 def source() -> str:
-    """What does the work: cuBLAS, with its version, or the NumPy model."""
+    """Name the implementation: cuBLAS, with its version, or the NumPy model."""
     library = _cublas()
     if library is None:
         return "the NumPy model of cuBLAS"
-    major, rest = divmod(library.getVersion(_handle()), 10_000)
-    return f"cuBLAS {major}.{rest // 100} through CuPy"
+    major, remainder = divmod(library.getVersion(_handle()), 10_000)
+    return f"cuBLAS {major}.{remainder // 100} through CuPy"
 
 
 # --- Products --------------------------------------------------------------------------------------------------------
@@ -118,9 +118,8 @@ def linear(x, w, out, *, accumulate="f32") -> None:
 
 
 def isamax(n, x, incx=1, result=None) -> int | None:
-    """Where |x| is largest, counted from 1. The host waits for it, unless `result` is given: a device array of int32.
-
-    Then the number is stored there, and nothing is returned.
+    """Index of the largest |x|, counted from 1. The host waits for it, unless `result` is given: a device array of
+    int32, in which the index is then stored; nothing is returned.
     """
     return _reduced("isamax", n, x, incx, result, np.int32, int)
 
@@ -146,7 +145,7 @@ def _reduced(name, n, x, incx, result, dtype, as_python):
         value = np.zeros(1, dtype)
         _checked(None, call, handle, n, _pointer(x), incx, value.ctypes.data)
         return as_python(value[0])
-    library.setPointerMode(handle, library.CUBLAS_POINTER_MODE_DEVICE)  # the result's address is one of the device
+    library.setPointerMode(handle, library.CUBLAS_POINTER_MODE_DEVICE)  # the result is a device address
     try:
         _checked(None, call, handle, n, _pointer(x), incx, _pointer(result))
     finally:
@@ -158,7 +157,7 @@ def _reduced(name, n, x, incx, result, dtype, as_python):
 
 
 def sgemm_status(transa, transb, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc) -> int:
-    """What C gets from cublasSgemm: 0, or the number of an error. Nothing is raised; a refused call leaves c alone."""
+    """Return the status of cublasSgemm as C gets it: 0 or an error code. A refused call leaves c unchanged."""
     if _cublas() is None:
         try:
             gemm(transa, transb, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc)
@@ -168,15 +167,15 @@ def sgemm_status(transa, transb, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc) -
     from cupy.cuda import runtime
 
     function = ctypes.CDLL(f"libcublas.so.{runtime.runtimeGetVersion() // 1000}").cublasSgemm_v2
-    number, pointer = ctypes.c_int, ctypes.c_void_p
-    function.argtypes = [pointer, *[number] * 5, pointer, pointer, number, pointer, number, pointer, pointer, number]
+    c_int, c_void_p = ctypes.c_int, ctypes.c_void_p
+    function.argtypes = [c_void_p, *[c_int] * 5, c_void_p, c_void_p, c_int, c_void_p, c_int, c_void_p, c_void_p, c_int]
     alpha, beta = np.array(alpha, np.float32), np.array(beta, np.float32)
     return function(_handle(), transa, transb, m, n, k, _address(alpha), _pointer(a), lda, _pointer(b), ldb,
                     _address(beta), _pointer(c), ldc)
 
 
 def _checked(problem: str | None, call, *args) -> None:
-    """The call, with its error as a BlasError that says which argument was wrong where we can tell."""
+    """Make the call; raise its error as a BlasError that names the wrong argument if it is known."""
     try:
         call(*args)
     except RuntimeError as error:
@@ -229,7 +228,7 @@ def _one_dtype(*arrays) -> np.dtype:
 
 
 def _address(scalar: np.ndarray) -> int:
-    """Where an array of one element lies on the host. The caller keeps it alive."""
+    """The host address of an array of one element, which the caller must keep alive."""
     return scalar.ctypes.data
 
 
@@ -241,18 +240,18 @@ def _pointer(memory) -> int:
 
 
 def _size(memory) -> int:
-    """How many elements there are, from where the memory begins."""
+    """The number of elements from the start of the memory."""
     return memory.array.size - memory.offset if isinstance(memory, At) else memory.size
 
 
 def _check_extents(transa, transb, m, n, k, *matrices) -> None:
     shapes = ((m, k) if transa == OP_N else (k, m), (k, n) if transb == OP_N else (n, k), (m, n))
-    for name, (memory, ld, *further), (rows, cols) in zip("ABC", matrices, shapes, strict=True):
-        model.check_matrix(name, _size(memory) - sum(further), rows, cols, ld)
+    for name, (memory, ld, *offsets), (rows, cols) in zip("ABC", matrices, shapes, strict=True):
+        model.check_matrix(name, _size(memory) - sum(offsets), rows, cols, ld)
 
 
 def _host(memory, count: int | None = None) -> np.ndarray:
-    """A copy on the host, flat, from where the memory begins: of `count` elements, or of all that follow."""
+    """Copy the memory to the host, flat: `count` elements from its start, or all."""
     array, offset = (memory.array, memory.offset) if isinstance(memory, At) else (memory, 0)
     if isinstance(array, np.ndarray):
         raise TypeError("the array is on the host; cuda.to_device(...) copies it to the device")
@@ -260,12 +259,12 @@ def _host(memory, count: int | None = None) -> np.ndarray:
     return array.reshape(array.size)[offset:end].copy_to_host()
 
 
-def _on_host(call, before, inputs, beta, output, **options) -> None:
-    """Runs a model's product on copies, and copies the output back."""
-    (c, *rest) = output
+def _on_host(call, leading, inputs, beta, output, **options) -> None:
+    """Run the model's product on host copies and copy the output back."""
+    (c, *trailing) = output
     array = c.array if isinstance(c, At) else c
     offset = c.offset if isinstance(c, At) else 0
     host = array.copy_to_host()
-    flat_inputs = [part for memory, *numbers in inputs for part in (_host(memory), *numbers)]
-    call(*before, *flat_inputs, beta, host.reshape(-1)[offset:], *rest, **options)
+    flat_inputs = [arg for memory, *dims in inputs for arg in (_host(memory), *dims)]
+    call(*leading, *flat_inputs, beta, host.reshape(-1)[offset:], *trailing, **options)
     array.copy_to_device(host)

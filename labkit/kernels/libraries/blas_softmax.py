@@ -4,7 +4,7 @@ Shapes  x, out (R, C); float32, C-contiguous
 Work    four calls a row, one row after another; at least 8*R*C bytes, of which each row is moved several times
 Source  cuBLAS documentation, "cublasI<t>amax" and "cublas<t>asum"
 
-BLAS has the sum of |x|, which serves for exponentials, since they are positive. It has no maximum, only the place of
+BLAS has the sum of |x|, which serves for exponentials, since they are positive. It has no maximum, only the index of
 the largest |x|. Where that is a negative number, everything after the subtraction is too large, and exp overflows.
 """
 
@@ -24,8 +24,7 @@ BLOCK = 256
 
 
 def far_tolerance(x):
-    """Where c with |c| up to max |x| is subtracted, x - c is rounded at up to 2 * max |x|, and exp passes that error
-    on."""
+    """x - c with |c| <= max |x| is rounded at a magnitude of up to 2 * max |x|, and exp propagates that error."""
     far = 2 * np.abs(x).max(axis=1, keepdims=True)
     return 2 * EPS32 * (far + np.sqrt(x.shape[1]) + 4) * SOFTMAX.reference(x)
 
@@ -64,19 +63,19 @@ def softmax_by_row_max(x, out, stream=0):
     """Compute it as by_isamax does, but subtract the maximum; one reduction launch finds it for all rows."""
     rows, cols = _check(x, out)
     grid = blocks_for((cols,), (BLOCK,))
-    largest = cuda.device_array(rows, np.float32)
-    reduce_max_warp(x, largest, stream=stream)
-    for row, biggest in enumerate(largest.copy_to_host()):
+    maxima = cuda.device_array(rows, np.float32)
+    reduce_max_warp(x, maxima, stream=stream)
+    for row, biggest in enumerate(maxima.copy_to_host()):
         sub_max_exp_kernel[grid, BLOCK, stream](x, out, np.uint32(row), biggest)
         total = blas.asum(cols, blas.at(out, row * cols))  # the host waits
         normalize_kernel[grid, BLOCK, stream](out, np.uint32(row), np.float32(total))
 
 
 @cuda.jit
-def sub_row_max_exp_kernel(x, out, row, largest):
+def sub_row_max_exp_kernel(x, out, row, maxima):
     col = u32.grid(1)
     if col < x.shape[1]:
-        out[row, col] = math.exp(x[row, col] - largest[row])
+        out[row, col] = math.exp(x[row, col] - maxima[row])
 
 
 @cuda.jit
@@ -91,10 +90,10 @@ def softmax_on_device(x, out, stream=0):
     """As by_row_max, but the maxima and the sums stay in device memory, where the kernels read them."""
     rows, cols = _check(x, out)
     grid = blocks_for((cols,), (BLOCK,))
-    largest, total = cuda.device_array(rows, np.float32), cuda.device_array(1, np.float32)
-    reduce_max_warp(x, largest, stream=stream)
+    maxima, total = cuda.device_array(rows, np.float32), cuda.device_array(1, np.float32)
+    reduce_max_warp(x, maxima, stream=stream)
     for row in range(rows):
-        sub_row_max_exp_kernel[grid, BLOCK, stream](x, out, np.uint32(row), largest)
+        sub_row_max_exp_kernel[grid, BLOCK, stream](x, out, np.uint32(row), maxima)
         blas.asum(cols, blas.at(out, row * cols), result=total)
         normalize_by_kernel[grid, BLOCK, stream](out, np.uint32(row), total)
 

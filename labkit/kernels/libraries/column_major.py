@@ -1,4 +1,4 @@
-"""What cuBLAS does with memory, as NumPy: matrices lie column after column, and indices count from 1.
+"""cuBLAS's view of memory, in NumPy: matrices lie column after column, and indices count from 1.
 
 The functions take flat memory, as the C functions take pointers: any contiguous NumPy array, of which only the order of
 its elements in memory counts. Element (row, col) of a matrix is memory[row + col * ld]; ld is its leading dimension.
@@ -16,10 +16,10 @@ INVALID_VALUE = "CUBLAS_STATUS_INVALID_VALUE"
 
 
 class BlasError(RuntimeError):
-    """A call that cuBLAS refuses. `status` is the name of the number that C code gets and has to check."""
+    """A call that cuBLAS refuses. `status` is the name of the status code that C code has to check."""
 
-    def __init__(self, status: str, why: str = ""):
-        super().__init__(f"{status}: {why}" if why else status)
+    def __init__(self, status: str, reason: str = ""):
+        super().__init__(f"{status}: {reason}" if reason else status)
         self.status = status
 
 
@@ -36,7 +36,7 @@ def gemm_column_major(transa, transb, m, n, k, alpha, A, lda, B, ldb, beta, C, l
     c = _matrix("C", C, m, n, ldc)
     product = _product(a if transa == OP_N else a.T, b if transb == OP_N else b.T, accumulate)
     total = np.float32(alpha) * product
-    if beta != 0:  # with beta 0, what lay in C is not even read: NaN there is no matter
+    if beta != 0:  # with beta 0 C is not read, so that NaN there is harmless
         total += np.float32(beta) * widened(c)
     c[...] = rounded(total, c.dtype)
 
@@ -55,18 +55,18 @@ def gemm_strided_batched(transa, transb, m, n, k, alpha, A, lda, stride_a, B, ld
 
 
 def gemm_problem(transa, transb, m, n, k, lda, ldb, ldc) -> str | None:
-    """Which argument cuBLAS would refuse, in a sentence; None if it would take them all."""
+    """Describe the argument that cuBLAS would refuse; None if it accepts all."""
     for name, op in (("transa", transa), ("transb", transb)):
         if op not in (OP_N, OP_T):
             return f"{name} is {op!r}; OP_N (0) and OP_T (1) are allowed"
     for name, extent in (("m", m), ("n", n), ("k", k)):
         if extent < 0:
             return f"{name} is {extent}, and must not be negative"
-    for name, ld, rows, what in (("lda", lda, m if transa == OP_N else k, "m" if transa == OP_N else "k"),
-                                 ("ldb", ldb, k if transb == OP_N else n, "k" if transb == OP_N else "n"),
-                                 ("ldc", ldc, m, "m")):
+    for name, ld, rows, dim in (("lda", lda, m if transa == OP_N else k, "m" if transa == OP_N else "k"),
+                                ("ldb", ldb, k if transb == OP_N else n, "k" if transb == OP_N else "n"),
+                                ("ldc", ldc, m, "m")):
         if ld < max(1, rows):
-            return (f"{name} is {ld}; the matrix has {what} = {rows} rows in memory, so the next column begins "
+            return (f"{name} is {ld}; the matrix has {dim} = {rows} rows in memory, so the next column begins "
                     f"{max(1, rows)} elements further, or more")
     return None
 
@@ -78,14 +78,14 @@ def batch_problem(transa, transb, m, n, k, lda, ldb, ldc, count) -> str | None:
 
 
 def check_batch(m, n, ldc, stride_c, count) -> None:
-    """Whether the products are written apart from each other, which cuBLAS does not check."""
+    """Raise ValueError if the products overlap, which cuBLAS does not check."""
     if count > 1 and abs(stride_c) < ldc * (n - 1) + m:
         raise ValueError(f"stride_c is {stride_c}: the results would overlap, since one takes {ldc * (n - 1) + m} "
                          f"elements. cuBLAS would not notice, and what came out would depend on the order")
 
 
 def isamax(n, x, incx=1) -> int:
-    """Where |x| is largest, counted from 1. The first of several. 0 if n or incx is not positive."""
+    """Index of the first largest |x|, counted from 1. 0 if n or incx is not positive."""
     return 0 if n <= 0 or incx <= 0 else int(np.argmax(np.abs(_vector(n, x, incx)))) + 1
 
 
@@ -110,7 +110,7 @@ def read_column_major(memory: np.ndarray, rows: int, cols: int, ld: int | None =
 
 
 def check_matrix(name: str, size: int, rows: int, cols: int, ld: int) -> None:
-    """Whether a matrix fits into a memory of `size` elements, which cuBLAS cannot check."""
+    """Raise IndexError if a matrix exceeds a memory of `size` elements, which cuBLAS cannot check."""
     last = (rows - 1) + (cols - 1) * ld
     if rows and cols and last >= size:
         raise IndexError(f"{name} as a matrix of {rows} x {cols} with leading dimension {ld} ends at element {last} of "

@@ -73,7 +73,7 @@ def why_not() -> str:
 
 @functools.cache
 def _tried() -> str:
-    """Compiles and runs sixteen additions."""
+    """Compile and run sixteen additions."""
     import numpy as np
 
     from labkit import cuda
@@ -90,9 +90,9 @@ def where() -> str:
 
 
 def translate(function, *, tile: int, arrays: int = 3, axes: int = 1, gpu: str = "sm_90", output="tileir_bytecode"):
-    """What cuTile makes of a kernel over float32 arrays, without a GPU: Tile IR, or with output="cubin" a GPU's code.
+    """Compile a kernel over float32 arrays with cuTile, without a GPU: to Tile IR, or with output="cubin" to a cubin.
 
-    The second needs tileiras. A program that is not allowed raises one of cuda.tile's errors.
+    A cubin needs tileiras. An invalid program raises one of cuda.tile's errors.
     """
     if _missing:
         raise ImportError(_missing)
@@ -126,7 +126,7 @@ def _compiled(function, **hints):
 
 
 def _stream():
-    """The stream that PyTorch or CuPy launches on; cuTile takes only theirs."""
+    """The current stream of PyTorch or CuPy; cuTile accepts only these."""
     try:
         import torch
 

@@ -7,8 +7,8 @@
     ct.launch(None, (ct.cdiv(x.size, 16), 1, 1), ct.kernel(twice), (x, out, 16))
 
 The blocks run one after another, on NumPy arrays or device arrays. As in cuTile, the axes of a tile are powers of two,
-an index counts tiles and not elements, a tile cannot be written to, and what a store has beyond the array is dropped.
-What a load has there is undetermined; here it is NaN, so that it shows, unless padding_mode says otherwise.
+an index counts tiles and not elements, a tile cannot be written to, and a store drops what lies beyond the array.
+A load reads undetermined values there; here NaN, so that it shows, unless padding_mode says otherwise.
 
 Source  cuTile Python documentation, "Data Model" and "Load/Store"
 """
@@ -27,7 +27,7 @@ _BLOCK = contextvars.ContextVar("block")
 
 
 class TileError(Exception):
-    """What a tile program may not do. cuTile raises it when it compiles, as a TileTypeError or TileValueError."""
+    """An invalid tile program. cuTile raises it at compile time, as a TileTypeError or TileValueError."""
 
 
 class PaddingMode(Enum):
@@ -51,7 +51,7 @@ class Constant:
 
 
 def kernel(function):
-    """Marks a tile kernel. It is launched, not called."""
+    """Mark a tile kernel. It is launched, not called."""
     if not inspect.isfunction(function):
         raise TypeError("kernel decorates a Python function")
     return function
@@ -63,12 +63,12 @@ def cdiv(a: int, b: int) -> int:
 
 
 def launch(stream, grid, function, args) -> None:
-    """Runs `function` for each block of the grid. `ct` in its source is this module, whatever it was before.
+    """Run `function` for each block of the grid. `ct` in its source is bound to this module.
 
     Device arrays are copied to the host before and, if they were written to, back after.
     """
     hosts = [arg.copy_to_host() if hasattr(arg, "copy_to_host") else arg for arg in args]
-    before = [host.tobytes() if host is not arg else None for host, arg in zip(hosts, args, strict=True)]
+    snapshots = [host.tobytes() if host is not arg else None for host, arg in zip(hosts, args, strict=True)]
     program = types.FunctionType(function.__code__, {**function.__globals__, "ct": sys.modules[__name__]},
                                  function.__name__, function.__defaults__, function.__closure__)
     extents = (*(int(extent) for extent in grid), 1, 1, 1)[:3]
@@ -78,13 +78,13 @@ def launch(stream, grid, function, args) -> None:
             program(*hosts)
         finally:
             _BLOCK.reset(token)
-    for arg, host, known in zip(args, hosts, before, strict=True):
-        if known is not None and host.tobytes() != known:
+    for arg, host, snapshot in zip(args, hosts, snapshots, strict=True):
+        if snapshot is not None and host.tobytes() != snapshot:
             arg.copy_to_device(host)
 
 
 def bid(axis: int) -> int:
-    """The number of this block along an axis of the grid."""
+    """The index of this block along an axis of the grid."""
     return _block()[0][axis]
 
 
@@ -94,13 +94,13 @@ def num_blocks(axis: int) -> int:
 
 
 def load(array, index, shape, *, padding_mode=PaddingMode.UNDETERMINED) -> np.ndarray:
-    """The tile number `index` of an array that is cut into tiles of `shape`."""
+    """Load the tile at `index` of an array that is divided into tiles of `shape`."""
     shape = _tile_shape(shape)
     index = index if isinstance(index, tuple) else (index,)
     if not len(index) == len(shape) == len(array.shape):
         raise TileError(f"load: index has {len(index)} axes, shape {len(shape)}, the array {len(array.shape)}")
-    here = _region(array, index, shape)
-    part = array[here]
+    region = _region(array, index, shape)
+    part = array[region]
     tile = np.full(shape, _PADDING[padding_mode] if part.dtype.kind == "f" else 0, part.dtype)
     tile[tuple(slice(extent) for extent in part.shape)] = part
     tile.flags.writeable = False  # a tile is a value, as a number is
@@ -108,15 +108,15 @@ def load(array, index, shape, *, padding_mode=PaddingMode.UNDETERMINED) -> np.nd
 
 
 def store(array, index, tile) -> None:
-    """Writes a tile to the place number `index`; what lies beyond the array is dropped."""
+    """Store a tile at `index`; elements beyond the array are dropped."""
     tile = np.asarray(tile)
     index = index if isinstance(index, tuple) else (index,)
     shape = _tile_shape(tile.shape)
     if not len(index) == len(shape) == len(array.shape):
         raise TileError(f"store: index has {len(index)} axes, the tile {len(shape)}, the array {len(array.shape)}")
-    here = _region(array, index, shape)
-    extents = [part.stop - part.start for part in here]
-    array[here] = tile[tuple(slice(extent) for extent in extents)].astype(array.dtype)
+    region = _region(array, index, shape)
+    extents = [part.stop - part.start for part in region]
+    array[region] = tile[tuple(slice(extent) for extent in extents)].astype(array.dtype)
 
 
 def full(shape, value, dtype) -> np.ndarray:

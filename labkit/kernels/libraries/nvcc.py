@@ -17,12 +17,12 @@ def library(source: Path) -> ctypes.CDLL:
         raise RuntimeError(f"nvcc is not installed: {source.name} cannot be built")
     major, minor = cuda.get_current_device().compute_capability
     with tempfile.TemporaryDirectory(prefix="labkit-") as folder:
-        built = Path(folder, source.stem + ".so")
+        output = Path(folder, source.stem + ".so")
         options = ["-O3", f"-arch=sm_{major}{minor}", "-shared", "-Xcompiler", "-fPIC"]
-        run = subprocess.run(["nvcc", *options, source, "-o", built], capture_output=True, text=True, check=False)
-        if run.returncode:
-            raise RuntimeError(f"nvcc refuses {source.name}: {run.stderr[-500:]}")
-        return ctypes.CDLL(str(built))
+        result = subprocess.run(["nvcc", *options, source, "-o", output], capture_output=True, text=True, check=False)
+        if result.returncode:
+            raise RuntimeError(f"nvcc refuses {source.name}: {result.stderr[-500:]}")
+        return ctypes.CDLL(str(output))
 
 
 def pointer(tensor) -> ctypes.c_void_p:

@@ -21,7 +21,7 @@ LONGEST_ROW = 65_536
 
 
 class _Absent:
-    """Stands for triton and triton.language where they are missing, so that the kernels below can still be shown."""
+    """Stands in for triton and triton.language if they are missing, so that the kernels below can be shown."""
 
     constexpr = None
 
@@ -106,7 +106,7 @@ def _interpreted() -> bool:
 
 
 def _launch(launch, *arrays) -> None:
-    """Calls `launch` with what Triton takes in place of the arrays; the last one is the output."""
+    """Call `launch` with the arrays as Triton's tensors; the last one is the output."""
     if why_not():
         raise ImportError(why_not())
     tensors = [_tensor(array) for array in arrays]
@@ -133,7 +133,7 @@ def _tensor(array):
 
 
 class _HostTensor:
-    """As much of a tensor as Triton's interpreter uses, so that it needs no PyTorch. It works in place."""
+    """The part of a tensor that Triton's interpreter uses, so that it needs no PyTorch. Updated in place."""
 
     def __init__(self, array: np.ndarray):
         self.array = array
@@ -152,7 +152,7 @@ class _HostTensor:
     def storage_offset(self) -> int:
         return 0
 
-    # The interpreter copies storages to the host and back. Ours are there.
+    # The interpreter copies storages to the host and back; these are on the host.
 
     def untyped_storage(self):
         return self

@@ -22,26 +22,27 @@ from labkit.kernels.tolerance import EPS32
 
 
 def tolerance_of(qkv, heads, cache=None, start=None, *, causal=False):
-    """A score is a sum of D products; its absolute error gives its weight the same relative error. To that come the
-    roundings of the difference from row_max, of the exponential and of the sums."""
+    """A score is a sum of D products; its absolute error gives its weight the same relative error. Added to that are
+    the roundings of the difference from row_max, of the exponential and of the sums."""
     width = qkv.shape[1] // 3
     keys_values = qkv[:, width:] if cache is None else cache
     queries, keys, values = (split_heads(part, heads) for part in
                              (qkv[:, :width], keys_values[:, :width], keys_values[:, width:]))
     weights, scores = attention_weights(queries, keys, 0 if start is None else int(start[0]), causal)
-    size = queries.shape[2]
-    sizes = np.abs(queries) @ np.abs(np.swapaxes(keys, 1, 2)) / math.sqrt(size)
-    below = np.abs(scores).max(axis=2, keepdims=True) + np.abs(scores)
-    each = 4 * math.sqrt(size) * sizes.max(axis=2, keepdims=True) + below + 8 + 3 * math.sqrt(keys.shape[1])
-    return EPS32 * np.moveaxis((weights * each) @ np.abs(values), 0, 1).reshape(len(qkv), width)
+    head_dim = queries.shape[2]
+    magnitudes = np.abs(queries) @ np.abs(np.swapaxes(keys, 1, 2)) / math.sqrt(head_dim)
+    exponents = np.abs(scores).max(axis=2, keepdims=True) + np.abs(scores)
+    relative = (4 * math.sqrt(head_dim) * magnitudes.max(axis=2, keepdims=True) + exponents + 8
+                + 3 * math.sqrt(keys.shape[1]))
+    return EPS32 * np.moveaxis((weights * relative) @ np.abs(values), 0, 1).reshape(len(qkv), width)
 
 
 def _bound(launch, prefix: str, causal: bool):
     """The launcher as an Op calls it: inputs, then out."""
-    def bound(qkv, heads, *rest, stream=0):
-        *cached, out = rest
-        given = {"cache": cached[0], "start": cached[1]} if cached else {}
-        launch(qkv, heads, out, causal=causal, stream=stream, **given)
+    def bound(qkv, heads, *args, stream=0):
+        *cached, out = args
+        options = {"cache": cached[0], "start": cached[1]} if cached else {}
+        launch(qkv, heads, out, causal=causal, stream=stream, **options)
 
     bound.__name__ = bound.__qualname__ = launch.__name__.removesuffix("_half").replace("attention", prefix, 1)
     bound.__doc__ = launch.__doc__
@@ -64,14 +65,14 @@ def _inputs_with_cache(rng, S, H, D, before):
 
 
 def unfused_by_library(causal: bool):
-    """Two products and a softmax, each with a result of its own."""
+    """Two products and a softmax, each with its own output."""
     def call(xp, qkv, heads, out):
         rows, width = out.shape
         q, k, v = (qkv[:, n * width : (n + 1) * width].reshape(rows, heads, -1).swapaxes(0, 1) for n in range(3))
         scores = q @ k.swapaxes(1, 2) / math.sqrt(width // heads)
         if causal:
-            where = {"device": qkv.device} if xp.__name__ == "torch" else {}
-            key = xp.arange(rows, **where)
+            options = {"device": qkv.device} if xp.__name__ == "torch" else {}
+            key = xp.arange(rows, **options)
             scores[:, key > key[:, None]] = -math.inf
         if xp.__name__ == "torch":
             weights = xp.softmax(scores, dim=2)
@@ -95,7 +96,7 @@ def fused_by_torch(causal: bool):
 
 
 def cached_by_torch(torch, qkv, heads, cache, start, out):
-    """SDPA of one query on the rows of the cache that are in use; to read start would be to wait for it."""
+    """SDPA of one query over the used rows of the cache; reading start would synchronize."""
     width, visible = out.shape[1], len(cache) - UNUSED
     q, k, v = (part.view(1, -1, heads, width // heads).transpose(1, 2) for part in
                (qkv[:, :width], cache[:visible, :width], cache[:visible, width:]))
@@ -129,8 +130,8 @@ def work_of(causal: bool) -> Work:
     )
 
 
-def make_op(name: str, title: str, causal: bool, **more):
-    given = {
+def make_op(name: str, title: str, causal: bool, **overrides):
+    fields = {
         "inputs": _inputs,
         "shape": lambda S, H, D: (S, H * D),
         "awkward": tuple({"S": S, "H": H, "D": D} for S, H, D in SIZES),
@@ -140,12 +141,12 @@ def make_op(name: str, title: str, causal: bool, **more):
         "launchers": WITHOUT_A_CACHE,
         "tolerance": functools.partial(tolerance_of, causal=causal),
     }
-    given |= more
+    fields |= overrides
     return Op(name, title=title, reference=functools.partial(attention_reference, causal=causal),
-              rungs=tuple(_bound(launch, name, causal) for launch in given.pop("launchers")),
+              rungs=tuple(_bound(launch, name, causal) for launch in fields.pop("launchers")),
               formula="out[t, h] = sum over j of softmax_j(q[t, h] . k[j, h] / sqrt(D)) * v[j, h]" +
                       (", j <= t" if causal else ""),
-              by_row=(), **given)
+              by_row=(), **fields)
 
 
 ATTENTION = make_op("attention", "Multi-head attention", False)

@@ -31,10 +31,10 @@ def tolerance_half(qkv, heads, cache=None, start=None, *, causal=False):
     queries, keys, values = (split_heads(part, heads) for part in
                              (qkv[:, :width], keys_values[:, :width], keys_values[:, width:]))
     weights, _ = attention_weights(queries, keys, 0 if start is None else int(start[0]), causal)
-    each = EPS16 * (weights @ np.abs(values) + np.abs(weights @ values))
-    least = SMALLEST16 * (1 + np.abs(values).sum(axis=1, keepdims=True))
+    rounding = EPS16 * (weights @ np.abs(values) + np.abs(weights @ values))
+    underflow = SMALLEST16 * (1 + np.abs(values).sum(axis=1, keepdims=True))
     return (tolerance_of(qkv, heads, cache, start, causal=causal)
-            + np.moveaxis(each + least, 0, 1).reshape(len(qkv), width))
+            + np.moveaxis(rounding + underflow, 0, 1).reshape(len(qkv), width))
 
 
 def _inputs(rng, S, H, D):
@@ -42,12 +42,12 @@ def _inputs(rng, S, H, D):
 
 
 def _inputs_with_cache(rng, S, H, D, before):
-    """In float16, what ATTENTION_CACHED takes."""
+    """The inputs of ATTENTION_CACHED, in float16."""
     return tuple(value.astype(np.float16) if getattr(value, "dtype", None) == np.float32 else value
                  for value in ATTENTION_CACHED.inputs(rng, S, H, D, before))
 
 
-HALF_KERNELS = ("FLASH_ATTENTION", "CUDNN_ATTENTION")
+SDPA_BACKENDS = ("FLASH_ATTENTION", "CUDNN_ATTENTION")
 
 
 def _half(causal: bool) -> dict:
@@ -56,7 +56,7 @@ def _half(causal: bool) -> dict:
         "inputs": _inputs,
         "tolerance": functools.partial(tolerance_half, causal=causal),
         "work": replace(work_of(causal), bytes=lambda S, H, D: 8 * S * H * D, peak="f16"),
-        "baselines": sdpa(fused_by_torch(causal), HALF_KERNELS),
+        "baselines": sdpa(fused_by_torch(causal), SDPA_BACKENDS),
         "dtype": np.float16,
         "awkward": tuple({"S": S, "H": H, "D": D} for S, H, D in
                          ((1, 1, 64), (17, 3, 64), (65, 1, 64), (130, 1, 64), (33, 2, 48))),
@@ -75,5 +75,5 @@ ATTENTION_HALF_CACHED = make_op(
                          ((1, 1, 64, 0), (1, 3, 64, 5), (4, 2, 64, 254), (5, 1, 48, 130))),
         "work": replace(ATTENTION_CACHED.work, bytes=lambda S, H, D, before: 4 * (before + S) * H * D, peak="f16"),
         "baselines": (replace(CACHED_UNFUSED, tolerance=lambda *inputs: 4 * tolerance_half(*inputs, causal=True)),
-                      *sdpa(cached_by_torch, HALF_KERNELS)),
+                      *sdpa(cached_by_torch, SDPA_BACKENDS)),
     })

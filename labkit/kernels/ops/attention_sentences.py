@@ -23,7 +23,7 @@ from labkit.kernels.tolerance import EPS16
 
 
 def begins_of(lengths) -> np.ndarray:
-    """Where sentences of these lengths begin when they are packed: end to end, with nothing between them."""
+    """The first row of each sentence when they are packed end to end."""
     lengths = np.asarray(lengths, np.int32)
     return np.cumsum(lengths, dtype=np.int32) - lengths
 
@@ -38,27 +38,27 @@ def tolerance_sentences_half(qkv, heads, begins, lengths, longest):
 
 def tolerance_stored_scores(qkv, heads, begins, lengths, longest):
     """Beyond that of float16: each score is rounded to float16, an absolute error that gives its weight the same
-    relative one; and so are those of the sum of the weights. Twice these errors are allowed."""
-    def more(rows, heads):
+    relative error; the same goes for the sum of the weights. Twice these errors are allowed."""
+    def extra(rows, heads):
         queries, keys, values = (split_heads(part, heads) for part in np.split(rows, 3, axis=1))
         weights, scores = attention_weights(queries, keys, 0, False)
-        sizes = np.abs(scores)
-        each = EPS16 * (sizes + (weights * sizes).sum(axis=2, keepdims=True))
-        return np.moveaxis((weights * each) @ np.abs(values), 0, 1).reshape(len(rows), -1)
+        magnitudes = np.abs(scores)
+        weight_error = EPS16 * (magnitudes + (weights * magnitudes).sum(axis=2, keepdims=True))
+        return np.moveaxis((weights * weight_error) @ np.abs(values), 0, 1).reshape(len(rows), -1)
 
     return (tolerance_sentences_half(qkv, heads, begins, lengths, longest)
-            + _of_each_sentence(more, qkv, heads, begins, lengths))
+            + _of_each_sentence(extra, qkv, heads, begins, lengths))
 
 
-def _bound(launch, op: str, **more):
+def _bound(launch, op: str, **overrides):
     """The launcher as an Op calls it: inputs, then out."""
     def bound(qkv, heads, begins, lengths, longest, out, stream=0):
         launch(qkv, heads, begins, lengths, longest, out, stream=stream)
 
-    form = launch.__name__.removesuffix("_half").removeprefix("attention_sentences")
-    bound.__name__ = bound.__qualname__ = op + form
+    suffix = launch.__name__.removesuffix("_half").removeprefix("attention_sentences")
+    bound.__name__ = bound.__qualname__ = op + suffix
     bound.__doc__ = launch.__doc__
-    return replace(launch, launcher=bound, **more)
+    return replace(launch, launcher=bound, **overrides)
 
 
 def _lengths(B: int, S: int, shortest: int) -> np.ndarray:
@@ -72,7 +72,7 @@ def _inputs(rng, B, S, shortest, H, D, dtype=np.float32):
 
 
 def unfused_by_library(xp, qkv, heads, begins, lengths, longest, out):
-    """Two products and a softmax, each with a result of its own, for sentences of one length."""
+    """Two products and a softmax, each with its own output, for sentences of one length."""
     count, (rows, width) = len(lengths), out.shape
     q, k, v = (qkv[:, n * width : (n + 1) * width].reshape(count, rows // count, heads, -1).swapaxes(1, 2)
                for n in range(3))
@@ -113,8 +113,8 @@ def _pairs(B, S, shortest) -> int:
     return int((_lengths(B, S, shortest).astype(np.int64) ** 2).sum())
 
 
-def _op(name: str, title: str, rungs, awkward, **more) -> Op:
-    dtype = more.get("dtype", np.float32)
+def _op(name: str, title: str, rungs, awkward, **fields) -> Op:
+    dtype = fields.get("dtype", np.float32)
     gpu = _sizes((64, 128, 128, 12, 32), (64, 16, 16, 12, 32), (512, 16, 16, 12, 32), (1, 128, 128, 12, 32),
                  (1, 16, 16, 12, 32))
     return Op(
@@ -131,7 +131,7 @@ def _op(name: str, title: str, rungs, awkward, **more) -> Op:
             timed_gpu=gpu[0], also_gpu=gpu[1:], timed_cpu=_sizes((2, 17, 17, 2, 32))[0], unit="TFLOP/s",
             peak="f16" if dtype == np.float16 else "fp32",
         ),
-        **more,
+        **fields,
     )
 
 

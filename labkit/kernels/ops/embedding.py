@@ -25,9 +25,9 @@ def _inputs(rng, T, C):
 
 
 def _torch(torch, ids, tokens, positions, start, out):
-    where = torch.arange(len(ids), device=ids.device) + start
+    position_ids = torch.arange(len(ids), device=ids.device) + start
     embedding = torch.nn.functional.embedding
-    return embedding(ids, tokens) + embedding(where, positions)
+    return embedding(ids, tokens) + embedding(position_ids, positions)
 
 
 EMBEDDING = Op(
@@ -56,21 +56,21 @@ def _torch_tokens(torch, ids, tokens, out):
 
 
 def _token_op(name: str, element: Element):
-    stored, size = bfloat16_of if element == BFLOAT16 else np.asarray, element.dtype.itemsize
+    cast, itemsize = bfloat16_of if element == BFLOAT16 else np.asarray, element.dtype.itemsize
     return Op(
         name,
         title="Token embedding" + " in bfloat16" * (element == BFLOAT16),
         formula="out[t, col] = tokens[ids[t], col]",
         reference=token_embedding_reference,
         rungs=(token_embedding_strided, token_embedding_vectorized),
-        inputs=lambda rng, T, C: (rng.integers(0, 97, T).astype(np.int32), stored(uniform(rng, 97, C))),
+        inputs=lambda rng, T, C: (rng.integers(0, 97, T).astype(np.int32), cast(uniform(rng, 97, C))),
         shape=lambda T, C: (T, C),
         awkward=tuple({"T": T, "C": C} for T, C in ((1, 1), (7, 264), (3, 1023))),
         tolerance=lambda ids, tokens: np.zeros((len(ids), tokens.shape[1])),  # exact
         by_row=(),
         work=Work(
             flops=lambda T, C: 0,
-            bytes=lambda T, C: size * (T + 97) * C,  # of the table each row once
+            bytes=lambda T, C: itemsize * (T + 97) * C,  # of the table each row once
             timed_gpu={"T": 4096, "C": 2048},
             timed_cpu={"T": 64, "C": 256},
         ),

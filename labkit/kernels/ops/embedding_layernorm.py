@@ -35,31 +35,31 @@ def _half_inputs(rng, T, C):
     return tuple(array if array.dtype == np.int32 else array.astype(np.float16) for array in _inputs(rng, T, C))
 
 
-def _of_the_sum(ids, types, positions, words, places, kinds, weight, bias, epsilon=EPSILON):
+def _sum_terms(ids, types, positions, words, places, kinds, weight, bias, epsilon=EPSILON):
     """(the sum, what its roundings are relative to, and by how much LayerNorm scales an error of it)."""
     total = embedding_sum_reference(ids, types, positions, words, places, kinds)
-    size = np.abs(words[ids]) + np.abs(places[positions]) + np.abs(kinds[types])
-    spread = np.sqrt(total.var(axis=1, keepdims=True) + epsilon)
-    normed = np.abs(total - total.mean(axis=1, keepdims=True)) / spread
-    return total, size + size.mean(axis=1, keepdims=True) * (1 + normed), np.abs(weight) / spread
+    magnitude = np.abs(words[ids]) + np.abs(places[positions]) + np.abs(kinds[types])
+    std = np.sqrt(total.var(axis=1, keepdims=True) + epsilon)
+    normed = np.abs(total - total.mean(axis=1, keepdims=True)) / std
+    return total, magnitude + magnitude.mean(axis=1, keepdims=True) * (1 + normed), np.abs(weight) / std
 
 
 def tolerance(*inputs, epsilon=EPSILON):
     """LayerNorm's, and two roundings of the sum before it."""
-    total, size, scale = _of_the_sum(*inputs, epsilon=epsilon)
-    return layernorm_tolerance(total, *inputs[-2:], epsilon) + 2 * EPS32 * size * scale
+    total, magnitude, scale = _sum_terms(*inputs, epsilon=epsilon)
+    return layernorm_tolerance(total, *inputs[-2:], epsilon) + 2 * EPS32 * magnitude * scale
 
 
 def half_tolerance(*inputs, epsilon=EPSILON):
-    total, size, scale = _of_the_sum(*inputs, epsilon=epsilon)
-    return layernorm_half.tolerance(total, *inputs[-2:], epsilon) + 2 * EPS32 * size * scale
+    total, magnitude, scale = _sum_terms(*inputs, epsilon=epsilon)
+    return layernorm_half.tolerance(total, *inputs[-2:], epsilon) + 2 * EPS32 * magnitude * scale
 
 
 def _rounded_between(roundings: int):
     """For a sum that goes through memory: it, or each of its terms, is rounded to float16."""
     def allowed(*inputs):
-        _, size, scale = _of_the_sum(*inputs)
-        return half_tolerance(*inputs) + roundings * EPS16 * size * scale
+        _, magnitude, scale = _sum_terms(*inputs)
+        return half_tolerance(*inputs) + roundings * EPS16 * magnitude * scale
 
     return allowed
 
@@ -71,17 +71,17 @@ def _torch(torch, ids, types, positions, words, places, kinds, weight, bias, out
 
 
 def _rungs(name: str, kernels: tuple, between=None, limit: str = "4,096"):
-    def named(launch, last: str, kernel, idea: str, **more):
+    def make_rung(launch, suffix: str, kernel, idea: str, **options):
         @functools.wraps(launch)
         def launcher(*args, **kwargs):
             launch(*args, **kwargs)
 
-        launcher.__name__ = launcher.__qualname__ = f"{name}_{last}"
-        return rung(kernel=kernel, idea=idea, sizes=f"rows of at most {limit} columns", **more)(launcher)
+        launcher.__name__ = launcher.__qualname__ = f"{name}_{suffix}"
+        return rung(kernel=kernel, idea=idea, sizes=f"rows of at most {limit} columns", **options)(launcher)
 
-    return (named(embedding_then_layernorm, "two_launches", (embedding_sum_kernel, kernels[0]),
-                  "two launches: the sum through memory, then LayerNorm", tolerance=between),
-            named(embedding_layernorm, "fused", kernels[1], "one launch: a warp a row, the sum stays in registers"))
+    return (make_rung(embedding_then_layernorm, "two_launches", (embedding_sum_kernel, kernels[0]),
+                      "two launches: the sum through memory, then LayerNorm", tolerance=between),
+            make_rung(embedding_layernorm, "fused", kernels[1], "one launch: a warp a row, the sum stays in registers"))
 
 
 NOTE = "three gathers, two additions, layer_norm"

@@ -25,7 +25,7 @@ def sum_error(x, weights, bias):
 
 
 def gelu_error(x, weights, bias):
-    """GELU is nowhere steeper than 1.13, and is computed in some six roundings of what it is given."""
+    """GELU is nowhere steeper than 1.13, and adds some six roundings of its argument."""
     return 1.13 * sum_error(x, weights, bias) + 6 * EPS32 * np.abs(x @ weights + bias)
 
 
@@ -33,14 +33,14 @@ def residual_error(x, weights, bias, residual):
     return sum_error(x, weights, bias) + EPS32 * (np.abs(residual) + np.abs(x @ weights + bias))
 
 
-def as_rung(launch, name: str, kernel, idea: str, gelu=False, residual=False, **more):
+def as_rung(launch, name: str, kernel, idea: str, gelu=False, residual=False, **options):
     """A launcher as an Op calls it: inputs, then out."""
-    def bound(x, weights, bias, *rest, stream=0):
-        launch(x, weights, bias, rest[-1], residual=rest[0] if residual else None, gelu=gelu, stream=stream)
+    def bound(x, weights, bias, *args, stream=0):
+        launch(x, weights, bias, args[-1], residual=args[0] if residual else None, gelu=gelu, stream=stream)
 
     bound.__name__ = bound.__qualname__ = name
     bound.__doc__ = launch.__doc__
-    return rung(kernel=kernel, idea=idea, **more)(bound)
+    return rung(kernel=kernel, idea=idea, **options)(bound)
 
 
 def rungs_for(name: str, gelu: bool | str, residual: bool) -> tuple:
@@ -56,7 +56,7 @@ def rungs_for(name: str, gelu: bool | str, residual: bool) -> tuple:
 
 
 def layer(rng, M, N, K):
-    """x, weights and bias. The weights are so small that sums are of the size of x."""
+    """x, weights and bias, the weights scaled so that sums have the magnitude of x."""
     return uniform(rng, M, K), uniform(rng, K, N) / np.float32(np.sqrt(K)), uniform(rng, N)
 
 

@@ -31,7 +31,7 @@ def _uint8(rng, N, B, S):
 
 
 def _int32(rng, N, B, S):
-    """Of four or more values two lie outside the bins, one below 0 and one above B."""
+    """With four or more values, two lie outside the bins: one below 0 and one above B."""
     x = _values(rng, N, B, S, np.int32)
     if N > 3:
         x[1], x[N - 2] = -1, B + 1

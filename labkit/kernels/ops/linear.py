@@ -44,7 +44,7 @@ WIDE = tuple({"M": 8192, "N": N, "K": K} for K, N in ((384, 1152), (384, 384), (
 
 
 def layer(rng, M, N, K):
-    """x, weights and bias. The weights are so small that sums are of the size of x."""
+    """x, weights and bias, the weights scaled so that sums have the magnitude of x."""
     weights = (uniform(rng, N, K) / np.float32(np.sqrt(K))).astype(np.float16)
     return random_float16(rng, M, K), weights, random_float16(rng, N)
 

@@ -18,7 +18,7 @@ from labkit.kernels.tolerance import EPS32
 
 
 def _tolerance(q, k, v):
-    """All weights are positive, so that only the numerator can cancel. It has sums over N tokens and D numbers."""
+    """All weights are positive, so that only the numerator can cancel. It has sums over N tokens and D elements."""
     weights = _weights(q, k)
     mean = weights @ np.abs(v) / weights.sum(axis=2, keepdims=True)
     return 2 * EPS32 * (4 + math.sqrt(q.shape[1]) + math.sqrt(q.shape[2])) * mean
@@ -33,13 +33,13 @@ def _by_torch(torch, q, k, v, out):
 
 def _by_torch_in_chunks(torch, q, k, v, out):
     """All pairs within chunks of 128 tokens, and the state before each chunk: as linear_attention_chunked."""
-    (H, N, D), functional, length = q.shape, torch.nn.functional, 128
+    (H, N, D), F, chunk = q.shape, torch.nn.functional, 128
 
     def chunks(x):
-        return functional.pad(x, (0, 0, 0, -N % length)).view(H, -1, length, x.shape[2])
+        return F.pad(x, (0, 0, 0, -N % chunk)).view(H, -1, chunk, x.shape[2])
 
-    queries, keys = (chunks(functional.elu(x) + 1) for x in (q, k))
-    values = chunks(functional.pad(v, (0, 1), value=1.0))  # a column of ones, for the sums of the weights
+    queries, keys = (chunks(F.elu(x) + 1) for x in (q, k))
+    values = chunks(F.pad(v, (0, 1), value=1.0))  # a column of ones, for the sums of the weights
     states = keys.mT @ values
     sums = (queries @ keys.mT).tril() @ values + queries @ (states.cumsum(1) - states)
     return (sums[..., :D] / sums[..., D:]).view(H, -1, D)[:, :N]

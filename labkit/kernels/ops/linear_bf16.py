@@ -40,7 +40,7 @@ EPS_BF16 = 2.0**-7  # twice the largest relative error of a rounding to bfloat16
 
 
 def layer(rng, M, N, K):
-    """x and weights. The weights are so small that sums are of the size of x."""
+    """x and weights, the weights scaled so that sums have the magnitude of x."""
     return bfloat16_of(uniform(rng, M, K)), bfloat16_of(uniform(rng, N, K) / np.float32(np.sqrt(K)))
 
 
@@ -62,7 +62,7 @@ def linear_tolerance(x, weight):
 def swiglu_tolerance(x, gate_up):
     """SiLU is nowhere steeper than 1.1; gate, up, SiLU and the product are rounded, each to bfloat16."""
     gate, up = gate_and_up(x @ gate_up.T)
-    gate_error, up_error = (part + EPS_BF16 * np.abs(of) for part, of in
+    gate_error, up_error = (part + EPS_BF16 * np.abs(value) for part, value in
                             zip(gate_and_up(sum_error(x, gate_up)), (gate, up), strict=True))
     silu_error = 1.1 * gate_error + EPS_BF16 * np.abs(silu(gate))
     product = np.abs(silu(gate)) * up_error + (np.abs(up) + up_error) * silu_error
@@ -140,9 +140,9 @@ LINEAR_SWIGLU = Op(
 
 
 def torch_swiglu(torch, x, gate_up):
-    """Which column of the product is a gate and which an up changes no time."""
-    apart = (x @ gate_up.T).view(x.shape[0], -1, 2, GROUP)
-    return (torch.nn.functional.silu(apart[:, :, 0]) * apart[:, :, 1]).reshape(x.shape[0], -1)
+    """The order of gate and up columns does not affect the time."""
+    groups = (x @ gate_up.T).view(x.shape[0], -1, 2, GROUP)
+    return (torch.nn.functional.silu(groups[:, :, 0]) * groups[:, :, 1]).reshape(x.shape[0], -1)
 
 
 LM_HEAD = Op(

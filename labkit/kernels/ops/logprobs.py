@@ -17,7 +17,7 @@ from labkit.kernels.tolerance import EPS32
 
 
 def any_rows(rng, R, V):
-    """Ties, rows of one value, of -inf in part and whole, sorted rows, an infinite logit; each row wants another k."""
+    """Ties, constant rows, rows partly or all -inf, sorted rows, an infinite logit; a different k for each row."""
     logits = (rng.standard_normal((R, V)) * rng.choice([0.1, 1, 10], (R, 1))).astype(np.float32)
     kind = np.arange(R) % 8
     logits[kind == 1] = np.round(logits[kind == 1])
@@ -41,23 +41,23 @@ def _tolerance(logits, tokens, wanted):
 
 
 def logprobs_by_torch(torch, logits, tokens, wanted, out):
-    """Of equal logits torch.topk may take any. It takes one k for all rows: MOST, of which a row keeps its own."""
+    """Of equal logits torch.topk may take any. It takes one k for all rows: MOST, masked to each row's k."""
     def logprob_of(x):
-        return torch.where(x == row_max, 0, x - row_max) - log_sum  # +inf minus itself is no number
+        return torch.where(x == row_max, 0, x - row_max) - log_sum  # inf - inf is NaN
 
     row_max, log_sum = logits.amax(dim=1, keepdim=True), 0
     log_sum = logprob_of(logits).exp().sum(dim=1, keepdim=True).log()
     log_sum = torch.where(row_max == -torch.inf, torch.inf, log_sum)
-    own = logits.gather(1, tokens.clamp(min=0).long()[:, None])
-    rank = 1 + (logits > own).sum(dim=1, keepdim=True)
-    given = ((tokens >= 0) & (wanted >= 0))[:, None]
-    largest, best = logits.topk(min(MOST, logits.shape[1]), dim=1)
-    kept = torch.arange(best.shape[1], device=logits.device) < wanted[:, None]
-    beyond = (0, MOST - best.shape[1])
+    token_logits = logits.gather(1, tokens.clamp(min=0).long()[:, None])
+    rank = 1 + (logits > token_logits).sum(dim=1, keepdim=True)
+    valid = ((tokens >= 0) & (wanted >= 0))[:, None]
+    largest, indices = logits.topk(min(MOST, logits.shape[1]), dim=1)
+    in_top_k = torch.arange(indices.shape[1], device=logits.device) < wanted[:, None]
+    padding = (0, MOST - indices.shape[1])
     pad = torch.nn.functional.pad
-    return torch.cat([torch.where(given, logprob_of(own), 0), torch.where(given, rank, 0),
-                      pad(torch.where(kept, logprob_of(largest), -torch.inf), beyond, value=-torch.inf),
-                      pad(torch.where(kept, best, -1), beyond, value=-1)], dim=1)
+    return torch.cat([torch.where(valid, logprob_of(token_logits), 0), torch.where(valid, rank, 0),
+                      pad(torch.where(in_top_k, logprob_of(largest), -torch.inf), padding, value=-torch.inf),
+                      pad(torch.where(in_top_k, indices, -1), padding, value=-1)], dim=1)
 
 
 def _any_of_equal_logits(logits, tokens, wanted):

@@ -42,17 +42,17 @@ def _tolerance(causal: bool):
     def tolerance(scores, lengths=None):
         """As in softmax, with one rounding more: that of scale * x, eps/2 of its own size."""
         lengths = None if lengths is None else lengths.astype(np.int64)
-        truth = masked_softmax_reference(scores, lengths, causal=causal)
+        expected = masked_softmax_reference(scores, lengths, causal=causal)
         x = scores * SCALE
-        below = x.max(axis=-1, keepdims=True) - x
-        roundings = 6 + below + 2 * np.abs(x).max(axis=-1, keepdims=True) + np.sqrt(x.shape[-1])
-        return EPS32 * roundings * truth + float(np.finfo(np.float32).tiny)
+        exponents = x.max(axis=-1, keepdims=True) - x
+        roundings = 6 + exponents + 2 * np.abs(x).max(axis=-1, keepdims=True) + np.sqrt(x.shape[-1])
+        return EPS32 * roundings * expected + float(np.finfo(np.float32).tiny)
 
     return tolerance
 
 
 def _without_a_mask(causal: bool):
-    """The same for torch.compile, which compares indices in its kernel and so reads no mask."""
+    """The same for torch.compile, whose kernel compares indices instead of reading a mask."""
     def call(torch, scores, *lengths_and_out):
         *lengths, _ = lengths_and_out
         x = scores * SCALE
@@ -64,7 +64,7 @@ def _without_a_mask(causal: bool):
 
 
 def _lengths(rng, count, size):
-    """From 1 to S; the first sequence is whole."""
+    """From 1 to S; the first sequence has full length."""
     lengths = rng.integers(1, size + 1, count).astype(np.int32)
     lengths[0] = size
     return lengths

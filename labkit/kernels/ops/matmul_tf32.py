@@ -20,7 +20,7 @@ def tolerance(a, b):
 
 @contextlib.contextmanager
 def tf32_allowed(torch):
-    """PyTorch may round float32 to TF32 here, which it does not do by itself."""
+    """Let PyTorch round float32 to TF32, which is off by default."""
     torch.backends.cuda.matmul.allow_tf32 = True
     try:
         yield

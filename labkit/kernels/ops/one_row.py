@@ -35,7 +35,7 @@ def norm_row(rng, K: int, dtype):
 
 
 def layer(rng, K: int, N: int, dtype):
-    """weights, so small that sums are of the size of x, and bias."""
+    """weights, scaled so that sums have the magnitude of x, and bias."""
     return (uniform(rng, K, N) / np.float32(np.sqrt(K))).astype(dtype), uniform(rng, N).astype(dtype)
 
 
@@ -51,7 +51,7 @@ def normed_error(x, norm_weight, norm_bias, weights, bias):
 
 
 def gelu_error(*inputs):
-    """GELU is nowhere steeper than 1.13, and is computed in some six roundings of what it is given."""
+    """GELU is nowhere steeper than 1.13, and adds some six roundings of its argument."""
     return 1.13 * normed_error(*inputs) + 6 * EPS32 * np.abs(normed_reference(*inputs))
 
 
@@ -76,8 +76,8 @@ def first_row():
 
 def _rungs(half: bool) -> tuple:
     """The launchers as the three operations call them: inputs, then out."""
-    def kernel(source, after, depth, cols):
-        return make_one_row(half, source, after, depth, *plan(depth, cols, half), False)
+    def kernel(source, epilogue, depth, cols):
+        return make_one_row(half, source, epilogue, depth, *plan(depth, cols, half), False)
 
     @rung(kernel=kernel(NORM, GELU, 768, 3072), idea="norm, product and GELU in one launch", sizes=SIZES)
     def row_gelu(x, norm_weight, norm_bias, weights, bias, out, stream=0):

@@ -24,34 +24,34 @@ from labkit.kernels.tolerance import EPS32
 
 
 def attended_error(q, heads, cache, start):
-    """An error of a score changes what its key weighs beside the others, and so matters as far as its value is from
-    theirs; to that come the roundings of the sum over the keys."""
+    """An error of a score changes the weight of its key, and so matters as far as its value differs from the weighted
+    mean; added to that are the roundings of the sum over the keys."""
     width = q.shape[1]
     queries, keys, values = (split_heads(part, heads) for part in (q, cache[:, :width], cache[:, width:]))
     weights, scores = attention_weights(queries, keys, int(start[0]), True)  # (H, 1, N) each
-    size = width // heads
-    sizes = np.abs(queries) @ np.abs(np.swapaxes(keys, 1, 2)) / math.sqrt(size)
-    each = 2 * math.sqrt(size) * sizes + np.abs(scores) + 8
-    error = (weights * each) @ np.abs(values - weights @ values)
+    head_dim = width // heads
+    magnitudes = np.abs(queries) @ np.abs(np.swapaxes(keys, 1, 2)) / math.sqrt(head_dim)
+    weight_error = 2 * math.sqrt(head_dim) * magnitudes + np.abs(scores) + 8
+    error = (weights * weight_error) @ np.abs(values - weights @ values)
     error += (2 * math.sqrt(int(start[0]) + 1) + 4) * (weights @ np.abs(values))
     return EPS32 * np.moveaxis(error, 0, 1).reshape(1, width)
 
 
 def _tolerance(q, cache, start, heads, weights, bias, residual):
-    attended, before = _attended(q, heads, cache, start), attended_error(q, heads, cache, start)
-    return sum_error(attended, weights, bias) + np.sqrt(before**2 @ weights**2) + 2 * EPS32 * np.abs(residual)
+    attended, error = _attended(q, heads, cache, start), attended_error(q, heads, cache, start)
+    return sum_error(attended, weights, bias) + np.sqrt(error**2 @ weights**2) + 2 * EPS32 * np.abs(residual)
 
 
 def _torch(torch, q, cache, start, heads, weights, bias, residual, out):
-    width, seen = q.shape[1], len(cache) - NOT_SEEN  # to read start would be to wait for it
+    width, visible = q.shape[1], len(cache) - UNUSED  # reading start would synchronize
     queries, keys, values = (part.view(1, -1, heads, width // heads).transpose(1, 2)
-                             for part in (q, cache[:seen, :width], cache[:seen, width:]))
-    shares = torch.softmax(queries @ keys.transpose(2, 3) / math.sqrt(width // heads), dim=-1)
-    attended = shares @ values  # SDPA is slower for one query of float32: it has a block for a head
+                             for part in (q, cache[:visible, :width], cache[:visible, width:]))
+    probabilities = torch.softmax(queries @ keys.transpose(2, 3) / math.sqrt(width // heads), dim=-1)
+    attended = probabilities @ values  # SDPA is slower for one float32 query: it runs one block per head
     torch.add(torch.addmm(bias, attended.transpose(1, 2).reshape(1, width), weights), residual, out=out)
 
 
-NOT_SEEN = 2  # rows of the cache that are not in use
+UNUSED = 2  # rows of the cache that are not in use
 parts_for = functools.cache(Parts)
 
 
@@ -60,7 +60,7 @@ def _op(half: bool):
     size = stored().itemsize
 
     def inputs(rng, H, D, before):
-        cache = 2 * uniform(rng, before + 1 + NOT_SEEN, 2 * H * D)
+        cache = 2 * uniform(rng, before + 1 + UNUSED, 2 * H * D)
         return ((2 * uniform(rng, 1, H * D)).astype(stored), cache.astype(stored), np.array([before], np.int32), H,
                 *layer(rng, H * D, H * D, stored), uniform(rng, 1, H * D))
 
@@ -68,7 +68,7 @@ def _op(half: bool):
                   make_one_row(half, JOIN, RESIDUAL, 768, *plan(768, 768, half), False, 12, splits_of(12))),
           idea="two launches: heads and shares of the keys; the product, which joins them", sizes=SIZES)
     def row_attended(q, cache, start, heads, weights, bias, residual, out, stream=0):
-        """The parts of a head are joined by every block of the product again, while its weights are in flight."""
+        """Every block of the product merges the splits of each head again, while its weights are in flight."""
         parts = parts_for(heads, q.shape[1] // heads)
         one_query(q, cache, start, heads, parts, stream=stream)
         one_row_attended(parts, heads, weights, bias, residual, out, stream=stream)

@@ -16,8 +16,8 @@ from labkit.kernels.ops.one_row import norm_row, sum_error, torch_baseline
 
 def _tolerance(x, norm_weight, norm_bias, table):
     normed = layernorm_reference(x, norm_weight, norm_bias)
-    before = layernorm_tolerance(x, norm_weight, norm_bias)
-    return sum_error(normed, table.T, np.zeros(len(table))) + np.sqrt(before**2 @ table.T**2)
+    norm_error = layernorm_tolerance(x, norm_weight, norm_bias)
+    return sum_error(normed, table.T, np.zeros(len(table))) + np.sqrt(norm_error**2 @ table.T**2)
 
 
 def _torch(torch, x, norm_weight, norm_bias, table, out):

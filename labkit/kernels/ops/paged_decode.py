@@ -45,7 +45,7 @@ def tolerance_decode(q, keys, values, page_table, lengths, scale, *, bf16: bool)
 
 
 def contiguous(torch, q, keys, values, page_table, lengths, scale, out):
-    """What SDPA takes, for sequences of one length: it knows no pages, so keys and values lie end to end."""
+    """SDPA's arguments, for sequences of one length: it has no paging, so keys and values are contiguous."""
     return q, *contiguous_by_torch(keys, values, page_table, lengths), scale, out
 
 
@@ -66,14 +66,14 @@ def grouped(q, keys):
     return q.view(len(q), keys.shape[1], -1, q.shape[2])
 
 
-def _bound(launch, op: str, **more):
+def _bound(launch, op: str, **overrides):
     """The launcher as an Op calls it: inputs, then out."""
     def bound(q, keys, values, page_table, lengths, scale, out, stream=0):
         launch(q, keys, values, page_table, lengths, out, scale, stream=stream)
 
     bound.__name__ = bound.__qualname__ = launch.__name__.replace("paged_decode", op)
     bound.__doc__ = launch.__doc__
-    return replace(launch, launcher=bound, **more)
+    return replace(launch, launcher=bound, **overrides)
 
 
 def _sizes(*sizes) -> tuple[dict, ...]:
@@ -86,7 +86,7 @@ def _op(name: str, title: str, launchers, awkward, dtype) -> Op:
                  (256, 1024, 1024, 32, 8, 64))
     return Op(
         name, title=title, reference=paged_decode_reference,
-        rungs=tuple(_bound(one, name) for one in launchers),
+        rungs=tuple(_bound(launch, name) for launch in launchers),
         formula="out[s, h] = sum over the tokens j of sequence s of softmax_j(q[s, h] . k[j, h // (H // K)] * scale) "
                 "* v[j, h // (H // K)]",
         inputs=functools.partial(_inputs, dtype=dtype),

@@ -46,7 +46,7 @@ def tolerance_prefill(q, keys, values, page_table, begins, lengths, contexts, sc
 
 
 def contiguous(torch, q, keys, values, page_table, begins, lengths, contexts, scale, longest, out):
-    """What SDPA takes, for prompts of one length and nothing before: keys and values lie end to end.
+    """SDPA's arguments, for prompts of one length without earlier tokens: keys and values are contiguous.
 
     No kernel of SDPA for float32 lets query heads share keys. So each head of keys becomes a sequence of its own, whose
     heads are the query heads of the group; a stride of 0 gives all of them the same keys, without a copy.
@@ -81,7 +81,7 @@ def _sizes(*sizes) -> tuple[dict, ...]:
 
 
 def _pairs(B: int, S: int, shortest: int, before: int) -> int:
-    """Pairs of a row and a token that it sees."""
+    """Number of pairs of a query and a visible key."""
     lengths = _lengths(B, S, shortest).astype(np.int64)
     return int((lengths * before + lengths * (lengths + 1) // 2).sum())
 
@@ -90,7 +90,7 @@ def _op(name: str, title: str, launchers, awkward, dtype) -> Op:
     bf16 = dtype == np.uint16
     gpu = _sizes((1, 4096, 4096, 0, 32, 8, 64), (1, 1024, 1024, 0, 32, 8, 64), (16, 512, 512, 0, 32, 8, 64))
     return Op(
-        name, title=title, reference=paged_prefill_reference, rungs=tuple(_bound(one, name) for one in launchers),
+        name, title=title, reference=paged_prefill_reference, rungs=tuple(_bound(launch, name) for launch in launchers),
         formula="out[t, h] = sum over the tokens j <= t of t's sequence of softmax_j(q[t, h] . k[j, h // (H // K)] * "
                 "scale) * v[j, h // (H // K)]",
         inputs=functools.partial(_inputs, dtype=dtype),

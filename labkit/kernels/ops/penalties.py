@@ -9,7 +9,7 @@ from labkit.kernels.tolerance import EPS32
 
 
 def seen_tokens(rng, R, V):
-    """A sixth of the vocabulary seen; every third row without penalties, and each penalty also alone."""
+    """A sixth of the vocabulary has appeared; every third row has no penalties, and each penalty also occurs alone."""
     table = np.where(rng.random((R + 1, V)) < 0.1, rng.integers(1, 300, (R + 1, V)), 0).astype(np.uint32)
     table |= np.where(rng.random((R + 1, V)) < 0.07, np.uint32(IN_PROMPT), np.uint32(0)).astype(np.uint32)
     slots = rng.permutation(R + 1)[:R].astype(np.int32)
@@ -20,19 +20,19 @@ def seen_tokens(rng, R, V):
 
 
 def _tolerance(logits, table, slots, repetition, frequency, presence):
-    """Three roundings of a number no larger than the terms together; nothing where nothing was seen."""
-    seen = np.zeros_like(logits)
+    """Three roundings of a value no larger than the sum of the terms; 0 for tokens that have not appeared."""
+    bound = np.zeros_like(logits)
     for row, slot in enumerate(np.asarray(slots, np.int64)):
         if slot >= 0:
             words = table[slot].astype(np.int64)
             terms = np.abs(logits[row]) * max(repetition[row], 1 / repetition[row]) + abs(presence[row])
-            seen[row] = np.where(words != 0, terms + abs(frequency[row]) * (words & 0x7FFFFFFF), 0)
-    return 3 * EPS32 * seen
+            bound[row] = np.where(words != 0, terms + abs(frequency[row]) * (words & 0x7FFFFFFF), 0)
+    return 3 * EPS32 * bound
 
 
-def _signed(torch, logits, table, slots, *more):
+def _signed(torch, logits, table, slots, *penalties):
     """PyTorch has few operations on uint32."""
-    return logits, table.view(torch.int32), slots, *more
+    return logits, table.view(torch.int32), slots, *penalties
 
 
 def _torch(torch, logits, table, slots, repetition, frequency, presence, out):

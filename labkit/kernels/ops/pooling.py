@@ -27,7 +27,7 @@ from labkit.kernels.tolerance import EPS32
 
 
 def _inputs(rng, B, T, C):
-    """Packed: T rows divided among B sentences, as evenly as chance has it; where T is small, some have none."""
+    """Packed: T rows divided at random among B sentences; where T is small, some are empty."""
     lengths = rng.multinomial(T, np.full(B, 1 / B)).astype(np.int32)
     return uniform(rng, T, C), (np.cumsum(lengths) - lengths).astype(np.int32), lengths
 
@@ -39,8 +39,8 @@ def _half_inputs(rng, B, T, C):
 
 def mean_tolerance(x, begins, lengths):
     """A sum of L terms, as for dot products; the reciprocal and the product round twice more."""
-    size = mean_pool_reference(np.abs(x), begins, lengths)
-    return EPS32 * (2 * np.sqrt(np.maximum(lengths, 1))[:, None] + 2) * size
+    magnitude = mean_pool_reference(np.abs(x), begins, lengths)
+    return EPS32 * (2 * np.sqrt(np.maximum(lengths, 1))[:, None] + 2) * magnitude
 
 
 def l2_tolerance(x):
@@ -56,8 +56,8 @@ def normalized_tolerance(x, begins, lengths):
 
 
 def _torch_mean(torch, x, begins, lengths, out):
-    owner = torch.repeat_interleave(torch.arange(len(lengths), device=x.device), lengths, output_size=len(x))
-    total = torch.zeros_like(out).index_add_(0, owner, x.float())
+    segment_ids = torch.repeat_interleave(torch.arange(len(lengths), device=x.device), lengths, output_size=len(x))
+    total = torch.zeros_like(out).index_add_(0, segment_ids, x.float())
     return total / lengths.clamp(min=1)[:, None]
 
 
@@ -124,7 +124,7 @@ MEAN_POOL_NORMALIZED_HALF = _op("mean_pool_normalized_half", True, True)
 
 def _rows(rng, R, C):
     x = uniform(rng, R, C)
-    x[R // 2 : R // 2 + (R > 2)] = 0  # a row without length
+    x[R // 2 : R // 2 + (R > 2)] = 0  # a row of zeros
     return (x,)
 
 

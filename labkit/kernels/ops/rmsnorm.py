@@ -25,11 +25,11 @@ from labkit.kernels.tolerance import EPS32, EPS_BF16
 
 def tolerance_of(element: Element):
     """The sum goes over C positive terms: its relative error grows like sqrt(C), and the root makes it half as large;
-    the root's reciprocal and the products are some roundings more. In bfloat16 a value that lies near the middle
-    between two numbers may be rounded to the other one, before and after the weight."""
+    the root's reciprocal and the products are some roundings more. In bfloat16 a value near the midpoint of
+    two neighbours may be rounded to the other one, before and after the weight."""
     def tolerance(x, weight, eps=EPS):
-        size = np.abs(rmsnorm_reference(x, weight, eps))
-        return (EPS32 * (np.sqrt(x.shape[1]) + 4) + 2 * EPS_BF16 * (element == BFLOAT16)) * size
+        magnitude = np.abs(rmsnorm_reference(x, weight, eps))
+        return (EPS32 * (np.sqrt(x.shape[1]) + 4) + 2 * EPS_BF16 * (element == BFLOAT16)) * magnitude
 
     return tolerance
 
@@ -43,7 +43,7 @@ def _add_tolerance_of(element: Element):
     return tolerance
 
 
-def _stored(element: Element):
+def _cast(element: Element):
     return bfloat16_of if element == BFLOAT16 else np.asarray
 
 
@@ -67,38 +67,38 @@ TIMED = {
 
 
 def _rmsnorm_op(name: str, element: Element):
-    stored, size = _stored(element), element.dtype.itemsize
+    cast, itemsize = _cast(element), element.dtype.itemsize
     return Op(
         name,
         title="RMSNorm" + " in bfloat16" * (element == BFLOAT16),
         formula="out = x / sqrt(mean(x^2) + 1e-5) * weight, for each row",
         reference=rmsnorm_reference,
         rungs=(rmsnorm_naive, rmsnorm_block_tree, rmsnorm_warp, rmsnorm_registers),
-        inputs=lambda rng, T, C: (stored(uniform(rng, T, C) + np.float32(0.75)), stored(uniform(rng, C))),
+        inputs=lambda rng, T, C: (cast(uniform(rng, T, C) + np.float32(0.75)), cast(uniform(rng, C))),
         shape=lambda T, C: (T, C),
         awkward=AWKWARD,
         tolerance=tolerance_of(element),
         by_row=(0,),
-        work=Work(flops=lambda T, C: 4 * T * C, bytes=lambda T, C: 2 * size * T * C, **TIMED),
+        work=Work(flops=lambda T, C: 4 * T * C, bytes=lambda T, C: 2 * itemsize * T * C, **TIMED),
         baselines=(Baseline("PyTorch", "torch", _torch),),
         dtype=element.dtype,
     )
 
 
 def _add_rmsnorm_op(name: str, element: Element):
-    stored, size = _stored(element), element.dtype.itemsize
+    cast, itemsize = _cast(element), element.dtype.itemsize
     return replace(
         _rmsnorm_op(name, element),
         title="Residual addition and RMSNorm, the sum kept" + ", in bfloat16" * (element == BFLOAT16),
         formula="out[1] = x + residual; out[0] = rmsnorm(out[1])",
         reference=add_rmsnorm_reference,
         rungs=(add_rmsnorm_unfused, add_rmsnorm_fused),
-        inputs=lambda rng, T, C: (stored(uniform(rng, T, C) + np.float32(0.75)), stored(uniform(rng, T, C)),
-                                  stored(uniform(rng, C))),
+        inputs=lambda rng, T, C: (cast(uniform(rng, T, C) + np.float32(0.75)), cast(uniform(rng, T, C)),
+                                  cast(uniform(rng, C))),
         shape=lambda T, C: (2, T, C),
         tolerance=_add_tolerance_of(element),
         by_row=(),
-        work=Work(flops=lambda T, C: 5 * T * C, bytes=lambda T, C: 4 * size * T * C, **TIMED),
+        work=Work(flops=lambda T, C: 5 * T * C, bytes=lambda T, C: 4 * itemsize * T * C, **TIMED),
         baselines=(Baseline("PyTorch", "torch", _torch_add, note="add, then rms_norm", compile=_torch_add),),
     )
 

@@ -24,8 +24,8 @@ from labkit.kernels.tolerance import EPS32, EPS_BF16
 
 
 def head_tolerance(heads, weight, element: Element):
-    """For rotated heads (T, heads, D), of float64: two products and their sum, of numbers no larger than the pair is
-    long. A norm's roundings come first, as RMSNorm has them."""
+    """For rotated heads (T, heads, D), of float64: two products and their sum, of values bounded by the norm of the
+    pair. A norm's roundings come first, as RMSNorm has them."""
     bf16, dim = EPS_BF16 * (element == BFLOAT16), heads.shape[2]
     units = 3 * EPS32 + bf16
     if weight is not None:
@@ -47,35 +47,35 @@ def _tolerance_of(element: Element):
 
 
 def _separate(torch, qkv, table, positions, slots, heads, q_norm, k_norm, out):
-    """Queries, keys and values in memory of their own: as views of one array torch.compile would copy all of it."""
-    apart = (torch.full_like(part, torch.nan) for part in _parts(qkv, table, heads, out))
-    return qkv, table, positions, slots, heads, q_norm, k_norm, *apart
+    """Allocate queries, keys and values separately: torch.compile would copy all of an array behind three views."""
+    outputs = (torch.full_like(part, torch.nan) for part in _parts(qkv, table, heads, out))
+    return qkv, table, positions, slots, heads, q_norm, k_norm, *outputs
 
 
 def _torch(torch, qkv, table, positions, slots, heads, q_norm, k_norm, q, keys, values):
     shared, rows = keys.shape[1], qkv.view(len(slots), -1, table.shape[1])
-    pages, places = slots.long() // PAGE, slots.long() % PAGE
+    pages, offsets = slots.long() // PAGE, slots.long() % PAGE
     cos, sin = table[positions.long()][:, None].chunk(2, dim=-1)
 
-    def rotated(some, weight):
+    def rotated(x, weight):
         if weight is not None:
-            some = torch.nn.functional.rms_norm(some, weight.shape, weight, EPS)
-        first, second = some.chunk(2, dim=-1)
-        return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1).to(qkv.dtype)
+            x = torch.nn.functional.rms_norm(x, weight.shape, weight, EPS)
+        x1, x2 = x.chunk(2, dim=-1)
+        return torch.cat([x1 * cos - x2 * sin, x2 * cos + x1 * sin], dim=-1).to(qkv.dtype)
 
     q.copy_(rotated(rows[:, :heads], q_norm))
-    keys[pages, :, places] = rotated(rows[:, heads : heads + shared], k_norm)
-    values[pages, :, places] = rows[:, heads + shared :]
+    keys[pages, :, offsets] = rotated(rows[:, heads : heads + shared], k_norm)
+    values[pages, :, offsets] = rows[:, heads + shared :]
     return q, keys, values
 
 
 def _op(name: str, element: Element, with_norms: bool = False):
-    stored = bfloat16_of if element == BFLOAT16 else np.asarray
-    size = element.dtype.itemsize
+    cast = bfloat16_of if element == BFLOAT16 else np.asarray
+    itemsize = element.dtype.itemsize
 
     def inputs(rng, T, H, KV, D):
-        norms = (stored(uniform(rng, D)), stored(uniform(rng, D))) if with_norms else (None, None)
-        return (stored(uniform(rng, T, (H + 2 * KV) * D)), rope_table(64, D, 10_000.0),
+        norms = (cast(uniform(rng, D)), cast(uniform(rng, D))) if with_norms else (None, None)
+        return (cast(uniform(rng, T, (H + 2 * KV) * D)), rope_table(64, D, 10_000.0),
                 rng.integers(0, 64, T).astype(np.int32), rng.permutation(T).astype(np.int32), H, *norms)
 
     shape = {"H": 16, "KV": 8, "D": 128} if with_norms else {"H": 32, "KV": 8, "D": 64}  # Qwen3 0.6B, Llama 3.2 1B
@@ -94,7 +94,7 @@ def _op(name: str, element: Element, with_norms: bool = False):
         by_row=(),
         work=Work(
             flops=lambda T, H, KV, D: 3 * T * (H + KV) * D,
-            bytes=lambda T, H, KV, D: 2 * size * T * (H + 2 * KV) * D + 4 * T * D,
+            bytes=lambda T, H, KV, D: 2 * itemsize * T * (H + 2 * KV) * D + 4 * T * D,
             timed_gpu={"T": 4096, **shape},
             timed_cpu={"T": 64, "H": 8, "KV": 4, "D": 32},
             also_gpu=tuple({"T": T, **shape} for T in (16, 32, 256)),

@@ -12,7 +12,7 @@ from labkit.kernels.sampling_rows import sample_bisection, sample_histogram
 
 
 def any_requests(rng, R, V):
-    """Rows of every kind: each choice on and off, ties, rows that are flat, steep, forbidden in part."""
+    """Rows of every kind: each parameter on and off, ties, flat, steep and partly masked rows."""
     logits = (rng.standard_normal((R, V)) * rng.choice([0.1, 1, 3, 10], (R, 1))).astype(np.float32)
     kind = np.arange(R) % 6
     logits[kind == 1] = np.round(logits[kind == 1])
@@ -25,14 +25,14 @@ def any_requests(rng, R, V):
 
 
 def top_p_requests(rng, R, V):
-    """Logits as spread as a language model's, and top_p alone."""
+    """Logits with the spread of a language model's, and top_p alone."""
     logits = np.float32(2.5) * rng.standard_normal((R, V), np.float32)
     return (logits, rng.uniform(0.7, 1.2, R).astype(np.float32), np.zeros(R, np.int32), np.full(R, 0.9, np.float32),
             np.zeros(R, np.float32), rng.integers(0, 2**32, (R, 2), np.uint32), np.arange(R, dtype=np.int32))
 
 
 def _without_seeds(torch, logits, temperature, top_k, top_p, min_p, seeds, steps, out):
-    """What a library takes; its draws are its own."""
+    """A library's arguments; it draws its own random numbers."""
     return logits, temperature, top_k, top_p, min_p
 
 
@@ -46,30 +46,30 @@ def sorted_by_torch(torch, logits, temperature, top_k, top_p, min_p):
     scaled, index = (logits / torch.where(greedy, 1, temperature)[:, None]).sort(dim=-1, descending=True)
     if top_k is not None:
         rank = torch.arange(logits.shape[1], device=logits.device)
-        left_out = (rank >= torch.where(top_k > 0, top_k, logits.shape[1])[:, None])
-        scaled = scaled.masked_fill(left_out | (scaled - scaled[:, :1] < min_p[:, None].log()), -torch.inf)
-    shares = scaled.softmax(dim=-1)
-    before = shares.cumsum(dim=-1) - shares
-    shares = shares.masked_fill(before >= top_p[:, None], 0)
-    drawn = (shares / torch.empty_like(shares).exponential_()).argmax(dim=-1)
+        excluded = (rank >= torch.where(top_k > 0, top_k, logits.shape[1])[:, None])
+        scaled = scaled.masked_fill(excluded | (scaled - scaled[:, :1] < min_p[:, None].log()), -torch.inf)
+    probs = scaled.softmax(dim=-1)
+    preceding = probs.cumsum(dim=-1) - probs
+    probs = probs.masked_fill(preceding >= top_p[:, None], 0)
+    drawn = (probs / torch.empty_like(probs).exponential_()).argmax(dim=-1)
     return index.gather(-1, torch.where(greedy, 0, drawn)[:, None])[:, 0].int()
 
 
 SEARCHES, BRANCHES = 7, 15  # 16**7 intervals of 32: as fine as float32
 
 
-def _least_kept(torch, scaled, weights, wanted):
-    """Find each row's threshold: the largest t for which the weights with scaled >= t add up to `wanted`.
+def _find_threshold(torch, scaled, weights, target):
+    """Find each row's threshold: the largest t for which the weights with scaled >= t add up to `target`.
 
     Each pass divides the interval by sixteen, and reads the row once for all fifteen sums."""
-    least = torch.full_like(wanted, -32.0)
-    width = -least
+    threshold = torch.full_like(target, -32.0)
+    width = -threshold
     for _ in range(SEARCHES):
         width = width / (BRANCHES + 1)
-        held = [torch.where(scaled >= (least + branch * width)[:, None], weights, 0).sum(dim=-1) >= wanted
-                for branch in range(1, BRANCHES + 1)]
-        least = least + width * sum(one.int() for one in held)
-    return least[:, None]
+        reached = [torch.where(scaled >= (threshold + branch * width)[:, None], weights, 0).sum(dim=-1) >= target
+                   for branch in range(1, BRANCHES + 1)]
+        threshold = threshold + width * sum(mask.int() for mask in reached)
+    return threshold[:, None]
 
 
 def searched_by_torch(torch, logits, temperature, top_k, top_p, min_p):
@@ -81,15 +81,15 @@ def searched_by_torch(torch, logits, temperature, top_k, top_p, min_p):
     if top_k is not None:
         weights = torch.where(weights >= min_p[:, None], weights, 0)
         count = torch.where(top_k > 0, top_k, logits.shape[1]).float()
-        least = _least_kept(torch, scaled, (weights > 0).float(), count)
-        weights = torch.where(scaled >= least, weights, 0)
-    weights = torch.where(scaled >= _least_kept(torch, scaled, weights, top_p * weights.sum(dim=-1)), weights, 0)
+        threshold = _find_threshold(torch, scaled, (weights > 0).float(), count)
+        weights = torch.where(scaled >= threshold, weights, 0)
+    weights = torch.where(scaled >= _find_threshold(torch, scaled, weights, top_p * weights.sum(dim=-1)), weights, 0)
     drawn = (weights / -torch.rand_like(weights).log()).argmax(dim=-1)
     return torch.where(greedy, scaled.argmax(dim=-1), drawn).int()
 
 
 def _by_torch(prepare) -> tuple[Baseline, ...]:
-    """Their draws are other draws than ours, and cannot be compared."""
+    """Libraries draw other random numbers, so that any token is accepted."""
     def any_token(logits, *parameters):
         return np.full(len(logits), float(logits.shape[1]))
 

@@ -13,7 +13,7 @@ from labkit.kernels.op import Op, Work
 from labkit.kernels.ops.fused_linear import as_rung, layer, sum_error, torch_addmm
 from labkit.kernels.tolerance import EPS16, SMALLEST16
 
-ANY = {
+SHARED = {
     "shape": lambda M, N, K: (M, N),
     "reference": fused_reference,
     "formula": "out = x @ weights + bias",
@@ -37,8 +37,8 @@ def _half_tolerance(x, weights, bias):
 BY_TORCH = (Baseline("PyTorch", "torch", torch_addmm, note="cuBLAS, bias fused", autotune=True),)
 
 # cuBLAS has no good float32 kernel for every shape with its bias fused.
-APART = Baseline("PyTorch, a product and a sum", "torch",
-                 lambda torch, x, weights, bias, out: torch.mm(x, weights) + bias)
+UNFUSED = Baseline("PyTorch, a product and a sum", "torch",
+                   lambda torch, x, weights, bias, out: torch.mm(x, weights) + bias)
 
 SKINNY_LINEAR = Op(
     "skinny_linear",
@@ -53,8 +53,8 @@ SKINNY_LINEAR = Op(
                   ((1, 1, 1), (3, 20, 70), (7, 33, 257), (33, 16, 64), (1, 16, 768))),
     tolerance=sum_error,
     work=WORK,
-    baselines=(*BY_TORCH, APART),
-    **ANY,
+    baselines=(*BY_TORCH, UNFUSED),
+    **SHARED,
 )
 
 SKINNY_LINEAR_HALF = Op(
@@ -72,5 +72,5 @@ SKINNY_LINEAR_HALF = Op(
     dtype=np.float16,
     work=replace(WORK, bytes=lambda M, N, K: 2 * (M * K + N * K + N + M * N), peak="f16"),
     baselines=BY_TORCH,
-    **ANY,
+    **SHARED,
 )

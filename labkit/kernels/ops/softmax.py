@@ -17,12 +17,12 @@ from labkit.kernels.tolerance import EPS32
 
 
 def softmax_tolerance(x):
-    """The exponent x - max is rounded: a relative error of eps/2 * |x - max|. To that come the exponential (2 roundings
-    and a half ulp), the quotient (2), and a sum of C positive numbers, whose roundings grow like sqrt(C). Allowed is
-    twice that. Below 2^-126 a float32 may be flushed to zero.
+    """The exponent x - max is rounded: a relative error of eps/2 * |x - max|. Added to that are the exponential (2
+    roundings and a half ulp), the quotient (2), and a sum of C positive numbers, whose roundings grow like sqrt(C).
+    Allowed is twice that. Below 2^-126 a float32 may be flushed to zero.
     """
-    below = x.max(axis=-1, keepdims=True) - x
-    roundings = 6 + below + np.sqrt(x.shape[-1])
+    exponents = x.max(axis=-1, keepdims=True) - x
+    roundings = 6 + exponents + np.sqrt(x.shape[-1])
     return EPS32 * roundings * softmax_reference(x) + float(np.finfo(np.float32).tiny)
 
 

@@ -12,7 +12,7 @@ from labkit.kernels.tolerance import EPS32, EPS_BF16
 
 def tolerance_of(element: Element):
     """The exponential is off by 2^-22 and by what its argument is; then four roundings. In bfloat16 a value near the
-    middle between two numbers may be rounded to the other one, twice. Beyond exp(88) the reciprocal is flushed to 0."""
+    midpoint of two neighbours may be rounded to the other one, twice. Beyond exp(88) the reciprocal is flushed to 0."""
     def tolerance(gate_up):
         gate, up = gate_up[:, : gate_up.shape[1] // 2], gate_up[:, gate_up.shape[1] // 2 :]
         units = EPS32 * (6 + np.minimum(np.abs(gate), 90)) + 2 * EPS_BF16 * (element == BFLOAT16)
@@ -27,22 +27,22 @@ def _torch(torch, gate_up, out):
 
 
 def _op(name: str, element: Element):
-    stored = bfloat16_of if element == BFLOAT16 else np.asarray
-    size = element.dtype.itemsize
+    cast = bfloat16_of if element == BFLOAT16 else np.asarray
+    itemsize = element.dtype.itemsize
     return Op(
         name,
         title="SwiGLU" + " in bfloat16" * (element == BFLOAT16),
         formula="out = silu(gate) * up, of gate_up = [gate | up]",
         reference=swiglu_reference,
         rungs=(swiglu_per_thread, swiglu_vectorized),
-        inputs=lambda rng, T, F: (stored(4 * uniform(rng, T, 2 * F)),),
+        inputs=lambda rng, T, F: (cast(4 * uniform(rng, T, 2 * F)),),
         shape=lambda T, F: (T, F),
         awkward=tuple({"T": T, "F": F} for T, F in ((1, 1), (3, 13), (5, 264))),
         tolerance=tolerance_of(element),
         by_row=(0,),
         work=Work(
             flops=lambda T, F: 6 * T * F,
-            bytes=lambda T, F: 3 * size * T * F,
+            bytes=lambda T, F: 3 * itemsize * T * F,
             timed_gpu={"T": 4096, "F": 8192},  # Llama 3.2 1B
             timed_cpu={"T": 64, "F": 704},
             also_gpu=({"T": 1, "F": 8192}, {"T": 32, "F": 8192}, {"T": 256, "F": 8192}),

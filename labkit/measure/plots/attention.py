@@ -203,7 +203,7 @@ def _over(series: dict, recorded, name: str, x: str, title: str, x_label: str, m
                 if mask is not None and line["mask"] != mask:
                     continue
                 colour, marker, style = LENGTH_LINES[line["name"]]
-                points = [(at, us / 1000) for at, us in zip(panel[x], line["us"], strict=True) if us is not None]
+                points = [(n, us / 1000) for n, us in zip(panel[x], line["us"], strict=True) if us is not None]
                 ax.plot(*zip(*points, strict=True), color=colour, marker=marker, linestyle=style, markeredgewidth=0)
                 if points[-1][0] == last:
                     ends.append((*points[-1], line["name"], TEXT[colour]))
@@ -211,7 +211,7 @@ def _over(series: dict, recorded, name: str, x: str, title: str, x_label: str, m
                     ax.annotate(line["name"], points[-1], xytext=(6, 3), textcoords="offset points", fontsize=9,
                                 color=TEXT[colour])
             ax.set_xlim(panel[x][0] * 0.8, last * 1.2)
-            ax.set_xticks(panel[x], [f"{at:,}" for at in panel[x]])
+            ax.set_xticks(panel[x], [f"{n:,}" for n in panel[x]])
             grid_along(ax, "both")
             ax.get_ylim()  # settles the limits, which the names' places depend on
             label_line_ends(ax, ends)

@@ -61,11 +61,11 @@ def rows_on_roofline(work: Mapping[int, tuple[float, float]], bandwidth_gbs: flo
                 zorder=1)
         ax.axvspan(low, ridge, color=PALE[BLUE], alpha=0.5, linewidth=0, zorder=0)
         ax.axvspan(ridge, high, color=PALE[ORANGE], alpha=0.5, linewidth=0, zorder=0)
-        for place, (rows, x, rate) in enumerate(points):
+        for i, (rows, x, rate) in enumerate(points):
             ax.plot([x], [rate], "o", color=BLUE if x < ridge else VERMILLION, markersize=7, markeredgecolor="white",
                     zorder=3)
             flat = rate > 0.9 * tflops  # labels of neighbours alternate above and below
-            ax.annotate(f"T = {rows:,}", (x, rate), xytext=(0, (-16, 9)[place % 2]) if flat else (9, -4),
+            ax.annotate(f"T = {rows:,}", (x, rate), xytext=(0, (-16, 9)[i % 2]) if flat else (9, -4),
                         ha="center" if flat else "left", textcoords="offset points", fontsize=9)
         ax.set_xscale("log")
         ax.set_yscale("log")
@@ -117,40 +117,40 @@ def buffer_plan(names: Sequence[str], offsets: Mapping[str, int], sizes: Mapping
                 live: Sequence[Collection[str]], title: str) -> CourseFigure:
     """Launches from left to right, with these names, and addresses downwards; a box for each stretch of launches in
     which a buffer is live. A box too low for a name has it beside it."""
-    end, apart = max(offsets[name] + sizes[name] for name in offsets), sum(sizes.values())
+    end, separate = max(offsets[name] + sizes[name] for name in offsets), sum(sizes.values())
     left, top, tall, below = 0.72, 0.86, 3.0, 1.26
     wide = (WIDTH - left - 0.16) / len(live)
-    figure, ax = canvas(top + tall + below, title, f"{end:,} bytes where each buffer of its own would take {apart:,}: "
-                        + ", ".join(f"{name} at {offsets[name]:,}" for name in offsets) + ".")
+    figure, ax = canvas(top + tall + below, title, f"{end:,} bytes where each buffer of its own would take "
+                        f"{separate:,}: " + ", ".join(f"{name} at {offsets[name]:,}" for name in offsets) + ".")
     scale = tall / end
     with rc_context(STYLE):
-        ax.text(0.14, 0.56, f"{end / 1e6:.3g} MB together; {apart / 1e6:.3g} MB if each had its own", fontsize=9,
+        ax.text(0.14, 0.56, f"{end / 1e6:.3g} MB together; {separate / 1e6:.3g} MB if each had its own", fontsize=9,
                 color=FAINT, va="center")
         draw_box(ax, left, top, wide * len(live), tall, fill=PALE[GREY])
         for shade, name in enumerate(sorted(offsets, key=lambda name: -sizes[name])):
             runs = _stretches([name in these for these in live])
-            for first, last in runs:
+            for begin, last in runs:
                 y, height = top + scale * offsets[name], scale * sizes[name]
-                draw_box(ax, left + first * wide, y, (last - first + 1) * wide, height, fill=SHADES[shade % 5])
+                draw_box(ax, left + begin * wide, y, (last - begin + 1) * wide, height, fill=SHADES[shade % 5])
                 if height > 0.13:
                     ink = INK if SHADES[shade % 5] in (ORANGE, PURPLE) else "white"
-                    ax.text(left + (first + last + 1) / 2 * wide, y + height / 2, name, fontsize=9,
+                    ax.text(left + (begin + last + 1) / 2 * wide, y + height / 2, name, fontsize=9,
                             color=ink, ha="center", va="center_baseline")
                 else:
-                    ax.text(left + first * wide - 0.04, y + height, name, fontsize=9, ha="right", va="bottom")
+                    ax.text(left + begin * wide - 0.04, y + height, name, fontsize=9, ha="right", va="bottom")
         for megabytes in _ticks(end / 1e6):
             ax.text(left - 0.08, top + scale * megabytes * 1e6, f"{megabytes:g} MB", fontsize=9, ha="right",
                     va="center", color=FAINT)
-        for place, name in enumerate(names):
-            ax.text(left + (place + 0.5) * wide + 0.04, top + tall + 0.08, name, fontsize=9, rotation=45, ha="right",
+        for i, name in enumerate(names):
+            ax.text(left + (i + 0.5) * wide + 0.04, top + tall + 0.08, name, fontsize=9, rotation=45, ha="right",
                     va="top", rotation_mode="anchor")
     return figure
 
 
-def _stretches(there: Sequence[bool]) -> list[tuple[int, int]]:
+def _stretches(present: Sequence[bool]) -> list[tuple[int, int]]:
     """(first, last) of each run of True."""
-    edges = np.flatnonzero(np.diff([0, *map(int, there), 0]))
-    return [(int(first), int(end) - 1) for first, end in zip(edges[::2], edges[1::2], strict=True)]
+    edges = np.flatnonzero(np.diff([0, *map(int, present), 0]))
+    return [(int(begin), int(end) - 1) for begin, end in zip(edges[::2], edges[1::2], strict=True)]
 
 
 def _ticks(end: float) -> list[float]:
@@ -191,8 +191,8 @@ def slots(timelines: Mapping[str, Timeline], title: str = "Slots over time") -> 
                 if cell.kind == "prefill":
                     ax.plot([left + (cell.step + 0.5) * wide], [y + (cell.seat + 0.5) * tall], "o", color="white",
                             markersize=min(4.0, 28 * wide), markeredgewidth=0)
-            for first in _firsts(timeline):
-                ax.plot([left + first.step * wide] * 2, [y + first.seat * tall, y + (first.seat + 1) * tall],
+            for start in _firsts(timeline):
+                ax.plot([left + start.step * wide] * 2, [y + start.seat * tall, y + (start.seat + 1) * tall],
                         color="white", linewidth=1.6, solid_capstyle="butt")
             y += timeline.seats * tall + gap
         note(ax, y + 0.06, "Steps from left to right. A stretch of one colour is a request, a dot its prompt, grey an "
@@ -204,7 +204,7 @@ def slots(timelines: Mapping[str, Timeline], title: str = "Slots over time") -> 
 
 def _firsts(timeline: Timeline) -> list:
     """The first cell of each request."""
-    found = {}
+    first_cells = {}
     for cell in timeline.cells:
-        found.setdefault(cell.request, cell)
-    return list(found.values())
+        first_cells.setdefault(cell.request, cell)
+    return list(first_cells.values())

@@ -89,32 +89,32 @@ def owners(n: int = 29, block: int = 4, rungs: tuple[str, ...] = ("per_thread",)
         for ax, name in zip(axes, rungs, strict=True):
             box = ax.get_position()
             ax.set_position((0.02, box.y0, 0.96, box.height))
-            reach = -(-n // tile[name]) * tile[name]
-            for i in range(reach):
+            end = -(-n // tile[name]) * tile[name]
+            for i in range(end):
                 if name == "per_thread":
                     thread = i
                 elif name == "grid_stride":
                     thread = i % (grid * block)
                 else:
                     thread = i // (4 * block) * block + i % block
-                mine, inside = thread == 0, i < n
-                shade = BLUE if mine else ("#DCE9F2", "#F6E7C8")[thread // block % 2]
+                selected, inside = thread == 0, i < n
+                shade = BLUE if selected else ("#DCE9F2", "#F6E7C8")[thread // block % 2]
                 ax.add_patch(Rectangle((i + 0.05, 0.05), 0.9, 0.9, facecolor=shade if inside else "none", linewidth=0.9,
                                        edgecolor=shade if inside else GREY, linestyle="-" if inside else (0, (2, 2))))
                 ax.text(i + 0.5, 0.5, thread, ha="center", va="center", fontsize=8,
-                        color="white" if mine else INK if inside else FAINT)
-            ax.set_xlim(0, max(reach, n))
+                        color="white" if selected else INK if inside else FAINT)
+            ax.set_xlim(0, max(end, n))
             ax.set_ylim(0, 1)
             ax.set_yticks([])
-            ticks = [i for i in range(reach) if i % block == 0 or i == n - 1]
+            ticks = [i for i in range(end) if i % block == 0 or i == n - 1]
             ax.set_xticks([i + 0.5 for i in ticks], [str(i) for i in ticks])
             ax.set_xlabel("element" if ax is axes[-1] else "")
             for side in ax.spines.values():
                 side.set_visible(False)
             ax.tick_params(length=0)
-            blocks = grid if name == "grid_stride" else reach // tile[name]
+            blocks = grid if name == "grid_stride" else end // tile[name]
             count = f"{blocks} blocks of {block} threads"
-            idle = f"; {count_of(reach - n, 'thread')} beyond the end" if name == "per_thread" and reach > n else ""
+            idle = f"; {count_of(end - n, 'thread')} beyond the end" if name == "per_thread" and end > n else ""
             panel_title(ax, f"{name}: {count}{idle}")
     return figure
 
@@ -148,42 +148,42 @@ def warp_addresses(touched: dict[str, np.ndarray], title: str = "What one warp a
         panels.append((name, lanes, sorted({index // per_sector for index in lanes})))
     lines = [panels[i : i + columns] for i in range(0, len(panels), columns)]
 
-    shown = [f"{sector * SECTOR_BYTES:,}" for _, _, found in panels for sector in found]
+    shown = [f"{sector * SECTOR_BYTES:,}" for _, _, sectors in panels for sector in sectors]
     label = max(width_of(text, 8) for text in shown) + 0.05
     step = (WIDTH - 0.18) / 3
     cell, tall = (step - label - 0.16) / per_sector, 0.165
     gap = 0.04  # between sectors that are no neighbours in memory
     head, foot_ = 0.52, 0.20
 
-    def depth(found):
-        return len(found) * tall + gap * sum(b - a > 1 for a, b in zip(found, found[1:], strict=False))
+    def depth(sectors):
+        return len(sectors) * tall + gap * sum(b - a > 1 for a, b in zip(sectors, sectors[1:], strict=False))
 
-    heights = [head + max(depth(found) for _, _, found in line) + foot_ for line in lines]
+    heights = [head + max(depth(sectors) for _, _, sectors in line) + foot_ for line in lines]
     summary = f"{title}: " + "; ".join(
-        f"{name}: {count_of(len(found), 'sector')}, {_used(lanes, found, per_sector):.0%} of the bytes used"
-        for name, lanes, found in panels) + "."
+        f"{name}: {count_of(len(sectors), 'sector')}, {_used(lanes, sectors, per_sector):.0%} of the bytes used"
+        for name, lanes, sectors in panels) + "."
     figure, ax = canvas(0.5 + sum(heights) + 0.28, title, summary)
     top, size = 0.5, 9 if cell > 0.185 else 8
-    several = any(len(wanted) > 1 for _, lanes, _ in panels for wanted in lanes.values())
+    several = any(len(threads) > 1 for _, lanes, _ in panels for threads in lanes.values())
     with rc_context(STYLE):
         for line, height in zip(lines, heights, strict=True):
-            for column, (name, lanes, found) in enumerate(line):
+            for column, (name, lanes, sectors) in enumerate(line):
                 left = 0.14 + column * step
                 ax.text(left, top + 0.12, name, fontsize=9, fontweight="bold", va="center")
-                used = f"{_used(lanes, found, per_sector):.0%} used"
-                ax.text(left, top + 0.31, f"{count_of(len(found), 'sector')}, {used}", fontsize=9, color=FAINT,
+                used = f"{_used(lanes, sectors, per_sector):.0%} used"
+                ax.text(left, top + 0.31, f"{count_of(len(sectors), 'sector')}, {used}", fontsize=9, color=FAINT,
                         va="center")
-                y, before = top + head - 0.05, None
-                for sector in found:
-                    y += gap if before is not None and sector - before > 1 else 0
+                y, previous = top + head - 0.05, None
+                for sector in sectors:
+                    y += gap if previous is not None and sector - previous > 1 else 0
                     ax.text(left + label - 0.04, y + tall / 2, f"{sector * SECTOR_BYTES:,}", ha="right",
                             va="center_baseline", fontsize=8, color=FAINT)
                     for i in range(per_sector):
-                        wanted = lanes.get(sector * per_sector + i, [])
-                        text = "" if not wanted else wanted[0] if len(wanted) == 1 else len(wanted)
-                        fill = PALE[GREY] if not wanted else BLUE if len(wanted) == 1 else GREEN
+                        threads = lanes.get(sector * per_sector + i, [])
+                        text = "" if not threads else threads[0] if len(threads) == 1 else len(threads)
+                        fill = PALE[GREY] if not threads else BLUE if len(threads) == 1 else GREEN
                         draw_box(ax, left + label + i * cell, y, cell, tall, text, ink="white", fill=fill, size=size)
-                    y, before = y + tall, sector
+                    y, previous = y + tall, sector
             top += height
         note(ax, top + 0.08, "Blue: wanted by one lane, whose number it is. " + (
             "Green: wanted by several lanes; the number says by how many. " if several else "")
@@ -191,8 +191,8 @@ def warp_addresses(touched: dict[str, np.ndarray], title: str = "What one warp a
     return figure
 
 
-def _used(lanes: dict, found: list, per_sector: int) -> float:
-    return len(lanes) / (len(found) * per_sector)
+def _used(lanes: dict, sectors: list, per_sector: int) -> float:
+    return len(lanes) / (len(sectors) * per_sector)
 
 
 def banks(places: dict, size: int = 8, column: int = 2) -> CourseFigure:
@@ -203,17 +203,17 @@ def banks(places: dict, size: int = 8, column: int = 2) -> CourseFigure:
     gap, left, top = 0.42, 0.2, 1.00
     cell = min(0.29, (WIDTH - 2 * left - gap * (len(places) - 1)) / (len(places) * size))
     captions, panels = [], []
-    for name, place in places.items():
-        bank = [[place(row, col) % size for col in range(size)] for row in range(size)]
-        wanted = [bank[row][column] for row in range(size)]
-        steps = max(wanted.count(b) for b in wanted)
+    for name, bank_of in places.items():
+        bank = [[bank_of(row, col) % size for col in range(size)] for row in range(size)]
+        column_banks = [bank[row][column] for row in range(size)]
+        steps = max(column_banks.count(b) for b in column_banks)
         panels.append((name, bank, steps))
         captions.append(f"{name}: {count_of(steps, 'step')}")
     figure, ax = canvas(top + size * cell + 0.42, f"A column of a tile, and its banks (drawn with {size} for 32)",
                         "Reading a column of a tile: " + "; ".join(captions) + ".")
     with rc_context(STYLE):
-        for number_, (name, bank, steps) in enumerate(panels):
-            x0 = left + number_ * (size * cell + gap)
+        for i, (name, bank, steps) in enumerate(panels):
+            x0 = left + i * (size * cell + gap)
             ax.text(x0, top - 0.43, name, fontsize=9, fontweight="bold", va="center")
             ax.text(x0, top - 0.20, f"a column takes {count_of(steps, 'step')}", fontsize=9, va="center",
                     color=TEXT[VERMILLION] if steps > 1 else TEXT[GREEN])
@@ -253,23 +253,23 @@ def broadcast_reads(shape: tuple[int, int, int] = (2, 3, 4), mark: tuple[int, in
                         f"For a shape of {shape}: the flat indices of a, b and c that each element of out reads. "
                         + "; ".join(f"{name}: {formula}" for name, _, _, _, _, formula in panels) + ".")
     with rc_context(STYLE):
-        for number_, (name, size, colour, index, solid, formula) in enumerate(panels):
-            x0 = left + number_ * (nz * cell + between)
+        for i, (name, size, colour, index, solid, formula) in enumerate(panels):
+            x0 = left + i * (nz * cell + between)
             ax.text(x0, top - 0.44, name, fontsize=9.5, fontweight="bold", va="center")
             ax.text(x0, top - 0.25, size, fontsize=9, color=FAINT, va="center")
-            if number_:
-                ax.text(x0 - between / 2, top + depth / 2, "=++"[number_ - 1], fontsize=13, ha="center", va="center")
+            if i:
+                ax.text(x0 - between / 2, top + depth / 2, "=++"[i - 1], fontsize=13, ha="center", va="center")
             for x in range(nx):
                 for y in range(ny):
                     row = top + (x * ny + y) * tall + x * slab_gap
-                    if number_ == 0:
+                    if i == 0:
                         ax.text(left - 0.08, row + tall / 2, f"y={y}", fontsize=9, color=FAINT, ha="right", va="center")
                         if y == 0:
                             ax.text(0.14, row + ny * tall / 2, f"x={x}", fontsize=9, rotation=90, ha="center",
                                     va="center")
                     for z in range(nz):
                         full = solid(x, y, z)
-                        ink = "white" if full and colour != ORANGE else INK if full or number_ == 0 else FAINT
+                        ink = "white" if full and colour != ORANGE else INK if full or i == 0 else FAINT
                         draw_box(ax, x0 + z * cell, row, cell, tall, index(x, y, z), ink=ink,
                                  fill=colour if full else PALE[colour])
             x, y, z = mark

@@ -48,8 +48,8 @@ def four_steps(tokens: int = 6, size: int = 4, seed: int = 3) -> CourseFigure:
         raise ValueError(f"{tokens} tokens and heads of {size}: 2 to 6 tokens and 2 to 4 numbers are drawn")
     queries, keys, values = np.random.default_rng(seed).normal(size=(3, tokens, size))
     scores = queries @ keys.T / np.sqrt(size)
-    seen = np.tril(np.ones(scores.shape, bool))
-    weights = np.where(seen, np.exp(scores), 0)
+    visible = np.tril(np.ones(scores.shape, bool))
+    weights = np.where(visible, np.exp(scores), 0)
     weights /= weights.sum(axis=1, keepdims=True)
     left, top, wide, tall, gap = 0.42, 1.24, 0.44, 0.25, 0.42
     rise = tokens * tall + 0.96
@@ -57,34 +57,34 @@ def four_steps(tokens: int = 6, size: int = 4, seed: int = 3) -> CourseFigure:
                         f"Causal attention of one head with {tokens} tokens: scores, the mask, the softmax of each "
                         f"row, and the weighted values.")
 
-    def matrix(x0, y0, numbers, colour, hidden=None):
-        largest = np.abs(numbers).max()
-        for (row, col), number in np.ndenumerate(numbers):
+    def matrix(x0, y0, data, colour, hidden=None):
+        largest = np.abs(data).max()
+        for (row, col), value in np.ndenumerate(data):
             out = hidden is not None and hidden[row, col]
             x, y = x0 + col * wide, y0 + row * tall
-            shade = float(np.clip(abs(number) / largest, 0, 1))
+            shade = float(np.clip(abs(value) / largest, 0, 1))
             draw_box(ax, x, y, wide, tall, fill=PALE[GREY] if out else "white")
             if not out:
                 draw_box(ax, x, y, wide, tall, fill=colour, alpha=0.08 + 0.5 * shade)
-            text = "\u2212\u221e" if out else f"{round(number, 1) + 0:.1f}".replace("-", "\u2212")  # + 0: no -0.0
+            text = "\u2212\u221e" if out else f"{round(value, 1) + 0:.1f}".replace("-", "\u2212")  # + 0: no -0.0
             ax.text(x + wide / 2, y + tall / 2, text, fontsize=SMALLEST, ha="center", va="center_baseline",
                     color=FAINT if out else INK)
 
     with rc_context(STYLE):
         panels = (("1  scores", "q \u00b7 k / \u221aD", scores, PURPLE, None),
-                  ("2  mask", "later keys are hidden", scores, PURPLE, ~seen),
+                  ("2  mask", "later keys are hidden", scores, PURPLE, ~visible),
                   ("3  softmax", "each row adds up to 1", weights, BLUE, None),
                   ("4  values", "rows of v, weighted and added", weights @ values, GREEN, None))
-        for at, (name, below, numbers, colour, hidden) in enumerate(panels):
-            x0, y0 = left + at % 2 * (6 * wide + gap), top + at // 2 * rise
+        for i, (name, below, data, colour, hidden) in enumerate(panels):
+            x0, y0 = left + i % 2 * (6 * wide + gap), top + i // 2 * rise
             _heading(ax, x0, y0 - 0.60, name, below, ink=TEXT[colour])
-            for col in range(tokens if numbers.shape == scores.shape else 0):
+            for col in range(tokens if data.shape == scores.shape else 0):
                 ax.text(x0 + (col + 0.5) * wide, y0 - 0.12, f"k{col}", fontsize=SMALLEST, ha="center", va="center",
                         color=FAINT)
             for row in range(tokens):
                 ax.text(x0 - 0.08, y0 + (row + 0.5) * tall, f"q{row}", fontsize=SMALLEST, ha="right",
                         va="center_baseline", color=FAINT)
-            matrix(x0, y0, numbers, colour, hidden)
+            matrix(x0, y0, data, colour, hidden)
         note(ax, top + rise + tokens * tall + 0.20, "A row for each query. Columns of the first three are keys; of the "
              "last, the numbers of the head.")
     return figure
@@ -143,10 +143,10 @@ def plain_block(queries: int = 8, keys: int = 5, thread: int = 3, key: int = 2) 
     with rc_context(STYLE):
         _heading(ax, 0.14, 0.62, "in shared memory", "loaded once, for all threads of the block")
         for j in range(keys):
-            at = j == key
-            draw_box(ax, scores_x + j * cell, 0.98, cell, 0.60, f"key\n{j}", fill=ORANGE if at else PALE[ORANGE])
+            current = j == key
+            draw_box(ax, scores_x + j * cell, 0.98, cell, 0.60, f"key\n{j}", fill=ORANGE if current else PALE[ORANGE])
             draw_box(ax, scores_x + j * cell, below + 0.26, cell, 0.60, f"value\n{j}",
-                     fill=GREEN if at else PALE[GREEN], ink="white" if at else INK)
+                     fill=GREEN if current else PALE[GREEN], ink="white" if current else INK)
         middle = scores_x + (key + 0.5) * cell
         for begin, end, colour in ((1.62, top - 0.04, ORANGE), (below + 0.24, below + 0.02, GREEN)):
             ax.annotate("", (middle, end), (middle, begin),
@@ -161,10 +161,10 @@ def plain_block(queries: int = 8, keys: int = 5, thread: int = 3, key: int = 2) 
                     color=INK if mine else FAINT, fontweight="bold" if mine else "normal")
             draw_box(ax, left, y, own, tall, "query", fill=BLUE if mine else PALE[BLUE], ink="white" if mine else INK)
             for j in range(keys):
-                there = j <= key
-                draw_box(ax, scores_x + j * cell, y, cell, tall, "score" if there else "",
-                         fill="white" if not there else PURPLE if mine else PALE[PURPLE],
-                         edge="white" if there else PALE[GREY], ink="white" if mine else INK)
+                visible = j <= key
+                draw_box(ax, scores_x + j * cell, y, cell, tall, "score" if visible else "",
+                         fill="white" if not visible else PURPLE if mine else PALE[PURPLE],
+                         edge="white" if visible else PALE[GREY], ink="white" if mine else INK)
             draw_box(ax, acc_x, y, own, tall, "acc", fill=BLUE if mine else PALE[BLUE], ink="white" if mine else INK)
             for k, name in enumerate(("row_max", "row_sum")):
                 draw_box(ax, acc_x + own + 0.06 + k * (sums + 0.06), y, sums, tall, name, fill=PALE[GREY])
@@ -248,19 +248,19 @@ def factor_in_place(lane: int = 13) -> CourseFigure:
     return figure
 
 
-def schedules(product: float = 256, exponentials: float = 512, rest: float = 400, tiles: int = 4) -> CourseFigure:
+def schedules(product: float = 256, exponentials: float = 512, other: float = 400, tiles: int = 4) -> CourseFigure:
     """Products and exponentials of one warpgroup in time, in clocks: with mma.sync, and with wgmma."""
-    softmax = exponentials + rest
-    serial, overlapped, at = [], [], 0.0
+    softmax = exponentials + other
+    serial, overlapped, time = [], [], 0.0
     for _ in range(tiles):  # scores, softmax, values
-        serial.append((at, at + product, at + product + softmax))
-        at += 2 * product + softmax
-    serial_end, at = at, 0.0
+        serial.append((time, time + product, time + product + softmax))
+        time += 2 * product + softmax
+    serial_end, time = time, 0.0
     for _ in range(tiles):  # the values of a tile are multiplied while the exponentials of the next are taken
-        overlapped.append((at, at + product, at + product + softmax + product))
-        at += product + softmax
-    overlapped[-1] = (*overlapped[-1][:2], at)  # no scores come before the last values
-    overlapped_end = at + product
+        overlapped.append((time, time + product, time + product + softmax + product))
+        time += product + softmax
+    overlapped[-1] = (*overlapped[-1][:2], time)  # no scores come before the last values
+    overlapped_end = time + product
     left, top, tall, apart = 1.10, 0.88, 0.27, 1.24
     scale = (WIDTH - left - 0.2) / serial_end
     figure, ax = canvas(top + 2 * apart, "One group of warps in time",
@@ -284,6 +284,6 @@ def schedules(product: float = 256, exponentials: float = 512, rest: float = 400
                     va="center", color=FAINT)
         for row, text in enumerate((
                 f"S: scores of a tile, V: its values, {product:.0f} clocks each.",
-                f"A softmax takes {softmax:.0f}: {exponentials:.0f} for exponentials, {rest:.0f} for the rest.")):
+                f"A softmax takes {softmax:.0f}: {exponentials:.0f} for exponentials, {other:.0f} for the rest.")):
             note(ax, top + 2 * apart - 0.20 + 0.17 * row, text)
     return figure

@@ -99,25 +99,25 @@ def next_token(tokens: Sequence[str], panels: Mapping[str, np.ndarray], title: s
     be sampled leave a gap."""
     count = len(panels)
     figure, axes = new_figure([1.45] * count, title, f"{title}: " + "; ".join(
-        f"{name}: {tokens[int(np.argmax(shares))]!r} {np.max(shares):.0%}" for name, shares in panels.items()),
+        f"{name}: {tokens[int(np.argmax(probs))]!r} {np.max(probs):.0%}" for name, probs in panels.items()),
            gap=0.50, bottom=0.95)
     with rc_context(STYLE):
-        for k, (ax, (name, shares)) in enumerate(zip(axes, panels.items(), strict=True)):
+        for k, (ax, (name, probs)) in enumerate(zip(axes, panels.items(), strict=True)):
             box = ax.get_position()
             ax.set_position((0.08, box.y0, 0.90, box.height))
-            shares = np.asarray(shares)
-            ax.bar(range(len(tokens)), shares, color=BLUE, width=0.72)
-            for at in np.flatnonzero(shares == 0):
-                ax.annotate("\u00d7", (at, 0), xytext=(0, 3), textcoords="offset points", ha="center", fontsize=9,
+            probs = np.asarray(probs)
+            ax.bar(range(len(tokens)), probs, color=BLUE, width=0.72)
+            for i in np.flatnonzero(probs == 0):
+                ax.annotate("\u00d7", (i, 0), xytext=(0, 3), textcoords="offset points", ha="center", fontsize=9,
                             color=TEXT[VERMILLION])
-            ax.set_ylim(0, 1.12 * max(0.05, float(shares.max())))
+            ax.set_ylim(0, 1.12 * max(0.05, float(probs.max())))
             ax.set_xlim(-0.6, len(tokens) - 0.4)
             ax.yaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
             ax.set_xticks(range(len(tokens)), [repr(t)[1:-1] for t in tokens] if k == count - 1 else [""] * len(tokens),
                           rotation=55, ha="right", rotation_mode="anchor")
             grid_along(ax, "y")
-            kept = int((shares > 0).sum())
-            caption = "" if kept == len(tokens) else f"; {kept} of these {len(tokens)} are left"
+            remaining = int((probs > 0).sum())
+            caption = "" if remaining == len(tokens) else f"; {remaining} of these {len(tokens)} are left"
             panel_title(ax, f"{name}{caption}")
     return figure
 
@@ -176,18 +176,18 @@ def rates(series: dict) -> CourseFigure:
     panels = {}
     for one in series["models"]:
         for how in dict.fromkeys(row["how"] for row in one["prompts"][0]["rows"]):
-            found = {name: [row["tokens_per_second"] for prompt in one["prompts"] for row in prompt["rows"]
-                            if (row["attention"], row["how"]) == (name, how)] for name in ATTENTIONS}
+            by_name = {name: [row["tokens_per_second"] for prompt in one["prompts"] for row in prompt["rows"]
+                              if (row["attention"], row["how"]) == (name, how)] for name in ATTENTIONS}
             panels.setdefault(how, {})[labelled(one["name"])] = {
-                name: float(np.mean(values)) for name, values in found.items() if values}
+                name: float(np.mean(values)) for name, values in by_name.items() if values}
     if series["where"] != measure.CPU_DEVICE and "called" in panels:
-        theirs = {name: float(np.mean([both[k][0] for both in SOURCE.values()]))
-                  for k, name in enumerate(("unfused", "fused"))}
-        panels["called"] = {"distilgpt2, NVIDIA L4:\nthe article's": theirs, **panels["called"]}
+        article_rates = {name: float(np.mean([both[k][0] for both in SOURCE.values()]))
+                         for k, name in enumerate(("unfused", "fused"))}
+        panels["called"] = {"distilgpt2, NVIDIA L4:\nthe article's": article_rates, **panels["called"]}
     caption = "; ".join(f"{HOWS[how]}: " + ", ".join(
-        f"{name} " + " and ".join(f"{rate:,.0f}" for rate in found.values()) for name, found in groups.items())
+        f"{name} " + " and ".join(f"{rate:,.0f}" for rate in by_name.values()) for name, by_name in groups.items())
         for how, groups in panels.items()).replace("\n", " ")
-    heights = [0.24 * sum(len(found) + 0.8 for found in groups.values()) for groups in panels.values()]
+    heights = [0.24 * sum(len(by_name) + 0.8 for by_name in groups.values()) for groups in panels.values()]
     figure, axes = new_figure(heights, "Tokens a second", f"Tokens a second. {caption}. "
                               f"{taken(series)}.", gap=0.72)
     with rc_context(STYLE):
@@ -196,26 +196,27 @@ def rates(series: dict) -> CourseFigure:
             widen_left(ax, names)
             _rates_panel(ax, groups)
             panel_title(ax, f"{HOWS[how][0].upper()}{HOWS[how][1:]}. {taken(series)}")
-        used = [name for name in WAYS if any(name in found for groups in panels.values() for found in groups.values())]
+        used = [name for name in WAYS if any(name in by_name for groups in panels.values()
+                                                 for by_name in groups.values())]
         key(figure, [WAYS[name] for name in used])
     return figure
 
 
 def _rates_panel(ax, groups: Mapping[str, Mapping[str, float]]) -> None:
     y = 0.0
-    for model, found in groups.items():
-        ax.annotate(model, (0, y + (len(found) - 1) / 2), xytext=(-8, 0), textcoords="offset points", ha="right",
+    for model, rates in groups.items():
+        ax.annotate(model, (0, y + (len(rates) - 1) / 2), xytext=(-8, 0), textcoords="offset points", ha="right",
                     va="center", fontsize=9, annotation_clip=False)
-        for name, rate in found.items():
+        for name, rate in rates.items():
             ax.barh(y, rate, height=0.86, color=WAYS[name][1])
-            times = "" if name == "unfused" else f"  ({rate / found['unfused']:.2f} times)"
+            times = "" if name == "unfused" else f"  ({rate / rates['unfused']:.2f} times)"
             ax.annotate(f"{number(rate)}{times}", (rate, y), xytext=(5, 0), textcoords="offset points", va="center",
                         fontsize=9)
             y += 1
         y += 0.8
     ax.set_ylim(y - 1.1, -0.7)
     ax.set_yticks([])
-    ax.set_xlim(0, 1.45 * max(max(found.values()) for found in groups.values()))
+    ax.set_xlim(0, 1.45 * max(max(rates.values()) for rates in groups.values()))
     ax.xaxis.set_major_formatter(lambda value, _: f"{value:,g}")
     grid_along(ax, "x")
 
@@ -236,20 +237,21 @@ def gains(series: dict) -> CourseFigure:
                          "times as fast, with softmax as one launch in place of three")
 
 
-def both_speedups(cases: Sequence[tuple[str, float, float, float | None]], title: str, place: str,
+def both_speedups(cases: Sequence[tuple[str, float, float, float | None]], title: str, heading: str,
                   x_label: str) -> CourseFigure:
     """Two bars from 1 on for each case: (name, of the part, of the whole, of the whole as predicted or None)."""
     figure, (ax,) = new_figure([0.62 * len(cases) + 0.1], title, "Speed-up by fusing: " + "; ".join(
         f"{' '.join(name.split())}: softmax {part:.2f}, whole {whole:.3f}"
-        + ("" if known is None else f", predicted {known:.3f}") for name, part, whole, known in cases) + f". {place}.")
+        + ("" if known is None else f", predicted {known:.3f}") for name, part, whole, known in cases)
+        + f". {heading}.")
     with rc_context(STYLE):
         widen_left(ax, [line for name, *_ in cases for line in name.split("\n")])
         longest = max(max(part, whole) for _, part, whole, _ in cases)
         for y, (name, part, whole, known) in enumerate(cases):
-            for at, value, colour in ((y - 0.19, part, GREY), (y + 0.19, whole, BLUE)):
-                ax.barh(at, value - 1, left=1, height=0.34, color=colour)
-                ax.annotate(f"{value:.2f}", (max(value, 1), at), xytext=(5, 0), textcoords="offset points", va="center",
-                            fontsize=9)
+            for bar, value, colour in ((y - 0.19, part, GREY), (y + 0.19, whole, BLUE)):
+                ax.barh(bar, value - 1, left=1, height=0.34, color=colour)
+                ax.annotate(f"{value:.2f}", (max(value, 1), bar), xytext=(5, 0), textcoords="offset points",
+                            va="center", fontsize=9)
             if known is not None:
                 ax.plot([known] * 2, [y + 0.02, y + 0.36], color=VERMILLION, linewidth=1.8)
             ax.annotate(name, (0, y), xycoords=("axes fraction", "data"), xytext=(-8, 0), textcoords="offset points",
@@ -257,20 +259,20 @@ def both_speedups(cases: Sequence[tuple[str, float, float, float | None]], title
         ax.axvline(1, color=INK, linewidth=1.0)
         ax.set_ylim(len(cases) - 0.45, -0.55)
         ax.set_yticks([])
-        least = min(min(part, whole) for _, part, whole, _ in cases)
-        ax.set_xlim(min(0.97, least - 0.03), 1 + 1.14 * (longest - 1))
+        smallest = min(min(part, whole) for _, part, whole, _ in cases)
+        ax.set_xlim(min(0.97, smallest - 0.03), 1 + 1.14 * (longest - 1))
         ax.set_xlabel(x_label)
         ax.spines["left"].set_visible(False)
         ax.grid(True, axis="x")
         ax.tick_params(length=0)
-        panel_title(ax, place)
+        panel_title(ax, heading)
     return figure
 
 
-def speedups(share: Sequence[float], factors: Mapping[str, float]) -> dict[str, list[float]]:
+def speedups(fractions: Sequence[float], factors: Mapping[str, float]) -> dict[str, list[float]]:
     """Amdahl's law as lines for plots.curves."""
     from labkit.measure.series.generation import amdahl
 
-    return {name: [amdahl(p, factor) for p in share] for name, factor in factors.items()}
+    return {name: [amdahl(p, factor) for p in fractions] for name, factor in factors.items()}
 
 

@@ -74,10 +74,10 @@ def two_orders(shape: Shape = GPT2_SMALL, tokens: int = 1024) -> CourseFigure:
                     _arrow(ax, (stream, y + tall / 2), (box, y + tall / 2))
                     branching = False
                 if added:  # back onto the stream
-                    at = y + tall + (pitch - tall) / 2
-                    ax.plot([middle, middle, stream], [y + tall, at, at], color=INK, linewidth=1.3)
-                    ax.add_patch(Circle((stream, at), 0.105, facecolor="white", edgecolor=INK, linewidth=1.5, zorder=4))
-                    ax.text(stream, at, "+", fontsize=12, ha="center", va="center_baseline", zorder=5)
+                    cy = y + tall + (pitch - tall) / 2
+                    ax.plot([middle, middle, stream], [y + tall, cy, cy], color=INK, linewidth=1.3)
+                    ax.add_patch(Circle((stream, cy), 0.105, facecolor="white", edgecolor=INK, linewidth=1.5, zorder=4))
+                    ax.text(stream, cy, "+", fontsize=12, ha="center", va="center_baseline", zorder=5)
                     branching = order is PRE_LN
                 else:
                     _arrow(ax, (middle, y + tall), (middle, y + pitch))
@@ -111,7 +111,7 @@ def ten_launches(shape: Shape = GPT2_SMALL, tokens: int = 1024) -> CourseFigure:
     layers = dict(zip(("attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj"), shape.layers, strict=True))
     saved = sum(separate.values()) - sum(fused.values())
     top, pitch, tall, left, right = 0.96, 0.36, 0.24, 1.75, 5.50
-    most = max(separate.values())
+    largest = max(separate.values())
     figure, ax = canvas(top + 10 * pitch + 0.72, f"Ten launches, {tokens:,} tokens",
                         f"Bytes of each of ten launches with {tokens:,} tokens: " + ", ".join(
                             f"{STEPS[key]} {megabytes(count)}" for key, count in separate.items())
@@ -123,16 +123,16 @@ def ten_launches(shape: Shape = GPT2_SMALL, tokens: int = 1024) -> CourseFigure:
             y = top + row * pitch
             outputs, inputs = layers.get(key, (0, 0))
             weights = 4 * outputs * (inputs + 1)
-            scale = (right - left) / most
-            gone = key in GONE
+            scale = (right - left) / largest
+            removed = key in GONE
             ax.text(left - 0.12, y + tall / 2, STEPS[key], fontsize=11.5, ha="right", va="center_baseline",
-                    color=FAINT if gone else INK)
+                    color=FAINT if removed else INK)
             if weights:
                 draw_box(ax, left, y, weights * scale, tall, fill=BLUE, edge=BLUE)
             draw_box(ax, left + weights * scale, y, (count - weights) * scale, tall, edge=ORANGE,
-                     fill="white" if gone else ORANGE, **({"hatch": "////"} if gone else {}))
+                     fill="white" if removed else ORANGE, **({"hatch": "////"} if removed else {}))
             ax.text(left + count * scale + 0.08, y + tall / 2, megabytes(count), fontsize=11, va="center_baseline",
-                    color=FAINT if gone else INK)
+                    color=FAINT if removed else INK)
         y = top + 10 * pitch
         note(ax, y + 0.12, f"Hatched: goes into the epilogue of the product above. {megabytes(saved)} fewer of "
              f"{megabytes(sum(separate.values()))}: an addition still reads its residual there.")
@@ -158,8 +158,8 @@ def recorded_times(gpu: str = "NVIDIA H200") -> dict[str, list[float | None]]:
     """Microseconds of a block at each of LENGTHS, in a graph, or called where no graph can hold it; None if it was not
     recorded."""
     def microseconds(operation: str, name: str, tokens: int) -> float | None:
-        found = measure.recorded_ladder(operation, {"S": tokens}, gpu=gpu)
-        row = next((row for row in found.rows if row.name == name), None) if found else None
+        ladder = measure.recorded_ladder(operation, {"S": tokens}, gpu=gpu)
+        row = next((row for row in ladder.rows if row.name == name), None) if ladder else None
         return 1000 * row.timing.p50 if row else None
 
     return {name: [microseconds(*where, tokens) for tokens in LENGTHS] for name, where in LESSON_ROWS.items()}

@@ -71,17 +71,17 @@ def ladder(measured: Ladder, recorded: Ladder | None | str = "auto") -> CourseFi
     else:
         both = recorded is not None and recorded != measured and recorded.unit == measured.unit
         panels, below = [recorded, measured] if both else [measured], ""
-    first = panels[0]
+    first_panel = panels[0]
     rows = list({row.name: row for panel in panels for row in panel.rows if panel.rate(row) is not None}.values())
     rows.sort(key=lambda row: row.kind != "rung")  # a rung that only this machine has still stands among the rungs
     text = "; ".join(f"{panel.op}: " + ", ".join(f"{row.name} {number(panel.rate(row))} {panel.unit}" for row in
                      panel.rows if panel.rate(row) is not None) + f". {_place(panel)}" for panel in panels)
-    figure, (ax,) = new_figure([0.36 * len(rows) * (1.0 if len(panels) == 1 else 1.5) + 0.28], first.title,
+    figure, (ax,) = new_figure([0.36 * len(rows) * (1.0 if len(panels) == 1 else 1.5) + 0.28], first_panel.title,
                                f"Ladder of {text}. {below}".strip())
     with rc_context(STYLE):
         _ladder_panel(ax, panels, rows)
         if len(panels) == 1:
-            panel_title(ax, _place(first))
+            panel_title(ax, _place(first_panel))
         else:
             _two_places(ax, panels)
         foot(figure, below)
@@ -105,13 +105,13 @@ def _ladder_panel(ax, panels: list[Ladder], rows: list) -> None:
                   + [panel.limit for panel in panels])
     unit = panels[0].unit
     for y, name in enumerate(row.name for row in rows):
-        for at, panel in enumerate(panels):
+        for i, panel in enumerate(panels):
             row = next((row for row in panel.rows if row.name == name), None)
             rate = None if row is None else panel.rate(row)
             if rate is not None:
                 offset = (0.0,) if len(panels) == 1 else (-0.21, 0.21)
-                _bar(ax, y + offset[at], 0.62 if len(panels) == 1 else 0.38, row, rate, panel, longest,
-                     pale=len(panels) == 2 and at == 0)
+                _bar(ax, y + offset[i], 0.62 if len(panels) == 1 else 0.38, row, rate, panel, longest,
+                     pale=len(panels) == 2 and i == 0)
         ax.annotate(shorten(name, LONGEST_NAME), (0, y), xytext=(-8, 0), textcoords="offset points", ha="right",
                     va="center", fontsize=9.5, color=INK if rows[y].kind == "rung" else FAINT, annotation_clip=False)
     ax.set_ylim(len(rows) - 0.45, -1.05 - 0.45 * (len(panels) - 1))
@@ -120,8 +120,8 @@ def _ladder_panel(ax, panels: list[Ladder], rows: list) -> None:
     ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
     ax.xaxis.set_major_locator(MaxNLocator(5))
     for row, panel in enumerate(panels):
-        whose = "" if len(panels) == 1 else (", recorded", ", here")[row]
-        _limit_line(ax, panel, whose, longest, row)
+        suffix = "" if len(panels) == 1 else (", recorded", ", here")[row]
+        _limit_line(ax, panel, suffix, longest, row)
     grid_along(ax, "x")
     ax.set_xlabel(f"{unit}; longer is better")
 
@@ -142,11 +142,11 @@ def _bar(ax, y: float, height: float, row, rate: float, panel: Ladder, longest: 
                 inside else None)
 
 
-def _limit_line(ax, panel: Ladder, whose: str, longest: float, line: int) -> None:
+def _limit_line(ax, panel: Ladder, suffix: str, longest: float, line: int) -> None:
     ax.axvline(panel.limit, color=INK, linestyle=(0, (4, 3)), linewidth=1.2)
-    what = "copy bandwidth" if panel.binds == "bytes" else PEAK_NAMES[panel.peak]
+    limit_name = "copy bandwidth" if panel.binds == "bytes" else PEAK_NAMES[panel.peak]
     left = panel.limit > 0.5 * longest
-    ax.annotate(f"limit{whose}: {what}, {number(panel.limit)} {panel.unit}", (panel.limit, 1),
+    ax.annotate(f"limit{suffix}: {limit_name}, {number(panel.limit)} {panel.unit}", (panel.limit, 1),
                 xycoords=("data", "axes fraction"), xytext=(-6 if left else 6, -1 - 13 * line),
                 textcoords="offset points", ha="right" if left else "left", va="top", fontsize=9, color=INK)
 
@@ -202,23 +202,23 @@ def crossover(series: dict, recorded: dict | None | str = "auto") -> CourseFigur
     return figure
 
 
-def crossing(ns: list, ours: list | None, theirs: list) -> tuple[float | None, float | None]:
-    """Where `ours` falls below `theirs` for good, interpolated on log axes; (None, None) if it does not happen.
+def crossing(ns: list, kernel_ms: list | None, baseline_ms: list) -> tuple[float | None, float | None]:
+    """Return where `kernel_ms` falls below `baseline_ms` for good, interpolated on log axes; (None, None) if never.
 
     Within 5 % at the largest size is a tie, not a win.
     """
-    if not ours:
+    if not kernel_ms:
         return None, None
-    gap = np.log(ours) - np.log(theirs)
+    gap = np.log(kernel_ms) - np.log(baseline_ms)
     if gap[-1] >= np.log(0.95) or gap[0] <= 0:
         return None, None
     last = int(np.flatnonzero(gap > 0)[-1])
-    share = gap[last] / (gap[last] - gap[last + 1])
+    fraction = gap[last] / (gap[last] - gap[last + 1])
 
     def between(values):
-        return float(np.exp(np.log(values[last]) * (1 - share) + np.log(values[last + 1]) * share))
+        return float(np.exp(np.log(values[last]) * (1 - fraction) + np.log(values[last + 1]) * fraction))
 
-    return between(ns), between(theirs)
+    return between(ns), between(baseline_ms)
 
 
 def _rounded(n: float) -> str:
@@ -290,9 +290,9 @@ def block_shapes(series: dict, recorded: dict | None | str = "auto") -> CourseFi
             for count in counts:
                 ax.annotate(f"{count:,} threads", (0, y), xytext=(4, 0), textcoords="offset points", va="center",
                             fontsize=9, color=FAINT)
-                chosen = [(block, value) for block, value in zip(panel["blocks"], panel["gbs"], strict=True)
-                          if np.prod(block) == count]
-                for block, value in sorted(chosen, reverse=True):
+                annotated = [(block, value) for block, value in zip(panel["blocks"], panel["gbs"], strict=True)
+                             if np.prod(block) == count]
+                for block, value in sorted(annotated, reverse=True):
                     y += 1
                     ax.barh(y, value, height=0.7, color=BLUE if block[0] >= 8 else ORANGE)
                     ax.annotate(number(value), (value, y), xytext=(4, 0), textcoords="offset points", va="center",
@@ -348,9 +348,9 @@ def traffic(moved: dict[str, tuple[float, float]], title: str, unit: str, least:
         if least is not None:
             ax.axvline(least, color=INK, linestyle=(0, (4, 3)), linewidth=1.2)
         grid_along(ax, "x")
-        first = next(iter(moved.values()))
-        for at, words, colour in ((0, "read", BLUE), (first[0], "written", ORANGE)):
-            ax.annotate(words, (at, -0.85), xytext=(2, 0), textcoords="offset points", fontsize=9.5, va="center",
+        segments = next(iter(moved.values()))
+        for x, words, colour in ((0, "read", BLUE), (segments[0], "written", ORANGE)):
+            ax.annotate(words, (x, -0.85), xytext=(2, 0), textcoords="offset points", fontsize=9.5, va="center",
                         color=TEXT[colour], fontweight="bold")
         panel_title(ax, ". ".join(filter(None, (place, "Dashed: the least that has to move" if least else ""))))
     return figure
@@ -373,7 +373,7 @@ def curves(x, lines: dict, title: str, x_label: str, y_label: str, *, log_x: boo
             ax.set_xscale("log")
             ax.xaxis.set_minor_locator(NullLocator())
             if marks:
-                ax.set_xticks(x, [f"{at:,g}" for at in x])
+                ax.set_xticks(x, [f"{tick:,g}" for tick in x])
         if log_y:
             ax.set_yscale("log")
             ax.yaxis.set_minor_locator(NullLocator())

@@ -94,9 +94,9 @@ def masks(n: int = 19, block: int = 8) -> CourseFigure:
     with rc_context(STYLE):
         rows = ((0.78, "Numba", f"{slots} threads,\none element each"),
                 (1.66, "Triton, cuTile", f"{programs} programs,\n{block} elements each"))
-        for y, name, what in rows:
+        for y, name, description in rows:
             ax.text(0.14, y + 0.02, name, fontsize=9, fontweight="bold", va="center")
-            ax.text(0.14, y + 0.30, what, fontsize=9, color=FAINT, va="center", linespacing=1.1)
+            ax.text(0.14, y + 0.30, description, fontsize=9, color=FAINT, va="center", linespacing=1.1)
             for i in range(slots):
                 program, colour = i // block, COLOURS[i // block % len(COLOURS)]
                 inside = i < n

@@ -79,31 +79,31 @@ def wavelengths(plain: Sequence[float], scaled: Sequence[float], context: int, l
     """Tokens for a full turn of each pair. plain, scaled: radians from one position to the next. context: the number of
     positions in the first training; a pair that completes at least `high` turns in it is kept, one that completes at
     most `low` is stretched by the whole factor."""
-    before, after = (2 * np.pi / np.asarray(each, np.float64) for each in (plain, scaled))
-    if before.shape != after.shape or before.ndim != 1:
-        raise ValueError(f"plain has shape {before.shape} and scaled {after.shape}; both must be one number for each "
+    old, new = (2 * np.pi / np.asarray(each, np.float64) for each in (plain, scaled))
+    if old.shape != new.shape or old.ndim != 1:
+        raise ValueError(f"plain has shape {old.shape} and scaled {new.shape}; both must be one number for each "
                          f"pair")
-    kept = int(np.isclose(before, after).sum())
-    whole = int((context / before <= low).sum())
+    unchanged = int(np.isclose(old, new).sum())
+    stretched = int((context / old <= low).sum())
     figure, (ax,) = new_figure([3.1], "Wavelengths under llama3 scaling",
-                               f"Tokens for a full turn of each of {len(before)} pairs: {kept} are kept, {whole} are "
-                               f"stretched by the whole factor, {len(before) - kept - whole} lie between.")
+                               f"Tokens for a full turn of each of {len(old)} pairs: {unchanged} are kept, {stretched} "
+                               f"are stretched by the whole factor, {len(old) - unchanged - stretched} lie between.")
     with rc_context(STYLE):
-        pairs = np.arange(len(before))
+        pairs = np.arange(len(old))
         ax.axhspan(context / high, context / low, color=PALE[GREEN], zorder=0)
-        ax.plot(pairs, before, color=BLUE, marker="o", markeredgewidth=0)
-        ax.plot(pairs, after, color=ORANGE, marker="s", markersize=4)
+        ax.plot(pairs, old, color=BLUE, marker="o", markeredgewidth=0)
+        ax.plot(pairs, new, color=ORANGE, marker="s", markersize=4)
         ax.set_yscale("log")
-        ax.set_xlim(-0.6, len(before) - 0.4)
+        ax.set_xlim(-0.6, len(old) - 0.4)
         ax.set_xlabel("pair of a head")
         grid_along(ax, "y")
-        ax.annotate("unscaled", (pairs[-1], before[-1]), xytext=(2, -34), textcoords="offset points", ha="right",
+        ax.annotate("unscaled", (pairs[-1], old[-1]), xytext=(2, -34), textcoords="offset points", ha="right",
                     fontsize=9, color=TEXT[BLUE], fontweight="bold")
-        ax.annotate("scaled", (pairs[-1], after[-1]), xytext=(-18, 0), textcoords="offset points", ha="right",
+        ax.annotate("scaled", (pairs[-1], new[-1]), xytext=(-18, 0), textcoords="offset points", ha="right",
                     fontsize=9, color=TEXT[ORANGE], fontweight="bold")
         ax.annotate(f"{high:g} turns to {low:g} in {context:,} tokens", (0, context / math.sqrt(low * high)),
                     xytext=(4, 0), textcoords="offset points", fontsize=9, color=TEXT[GREEN], va="center")
-        panel_title(ax, f"Tokens for a full turn: {kept} pairs kept, {whole} stretched by the whole factor")
+        panel_title(ax, f"Tokens for a full turn: {unchanged} pairs kept, {stretched} stretched by the whole factor")
     return figure
 
 
@@ -139,9 +139,9 @@ def head_weights(tokens: Sequence[str], weights: np.ndarray, shared: int) -> Cou
                     color=TEXT[colour])
             ax.text(x + side, y - 0.12, f"k, v {head // shared}", fontsize=9, ha="right", va="center_baseline",
                     color=TEXT[colour])
-            shown = np.where(np.tril(np.ones((count, count))) > 0, each, np.nan)
+            visible = np.where(np.tril(np.ones((count, count))) > 0, each, np.nan)
             draw_box(ax, x, y, side, side, fill=PALE[GREY], edge="none")
-            ax.imshow(shown, cmap=colours, vmin=0, vmax=1, interpolation="none", aspect="auto",
+            ax.imshow(visible, cmap=colours, vmin=0, vmax=1, interpolation="none", aspect="auto",
                       extent=(x, x + side, y + side, y), zorder=2)
             ax.plot([x, x + side, x + side, x, x], [y, y, y + side, y + side, y], color=GREY, linewidth=0.8,
                     zorder=3)

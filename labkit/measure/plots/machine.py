@@ -56,8 +56,8 @@ BARS = {GREY: "#CDD3D8", VERMILLION: "#F0C3A3", BLUE: "#A9CCE4"}  # paler than a
 class NotRecorded:
     """A placeholder for a figure."""
 
-    def __init__(self, what: str):
-        self.summary = f"{what}: not recorded yet. On a GPU, `labkit bench machine` records it."
+    def __init__(self, title: str):
+        self.summary = f"{title}: not recorded yet. On a GPU, `labkit bench machine` records it."
 
     def __repr__(self) -> str:
         return self.summary
@@ -78,8 +78,8 @@ def split(side: Sequence[int], title: str = "One warp, two branches") -> CourseF
         for lane in (0, 8, 16, 24, 31):
             ax.text(left + (lane + 0.5) * cell, top - 0.12, lane, ha="center", fontsize=SMALLEST, color=FAINT)
         ax.text(left - 0.1, top - 0.12, "lane", ha="right", fontsize=SMALLEST, color=FAINT)
-        for at, row in enumerate(rows):
-            y, colour = top + 0.36 * at, (BLUE, VERMILLION)[row]
+        for i, row in enumerate(rows):
+            y, colour = top + 0.36 * i, (BLUE, VERMILLION)[row]
             ax.text(left - 0.1, y + 0.13, ("if", "else")[row], ha="right", va="center", fontsize=SMALLEST,
                     color=TEXT[colour])
             for lane, taken_by in enumerate(side):
@@ -92,29 +92,29 @@ def split(side: Sequence[int], title: str = "One warp, two branches") -> CourseF
 def issued(warps: int, wait: int, clocks: int) -> list[int | None]:
     """Which warp a scheduler issues an instruction of, in each clock: the one that has waited longest among those whose
     last instruction is more than `wait` clocks ago. None where there is none."""
-    ready, order, found = [0] * warps, list(range(warps)), []
+    ready, order, schedule = [0] * warps, list(range(warps)), []
     for clock in range(clocks):
         warp = next((warp for warp in order if ready[warp] <= clock), None)
-        found.append(warp)
+        schedule.append(warp)
         if warp is not None:
             ready[warp] = clock + wait + 1
             order.append(order.pop(order.index(warp)))
-    return found
+    return schedule
 
 
 def hidden(warps: Sequence[int] = (1, 3, 6), wait: int = 5, clocks: int = 30) -> CourseFigure:
     """A panel for each number of warps: in which clocks each of them issues an instruction, and in which the scheduler
     issues none. After each instruction a warp waits `wait` clocks for its result."""
-    found = [issued(count, wait, clocks) for count in warps]
+    schedules = [issued(count, wait, clocks) for count in warps]
     left, tall, gap = 0.92, 0.18, 0.46
     cell = (WIDTH - left - 0.20) / clocks
     height = 0.56 + sum(tall * (count + 1) + gap for count in warps)
     figure, ax = canvas(height, "A scheduler and its warps", "; ".join(
         f"{count_of(count, 'warp')}: an instruction in {sum(one is not None for one in row)} of {clocks} clocks"
-        for count, row in zip(warps, found, strict=True)) + ".")
+        for count, row in zip(warps, schedules, strict=True)) + ".")
     with rc_context(STYLE):
         y = 0.70
-        for count, row in zip(warps, found, strict=True):
+        for count, row in zip(warps, schedules, strict=True):
             busy = sum(one is not None for one in row)
             ax.text(left, y - 0.04, f"{count_of(count, 'warp')}: an instruction in {busy} of {clocks} clocks",
                     fontsize=SMALLEST)
@@ -144,13 +144,13 @@ def schedule(blocks: int = 14, places: int = 6) -> CourseFigure:
         for wave in range(waves):
             ax.text(left + (wave + 0.5) * wide, top - 0.10, f"wave {wave + 1}", ha="center", fontsize=SMALLEST,
                     color=FAINT)
-            for place in range(places):
-                block = wave * places + place
-                draw_box(ax, left + wave * wide, top + place * tall, wide, tall,
+            for slot in range(places):
+                block = wave * places + slot
+                draw_box(ax, left + wave * wide, top + slot * tall, wide, tall,
                          f"block {block}" if block < blocks else "", ink="white",
                          fill=(BLUE if wave < waves - 1 else VERMILLION) if block < blocks else PALE[GREY])
-        for place in range(places):
-            ax.text(left - 0.08, top + (place + 0.5) * tall, f"place {place}", ha="right", va="center_baseline",
+        for slot in range(places):
+            ax.text(left - 0.08, top + (slot + 0.5) * tall, f"place {slot}", ha="right", va="center_baseline",
                     fontsize=SMALLEST, color=FAINT)
         ax.text(left, top + tall * places + 0.16, "time \u2192", fontsize=SMALLEST, color=FAINT, va="center")
     return figure
@@ -179,9 +179,9 @@ def branches(series: dict | None) -> CourseFigure | NotRecorded:
         _only_bars(bars)
         panel_title(bars, taken(series))
         counts = [row["ways"] for row in ways]
-        first = ways[0]["lanes"]["p50"]
-        lines.plot(counts, [first * n for n in counts], color=INK, linestyle=DASHED, linewidth=1.1)
-        ends = [(counts[-1], first * counts[-1], "branches \u00d7 one", INK)]
+        one_lane_us = ways[0]["lanes"]["p50"]
+        lines.plot(counts, [one_lane_us * n for n in counts], color=INK, linestyle=DASHED, linewidth=1.1)
+        ends = [(counts[-1], one_lane_us * counts[-1], "branches \u00d7 one", INK)]
         for name, colour, marker in (("lanes", VERMILLION, "o"), ("warps", GREEN, "s")):
             values = [row[name]["p50"] for row in ways]
             lines.plot(counts, values, color=colour, marker=marker, linestyle="none")
@@ -234,10 +234,10 @@ def bytes_in_flight(series: dict | None) -> CourseFigure | NotRecorded:
     if series is None:
         return NotRecorded("Bandwidth over bytes in flight")
     rows, memory = series["in_flight"], farthest(series)
-    latency, most = memory["latency_ns"], memory["gbs"]
-    need = most * latency
+    latency, peak = memory["latency_ns"], memory["gbs"]
+    need = peak * latency
     figure, (ax,) = new_figure([2.9], "Little's law", (
-        f"Bandwidth over bytes in flight: with {number(latency)} ns and at most {number(most)} GB/s, the line bends at "
+        f"Bandwidth over bytes in flight: with {number(latency)} ns and at most {number(peak)} GB/s, the line bends at "
         f"{need / 1e3:,.0f} KB. Measured: from {number(min(row['gbs'] for row in rows))} to "
         f"{number(max(row['gbs'] for row in rows))} GB/s."))
     with rc_context(STYLE):
@@ -247,10 +247,10 @@ def bytes_in_flight(series: dict | None) -> CourseFigure | NotRecorded:
             ax.plot([row["bytes_in_flight"] / 1e3 for row in these], [row["gbs"] for row in these], color=colour,
                     marker=marker, linestyle="none", markersize=6, alpha=0.85, label=f"{k}")
         xs = np.geomspace(min(row["bytes_in_flight"] for row in rows), max(row["bytes_in_flight"] for row in rows), 200)
-        ax.plot(xs / 1e3, [predicted_gbs(x, latency, most) for x in xs], color=INK, linestyle=DASHED, linewidth=1.2,
+        ax.plot(xs / 1e3, [predicted_gbs(x, latency, peak) for x in xs], color=INK, linestyle=DASHED, linewidth=1.2,
                 label="predicted")
         ax.axvline(need / 1e3, color=GREY, linewidth=0.9)
-        ax.text(need / 1e3, most * 0.012, f" {need / 1e3:,.0f} KB", fontsize=SMALLEST, color=FAINT)
+        ax.text(need / 1e3, peak * 0.012, f" {need / 1e3:,.0f} KB", fontsize=SMALLEST, color=FAINT)
         ax.set_xscale("log")
         ax.set_yscale("log")
         for axis in (ax.xaxis, ax.yaxis):
@@ -292,8 +292,8 @@ def occupancy(series: dict | None) -> CourseFigure | NotRecorded:
             _narrow(ax)
             grid_along(ax, "y")
             label_line_ends(ax, ends, gap=0.12)
-            where = f". {taken(series)}" if ax is axes[0] else ""
-            panel_title(ax, f"{work}, {of_work[0]['unit']}{where}")
+            suffix = f". {taken(series)}" if ax is axes[0] else ""
+            panel_title(ax, f"{work}, {of_work[0]['unit']}{suffix}")
         axes[-1].set_xlabel("occupancy")
     return figure
 
@@ -302,23 +302,23 @@ def waves(series: dict | None) -> CourseFigure | NotRecorded:
     """Time over the number of blocks, with a line where a wave is full, and the prediction: one step for each wave."""
     if series is None:
         return NotRecorded("Time over the number of blocks")
-    found = series["waves"]
-    blocks, us, wave = found["blocks"], found["us"], found["per_wave"]
+    data = series["waves"]
+    blocks, us, wave = data["blocks"], data["us"], data["per_wave"]
     one = us[max(k for k, count in enumerate(blocks) if count <= wave)]
     figure, (ax,) = new_figure([2.3], "Waves", (
         f"Blocks of equal work, {wave} at once: {number(us[0])} us for {blocks[0]}, {number(one)} us for one full "
         f"wave, {number(us[-1])} us for {blocks[-1]:,}."))
     with rc_context(STYLE):
-        most = -(-blocks[-1] // wave)
-        for k in range(most):
+        num_waves = -(-blocks[-1] // wave)
+        for k in range(num_waves):
             ax.plot([wave * k, wave * (k + 1)], [one * (k + 1)] * 2, color=INK, linestyle=DASHED, linewidth=1.1,
                     label="predicted" if k == 0 else None)
             ax.axvline(wave * (k + 1), color=GREY, linewidth=0.7)
         ax.plot(blocks, us, color=BLUE, marker="o", linestyle="none", label="measured", clip_on=False)
-        ax.set_ylim(0, 1.12 * max(us[-1], one * most))
+        ax.set_ylim(0, 1.12 * max(us[-1], one * num_waves))
         ax.set_xlim(0, 1.02 * blocks[-1])
-        ax.set_xticks([wave * k for k in range(most + 1)], [f"{wave * k:,}" for k in range(most + 1)])
-        ax.set_xlabel(f"blocks; an SM holds {found['blocks_per_sm']}, the GPU {wave:,}")
+        ax.set_xticks([wave * k for k in range(num_waves + 1)], [f"{wave * k:,}" for k in range(num_waves + 1)])
+        ax.set_xlabel(f"blocks; an SM holds {data['blocks_per_sm']}, the GPU {wave:,}")
         grid_along(ax, "y")
         ax.legend(frameon=False, fontsize=SMALLEST, loc="upper left")
         panel_title(ax, f"\u00b5s. {taken(series)}")
@@ -336,8 +336,8 @@ def spills(series: dict | None) -> CourseFigure | NotRecorded:
         for row in rows) + ".", bottom=0.25)
     columns = ((0.86, "registers", "{registers}"), (1.80, "bytes spilled", "{local_bytes:,}"),
                (2.60, "occupancy", "{occupancy:.0%}"))  # (inches from the left to the end of the text, heading, cell)
-    texts = [f"{number(row['us']['p50'])} \u00b5s" + (f", {number(row['us']['p50'] / one)} times" if at else "")
-             for at, row in enumerate(rows)]
+    texts = [f"{number(row['us']['p50'])} \u00b5s" + (f", {number(row['us']['p50'] / one)} times" if i else "")
+             for i, row in enumerate(rows)]
     left, wide = 2.80, WIDTH - 2.80 - 0.20
     with rc_context(STYLE):
         box = ax.get_position()
@@ -377,12 +377,12 @@ def memories(series: dict | None) -> CourseFigure | NotRecorded:
     if series is None:
         return NotRecorded("The memories of this GPU")
     rows, sms = series["memories"], series["gpu"]["multiprocessors"]
-    whole = [row["bytes"] and row["bytes"] * (sms if row["per_sm"] else 1) for row in rows]
+    total_bytes = [row["bytes"] and row["bytes"] * (sms if row["per_sm"] else 1) for row in rows]
     rise, top = 0.58, 1.12
     figure, ax = canvas(top + rise * len(rows) + 0.28, "The memories of this GPU", "; ".join(
         f"{row['name']}: {bytes_text(size)} in all, {number(row['latency_ns'])} ns, {number(row['gbs'])} GB/s"
-        for row, size in zip(rows, whole, strict=True)) + ".")
-    columns = (("size", whole, [bytes_text(size) for size in whole], GREY),
+        for row, size in zip(rows, total_bytes, strict=True)) + ".")
+    columns = (("size", total_bytes, [bytes_text(size) for size in total_bytes], GREY),
                ("latency", [row["latency_ns"] for row in rows],
                 [f"{number(row['latency_ns'])} ns" for row in rows], VERMILLION),
                ("bandwidth", [row["gbs"] for row in rows], [f"{number(row['gbs'])} GB/s" for row in rows], BLUE))
@@ -390,8 +390,8 @@ def memories(series: dict | None) -> CourseFigure | NotRecorded:
     wide = (WIDTH - left - 0.20 - gap * (len(columns) - 1)) / len(columns)
     with rc_context(STYLE):
         ax.text(0.14, 0.50, taken(series), fontsize=SMALLEST, color=FAINT, va="center")
-        for at, row in enumerate(rows):
-            y = top + rise * at
+        for i, row in enumerate(rows):
+            y = top + rise * i
             ax.text(0.14, y + 0.14, row["name"], fontsize=SMALLEST + 0.5, fontweight="bold", va="center")
             ax.text(0.14, y + 0.36, _whose(row), fontsize=SMALLEST, color=FAINT, va="center")
         for number_of, (name, values, texts, colour) in enumerate(columns):
@@ -399,11 +399,11 @@ def memories(series: dict | None) -> CourseFigure | NotRecorded:
             ax.text(x, top - 0.18, name, fontsize=SMALLEST, color=TEXT[colour], fontweight="bold", va="center")
             known = [value for value in values if value]
             low, high = np.log(min(known)), np.log(max(known))
-            for at, (value, text) in enumerate(zip(values, texts, strict=True)):
-                y = top + rise * at
+            for i, (value, text) in enumerate(zip(values, texts, strict=True)):
+                y = top + rise * i
                 if value:
-                    share = 0.12 + 0.88 * (np.log(value) - low) / max(high - low, 1e-9)
-                    draw_box(ax, x, y + 0.04, wide * share, 0.20, fill=BARS[colour])
+                    fraction = 0.12 + 0.88 * (np.log(value) - low) / max(high - low, 1e-9)
+                    draw_box(ax, x, y + 0.04, wide * fraction, 0.20, fill=BARS[colour])
                 ax.text(x, y + 0.36, text, fontsize=SMALLEST, va="center", color=INK)
         note(ax, top + rise * len(rows) + 0.10, "Sizes and bandwidths are those of the whole GPU. The bars are to a "
              "logarithmic scale.")

@@ -45,9 +45,9 @@ LONGER = {"elementwise": "GELU, residual", "copy": "split, merge", "LayerNorm": 
 
 def layer_of_each_step(layers: Mapping[str, Sequence[Counted]]) -> CourseFigure:
     """A line for each step, a box for each launch of one layer, in their order."""
-    most = max(map(len, layers.values()))
+    longest = max(map(len, layers.values()))
     left, top, tall, pitch = 1.86, 0.92, 0.24, 0.33
-    wide = (WIDTH - left - 0.46) / most
+    wide = (WIDTH - left - 0.46) / longest
     figure, ax = canvas(top + len(layers) * pitch + 0.20, "The launches of a layer, step by step", "; ".join(
         f"{name}: {len(layer)} launches" for name, layer in layers.items()) + ".")
     with rc_context(STYLE):
@@ -59,8 +59,8 @@ def layer_of_each_step(layers: Mapping[str, Sequence[Counted]]) -> CourseFigure:
         for row, (name, layer) in enumerate(layers.items()):
             y = top + row * pitch
             ax.text(left - 0.10, y + tall / 2, name, fontsize=9.5, ha="right", va="center_baseline")
-            for place, one in enumerate(layer):
-                draw_box(ax, left + place * wide, y, wide - 0.03, tall, fill=KINDS[one.kind])
+            for i, one in enumerate(layer):
+                draw_box(ax, left + i * wide, y, wide - 0.03, tall, fill=KINDS[one.kind])
             ax.text(left + len(layer) * wide + 0.06, y + tall / 2, len(layer), fontsize=9.5, fontweight="bold",
                     va="center_baseline")
     return figure
@@ -145,9 +145,9 @@ def over_length(series: dict) -> CourseFigure:
         leave_right(ax, [name for name, *_ in lines], 0.115)
         ends = []
         for name, us, colour in lines:
-            there = [(x, y) for x, y in zip(tokens, us, strict=True) if y is not None]
-            ax.plot(*zip(*there, strict=True), "o-", color=colour)
-            ends.append((*there[-1], name, colour))
+            points = [(x, y) for x, y in zip(tokens, us, strict=True) if y is not None]
+            ax.plot(*zip(*points, strict=True), "o-", color=colour)
+            ends.append((*points[-1], name, colour))
         ax.set_ylim(0, None)
         ax.set_xlim(0, 1.02 * max(tokens))
         ax.set_xlabel("tokens of each sentence")

@@ -65,7 +65,7 @@ def tile_walk(M: int = 7, N: int = 11, K: int = 10, tile: int = 4, block: tuple[
                              linestyle=(0, (2, 2)), linewidth=0.7)
 
     in_rows, in_cols = range(row0, row0 + tile), range(col0, col0 + tile)
-    mine = (min(row0 + 1, M - 1), min(col0 + 1, N - 1))
+    element = (min(row0 + 1, M - 1), min(col0 + 1, N - 1))
     with rc_context(STYLE):
         matrix(0.45, y_a, M, K, reach_m, reach_k, lambda r, c: c // tile if r in in_rows else None)
         matrix(x_b, 0.80, K, N, reach_k, reach_n, lambda r, c: r // tile if c in in_cols else None)
@@ -77,9 +77,9 @@ def tile_walk(M: int = 7, N: int = 11, K: int = 10, tile: int = 4, block: tuple[
             ax.text(x_b + (col0 + tile) * cell + 0.07, 0.80 + middle, f"step {step + 1}", fontsize=9, va="center",
                     color=TEXT[colour], fontweight="bold", rotation=270)
         frame = {"edge": VERMILLION, "linewidth": 2.0, "zorder": 3}
-        draw_box(ax, 0.45, y_a + mine[0] * cell, K * cell, cell, **frame)
-        draw_box(ax, x_b + mine[1] * cell, 0.80, cell, K * cell, **frame)
-        draw_box(ax, x_b + mine[1] * cell, y_a + mine[0] * cell, cell, cell, **frame)
+        draw_box(ax, 0.45, y_a + element[0] * cell, K * cell, cell, **frame)
+        draw_box(ax, x_b + element[1] * cell, 0.80, cell, K * cell, **frame)
+        draw_box(ax, x_b + element[1] * cell, y_a + element[0] * cell, cell, cell, **frame)
         for x, y, name, size in ((0.45, y_a, "a", f"{M} \u00d7 {K}"), (x_b, 0.80, "b", f"{K} \u00d7 {N}"),
                                  (x_b, y_a, "out", f"{M} \u00d7 {N}")):
             ax.text(x, y - 0.14, name, fontsize=9.5, fontweight="bold", va="center")
@@ -87,9 +87,9 @@ def tile_walk(M: int = 7, N: int = 11, K: int = 10, tile: int = 4, block: tuple[
         lines = (f"In each step the {tile * tile} threads", "1  load one element of each tile,",
                  "2  wait until both tiles are there,", f"3  do {tile} multiply-adds from the tiles,",
                  "4  wait until no thread reads them.")
-        for number_, text in enumerate(lines):
-            ax.text(0.45, 1.05 + 0.25 * number_, text, fontsize=9.5, va="center",
-                    fontweight="normal" if number_ else "bold")
+        for line_no, text in enumerate(lines):
+            ax.text(0.45, 1.05 + 0.25 * line_no, text, fontsize=9.5, va="center",
+                    fontweight="normal" if line_no else "bold")
         note(ax, y_a + reach_m * cell + 0.36, "Dark: the block's part of out. Framed: one thread's element, and "
                 "the row and the column it needs.")
     return figure
@@ -146,11 +146,11 @@ def mma_lanes(lane: int = 13) -> CourseFigure:
     def matrix(x0, y0, rows, cols, lane_of, register_of):
         for r in range(rows):
             for c in range(cols):
-                holder, place = lane_of(r, c), (x0 + c * wide, y0 + r * tall)
+                holder, corner = lane_of(r, c), (x0 + c * wide, y0 + r * tall)
                 ink = TEXT[VERMILLION] if holder == lane else INK
-                draw_box(ax, *place, wide, tall, holder, fill=PALE[colours[register_of(r, c)]], ink=ink, size=9)
+                draw_box(ax, *corner, wide, tall, holder, fill=PALE[colours[register_of(r, c)]], ink=ink, size=9)
                 if holder == lane:
-                    draw_box(ax, *place, wide, tall, edge=VERMILLION, linewidth=1.8, zorder=3)
+                    draw_box(ax, *corner, wide, tall, edge=VERMILLION, linewidth=1.8, zorder=3)
 
     with rc_context(STYLE):
         matrix(left, a_y, 16, 16, lambda r, c: r % 8 * 4 + c % 8 // 2, lambda r, c: r // 8 + 2 * (c // 8))

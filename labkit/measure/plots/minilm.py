@@ -43,11 +43,11 @@ SIZE = 11.5  # of the type: on a phone a figure is shown at half its width
 FORM_COLOURS = {"packed": BLUE, "padded": ORANGE, "padded to 128": GREY}
 
 
-def bars(title: str, place: str, names: Sequence[str], values: Sequence[float], texts: Sequence[str],
+def bars(title: str, subtitle: str, names: Sequence[str], values: Sequence[float], texts: Sequence[str],
           colours: Sequence[str], x_label: str) -> CourseFigure:
     """A bar for each name, shorter is faster."""
     figure, (ax,) = new_figure([0.36 * len(names) + 0.15], title, f"{title}: " + "; ".join(
-        f"{name} {text}" for name, text in zip(names, texts, strict=True)) + f". {place}.")
+        f"{name} {text}" for name, text in zip(names, texts, strict=True)) + f". {subtitle}.")
     with rc_context(STYLE):
         widen_left(ax, names, SIZE)
         for y, (name, value, text, colour) in enumerate(zip(names, values, texts, colours, strict=True)):
@@ -63,7 +63,7 @@ def bars(title: str, place: str, names: Sequence[str], values: Sequence[float], 
         ax.xaxis.set_major_formatter(lambda value, _: f"{value:,g}")
         ax.tick_params(labelsize=SIZE - 1)
         ax.set_xlabel(x_label, fontsize=SIZE - 1)
-        panel_title(ax, place)
+        panel_title(ax, subtitle)
     return figure
 
 
@@ -77,10 +77,10 @@ def _unit(times: Iterable[float]) -> tuple[float, str]:
     return (1.0, "microseconds") if max(times) < 2000 else (1000.0, "milliseconds")
 
 
-def forms(rows: Sequence[Mapping], place: str) -> CourseFigure:
+def forms(rows: Sequence[Mapping], subtitle: str) -> CourseFigure:
     """rows: each with `work`, `form` and `us` a sentence."""
     scale, unit = _unit(row["us"] for row in rows)
-    return bars("Time of a sentence, by the form of its batch", place,
+    return bars("Time of a sentence, by the form of its batch", subtitle,
                  [f"{row['work']}, {row['form']}" for row in rows], [row["us"] / scale for row in rows],
                  [duration(row["us"]) for row in rows], [FORM_COLOURS[row["form"]] for row in rows],
                  f"{unit} a sentence")
@@ -117,7 +117,7 @@ def shares(series: Mapping, which: int = 0) -> CourseFigure:
                ("out", "embedding", "pooled") else BLUE for row in rows]
     shared, (scale, unit) = [us / sum(times) for us in times], _unit(times)
     return bars(f"What each launch takes: {batch} tokens", taken(series), names, [us / scale for us in times],
-                 [f"{duration(us)} ({'<1%' if share < 0.005 else f'{share:.0%}'})" for us, share in
+                 [f"{duration(us)} ({'<1%' if fraction < 0.005 else f'{fraction:.0%}'})" for us, fraction in
                   zip(times, shared, strict=True)], colours,
                  f"{unit}, of {number(one['us'] / scale)} in all")
 
@@ -133,9 +133,9 @@ def ladder(series: Mapping, size: str) -> CourseFigure:
 
 def agreement(result: Judged) -> CourseFigure:
     """A dot for each pair."""
-    place = "Spearman's correlation " + ("is not defined" if result.spearman is None else f"{result.spearman:.4f}")
+    spearman = "Spearman's correlation " + ("is not defined" if result.spearman is None else f"{result.spearman:.4f}")
     figure, (ax,) = new_figure([3.4], "What people say, and what the cosine says",
-                               f"Cosines of {len(result.cosines):,} pairs of sentences over their scores. {place}.")
+                               f"Cosines of {len(result.cosines):,} pairs of sentences over their scores. {spearman}.")
     with rc_context(STYLE):
         many = len(result.cosines) > 200
         ax.tick_params(labelsize=SIZE - 1)
@@ -145,5 +145,5 @@ def agreement(result: Judged) -> CourseFigure:
         grid_along(ax, "both")
         ax.set_xlabel("score given by people", fontsize=SIZE - 1)
         ax.set_ylabel("cosine", fontsize=SIZE - 1)
-        panel_title(ax, f"{len(result.cosines):,} pairs; {place}")
+        panel_title(ax, f"{len(result.cosines):,} pairs; {spearman}")
     return figure

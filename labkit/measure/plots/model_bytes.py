@@ -56,13 +56,13 @@ def shards_and_blob(files: Mapping[str, Mapping], places: Mapping, nbytes: int) 
                     va="center_baseline")
             for name, entry in entries.items():
                 begin, end = x + scale * entry.begin, x + scale * entry.end
-                place, colour = places[name], _colour(name)
-                at, until = left + scale * place.offset, left + scale * (place.offset + place.nbytes)
-                ax.add_patch(Polygon([(begin, top + tall), (end, top + tall), (until, below), (at, below)], closed=True,
+                span, colour = places[name], _colour(name)
+                x0, x1 = left + scale * span.offset, left + scale * (span.offset + span.nbytes)
+                ax.add_patch(Polygon([(begin, top + tall), (end, top + tall), (x1, below), (x0, below)], closed=True,
                                      facecolor=PALE[colour], edgecolor=colour, linewidth=0.5, alpha=0.55))
-                for where, width, y in ((begin, end - begin, top), (at, until - at, below)):
+                for bar_x, width, y in ((begin, end - begin, top), (x0, x1 - x0, below)):
                     thin = width < 0.05  # a norm is thinner than an edge
-                    draw_box(ax, where, y, width, tall, fill=colour, edge=colour if thin else "white", linewidth=0.6,
+                    draw_box(ax, bar_x, y, width, tall, fill=colour, edge=colour if thin else "white", linewidth=0.6,
                              zorder=3 + thin)
             x += scale * sizes[file] + gap
         ax.text(left, below + tall + 0.16, f"one buffer of {nbytes:,} bytes on the device, a map of "

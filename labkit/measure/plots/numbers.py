@@ -40,26 +40,26 @@ def bits_of(value: float) -> CourseFigure:
     for format in FORMATS:
         bits = int(encode(value, format))
         rows.append((format, bits, float(decode(bits, format)), [int(part) for part in split(bits, format)]))
-    summary = "; ".join(f"{format.name} 0x{bits:0{format.bits // 4}X}, which is {held:.10g}"
-                        for format, bits, held, _ in rows)
+    summary = "; ".join(f"{format.name} 0x{bits:0{format.bits // 4}X}, which is {stored:.10g}"
+                        for format, bits, stored, _ in rows)
     figure, ax = canvas(top + len(rows) * pitch + 0.30, f"{value!r} in three formats", f"{value!r} in bits: {summary}.")
     with rc_context(STYLE):
-        for row, (format, bits, held, (_, exponent, _)) in enumerate(rows):
+        for row, (format, bits, stored, (_, exponent, _)) in enumerate(rows):
             y = top + row * pitch
             ax.text(left - 0.12, y + tall / 2, format.name, fontsize=10, fontweight="bold", ha="right",
                     va="center_baseline")
-            digits, at = f"{bits:0{format.bits}b}", 0
+            digits, bit = f"{bits:0{format.bits}b}", 0
             for (name, colour), width in zip(PARTS, (1, format.exponent_bits, format.fraction_bits), strict=True):
-                ax.text(left + (at + width / 2) * cell, y - 0.11, name if width > 1 or row == 0 else "",
+                ax.text(left + (bit + width / 2) * cell, y - 0.11, name if width > 1 or row == 0 else "",
                         fontsize=9, ha="center", va="center_baseline", color=TEXT[colour])
                 for _ in range(width):
-                    draw_box(ax, left + at * cell, y, cell, tall, digits[at], size=9, fill=PALE[colour])
-                    at += 1
+                    draw_box(ax, left + bit * cell, y, cell, tall, digits[bit], size=9, fill=PALE[colour])
+                    bit += 1
             text, power = f"0x{bits:0{format.bits // 4}X}   =   ", max(exponent, 1)  # 0: subnormal
-            if np.isfinite(held):
-                significand = held / 2.0 ** (power - format.bias)
+            if np.isfinite(stored):
+                significand = stored / 2.0 ** (power - format.bias)
                 text += rf"{significand:.9g} $\times\ 2^{{{power}-{format.bias}}}$   =   "
-            ax.text(left, y + tall + 0.13, f"{text}{held:.10g}", fontsize=9, va="center_baseline",
+            ax.text(left, y + tall + 0.13, f"{text}{stored:.10g}", fontsize=9, va="center_baseline",
                     color=FAINT)
         ax.text(0.14, top + len(rows) * pitch + 0.08, "A bfloat16 is the upper half of a float32, rounded to "
                 "nearest.", fontsize=9, color=FAINT, va="center_baseline")
@@ -73,10 +73,10 @@ def spacings(format: FloatFormat) -> tuple[np.ndarray, np.ndarray]:
     """(magnitudes, distance to the next larger number) at each power of two of the format, and at its ends."""
     exponents = np.arange(1, 2**format.exponent_bits - 1)
     normal = 2.0 ** (exponents - format.bias)
-    least = 2.0 ** (1 - format.bias - format.fraction_bits)
+    smallest = 2.0 ** (1 - format.bias - format.fraction_bits)
     largest = decode(format.infinity - 1, format)
     steps = normal * 2.0**-format.fraction_bits
-    return np.concatenate([[least], normal, [largest]]), np.concatenate([[least], steps, [steps[-1]]])
+    return np.concatenate([[smallest], normal, [largest]]), np.concatenate([[smallest], steps, [steps[-1]]])
 
 
 def spacing() -> CourseFigure:
@@ -86,11 +86,11 @@ def spacing() -> CourseFigure:
                                            f"{spacings(one)[1][spacings(one)[0] == 1.0][0]:.2g} apart at 1"
                                            for one in FORMATS) + ".", bottom=0.62)
     with rc_context(STYLE):
-        for format, place in zip(FORMATS, ((1e23, 2e6), (3e-8, 2e-4), (1e7, 2e13)), strict=True):
+        for format, label_xy in zip(FORMATS, ((1e23, 2e6), (3e-8, 2e-4), (1e7, 2e13)), strict=True):
             x, y = spacings(format)
             ax.plot(x, y, color=COLOURS[format], linewidth=1.8)  # through the powers of two: each is a step of its own
             ax.plot([x[0], x[-1]], [y[0], y[-1]], "o", color=COLOURS[format], markersize=4)
-            ax.text(*place, format.name, color=TEXT[COLOURS[format]], fontsize=10, fontweight="bold", ha="center")
+            ax.text(*label_xy, format.name, color=TEXT[COLOURS[format]], fontsize=10, fontweight="bold", ha="center")
         ax.axvline(1.0, color=GREY, linewidth=0.8, linestyle=":")
         ax.set_xscale("log")
         ax.set_yscale("log")

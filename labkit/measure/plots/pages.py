@@ -65,27 +65,27 @@ def page_table(blocks: BlockManager, sequences: Mapping[str, Served]) -> CourseF
     holders: dict[int, list[str]] = {}
     filled: dict[int, int] = {}
     for name, sequence in sequences.items():
-        for number, page in enumerate(sequence.pages):
+        for i, page in enumerate(sequence.pages):
             holders.setdefault(page, []).append(name)
-            here = min(blocks.page_size, max(0, sequence.computed - number * blocks.page_size))
-            filled[page] = max(filled.get(page, 0), here)
-    held, shared = len(holders), sum(len(each) > 1 for each in holders.values())
-    kept = sum(blocks.is_cached(page) for page in range(blocks.num_pages) if page not in holders)
+            filled_slots = min(blocks.page_size, max(0, sequence.computed - i * blocks.page_size))
+            filled[page] = max(filled.get(page, 0), filled_slots)
+    num_held, shared = len(holders), sum(len(each) > 1 for each in holders.values())
+    num_cached = sum(blocks.is_cached(page) for page in range(blocks.num_pages) if page not in holders)
     lines = -(-blocks.num_pages // ACROSS)
     side, left, top, pitch = 0.36, 1.86, 0.86, 0.42
     memory = top + len(sequences) * pitch + 0.52
     summary = "; ".join(f"{name}: {count_of(each.computed, 'token')} in pages {', '.join(map(str, each.pages))}"
                         for name, each in sequences.items())
     figure, ax = canvas(memory + lines * (side + 0.06) + 0.44, "Page table and memory",
-                        f"{summary}. Of {blocks.num_pages} pages {held} are held, {shared} of them by several; "
-                        f"{kept} are free and still hold a prompt's tokens.")
+                        f"{summary}. Of {blocks.num_pages} pages {num_held} are held, {shared} of them by several; "
+                        f"{num_cached} are free and still hold a prompt's tokens.")
 
     def page_box(x: float, y: float, page: int) -> None:
         owners = holders.get(page, [])
         draw_box(ax, x, y, side, 0.34, fill=PALE[GREY] if not owners and blocks.is_cached(page) else "white", edge=GREY)
         wide = side * filled.get(page, 0) / blocks.page_size
-        for number, name in enumerate(owners):
-            ax.add_patch(Rectangle((x, y + number * 0.34 / len(owners)), wide, 0.34 / len(owners),
+        for i, name in enumerate(owners):
+            ax.add_patch(Rectangle((x, y + i * 0.34 / len(owners)), wide, 0.34 / len(owners),
                                    facecolor=_tint(colour[name]), edgecolor="none"))
         draw_box(ax, x, y, side, 0.34, page, edge=INK if len(owners) > 1 else GREY,
                  linewidth=1.8 if len(owners) > 1 else 0.8, size=9, ink=INK if owners else FAINT)
@@ -99,9 +99,9 @@ def page_table(blocks: BlockManager, sequences: Mapping[str, Served]) -> CourseF
                     color=TEXT.get(colour[name], colour[name]))
             ax.text(left - 0.12, y + 0.17, count_of(sequence.computed, "token"), fontsize=9, ha="right",
                     va="center_baseline", color=FAINT)
-            for number, page in enumerate(sequence.pages):
-                page_box(left + number * (side + 0.05), y, page)
-        ax.text(0.14, memory - 0.22, f"Memory: {blocks.num_pages} pages of {blocks.page_size} tokens, {held} held, "
+            for i, page in enumerate(sequence.pages):
+                page_box(left + i * (side + 0.05), y, page)
+        ax.text(0.14, memory - 0.22, f"Memory: {blocks.num_pages} pages of {blocks.page_size} tokens, {num_held} held, "
                 f"{shared} of them by several sequences", fontsize=9.5, fontweight="bold", va="center")
         pitch_across = (WIDTH - 0.28 - side) / (ACROSS - 1)
         for page in range(blocks.num_pages):
@@ -149,10 +149,10 @@ def running_softmax(scores: Sequence[float]) -> CourseFigure:
     scores = np.asarray(scores, np.float64)
     if scores.ndim != 1 or not 2 <= scores.size <= 200:
         raise ValueError(f"scores has shape {scores.shape}; it must be a row of 2 to 200 numbers")
-    row_max, row_sum, maxima, sums, before = -np.inf, 0.0, [], [], []
+    row_max, row_sum, maxima, sums, previous_sums = -np.inf, 0.0, [], [], []
     for score in scores:
         new = max(row_max, score)
-        before.append(row_sum)
+        previous_sums.append(row_sum)
         row_sum = row_sum * np.exp(row_max - new) + np.exp(score - new)
         row_max = new
         maxima.append(row_max)
@@ -195,14 +195,14 @@ def rows_and_keys(lengths: Sequence[int], contexts: Sequence[int]) -> CourseFigu
         for length, context, pair in zip(lengths, contexts, pairs, strict=True)) + ".")
     with rc_context(STYLE):
         x = left
-        for number, (length, context) in enumerate(zip(lengths, contexts, strict=True)):
-            ax.text(x, 0.62, f"sequence {number}", fontsize=9.5, fontweight="bold", va="center")
+        for i, (length, context) in enumerate(zip(lengths, contexts, strict=True)):
+            ax.text(x, 0.62, f"sequence {i}", fontsize=9.5, fontweight="bold", va="center")
             ax.text(x, 0.80, f"{length} of {context}", fontsize=9, color=FAINT, va="center")
             for row in range(length):
-                before = context - length
-                ax.add_patch(Rectangle((x, 0.98 + row * unit), before * unit, unit * 0.86, facecolor=_tint(BLUE, 0.75),
+                cached = context - length
+                ax.add_patch(Rectangle((x, 0.98 + row * unit), cached * unit, unit * 0.86, facecolor=_tint(BLUE, 0.75),
                                        edgecolor="none"))
-                ax.add_patch(Rectangle((x + before * unit, 0.98 + row * unit), (row + 1) * unit, unit * 0.86,
+                ax.add_patch(Rectangle((x + cached * unit, 0.98 + row * unit), (row + 1) * unit, unit * 0.86,
                                        facecolor=_tint(BLUE, 0.30), edgecolor="none"))
             draw_box(ax, x, 0.98, context * unit, length * unit, edge=GREY)
             x += max(context * unit, 0.72) + gap

@@ -40,15 +40,15 @@ def curves(xs: Sequence[float], panels: Mapping[str, Mapping[str, Sequence[float
            doubling: bool = False, mark: float | None = None) -> CourseFigure:
     """Plot panels: y-axis label -> line name -> its values at xs. doubling: each x is twice the one before,
     and the values are milliseconds on a logarithmic axis. mark: an x with a dashed line."""
-    for what, lines in panels.items():
+    for panel, lines in panels.items():
         for name, values in lines.items():
             if len(values) != len(xs):
-                raise ValueError(f"{what}: {name!r} has {len(values)} values, and there are {len(xs)} of {along}")
+                raise ValueError(f"{panel}: {name!r} has {len(values)} values, and there are {len(xs)} of {along}")
     figure, axes = new_figure([1.75] * len(panels), title, "; ".join(
-        f"{what}: " + ", ".join(f"{name} from {number(values[0])} to {number(values[-1])}"
-                                for name, values in lines.items()) for what, lines in panels.items()) + ".", gap=0.55)
+        f"{panel}: " + ", ".join(f"{name} from {number(values[0])} to {number(values[-1])}"
+                                 for name, values in lines.items()) for panel, lines in panels.items()) + ".", gap=0.55)
     with rc_context(STYLE):
-        for ax, (what, lines) in zip(axes, panels.items(), strict=True):
+        for ax, (panel, lines) in zip(axes, panels.items(), strict=True):
             leave_right(ax, lines, 0.115)
             if doubling:
                 ax.set_xscale("log", base=2)
@@ -67,7 +67,7 @@ def curves(xs: Sequence[float], panels: Mapping[str, Mapping[str, Sequence[float
             ax.tick_params(labelbottom=ax is axes[-1])
             grid_along(ax, "y")
             label_line_ends(ax, ends)
-            panel_title(ax, what)
+            panel_title(ax, panel)
         axes[-1].set_xlabel(along)
     return figure
 
@@ -76,24 +76,24 @@ def waits(panels: Mapping[str, tuple[Sequence[float], Sequence[float], Sequence[
           title: str = "Who waits") -> CourseFigure:
     """panels: a policy -> of each request its arrival and its time to the first token, in milliseconds, and whether its
     prompt is long. One scale for all."""
-    tallest = max(max(first) for _, first, _ in panels.values())
+    tallest = max(max(ttft) for _, ttft, _ in panels.values())
     figure, axes = new_figure([1.2] * len(panels), title, "; ".join(
-        f"{name}: {count_of(len(first), 'request')}, mean {number(float(np.mean(first)))} ms, longest "
-        f"{number(float(np.max(first)))} ms" for name, (_, first, _) in panels.items()) + ".", gap=0.45)
+        f"{name}: {count_of(len(ttft), 'request')}, mean {number(float(np.mean(ttft)))} ms, longest "
+        f"{number(float(np.max(ttft)))} ms" for name, (_, ttft, _) in panels.items()) + ".", gap=0.45)
     with rc_context(STYLE):
-        for ax, (name, (arrivals, first, long)) in zip(axes, panels.items(), strict=True):
+        for ax, (name, (arrivals, ttft, long)) in zip(axes, panels.items(), strict=True):
             long = np.asarray(long, bool)
             for which, colour, size in ((~long, BLUE, 9), (long, VERMILLION, 22)):
-                ax.scatter(np.asarray(arrivals)[which] / 1e3, np.asarray(first)[which], s=size, color=colour,
+                ax.scatter(np.asarray(arrivals)[which] / 1e3, np.asarray(ttft)[which], s=size, color=colour,
                            linewidths=0)
-            mean = float(np.mean(first))
+            mean = float(np.mean(ttft))
             ax.axhline(mean, color=INK, linewidth=1.0, linestyle=(0, (4, 3)))
             ax.set_ylim(0, 1.08 * tallest)
             ax.set_ylabel("ms")
             ax.tick_params(labelbottom=ax is axes[-1])
             ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
             grid_along(ax, "y")
-            panel_title(ax, f"{name}: mean {mean:,.0f} ms (dashed), longest {np.max(first):,.0f} ms")
+            panel_title(ax, f"{name}: mean {mean:,.0f} ms (dashed), longest {np.max(ttft):,.0f} ms")
         axes[-1].set_xlabel("arrival, s")
         key(figure, [("short prompt", BLUE), ("long prompt", VERMILLION)])
     return figure

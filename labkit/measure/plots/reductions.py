@@ -62,12 +62,12 @@ def reductions(threads: int = 8) -> CourseFigure:
             for row in range(len(strides) + 1):
                 y = top + row * rise
                 if row:
-                    stride, before = strides[row - 1], y - rise + cell
+                    stride, y_top = strides[row - 1], y - rise + cell
                     for t in range(threads if panel else stride):
                         for source in (t, t ^ stride if panel else t + stride):
-                            ax.plot([middle[source], middle[t]], [before, y], color=colour, linewidth=0.9, alpha=0.75)
+                            ax.plot([middle[source], middle[t]], [y_top, y], color=colour, linewidth=0.9, alpha=0.75)
                     label = f"lane ^ {stride}" if panel else f"t + {stride}"
-                    ax.text(x0 - 0.04 if panel else x0 + threads * pitch - 0.02, (before + y) / 2, label, fontsize=9,
+                    ax.text(x0 - 0.04 if panel else x0 + threads * pitch - 0.02, (y_top + y) / 2, label, fontsize=9,
                             color=TEXT[colour], ha="right", va="center",
                             bbox={"facecolor": "white", "edgecolor": "none", "pad": 1.2})
                 holds = threads if panel else threads >> row
@@ -91,11 +91,11 @@ def masks(size: int = 8, length: int = 5) -> CourseFigure:
                         f"{size} queries and {size} keys: without a mask every query sees every key, under a causal "
                         f"mask query q sees the keys 0 to q, with padding the first {length}.")
     with rc_context(STYLE):
-        for number_, (name, sees, colour) in enumerate(panels):
-            x0 = left + number_ * (size * cell + between)
+        for i, (name, sees, colour) in enumerate(panels):
+            x0 = left + i * (size * cell + between)
             ax.text(x0, top - 0.38, name, fontsize=9.5, fontweight="bold", va="center")
             ax.text(x0, top - 0.13, "key \u2192", fontsize=9, color=FAINT, va="center")
-            if number_ == 0:
+            if i == 0:
                 ax.text(x0 - 0.10, top, "query \u2193", fontsize=9, color=FAINT, ha="right", va="top")
             for q in range(size):
                 for k in range(size):

@@ -125,9 +125,9 @@ def _draw_roofs(ax, roofs: dict, one: Ladder, xlim: tuple, slope_x: float,
         start = low if roof == top else 1000 * roof / bandwidth
         xs = np.geomspace(start, high, 400)
         ax.plot(xs, np.minimum(roof, xs * bandwidth / 1000), color=INK, linestyle=(0, (4, 3)), linewidth=1.3, zorder=1)
-        what = PEAK_NAMES[name].replace(" peak of the", ",") + notes.get(name, "")
+        label = PEAK_NAMES[name].replace(" peak of the", ",") + notes.get(name, "")
         inside = left and roof > min(roofs.values())  # left of its roof, where nothing else stands
-        ax.annotate(f"{number(roof)} TFLOP/s, {what}", (1000 * roof / bandwidth if inside else high, roof),
+        ax.annotate(f"{number(roof)} TFLOP/s, {label}", (1000 * roof / bandwidth if inside else high, roof),
                     xytext=(-6, 0) if inside else (-4, 4), ha="right", va="center" if inside else "baseline",
                     textcoords="offset points", fontsize=9)
     ax.annotate(f"{number(bandwidth)} GB/s" + ("" if below else ", copy bandwidth"),
@@ -144,22 +144,22 @@ def _label_points(ax, x: float, points: list[tuple[float, str, str]], roof: floa
     """Each name right of its point and below the roof. Names too close to each other are moved apart; a line leads from
     such a name to its point."""
     to_axes = ax.transAxes.inverted()
-    at, ceiling = to_axes.transform(ax.transData.transform((x, roof)))
+    x_fraction, ceiling = to_axes.transform(ax.transData.transform((x, roof)))
     spots = sorted([to_axes.transform(ax.transData.transform((x, y)))[1], y, name, colour]
                    for y, name, colour in points)
     high = ax.get_position().height * ax.figure.get_figheight()
-    room = (1 - at) * ax.get_position().width * WIDTH - 0.20
+    room = (1 - x_fraction) * ax.get_position().width * WIDTH - 0.20
     heights = spread_apart([spot[0] for spot in spots], 0.185 / high, high=max(spots[-1][0], ceiling - 0.10 / high))
-    for height, (own, y, name, colour) in zip(heights, spots, strict=True):
+    for height, (point_y, y, name, colour) in zip(heights, spots, strict=True):
         if width_of(name, 9) > room:
             name = name.removeprefix(prefix)
         while width_of(name, 9) > room:
             name = shorten(name, len(name) - 1)
-        aside = abs(height - own) * high > 0.03
-        ax.annotate(name, (x, y), xycoords="data", xytext=(24 if aside else 9, 72 * high * (height - own)),
+        moved = abs(height - point_y) * high > 0.03
+        ax.annotate(name, (x, y), xycoords="data", xytext=(24 if moved else 9, 72 * high * (height - point_y)),
                     textcoords="offset points", va="center", fontsize=9, color=colour,
                     arrowprops={"arrowstyle": "-", "color": colour, "linewidth": 0.8, "shrinkA": 1, "shrinkB": 5,
-                                "relpos": (0, 0.5)} if aside else None)
+                                "relpos": (0, 0.5)} if moved else None)
 
 
 # --- Every rung -----------------------------------------------------------------------------------------------------
@@ -205,14 +205,14 @@ def _columns(ax, ladders: list[Ladder], bandwidth: float) -> None:
     fanned out and joined to them by lines."""
     ax.apply_aspect()
     inches = ax.figure.dpi
-    places = [ax.transData.transform((one.flops / one.bytes, 1))[0] / inches for one in ladders]
+    xs = [ax.transData.transform((one.flops / one.bytes, 1))[0] / inches for one in ladders]
     left, right = (edge / inches for edge in ax.transAxes.transform([(0, 0), (1, 0)])[:, 0])
     wide = right - left
-    stands, fanned = ([left + at * wide for at in spread_apart([(x - left) / wide for x in places], gap / wide)]
-                      for gap in (BESIDE, DISC))
-    back = ax.transData.inverted()
-    for k, (one, stand, at) in enumerate(zip(ladders, stands, fanned, strict=True)):
-        colour, x = MANY[k % len(MANY)], back.transform((stand * inches, 0))[0]
+    dot_xs, label_xs = ([left + label_x * wide for label_x in spread_apart([(x - left) / wide for x in xs], gap / wide)]
+                        for gap in (BESIDE, DISC))
+    inverse = ax.transData.inverted()
+    for k, (one, dot_x, label_x) in enumerate(zip(ladders, dot_xs, label_xs, strict=True)):
+        colour, x = MANY[k % len(MANY)], inverse.transform((dot_x * inches, 0))[0]
         rows = [row for row in one.rows if row.kind != "host"]
         ax.plot([x, x], [min(row.tflops for row in rows), max(row.tflops for row in rows)], color=colour, linewidth=0.8,
                 alpha=0.6, zorder=2)
@@ -222,10 +222,10 @@ def _columns(ax, ladders: list[Ladder], bandwidth: float) -> None:
                     markeredgecolor="white", markeredgewidth=0.6, zorder=3 if rung else 2.5)
         best = max(row.tflops for row in rows)
         under = ax.transData.transform((x, best))[1] / inches
-        above = back.transform((at * inches, 0))[0]
+        above = inverse.transform((label_x * inches, 0))[0]
         slope = ax.transData.transform((1, above * bandwidth / 1000))[1] / inches
         high = under + 0.30 if under + 0.30 < slope and x * bandwidth / 1000 > 60 else max(under, slope) + 0.30
-        spot = back.transform((at * inches, high * inches))
+        spot = inverse.transform((label_x * inches, high * inches))
         ax.plot([x, spot[0]], [best, spot[1]], color=colour, linewidth=0.8, zorder=2)
         ax.plot(*spot, "o", markersize=13.5, color=colour, markeredgecolor="white", markeredgewidth=0.8, zorder=4)
         ax.annotate(str(k + 1), spot, ha="center", va="center_baseline", fontsize=SMALLEST, fontweight="bold",
@@ -251,13 +251,13 @@ def _list(figure, ladders: list[Ladder]) -> None:
 def _of_its_limit(one: Ladder) -> str:
     """ "3 rungs: naive 1% to pipelined 75% of the limit; PyTorch 78%". What PyTorch compiled is "compiled 78%"."""
     rungs = sorted((row for row in one.rungs if row.fraction is not None), key=lambda row: row.fraction)
-    theirs = max((row for row in one.rows if row.kind == "baseline" and row.fraction is not None),
-                 key=lambda row: row.fraction, default=None)
+    baseline = max((row for row in one.rows if row.kind == "baseline" and row.fraction is not None),
+                   key=lambda row: row.fraction, default=None)
     ends = [f"{row.name.removeprefix(f'{one.op}_')} {percent(row.fraction)}" for row in (rungs[:1] + rungs[-1:])]
     text = f"{len(rungs)} rungs: {' to '.join(dict.fromkeys(ends))} of the limit"
-    if theirs is not None:
-        name = theirs.name.split(" (")[0].removeprefix("PyTorch, ").replace("compiled and autotuned", "autotuned")
-        text += f"; {name} {percent(theirs.fraction)}"
+    if baseline is not None:
+        name = baseline.name.split(" (")[0].removeprefix("PyTorch, ").replace("compiled and autotuned", "autotuned")
+        text += f"; {name} {percent(baseline.fraction)}"
     return text
 
 

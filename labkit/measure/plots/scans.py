@@ -38,23 +38,23 @@ def steps(values=VALUES) -> CourseFigure:
     n = _checked(values)
     rows, distance = [list(values)], 1
     while distance < n:
-        before = rows[-1]
-        rows.append([before[i] + before[i - distance] if i >= distance else before[i] for i in range(n)])
+        previous = rows[-1]
+        rows.append([previous[i] + previous[i - distance] if i >= distance else previous[i] for i in range(n)])
         distance *= 2
     figure, ax, middle = _columns(n, len(rows), f"Hillis and Steele: {n} elements, {len(rows) - 1} steps",
                                   f"An inclusive scan of {n} numbers: in each of {len(rows) - 1} steps an element adds "
                                   "the one that stands 1, 2, 4 places before it.")
     with rc_context(STYLE):
-        for number, row in enumerate(rows):
-            distance = 1 << number - 1 if number else n
+        for step, row in enumerate(rows):
+            distance = 1 << step - 1 if step else n
             for i in range(n):
                 if i >= distance:
-                    _line(ax, middle, number, i - distance, i, BLUE)
-                    _line(ax, middle, number, i, i, BLUE)
+                    _line(ax, middle, step, i - distance, i, BLUE)
+                    _line(ax, middle, step, i, i, BLUE)
             for i, value in enumerate(row):
-                _cell(ax, middle, number, i, value, BLUE if i >= distance else None)
+                _cell(ax, middle, step, i, value, BLUE if i >= distance else None)
             adds = n - distance
-            _name(ax, number, f"{distance} before: {adds} additions" if number else "x")
+            _name(ax, step, f"{distance} before: {adds} additions" if step else "x")
         _note(ax, len(rows), "Blue: an addition. Every thread reads before any thread writes: two barriers in a step.")
     return figure
 
@@ -83,13 +83,13 @@ def tree(values=VALUES) -> CourseFigure:
                                   f"An exclusive scan of {n} numbers: {levels} steps up a tree of sums, then {levels} "
                                   "steps down, in which each left half receives what stands before its pair.")
     with rc_context(STYLE):
-        for number, (row, changed, colour, name) in enumerate(rows):
+        for row_index, (row, changed, colour, name) in enumerate(rows):
             for i, sources in changed.items():
                 for source in sources:
-                    _line(ax, middle, number, source, i, colour)
+                    _line(ax, middle, row_index, source, i, colour)
             for i, value in enumerate(row):
-                _cell(ax, middle, number, i, value, colour if i in changed else None)
-            _name(ax, number, name)
+                _cell(ax, middle, row_index, i, value, colour if i in changed else None)
+            _name(ax, row_index, name)
         _note(ax, len(rows), "Blue: the sum of a pair. Green: what stands before. Grey: not touched in this step.")
     return figure
 
@@ -106,14 +106,14 @@ def look_back(load=(5, 4, 11, 5, 5, 4, 6, 5), start=(0, 0, 0, 0, 1, 1, 1, 2), lo
     for name, decoupled in (("each waits for the one before it", False), ("decoupled look-back", True)):
         through, waits = [], []
         for tile in range(blocks):
-            now, seen = known[tile], tile
-            while seen > 0:
-                seen -= 1
-                now = max(now, known[seen] if decoupled else through[seen]) + look
-                if through[seen] <= now:
+            now, predecessor = known[tile], tile
+            while predecessor > 0:
+                predecessor -= 1
+                now = max(now, known[predecessor] if decoupled else through[predecessor]) + look
+                if through[predecessor] <= now:
                     break
             through.append(now)
-            waits.append(tile - seen)
+            waits.append(tile - predecessor)
         panels.append((name, through, waits))
     end = max(max(through) for _, through, _ in panels) + store
     left, tall, gap, top = 0.70, 0.18, 0.06, 0.92
@@ -149,13 +149,13 @@ def compaction(keep=(0, 1, 1, 0, 1, 0, 0, 1)) -> CourseFigure:
     """Where each element goes that is kept: as many places along as elements before it are kept."""
     n, left = len(keep), 1.30
     pitch = (WIDTH - left - RIGHT) / n
-    places = [sum(keep[:i]) for i in range(n)]
+    offsets = [sum(keep[:i]) for i in range(n)]
     figure, ax = canvas(3.36, "Compaction: an exclusive scan of the flags is the place",
                         f"{n} elements, of which {sum(keep)} are kept. The exclusive scan of the flags says where each "
                         "of them goes.")
     with rc_context(STYLE):
-        for number, (name, row) in enumerate((("x", "abcdefgh"[:n]), ("keep", keep), ("scan", places))):
-            y = 0.70 + 0.50 * number
+        for row_index, (name, row) in enumerate((("x", "abcdefgh"[:n]), ("keep", keep), ("scan", offsets))):
+            y = 0.70 + 0.50 * row_index
             ax.text(left - 0.16, y + CELL / 2, name, fontsize=9, ha="right", va="center_baseline")
             for i, value in enumerate(row):
                 draw_box(ax, left + i * pitch + 0.03, y, pitch - 0.06, CELL, value, size=9,
@@ -164,7 +164,7 @@ def compaction(keep=(0, 1, 1, 0, 1, 0, 0, 1)) -> CourseFigure:
         ax.text(left - 0.16, y + CELL / 2, "out", fontsize=9, ha="right", va="center_baseline")
         for i in range(n):
             if keep[i]:
-                x = left + places[i] * pitch
+                x = left + offsets[i] * pitch
                 ax.plot([left + (i + 0.5) * pitch, x + pitch / 2], [1.70 + CELL, y], color=PURPLE, linewidth=1.0)
                 draw_box(ax, x + 0.03, y, pitch - 0.06, CELL, "abcdefgh"[i], size=9, fill=PALE[PURPLE])
     return figure
@@ -182,23 +182,23 @@ def _columns(n: int, rows: int, title: str, summary: str):
     return figure, ax, [LEFT + (i + 0.5) * pitch for i in range(n)]
 
 
-def _top(number: int) -> float:
-    return 0.62 + number * RISE
+def _top(level: int) -> float:
+    return 0.62 + level * RISE
 
 
-def _line(ax, middle, number: int, source: int, target: int, colour: str) -> None:
-    ax.plot([middle[source], middle[target]], [_top(number - 1) + CELL, _top(number)], color=colour, linewidth=1.0,
+def _line(ax, middle, level: int, source: int, target: int, colour: str) -> None:
+    ax.plot([middle[source], middle[target]], [_top(level - 1) + CELL, _top(level)], color=colour, linewidth=1.0,
             alpha=0.8)
 
 
-def _cell(ax, middle, number: int, i: int, value, colour: str | None) -> None:
+def _cell(ax, middle, level: int, i: int, value, colour: str | None) -> None:
     width = middle[1] - middle[0] - 0.08
-    draw_box(ax, middle[i] - width / 2, _top(number), width, CELL, value, size=9, fill=colour or PALE[GREY],
+    draw_box(ax, middle[i] - width / 2, _top(level), width, CELL, value, size=9, fill=colour or PALE[GREY],
              ink="white" if colour and colour != ORANGE else INK)
 
 
-def _name(ax, number: int, text: str) -> None:
-    ax.text(LEFT - 0.10, _top(number) + CELL / 2, text, fontsize=SMALLEST, color=FAINT, ha="right",
+def _name(ax, level: int, text: str) -> None:
+    ax.text(LEFT - 0.10, _top(level) + CELL / 2, text, fontsize=SMALLEST, color=FAINT, ha="right",
             va="center_baseline")
 
 

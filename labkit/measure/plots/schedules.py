@@ -55,13 +55,13 @@ def requests_over_steps(history: Sequence[Recorded], pages: int, title: str = "R
         for each in (ax, below):
             box = each.get_position()
             each.set_position((left, box.y0, 0.97 - left, box.height))
-        for number, step in enumerate(history):
+        for i, step in enumerate(history):
             for name in step.waiting:
                 if name in rows:
-                    ax.barh(rows[name], 1, left=number, height=0.14, color=GREY, linewidth=0)
+                    ax.barh(rows[name], 1, left=i, height=0.14, color=GREY, linewidth=0)
             done = dict.fromkeys(part.name for part in step.parts)
             for name in done:
-                parts, left = [part for part in step.parts if part.name == name], float(number)
+                parts, left = [part for part in step.parts if part.name == name], float(i)
                 total = sum(part.tokens for part in parts)
                 for part in parts:
                     ax.barh(rows[name], part.tokens / total, left=left, height=0.76, color=KINDS[part.kind][1],
@@ -69,7 +69,7 @@ def requests_over_steps(history: Sequence[Recorded], pages: int, title: str = "R
                     left += part.tokens / total
             for name in step.preempted:
                 if name in rows:
-                    ax.plot([number + 0.5], [rows[name]], "x", color=INK, markersize=7, markeredgewidth=1.8)
+                    ax.plot([i + 0.5], [rows[name]], "x", color=INK, markersize=7, markeredgewidth=1.8)
         ax.set_ylim(len(names) - 0.45, -0.55)
         ax.set_yticks(range(len(names)), labels)
         ax.set_ylabel("request")

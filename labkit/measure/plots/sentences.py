@@ -123,10 +123,10 @@ def _launches(ax, stream: float, box: float, wide: float, top: float, tall: floa
             _arrow(ax, (stream, y + tall / 2), (box, y + tall / 2))
         branching = bool(beside)
         if beside == "add":
-            at = y + tall + (pitch - tall) / 2
-            ax.plot([middle, middle, stream], [y + tall, at, at], color=INK, linewidth=1.2)
-            ax.add_patch(Circle((stream, at), 0.085, facecolor="white", edgecolor=INK, linewidth=1.3, zorder=4))
-            ax.text(stream, at, "+", fontsize=10, ha="center", va="center_baseline", zorder=5)
+            cy = y + tall + (pitch - tall) / 2
+            ax.plot([middle, middle, stream], [y + tall, cy, cy], color=INK, linewidth=1.2)
+            ax.add_patch(Circle((stream, cy), 0.085, facecolor="white", edgecolor=INK, linewidth=1.3, zorder=4))
+            ax.text(stream, cy, "+", fontsize=10, ha="center", va="center_baseline", zorder=5)
         elif not beside:
             _arrow(ax, (middle, y + tall), (middle, y + pitch))
     _arrow(ax, (stream, bottom - 0.06), (stream, bottom + 0.18), width=2.4)

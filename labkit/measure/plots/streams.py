@@ -45,13 +45,13 @@ def engines(*panels: dict) -> CourseFigure:
         for ax, panel, end in zip(axes, panels, ends, strict=True):
             box = ax.get_position()
             ax.set_position((0.215, box.y0, 0.765, box.height))
-            seen = dict.fromkeys(ENGINES, 0)
+            counts = dict.fromkeys(ENGINES, 0)
             for event in panel["events"]:
-                y, seen[event["engine"]] = ENGINES.index(event["engine"]), seen[event["engine"]] + 1
+                y, counts[event["engine"]] = ENGINES.index(event["engine"]), counts[event["engine"]] + 1
                 ax.barh(y, event["ms"], left=event["start_ms"], height=0.7, linewidth=0.8, edgecolor="white",
                         color=OF_STREAM[event["stream"] % len(OF_STREAM)])
                 if event["ms"] > 0.03 * max(ends):
-                    ax.annotate(str(seen[event["engine"]]), (event["start_ms"] + event["ms"] / 2, y), ha="center",
+                    ax.annotate(str(counts[event["engine"]]), (event["start_ms"] + event["ms"] / 2, y), ha="center",
                                 va="center", fontsize=9, color="white")
             ax.annotate(f"{number(end)} ms", (end, 2), xytext=(6, 0), textcoords="offset points", va="center",
                         fontsize=9, color=FAINT, bbox={"facecolor": "white", "edgecolor": "none", "pad": 1})

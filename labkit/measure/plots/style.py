@@ -207,18 +207,18 @@ def of_the_course(read, name: str):
         return read(name)
 
 
-def gpu_panels(here: dict, name: str, recorded: dict | None | str = "auto") -> tuple[list[dict], str]:
+def gpu_panels(local: dict, name: str, recorded: dict | None | str = "auto") -> tuple[list[dict], str]:
     """What a figure draws, and the line below it. Recorded times come first. What this machine's GPU measured stands
     beside them in the same unit; what its CPU device measured is no speed: the line says so, and it is not drawn."""
     if recorded == "auto":
         recorded = of_the_course(measure.recorded_series, name)
-    return _panels(here, recorded, here["where"] == CPU_DEVICE)
+    return _panels(local, recorded, local["where"] == CPU_DEVICE)
 
 
-def _panels(here, recorded, on_cpu: bool) -> tuple[list, str]:
+def _panels(local, recorded, on_cpu: bool) -> tuple[list, str]:
     if on_cpu:
         return [recorded] if recorded is not None else [], HERE
-    return ([here] if recorded is None or recorded == here else [recorded, here]), ""
+    return ([local] if recorded is None or recorded == local else [recorded, local]), ""
 
 
 def panel_taken(panels: list[dict], panel: dict) -> str:
@@ -306,12 +306,12 @@ def leave_right(ax, names, left: float = 0.105, size: float = 9.5) -> None:
     ax.set_position((left, box.y0, 1 - left - (widest + 0.24) / WIDTH, box.height))
 
 
-def shorten(text: str, most: int) -> str:
-    return text if len(text) <= most else text[: most - 1].rstrip(" ,(") + "\u2026"
+def shorten(text: str, max_len: int) -> str:
+    return text if len(text) <= max_len else text[: max_len - 1].rstrip(" ,(") + "\u2026"
 
 
-def percent(share: float) -> str:
-    return "<1%" if 0 < share < 0.005 else f"{share:.0%}"
+def percent(fraction: float) -> str:
+    return "<1%" if 0 < fraction < 0.005 else f"{fraction:.0%}"
 
 
 def count_of(count: int, noun: str) -> str:

@@ -21,42 +21,42 @@ WRITTEN = {"stroke-linejoin": "round", "stroke-linecap": "butt", "opacity": "1",
 def compact(text: str, width: int, title: str) -> str:
     """The SVG at `width` pixels. The same text gives the same bytes."""
     root = ET.fromstring(text)
-    view = [float(number) for number in root.get("viewBox").split()]
+    view = [float(value) for value in root.get("viewBox").split()]
     parts = [f'<svg xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink" width="{width}" '
              f'height="{round(width * view[3] / view[2])}" viewBox="0 0 {_short(view[2])} {_short(view[3])}" '
              f'role="img" font-family="{FONTS}" stroke-linejoin="round">', f"<title>{_escape(title)}</title>"]
-    drawn: list[tuple[str, str, str]] = []  # (tag, attributes, path)
+    shapes: list[tuple[str, str, str]] = []  # (tag, attributes, path)
     for child in root:
         if child.tag in (SVG + "g", SVG + "defs"):
-            _walk(child, drawn)
-    before = None
-    for tag, attributes, content in drawn:
-        if tag == "path" and before == attributes:  # neighbours that look alike become one path
+            _walk(child, shapes)
+    previous = None
+    for tag, attributes, content in shapes:
+        if tag == "path" and previous == attributes:  # neighbours that look alike become one path
             parts[-1] = f'{parts[-1][:-3]}{content}"/>'
         elif tag == "path":
             parts.append(f'<path{attributes} d="{content}"/>')
         else:
             parts.append(content)
-        before = attributes if tag == "path" and "marker" not in attributes and "opacity" not in attributes else None
+        previous = attributes if tag == "path" and "marker" not in attributes and "opacity" not in attributes else None
     return "\n".join((*parts, "</svg>"))
 
 
-def _walk(node, drawn: list) -> None:
+def _walk(node, shapes: list) -> None:
     for child in node:
         tag = child.tag.removeprefix(SVG)
         if tag == "g" and set(child.attrib) <= {"id"}:
-            _walk(child, drawn)
+            _walk(child, shapes)
         elif tag == "path" and "id" not in child.attrib:
             path = _path(child.get("d", ""))
             if path:
-                drawn.append(("path", _attributes(child), path))
+                shapes.append(("path", _attributes(child), path))
         elif tag == "defs":
             inside: list = []
             _walk(child, inside)
             if inside:
-                drawn.append(("defs", "", "<defs>" + "".join(_whole(*one) for one in inside) + "</defs>"))
+                shapes.append(("defs", "", "<defs>" + "".join(_whole(*one) for one in inside) + "</defs>"))
         elif tag != "style":
-            drawn.append(("whole", "", _element(child, tag)))
+            shapes.append(("whole", "", _element(child, tag)))
 
 
 def _whole(tag: str, attributes: str, content: str) -> str:
@@ -77,64 +77,64 @@ def _element(node, tag: str) -> str:
 
 def _attributes(node) -> str:
     """Return the node's attributes with its style split into them, without implied values."""
-    found: dict[str, str] = {}
+    attributes: dict[str, str] = {}
     for name, value in node.attrib.items():
         if name == "style":
             for entry in filter(None, (part.strip() for part in value.split(";"))):
-                key, _, value_ = entry.partition(":")
-                found[key.strip()] = value_.strip()
+                key, _, text = entry.partition(":")
+                attributes[key.strip()] = text.strip()
         elif name != "d" and not (name == "id" and node.tag in (SVG + "g", SVG + "text")):
-            found[name.replace(XLINK, "xlink:")] = value
-    found.pop("font-family", None)
-    if "font" in found:  # the shorthand would bring its own family
-        size = re.search(r"([\d.]+)px", found["font"])
-        value_ = found.pop("font")
-        found |= {"font-size": size[1], **({"font-weight": "bold"} if "bold" in value_ or "700" in value_ else {}),
-                  **({"font-style": "italic"} if "italic" in value_ else {})}
-    if node.tag == SVG + "text" and re.match(r"rotate\(-?0[ .]", found.get("transform", "")):
-        del found["transform"]
+            attributes[name.replace(XLINK, "xlink:")] = value
+    attributes.pop("font-family", None)
+    if "font" in attributes:  # the shorthand would bring its own family
+        size = re.search(r"([\d.]+)px", attributes["font"])
+        text = attributes.pop("font")
+        attributes |= {"font-size": size[1], **({"font-weight": "bold"} if "bold" in text or "700" in text else {}),
+                       **({"font-style": "italic"} if "italic" in text else {})}
+    if node.tag == SVG + "text" and re.match(r"rotate\(-?0[ .]", attributes.get("transform", "")):
+        del attributes["transform"]
     if node.tag == SVG + "text" and re.search("^ |  | $", node.text or ""):
-        found["xml:space"] = "preserve"
+        attributes["xml:space"] = "preserve"
     if node.tag == SVG + "image":
-        found["image-rendering"] = "pixelated"
-    if "font-size" in found:
-        found["font-size"] = found["font-size"].removesuffix("px")
+        attributes["image-rendering"] = "pixelated"
+    if "font-size" in attributes:
+        attributes["font-size"] = attributes["font-size"].removesuffix("px")
     return "".join(f' {name}="{_escape(_short_all(value) if name not in ("xlink:href", "id") else value)}"'
-                   for name, value in found.items() if WRITTEN.get(name) != value)
+                   for name, value in attributes.items() if WRITTEN.get(name) != value)
 
 
 def _path(path: str) -> str:
     """Absolute, to a hundredth of a point; straight lines along an axis in short."""
-    words, at, begun, out = path.split(), (0.0, 0.0), (0.0, 0.0), []
+    words, position, start, out = path.split(), (0.0, 0.0), (0.0, 0.0), []
     k = 0
     while k < len(words):
         letter = words[k]
         count = {"M": 2, "L": 2, "C": 6, "Q": 4, "z": 0, "Z": 0}[letter]
-        numbers = [float(word) for word in words[k + 1 : k + 1 + count]]
+        coords = [float(word) for word in words[k + 1 : k + 1 + count]]
         k += 1 + count
         if letter in "zZ":
             out.append("z")
-            at = begun
+            position = start
             continue
-        to = (numbers[-2], numbers[-1])
-        if letter == "L" and _short(to[1]) == _short(at[1]):
+        to = (coords[-2], coords[-1])
+        if letter == "L" and _short(to[1]) == _short(position[1]):
             out.append(f"H{_short(to[0])}")
-        elif letter == "L" and _short(to[0]) == _short(at[0]):
+        elif letter == "L" and _short(to[0]) == _short(position[0]):
             out.append(f"V{_short(to[1])}")
         else:
-            out.append(letter + " ".join(map(_short, numbers)))
-        begun = to if letter == "M" else begun
-        at = to
+            out.append(letter + " ".join(map(_short, coords)))
+        start = to if letter == "M" else start
+        position = to
     return "".join(out)
 
 
-def _short(number: float) -> str:
-    text = f"{number:.2f}".rstrip("0").rstrip(".")
+def _short(value: float) -> str:
+    text = f"{value:.2f}".rstrip("0").rstrip(".")
     return "0" if text in ("-0", "") else text
 
 
 def _short_all(text: str) -> str:
-    return NUMBER.sub(lambda found: _short(float(found[0])), text)
+    return NUMBER.sub(lambda match: _short(float(match[0])), text)
 
 
 def _escape(text: str) -> str:

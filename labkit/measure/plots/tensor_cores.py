@@ -52,8 +52,8 @@ def climb(ladder: Ladder, rung: str, against: str | None = None) -> CourseFigure
     if against is None:
         against = next((name for name, row in reversed(list(zip(names, rungs, strict=True))[:last])
                         if not row.failed), names[0])
-    before, rungs, names = rungs[names.index(against)], rungs[: last + 1], names[: last + 1]
-    factor = rungs[last].tflops / before.tflops
+    reference, rungs, names = rungs[names.index(against)], rungs[: last + 1], names[: last + 1]
+    factor = rungs[last].tflops / reference.tflops
     factor_text = f"\u00d7 {factor:.1f}" if factor >= 1.95 else f"\u00d7 {factor:.2f}"
     title = f"{rung}: {factor_text.removeprefix(chr(215) + ' ')} times as fast as {against}"
     figure, (ax,) = new_figure([0.27 * len(rungs) + 0.1], title, f"{title}. " + "; ".join(
@@ -94,15 +94,15 @@ def ldmatrix(lane: int = 13) -> CourseFigure:
                     va="center")
             for r in range(8):
                 for c in range(8):
-                    mine = r == g and c // 2 == q
-                    draw_box(ax, x0 + c * wide, y0 + r * tall, wide, tall, fill=colour if mine else PALE[colour])
+                    in_fragment = r == g and c // 2 == q
+                    draw_box(ax, x0 + c * wide, y0 + r * tall, wide, tall, fill=colour if in_fragment else PALE[colour])
                 pointer = 8 * n + r
-                own = pointer == lane
+                selected = pointer == lane
                 side = x0 - 0.06 if n < 2 else x0 + 8 * wide + 0.06
                 ax.text(side, y0 + (r + 0.5) * tall, str(pointer), fontsize=SMALL, va="center_baseline",
-                        ha="right" if n < 2 else "left", color=TEXT[VERMILLION] if own else FAINT,
-                        fontweight="bold" if own else "normal")
-                if own:
+                        ha="right" if n < 2 else "left", color=TEXT[VERMILLION] if selected else FAINT,
+                        fontweight="bold" if selected else "normal")
+                if selected:
                     draw_box(ax, x0, y0 + r * tall, 8 * wide, tall, **FRAME)
         words = left + 16 * wide + gap + 0.46
         lines = (("Beside a row:", INK, "bold"), ("the lane that gives", INK, "normal"),
@@ -127,14 +127,14 @@ def swizzle(piece: int = 2) -> CourseFigure:
         raise ValueError(f"piece is {piece}; a row has pieces 0 to 7")
     cell, left, top, gap = 0.215, 0.20, 1.12, 0.33
     steps = []
-    for _, place in layouts:
-        banks = [place(r, piece) % 8 for r in range(8)]
+    for _, slot_of in layouts:
+        banks = [slot_of(r, piece) % 8 for r in range(8)]
         steps.append(max(banks.count(bank) for bank in banks))
     figure, ax = canvas(top + 9 * cell + 0.70, f"Piece {piece} of eight rows, and the banks it lies in",
                         "Reading it takes " + "; ".join(f"{name}: {count_of(n, 'step')}" for (name, _), n in
                                                         zip(layouts, steps, strict=True)) + ".")
     with rc_context(STYLE):
-        for panel, ((name, place), step) in enumerate(zip(layouts, steps, strict=True)):
+        for panel, ((name, slot_of), step) in enumerate(zip(layouts, steps, strict=True)):
             x0 = left + panel * (8 * cell + gap)
             colour = VERMILLION if step > 1 else GREEN
             ax.text(x0, top - 0.56, name, fontsize=SMALL + 0.5, fontweight="bold", va="center")
@@ -143,10 +143,10 @@ def swizzle(piece: int = 2) -> CourseFigure:
             for bank in range(0, 8, 2):
                 ax.text(x0 + (bank + 0.5) * cell, top - 0.11, str(4 * bank), fontsize=SMALL - 0.5, color=FAINT,
                         ha="center", va="center")
-            held = {place(r, p): (r, p) for r in range(8) for p in range(8)}
-            for at in range(max(held) + 1):
-                y, x = divmod(at, 8)
-                r, p = held.get(at, (0, ""))
+            element_of = {slot_of(r, p): (r, p) for r in range(8) for p in range(8)}
+            for cell_index in range(max(element_of) + 1):
+                y, x = divmod(cell_index, 8)
+                r, p = element_of.get(cell_index, (0, ""))
                 hot = p == piece
                 fill = colour if hot else PALE[BLUE if r % 2 else GREY] if p != "" else "none"
                 draw_box(ax, x0 + x * cell, top + y * cell, cell, cell, p, fill=fill, size=SMALL,
@@ -213,12 +213,12 @@ def tma(rows: int = 13, cols: int = 11, box: tuple[int, int] = (8, 5)) -> Course
         ax.text(x1, top - 0.16, "the box, in shared memory", fontsize=SMALL, fontweight="bold", va="center")
         for r in range(max(rows, row0 + 8)):
             for p in range(max(cols, col0 + 8)):
-                there, taken = r < rows and p < cols, 0 <= r - row0 < 8 and 0 <= p - col0 < 8
+                in_matrix, in_box = r < rows and p < cols, 0 <= r - row0 < 8 and 0 <= p - col0 < 8
                 x, y = left + p * cell, top + r * cell
-                if there:
-                    draw_box(ax, x, y, cell, cell, fill=(GREEN if p == col0 + 1 else PALE[BLUE]) if taken
+                if in_matrix:
+                    draw_box(ax, x, y, cell, cell, fill=(GREEN if p == col0 + 1 else PALE[BLUE]) if in_box
                              else PALE[GREY])
-                elif taken:
+                elif in_box:
                     draw_box(ax, x, y, cell, cell, "0", fill="none", edge=PALE[GREY], ink=FAINT, size=SMALL)
         draw_box(ax, left + col0 * cell, top + row0 * cell, 8 * cell, 8 * cell, **FRAME)
         for r in range(8):
@@ -265,8 +265,8 @@ def specialised(tiles: int = 3, steps: int = 4, stages: int = 3, load: float = 1
             ax.text(0.14, y - 0.17, f"{name}: {end / ends[1]:.2f} times as long" if end != ends[1] else name,
                     fontsize=SMALL + 0.5, fontweight="bold", va="center")
             for lane, label in enumerate(names):
-                at = y + (stages / 2 if lane == 0 else stages + lane - 0.5) * tall
-                ax.text(left - 0.08, at, label, fontsize=SMALL, ha="right", va="center")
+                label_y = y + (stages / 2 if lane == 0 else stages + lane - 0.5) * tall
+                ax.text(left - 0.08, label_y, label, fontsize=SMALL, ha="right", va="center")
             for kind, lane, begin, stop, text in plan:
                 draw_box(ax, left + begin * scale, y + lane * tall, (stop - begin) * scale, tall, text,
                          fill=PALE[fills[kind]], ink=TEXT[fills[kind]], size=SMALL)

@@ -201,8 +201,8 @@ def lines_over(series: dict, name: str, recorded: dict | None | str, title: str,
             if known is not None and known["machine"]["gpu"] == panel["where"]:
                 bandwidth = known["limits"]["bandwidth_gbs"]
                 ax.plot(xs, [bound * n / bandwidth / 1e6 for n in xs], color=INK, linestyle=(0, (4, 3)), linewidth=1.1)
-                at = 3 * low * bandwidth * 1e6 / bound
-                ax.annotate("what memory needs", (at, 3 * low), xytext=(-7, 4), textcoords="offset points",
+                label_x = 3 * low * bandwidth * 1e6 / bound
+                ax.annotate("what memory needs", (label_x, 3 * low), xytext=(-7, 4), textcoords="offset points",
                             fontsize=9, ha="right")
             ax.set_ylim(low / 1.6, None)
             ax.set_xlim(xs[0] * 0.75, xs[-1] * 1.35)

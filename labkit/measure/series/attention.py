@@ -58,9 +58,9 @@ def _fused_by_torch(torch, queries, keys, values, causal: bool):
 
 def _torch_parts(torch, array, heads: int):
     """(rows, 3*H*D) or, of a cache, (rows, 2*H*D): views of it as (rows, heads, size)."""
-    whole = torch.as_tensor(array, device="cuda")
+    packed = torch.as_tensor(array, device="cuda")
     width = heads * SIZE
-    return [whole[:, at : at + width].view(whole.shape[0], heads, SIZE) for at in range(0, whole.shape[1], width)]
+    return [packed[:, col : col + width].view(packed.shape[0], heads, SIZE) for col in range(0, packed.shape[1], width)]
 
 
 def attention_sizes(lengths=None, heads: int | None = None) -> dict:
@@ -176,8 +176,8 @@ def attention_passes(S: int | None = None, heads: int | None = None) -> dict:
     S, heads = S or device.pick(gpu=1024, cpu=32), heads or device.pick(gpu=HEADS, cpu=1)
     qkv = cuda.to_device(2 * uniform(np.random.default_rng(0), S, 3 * heads * SIZE))
     out = cuda.device_array((S, heads * SIZE), np.float32)
-    keys_values, start, first = keys_and_values(qkv, out, None, None)
-    arguments = (qkv, keys_values, start, out, first, np.uint32(SIZE), np.float32(1 / math.sqrt(SIZE)), np.uint32(0))
+    keys_values, start, base = keys_and_values(qkv, out, None, None)
+    arguments = (qkv, keys_values, start, out, base, np.uint32(SIZE), np.float32(1 / math.sqrt(SIZE)), np.uint32(0))
 
     def us(kernel):
         return _us(lambda stream=0: kernel[(S, heads), BLOCK, stream, 4 * S](*arguments))
@@ -224,10 +224,10 @@ def linear_attention_lengths(lengths=None, heads: int | None = None) -> dict:
         states = cuda.device_array(state_shape(heads, S, SIZE), np.float32)
         for rung in LINEAR_ATTENTION.rungs:
             name = rung.__name__.removeprefix("linear_attention_")
-            given = {"states": states} if name == "chunked" else {}
+            kwargs = {"states": states} if name == "chunked" else {}
             fits = name != "quadratic" or S <= MOST_PAIRS
             lines.setdefault(f"linear, {name}", []).append(
-                _us(functools.partial(rung, *inputs, out, **given)) if fits else None)
+                _us(functools.partial(rung, *inputs, out, **kwargs)) if fits else None)
         qkv = cuda.to_device(2 * uniform(rng, S, 3 * heads * SIZE))
         flat = cuda.device_array((S, heads * SIZE), np.float32)
         lines.setdefault("flash", []).append(_us(functools.partial(attention_flash, qkv, heads, flat, causal=True)))

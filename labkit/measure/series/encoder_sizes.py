@@ -101,27 +101,27 @@ def make_norm(constant: bool, C: int):
         row = uint32(uint32(cuda.blockIdx.x) * uint32(WARPS) + uint32(cuda.threadIdx.y))
         pieces = uint32(columns // uint32(32))
         if row < rows:
-            first = uint32(uint32(row * columns) + lane)
+            base = uint32(uint32(row * columns) + lane)
             row_sum = float32(0.0)
             piece = uint32(0)
             while piece < pieces:
-                i = uint32(first + uint32(piece * uint32(32)))
+                i = uint32(base + uint32(piece * uint32(32)))
                 row_sum += float32(x[i]) + float32(residual[i])
                 piece += uint32(1)
             mean = warp_sum(row_sum) / float32(columns)
             squares = float32(0.0)
             piece = uint32(0)
             while piece < pieces:
-                i = uint32(first + uint32(piece * uint32(32)))
-                apart = float32(x[i]) + float32(residual[i]) - mean
-                squares += apart * apart
+                i = uint32(base + uint32(piece * uint32(32)))
+                centered = float32(x[i]) + float32(residual[i]) - mean
+                squares += centered * centered
                 piece += uint32(1)
             scale = cuda.rsqrt(warp_sum(squares) / float32(columns) + EPSILON)
             piece = uint32(0)
             while piece < pieces:
-                i, col = uint32(first + uint32(piece * uint32(32))), uint32(lane + uint32(piece * uint32(32)))
-                apart = float32(x[i]) + float32(residual[i]) - mean
-                out[i] = apart * scale * float32(weight[col]) + float32(bias[col])
+                i, col = uint32(base + uint32(piece * uint32(32))), uint32(lane + uint32(piece * uint32(32)))
+                centered = float32(x[i]) + float32(residual[i]) - mean
+                out[i] = centered * scale * float32(weight[col]) + float32(bias[col])
                 piece += uint32(1)
 
     return encoder_norm_kernel
@@ -143,8 +143,8 @@ def make_heads(constant: bool, S: int, H: int, D: int):
             head, n = uint32(column // size), uint32(column % size)
             sentence, t = uint32(row // tokens), uint32(row % tokens)
             sentences = uint32(uint32(qkv.size) // uint32(uint32(uint32(3) * width) * tokens))
-            place = uint32(uint32(part * sentences + sentence) * heads + head)
-            out[uint32(uint32(uint32(place * tokens) + t) * size + n)] = qkv[i]
+            head_row = uint32(uint32(part * sentences + sentence) * heads + head)
+            out[uint32(uint32(uint32(head_row * tokens) + t) * size + n)] = qkv[i]
 
     return encoder_heads_kernel
 
@@ -170,12 +170,12 @@ class Launch(NamedTuple):
 def host_arrays(sizes: Sizes, seed: int = 0) -> dict[str, np.ndarray]:
     rng = np.random.default_rng(seed)
 
-    def some(*shape, scale=1.0):
+    def normal(*shape, scale=1.0):
         return (scale * rng.standard_normal(shape, np.float32)).astype(np.float16)
 
-    return {"x": some(sizes.rows, sizes.width), "residual": some(sizes.rows, sizes.width),
-            "weights": some(sizes.inner, sizes.width, scale=sizes.width**-0.5), "bias": some(sizes.inner),
-            "gain": some(sizes.width), "shift": some(sizes.width), "qkv": some(sizes.rows, 3 * sizes.width)}
+    return {"x": normal(sizes.rows, sizes.width), "residual": normal(sizes.rows, sizes.width),
+            "weights": normal(sizes.inner, sizes.width, scale=sizes.width**-0.5), "bias": normal(sizes.inner),
+            "gain": normal(sizes.width), "shift": normal(sizes.width), "qkv": normal(sizes.rows, 3 * sizes.width)}
 
 
 def product_reference(host) -> np.ndarray:
@@ -188,8 +188,8 @@ def norm_reference(host) -> np.ndarray:
 
 
 def heads_reference(host, sizes: Sizes) -> np.ndarray:
-    apart = host["qkv"].reshape(-1, sizes.tokens, 3, sizes.heads, sizes.head_width)
-    return apart.transpose(2, 0, 3, 1, 4).astype(np.float64)
+    split = host["qkv"].reshape(-1, sizes.tokens, 3, sizes.heads, sizes.head_width)
+    return split.transpose(2, 0, 3, 1, 4).astype(np.float64)
 
 
 def launches_of(sizes: Sizes) -> list[Launch]:
@@ -197,14 +197,14 @@ def launches_of(sizes: Sizes) -> list[Launch]:
     host = host_arrays(sizes)
     on_device = {name: cuda.to_device(array.reshape(-1)) for name, array in host.items()}
     M, C, N, H, S = sizes
-    numbers = [np.uint32(number) for number in (M, C, N, H, S, sizes.head_width)]
-    rows, width, inner, heads, tokens, size = numbers
-    found = []
+    scalars_u32 = [np.uint32(value) for value in (M, C, N, H, S, sizes.head_width)]
+    rows, width, inner, heads, tokens, size = scalars_u32
+    launches = []
     for form, constant in FORMS.items():
-        def put(name, kernel, grid, block, inputs, count, given, expected, form=form):
+        def put(name, kernel, grid, block, inputs, count, scalars, expected, form=form):
             out = cuda.to_device(np.full(count, np.nan, np.float16))
-            found.append(Launch(name, form, kernel, grid, block,
-                                (*(on_device[one] for one in inputs), out, *given), expected))
+            launches.append(Launch(name, form, kernel, grid, block,
+                                   (*(on_device[one] for one in inputs), out, *scalars), expected))
 
         put("product and GELU", make_product(constant, C, N), (-(-N // TILE), -(-M // TILE)), (TILE, TILE),
             ("x", "weights", "bias"), M * N, (rows, width, inner), lambda: product_reference(host))
@@ -212,7 +212,7 @@ def launches_of(sizes: Sizes) -> list[Launch]:
             ("x", "residual", "gain", "shift"), M * C, (rows, width), lambda: norm_reference(host))
         put("heads apart", make_heads(constant, S, H, sizes.head_width), -(-3 * M * C // 256), 256, ("qkv",),
             3 * M * C, (tokens, heads, size), lambda: heads_reference(host, sizes))
-    return found
+    return launches
 
 
 def output_of(launch: Launch):
@@ -233,8 +233,8 @@ def encoder_sizes(sizes: Sizes | None = None) -> dict:
     rows = []
     for one in measure.steps("sizes of an encoder", launches_of(sizes)):
         row = {"name": one.name, "form": one.form, "us": in_graph_us(one)}
-        found, expected = output_of(one).copy_to_host().astype(np.float64), one.expected().reshape(-1)
-        row["error"] = float(np.abs(found - expected).max() / np.abs(expected).max())
+        result, expected = output_of(one).copy_to_host().astype(np.float64), one.expected().reshape(-1)
+        row["error"] = float(np.abs(result - expected).max() / np.abs(expected).max())
         if device.on_gpu():
             row["resources"] = [launches.resources(each) for each in launches.of(one)]
         rows.append(row)
@@ -250,10 +250,10 @@ def compiled(sizes: Sizes = MINILM, cc: tuple[int, int] = CC) -> dict:
 
     from labkit.device import compiling
 
-    half, number = types.float16[::1], types.uint32
-    signatures = {"product and GELU": types.void(half, half, half, half, number, number, number),
-                  "residual and LayerNorm": types.void(half, half, half, half, half, number, number),
-                  "heads apart": types.void(half, half, number, number, number)}
+    half, u32 = types.float16[::1], types.uint32
+    signatures = {"product and GELU": types.void(half, half, half, half, u32, u32, u32),
+                  "residual and LayerNorm": types.void(half, half, half, half, half, u32, u32),
+                  "heads apart": types.void(half, half, u32, u32, u32)}
     M, C, N, H, S = sizes
     rows = []
     for form, constant in FORMS.items():

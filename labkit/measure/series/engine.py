@@ -96,9 +96,9 @@ class _Waiting:
 
     def tokens(self):
         began = time.perf_counter()
-        found = self._handle.tokens()
+        result = self._handle.tokens()
         self._watched.waited += time.perf_counter() - began
-        return found
+        return result
 
     def prompt_tokens(self):
         return self._handle.prompt_tokens()
@@ -116,10 +116,10 @@ def serve(runner: Runner, work: Sequence[Work], *, seats: int, budget: int, num_
     engine = llm.engine
     watched.pages_held = lambda: engine.blocks.num_pages - engine.blocks.num_free
     began = time.perf_counter()
-    requests = [engine.add_request(str(number), one.prompt, SamplingParams(temperature=0, ignore_eos=True,
+    requests = [engine.add_request(str(i), one.prompt, SamplingParams(temperature=0, ignore_eos=True,
                                                                           max_tokens=one.output))
-                for number, one in enumerate(work)]
-    firsts, gaps = _run(engine, requests, began)
+                for i, one in enumerate(work)]
+    ttfts, gaps = _run(engine, requests, began)
     seconds = time.perf_counter() - began
     stats, steps = llm.stats(), np.array(watched.steps)
     generated = sum(one.output for one in work)
@@ -127,33 +127,33 @@ def serve(runner: Runner, work: Sequence[Work], *, seats: int, budget: int, num_
         raise RuntimeError(f"{stats.generated:,} tokens came out; {generated:,} were asked for")
     ends = [*steps[1:, 0], began + seconds]
     per_step = 1000 * np.diff([*steps[:, 0], began + seconds])
-    computed, places = steps[:, 3].sum(), steps[:, 4].sum() * runner.page_size
-    found = {
+    computed, slots = steps[:, 3].sum(), steps[:, 4].sum() * runner.page_size
+    result = {
         "seats": seats, "budget": budget, "pages": watched.num_pages, "seconds": seconds,
         "tokens_per_second": generated / seconds, "steps": stats.steps, "rows": stats.tokens,
         "mean_sequences": float(steps[:, 1].mean()), "most_sequences": int(steps[:, 1].max()),
         "idle_seats": 1 - float(steps[:, 1].sum() / (len(steps) * seats)),
         "preemptions": stats.preemptions, "most_pages": stats.most_pages,
-        "page_use": stats.most_pages / watched.num_pages, "filled": float(computed / places),
+        "page_use": stats.most_pages / watched.num_pages, "filled": float(computed / slots),
         "host_share": 1 - watched.waited / seconds,
-        "first_token_ms": _percentiles([1000 * each for each in firsts]),
+        "first_token_ms": _percentiles([1000 * each for each in ttfts]),
         "between_tokens_ms": _percentiles([1000 * each for each in gaps]),
         "step_ms": _percentiles(per_step),
     }
-    chosen = np.unique(np.linspace(0, len(steps) - 1, min(POINTS, len(steps))).round().astype(int))
-    found["over_time"] = {"seconds": [round(float(ends[at]) - began, 4) for at in chosen],
-                          "sequences": [int(steps[at, 1]) for at in chosen],
-                          "held_pages": [int(steps[at, 4]) for at in chosen]}
+    sampled = np.unique(np.linspace(0, len(steps) - 1, min(POINTS, len(steps))).round().astype(int))
+    result["over_time"] = {"seconds": [round(float(ends[k]) - began, 4) for k in sampled],
+                           "sequences": [int(steps[k, 1]) for k in sampled],
+                           "held_pages": [int(steps[k, 4]) for k in sampled]}
     spans = sorted(watched.spans.values(), key=lambda span: (span[0], span[2]))
-    found["spans"] = {"seat": [span[0] for span in spans], "request": [span[1] for span in spans],
-                      "begin": [round(span[2] - began, 4) for span in spans],
-                      "end": [round(span[3] - began, 4) for span in spans]}
-    return found
+    result["spans"] = {"seat": [span[0] for span in spans], "request": [span[1] for span in spans],
+                       "begin": [round(span[2] - began, 4) for span in spans],
+                       "end": [round(span[3] - began, 4) for span in spans]}
+    return result
 
 
 def _run(engine, requests: list[Request], began: float) -> tuple[list[float], list[float]]:
     """(seconds to each request's first token, seconds between its tokens): until all have ended."""
-    firsts, gaps = [], []
+    ttfts, gaps = [], []
     open_requests = [[request.sequences[0], 0, began] for request in requests]  # tokens so far, time of the last one
     while engine.has_unfinished_requests():
         engine.step(final_only=True)
@@ -161,12 +161,12 @@ def _run(engine, requests: list[Request], began: float) -> tuple[list[float], li
         for one in open_requests:
             sequence, count, last = one
             if sequence.output_length > count:
-                (gaps if count else firsts).append(now - last)
+                (gaps if count else ttfts).append(now - last)
                 one[1], one[2] = count + 1, now
                 ended = ended or sequence.finish_reason is not None
         if ended:
             open_requests = [one for one in open_requests if one[0].finish_reason is None]
-    return firsts, gaps
+    return ttfts, gaps
 
 
 def _percentiles(values) -> dict:
@@ -213,7 +213,7 @@ def engine(count: int | None = None, shortest: int | None = None, longest: int |
                          max_num_batched_tokens=budget, max_model_len=2 * longest)
     say(f"engine: {ready(runner, budget)} kernels compiled")
     rng = np.random.default_rng(8)  # every size of batch once, so that its graph is captured
-    serve(runner, [Work(rng.integers(0, config.vocab_size, 2), 2 + number) for number in range(
+    serve(runner, [Work(rng.integers(0, config.vocab_size, 2), 2 + i) for i in range(
         min(seats, 2 * longest - 4))], seats=seats, budget=budget)
     say("engine: graphs captured")
     rows = []
@@ -237,11 +237,11 @@ def engine(count: int | None = None, shortest: int | None = None, longest: int |
 def ready(runner: ModelRunner, budget: int) -> int:
     """Compiles, side by side, what steps of all sizes launch; how many kernels that were."""
     needed: dict[tuple, None] = {}
-    seats = runner.max_num_seqs
+    max_seqs = runner.max_num_seqs
     rows = [2, 8, 16, 17, 32, 33, *range(64, budget + 1, 64)]
-    shapes = [[1] * size for size in buckets(seats)] + [_pieces(size, runner.max_model_len // 2) for size in rows]
-    for lengths in (*shapes, [1] * min(seats - 1, budget - 2) + [2]):
-        if len(lengths) <= seats:
+    shapes = [[1] * size for size in buckets(max_seqs)] + [_pieces(size, runner.max_model_len // 2) for size in rows]
+    for lengths in (*shapes, [1] * min(max_seqs - 1, budget - 2) + [2]):
+        if len(lengths) <= max_seqs:
             step = _step_of(runner, lengths)
             needed |= dict.fromkeys(launches.needed(lambda step=step: runner.launch(step)))
     return compile_ahead.prepare(needed)
@@ -256,8 +256,8 @@ def _step_of(runner: ModelRunner, lengths: Sequence[int]) -> Step:
     """A step in which new sequences compute so many tokens each."""
     scheduler = Scheduler(BlockManager(runner.num_pages, runner.page_size, False), max_num_seqs=len(lengths),
                           max_num_batched_tokens=sum(lengths))
-    for number, length in enumerate(lengths):
-        scheduler.add(Request(str(number), [0] * length, SamplingParams(temperature=0, max_tokens=1),
+    for i, length in enumerate(lengths):
+        scheduler.add(Request(str(i), [0] * length, SamplingParams(temperature=0, max_tokens=1),
                               max_length=length + 1))
     return scheduler.schedule()
 
@@ -276,27 +276,27 @@ def engine_logprobs(seats: int | None = None, prompt: int | None = None, output:
     runner = ModelRunner(model, num_pages=seats * (1 + pages_for(length)), max_num_seqs=seats,
                          max_num_batched_tokens=budget, max_model_len=length)
     prompts = np.random.default_rng(11).integers(0, config.vocab_size, (seats, prompt)).tolist()
-    asked = {"none": {}, "logprobs=5": {"logprobs": 5}, "logprobs=20": {"logprobs": 20},
-             "logprobs=5, all read": {"logprobs": 5}, "logprobs=5, every eighth request": {"logprobs": 5},
-             "prompt_logprobs=5": {"prompt_logprobs": 5}}
+    variants = {"none": {}, "logprobs=5": {"logprobs": 5}, "logprobs=20": {"logprobs": 20},
+                "logprobs=5, all read": {"logprobs": 5}, "logprobs=5, every eighth request": {"logprobs": 5},
+                "prompt_logprobs=5": {"prompt_logprobs": 5}}
     rows, largest = [], 0.0
-    for name, more in asked.items():
+    for name, more in variants.items():
         params = [SamplingParams(temperature=0, ignore_eos=True, max_tokens=output,
-                                 **(more if "eighth" not in name or number % 8 == 0 else {}))
-                  for number in range(seats)]
+                                 **(more if "eighth" not in name or i % 8 == 0 else {}))
+                  for i in range(seats)]
         seconds = []
         for _ in range(3):  # the first captures graphs
             llm = LLM(runner, max_num_seqs=seats, max_num_batched_tokens=budget,
                       enable_prefix_caching=False)
             began = time.perf_counter()
-            found = llm.generate(prompts, params, use_tqdm=False)
+            outputs = llm.generate(prompts, params, use_tqdm=False)
             if "read" in name:  # only then they become Python objects
-                for each in found:
+                for each in outputs:
                     list(each.outputs[0].logprobs)
             seconds.append(time.perf_counter() - began)
         if name in ("logprobs=5", "logprobs=20"):  # of all requests, whichever the last step has
             largest = max(largest, _logprob_error(runner, params[0].logprobs))
-        if "prompt" in name and not all(len(each.prompt_logprobs) == prompt for each in found):
+        if "prompt" in name and not all(len(each.prompt_logprobs) == prompt for each in outputs):
             raise RuntimeError("logprobs of a prompt's tokens are missing")
         rows.append({"name": name, "seconds": min(seconds), "tokens_per_second": seats * output / min(seconds)})
         rows[-1]["share_of_none"] = rows[-1]["tokens_per_second"] / rows[0]["tokens_per_second"]
@@ -308,13 +308,13 @@ def engine_logprobs(seats: int | None = None, prompt: int | None = None, output:
 def _logprob_error(runner: ModelRunner, count: int, rows: int = 8) -> float:
     """Of some rows of the last step: the largest error of a logprob. Raises RuntimeError for a wrong token or rank, or
     an error beyond float32's roundings."""
-    logits, tokens, got = (each[:rows] for each in runner.last_listed())
-    wanted = np.where(got[:, logprobs.RANK] > 0, count, -1)  # no rank: not asked for
-    expected = logprobs.logprobs_reference(logits, tokens, wanted)
+    logits, tokens, result = (each[:rows] for each in runner.last_listed())
+    requested = np.where(result[:, logprobs.RANK] > 0, count, -1)  # no rank: not asked for
+    expected = logprobs.logprobs_reference(logits, tokens, requested)
     exact = [logprobs.RANK, *range(logprobs.TOKENS, logprobs.COLUMNS)]
     finite = np.isfinite(expected)
-    error = float(np.abs(got[finite] - expected[finite]).max())
-    if (wanted < 0).all() or (got[:, exact] != expected[:, exact]).any() or error > 1e-4:
+    error = float(np.abs(result[finite] - expected[finite]).max())
+    if (requested < 0).all() or (result[:, exact] != expected[:, exact]).any() or error > 1e-4:
         raise RuntimeError(f"logprobs differ from float64 by {error:.2g}, or a token or a rank is wrong")
     return error
 
@@ -341,7 +341,7 @@ def write_checkpoint(folder: Path, config: Config) -> int:
 
     entries = asdict(config) | {"model_type": "llama", "hidden_act": "silu", "torch_dtype": "bfloat16"}
     (folder / "config.json").write_text(json.dumps(entries), encoding="utf-8")
-    words = Tokenizer(models.WordLevel({f"w{number}": number for number in range(config.vocab_size)}, "w0"))
+    words = Tokenizer(models.WordLevel({f"w{i}": i for i in range(config.vocab_size)}, "w0"))
     words.pre_tokenizer = pre_tokenizers.Whitespace()
     words.save(str(folder / "tokenizer.json"))
     tensors = RandomTensors(config)
@@ -357,18 +357,18 @@ def write_checkpoint(folder: Path, config: Config) -> int:
 def engine_start(runs: int = 2) -> dict:
     """Seconds from the start of a process to the first token: `first_run` compiles what no cache has kept, `seconds` is
     the second. The file was just written, so that it lies in the host's memory."""
-    config, found = config_here(), []
-    prompt = " ".join(f"w{number}" for number in np.random.default_rng(9).integers(0, config.vocab_size, 12))
+    config, started_runs = config_here(), []
+    prompt = " ".join(f"w{i}" for i in np.random.default_rng(9).integers(0, config.vocab_size, 12))
     with tempfile.TemporaryDirectory(prefix="labkit-checkpoint-") as name:
         nbytes = write_checkpoint(Path(name), config)
         say(f"engine_start: a checkpoint of {nbytes / 1e9:.2f} GB written")
         for run in range(runs):
-            found.append(_started([name, prompt], RUN_S if run else FIRST_RUN_S))
-            say(f"engine_start: run {run + 1}: {found[-1]}")
-    last = found[-1]
+            started_runs.append(_started([name, prompt], RUN_S if run else FIRST_RUN_S))
+            say(f"engine_start: run {run + 1}: {started_runs[-1]}")
+    last = started_runs[-1]
     return measure.stamped({"weights": "random", "shape": config.size, "bytes": nbytes, "prompt": len(prompt.split()),
                             "seconds": last.pop("seconds"), "parts": last,
-                            "first_run_seconds": found[0].get("seconds")})
+                            "first_run_seconds": started_runs[0].get("seconds")})
 
 
 def _started(arguments: list[str], limit_s: float) -> dict:

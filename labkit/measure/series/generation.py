@@ -67,7 +67,7 @@ RANDOM = {"distilgpt2's shape": Config(n_layer=6), "GPT-2 small's shape": Config
 
 def random_tensors(config: Config, seed: int = 0) -> dict[str, np.ndarray]:
     """Weights about as large as trained ones. They take as long to multiply as any others; the text is meaningless."""
-    wanted = shapes(config)
+    shape_of = shapes(config)
 
     def made(name: str, shape: tuple, rng: np.random.Generator) -> np.ndarray:
         values = rng.standard_normal(shape, np.float32)
@@ -77,8 +77,8 @@ def random_tensors(config: Config, seed: int = 0) -> dict[str, np.ndarray]:
         return values
 
     with ThreadPoolExecutor() as threads:  # 124 million normal numbers take one core two seconds
-        arrays = threads.map(made, wanted, wanted.values(), np.random.default_rng(seed).spawn(len(wanted)))
-        return dict(zip(wanted, arrays, strict=True))
+        arrays = threads.map(made, shape_of, shape_of.values(), np.random.default_rng(seed).spawn(len(shape_of)))
+        return dict(zip(shape_of, arrays, strict=True))
 
 
 @functools.lru_cache(maxsize=1)
@@ -113,13 +113,13 @@ def write_called(model: GPT2, ws: Workspace, prompt: Sequence[int], count: int) 
     ws.reset()
     token = ws.rows(1).ids
     model.prefill(prompt, ws)
-    found = []
+    generated = []
     while True:
         model.kernels.argmax(ws.logits, token)
-        found.append(int(token.copy_to_host()[0]))
-        if len(found) == count:
-            return found
-        model.decode(found[-1], ws)
+        generated.append(int(token.copy_to_host()[0]))
+        if len(generated) == count:
+            return generated
+        model.decode(generated[-1], ws)
 
 
 def write_graphed(model: GPT2, ws: Workspace, prompt: Sequence[int], count: int, decoder: Decoder) -> list[int]:
@@ -127,11 +127,11 @@ def write_graphed(model: GPT2, ws: Workspace, prompt: Sequence[int], count: int,
     ws.reset()
     model.prefill(prompt, ws)
     model.kernels.argmax(ws.logits, ws.rows(1).ids)
-    found = [decoder.likeliest()]
-    while len(found) < count:
+    generated = [decoder.likeliest()]
+    while len(generated) < count:
         decoder()
-        found.append(decoder.likeliest())
-    return found
+        generated.append(decoder.likeliest())
+    return generated
 
 
 def race(model: GPT2, prompt: Sequence[int], count: int, *, runs: int, attentions: Iterable[str] = ATTENTIONS,
@@ -155,12 +155,12 @@ def race(model: GPT2, prompt: Sequence[int], count: int, *, runs: int, attention
                 seconds[name].append(time.perf_counter() - began)
                 if again != tokens[name]:
                     raise AssertionError(f"{name}, {how}: another text from the same prompt")
-        first = next(iter(tokens.values()))
+        expected = next(iter(tokens.values()))
         for name in contestants:
             p5, p50, p95 = np.percentile(seconds[name], (5, 50, 95)).tolist()
             rows.append({"attention": name, "how": how, "seconds": {"p5": p5, "p50": p50, "p95": p95},
                          "tokens_per_second": count / p50, "ms_per_token": 1000 * p50 / count,
-                         "runs": len(seconds[name]), "same_tokens": tokens[name] == first})
+                         "runs": len(seconds[name]), "same_tokens": tokens[name] == expected})
     return rows
 
 
@@ -185,7 +185,7 @@ def generation(models: Iterable[str] | None = None, prompts: Iterable[str] | Non
     models = list(models or device.pick(gpu=("tiny", *RANDOM), cpu=("tiny",)))
     length = length or device.pick(gpu=LENGTH, cpu=32)
     runs = runs or device.pick(gpu=5, cpu=1)
-    found = []
+    experiments = []
     for name in models:
         if name in RANDOM:
             model, log = random_model(name)
@@ -203,9 +203,9 @@ def generation(models: Iterable[str] | None = None, prompts: Iterable[str] | Non
                     raise UserError(f"the prompt {text[:40]!r} has {len(tokens)} tokens; it must have 1 to "
                                     f"{length - 1}")
         hows = device.pick(gpu=("called", "graph"), cpu=("called",))  # without a GPU a graph is a list of calls
-        found.append(experiment(model, ids, name=name, log=log, weights=weights, runs=runs, hows=hows,
-                                length=min(length, model.config.n_positions)))
-    result = {"models": found}
+        experiments.append(experiment(model, ids, name=name, log=log, weights=weights, runs=runs, hows=hows,
+                                      length=min(length, model.config.n_positions)))
+    result = {"models": experiments}
     if device.on_gpu() and prompts_too:
         model, _ = random_model("GPT-2 small's shape")
         result["prefill"] = prefill_shares(model)
@@ -218,7 +218,7 @@ def generation(models: Iterable[str] | None = None, prompts: Iterable[str] | Non
 def launches_of(model: GPT2, ws: Workspace, count: int = 1) -> list[tuple[str, Callable]]:
     """(name, launch(stream)) of every launch of a forward pass over `count` tokens, without running any. Names are the
     same in each layer: attn.scores, mlp.gelu, ..."""
-    pending, found = [], []
+    pending, launches = [], []
 
     def later(launcher, part=""):
         def record(*args, stream=0, **named):
@@ -231,7 +231,7 @@ def launches_of(model: GPT2, ws: Workspace, count: int = 1) -> list[tuple[str, C
 
     def watch(name, _):
         name = ".".join(name.split(".")[2:]) if name.startswith("h.") else name
-        found.extend((f"{name}.{part}" if part else name, launch) for part, launch in pending)
+        launches.extend((f"{name}.{part}" if part else name, launch) for part, launch in pending)
         pending.clear()
 
     run = model.kernels
@@ -239,7 +239,7 @@ def launches_of(model: GPT2, ws: Workspace, count: int = 1) -> list[tuple[str, C
         layernorm=later(run.layernorm), linear=later(run.linear), attention=later(run.attention),
         append_to_cache=later(run.append_to_cache, "cache"), embedding=later(run.embedding), logits=later(run.logits),
     )).forward(ws, count, watch=watch)
-    return found
+    return launches
 
 
 def _at(model: GPT2, position: int, count: int = 1) -> Workspace:
@@ -274,9 +274,9 @@ def softmax_share(model: GPT2, position: int, count: int = 1) -> dict:
         result[name] = {"us": 1000 * _together(launches).p50, "softmax_us": 1000 * _together(softmax).p50,
                         "launches": len(launches), "softmax_launches": len(softmax)}
         if device.on_gpu() and count == 1:
-            for key, some in (("called_us", launches), ("called_softmax_us", softmax)):
-                def run(some=some):
-                    for _, launch in some:
+            for key, subset in (("called_us", launches), ("called_softmax_us", softmax)):
+                def run(subset=subset):
+                    for _, launch in subset:
                         launch(0)
 
                 result[name][key] = 1000 * time_launch(run, launches=5).p50
@@ -290,9 +290,9 @@ def prefill_shares(model: GPT2, lengths=(128, 512, 1024)) -> list[dict]:
     return [softmax_share(model, 0, n) for n in measure.steps("prefill", list(lengths))]
 
 
-def amdahl(share: float, speedup: float) -> float:
-    """How many times as fast the whole becomes, if a part that takes `share` of it becomes `speedup` times as fast."""
-    return 1 / (1 - share + share / speedup)
+def amdahl(fraction: float, speedup: float) -> float:
+    """Return the speed-up of the whole, if a part that takes `fraction` of it becomes `speedup` times as fast."""
+    return 1 / (1 - fraction + fraction / speedup)
 
 
 def judged(step: Mapping, called: bool = False) -> dict:
@@ -300,22 +300,22 @@ def judged(step: Mapping, called: bool = False) -> dict:
     if it took no time, and what was measured."""
     prefix = "called_" if called else ""
     one, other = step["unfused"], step["fused"]
-    share = one[f"{prefix}softmax_us"] / one[f"{prefix}us"]
+    part = one[f"{prefix}softmax_us"] / one[f"{prefix}us"]
     speedup = one[f"{prefix}softmax_us"] / other[f"{prefix}softmax_us"]
-    return {"share": share, "speedup": speedup, "predicted": amdahl(share, speedup), "most": amdahl(share, np.inf),
+    return {"share": part, "speedup": speedup, "predicted": amdahl(part, speedup), "most": amdahl(part, np.inf),
             "measured": one[f"{prefix}us"] / other[f"{prefix}us"]}
 
 
 def apart(series: Mapping) -> dict[str, float]:
     """Return the largest difference between Amdahl's law and the measurement: for calls from Python, and for a
     graph."""
-    found: dict[str, list[float]] = {}
+    errors: dict[str, list[float]] = {}
     for step in [one["step"] for one in series["models"]] + list(series.get("prefill", ())):
         for called in (False, True)[: 1 + ("called_us" in step["unfused"])]:
             j = judged(step, called)
             how = "called" if called or series["where"] == measure.CPU_DEVICE else "graph"
-            found.setdefault(how, []).append(abs(j["measured"] / j["predicted"] - 1))
-    return {how: max(values) for how, values in found.items()}
+            errors.setdefault(how, []).append(abs(j["measured"] / j["predicted"] - 1))
+    return {how: max(values) for how, values in errors.items()}
 
 
 # --- With and without the cache --------------------------------------------------------------------------------------
@@ -350,21 +350,21 @@ def step_launches(name: str | None = None, positions=None) -> dict:
     them (the CPU device: their own time). bytes: what they have to read and write."""
     model, name = _model(name)
     positions = positions or device.pick(gpu=(52, 1023), cpu=(52,))
-    found = []
+    steps = []
     for position in measure.steps("launches of a step", list(positions)):
         launches = _greedy_step(model, position)
-        whole = _together(launches).p50
+        total = _together(launches).p50
         moved = _bytes(model.config, position + 1)
         rows = []
         for kind in dict.fromkeys(one[0] for one in launches):
             if device.on_gpu():
-                ms = whole - _together([one for one in launches if one[0] != kind]).p50
+                ms = total - _together([one for one in launches if one[0] != kind]).p50
             else:
                 ms = _together([one for one in launches if one[0] == kind], budget_s=0.03).p50
             rows.append({"name": kind, "count": sum(one[0] == kind for one in launches), "us": 1000 * ms,
                          "bytes": moved.get(kind)})
-        found.append({"position": position, "us": 1000 * whole, "rows": rows, "bytes": sum(moved.values())})
-    return measure.stamped({"model": name, "steps": found})
+        steps.append({"position": position, "us": 1000 * total, "rows": rows, "bytes": sum(moved.values())})
+    return measure.stamped({"model": name, "steps": steps})
 
 
 def _greedy_step(model: GPT2, position: int) -> list[tuple[str, Callable]]:
@@ -399,25 +399,25 @@ def token_times(model: GPT2 | None = None, positions=None) -> dict:
     model, name = _model(None) if model is None else (model, "given")
     positions = tuple(positions or device.pick(gpu=(16, 128, 512, 1023), cpu=(52,)))
     tensors = {one: model.weights[one].copy_to_host() for one in model.weights}
-    rows, steps, texts, ours = [], [], {}, {}
+    rows, steps, texts, models = [], [], {}, {}
     for form, options in measure.steps("forms of a step", list(FORMS.items())):
         one = GPT2(model.config, tensors, **options)
-        ours[one.dtype.name] = one
+        models[one.dtype.name] = one
         for position in positions:
             launches = _fused_step(one, position) if one.one_row else _greedy_step(one, position)
-            whole = _together(launches).p50
-            rows.append({"form": form, "position": position, "us": 1000 * whole, "launches": len(launches),
+            total = _together(launches).p50
+            rows.append({"form": form, "position": position, "us": 1000 * total, "launches": len(launches),
                          "bytes": _token_bytes(one, position + 1)})
         if device.on_gpu():
             kinds = list(dict.fromkeys(name for name, _ in launches))
-            steps.append({"form": form, "position": position, "us": 1000 * whole, "rows": [
+            steps.append({"form": form, "position": position, "us": 1000 * total, "rows": [
                 {"name": kind, "count": sum(name == kind for name, _ in launches), "us": 1000 * (
-                    whole - _together([launch for launch in launches if launch[0] != kind]).p50)} for kind in kinds]})
+                    total - _together([launch for launch in launches if launch[0] != kind]).p50)} for kind in kinds]})
         ws = Workspace(one.config, dtype=one.dtype)
         texts[form] = write_graphed(one, ws, [1, 2, 3], min(48, one.config.n_positions - 4), Decoder(one, ws))
     each, few = list(texts.values())[:2]
     return measure.stamped({"model": name, "rows": rows, "steps": steps, "same_tokens": each == few,
-                            **beside_torch(ours, torch_models(model.config, tensors), (max(positions),))})
+                            **beside_torch(models, torch_models(model.config, tensors), (max(positions),))})
 
 
 def torch_models(config: Config, tensors: Mapping[str, np.ndarray]) -> dict[str, TorchGPT2]:
@@ -428,24 +428,24 @@ def torch_models(config: Config, tensors: Mapping[str, np.ndarray]) -> dict[str,
     return {dtype: TorchGPT2(torch, config, tensors, dtype) for dtype in ("float32", "float16")}
 
 
-def beside_torch(ours: Mapping[str, GPT2], theirs: Mapping[str, TorchGPT2], positions: Sequence[int]) -> dict:
+def beside_torch(models: Mapping[str, GPT2], torch_models: Mapping[str, TorchGPT2], positions: Sequence[int]) -> dict:
     """Time PyTorch's greedy step, in each of its WAYS. torch: a row for each type, position and way; torch_check: for
     each type the smallest cosine of its logits and ours. The highest position comes first, as compiling may take longer
     than COMPILING_S."""
-    if not theirs:
+    if not torch_models:
         return {"torch": None, "torch_check": None}
     rows, compile_until = [], time.monotonic() + COMPILING_S
     for position in measure.steps("PyTorch at position", sorted(positions, reverse=True)):
-        shape = (position + 1, 2 * ours["float32"].config.n_embd)
+        shape = (position + 1, 2 * models["float32"].config.n_embd)
         cached = np.random.default_rng(position).standard_normal(shape, np.float32)
-        logits = {dtype: _logits_after(TOKEN, one, cached) for dtype, one in ours.items()}
-        caches = {dtype: one.cache(cached) for dtype, one in theirs.items()}
+        logits = {dtype: _logits_after(TOKEN, one, cached) for dtype, one in models.items()}
+        caches = {dtype: one.cache(cached) for dtype, one in torch_models.items()}
         for way in WAYS:
             rows += [{"dtype": dtype, "position": position,
                       **one.row(way, caches[dtype], TOKEN, logits[dtype], compile_until)}
-                     for dtype, one in theirs.items()]
+                     for dtype, one in torch_models.items()]
     check = {dtype: min((row["cosine"] for row in rows if row["dtype"] == dtype and row["cosine"] is not None),
-                        default=None) for dtype in theirs}
+                        default=None) for dtype in torch_models}
     return {"torch": rows, "torch_check": check}
 
 
@@ -484,8 +484,8 @@ def generation_table(series: Mapping, model: str | None = None, how: str | None 
     how = how or one["prompts"][0]["rows"][0]["how"]
     rows = []
     for prompt in one["prompts"]:
-        theirs = SOURCE.get(prompt["text"], (None, None))
-        for name, known in (("unfused", theirs[0]), ("fused", theirs[1]), ("one kernel", None)):
+        article = SOURCE.get(prompt["text"], (None, None))
+        for name, known in (("unfused", article[0]), ("fused", article[1]), ("one kernel", None)):
             row = next(r for r in prompt["rows"] if (r["attention"], r["how"]) == (name, how))
             quoted = "-" if known is None else "{:.2f}, {:.3f}, {:.3f}".format(*known).replace(" ", NO_BREAK)
             their_ratio = f"{SOURCE_RATIO[prompt['text']]:.2f}" if known and name == "fused" else "-"
@@ -513,13 +513,13 @@ def beside_the_article(series: Mapping, model: str | None = None, how: str | Non
     how, on_gpu = how or one["prompts"][0]["rows"][0]["how"], series["where"] != measure.CPU_DEVICE
     rows, differing = [], []
     for prompt in one["prompts"]:
-        mine = {row["attention"]: row for row in prompt["rows"] if row["how"] == how}
-        row = _rates([mine[name]["tokens_per_second"] for name in ATTENTIONS], on_gpu)
+        row_of = {row["attention"]: row for row in prompt["rows"] if row["how"] == how}
+        row = _rates([row_of[name]["tokens_per_second"] for name in ATTENTIONS], on_gpu)
         if on_gpu:
-            theirs = SOURCE.get(prompt["text"])
-            row += _rates([pair[0] for pair in theirs]) if theirs else ("-", "-")
+            article = SOURCE.get(prompt["text"])
+            row += _rates([pair[0] for pair in article]) if article else ("-", "-")
         rows.append((prompt["text"], *row))
-        differing += [] if all(found["same_tokens"] for found in mine.values()) else [prompt["text"]]
+        differing += [] if all(entry["same_tokens"] for entry in row_of.values()) else [prompt["text"]]
     columns = ("prompt", "softmax in 3 launches", "softmax in 1", "attention in 1 kernel")
     notes = (f"{series['where']}, {series['date']}.",)
     if on_gpu:
@@ -545,9 +545,9 @@ def amdahl_table(series: Mapping) -> PlainTable:
     """The softmax's share, and what its speed-up can be worth, for each model, and for prompts of some lengths."""
     rows = []
 
-    def row(what, step, called=False):
+    def row(label, step, called=False):
         j = judged(step, called)
-        rows.append((what, f"{j['share']:.1%}", f"{j['speedup']:.2f}", f"{j['predicted']:.3f}", f"{j['measured']:.3f}",
+        rows.append((label, f"{j['share']:.1%}", f"{j['speedup']:.2f}", f"{j['predicted']:.3f}", f"{j['measured']:.3f}",
                      f"{j['most']:.3f}"))
 
     for one in series["models"]:
@@ -580,7 +580,7 @@ def step_table(series: Mapping, which: int = 0) -> PlainTable:
 
 
 def _of(series: Mapping, model: str | None) -> Mapping:
-    found = [one for one in series["models"] if model in (None, one["name"])]
-    if not found:
+    matches = [one for one in series["models"] if model in (None, one["name"])]
+    if not matches:
         raise ValueError(f"no model {model!r} in the series; there are {[one['name'] for one in series['models']]}")
-    return found[0]
+    return matches[0]

@@ -59,8 +59,8 @@ def products(size: int | None = None, budget_s: float = 0.3) -> dict:
     def add(name, call, fetch):
         call()
         cuda.synchronize()
-        got = fetch()[:sample]
-        error = float(np.linalg.norm(got - truth) / np.linalg.norm(truth))
+        result = fetch()[:sample]
+        error = float(np.linalg.norm(result - truth) / np.linalg.norm(truth))
         ms = measure.time_kernel(call, budget_s=budget_s, max_runs=50).p50
         rows.append({"name": name, "ms": ms, "tflops": 2 * size**3 / ms / 1e9 if device.on_gpu() else None,
                      "relative_error": error})
@@ -94,15 +94,15 @@ def projection(M: int = 5, N: int = 512, K: int = 2048) -> dict:
     truth = float32_of(x).astype(np.float64) @ float32_of(w).astype(np.float64).T
     d_x, d_w, out = cuda.to_device(x), cuda.to_device(w), cuda.device_array((M, N), np.uint16)
     blas.linear(d_x, d_w, out)
-    got = float32_of(out.copy_to_host()).astype(np.float64)
-    series = {"M": M, "N": N, "K": K, "max_error": float(np.abs(got - truth).max()),
-              "relative_error": float(np.linalg.norm(got - truth) / np.linalg.norm(truth)), "source": blas.source()}
+    result = float32_of(out.copy_to_host()).astype(np.float64)
+    series = {"M": M, "N": N, "K": K, "max_error": float(np.abs(result - truth).max()),
+              "relative_error": float(np.linalg.norm(result - truth) / np.linalg.norm(truth)), "source": blas.source()}
     torch = measure.import_library("torch") if device.on_gpu() else None
     if torch is not None:
         t_x, t_w = (torch.as_tensor(array, device="cuda").view(torch.bfloat16) for array in (d_x, d_w))
-        theirs = (t_x @ t_w.T).double().cpu().numpy()
-        series |= {"torch_max_difference": float(np.abs(got - theirs).max()),
-                   "torch_equal": float((got == theirs).mean())}
+        torch_out = (t_x @ t_w.T).double().cpu().numpy()
+        series |= {"torch_max_difference": float(np.abs(result - torch_out).max()),
+                   "torch_equal": float((result == torch_out).mean())}
     return measure.stamped(series)
 
 
@@ -110,14 +110,14 @@ def softmax_check(rows: int = 128, cols: int = 128) -> dict:
     """The article's own test: numbers in [-10, 10], every element within 1e-5, and the sum of the first row."""
     x = np.random.default_rng(2).uniform(-10, 10, (rows, cols)).astype(np.float32)
     truth = blas_softmax.SOFTMAX.reference(x)
-    found = []
+    rungs = []
     for launcher in blas_softmax.BLAS_SOFTMAX.rungs:
         out = cuda.device_array(x.shape, np.float32)
         launcher(cuda.to_device(x), out)
-        got = out.copy_to_host()
-        found.append({"name": launcher.__name__, "max_difference": float(np.abs(got - truth).max()),
-                      "first_row_sum": float(got[0].sum())})
-    return measure.stamped({"rows": rows, "cols": cols, "found": found, "source": blas.source()})
+        result = out.copy_to_host()
+        rungs.append({"name": launcher.__name__, "max_difference": float(np.abs(result - truth).max()),
+                      "first_row_sum": float(result[0].sum())})
+    return measure.stamped({"rows": rows, "cols": cols, "found": rungs, "source": blas.source()})
 
 
 def softmax_rows(counts=None, cols: int = 1024, budget_s: float = 0.2) -> dict:
@@ -203,13 +203,13 @@ def tile_hints(rows: int = 8192, cols: int = 8192, budget_s: float = 0.2) -> dic
     x = cuda.to_device(8 * uniform(np.random.default_rng(4), rows, cols))
     truth, out = cuda.device_array((rows, cols), np.float32), cuda.device_array((rows, cols), np.float32)
     tile_kernels.softmax_cutile(x, truth)
-    found = []
+    results = []
     for hints in HINTS:
         ms = measure.time_kernel(lambda hints=hints: tile_kernels.softmax_cutile(x, out, **hints), budget_s=budget_s,
                                  max_runs=30).p50
         same = float(np.abs(out.copy_to_host() - truth.copy_to_host()).max())
-        found.append({"hints": hints, "ms": ms, "gbs": 8 * rows * cols / ms / 1e6, "max_difference": same})
-    return measure.stamped({"rows": rows, "cols": cols, "found": found})
+        results.append({"hints": hints, "ms": ms, "gbs": 8 * rows * cols / ms / 1e6, "max_difference": same})
+    return measure.stamped({"rows": rows, "cols": cols, "found": results})
 
 
 def _language(op, size: dict, ways: list, budget_s: float) -> dict:
@@ -231,10 +231,10 @@ def _language(op, size: dict, ways: list, budget_s: float) -> dict:
     for name, call, kind in ways:
         if absent.get(name):
             continue
-        given = (*arrays, out) if kind == "numba" else tensors
+        args = (*arrays, out) if kind == "numba" else tensors
         out.copy_to_device(poison)
         try:
-            returned = call(*given)
+            returned = call(*args)
             torch.cuda.synchronize()
         except Exception as error:  # a library that fails is left out, and named
             print(f"{name} was not measured: {type(error).__name__}: {error}", file=sys.stderr)
@@ -243,7 +243,7 @@ def _language(op, size: dict, ways: list, budget_s: float) -> dict:
         verdict = sample.check(out.copy_to_host(host) if wrote else returned.cpu().numpy())
         if verdict.problem:
             raise AssertionError(f"{name}: {verdict.problem}")
-        ms = measure.time_kernel(lambda call=call, given=given: call(*given), budget_s=budget_s, max_runs=50).p50
+        ms = measure.time_kernel(lambda call=call, args=args: call(*args), budget_s=budget_s, max_runs=50).p50
         rows.append({"name": name, "ms": ms, "gbs": op.work.bytes(**size) / ms / 1e6, "error_units": verdict.units})
     return {"op": op.name, "size": size, "rows": rows}
 
@@ -251,31 +251,31 @@ def _language(op, size: dict, ways: list, budget_s: float) -> dict:
 def _versions() -> dict:
     from importlib.metadata import PackageNotFoundError, version
 
-    found = {}
+    versions = {}
     for name in ("triton", "cuda-tile", "nvidia-cuda-tileiras", "torch", "numba-cuda"):
         try:
-            found[name] = version(name)
+            versions[name] = version(name)
         except PackageNotFoundError:
-            found[name] = None
-    return found
+            versions[name] = None
+    return versions
 
 
 def _triton_code() -> dict:
     """What Triton's compiler made of the additions: registers, and the loads in its PTX."""
     from labkit.kernels.libraries import triton as triton_kernels
 
-    found = {}
+    kernels = {}
     if triton_kernels.why_not():
-        return found
+        return kernels
     for name in ("add_kernel", "softmax_kernel"):
         try:
             caches = getattr(triton_kernels, name).device_caches
             (compiled, *_) = [c for cache in caches.values() for c in cache[0].values()]
             ptx = compiled.asm["ptx"]
-            found[name] = {"registers": compiled.n_regs, "spills": compiled.n_spills,
-                           "warps": compiled.metadata.num_warps, "shared_bytes": compiled.metadata.shared,
-                           "vector_loads": len(re.findall(r"ld\.global[.\w:]*\.v4", ptx)),
-                           "loads": len(re.findall(r"ld\.global", ptx))}
+            kernels[name] = {"registers": compiled.n_regs, "spills": compiled.n_spills,
+                             "warps": compiled.metadata.num_warps, "shared_bytes": compiled.metadata.shared,
+                             "vector_loads": len(re.findall(r"ld\.global[.\w:]*\.v4", ptx)),
+                             "loads": len(re.findall(r"ld\.global", ptx))}
         except Exception as error:  # Triton's insides move from version to version
-            found[name] = {"problem": f"{type(error).__name__}: {error}"}
-    return found
+            kernels[name] = {"problem": f"{type(error).__name__}: {error}"}
+    return kernels

@@ -60,8 +60,8 @@ class RandomTensors(Named):
     takes as long to multiply as trained ones, and seconds to make instead of minutes. Norms are ones."""
 
     def __init__(self, config: Config, seed: int = 0):
-        numbers = np.random.default_rng(seed).standard_normal(BLOCK, np.float32)
-        self._block = bfloat16_of(numbers / np.float32(math.sqrt(config.hidden_size)))
+        values = np.random.default_rng(seed).standard_normal(BLOCK, np.float32)
+        self._block = bfloat16_of(values / np.float32(math.sqrt(config.hidden_size)))
         self.entries, end = {}, 0
         for name, shape in shapes(config).items():
             begin, end = end, end + 2 * math.prod(shape)
@@ -84,10 +84,10 @@ def config_here() -> Config:
 def random_model() -> Llama:
     """The one to measure here: of the shape of Llama 3.2 1B, or tiny without a GPU."""
     began, config = time.perf_counter(), config_here()
-    found = Llama(config, RandomTensors(config), positions=min(8192, config.max_position_embeddings))
+    model = Llama(config, RandomTensors(config), positions=min(8192, config.max_position_embeddings))
     cuda.synchronize()
-    say(f"random weights, {found.weights.nbytes / 1e9:.2f} GB on the device in {time.perf_counter() - began:.1f} s")
-    return found
+    say(f"random weights, {model.weights.nbytes / 1e9:.2f} GB on the device in {time.perf_counter() - began:.1f} s")
+    return model
 
 
 @functools.lru_cache(maxsize=1)
@@ -113,8 +113,8 @@ def cache_bytes(config: Config, tokens: int) -> int:
 
 def random_cache(config: Config, pages: int) -> np.ndarray:
     """Keys or values of a layer, (pages, K, PAGE, D) bfloat16."""
-    numbers = np.random.default_rng(3).standard_normal(BLOCK, np.float32)
-    return np.resize(bfloat16_of(numbers), cache_shape(pages, config.num_key_value_heads, config.head_dim))
+    values = np.random.default_rng(3).standard_normal(BLOCK, np.float32)
+    return np.resize(bfloat16_of(values), cache_shape(pages, config.num_key_value_heads, config.head_dim))
 
 
 # --- Decoding --------------------------------------------------------------------------------------------------------
@@ -125,13 +125,13 @@ def decoding(runner: ModelRunner, sequences: int, tokens: int) -> Step:
     scheduler = Scheduler(BlockManager(runner.num_pages, prefix_caching=False), max_num_seqs=sequences,
                           max_num_batched_tokens=sequences * tokens)
     rng = np.random.default_rng(sequences)
-    for number in range(sequences):
+    for i in range(sequences):
         prompt = rng.integers(0, runner.model.config.vocab_size, tokens - 1)
-        scheduler.add(Request(str(number), prompt, SamplingParams(temperature=0, max_tokens=2, ignore_eos=True),
+        scheduler.add(Request(str(i), prompt, SamplingParams(temperature=0, max_tokens=2, ignore_eos=True),
                               max_length=tokens + 1))
-    first = scheduler.schedule()  # is not run: the cache holds other numbers, which take as long
-    scheduler.receive(first, [Sampled(int(token)) for token in
-                              rng.integers(0, runner.model.config.vocab_size, sequences)])
+    scheduled = scheduler.schedule()  # is not run: the cache holds other numbers, which take as long
+    scheduler.receive(scheduled, [Sampled(int(token)) for token in
+                                  rng.integers(0, runner.model.config.vocab_size, sequences)])
     step, order = scheduler.schedule(), rng.permutation(runner.num_pages)
     for chunk in step.chunks:
         chunk.sequence.pages = order[chunk.sequence.pages].tolist()
@@ -147,16 +147,16 @@ def llama_decode(sequences: Sequence[int] | None = None, tokens: int | None = No
     pages = max(sequences) * (pages_for(tokens) + 1)  # the scheduler wants one to be free for each that runs
     runner = ModelRunner(model, num_pages=pages, max_num_seqs=max(sequences), max_num_batched_tokens=max(sequences),
                          max_model_len=tokens + 1)
-    numbers = random_cache(config, pages)
-    runner.fill_cache(numbers)
+    pool = random_cache(config, pages)
+    runner.fill_cache(pool)
     steps = {count: decoding(runner, count, tokens) for count in sequences}
     needed = [one for step in steps.values() for one in launches.needed(lambda step=step: runner.launch(step))]
     say(f"llama_decode: {pages:,} pages filled; {compile_ahead.prepare(needed)} kernels compiled")
     rows, compile_until = [], time.monotonic() + COMPILING_S
     for count, step in steps.items():
         if torch_model() is not None and count in compared:  # steps before have written their tokens into these pages
-            runner.fill_cache(numbers)
-        drawn = [sampled.token for sampled in runner.launch(step).tokens()]
+            runner.fill_cache(pool)
+        sampled_tokens = [sampled.token for sampled in runner.launch(step).tokens()]
         graph, logits = runner.captured(count)
         ms = _replayed_ms(graph)
         limits = device.pick(gpu={"budget_s": 0.3, "max_runs": 100}, cpu={"budget_s": 0.02, "min_runs": 1,
@@ -168,7 +168,7 @@ def llama_decode(sequences: Sequence[int] | None = None, tokens: int | None = No
         if device.on_gpu():
             row |= {"gbs": nbytes / ms["p50"] / 1e6, "bound_ms": nbytes / roofline.limits().bandwidth_gbs / 1e6}
         if torch_model() is not None and count in compared:
-            row |= _beside_torch(torch_model(), step, numbers, tokens, logits, drawn, compile_until)
+            row |= _beside_torch(torch_model(), step, pool, tokens, logits, sampled_tokens, compile_until)
         say(f"llama_decode: {count} sequences, {ms['p50']:.3f} ms in a graph, {called.p50:.3f} called, "
             f"{row.get('bound_ms', 0):.3f} by its bytes; PyTorch {row['torch']}, cosine {row['cosine']}")
         rows.append(row)
@@ -183,35 +183,35 @@ def _replayed_ms(graph) -> dict:
     return asdict(timing)
 
 
-def contiguous(numbers: np.ndarray, step: Step, tokens: int) -> np.ndarray:
+def contiguous(pool: np.ndarray, step: Step, tokens: int) -> np.ndarray:
     """(B, K, tokens, D): what the pages of each of the step's sequences hold, end to end."""
     pages = np.array([chunk.sequence.pages for chunk in step.chunks])
-    B, _, (_, K, _, D) = *pages.shape, numbers.shape
-    return np.ascontiguousarray(numbers[pages].transpose(0, 2, 1, 3, 4).reshape(B, K, -1, D)[:, :, :tokens])
+    B, _, (_, K, _, D) = *pages.shape, pool.shape
+    return np.ascontiguousarray(pool[pages].transpose(0, 2, 1, 3, 4).reshape(B, K, -1, D)[:, :, :tokens])
 
 
-def _beside_torch(one: TorchLlama, step: Step, numbers: np.ndarray, tokens: int, logits, drawn: list[int],
+def _beside_torch(one: TorchLlama, step: Step, pool: np.ndarray, tokens: int, logits, sampled: list[int],
                   compile_until: float) -> dict:
     """The times of PyTorch's step, on a cache of the same numbers; the smallest cosine of its logits and ours, and the
     part of the sequences for which both took the same token. For the sequences in which the two differ most the same
     step in float32 as well: "to_float32" has its smallest cosine with each."""
     ids = np.array([[chunk.sequence.tokens[-1]] for chunk in step.chunks])
-    keys, at = contiguous(numbers, step, tokens), np.array([tokens - 1])
+    keys, pos = contiguous(pool, step, tokens), np.array([tokens - 1])
     cache = one.cache(keys)
-    theirs, likeliest = one.call(ids, at, cache)()
-    ours, theirs = logits.copy_to_host()[: len(ids)], theirs.double().cpu().numpy()
-    alike = cosines(ours, theirs)
-    found = {"torch": one.rows(ids, at, cache, compile_until), "cosine": float(alike.min()),
-             "same_tokens": float(np.mean(likeliest.cpu().numpy() == np.array(drawn)))}
+    torch_logits, likeliest = one.call(ids, pos, cache)()
+    labkit_logits, torch_logits = logits.copy_to_host()[: len(ids)], torch_logits.double().cpu().numpy()
+    similarity = cosines(labkit_logits, torch_logits)
+    result = {"torch": one.rows(ids, pos, cache, compile_until), "cosine": float(similarity.min()),
+              "same_tokens": float(np.mean(likeliest.cpu().numpy() == np.array(sampled)))}
     del cache
-    worst, wide = np.argsort(alike)[:WORST], one.widened()
-    exact, _ = wide.call(ids[worst], at, [tuple(part.float() for part in layer) for layer in one.cache(keys[worst])])()
+    worst, wide = np.argsort(similarity)[:WORST], one.widened()
+    exact, _ = wide.call(ids[worst], pos, [tuple(part.float() for part in layer) for layer in one.cache(keys[worst])])()
     exact = exact.double().cpu().numpy()
-    found["to_float32"] = {"ours": float(cosines(ours[worst], exact).min()),
-                           "torch": float(cosines(theirs[worst], exact).min())}
+    result["to_float32"] = {"ours": float(cosines(labkit_logits[worst], exact).min()),
+                            "torch": float(cosines(torch_logits[worst], exact).min())}
     del wide
     one.torch.cuda.empty_cache()
-    return found
+    return result
 
 
 # --- Prompts ---------------------------------------------------------------------------------------------------------
@@ -256,11 +256,11 @@ def llama_prefill(prompts: Sequence[int] | None = None) -> dict:
             row["tflops"] = flops / timing.p50 / 1e9
         one = torch_model()
         if one is not None:
-            place = np.zeros((1, config.num_key_value_heads, count, config.head_dim), np.uint16)
-            theirs_cache = one.cache(place)
-            theirs, _ = one.call(ids[None], np.arange(count), theirs_cache)()
-            row["torch"] = one.rows(ids[None], np.arange(count), theirs_cache, compile_until)
-            row["cosine"] = float(cosines(logits, theirs.double().cpu().numpy()).min())
+            zeros_cache = np.zeros((1, config.num_key_value_heads, count, config.head_dim), np.uint16)
+            torch_cache = one.cache(zeros_cache)
+            torch_logits, _ = one.call(ids[None], np.arange(count), torch_cache)()
+            row["torch"] = one.rows(ids[None], np.arange(count), torch_cache, compile_until)
+            row["cosine"] = float(cosines(logits, torch_logits.double().cpu().numpy()).min())
         say(f"llama_prefill: {count:,} tokens, {compiled} kernels compiled; {timing.p50:.2f} ms in a graph, "
             f"{called.p50:.2f} called; PyTorch {row['torch']}, cosine {row['cosine']}")
         rows.append(row)

@@ -59,11 +59,11 @@ COMPILING_S = 120.0  # for torch.compile, of a whole table; what it cannot do in
 def random_tensors(config: Config, seed: int = 0) -> dict[str, np.ndarray]:
     """Weights about as large as trained ones. They take as long to multiply as any others."""
     rng = np.random.default_rng(seed)
-    found = {}
+    tensors = {}
     for name, shape in shapes(config).items():
         values = rng.standard_normal(shape, np.float32) * np.float32(0.05)
-        found[name] = values + np.float32(name.endswith("LayerNorm.weight"))
-    return found
+        tensors[name] = values + np.float32(name.endswith("LayerNorm.weight"))
+    return tensors
 
 
 Using = tuple[MiniLM, str]  # a model, and what its weights are
@@ -91,8 +91,8 @@ def sentences_of(lengths: Iterable[int], vocabulary: int, seed: int = 1) -> list
 
 def corpus_lengths(count: int, longest: int) -> np.ndarray:
     """Tokens of `count` sentences, sorted: about 15 on average, most of them 8 to 25, a few long ones."""
-    drawn = np.random.default_rng(2).lognormal(np.log(MEAN_TOKENS) - 0.08, 0.4, count)
-    return np.sort(np.clip(np.rint(drawn), 3, longest).astype(int))
+    lengths = np.random.default_rng(2).lognormal(np.log(MEAN_TOKENS) - 0.08, 0.4, count)
+    return np.sort(np.clip(np.rint(lengths), 3, longest).astype(int))
 
 
 def ready(model: MiniLM, sentences, form: str) -> tuple[Callable, Shape]:
@@ -133,19 +133,19 @@ def minilm(work=None, using: Using | None = None) -> dict:
     rows = []
     for count, tokens in measure.steps("MiniLM", list(work or device.pick(gpu=WORK, cpu=((2, 16), (1, 16))))):
         sentences = sentences_of([tokens] * count, model.config.vocab_size)
-        found = {"sentences": count, "tokens": tokens, "ours": {}, "torch": None, "cosine": None}
+        result = {"sentences": count, "tokens": tokens, "ours": {}, "torch": None, "cosine": None}
         for name, (form, kernels) in OURS.items():
             one = model.with_kernels(kernels)
             forward, shape = ready(one, sentences, form)
-            found["ours"][name] = {"us_a_sentence": in_graph_us(forward) / count, "rows": shape.rows,
-                                   "called_us_a_sentence": called_us(forward) / count}
+            result["ours"][name] = {"us_a_sentence": in_graph_us(forward) / count, "rows": shape.rows,
+                                    "called_us_a_sentence": called_us(forward) / count}
         one = model.with_kernels(HALF)
-        found["copies_too_us_a_sentence"] = called_us(lambda one=one, s=sentences: one.embed(s)) / count
+        result["copies_too_us_a_sentence"] = called_us(lambda one=one, s=sentences: one.embed(s)) / count
         if bert is not None:
-            found["torch"] = {name: value if value is None or isinstance(value, str) else value / count
-                              for name, value in torch_rows(bert, sentences, tokens, compile_until).items()}
-            found["cosine"] = smallest_cosine(one.embed(sentences), bert.forward(*bert.inputs(sentences, tokens)))
-        rows.append(found)
+            result["torch"] = {name: value if value is None or isinstance(value, str) else value / count
+                               for name, value in torch_rows(bert, sentences, tokens, compile_until).items()}
+            result["cosine"] = smallest_cosine(one.embed(sentences), bert.forward(*bert.inputs(sentences, tokens)))
+        rows.append(result)
     return measure.stamped({"weights": weights, "rows": rows})
 
 
@@ -164,14 +164,14 @@ def minilm_corpus(count: int | None = None, batches=None, using: Using | None = 
     model = model.with_kernels(HALF)
     count = count or device.pick(gpu=CORPUS, cpu=6)
     batches = batches or device.pick(gpu=(64, 256, 1024, 2000), cpu=(4,))
-    texts, sentences, where = corpus_of(model, weights, count)
+    texts, sentences, source = corpus_of(model, weights, count)
     truth = truth_of(model, sentences)
     rows = []
     for form in device.pick(gpu=tuple(FORMS), cpu=("packed", "padded")):
         for size in measure.steps(f"corpus, {form}", list(batches)):
             if form == "padded_to_128" and size > 1024:
                 continue
-            parts = [sentences[first : first + size] for first in range(0, count, size)]
+            parts = [sentences[begin : begin + size] for begin in range(0, count, size)]
             passes = [ready(model, part, form) for part in parts]
 
             def forward(stream=0, passes=passes):
@@ -183,17 +183,17 @@ def minilm_corpus(count: int | None = None, batches=None, using: Using | None = 
                     model.embed(part, form)
 
             seconds = in_graph_us(forward) / 1e6
-            found = np.concatenate([one.batch.pooled.copy_to_host()[: len(part)]
-                                    for (one, _), part in zip(passes, parts, strict=True)])
+            embeddings = np.concatenate([one.batch.pooled.copy_to_host()[: len(part)]
+                                         for (one, _), part in zip(passes, parts, strict=True)])
             rows.append({"form": form, "batch": size, "rows": sum(shape.rows for _, shape in passes),
                          "sentences_per_second": count / seconds,
                          "embed_sentences_per_second": count / (called_us(embed) / 1e6),
-                         "cosine": float(cosines(found, truth).min())})
+                         "cosine": float(cosines(embeddings, truth).min())})
     bert, compile_until = torch_bert(model), time.monotonic() + compiling_s
-    theirs = [] if bert is None else corpus_rows(bert, sentences, batches, truth, compile_until)
+    bert_rows = [] if bert is None else corpus_rows(bert, sentences, batches, truth, compile_until)
     mean = float(np.mean([len(one) for one in sentences]))
-    return measure.stamped({"weights": weights, "corpus": where, "sentences": count, "mean_tokens": mean, "ours": rows,
-                            "torch": theirs, "text": text_in(texts)})
+    return measure.stamped({"weights": weights, "corpus": source, "sentences": count, "mean_tokens": mean, "ours": rows,
+                            "torch": bert_rows, "text": text_in(texts)})
 
 
 def corpus_of(model: MiniLM, weights: str, count: int) -> tuple[list[str], list[np.ndarray], str]:
@@ -223,24 +223,24 @@ def text_in(texts: list[str]) -> dict:
         encoder = Encoder.from_pretrained("minilm")
     except Exception as error:  # no weights, no tokenizer, no library
         return {"why_not": f"{type(error).__name__}: {error}"[:200]}
-    found = {f"ours_seconds_{size}": median_seconds(lambda size=size: encoder.encode(texts, batch_size=size))
-             for size in (256, 2000)}
-    found["tokenizing_seconds"] = median_seconds(lambda: encoder.tokenizer.encode(texts))
-    ours = encoder.encode(texts, batch_size=256)
-    found |= torch_texts(encoder.model, rust_tokenizer(folder, encoder.max_seq_length), texts, ours)
+    result = {f"ours_seconds_{size}": median_seconds(lambda size=size: encoder.encode(texts, batch_size=size))
+              for size in (256, 2000)}
+    result["tokenizing_seconds"] = median_seconds(lambda: encoder.tokenizer.encode(texts))
+    embeddings = encoder.encode(texts, batch_size=256)
+    result |= torch_texts(encoder.model, rust_tokenizer(folder, encoder.max_seq_length), texts, embeddings)
     try:
         from sentence_transformers import SentenceTransformer
 
         library = SentenceTransformer(str(folder), device=device.pick(gpu="cuda", cpu="cpu")).half()
         for size in (32, 256):
-            found[f"library_seconds_{size}"] = median_seconds(
+            result[f"library_seconds_{size}"] = median_seconds(
                 lambda size=size: library.encode(texts, batch_size=size, normalize_embeddings=True,
                                                  show_progress_bar=False))
-        theirs = library.encode(texts, batch_size=256, normalize_embeddings=True, show_progress_bar=False)
-        found["library_cosine"] = float(cosines(ours, np.asarray(theirs)).min())
+        library_embeddings = library.encode(texts, batch_size=256, normalize_embeddings=True, show_progress_bar=False)
+        result["library_cosine"] = float(cosines(embeddings, np.asarray(library_embeddings)).min())
     except Exception as error:
-        found["why_no_library"] = f"{type(error).__name__}: {error}"[:200]
-    return found
+        result["why_no_library"] = f"{type(error).__name__}: {error}"[:200]
+    return result
 
 
 # --- One sentence ----------------------------------------------------------------------------------------------------
@@ -260,8 +260,8 @@ def minilm_single(tokens=None, using: Using | None = None) -> dict:
             forward, shape = ready(model.with_kernels(kernels), sentences, form)
             row = {"name": name, "tokens": count, "rows": shape.rows, "us": in_graph_us(forward),
                    "called_us": called_us(forward)}
-            found = forward.batch.pooled.copy_to_host()[:1]
-            rows.append(row | {"cosine": float(cosines(found, truth).min())})
+            embedding = forward.batch.pooled.copy_to_host()[:1]
+            rows.append(row | {"cosine": float(cosines(embedding, truth).min())})
     return measure.stamped({"weights": weights, "rows": rows})
 
 
@@ -293,10 +293,10 @@ def minilm_ladder(work=None, using: Using | None = None) -> dict:
 def _only_attention(model: MiniLM, sentences, form: str) -> Callable:
     forward, _ = ready(model, sentences, form)
     forward()
-    found = [launch for name, launch in launches_of(model, forward.batch) if name == "attended"][:1]
+    launches = [launch for name, launch in launches_of(model, forward.batch) if name == "attended"][:1]
 
     def run(stream=0):
-        for launch in found:
+        for launch in launches:
             launch(stream)
 
     run.keeps = forward
@@ -309,7 +309,7 @@ def failures() -> list[dict]:
     python -m labkit.measure.ncu --profile minilm_products attention_sentences_half."""
     pairs = (("hand-blocked", half.matmul_half_hand_blocked, "a tile a warp", half.matmul_half_tensor_core),
              ("three stages", half.matmul_half_three_stage, "two stages", half.matmul_half_double_buffered))
-    rng, found = np.random.default_rng(0), []
+    rng, rows = np.random.default_rng(0), []
     sizes = device.pick(gpu=((8192, 384, 384), (8192, 1536, 384), (8192, 384, 1536)), cpu=((16, 16, 16),))
     for M, N, K in sizes:
         a, b = (cuda.to_device(half.random_float16(rng, *shape)) for shape in ((M, K), (K, N)))
@@ -321,14 +321,14 @@ def failures() -> list[dict]:
                 if device.on_gpu():
                     one[key.replace("us", "resources")] = [launches.resources(each) for each in
                                                            launches.of(launcher, a, b, out)]
-            found.append(one)
+            rows.append(one)
     if device.on_gpu():
         x, w, bias = (cuda.to_device(array) for array in layer(rng, 8192, 1536, 384))
         out = cuda.device_array((8192, 1536), np.float16)
-        found.append({"name": "float16 accumulators", "beside": "float32 accumulators", "M": 8192, "N": 1536, "K": 384,
-                      **{key: in_graph_us(lambda stream=0, f=f: f(x, w, bias, out, stream=stream)) for key, f in
-                         (("us", layers.linear_f16_accumulators), ("beside_us", layers.linear_double_buffered))}})
-    return found
+        rows.append({"name": "float16 accumulators", "beside": "float32 accumulators", "M": 8192, "N": 1536, "K": 384,
+                     **{key: in_graph_us(lambda stream=0, f=f: f(x, w, bias, out, stream=stream)) for key, f in
+                        (("us", layers.linear_f16_accumulators), ("beside_us", layers.linear_double_buffered))}})
+    return rows
 
 
 # --- Where the time goes ---------------------------------------------------------------------------------------------
@@ -337,7 +337,7 @@ def failures() -> list[dict]:
 def launches_of(model: MiniLM, b) -> list[tuple[str, Callable]]:
     """(name, launch(stream)) of every launcher's call in a forward pass, without running any; names are the same in
     each layer."""
-    pending, found = [], []
+    pending, launches = [], []
 
     def later(launcher):
         def record(*args, stream=0, **named):
@@ -347,49 +347,49 @@ def launches_of(model: MiniLM, b) -> list[tuple[str, Callable]]:
 
     def watch(name, _):
         name = ".".join(name.split(".")[2:]) if name.startswith("layer.") else name
-        found.extend((name, launch) for launch in pending)
+        launches.extend((name, launch) for launch in pending)
         pending.clear()
 
     run: Kernels = model.kernels
     recorded = replace(run, **{name: later(getattr(run, name)) for name in
                                ("linear", "attention", "add_layernorm", "embed", "pool", "pool_normalized")})
     model.with_kernels(recorded).forward(b, watch=watch)
-    return found
+    return launches
 
 
 def minilm_profile(work=None, using: Using | None = None) -> dict:
     """By how much a pass in a graph is shorter without each kind of launch (the CPU device: their own time); PyTorch's
     kernels by its profiler; launches, and microseconds a launch."""
     model, weights = using or _model()
-    bert, found = torch_bert(model), []
+    bert, passes = torch_bert(model), []
     for count, tokens in measure.steps("profile", list(work or device.pick(gpu=((64, 128), (64, 16)), cpu=((1, 16),)))):
         sentences = sentences_of([tokens] * count, model.config.vocab_size)
         forward, _ = ready(model, sentences, "packed")
-        all_of_it = launches_of(model, forward.batch)
+        launches = launches_of(model, forward.batch)
 
-        def together(some):
+        def together(subset):
             def run(stream=0):
-                for _, launch in some:
+                for _, launch in subset:
                     launch(stream)
 
             return in_graph_us(run)
 
-        whole = together(all_of_it)
+        total = together(launches)
         rows = []
-        for kind in dict.fromkeys(name for name, _ in all_of_it):
+        for kind in dict.fromkeys(name for name, _ in launches):
             if device.on_gpu():
-                us = whole - together([one for one in all_of_it if one[0] != kind])
+                us = total - together([one for one in launches if one[0] != kind])
             else:
-                us = together([one for one in all_of_it if one[0] == kind])
-            rows.append({"name": kind, "count": sum(name == kind for name, _ in all_of_it), "us_saved": us})
+                us = together([one for one in launches if one[0] == kind])
+            rows.append({"name": kind, "count": sum(name == kind for name, _ in launches), "us_saved": us})
         nodes = graphs.capture(forward, warm_up=False).nodes
         called = called_us(forward)
-        one = {"sentences": count, "tokens": tokens, "us": whole, "rows": rows, "launches": nodes, "called_us": called,
-               "us_a_launch": whole / nodes, "called_us_a_launch": called / nodes, "torch": None}
+        one = {"sentences": count, "tokens": tokens, "us": total, "rows": rows, "launches": nodes, "called_us": called,
+               "us_a_launch": total / nodes, "called_us_a_launch": called / nodes, "torch": None}
         if bert is not None:
             one["torch"] = torch_profile(bert, sentences, tokens)
-        found.append(one)
-    return measure.stamped({"weights": weights, "passes": found})
+        passes.append(one)
+    return measure.stamped({"weights": weights, "passes": passes})
 
 
 def torch_profile(bert: TorchBert, sentences, tokens: int) -> dict:

@@ -185,11 +185,11 @@ def fair_baseline(times: int = 100) -> dict:
         row(launcher.__name__.removeprefix("bias_gelu_add_").replace("_", " "), len(launches.kernels_of(launcher)), run,
             time_graph(run, launches=times))
     for baseline in measure.baselines_of(op):
-        theirs = measure.hand_over(baseline.library, *arrays, out)
+        library_arrays = measure.hand_over(baseline.library, *arrays, out)
         module = measure.import_library(baseline.library)
 
-        def call(baseline=baseline, theirs=theirs, module=module):
-            baseline.call(module, *theirs)
+        def call(baseline=baseline, library_arrays=library_arrays, module=module):
+            baseline.call(module, *library_arrays)
 
         try:
             call()
@@ -222,16 +222,16 @@ def trips_table(first: list[dict], second: list[dict], recorded: dict | None = N
                                                       "here, first", "here, second"), tuple(rows), tuple(notes))
 
 
-def baseline_table(here: dict | None = None, recorded: dict | None | str = "auto") -> PlainTable:
+def baseline_table(local: dict | None = None, recorded: dict | None | str = "auto") -> PlainTable:
     """The fair baseline: microseconds for a call from Python and inside a graph, here and as recorded on a GPU."""
     if recorded == "auto":
-        recorded = measure.recorded_series("fair_baseline") if here is None or here["where"] == measure.CPU_DEVICE \
+        recorded = measure.recorded_series("fair_baseline") if local is None or local["where"] == measure.CPU_DEVICE \
             else None
     rows, notes = [], []
-    for found in filter(None, (recorded, here)):
+    for series in filter(None, (recorded, local)):
         rows += [(row["name"], number(row["kernels"]), number(row["call_us"]), number(row["graph_us"]),
-                  found["where"].split(":")[0]) for row in found["rows"]]
-        notes.append(f"{size_text(found['size'])}: {found['where']}, {found['date']}.")
+                  series["where"].split(":")[0]) for row in series["rows"]]
+        notes.append(f"{size_text(series['size'])}: {series['where']}, {series['date']}.")
     return PlainTable("Bias, GELU, residual: one call in a row of many",
                       ("", "kernels", "from Python, us", "in a graph, us", "where"), tuple(rows), tuple(notes))
 
@@ -260,8 +260,8 @@ def trace() -> dict | None:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "trace.json"
         watched.export_chrome_trace(str(path))
-        found = json.loads(path.read_text(encoding="utf-8"))["traceEvents"]
-    return measure.stamped({"events": events_of(found)})
+        trace_events = json.loads(path.read_text(encoding="utf-8"))["traceEvents"]
+    return measure.stamped({"events": events_of(trace_events)})
 
 
 def trace_panel(series: dict | None = None) -> dict:
@@ -280,9 +280,9 @@ ROWS = {"user_annotation": "ranges", "cuda_driver": "driver", "cuda_runtime": "d
         "gpu_memcpy": "GPU", "gpu_memset": "GPU"}
 
 
-def events_of(found: list[dict]) -> list[dict]:
+def events_of(trace_events: list[dict]) -> list[dict]:
     """The last product in a trace in Chrome's format, with its ranges, the driver's calls and the GPU's work."""
-    known = [event for event in found if event.get("ph") == "X" and event.get("cat") in ROWS]
+    known = [event for event in trace_events if event.get("ph") == "X" and event.get("cat") in ROWS]
     outer = max((event for event in known if event["name"] == "matrix product"), key=lambda event: event["ts"],
                 default=None)
     if outer is None:

@@ -63,32 +63,32 @@ def serve(requests: int | None = None, shortest: int | None = None, longest: int
         with started_server([*options, "--no-engine-process"]) as (started, target):
             ready_s = time.perf_counter() - began
             say(f"serve: the server is ready after {ready_s:.1f} s")
-            closed, before, loaded = closed_loop(work, seats, longest, config.vocab_size, started, target)
-            share = closed["output_throughput"] / offline["tokens_per_second"]
-            say(f"serve: {share:.1%} of the engine alone, {offline['tokens_per_second']:,.0f} tokens/s; "
-                f"{in_words(closed)}; event loop late by {lag_ms(before, loaded)} ms")
+            closed, metrics_0, loaded = closed_loop(work, seats, longest, config.vocab_size, started, target)
+            fraction = closed["output_throughput"] / offline["tokens_per_second"]
+            say(f"serve: {fraction:.1%} of the engine alone, {offline['tokens_per_second']:,.0f} tokens/s; "
+                f"{in_words(closed)}; event loop late by {lag_ms(metrics_0, loaded)} ms")
             runs = []
-            for at, part in enumerate(shares):
+            for i, part in enumerate(shares):
                 rate = part * closed["request_throughput"]
                 count = max(2, round(rate * arrivals_s))
-                load = Load(random_work(count, lengths, lengths, config.vocab_size, seed=20 + at), rate, seed=at)
+                load = Load(random_work(count, lengths, lengths, config.vocab_size, seed=20 + i), rate, seed=i)
                 runs.append(taken(load, target) | {"share_of_capacity": part})
                 say(f"serve: at {part:.0%} of that, {in_words(runs[-1])}")
             after = server.metrics(started.url)
         with started_server([*options, "--engine-process"]) as (started, target):
-            apart, *_ = closed_loop(work, seats, longest, config.vocab_size, started, target)
-            apart_share = apart["output_throughput"] / offline["tokens_per_second"]
-            say(f"serve: with the engine in a process of its own, {apart_share:.1%} of the engine alone; "
-                f"{in_words(apart)}")
+            split_run, *_ = closed_loop(work, seats, longest, config.vocab_size, started, target)
+            split_fraction = split_run["output_throughput"] / offline["tokens_per_second"]
+            say(f"serve: with the engine in a process of its own, {split_fraction:.1%} of the engine alone; "
+                f"{in_words(split_run)}")
     nearest = min(runs, key=lambda run: abs(run["share_of_capacity"] - 0.5))
     return measure.stamped({
         "weights": "random", "shape": config.size, "model_id": f"Llama of {config.size}, random weights",
         "requests": requests, "shortest": shortest, "longest": longest, "seats": seats, "budget": budget,
-        "ready_s": ready_s, "alone": offline, "closed": closed, "share_of_alone": share,
-        "engine_process": apart, "engine_process_share_of_alone": apart_share,
+        "ready_s": ready_s, "alone": offline, "closed": closed, "share_of_alone": fraction,
+        "engine_process": split_run, "engine_process_share_of_alone": split_fraction,
         "half_load": {"request_rate": nearest["request_rate"], "median_ttft_ms": nearest["median_ttft_ms"]},
         "slo_ms": SLO.limits_ms, "runs": runs,
-        "loop_lag": {"closed": lag_ms(before, loaded), "rates": lag_ms(loaded, after)}})
+        "loop_lag": {"closed": lag_ms(metrics_0, loaded), "rates": lag_ms(loaded, after)}})
 
 
 def engine_alone(work: Sequence[Work], seats: int, budget: int, longest: int) -> dict:
@@ -98,8 +98,8 @@ def engine_alone(work: Sequence[Work], seats: int, budget: int, longest: int) ->
                          max_num_batched_tokens=budget, max_model_len=longest)
     say(f"serve: {alone.ready(runner, budget)} kernels compiled")
     rng = np.random.default_rng(8)  # every size of batch once, so that its graph is captured
-    alone.serve(runner, [alone.Work(rng.integers(0, config.vocab_size, 2), 2 + number)
-                         for number in range(min(seats, longest - 4))], seats=seats, budget=budget)
+    alone.serve(runner, [alone.Work(rng.integers(0, config.vocab_size, 2), 2 + i)
+                         for i in range(min(seats, longest - 4))], seats=seats, budget=budget)
     row = alone.serve(runner, [alone.Work(np.array(one.prompt), one.output) for one in work], seats=seats,
                       budget=budget)
     return {key: row[key] for key in ("seconds", "tokens_per_second", "steps", "mean_sequences", "preemptions",
@@ -118,15 +118,15 @@ def closed_loop(work: Sequence[Work], seats: int, longest: int, vocabulary: int,
     """The run of a server that is warm, with the engine's steps in it, and the server's metrics before and after."""
     warm_up(target, seats, longest, vocabulary)
     before = server.metrics(started.url)
-    found = taken(Load(work, concurrency=seats), target)
+    result = taken(Load(work, concurrency=seats), target)
     after = server.metrics(started.url)
-    return found | {"steps": steps_between(before, after)}, before, after
+    return result | {"steps": steps_between(before, after)}, before, after
 
 
 def warm_up(target: Target, seats: int, longest: int, vocabulary: int) -> None:
     """As the engine alone was warmed up: every size of batch, and a step of prompts."""
     few = random_work(min(seats, 2 * longest - 4), (2, 2), (1, 1), vocabulary, seed=9)
-    rising = [Work(one.prompt, 2 + number) for number, one in enumerate(few)]
+    rising = [Work(one.prompt, 2 + i) for i, one in enumerate(few)]
     for load in (Load(rising, float("inf")), Load(random_work(seats, (longest, longest), (2, 2), vocabulary, seed=10),
                                                   concurrency=seats)):
         run = drive(load, target, timeout_s=2 * ANSWER_S)
@@ -139,14 +139,15 @@ def warm_up(target: Target, seats: int, longest: int, vocabulary: int) -> None:
 
 def taken(load: Load, target: Target) -> dict:
     """A run. Raises RuntimeError where a request failed: the others had an easier time."""
-    found = of_run(drive(load, target, timeout_s=ANSWER_S), SLO)
-    if found["failed"] or found["stopped"]:
-        raise RuntimeError(f"{load.name}: {found['failed']} of {len(load.work)} requests failed: "
-                           f"{found['errors_by_kind']}")
-    asked = sum(one.output for one in load.work)
-    if found["total_output_tokens"] != asked:
-        raise RuntimeError(f"{load.name}: {found['total_output_tokens']:,} tokens came out; {asked:,} were asked for")
-    return found
+    result = of_run(drive(load, target, timeout_s=ANSWER_S), SLO)
+    if result["failed"] or result["stopped"]:
+        raise RuntimeError(f"{load.name}: {result['failed']} of {len(load.work)} requests failed: "
+                           f"{result['errors_by_kind']}")
+    requested = sum(one.output for one in load.work)
+    if result["total_output_tokens"] != requested:
+        raise RuntimeError(f"{load.name}: {result['total_output_tokens']:,} tokens came out; {requested:,} were "
+                           "asked for")
+    return result
 
 
 def lag_ms(before: server.Metrics, after: server.Metrics) -> dict | None:

@@ -128,7 +128,7 @@ def long_kernel(shape, lines, folder):
 
 def _compile(shapes, lengths):
     """Child process: {shape: seconds of the first call at each length}, in this process's time on the CPU."""
-    found = {}
+    times = {}
     with tempfile.TemporaryDirectory() as folder:
         warm_up = [(shape, 4) for shape in shapes]  # loads what all kernels share
         for shape, lines in (*warm_up, *((shape, lines) for shape in shapes for lines in lengths)):
@@ -136,16 +136,16 @@ def _compile(shapes, lengths):
             a, b, out = (np.ones(256, np.float32) for _ in range(3))
             start = time.process_time()
             kernel[2, 64](a, b, out, 256)
-            found.setdefault(shape, []).append(time.process_time() - start)
-    print(json.dumps({"seconds": {shape: seconds[1:] for shape, seconds in found.items()}}))
+            times.setdefault(shape, []).append(time.process_time() - start)
+    print(json.dumps({"seconds": {shape: seconds[1:] for shape, seconds in times.items()}}))
 
 
 def compile_lengths(lengths=LENGTHS, shapes=tuple(SHAPES)):
     """How the time of a first call, nearly all of it compiling, grows with a kernel's length. {"lines", "seconds":
     {shape: one for each length}}."""
     with tempfile.TemporaryDirectory() as cache:
-        asked = json.dumps([list(shapes), list(lengths)])
-        seconds = _child("compile", asked, LABKIT_CACHE_DIR=cache)
+        request = json.dumps([list(shapes), list(lengths)])
+        seconds = _child("compile", request, LABKIT_CACHE_DIR=cache)
     return stamped({"lines": list(lengths), "seconds": seconds})
 
 
@@ -166,12 +166,12 @@ def time_cpu_device(report=lambda text: None):
     from labkit.simt import api as cuda
 
     matmul, add = make_kernels(cuda)
-    found = {}
+    result = {}
     report("the tiled product, compiled")
     _matmul_once(cuda, matmul, 64)
-    here = float(np.median([_matmul_once(cuda, matmul, 64) for _ in range(20)]))
-    found["64^3 tiled"] = here
-    found["512^3 tiled"] = float(np.median([_matmul_once(cuda, matmul, 512) for _ in range(5)]))
+    simt_s = float(np.median([_matmul_once(cuda, matmul, 64) for _ in range(20)]))
+    result["64^3 tiled"] = simt_s
+    result["512^3 tiled"] = float(np.median([_matmul_once(cuda, matmul, 512) for _ in range(5)]))
     report("vector addition")
     n = 10_000_000
     rng = np.random.default_rng(0)
@@ -183,17 +183,17 @@ def time_cpu_device(report=lambda text: None):
         add[-(-n // 256), 256](a, b, out)
         times.append(time.perf_counter() - start)
     np.testing.assert_array_equal(out.copy_to_host(), a.copy_to_host() + b.copy_to_host())
-    found["vector add, 10 million"] = float(np.median(times[1:]))
+    result["vector add, 10 million"] = float(np.median(times[1:]))
     report("a first call with its compile, and again from the cache")
     with tempfile.TemporaryDirectory() as cache:
-        found["first call, with its compile"] = _child("first-call", LABKIT_CACHE_DIR=cache)
-        found["first call in a second process"] = _child("first-call", LABKIT_CACHE_DIR=cache)
+        result["first call, with its compile"] = _child("first-call", LABKIT_CACHE_DIR=cache)
+        result["first call in a second process"] = _child("first-call", LABKIT_CACHE_DIR=cache)
     report("numba's simulator: some ten seconds")
     simulator = _child("simulator", NUMBA_ENABLE_CUDASIM="1")
     if simulator is not None:
-        found["64^3 tiled, numba's simulator"] = simulator
-        found["speedup over numba's simulator, 64^3 tiled"] = simulator / here
-    return found
+        result["64^3 tiled, numba's simulator"] = simulator
+        result["speedup over numba's simulator, 64^3 tiled"] = simulator / simt_s
+    return result
 
 
 def main(console=None):
@@ -203,31 +203,31 @@ def main(console=None):
 
     console = console or Console()
     with console.status("measuring the CPU device") as status:
-        found = time_cpu_device(lambda text: status.update(f"measuring {text}"))
+        result = time_cpu_device(lambda text: status.update(f"measuring {text}"))
     table = Table(title="The CPU device", caption="times of this machine's CPU: they show work, not GPU speed")
     for column in ("what", "measured", "target"):
         table.add_column(column, justify="left" if column == "what" else "right")
     good = True
-    for what, value in found.items():
-        number, unit, sense = GOALS.get(what, (None, "s", ""))
+    for label, value in result.items():
+        limit, unit, sense = GOALS.get(label, (None, "s", ""))
         if value is None:
-            table.add_row(what, "not measured", "")
+            table.add_row(label, "not measured", "")
             continue
-        met = number is None or (value >= number if sense == "at least" else value <= number)
+        met = limit is None or (value >= limit if sense == "at least" else value <= limit)
         good &= met
         time_text = f"{value * 1e3:,.2f} ms" if value < 1 else f"{value:,.2f} s"
         shown = f"{value:,.0f} times" if unit == "times" else time_text
-        target = "" if number is None else f"{sense} {number:g} {unit} {'✓' if met else '✗'}"
-        table.add_row(what, shown, target)
-    if "speedup over numba's simulator, 64^3 tiled" not in found:
+        target = "" if limit is None else f"{sense} {limit:g} {unit} {'✓' if met else '✗'}"
+        table.add_row(label, shown, target)
+    if "speedup over numba's simulator, 64^3 tiled" not in result:
         table.add_row("numba's simulator", "not measured: numba-cuda is not installed", "")
     console.print(table)
     with console.status("compiling kernels of up to 800 lines: a few minutes"):
-        found = compile_lengths()
+        result = compile_lengths()
     table = Table(title="A first call, by the kernel's length", caption="seconds on this machine's CPU")
-    for column in ("lines of", *map(str, found["lines"])):
+    for column in ("lines of", *map(str, result["lines"])):
         table.add_column(column, justify="left" if column == "lines of" else "right")
-    for shape, seconds in found["seconds"].items():
+    for shape, seconds in result["seconds"].items():
         table.add_row(shape, *(f"{s:.1f}" for s in seconds))
     console.print(table)
     return 0 if good else 1

@@ -20,25 +20,25 @@ from labkit.measure import Timing
 SIZES = ((1, 512), (1, 1024), (1, 2048), (1, 4096), (1, 8192), (4, 1024), (16, 1024), (64, 1024), (64, 512))
 
 
-def latencies(places=None) -> dict:
+def latencies(levels=None) -> dict:
     """Measure the latency in ns of one load from shared memory, the L1 cache, the L2 cache and memory.
 
     places: {name: (bytes of the chain, steps)}. A cache is warm because the chain fits into it and was followed before.
     The time is that of 2n steps less that of n steps, over n: the work before and after the loop cancels.
     """
-    places = places or {"shared memory": (4 * SHARED, 32_768), "L1 cache": (4 * SHARED, 32_768),
+    levels = levels or {"shared memory": (4 * SHARED, 32_768), "L1 cache": (4 * SHARED, 32_768),
                         "L2 cache": (2**23, 65_536), "memory": (2**29, 8192)}
-    found = {}
+    result = {}
     out = cuda.to_device(np.zeros(1, np.uint32))
-    for name, (nbytes, steps) in places.items():
+    for name, (nbytes, steps) in levels.items():
         chain = cuda.to_device(random_cycle(nbytes // 4))
         shared = name == "shared memory"
         times = []
         for n in (steps, 2 * steps):
             follow = functools.partial(chase, chain, n, out, shared=shared)
             times.append(measure.time_kernel(follow, budget_s=0.2, min_runs=3, max_runs=10, flush=name == "memory").p50)
-        found[name] = {"bytes": nbytes, "steps": steps, "ns": 1e6 * (times[1] - times[0]) / steps}
-    return found
+        result[name] = {"bytes": nbytes, "steps": steps, "ns": 1e6 * (times[1] - times[0]) / steps}
+    return result
 
 
 def memory_latency() -> dict | None:

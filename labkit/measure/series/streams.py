@@ -48,10 +48,10 @@ def in_chunks(x, out, on_device, chunks, rounds, streams):
     size = -(-x.size // chunks)
     for chunk in range(chunks):
         part, stream = slice(chunk * size, (chunk + 1) * size), streams[chunk % len(streams)]
-        there, back = (array[part] for array in on_device)
-        there.copy_to_device(x[part], stream)
-        settle_kernel[-(-there.size // BLOCK), BLOCK, stream](there, back, rounds)
-        back.copy_to_host(out[part], stream)
+        d_in, d_out = (array[part] for array in on_device)
+        d_in.copy_to_device(x[part], stream)
+        settle_kernel[-(-d_in.size // BLOCK), BLOCK, stream](d_in, d_out, rounds)
+        d_out.copy_to_host(out[part], stream)
 
 
 def schedule(parts: dict[str, float], chunks: int, streams: int = 3) -> list[dict]:
@@ -96,22 +96,22 @@ def streams(n: int | None = None, rounds: int | None = None, chunks=CHUNKS, budg
     n = n or device.pick(gpu=2**26, cpu=2**18)
     x, out, on_device = _arrays(n)
     pageable = np.array(x), np.empty_like(out)
-    taken = {}
+    engine_ms = {}
     for engine, call in zip(ENGINES, (lambda: on_device[0].copy_to_device(x), None,
                                       lambda: on_device[1].copy_to_host(out)), strict=True):
         if call is not None:
-            taken[engine] = time_host(call, after=cuda.synchronize, budget_s=budget_s).p50
+            engine_ms[engine] = time_host(call, after=cuda.synchronize, budget_s=budget_s).p50
     if rounds is None:
-        rounds = device.pick(gpu=0, cpu=4) or _balanced_rounds(n, on_device, taken["copy to the device"])
-    taken["kernel"] = time_kernel(lambda: settle_kernel[-(-n // BLOCK), BLOCK](*on_device, rounds), flush=False).p50
+        rounds = device.pick(gpu=0, cpu=4) or _balanced_rounds(n, on_device, engine_ms["copy to the device"])
+    engine_ms["kernel"] = time_kernel(lambda: settle_kernel[-(-n // BLOCK), BLOCK](*on_device, rounds), flush=False).p50
     runs = []
     for memory, arrays in (("pinned", (x, out)), ("pageable", pageable)):
         for count in chunks if memory == "pinned" else chunks[:4]:
             for lanes in (1, 3) if count > 1 else (1,):
-                mine = [cuda.stream() for _ in range(lanes)]
+                cuda_streams = [cuda.stream() for _ in range(lanes)]
 
-                def work(arrays=arrays, count=count, mine=mine):
-                    in_chunks(*arrays, on_device, count, rounds, mine)
+                def work(arrays=arrays, count=count, cuda_streams=cuda_streams):
+                    in_chunks(*arrays, on_device, count, rounds, cuda_streams)
 
                 arrays[1][:] = np.nan
                 work()
@@ -120,7 +120,7 @@ def streams(n: int | None = None, rounds: int | None = None, chunks=CHUNKS, budg
                 timing = time_host(work, after=cuda.synchronize, budget_s=budget_s)
                 runs.append({"chunks": count, "streams": lanes, "memory": memory,
                              "ms": {"p5": timing.p5, "p50": timing.p50, "p95": timing.p95}})
-    return measure.stamped({"n": n, "rounds": rounds, "parts": {engine: taken[engine] for engine in ENGINES},
+    return measure.stamped({"n": n, "rounds": rounds, "parts": {engine: engine_ms[engine] for engine in ENGINES},
                             "runs": runs})
 
 
@@ -140,35 +140,35 @@ def streams_trace(n: int | None = None, chunks: int = 4) -> dict | None:
     copy_ms = time_host(lambda: on_device[0].copy_to_device(x), after=cuda.synchronize, budget_s=0.1).p50
     rounds, panels = _balanced_rounds(n, on_device, copy_ms), []
     for lanes in (1, 3):
-        mine = [cuda.stream() for _ in range(lanes)]
+        cuda_streams = [cuda.stream() for _ in range(lanes)]
         with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as watched:
             for _ in range(2):  # a profiler's own first time is slow
                 cuda.synchronize()
-                in_chunks(x, out, on_device, chunks, rounds, mine)
+                in_chunks(x, out, on_device, chunks, rounds, cuda_streams)
             cuda.synchronize()
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "trace.json"
             watched.export_chrome_trace(str(path))
-            found = json.loads(path.read_text(encoding="utf-8"))["traceEvents"]
-        panels.append({"streams": lanes, "events": engine_events(found)[-3 * chunks:]})
-        first = min(event["start_ms"] for event in panels[-1]["events"])
+            trace_events = json.loads(path.read_text(encoding="utf-8"))["traceEvents"]
+        panels.append({"streams": lanes, "events": engine_events(trace_events)[-3 * chunks:]})
+        start_ms = min(event["start_ms"] for event in panels[-1]["events"])
         for event in panels[-1]["events"]:
-            event["start_ms"] -= first
+            event["start_ms"] -= start_ms
     return measure.stamped({"n": n, "rounds": rounds, "chunks": chunks, "panels": panels})
 
 
-def engine_events(found: list[dict]) -> list[dict]:
+def engine_events(trace_events: list[dict]) -> list[dict]:
     """Copies and kernels of a trace in Chrome's format, in the order in which they began; streams are numbered as they
     come."""
-    numbers: dict[int, int] = {}
+    stream_ids: dict[int, int] = {}
     events = []
-    for event in sorted((each for each in found if each.get("ph") == "X"), key=lambda each: each["ts"]):
+    for event in sorted((each for each in trace_events if each.get("ph") == "X"), key=lambda each: each["ts"]):
         kind, name = event.get("cat"), event.get("name", "")
         engine = ("kernel" if kind == "kernel" else None if kind != "gpu_memcpy" else
                   ENGINES[0] if "HtoD" in name else ENGINES[2] if "DtoH" in name else None)
         if engine is None:
             continue
         stream = event.get("args", {}).get("stream", event.get("tid", 0))
-        events.append({"engine": engine, "stream": numbers.setdefault(stream, len(numbers)),
+        events.append({"engine": engine, "stream": stream_ids.setdefault(stream, len(stream_ids)),
                        "start_ms": event["ts"] / 1000, "ms": event["dur"] / 1000})
     return events

@@ -52,18 +52,18 @@ class Packed(NamedTuple):
 class TorchBert:
     """The same model of PyTorch's functions, with our weights. dtype: float16; float64 to compare both with."""
 
-    def __init__(self, torch, model: MiniLM, place: str = "cuda", dtype: str = "float16"):
-        self.torch, self.config, self.place, self.dtype = torch, model.config, place, getattr(torch, dtype)
-        self.w = {ours: torch.as_tensor(np.array(model.tensors[theirs], np.float32)).to(place, self.dtype)
-                  for ours, theirs in names_in(model.tensors, model.config).items()}
+    def __init__(self, torch, model: MiniLM, torch_device: str = "cuda", dtype: str = "float16"):
+        self.torch, self.config, self.device, self.dtype = torch, model.config, torch_device, getattr(torch, dtype)
+        self.w = {labkit_key: torch.as_tensor(np.array(model.tensors[hf_key], np.float32)).to(torch_device, self.dtype)
+                  for labkit_key, hf_key in names_in(model.tensors, model.config).items()}
         self.layers = []
         for layer in range(model.config.num_hidden_layers):
-            at = f"encoder.layer.{layer}."
-            own = {name.removeprefix(at): value for name, value in self.w.items() if name.startswith(at)}
+            prefix = f"encoder.layer.{layer}."
+            params = {name.removeprefix(prefix): value for name, value in self.w.items() if name.startswith(prefix)}
             for kind in ("weight", "bias"):
-                own[f"qkv.{kind}"] = torch.cat([own.pop(f"attention.self.{part}.{kind}") for part in
-                                                ("query", "key", "value")])
-            self.layers.append(own)
+                params[f"qkv.{kind}"] = torch.cat([params.pop(f"attention.self.{part}.{kind}") for part in
+                                                   ("query", "key", "value")])
+            self.layers.append(params)
 
     # --- The compiled parts between two attentions. T rows, padded or packed ------------------------------------------
 
@@ -114,8 +114,8 @@ class TorchBert:
         ids, mask = (np.zeros((len(sentences), seq), np.int64) for _ in range(2))
         for row, one in enumerate(sentences):
             ids[row, : len(one)], mask[row, : len(one)] = one, 1
-        given = None if mask.all() else self.torch.as_tensor(mask, device=self.place).bool()
-        return self.torch.as_tensor(ids, device=self.place), given
+        key_mask = None if mask.all() else self.torch.as_tensor(mask, device=self.device).bool()
+        return self.torch.as_tensor(ids, device=self.device), key_mask
 
     def forward(self, ids, mask, sdpa: bool = True, parts=None):
         """The embeddings, (B, C) float32. parts: `compiled` ones; left out, PyTorch's functions."""
@@ -141,12 +141,12 @@ class TorchBert:
     def packed(self, sentences) -> Packed:
         lengths = np.array([len(one) for one in sentences])
         T, B = up(int(lengths.sum()), BLOCK), len(sentences)
-        return self.split(self.torch.as_tensor(lay_out_packed(flat(sentences), lengths, T)).to(self.place), T, B,
+        return self.split(self.torch.as_tensor(lay_out_packed(flat(sentences), lengths, T)).to(self.device), T, B,
                           int(lengths.max()))
 
     def split(self, inputs, T: int, B: int, longest: int) -> Packed:
         """inputs: as lay_out_packed gives them, on the device."""
-        rows = self.torch.arange(T, dtype=self.torch.int32, device=self.place)
+        rows = self.torch.arange(T, dtype=self.torch.int32, device=self.device)
         return Packed(*inputs.split((T, T, B + 1)), rows, longest)
 
     def forward_packed(self, packed: Packed, attend: Callable, parts=None):
@@ -166,7 +166,7 @@ class TorchBert:
     def varlen(self, qkv, packed: Packed):
         """FlashAttention on sequences of different lengths; on the host, which has none, SDPA and a mask."""
         q, k, v = self.heads(qkv)
-        if self.place == "cpu":
+        if self.device == "cpu":
             owner = owners(self.torch, packed)
             q, k, v = (each.transpose(0, 1)[None] for each in (q, k, v))
             context = self.torch.nn.functional.scaled_dot_product_attention(
@@ -183,7 +183,7 @@ class TorchBert:
         from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
         owner, T = owners(self.torch, packed), len(packed.ids)
-        mask = create_block_mask(lambda b, h, query, key: owner[query] == owner[key], None, None, T, T, self.place)
+        mask = create_block_mask(lambda b, h, query, key: owner[query] == owner[key], None, None, T, T, self.device)
         attention = compile(flex_attention)
 
         def attend(qkv, packed):
@@ -244,13 +244,13 @@ def median_seconds(call: Callable, runs: int = 3) -> float:
     return float(np.median(seconds))
 
 
-def smallest_cosine(ours: np.ndarray, theirs) -> float:
-    return float(cosines(ours, theirs.double().cpu().numpy()).min())
+def smallest_cosine(labkit: np.ndarray, torch_out) -> float:
+    return float(cosines(labkit, torch_out.double().cpu().numpy()).min())
 
 
-def check_same(ours: np.ndarray, theirs) -> float:
+def check_same(labkit: np.ndarray, torch_out) -> float:
     """The smallest cosine. Raises ValueError where PyTorch computes something else."""
-    cosine = smallest_cosine(ours, theirs)
+    cosine = smallest_cosine(labkit, torch_out)
     if not cosine >= SAME:
         raise ValueError(f"its embeddings are wrong: the smallest cosine is {cosine:.4f}")
     return cosine
@@ -270,17 +270,17 @@ def torch_rows(bert: TorchBert, sentences, seq: int, compile_until: float = np.i
     """
     torch = bert.torch
     ids, mask = bert.inputs(sentences, seq)
-    found: dict[str, float | None] = {}
+    times: dict[str, float | None] = {}
 
     def both(name, call):
         try:
             call()
-            found[name] = called_us(call, torch.cuda.synchronize)
+            times[name] = called_us(call, torch.cuda.synchronize)
             timing = time_torch_graph(call, launches=4)
-            found[f"{name}, in a graph"] = None if timing is None else 1000 * timing.p50
+            times[f"{name}, in a graph"] = None if timing is None else 1000 * timing.p50
         except Exception as error:  # what cannot be compiled here must not cost the other rows
-            found[name] = None
-            found[f"{name}: why not"] = why_not(error)
+            times[name] = None
+            times[f"{name}: why not"] = why_not(error)
 
     @functools.cache
     def compiled():
@@ -295,8 +295,8 @@ def torch_rows(bert: TorchBert, sentences, seq: int, compile_until: float = np.i
         if time.monotonic() < compile_until:
             both(name, call)
         else:
-            found[name], found[f"{name}: why not"] = None, "the time for compiling was used up"
-    return found
+            times[name], times[f"{name}: why not"] = None, "the time for compiling was used up"
+    return times
 
 
 def transformers_call(bert: TorchBert, ids, mask, compiled: bool = True) -> Callable:
@@ -308,7 +308,7 @@ def transformers_call(bert: TorchBert, ids, mask, compiled: bool = True) -> Call
         import transformers
 
         fields = {name: getattr(bert.config, name) for name in Config.__dataclass_fields__}
-        with torch.device(bert.place):
+        with torch.device(bert.device):
             made = transformers.BertModel(transformers.BertConfig(**fields), add_pooling_layer=False).half().eval()
         made.load_state_dict({name: bert.w[name] for name in shapes(bert.config)}, strict=False)
         return torch.compile(made) if compiled else made
@@ -331,7 +331,7 @@ def truth_of(model: MiniLM, sentences, size: int = 64) -> np.ndarray:
         return embeddings(model.config, weights_of(model.tensors, model.config), sentences)
     with torch.no_grad():
         bert = TorchBert(torch, model, device.pick(gpu="cuda", cpu="cpu"), "float64")
-        parts = [sentences[first : first + size] for first in range(0, len(sentences), size)]
+        parts = [sentences[begin : begin + size] for begin in range(0, len(sentences), size)]
         return np.concatenate([bert.forward(*bert.inputs(part, max(map(len, part)))).cpu().numpy() for part in parts])
 
 
@@ -341,7 +341,7 @@ def corpus_rows(bert: TorchBert, sentences, batches: Sequence[int], truth: np.nd
     which each way has to give (`cosine` is its smallest). compile_until: as torch_rows takes it."""
     rows, make_parts = [], functools.cache(bert.compiled)
     for size in batches:
-        groups = [sentences[first : first + size] for first in range(0, len(sentences), size)]
+        groups = [sentences[begin : begin + size] for begin in range(0, len(sentences), size)]
         inputs = [bert.inputs(group, up(max(map(len, group)), MULTIPLE)) for group in groups]
 
         def run(parts=None, inputs=inputs):
@@ -380,8 +380,8 @@ def rates(bert: TorchBert, run: Callable, ways: dict[str, Callable[[], Callable]
     smallest cosine of its embeddings with the truth. What could not be measured is None, and "...: why not" says why.
     """
     torch = bert.torch
-    found = {"cosine": None, "called_sentences_per_second": None, "graph_sentences_per_second": None,
-             "compiled_graph_sentences_per_second": None, "compiled_ways": {}}
+    row = {"cosine": None, "called_sentences_per_second": None, "graph_sentences_per_second": None,
+           "compiled_graph_sentences_per_second": None, "compiled_ways": {}}
 
     def in_graph(call):
         timing = time_torch_graph(call, launches=1)
@@ -390,23 +390,23 @@ def rates(bert: TorchBert, run: Callable, ways: dict[str, Callable[[], Callable]
         return 1000 * len(truth) / timing.p50
 
     try:
-        found["cosine"] = check_same(truth, run())
-        found["called_sentences_per_second"] = 1e6 * len(truth) / called_us(run, torch.cuda.synchronize)
-        found["graph_sentences_per_second"] = in_graph(run)
+        row["cosine"] = check_same(truth, run())
+        row["called_sentences_per_second"] = 1e6 * len(truth) / called_us(run, torch.cuda.synchronize)
+        row["graph_sentences_per_second"] = in_graph(run)
     except Exception as error:  # one way that does not run here must not cost the series
-        found["why_not"] = why_not(error)
+        row["why_not"] = why_not(error)
     for way, compile in ways.items():
         try:
             if time.monotonic() > compile_until:
                 raise TimeoutError("the time for compiling was used up")
             call = compile()
             check_same(truth, call())
-            found["compiled_ways"][way] = in_graph(call)
+            row["compiled_ways"][way] = in_graph(call)
         except Exception as error:
-            found["compiled_ways"][way], found["compiled_ways"][f"{way}: why not"] = None, why_not(error)
-    measured = [rate for rate in found["compiled_ways"].values() if isinstance(rate, float)]
-    found["compiled_graph_sentences_per_second"] = max(measured, default=None)
-    return found
+            row["compiled_ways"][way], row["compiled_ways"][f"{way}: why not"] = None, why_not(error)
+    measured = [rate for rate in row["compiled_ways"].values() if isinstance(rate, float)]
+    row["compiled_graph_sentences_per_second"] = max(measured, default=None)
+    return row
 
 
 # --- Texts -----------------------------------------------------------------------------------------------------------
@@ -442,10 +442,10 @@ class TorchTexts:
         order = np.argsort(-lengths, kind="stable")
         inverse = np.empty(len(ids), np.int32)
         inverse[order] = np.arange(len(ids), dtype=np.int32)
-        by_length = torch.empty((len(ids), self.bert.config.hidden_size), device=self.bert.place)
-        for first in range(0, len(ids), batch_size):
-            batch = order[first : first + batch_size]
-            by_length[first : first + len(batch)] = self.embed([ids[i] for i in batch], lengths[batch])
+        by_length = torch.empty((len(ids), self.bert.config.hidden_size), device=self.bert.device)
+        for begin in range(0, len(ids), batch_size):
+            batch = order[begin : begin + batch_size]
+            by_length[begin : begin + len(batch)] = self.embed([ids[i] for i in batch], lengths[batch])
         return self.to_host(by_length.index_select(0, self.to_device(inverse)))
 
     def embed(self, ids: list[list[int]], lengths: np.ndarray):
@@ -462,14 +462,14 @@ class TorchTexts:
         """(the inputs to overwrite, run() -> the embeddings)."""
         packed = self.bert.split(inputs, *shape)
         call = functools.partial(self.bert.forward_packed, packed, self.bert.varlen, self.parts)
-        return inputs, call if self.bert.place == "cpu" else captured(self.torch, call)
+        return inputs, call if self.bert.device == "cpu" else captured(self.torch, call)
 
     def to_device(self, array: np.ndarray):
         tensor = self.torch.from_numpy(array)
-        return tensor if self.bert.place == "cpu" else tensor.pin_memory().to(self.bert.place, non_blocking=True)
+        return tensor if self.bert.device == "cpu" else tensor.pin_memory().to(self.bert.device, non_blocking=True)
 
     def to_host(self, tensor) -> np.ndarray:
-        if self.bert.place == "cpu":
+        if self.bert.device == "cpu":
             return tensor.numpy()
         pinned = self.torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
         return pinned.copy_(tensor).numpy()
@@ -495,10 +495,10 @@ def captured(torch, call: Callable) -> Callable:
     return run
 
 
-def torch_texts(model: MiniLM, tokenizer, texts: Sequence[str], ours: np.ndarray) -> dict:
+def torch_texts(model: MiniLM, tokenizer, texts: Sequence[str], embeddings: np.ndarray) -> dict:
     """Seconds from texts to embeddings by size of batch, of the first way that runs: compiled on a GPU, or not; and of
     its tokenizer alone. ours: our embeddings. None for what could not be measured, and why not."""
-    found = {f"torch_seconds_{size}": None for size in TEXT_BATCHES}
+    row = {f"torch_seconds_{size}": None for size in TEXT_BATCHES}
     for way in device.pick(gpu=("packed, compiled", "packed"), cpu=("packed",)):
         try:
             import torch
@@ -506,11 +506,11 @@ def torch_texts(model: MiniLM, tokenizer, texts: Sequence[str], ours: np.ndarray
             with torch.no_grad():
                 bert = TorchBert(torch, model, device.pick(gpu="cuda", cpu="cpu"))
                 baseline = TorchTexts(bert, tokenizer, bert.compiled() if "compiled" in way else None)
-                found["torch_tokenizing_seconds"] = median_seconds(lambda r=baseline: r.tokenize(texts))
+                row["torch_tokenizing_seconds"] = median_seconds(lambda r=baseline: r.tokenize(texts))
                 for size in TEXT_BATCHES:
-                    check_same(ours, torch.from_numpy(baseline.encode(texts, size)))
-                    found[f"torch_seconds_{size}"] = median_seconds(lambda r=baseline, size=size: r.encode(texts, size))
-            return found | {"torch_way": way}
+                    check_same(embeddings, torch.from_numpy(baseline.encode(texts, size)))
+                    row[f"torch_seconds_{size}"] = median_seconds(lambda r=baseline, size=size: r.encode(texts, size))
+            return row | {"torch_way": way}
         except Exception as error:  # no PyTorch, no compiler, no FlashAttention
-            found["torch_why_not"] = f"{way}: {why_not(error)}"
-    return found
+            row["torch_why_not"] = f"{way}: {why_not(error)}"
+    return row

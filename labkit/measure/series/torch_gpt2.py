@@ -88,7 +88,7 @@ class TorchGPT2:
                  device: str = "cuda"):
         self.torch, self.config, self.device = torch, config, device
         self.dtype = getattr(torch, np.dtype(dtype).name)
-        weights = {ours: self.tensor(tensors[theirs]) for ours, theirs in names_in(tensors, config).items()}
+        weights = {key: self.tensor(tensors[hf_key]) for key, hf_key in names_in(tensors, config).items()}
         self.wte, self.wpe = weights["wte.weight"], weights["wpe.weight"]
         self.head = weights.get(HEAD, self.wte)  # (V, C)
         self.ln_f = {name: weights[name] for name in ("ln_f.weight", "ln_f.bias")}
@@ -161,23 +161,23 @@ class TorchGPT2:
                 self.forward, layer=compiled(self.layer), logits=compiled(self.logits))
         return functools.partial(self.step, cache, way.attend, forward)
 
-    def row(self, way: Way, cache: Cache, token: int, ours: np.ndarray, compile_until: float) -> dict:
+    def row(self, way: Way, cache: Cache, token: int, key: np.ndarray, compile_until: float) -> dict:
         """Time a step in a CUDA graph, in microseconds; "why" says why there is no time. ours: logits after `token`.
         compile_until: on time.monotonic's clock, when not to begin to compile any more."""
-        found = {"way": way.name, "us": None, "cosine": None}
+        result = {"way": way.name, "us": None, "cosine": None}
         try:
             if way.mode is not None and time.monotonic() > compile_until:
                 raise TimeoutError("the time for compiling was used up")
             call = self.call(cache, way)
             self.token.fill_(token)
-            cosine = float(cosines(ours, call().double().cpu().numpy()).min())
+            cosine = float(cosines(key, call().double().cpu().numpy()).min())
             if not cosine > MIN_COSINE:
                 raise ArithmeticError(f"logits unlike ours, cosine {cosine:.6f}")
-            found["cosine"] = cosine
+            result["cosine"] = cosine
             timing = time_torch_graph(call, launches=STEPS_IN_A_GRAPH)
             if timing is None:
                 raise RuntimeError("not captured in a graph")
-            found["us"] = 1000 * timing.p50
+            result["us"] = 1000 * timing.p50
         except Exception as error:  # what cannot be compiled here must not cost the other rows
-            found["why"] = f"{type(error).__name__}: {error}"[:200]
-        return found
+            result["why"] = f"{type(error).__name__}: {error}"[:200]
+        return result

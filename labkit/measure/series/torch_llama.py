@@ -31,26 +31,26 @@ class TorchLlama:
     """tensors: as a file of a Llama holds them, bfloat16 in uint16, or float32; the weights are of that type."""
 
     def __init__(self, torch, config: Config, tensors: Mapping[str, np.ndarray], place: str = "cuda"):
-        self.torch, self.config, self.place = torch, config, place
-        w = {ours: self.tensor(np.ascontiguousarray(tensors[theirs]))
-             for ours, theirs in names_in(tensors, config).items()}
+        self.torch, self.config, self.device = torch, config, place
+        w = {key: self.tensor(np.ascontiguousarray(tensors[hf_key]))
+             for key, hf_key in names_in(tensors, config).items()}
         self.embedding, self.norm = w.pop(EMBEDDING), w.pop("norm.weight")
         self.head, self.dtype = w.pop(HEAD, self.embedding), self.embedding.dtype
         self.layers = []
         for layer in range(config.num_hidden_layers):
-            own = {name.removeprefix(f"layers.{layer}."): w.pop(name) for name in list(w)
-                   if name.startswith(f"layers.{layer}.")}
+            params = {name.removeprefix(f"layers.{layer}."): w.pop(name) for name in list(w)
+                      if name.startswith(f"layers.{layer}.")}
             for joined, parts in (("qkv", [f"self_attn.{part}_proj.weight" for part in "qkv"]),
                                   ("gate_up", [f"mlp.{part}_proj.weight" for part in ("gate", "up")])):
-                own[joined] = torch.cat([own.pop(part) for part in parts])
-            self.layers.append(own)
+                params[joined] = torch.cat([params.pop(part) for part in parts])
+            self.layers.append(params)
 
     def tensor(self, array: np.ndarray):
         """On the device; uint16 holds bfloat16."""
         torch = self.torch
         if array.dtype == np.uint16:
-            return torch.from_numpy(array.view(np.int16).copy()).to(self.place).view(torch.bfloat16)
-        return torch.from_numpy(array.copy()).to(self.place)
+            return torch.from_numpy(array.view(np.int16).copy()).to(self.device).view(torch.bfloat16)
+        return torch.from_numpy(array.copy()).to(self.device)
 
     def cache(self, keys: np.ndarray) -> Cache:
         """Of each layer keys and values, all with these numbers (B, K, S, D)."""
@@ -63,7 +63,7 @@ class TorchLlama:
         wide.__dict__.pop("compiled", None)
         wide.embedding, wide.norm, wide.dtype = self.embedding.float(), self.norm.float(), self.torch.float32
         wide.head = wide.embedding if self.head is self.embedding else self.head.float()
-        wide.layers = [{name: each.float() for name, each in own.items()} for own in self.layers]
+        wide.layers = [{name: each.float() for name, each in params.items()} for params in self.layers]
         return wide
 
     def angles(self, positions: np.ndarray) -> tuple:
@@ -85,7 +85,7 @@ class TorchLlama:
         return self.torch.cat([first * cos - second * sin, second * cos + first * sin], -1)
 
     def layer(self, w, x, residual, keys, values, place, cos, sin):
-        """(what it adds, residual): x is what the layer before adds. place (1,): where the token goes; a prompt (T > 1)
+        """(what it adds, residual): x is what the layer before adds. place (1,): the token's position; a prompt (T > 1)
         fills its cache."""
         F, c = self.torch.nn.functional, self.config
         B, T, _ = x.shape
@@ -122,9 +122,9 @@ class TorchLlama:
 
     def call(self, ids: np.ndarray, positions: np.ndarray, cache: Cache, **compiled) -> Callable:
         """forward() on these: ids (B, T), positions (T,)."""
-        on_device = self.torch.from_numpy(ids.astype(np.int64)).to(self.place)
-        place = self.torch.from_numpy(positions.astype(np.int64)).to(self.place)
-        zeros = self.torch.zeros((*ids.shape, self.config.hidden_size), dtype=self.dtype, device=self.place)
+        on_device = self.torch.from_numpy(ids.astype(np.int64)).to(self.device)
+        place = self.torch.from_numpy(positions.astype(np.int64)).to(self.device)
+        zeros = self.torch.zeros((*ids.shape, self.config.hidden_size), dtype=self.dtype, device=self.device)
         return functools.partial(self.forward, on_device, (place, *self.angles(positions)), cache, zeros, **compiled)
 
     @functools.cached_property
@@ -135,7 +135,7 @@ class TorchLlama:
     def rows(self, ids: np.ndarray, positions: np.ndarray, cache: Cache, compile_until: float) -> dict:
         """Return milliseconds per pass in a CUDA graph, eager and compiled; where there is no time, "...: why not".
         compile_until: when to stop starting to compile, on time.monotonic's clock."""
-        found: dict[str, float | str | None] = {}
+        result: dict[str, float | str | None] = {}
         for name in ("eager", "compiled"):
             try:
                 if name == "compiled" and time.monotonic() > compile_until:
@@ -143,8 +143,8 @@ class TorchLlama:
                 call = self.call(ids, positions, cache, **(self.compiled if name == "compiled" else {}))
                 call()
                 timing = time_torch_graph(call, launches=1)
-                found[f"{name}, in a graph"] = None if timing is None else timing.p50
+                result[f"{name}, in a graph"] = None if timing is None else timing.p50
             except Exception as error:  # what cannot be compiled here must not cost the other rows
-                found[f"{name}, in a graph"] = None
-                found[f"{name}: why not"] = f"{type(error).__name__}: {error}"[:200]
-        return found
+                result[f"{name}, in a graph"] = None
+                result[f"{name}: why not"] = f"{type(error).__name__}: {error}"[:200]
+        return result

@@ -25,33 +25,33 @@ class Request(Protocol):
     output: int  # tokens
 
 
-def served_by_transformers(config: Config, work: Sequence[Request], seconds: float, place: str = "cuda") -> dict:
+def served_by_transformers(config: Config, work: Sequence[Request], seconds: float, device: str = "cuda") -> dict:
     """{"tokens_per_second", "tokens", "seconds", "ended", "version"}; with "why not" instead of a rate where it does
     not run. ended: how many requests came to their end in that time."""
     torch, transformers = measure.import_library("torch"), measure.import_library("transformers")
     if torch is None or transformers is None:
         return {"why not": "torch and transformers are needed"}
-    found = {"version": transformers.__version__}
+    result = {"version": transformers.__version__}
     try:
-        return found | _served(torch, transformers, config, work, seconds, place)
+        return result | _served(torch, transformers, config, work, seconds, device)
     except Exception as error:  # a baseline must not cost the series its own rows
-        return found | {"why not": f"{type(error).__name__}: {error}"[:300]}
+        return result | {"why not": f"{type(error).__name__}: {error}"[:300]}
     finally:  # its cache takes what memory there is, and PyTorch keeps that for itself
         gc.collect()
         torch.cuda.empty_cache()
 
 
-def _served(torch, transformers, config: Config, work: Sequence[Request], seconds: float, place: str) -> dict:
+def _served(torch, transformers, config: Config, work: Sequence[Request], seconds: float, device: str) -> dict:
     entries = {name: value for name, value in asdict(config).items() if name != "rope_scaling"}
     if config.rope_scaling is not None:
         entries["rope_scaling"] = dict(config.rope_scaling)
-    before = torch.get_default_dtype()
+    default_dtype = torch.get_default_dtype()
     torch.set_default_dtype(torch.bfloat16)
     try:
-        with torch.device(place):
+        with torch.device(device):
             model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**entries)).eval()
     finally:
-        torch.set_default_dtype(before)
+        torch.set_default_dtype(default_dtype)
     generation = transformers.GenerationConfig(do_sample=False, max_new_tokens=max(one.output for one in work),
                                                eos_token_id=-1)
     # Its own choices but for the cache: what the engine before has allocated is not free.
@@ -61,8 +61,8 @@ def _served(torch, transformers, config: Config, work: Sequence[Request], second
         manager.add_request(work[0].prompt.tolist(), max_new_tokens=4)  # it warms up with the first
         _wait(manager, 1, 120.0)
         began, counts = time.perf_counter(), {}
-        for number, one in enumerate(work):
-            manager.add_request(one.prompt.tolist(), request_id=str(number), max_new_tokens=one.output, streaming=True)
+        for i, one in enumerate(work):
+            manager.add_request(one.prompt.tolist(), request_id=str(i), max_new_tokens=one.output, streaming=True)
         ended: set[str] = set()
         while len(ended) < len(work) and time.perf_counter() - began < seconds:
             output = manager.get_result(timeout=0.1)

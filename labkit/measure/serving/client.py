@@ -20,7 +20,7 @@ import threading
 import time
 
 BEAT_S = 0.25
-LAG_S = 0.02  # between two looks at the event loop's lag
+LAG_S = 0.02  # between two samples of the event loop's lag
 CONNECT_S = 10.0
 KEEP_ALIVE_S = 2.0  # less than servers keep a connection that is idle, so that none is used as it closes
 STOPPED = "stopped"  # the kind of error of a request that the benchmark itself cut off
@@ -28,13 +28,13 @@ DETAIL = 300  # characters of an error's message that are kept
 
 
 class Events:
-    """The data of server-sent events out of the pieces in which they arrive."""
+    """Parse the data of server-sent events from the pieces in which they arrive."""
 
     def __init__(self):
         self._left = b""
 
     def feed(self, piece: bytes) -> list[bytes]:
-        """Of each event that this piece completes: its one line of data, as servers of this API send them."""
+        """Return the data line of each event that this piece completes; servers of this API send one per event."""
         *lines, self._left = (self._left + piece).split(b"\n")
         return [line[5:].strip() for line in lines if line.startswith(b"data:")]
 
@@ -42,8 +42,8 @@ class Events:
 class Answer:
     """A request's answer and its times. gaps: seconds between one piece of text and the next."""
 
-    def __init__(self, number: int, at: float | None, sent: float):
-        self.number, self.at, self.sent = number, at, sent
+    def __init__(self, index: int, arrival: float | None, sent_at: float):
+        self.number, self.at, self.sent = index, arrival, sent_at
         self.first = self.last = None  # when the first and the newest text came
         self.gaps: list[float] = []
         self.usage: dict | None = None
@@ -51,7 +51,7 @@ class Answer:
         self.error = self.detail = None
 
     def read(self, data: bytes, now: float) -> int:
-        """One event; how many pieces of text it brought. A choice that only says why the output ended brings none."""
+        """Process one event; return its number of text pieces. A choice with only a finish reason has none."""
         if data == b"[DONE]":
             self.ended = True
             return 0
@@ -84,9 +84,9 @@ class Answer:
 def message_of(detail) -> str:
     """The message in an error of OpenAI's shape, whole or as the object itself; else what there is, cut off."""
     with contextlib.suppress(ValueError, TypeError, AttributeError):
-        found = json.loads(detail) if isinstance(detail, str) else detail
-        found = found.get("error", found)
-        detail = found.get("message", detail)
+        content = json.loads(detail) if isinstance(detail, str) else detail
+        content = content.get("error", content)
+        detail = content.get("message", detail)
     return str(detail)[:DETAIL]
 
 
@@ -98,7 +98,8 @@ class Client:
         self.plan, self.write = plan, write
         self.begin = math.inf  # of the run, on the machine's monotonic clock
         self.in_flight = self.pieces = 0
-        self._bodies = [(number, at, self._body(prompt, output)) for number, prompt, output, at in plan["requests"]]
+        self._bodies = [(index, arrival, self._body(prompt, output)) for index, prompt, output, arrival in
+                        plan["requests"]]
 
     def now(self) -> float:
         """Seconds after the run's begin."""
@@ -128,7 +129,7 @@ class Client:
 
     async def _all(self, http) -> None:
         await asyncio.sleep(max(0.0, -self.now()))
-        if all(at is None for _, at, _ in self._bodies):
+        if all(arrival is None for _, arrival, _ in self._bodies):
             await self._closed_loop(http, iter(self._bodies))
         else:
             await self._open_loop(http, self._bodies)
@@ -139,8 +140,8 @@ class Client:
 
     async def _closed_loop(self, http, bodies) -> None:
         async def one_after_the_other():
-            for number, at, body in bodies:
-                await self._ask(http, number, at, body)
+            for index, arrival, body in bodies:
+                await self._ask(http, index, arrival, body)
 
         count = self.plan["concurrency"] or len(self._bodies)
         async with asyncio.TaskGroup() as group:
@@ -151,19 +152,19 @@ class Client:
         limit = self.plan["concurrency"]
         free = asyncio.Semaphore(limit) if limit else contextlib.nullcontext()
 
-        async def when_free(number, at, body):
+        async def when_free(index, arrival, body):
             async with free:
-                await self._ask(http, number, at, body)
+                await self._ask(http, index, arrival, body)
 
         async with asyncio.TaskGroup() as group:
-            for number, at, body in bodies:
-                await asyncio.sleep(max(0.0, at - self.now()))
-                group.create_task(when_free(number, at, body))
+            for index, arrival, body in bodies:
+                await asyncio.sleep(max(0.0, arrival - self.now()))
+                group.create_task(when_free(index, arrival, body))
 
-    async def _ask(self, http, number: int, at: float | None, body: bytes) -> None:
+    async def _ask(self, http, index: int, arrival: float | None, body: bytes) -> None:
         import httpx
 
-        answer = Answer(number, at, self.now())
+        answer = Answer(index, arrival, self.now())
         self.in_flight += 1
         try:
             async with asyncio.timeout(self.plan["timeout_s"]):
@@ -202,10 +203,10 @@ class Client:
         lags, due = [], self.now() + BEAT_S
         try:
             while True:
-                asked = self.now() + LAG_S
+                deadline = self.now() + LAG_S
                 await asyncio.sleep(LAG_S)
                 now = self.now()
-                lags.append(round(max(0.0, now - asked), 6))
+                lags.append(round(max(0.0, now - deadline), 6))
                 if now >= due:
                     self.write({"beat": now, "in_flight": self.in_flight, "pieces": self.pieces})
                     due = now + BEAT_S

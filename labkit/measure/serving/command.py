@@ -72,17 +72,17 @@ def main(plan: Plan, out: str | None, *, show: Callable[[str], None], note: Call
             target = stack.enter_context(target_of(plan))
             target = first_answer(target, plan)
         note(f"{target.model} at {target.url}")
-        found = measured(plan, target, show, progress)
-    write_text(path, json.dumps(found, indent=1, allow_nan=False) + "\n")
+        result = measured(plan, target, show, progress)
+    write_text(path, json.dumps(result, indent=1, allow_nan=False) + "\n")
     written = [path]
-    if any(run["completed"] for run in found["runs"]):
+    if any(run["completed"] for run in result["runs"]):
         from labkit.measure.plots import serve as plots
 
-        written.append(plots.load(found).save(figure))
+        written.append(plots.load(result).save(figure))
     note("Wrote " + ", ".join(paths.shown(each) for each in written))
-    if found["runs"][-1]["stopped"]:
+    if result["runs"][-1]["stopped"]:
         return 130
-    return 0 if all(run["completed"] for run in found["runs"]) else 1
+    return 0 if all(run["completed"] for run in result["runs"]) else 1
 
 
 @contextlib.contextmanager
@@ -118,10 +118,10 @@ def measured(plan: Plan, target: Target, show: Callable[[str], None], progress: 
     for load in plan.loads():
         with progress(load) as watch:
             run = drive(load, target, timeout_s=plan.timeout_s, watch=watch)
-        found = of_run(run, plan.slo)
-        runs.append(found | {"requests": results.columns(run.records)})
-        show(results.report(found))
-        for line in results.notes(found):
+        result = of_run(run, plan.slo)
+        runs.append(result | {"requests": results.columns(run.records)})
+        show(results.report(result))
+        for line in results.notes(result):
             show(line)
         if run.stopped:
             break

@@ -62,30 +62,30 @@ class Run:
 
     @property
     def client_lag_ms(self) -> dict | None:
-        """How late the clients' own event loops were."""
+        """Return how late the clients' own event loops were."""
         if not self.lags:
             return None
-        p50, p99, most = np.percentile(self.lags, (50, 99, 100))
-        return {"p50": 1000 * float(p50), "p99": 1000 * float(p99), "max": 1000 * float(most)}
+        p50, p99, maximum = np.percentile(self.lags, (50, 99, 100))
+        return {"p50": 1000 * float(p50), "p99": 1000 * float(p99), "max": 1000 * float(maximum)}
 
 
 def clients_for(load: Load) -> int:
-    """How many processes: one for PER_CLIENT streams at a time, on at most a quarter of the CPU's cores."""
-    most = min(load.concurrency or len(load.work), len(load.work))
-    return max(1, min(-(-most // PER_CLIENT), (os.cpu_count() or 1) // 4))
+    """Return the number of processes: one for PER_CLIENT streams at a time, on at most a quarter of the CPU's cores."""
+    concurrency = min(load.concurrency or len(load.work), len(load.work))
+    return max(1, min(-(-concurrency // PER_CLIENT), (os.cpu_count() or 1) // 4))
 
 
 def drive(load: Load, target: Target, *, timeout_s: float = 600.0, clients: int | None = None,
           watch: Callable[[Seen], None] | None = None) -> Run:
-    """Sends the load and waits until every request has ended. After Ctrl-C it returns what there is, and `stopped` is
+    """Send the load and wait until every request has ended. After Ctrl-C it returns what there is, and `stopped` is
     true. Raises RuntimeError where a client itself fails."""
     if importlib.util.find_spec("httpx") is None:
         raise UserError("the benchmark asks the server with httpx, which is not installed: pip install -e '.[serve]'")
     count = min(clients or clients_for(load), load.concurrency or len(load.work))
     arrivals = load.arrivals()
-    requests = [[number, one.prompt, one.output, at] for number, (one, at) in
+    requests = [[i, one.prompt, one.output, arrival] for i, (one, arrival) in
                 enumerate(zip(load.work, arrivals, strict=True))]
-    run, seen = Run(load), Seen(len(requests))
+    run, status = Run(load), Seen(len(requests))
     common = {"url": target.url, "model": target.model, "key": target.key, "body": target.body, "timeout_s": timeout_s}
     plans = [common | {"requests": requests[index::count], "concurrency": _share(load.concurrency, index, count)}
              for index in range(count)]
@@ -93,16 +93,16 @@ def drive(load: Load, target: Target, *, timeout_s: float = 600.0, clients: int 
     processes: list[_Process] = []
     try:
         processes += [_Process(plan, lines, index) for index, plan in enumerate(plans)]
-        _gather(run, seen, processes, lines, watch, ready=True, until=time.monotonic() + START_S)
+        _gather(run, status, processes, lines, watch, ready=True, until=time.monotonic() + START_S)
         run.began = time.monotonic() + 0.01
         for process in processes:
             process.write(run.began)
-        _gather(run, seen, processes, lines, watch)
+        _gather(run, status, processes, lines, watch)
     except KeyboardInterrupt:
         run.stopped = True
         for process in processes:
             process.stop()
-        _gather(run, seen, processes, lines, None, until=time.monotonic() + STOP_S)
+        _gather(run, status, processes, lines, None, until=time.monotonic() + STOP_S)
     finally:
         for process in processes:
             process.kill()
@@ -115,9 +115,9 @@ def _share(concurrency: int | None, index: int, count: int) -> int | None:
     return None if concurrency is None else concurrency // count + (index < concurrency % count)
 
 
-def _gather(run: Run, seen: Seen, processes: list[_Process], lines: queue.Queue,
+def _gather(run: Run, status: Seen, processes: list[_Process], lines: queue.Queue,
             watch: Callable[[Seen], None] | None, *, ready: bool = False, until: float = math.inf) -> None:
-    """Reads the clients' lines until each has ended; with `ready` until each is ready."""
+    """Read the clients' lines until each has ended; with `ready` until each is ready."""
     beats = [(0, 0)] * len(processes)
     while time.monotonic() < until and any(process.running and not (ready and process.ready) for process in processes):
         try:
@@ -129,20 +129,20 @@ def _gather(run: Run, seen: Seen, processes: list[_Process], lines: queue.Queue,
             if processes[index].failed() and not run.stopped:
                 raise RuntimeError(f"a client of the benchmark failed: {processes[index].message()}")
             continue
-        found = json.loads(line)
-        if "ready" in found:
+        message = json.loads(line)
+        if "ready" in message:
             processes[index].ready = True
-        elif "beat" in found:
-            beats[index] = found["in_flight"], found["pieces"]
-            seen.in_flight, seen.pieces = (sum(values) for values in zip(*beats, strict=True))
-        elif "lags" in found:
-            run.lags += found["lags"]
+        elif "beat" in message:
+            beats[index] = message["in_flight"], message["pieces"]
+            status.in_flight, status.pieces = (sum(values) for values in zip(*beats, strict=True))
+        elif "lags" in message:
+            run.lags += message["lags"]
         else:
-            run.records.append(found)
-            seen.ended += 1
-            seen.failed += found["error"] is not None
+            run.records.append(message)
+            status.ended += 1
+            status.failed += message["error"] is not None
         if watch:
-            watch(seen)
+            watch(status)
 
 
 class _Process:
@@ -157,7 +157,7 @@ class _Process:
         self.write(plan)
 
     def write(self, line) -> None:
-        with contextlib.suppress(BrokenPipeError):  # it has failed, and says why at the end
+        with contextlib.suppress(BrokenPipeError):  # it has failed and reports why at the end
             self._process.stdin.write(json.dumps(line).encode() + b"\n")
             self._process.stdin.flush()
 

@@ -64,11 +64,11 @@ async def exchange(peer: Peer, data: bytes) -> Answered:
         writer.write(data)
         with contextlib.suppress(OSError):
             await writer.drain()
-        found = b""
+        received = b""
         with contextlib.suppress(OSError):
             while piece := await reader.read(65536):
-                found += piece
-    top, _, body = found.partition(b"\r\n\r\n")
+                received += piece
+    top, _, body = received.partition(b"\r\n\r\n")
     words = top.split(b" ", 2)
     return Answered(int(words[1]) if len(words) > 1 and words[1].isdigit() else None, body)
 
@@ -83,10 +83,10 @@ def refused(answer: Answered, statuses=range(400, 500)) -> str | None:
         return f"it answers {answer.status}: {answer.body[:200]!r}"
     try:
         error = json.loads(answer.body)["error"]
-        whole = isinstance(error["message"], str) and {"type", "param", "code"} <= error.keys()
+        valid = isinstance(error["message"], str) and {"type", "param", "code"} <= error.keys()
     except (ValueError, LookupError, TypeError):
-        whole = False
-    return None if whole else f"its {answer.status} is not in OpenAI's shape: {answer.body[:200]!r}"
+        valid = False
+    return None if valid else f"its {answer.status} is not in OpenAI's shape: {answer.body[:200]!r}"
 
 
 def usual(peer: Peer, **fields) -> bytes:
@@ -94,8 +94,8 @@ def usual(peer: Peer, **fields) -> bytes:
 
 
 async def broken_json(peer: Peer, rng) -> str | None:
-    whole = usual(peer)
-    return refused(await post(peer, whole[: int(rng.integers(1, len(whole)))]))
+    request = usual(peer)
+    return refused(await post(peer, request[: int(rng.integers(1, len(request)))]))
 
 
 async def no_text_at_all(peer: Peer, rng) -> str | None:
@@ -177,27 +177,27 @@ async def read_slowly(peer: Peer, path: str, body: dict) -> list[dict]:
     async with connection(sock=bare, limit=SLOW_BYTES) as (reader, writer):
         writer.write(head(peer, path, len(data)) + data)
         await writer.drain()
-        found = b""
+        received = b""
         while piece := await reader.read(SLOW_BYTES):
-            found += piece
+            received += piece
             await asyncio.sleep(SLOW_S)
-    top, _, rest = found.partition(b"\r\n\r\n")
+    top, _, chunk = received.partition(b"\r\n\r\n")
     if not top.startswith(b"HTTP/1.1 200"):
-        raise RuntimeError(f"it answers {top[:60]!r}, {rest[:200]!r}")
+        raise RuntimeError(f"it answers {top[:60]!r}, {chunk[:200]!r}")
     chunked = b"transfer-encoding: chunked" in top.lower()
-    events = Events().feed(unchunked(rest) if chunked else rest)
+    events = Events().feed(unchunked(chunk) if chunked else chunk)
     if not events or events[-1] != b"[DONE]":
         raise RuntimeError("the stream ended without [DONE]")
     return [json.loads(event) for event in events[:-1]]
 
 
 def unchunked(data: bytes) -> bytes:
-    """The body of a chunked answer."""
-    found = b""
+    """Return the body of a chunked answer."""
+    body = b""
     while data:
         size, _, data = data.partition(b"\r\n")
         length = int(size.split(b";")[0], 16)
         if length == 0:
             break
-        found, data = found + data[:length], data[length + 2 :]
-    return found
+        body, data = body + data[:length], data[length + 2 :]
+    return body

@@ -53,14 +53,14 @@ class Slo:
     @classmethod
     def of(cls, text: str | None) -> Slo:
         """From "ttft=200,itl=50"."""
-        found: dict[str, float] = {}
+        limits: dict[str, float] = {}
         for part in text.split(",") if text else ():
             name, _, value = (piece.strip() for piece in part.partition("="))
-            if name not in TERMS or name in found:
+            if name not in TERMS or name in limits:
                 raise UserError(f"--slo {text!r}: {part.strip()!r} must be one of {', '.join(TERMS)}, each once, with "
                                 f"its milliseconds: ttft=200,itl=50")
-            found[name] = positive("--slo", value, f"the milliseconds of {name}")
-        return cls(found)
+            limits[name] = positive("--slo", value, f"the milliseconds of {name}")
+        return cls(limits)
 
     def met(self, milliseconds: dict[str, float | None]) -> bool:
         """milliseconds: by the names of TERMS; None where there is none, as between the tokens of a single one."""
@@ -72,7 +72,7 @@ class Slo:
 class Load:
     """Requests and the way in which they come. rate: of arrivals a second, inf for all at once; None: as many as
     `concurrency` at a time, each as soon as another one has ended. With both, requests that arrive wait until fewer
-    than `concurrency` are under way."""
+    than `concurrency` are in flight."""
 
     work: Sequence[Work]
     rate: float | None = None
@@ -91,20 +91,20 @@ class Load:
         return [None] * len(self.work) if self.rate is None else poisson(len(self.work), self.rate, self.seed)
 
 
-def positive(option: str, text: str, what: str = "it") -> float:
+def positive(option: str, text: str, name: str = "it") -> float:
     try:
         value = float(text)
     except ValueError:
         value = math.nan
     if not value > 0:
-        raise UserError(f"{option}: {what} must be a number above 0; it is {text!r}")
+        raise UserError(f"{option}: {name} must be a number above 0; it is {text!r}")
     return value
 
 
 def span(option: str, text: str) -> tuple[int, int]:
     """From "100-1024", or from "128" for a single length."""
-    found = re.fullmatch(r"\s*(\d+)\s*(?:-\s*(\d+)\s*)?", text)
-    low, high = (int(found[1]), int(found[2] or found[1])) if found else (0, 0)
+    match = re.fullmatch(r"\s*(\d+)\s*(?:-\s*(\d+)\s*)?", text)
+    low, high = (int(match[1]), int(match[2] or match[1])) if match else (0, 0)
     if not 1 <= low <= high:
         raise UserError(f"{option} {text!r} must be a length in tokens, or a range of lengths such as 100-1024")
     return low, high

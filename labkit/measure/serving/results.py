@@ -32,7 +32,7 @@ def summary(records: Sequence[Mapping], seconds: float, slo: Slo | None = None) 
     latencies = [of_request(one) for one in good]
     outputs = [output_tokens(one) for one in good]
     prompts = [one["prompt_tokens"] or 0 for one in good]
-    found = {
+    result = {
         "duration": seconds, "completed": len(good), "failed": len(records) - len(good),
         "total_input_tokens": sum(prompts), "total_output_tokens": sum(outputs),
         "request_throughput": len(good) / seconds, "output_throughput": sum(outputs) / seconds,
@@ -46,15 +46,15 @@ def summary(records: Sequence[Mapping], seconds: float, slo: Slo | None = None) 
     for name in NAMES:
         values = ([1000 * gap for one in good for gap in one["gaps"]] if name == "itl" else
                   [each[name] for each in latencies if each[name] is not None])
-        found |= statistics(name, values)
-    return found
+        result |= statistics(name, values)
+    return result
 
 
 def of_request(record: Mapping) -> dict[str, float | None]:
     """Milliseconds by the names of NAMES; of ITL what an SLO is held against: nearly the longest of its own gaps."""
-    rest, gaps = output_tokens(record) - 1, record["gaps"]
+    later_tokens, gaps = output_tokens(record) - 1, record["gaps"]
     return {"ttft": 1000 * record["first"], "e2el": 1000 * record["took"],
-            "tpot": 1000 * (record["took"] - record["first"]) / rest if rest > 0 else None,
+            "tpot": 1000 * (record["took"] - record["first"]) / later_tokens if later_tokens > 0 else None,
             "itl": 1000 * float(np.percentile(gaps, SLO_ITL)) if gaps else None}
 
 
@@ -66,7 +66,7 @@ def output_tokens(record: Mapping) -> int:
 def statistics(name: str, values: Sequence[float]) -> dict:
     """mean_NAME_ms and so on; None where there are no values."""
     if not len(values):
-        return dict.fromkeys([f"{what}_{name}_ms" for what in ("mean", "median", "std", "p95", "p99")]) | {
+        return dict.fromkeys([f"{metric}_{name}_ms" for metric in ("mean", "median", "std", "p95", "p99")]) | {
             f"{name}_curve": None}
     percentiles = {f"p{each}_{name}_ms": float(np.percentile(values, each)) for each in PERCENTILES}
     return {f"mean_{name}_ms": float(np.mean(values)), f"median_{name}_ms": float(np.median(values)),
@@ -75,7 +75,7 @@ def statistics(name: str, values: Sequence[float]) -> dict:
 
 
 def most_at_once(records: Sequence[Mapping]) -> int:
-    """Requests under way at a time. One that ends as another begins is not under way with it."""
+    """Return the most requests in flight. One that ends as another begins does not overlap it."""
     moments = sorted([(one["sent"], 1) for one in records] + [(one["sent"] + one["took"], -1) for one in records])
     return int(np.cumsum([step for _, step in moments]).max(initial=0))
 
@@ -83,8 +83,8 @@ def most_at_once(records: Sequence[Mapping]) -> int:
 def kinds(records: Sequence[Mapping]) -> dict[str, dict]:
     """Kind of error -> how many, and the message of the first; the most frequent first."""
     failed = [one for one in records if one["error"] is not None]
-    first = {one["error"]: one["detail"] for one in reversed(failed)}
-    return {kind: {"count": count, "first": first[kind]}
+    detail_of = {one["error"]: one["detail"] for one in reversed(failed)}
+    return {kind: {"count": count, "first": detail_of[kind]}
             for kind, count in Counter(one["error"] for one in failed).most_common()}
 
 
@@ -99,7 +99,7 @@ def columns(records: Sequence[Mapping]) -> dict[str, list]:
 
 
 def report(run: Mapping) -> str:
-    """A run as vLLM's benchmark prints one."""
+    """Format a run as vLLM's benchmark prints one."""
     def line(name: str, value) -> str:
         shown = "-" if value is None else f"{value:,.2f}" if isinstance(value, float) else f"{value:,}" if isinstance(
             value, int) else value
@@ -135,18 +135,18 @@ def report(run: Mapping) -> str:
 
 
 def notes(run: Mapping) -> list[str]:
-    """What a reader must know to judge the figures, each as a sentence."""
-    found = []
+    """Return what a reader must know to judge the figures, each as a sentence."""
+    lines = []
     if run["without_usage"]:
-        found.append(f"{run['without_usage']:,} answers came without usage: the pieces of their text were counted as "
+        lines.append(f"{run['without_usage']:,} answers came without usage: the pieces of their text were counted as "
                      f"tokens.")
     if run["completed"] and run["tokens_per_piece"] > 1.05:
-        found.append(f"The server sent {run['tokens_per_piece']:.1f} tokens at a time on average: ITL is the time "
+        lines.append(f"The server sent {run['tokens_per_piece']:.1f} tokens at a time on average: ITL is the time "
                      f"between these, TPOT between tokens.")
     lag = run.get("client_lag_ms")
     if lag and lag["p99"] > 10:
-        found.append(f"The client itself was {lag['p99']:.0f} ms late at times (p99): its times are that uncertain.")
+        lines.append(f"The client itself was {lag['p99']:.0f} ms late at times (p99): its times are that uncertain.")
     if run.get("stopped"):
-        found.append("The run was stopped before its end; this is what was measured until then.")
-    return found
+        lines.append("The run was stopped before its end; this is what was measured until then.")
+    return lines
 

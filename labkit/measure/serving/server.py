@@ -47,11 +47,12 @@ def running(options: Sequence[str], *, ready_s: float = READY_S, waiting: Callab
     """
     port = free_port()
     command = [sys.executable, "-m", "labkit", "serve", "--port", str(port), *options]
-    own = {name: text for name, text in os.environ.items() if name != "LABKIT_API_KEY"}  # of whoever asks another one
+    # LABKIT_API_KEY belongs to another server.
+    base_env = {name: text for name, text in os.environ.items() if name != "LABKIT_API_KEY"}
     path = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     with tempfile.TemporaryFile() as log:
         process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL,
-                                   start_new_session=True, env={**own, **path, **(environment or {})})
+                                   start_new_session=True, env={**base_env, **path, **(environment or {})})
         server = Server(f"http://127.0.0.1:{port}", process.pid)
         try:
             _wait_until_ready(process, server.url, log, ready_s, waiting)
@@ -67,15 +68,15 @@ def _wait_until_ready(process, url: str, log, ready_s: float, waiting) -> None:
         if process.poll() is not None or seconds > ready_s:
             log.seek(0)
             words = log.read().decode(errors="replace").strip()[-800:]
-            what = "ended" if process.poll() is not None else f"was not ready after {seconds:.0f} s"
-            raise UserError(f"the server {what}: {words or 'it wrote nothing'}")
+            reason = "ended" if process.poll() is not None else f"was not ready after {seconds:.0f} s"
+            raise UserError(f"the server {reason}: {words or 'it wrote nothing'}")
         if waiting:
             waiting(seconds)
         time.sleep(0.1)
 
 
 def stop(process: subprocess.Popen, drain_s: float = DRAIN_S) -> int:
-    """Asks it to end, and ends it where it does not; its status."""
+    """Terminate it, kill it if it does not exit, and return its status."""
     if process.poll() is None:
         process.send_signal(signal.SIGTERM)
         try:
@@ -89,9 +90,9 @@ def stop(process: subprocess.Popen, drain_s: float = DRAIN_S) -> int:
 
 
 def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return found.getsockname()[1]
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return sock.getsockname()[1]
 
 
 # --- What it says of itself ------------------------------------------------------------------------------------------
@@ -115,7 +116,7 @@ def is_ready(url: str) -> bool:
 
 
 def first_model(url: str, key: str | None = None) -> str:
-    """The name of the first model that is served at `url`. Raises UserError where none is."""
+    """Return the name of the first model served at `url`. Raises UserError where none is."""
     try:
         return json.loads(fetch(f"{url}/v1/models", key))["data"][0]["id"]
     except urllib.error.HTTPError as error:
@@ -138,19 +139,19 @@ def metrics(url: str, key: str | None = None) -> Metrics:
 
 
 def parse(text: str) -> Metrics:
-    """Prometheus' text format."""
-    found: Metrics = {}
+    """Parse Prometheus' text format."""
+    metrics: Metrics = {}
     for line in text.splitlines():
         sample = None if line.startswith("#") else SAMPLE.match(line)
         if sample:
             name, labels, value = sample.groups()
-            found.setdefault(name, {})[tuple(sorted(LABEL.findall(labels or "")))] = float(value)
-    return found
+            metrics.setdefault(name, {})[tuple(sorted(LABEL.findall(labels or "")))] = float(value)
+    return metrics
 
 
-def value(found: Metrics, name: str) -> float | None:
-    """Of a counter or a gauge, over all its labels; None where there is none."""
-    return math.fsum(found[name].values()) if name in found else None
+def value(metrics: Metrics, name: str) -> float | None:
+    """Return a counter or a gauge, summed over its labels; None if it is missing."""
+    return math.fsum(metrics[name].values()) if name in metrics else None
 
 
 def percentile(before: Metrics, after: Metrics, name: str, of: float) -> float | None:
@@ -165,12 +166,12 @@ def percentile(before: Metrics, after: Metrics, name: str, of: float) -> float |
     bounds = sorted(counts)
     if not bounds or counts[bounds[-1]] <= 0:
         return None
-    wanted, low, below = of / 100 * counts[bounds[-1]], 0.0, 0.0
+    target, low, below = of / 100 * counts[bounds[-1]], 0.0, 0.0
     for bound in bounds:
-        if counts[bound] >= wanted:
+        if counts[bound] >= target:
             if math.isinf(bound):
                 return low
             inside = counts[bound] - below
-            return low + (bound - low) * ((wanted - below) / inside if inside else 1.0)
+            return low + (bound - low) * ((target - below) / inside if inside else 1.0)
         low, below = bound, counts[bound]
     return low

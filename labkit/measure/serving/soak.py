@@ -36,7 +36,7 @@ PROMPTS = ("A hacker is", "The moon", "Once upon a time", "A kernel", "My comput
 TOKENS = (2, 12)  # of an output, the fewest and the most
 PATIENCE_S = 300.0  # for one answer, of all the others at once
 SETTLE_S = 60.0  # for the server to be idle afterwards
-SAMPLE_S = 1.0  # between two looks at the server's memory
+SAMPLE_S = 1.0  # between two samples of the server's memory
 GROWTH = 0.05  # the part of its memory by which it may grow in JUDGED_S, by the slope over the run
 GROWTH_MB = 24.0  # or so much, whichever is more
 JUDGED_S = 300.0  # a shorter run may grow by as much: the heap grows in steps of some MB, and few of them are no slope
@@ -62,21 +62,21 @@ class Reply(NamedTuple):
 
 def questions(model: str, count: int, seed: int = 0) -> list[Question]:
     """Return requests of every kind; random sampling has a seed, so that each has one right answer."""
-    rng, found = np.random.default_rng(seed), []
-    for number in range(count):
-        prompt = f"{PROMPTS[number % len(PROMPTS)]} {number}"
+    rng, result = np.random.default_rng(seed), []
+    for i in range(count):
+        prompt = f"{PROMPTS[i % len(PROMPTS)]} {i}"
         body = {"model": model, "max_tokens": int(rng.integers(TOKENS[0], TOKENS[1] + 1)), "temperature": 0}
-        if number % 2:
-            body |= {"temperature": 0.9, "seed": 1000 + number, "top_p": 0.95}
-        if number % 8 == 3:
+        if i % 2:
+            body |= {"temperature": 0.9, "seed": 1000 + i, "top_p": 0.95}
+        if i % 8 == 3:
             body |= {"n": 2}
-        if number % 8 == 5:
+        if i % 8 == 5:
             body |= {"stop": ["e", " th"]}
-        if number % 4 == 2:
-            found.append(Question("/v1/chat/completions", body | {"messages": [{"role": "user", "content": prompt}]}))
+        if i % 4 == 2:
+            result.append(Question("/v1/chat/completions", body | {"messages": [{"role": "user", "content": prompt}]}))
         else:
-            found.append(Question("/v1/completions", body | {"prompt": prompt}))
-    return found
+            result.append(Question("/v1/completions", body | {"prompt": prompt}))
+    return result
 
 
 @dataclass
@@ -84,7 +84,7 @@ class Tally:
     """What the clients found. lost: requests without a whole answer, and why; wrong: answers of something else."""
 
     answered: int = 0
-    deferred: int = 0  # by 429 or 503: the client asks again
+    deferred: int = 0  # by 429 or 503: the client retries
     tokens: int = 0
     vanished: int = 0
     garbage: Counter = field(default_factory=Counter)
@@ -138,35 +138,35 @@ def reply_of(parts: Sequence[dict]) -> Reply:
     return Reply(tuple((texts[index], reasons[index]) for index in sorted(texts)), tokens)
 
 
-async def alone(http, asked: Sequence[Question]) -> list[Reply]:
+async def alone(http, questions: Sequence[Question]) -> list[Reply]:
     """The answer to each, one after the other, with nothing else on the server."""
-    found = []
-    for question in asked:
+    replies = []
+    for question in questions:
         reply = await ask(http, question, stream=False)
         if not isinstance(reply, Reply):
             raise RuntimeError(f"the server answers {reply} although it has nothing to do")
-        found.append(reply)
-    return found
+        replies.append(reply)
+    return replies
 
 
-async def behave(http, number: int, asked: Sequence[Question], right: Sequence[Reply], tally: Tally,
+async def behave(http, client: int, questions: Sequence[Question], right: Sequence[Reply], tally: Tally,
                  until: float) -> None:
     """A good client: one question after the other until the time is over; the last answer is waited for."""
-    rng = np.random.default_rng([7, number])
+    rng = np.random.default_rng([7, client])
     while time.monotonic() < until:
-        which, stream = int(rng.integers(len(asked))), bool(rng.integers(2))
+        which, stream = int(rng.integers(len(questions))), bool(rng.integers(2))
         began = time.monotonic()
         try:
-            reply = await asyncio.wait_for(ask(http, asked[which], stream), PATIENCE_S)
+            reply = await asyncio.wait_for(ask(http, questions[which], stream), PATIENCE_S)
         except Exception as error:  # of any kind: this request is lost
-            tally.lost.append(f"client {number}, question {which}: {type(error).__name__}: {error}")
+            tally.lost.append(f"client {client}, question {which}: {type(error).__name__}: {error}")
             continue
-        _judge(tally, number, which, reply, right, time.monotonic() - began)
+        _judge(tally, client, which, reply, right, time.monotonic() - began)
         if not isinstance(reply, Reply):
             await asyncio.sleep(1.0)
 
 
-def _judge(tally: Tally, number: int, which: int, reply, right: Sequence[Reply], seconds: float) -> None:
+def _judge(tally: Tally, client: int, which: int, reply, right: Sequence[Reply], seconds: float) -> None:
     if not isinstance(reply, Reply):
         tally.deferred += 1
     elif reply == right[which]:
@@ -174,20 +174,20 @@ def _judge(tally: Tally, number: int, which: int, reply, right: Sequence[Reply],
         tally.tokens += reply.tokens
         tally.seconds.append(seconds)
     else:
-        mixed = [at for at, other in enumerate(right) if other == reply]
-        tally.wrong.append(f"client {number}, question {which}: {reply}; alone it was {right[which]}" + (
+        mixed = [i for i, other in enumerate(right) if other == reply]
+        tally.wrong.append(f"client {client}, question {which}: {reply}; alone it was {right[which]}" + (
             f"; it is the answer to question {mixed[0]}" if mixed else ""))
 
 
-async def vanish(http, number: int, asked: Sequence[Question], tally: Tally, until: float) -> None:
+async def vanish(http, client: int, questions: Sequence[Question], tally: Tally, until: float) -> None:
     """A client that goes away: before the first text, or after some pieces of it."""
-    rng = np.random.default_rng([8, number])
+    rng = np.random.default_rng([8, client])
     while time.monotonic() < until:
-        question = asked[int(rng.integers(len(asked)))]
+        question = questions[int(rng.integers(len(questions)))]
         body = question.body | {"stream": True, "max_tokens": 100}
         body.pop("stop", None)
         pieces, wait_s = int(rng.integers(0, 4)), float(rng.uniform(0.0, 2.0))
-        with contextlib.suppress(Exception):  # whatever happens to it, it does not look back
+        with contextlib.suppress(Exception):  # the client ignores every error
             async with asyncio.timeout(wait_s if pieces == 0 else 60.0):
                 async with http.stream("POST", question.path, json=body) as response:
                     async for _ in response.aiter_bytes():
@@ -197,31 +197,31 @@ async def vanish(http, number: int, asked: Sequence[Question], tally: Tally, unt
         tally.vanished += 1
 
 
-async def disturb(peer: Peer, number: int, asked: Sequence[Question], right: Sequence[Reply], tally: Tally,
+async def disturb(peer: Peer, client: int, questions: Sequence[Question], right: Sequence[Reply], tally: Tally,
                   until: float) -> None:
     """A client that sends what no server should be sent, one kind after the other, and now and then reads a right
     answer slowly."""
-    rng, turn = np.random.default_rng([9, number]), number
+    rng, turn = np.random.default_rng([9, client]), client
     while time.monotonic() < until:
         turn += 1
         if turn % (len(GARBAGE) + 1) == len(GARBAGE):
-            which = int(rng.integers(len(asked)))
+            which = int(rng.integers(len(questions)))
             began = time.monotonic()
             try:
-                chunks = await asyncio.wait_for(read_slowly(peer, *asked[which]), PATIENCE_S)
-                _judge(tally, number, which, reply_of(chunks), right, time.monotonic() - began)
+                chunks = await asyncio.wait_for(read_slowly(peer, *questions[which]), PATIENCE_S)
+                _judge(tally, client, which, reply_of(chunks), right, time.monotonic() - began)
                 tally.garbage["reads slowly"] += 1
             except Exception as error:
-                tally.lost.append(f"slow reader {number}, question {which}: {type(error).__name__}: {error}")
+                tally.lost.append(f"slow reader {client}, question {which}: {type(error).__name__}: {error}")
             continue
         send = GARBAGE[turn % (len(GARBAGE) + 1)]
         try:
-            wrong = await asyncio.wait_for(send(peer, rng), 60.0)
+            complaint = await asyncio.wait_for(send(peer, rng), 60.0)
         except Exception as error:
-            wrong = f"{type(error).__name__}: {error}"
+            complaint = f"{type(error).__name__}: {error}"
         tally.garbage[send.__name__] += 1
-        if wrong:
-            tally.wrong.append(f"{send.__name__}: {wrong}")
+        if complaint:
+            tally.wrong.append(f"{send.__name__}: {complaint}")
         await asyncio.sleep(float(rng.uniform(0.0, 0.5)))
 
 
@@ -229,39 +229,39 @@ async def disturb(peer: Peer, number: int, asked: Sequence[Question], right: Seq
 
 
 def family(pid: int) -> list[int]:
-    """A process and those that it, or one of them, started. Empty where the system does not say, or it has ended."""
-    found = [pid]
-    for each in found:  # which grows meanwhile
+    """Return a process and its descendants. Empty where the system does not say, or it has ended."""
+    pids = [pid]
+    for each in pids:  # which grows meanwhile
         for file in Path(f"/proc/{each}/task").glob("*/children"):
             with contextlib.suppress(OSError):  # a thread that has ended
-                found += map(int, file.read_text(encoding="ascii").split())
-    return [each for each in found if Path(f"/proc/{each}").is_dir()]
+                pids += map(int, file.read_text(encoding="ascii").split())
+    return [each for each in pids if Path(f"/proc/{each}").is_dir()]
 
 
 def memory_mb(pid: int) -> float | None:
     """Resident memory of a process and of those that it started; None where the system does not say."""
-    found = []
+    sizes = []
     for each in family(pid):
         with contextlib.suppress(OSError, StopIteration, ValueError):  # it has just ended
             lines = Path(f"/proc/{each}/status").read_text(encoding="ascii").splitlines()
-            found.append(int(next(line for line in lines if line.startswith("VmRSS:")).split()[1]) / 1024)
-    return sum(found) or None
+            sizes.append(int(next(line for line in lines if line.startswith("VmRSS:")).split()[1]) / 1024)
+    return sum(sizes) or None
 
 
 def open_files(pid: int) -> int | None:
-    """Of a process and of those that it started."""
-    found = []
+    """Count the open files of a process and of its children."""
+    counts = []
     for each in family(pid):
         with contextlib.suppress(OSError):
-            found.append(len(os.listdir(f"/proc/{each}/fd")))
-    return sum(found) or None
+            counts.append(len(os.listdir(f"/proc/{each}/fd")))
+    return sum(counts) or None
 
 
 async def watch_memory(pid: int, began: float, samples: list[tuple[float, float]]) -> None:
     while True:
-        found = memory_mb(pid)
-        if found is not None:
-            samples.append((time.monotonic() - began, found))
+        mb = memory_mb(pid)
+        if mb is not None:
+            samples.append((time.monotonic() - began, mb))
         await asyncio.sleep(SAMPLE_S)
 
 
@@ -272,8 +272,8 @@ def slope(samples: Sequence[tuple[float, float]]) -> float | None:
     if len(late) < 6:
         return None
     late = late[:: max(1, len(late) // 200)]
-    first, second = np.triu_indices(len(late), 1)
-    return float(60 * np.median((late[second, 1] - late[first, 1]) / (late[second, 0] - late[first, 0])))
+    i, j = np.triu_indices(len(late), 1)
+    return float(60 * np.median((late[j, 1] - late[i, 1]) / (late[j, 0] - late[i, 0])))
 
 
 # --- The whole -------------------------------------------------------------------------------------------------------
@@ -287,10 +287,10 @@ async def soak(started: server.Server, *, clients: int, seconds: float, kinds: i
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=None, keepalive_expiry=2.0)
     async with httpx.AsyncClient(base_url=started.url, limits=limits, timeout=PATIENCE_S, trust_env=False) as http:
         model = server.first_model(started.url)
-        asked = questions(model, kinds, seed)
+        pool = questions(model, kinds, seed)
         began = time.monotonic()
-        right = await alone(http, asked)
-        say(f"{len(asked)} answers alone in {time.monotonic() - began:.1f} s, {len(set(right))} of them different")
+        right = await alone(http, pool)
+        say(f"{len(pool)} answers alone in {time.monotonic() - began:.1f} s, {len(set(right))} of them different")
         tally, samples = Tally(), []
         peer = Peer.of(started.url, model)
         await asyncio.sleep(0.5)
@@ -299,22 +299,22 @@ async def soak(started: server.Server, *, clients: int, seconds: float, kinds: i
         until = began + seconds
         few = max(1, clients // 10)
         watch = asyncio.create_task(watch_memory(started.pid, began, samples))
-        tell = asyncio.create_task(_tell(tally, samples, began, say))
+        reporter = asyncio.create_task(_tell(tally, samples, began, say))
         async with asyncio.TaskGroup() as group:
-            for number in range(clients):
+            for client in range(clients):
                 group.create_task(
-                    vanish(http, number, asked, tally, until) if number < few else
-                    disturb(peer, number, asked, right, tally, until) if number < 2 * few else
-                    behave(http, number, asked, right, tally, until))
+                    vanish(http, client, pool, tally, until) if client < few else
+                    disturb(peer, client, pool, right, tally, until) if client < 2 * few else
+                    behave(http, client, pool, right, tally, until))
         took = time.monotonic() - began
         watch.cancel()
-        tell.cancel()
+        reporter.cancel()
     idle = await settled(started.url)
-    again = await _after(started, asked, right)
+    same_afterwards = await _after(started, pool, right)
     return judge(tally, samples, {
-        "clients": clients, "vanishing": few, "garbage": few, "seconds": took, "model": model, "questions": len(asked),
+        "clients": clients, "vanishing": few, "garbage": few, "seconds": took, "model": model, "questions": len(pool),
         "different_answers": len(set(right)), "idle": idle, "files": [files, open_files(started.pid)],
-        "same_afterwards": again,
+        "same_afterwards": same_afterwards,
         "loop_lag_ms": {f"p{of}": _ms(server.percentile(before, server.metrics(started.url), LAG, of))
                         for of in (50, 99)}})
 
@@ -336,19 +336,19 @@ async def settled(url: str) -> dict[str, float | None]:
     """Return the metrics of HELD once all are 0, or after SETTLE_S."""
     until = time.monotonic() + SETTLE_S
     while True:
-        found = await asyncio.to_thread(server.metrics, url)
-        idle = {name: server.value(found, metric) for name, metric in HELD.items()}
+        metrics = await asyncio.to_thread(server.metrics, url)
+        idle = {name: server.value(metrics, metric) for name, metric in HELD.items()}
         if not any(idle.values()) or time.monotonic() > until:
             return idle
         await asyncio.sleep(0.2)
 
 
-async def _after(started: server.Server, asked: Sequence[Question], right: Sequence[Reply]) -> bool:
+async def _after(started: server.Server, questions: Sequence[Question], right: Sequence[Reply]) -> bool:
     """Whether the server still answers as it did."""
     import httpx
 
     async with httpx.AsyncClient(base_url=started.url, timeout=PATIENCE_S, trust_env=False) as http:
-        return await alone(http, asked[:8]) == list(right[:8])
+        return await alone(http, questions[:8]) == list(right[:8])
 
 
 def judge(tally: Tally, samples: Sequence[tuple[float, float]], facts: dict) -> dict:
@@ -361,9 +361,9 @@ def judge(tally: Tally, samples: Sequence[tuple[float, float]], facts: dict) -> 
                  for name, value in facts["idle"].items() if value != 0]
     if rise is not None and rise > allowed:
         problems.append(f"memory grows by {rise:.1f} MB a minute; at most {allowed:.1f} is noise")
-    first, last = facts["files"]
-    if first is not None and last is not None and last > first + FILES:
-        problems.append(f"{last} files and sockets are open at the end; there were {first}")
+    files_before, files_after = facts["files"]
+    if files_before is not None and files_after is not None and files_after > files_before + FILES:
+        problems.append(f"{files_after} files and sockets are open at the end; there were {files_before}")
     if not facts["same_afterwards"]:
         problems.append("the server answers otherwise than before")
     if not tally.answered:
@@ -374,16 +374,16 @@ def judge(tally: Tally, samples: Sequence[tuple[float, float]], facts: dict) -> 
             "tokens": tally.tokens, "tokens_per_second": tally.tokens / facts["seconds"], "answer_seconds": latencies,
             "memory_mb": {"first": memory[0], "last": memory[-1], "most": max(memory), "slope_per_minute": rise,
                           "allowed_per_minute": allowed,
-                          "samples": [[round(at, 1), round(each, 1)] for at, each in samples[:: max(
+                          "samples": [[round(t, 1), round(each, 1)] for t, each in samples[:: max(
                               1, len(samples) // 60)]]} if memory else None,
             "problems": problems}
 
 
 def run(model: str, *, clients: int, seconds: float, options: Sequence[str] = (), say=lambda line: None) -> dict:
-    """Starts a server of `model`, soaks it, and stops it."""
+    """Start a server of `model`, soak it, and stop it."""
     with server.running(["--model", model, *options]) as started:
-        found = asyncio.run(soak(started, clients=clients, seconds=seconds, say=say))
-    return measure.stamped({"machine": measure.machine(), "options": list(options), **found})
+        result = asyncio.run(soak(started, clients=clients, seconds=seconds, say=say))
+    return measure.stamped({"machine": measure.machine(), "options": list(options), **result})
 
 
 def main() -> int:
@@ -394,17 +394,17 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=300.0)
     parser.add_argument("--out", type=Path, help="a file for what was found, JSON")
     parser.add_argument("options", nargs="*", help="of labkit serve, after --")
-    given = parser.parse_args()
-    found = run(given.model, clients=given.clients, seconds=given.seconds, options=given.options,
-                say=lambda line: print(line, file=sys.stderr, flush=True))
-    if given.out:
-        write_text(given.out, json.dumps(found, indent=1, allow_nan=False) + "\n")
-    shown = {key: value for key, value in found.items() if key not in ("machine", "memory_mb", "problems")}
-    print(json.dumps(shown | {"memory_mb": {key: value for key, value in (found["memory_mb"] or {}).items()
+    args = parser.parse_args()
+    result = run(args.model, clients=args.clients, seconds=args.seconds, options=args.options,
+                 say=lambda line: print(line, file=sys.stderr, flush=True))
+    if args.out:
+        write_text(args.out, json.dumps(result, indent=1, allow_nan=False) + "\n")
+    shown = {key: value for key, value in result.items() if key not in ("machine", "memory_mb", "problems")}
+    print(json.dumps(shown | {"memory_mb": {key: value for key, value in (result["memory_mb"] or {}).items()
                                             if key != "samples"}}, indent=1))
-    for problem in found["problems"]:
+    for problem in result["problems"]:
         print(f"PROBLEM: {problem}")
-    return 1 if found["problems"] else 0
+    return 1 if result["problems"] else 0
 
 
 if __name__ == "__main__":

@@ -36,11 +36,11 @@ from labkit.serve.window.state import Picture
 log = logging.getLogger(__name__)
 
 EVERY_S = 0.1  # between two events
-SHARE = 0.02  # of the time that looking at the engine may take it, at most
-UNREAD = 3  # events that a slow reader may be behind; after that it is sent the whole anew
+SHARE = 0.02  # of the engine's time that the window may take, at most
+UNREAD = 3  # events that a slow reader may be behind; after that it is sent a snapshot
 LONG_S = 0.7  # a step that takes longer, to compile kernels for example, is shown as such
-STILL_THERE_S = 10.0  # after so long without news a line says that the connection stands
-MOST_WATCHERS = 32
+KEEPALIVE_S = 10.0  # a comment line is sent after so long without an event
+MAX_WATCHERS = 32
 STEP_S = 60.0  # how long a single step is waited for
 SLOWEST_S = 10.0
 SCRIPTS = ("live.js", "pages.js", "charts.js", "chat.js")
@@ -50,9 +50,9 @@ SCRIPTS = ("live.js", "pages.js", "charts.js", "chat.js")
 def page() -> tuple[str, str]:
     """The document, and the policy under which a browser shows it: it may run its own script and ask its own server,
     nothing else."""
-    here = Path(__file__).parent
-    script = '"use strict";\n(() => {\n' + "\n".join(read_text(here / name) for name in SCRIPTS) + "})();\n"
-    text = read_text(here / "page.html").replace("/* page.css */", read_text(here / "page.css"))
+    folder = Path(__file__).parent
+    script = '"use strict";\n(() => {\n' + "\n".join(read_text(folder / name) for name in SCRIPTS) + "})();\n"
+    text = read_text(folder / "page.html").replace("/* page.css */", read_text(folder / "page.css"))
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     policy = (f"default-src 'none'; script-src 'sha256-{digest}'; style-src 'unsafe-inline'; img-src data:; "
               f"connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'")
@@ -68,11 +68,11 @@ class Wanted(BaseModel):
 
 
 class Watcher:
-    """Someone who reads the events."""
+    """A reader of the events."""
 
     def __init__(self):
         self.unread: deque[bytes] = deque()
-        self.knows_nothing = True
+        self.needs_snapshot = True
         self.wake = asyncio.Event()
 
 
@@ -99,12 +99,12 @@ class Window:
         watcher = Watcher()
         self._watchers.add(watcher)
         if self._pump is None:
-            self._pump = asyncio.create_task(self._look_again_and_again())
+            self._pump = asyncio.create_task(self._poll())
         try:
             yield b": the engine's state\n\n"
             while self._pump and not self._pump.done():
                 try:
-                    await asyncio.wait_for(watcher.wake.wait(), STILL_THERE_S)
+                    await asyncio.wait_for(watcher.wake.wait(), KEEPALIVE_S)
                 except TimeoutError:
                     yield b": still there\n\n"
                     continue
@@ -114,22 +114,22 @@ class Window:
         finally:
             self._watchers.discard(watcher)
 
-    async def _look_again_and_again(self) -> None:
+    async def _poll(self) -> None:
         """While there are watchers."""
-        picture, shown, shares, anew = Picture(), None, None, True
+        picture, last_state, kernel_shares, reset = Picture(), None, None, True
         try:
             while self._watchers and not self.engine.draining:
                 began = time.monotonic()
-                looked, anew = await self._looked(anew), False
-                event = picture.apply(looked.change) | looked.steps | self._facts | self._controls()
+                result, reset = await self._look(reset), False
+                event = picture.apply(result.change) | result.steps | self._facts | self._controls()
                 keys = keys_of(event)
-                if looked.launched and keys:  # without keys no step runs, and the last one stays in sight
-                    shares = {"note": NOTE, "rows": looked.launched.shares(keys)}
-                event["kernels"] = shares
+                if result.launched and keys:  # without keys no step runs, and the last one stays shown
+                    kernel_shares = {"note": NOTE, "rows": result.launched.shares(keys)}
+                event["kernels"] = kernel_shares
                 state = {name: value for name, value in event.items() if name not in ("steps", "sums")}
-                if state != shown or event["steps"] or any(each.knows_nothing for each in self._watchers):
+                if state != last_state or event["steps"] or any(each.needs_snapshot for each in self._watchers):
                     self._publish(event, picture)
-                    shown = state
+                    last_state = state
                 pause = max(EVERY_S, self.look_s / SHARE)
                 await asyncio.sleep(max(0.0, pause - (time.monotonic() - began)))
         except Draining:
@@ -143,61 +143,61 @@ class Window:
             for watcher in self._watchers:
                 watcher.wake.set()
 
-    async def _looked(self, anew: bool) -> Looked:
+    async def _look(self, reset: bool) -> Looked:
         """As long as a step keeps the engine, those who watch hear of it."""
         began = time.monotonic()
-        found = asyncio.wrap_future(self.engine.ask(look, anew))
-        while not (await asyncio.wait({found}, timeout=LONG_S))[0]:
+        future = asyncio.wrap_future(self.engine.ask(look, reset))
+        while not (await asyncio.wait({future}, timeout=LONG_S))[0]:
             self._send(_event("long", self._facts | self._controls() | {"seconds": round(time.monotonic() - began, 1)}))
-        self.look_s = found.result().seconds
+        self.look_s = future.result().seconds
         self.looked += 1
-        return found.result()
+        return future.result()
 
     def _send(self, line: bytes) -> None:
-        """What does not build on anything before."""
+        """Send an event that does not depend on earlier ones."""
         for watcher in self._watchers:
             if len(watcher.unread) < UNREAD:
                 watcher.unread.append(line)
                 watcher.wake.set()
 
     def _publish(self, event: dict, picture: Picture) -> None:
-        change = whole = None
+        change = snapshot = None
         for watcher in self._watchers:
             if len(watcher.unread) >= UNREAD:
                 watcher.unread.clear()
-                watcher.knows_nothing = True
-            if watcher.knows_nothing:
-                whole = whole or _event("whole", event | picture.whole())
+                watcher.needs_snapshot = True
+            if watcher.needs_snapshot:
+                snapshot = snapshot or _event("whole", event | picture.whole())
             else:
                 change = change or _event("change", event)
-            watcher.unread.append(whole if watcher.knows_nothing else change)
-            watcher.knows_nothing = False
+            watcher.unread.append(snapshot if watcher.needs_snapshot else change)
+            watcher.needs_snapshot = False
             watcher.wake.set()
 
     def _controls(self) -> dict:
         return {"paused": self.engine.paused, "delay_s": self.engine.delay_s}
 
-    # --- What the page asks for --------------------------------------------------------------------------------------
+    # --- Commands of the page ----------------------------------------------------------------------------------------
 
-    async def do(self, wanted: Wanted) -> dict:
+    async def do(self, command: Wanted) -> dict:
         """Raise ApiError if the action is not possible now."""
         engine = self.engine
-        if wanted.action == "pause":
+        if command.action == "pause":
             engine.pause()
-        elif wanted.action == "resume":
+        elif command.action == "resume":
             engine.resume()
-        elif wanted.action == "delay":
-            if wanted.delay_s is None:
+        elif command.action == "delay":
+            if command.delay_s is None:
                 raise ApiError(400, "delay_s is missing; the action delay needs it, in seconds", param="delay_s")
-            engine.delay_s = wanted.delay_s
+            engine.delay_s = command.delay_s
         else:
             if not engine.paused:
                 raise ApiError(409, "the engine is not paused; pause it before it steps once", code="not_paused")
             if not engine.unfinished:
                 raise ApiError(409, "no request has anything left to compute", code="idle")
-            before, end = engine.steps, time.monotonic() + STEP_S
+            previous, end = engine.steps, time.monotonic() + STEP_S
             engine.step_once()
-            while engine.steps == before and engine.unfinished and engine.alive and time.monotonic() < end:
+            while engine.steps == previous and engine.unfinished and engine.alive and time.monotonic() < end:
                 await asyncio.sleep(0.005)
         return self._controls() | {"steps": engine.steps}
 
@@ -213,12 +213,12 @@ def window_of(request: Request) -> Window:
     engine, settings = service.ready(), service.settings
     if engine.draining:
         raise Draining("the server is about to end")
-    found = getattr(request.app.state, "window", None)
-    if found is None or found.engine is not engine:
-        found = request.app.state.window = Window(
+    window = getattr(request.app.state, "window", None)
+    if window is None or window.engine is not engine:
+        window = request.app.state.window = Window(
             engine, model=service.model_name, chat=getattr(service.tokenizer, "template", None) is not None,
             control=settings.window_control or is_loopback(settings.host))
-    return found
+    return window
 
 
 @router.get("/")
@@ -232,7 +232,7 @@ async def show() -> HTMLResponse:
 @router.get("/window/events")
 async def events(request: Request) -> StreamingResponse:
     window = window_of(request)
-    if window.watchers >= MOST_WATCHERS:
+    if window.watchers >= MAX_WATCHERS:
         raise ApiError(429, f"{window.watchers} watch already, as many as may", code="too_many_watchers",
                        headers={"retry-after": "5"})
     return StreamingResponse(window.events(), media_type="text/event-stream", headers={

@@ -33,23 +33,23 @@ class Row:
 
 
 class Kernels:
-    """What was found for steps of each size: that takes about 25 us for each launch, so it is done once for all steps
-    that differ by less than a factor of two, as the engine compiles them, and at most once in `pause_s` seconds."""
+    """A cache of the launches by size of step. Planning takes about 25 us for each launch, so it is done once for all
+    steps within a factor of two, as the engine compiles them, and at most once in `pause_s` seconds."""
 
     def __init__(self, pause_s: float = 0.5):
         self.pause_s = pause_s
-        self._found: dict[tuple, Launched] = {}
+        self._cache: dict[tuple, Launched] = {}
         self._next = 0.0
 
     def of(self, runner) -> Launched | None:
         shape = getattr(runner, "last_shape", None)
         if shape is None:
             return None
-        alike = shape.rows.bit_length(), shape.sequences.bit_length(), shape.decoding > 0, shape.longest > 0
-        if alike not in self._found and time.monotonic() >= self._next:
-            self._found[alike] = Launched.of(runner.planned(), runner.model.config, shape.rows)
+        key = shape.rows.bit_length(), shape.sequences.bit_length(), shape.decoding > 0, shape.longest > 0
+        if key not in self._cache and time.monotonic() >= self._next:
+            self._cache[key] = Launched.of(runner.planned(), runner.model.config, shape.rows)
             self._next = time.monotonic() + self.pause_s
-        return self._found.get(alike)
+        return self._cache.get(key)
 
 
 @dataclass
@@ -71,14 +71,14 @@ class Launched:
     def shares(self, keys: int) -> list[dict]:
         """The largest first. keys: tokens in the contexts of the step's sequences."""
         moved = sorted(((row.moved + keys * row.per_key, row) for row in self.rows), key=lambda pair: -pair[0])
-        total = sum(each for each, _ in moved) or 1
+        total = sum(nbytes for nbytes, _ in moved) or 1
         shown = [{"name": row.name, "launches": row.launches, "grid": " x ".join(map(str, row.grid)),
-                  "block": " x ".join(map(str, row.block)), "share": round(each / total, 3)}
-                 for each, row in moved[:SHOWN]]
-        rest = moved[SHOWN:]
-        if rest:
-            shown.append({"name": f"{len(rest)} others", "launches": sum(row.launches for _, row in rest), "grid": "",
-                          "block": "", "share": round(sum(each for each, _ in rest) / total, 3)})
+                  "block": " x ".join(map(str, row.block)), "share": round(nbytes / total, 3)}
+                 for nbytes, row in moved[:SHOWN]]
+        others = moved[SHOWN:]
+        if others:
+            shown.append({"name": f"{len(others)} others", "launches": sum(row.launches for _, row in others),
+                          "grid": "", "block": "", "share": round(sum(nbytes for nbytes, _ in others) / total, 3)})
         return shown
 
 

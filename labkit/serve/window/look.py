@@ -1,4 +1,4 @@
-"""What the window wants of an engine, taken where the engine is: functions for `ask` of an EngineThread or another
+"""What the window shows of an engine, collected where the engine is: functions for `ask` of an EngineThread or another
 process's.
 
     looked = engine.ask(look, True).result()     # the first time: the whole state
@@ -27,7 +27,7 @@ class Looked(NamedTuple):
 
 
 class Look:
-    """An observer of the steps that knows what was seen the last time."""
+    """An observer of the steps that keeps the state last reported."""
 
     def __init__(self, thread: EngineThread):
         self.changes, self.kernels, self.steps = Changes(), Kernels(), Steps(thread.arrived)
@@ -36,18 +36,18 @@ class Look:
         self.steps(report)
 
 
-def look(thread: EngineThread, anew: bool = False) -> Looked:
-    """In the engine's thread. anew: nothing was seen before."""
+def look(thread: EngineThread, reset: bool = False) -> Looked:
+    """In the engine's thread. reset: report the whole state."""
     began = time.perf_counter()
-    if anew:
+    if reset:
         look_no_more(thread)
-    found = next((each for each in thread.observers if isinstance(each, Look)), None)
-    if found is None:
-        found = Look(thread)
-        thread.observers.append(found)
-    change = found.changes.since(thread.engine)
+    observer = next((each for each in thread.observers if isinstance(each, Look)), None)
+    if observer is None:
+        observer = Look(thread)
+        thread.observers.append(observer)
+    change = observer.changes.since(thread.engine)
     seconds = time.perf_counter() - began
-    return Looked(change, found.steps.take(), found.kernels.of(thread.engine.runner), seconds)
+    return Looked(change, observer.steps.take(), observer.kernels.of(thread.engine.runner), seconds)
 
 
 def look_no_more(thread: EngineThread) -> None:

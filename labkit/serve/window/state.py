@@ -37,11 +37,11 @@ class Change:
 
 
 class Changes:
-    """What the engine's thread knows of the last time that it looked."""
+    """The engine's state as last reported, kept in its thread."""
 
     def __init__(self):
         self._tables: dict[int, tuple[array, int]] = {}  # admission -> its pages, and how many of them were full
-        self._turn = 0
+        self._next_page = 0
 
     def since(self, engine: LLMEngine) -> Change:
         scheduler, blocks = engine.scheduler, engine.blocks
@@ -49,18 +49,18 @@ class Changes:
         change = Change({
             "pages": blocks.num_pages, "page_size": blocks.page_size, "free": blocks.num_free,
             "cached": blocks.num_cached, "max_num_seqs": scheduler.max_num_seqs,
-            "budget": scheduler.max_num_batched_tokens, "seats": [_seated(each) for each in running],
-            "waiting": [_waits(each) for each in waiting[:LISTED]], "waiting_count": len(waiting)})
+            "budget": scheduler.max_num_batched_tokens, "seats": [_running_entry(each) for each in running],
+            "waiting": [_waiting_entry(each) for each in waiting[:LISTED]], "waiting_count": len(waiting)})
         alive = {sequence.admission for sequence in running}
         for admission in self._tables.keys() - alive:
             pages, _ = self._tables.pop(admission)
             self._look_up(pages[: max(0, AT_MOST - change.looked_at)], blocks, change)
         for sequence in running:
             self._read(sequence, blocks.page_size, change)
-        first = self._turn if self._turn < blocks.num_pages else 0
-        self._turn = min(first + IN_TURN, blocks.num_pages)
-        change.cached.append((first, bytes(map(blocks.is_cached, range(first, self._turn)))))
-        change.looked_at += self._turn - first
+        start = self._next_page if self._next_page < blocks.num_pages else 0
+        self._next_page = min(start + IN_TURN, blocks.num_pages)
+        change.cached.append((start, bytes(map(blocks.is_cached, range(start, self._next_page)))))
+        change.looked_at += self._next_page - start
         return change
 
     def _read(self, sequence: Sequence, page_size: int, change: Change) -> None:
@@ -80,14 +80,14 @@ class Changes:
             change.looked_at += 1
 
 
-def _seated(sequence: Sequence) -> dict:
+def _running_entry(sequence: Sequence) -> dict:
     request = sequence.request
     return {"seat": sequence.seat, "admission": sequence.admission, "id": request.request_id, "index": sequence.index,
             "prompt": len(request.prompt), "computed": sequence.computed, "output": sequence.output_length,
             "most": request.max_length - len(request.prompt), "found": request.num_cached_tokens or 0}
 
 
-def _waits(sequence: Sequence) -> dict:
+def _waiting_entry(sequence: Sequence) -> dict:
     """again: it ran before, and gave its pages back."""
     request = sequence.request
     return {"id": request.request_id, "index": sequence.index, "prompt": len(request.prompt),
@@ -106,35 +106,35 @@ class Picture:
         self._state = change.state
         alive = {seat["admission"] for seat in change.state["seats"]}
         self.tables = {admission: pages for admission, pages in self.tables.items() if admission in alive}
-        for admission, first, pages in change.tables:
-            self.tables[admission] = self.tables.get(admission, [])[:first] + pages.tolist()
+        for admission, start, pages in change.tables:
+            self.tables[admission] = self.tables.get(admission, [])[:start] + pages.tolist()
         if len(self.cached) != change.state["pages"]:
             self.cached = bytearray(change.state["pages"])
         marks: tuple[set[int], set[int]] = set(), set()
-        for first, known in change.cached:
-            if self.cached[first : first + len(known)] != known:
-                for page, now in enumerate(known, first):
-                    if self.cached[page] != now:
-                        self.cached[page] = now
-                        marks[now].add(page)
+        for start, known in change.cached:
+            if self.cached[start : start + len(known)] != known:
+                for page, is_cached in enumerate(known, start):
+                    if self.cached[page] != is_cached:
+                        self.cached[page] = is_cached
+                        marks[is_cached].add(page)
         return self._state | {"lost": runs(sorted(marks[0])), "kept": runs(sorted(marks[1])), "tables": [
-            (admission, first, runs(pages)) for admission, first, pages in change.tables]}
+            (admission, start, runs(pages)) for admission, start, pages in change.tables]}
 
     def whole(self) -> dict:
         """lost, kept: pages that the prefix cache no longer knows, and those that it knows now."""
         return self._state | {"lost": [0, len(self.cached)], "tables": [
             (admission, 0, runs(pages)) for admission, pages in self.tables.items()],
-            "kept": runs(page for page, now in enumerate(self.cached) if now)}
+            "kept": runs(page for page, is_cached in enumerate(self.cached) if is_cached)}
 
 
 def runs(pages: Iterable[int]) -> list[int]:
-    """Pages in their order as first, count, first, count: 5, 6, 7, 2 becomes 5, 3, 2, 1."""
-    found: list[int] = []
-    after = None
+    """Run-length encode pages as start, count, start, count: 5, 6, 7, 2 becomes 5, 3, 2, 1."""
+    result: list[int] = []
+    expected = None
     for page in pages:
-        if page == after:
-            found[-1] += 1
+        if page == expected:
+            result[-1] += 1
         else:
-            found += (page, 1)
-        after = page + 1
-    return found
+            result += (page, 1)
+        expected = page + 1
+    return result

@@ -1,4 +1,4 @@
-"""What the steps since the last time came to: tokens, latencies, and the one that runs now.
+"""Totals of the steps since the last report: tokens, latencies, and the current step.
 
     steps = Steps(arrived)          # an observer of an EngineThread
     thread.observers.append(steps)
@@ -11,7 +11,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 
-MOST_STEPS, MOST_TIMES = 120, 64  # that are kept between two calls of `take`, however long it does not come
+MAX_STEPS, MAX_TIMES = 120, 64  # that are kept between two calls of `take`, however long it does not come
 
 
 class Steps:
@@ -26,8 +26,8 @@ class Steps:
         self._begin()
 
     def _begin(self) -> None:
-        self._steps = deque(maxlen=MOST_STEPS)
-        self._first, self._gaps = deque(maxlen=16 * MOST_TIMES), deque(maxlen=16 * MOST_TIMES)
+        self._steps = deque(maxlen=MAX_STEPS)
+        self._first_token_s, self._gaps = deque(maxlen=16 * MAX_TIMES), deque(maxlen=16 * MAX_TIMES)
         self._generated = self._prompt = self._preempted = 0
 
     def __call__(self, report) -> None:
@@ -36,12 +36,12 @@ class Steps:
         prefill = sum(chunk.tokens for chunk in report.chunks if chunk.kind == "prefill")
         with self._lock:
             for sequence in decoding:
-                before = self._last.get(sequence)
-                if before is not None:
-                    self._gaps.append(end - before)
-                elif sequence[0] not in self._begun and (came := self._arrived(sequence[0])) is not None:
+                previous = self._last.get(sequence)
+                if previous is not None:
+                    self._gaps.append(end - previous)
+                elif sequence[0] not in self._begun and (arrival := self._arrived(sequence[0])) is not None:
                     self._begun[sequence[0]] = None
-                    self._first.append(end - came)
+                    self._first_token_s.append(end - arrival)
                 self._last[sequence] = end
             if len(self._last) > 2 * len(decoding) + 256:
                 self._last = dict.fromkeys(decoding, end)
@@ -55,16 +55,16 @@ class Steps:
 
     def take(self) -> dict:
         with self._lock:
-            found = {"step": self.now, "steps": list(self._steps), "sums": {
+            summary = {"step": self.now, "steps": list(self._steps), "sums": {
                 "generated": self._generated, "prompt": self._prompt, "preempted": self._preempted,
-                "first_ms": thinned(self._first), "gap_ms": thinned(self._gaps)}}
+                "first_ms": thinned(self._first_token_s), "gap_ms": thinned(self._gaps)}}
             self._begin()
-        return found
+        return summary
 
 
 def thinned(seconds) -> list[float]:
     """In milliseconds; of many, as many of all sizes as are kept."""
     ordered = sorted(seconds)
-    step = max(1, -(-len(ordered) // MOST_TIMES))
+    step = max(1, -(-len(ordered) // MAX_TIMES))
     return [round(1000 * each, 2) for each in ordered[step // 2 :: step]]
 

@@ -17,7 +17,7 @@ lowering.py     Numba's lowering, with values for stack slots
 liveness.py     Numba's analysis of live variables, in time that grows with a kernel's length
 types.py        the types of variables, from Numba's inference (inference.py)
 checks.py       indexing -> checked loads and stores
-writer.py       lines of code, and the places where a fault can happen
+writer.py       lines of code, and the sites where a fault can happen
 memory.py       layout of arrays in the scratch memory
 collectives.py  barriers and collectives between two regions
 emit.py         the whole function

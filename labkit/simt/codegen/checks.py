@@ -1,14 +1,14 @@
-"""Plain indexing -> checked loads and stores that name the place of a fault."""
+"""Plain indexing -> checked loads and stores that report the source line of a fault."""
 
 import ast
 import copy
 
 from labkit.simt import ptx, unsigned
-from labkit.simt.errors import UnsupportedError, place
+from labkit.simt.errors import UnsupportedError, file_label
 from labkit.simt.ir import ID_NAMES, AtomicCall, BinOp, DeviceCall, IntrinsicCall, Lowering, Subscript, shown
 from labkit.simt.runtime import fault_record
 
-HIDDEN_IDS = ("_E", "_t", "_b", *ID_NAMES)  # what a device function is handed beside its own arguments
+HIDDEN_IDS = ("_E", "_t", "_b", *ID_NAMES)  # hidden arguments of a device function, after its own
 OPERATORS = {ast.Pow: "_power", ast.Div: "_divide", ast.LShift: "_shift_left", ast.RShift: "_shift_right",
              ast.Mod: "_modulo", ast.FloorDiv: "_floor_divide"}  # fmt: skip
 _NATURAL = {"_power", "_shift_left", "_shift_right"}  # as on a GPU where the right operand is a constant from 0 to 63
@@ -16,12 +16,12 @@ TWO_ARRAYS = {"cp_async_16", "cp_async_4"}
 
 
 def narrow_call(node):
-    """The call that an operator with the rule of unsigned.py stands for."""
+    """The runtime call for an operator that follows the rule of unsigned.py."""
     return ast.Call(ast.Name(unsigned.runtime_name(node), ast.Load()), [node.left, node.right], [])
 
 
 def touches_memory(call):
-    """True for an intrinsic that is handed its place in the source, to check addresses."""
+    """True for an intrinsic that checks addresses, and takes the source site for its errors."""
     if not isinstance(call, IntrinsicCall):
         return False
     return ptx.INTRINSICS[call.intrinsic].kind == "memory" or call.intrinsic.startswith("ldmatrix")
@@ -35,10 +35,10 @@ class Checker(Lowering):
     """Plain indexing -> checked loads and stores, atomics and device functions with their hidden arguments."""
 
     def __init__(self, out, line):
-        self.out, self.at = out, line
+        self.out, self.line = out, line
 
     def statement(self, s):
-        """The statements that stand for a simple statement (no control flow)."""
+        """The checked form of a simple statement (no control flow), as a list of statements."""
         s = copy.deepcopy(s)
         if self.out.pretty:
             return [self.visit(s)]
@@ -54,7 +54,7 @@ class Checker(Lowering):
             if isinstance(target, ast.Tuple) and any(isinstance(t, ast.Subscript) for t in target.elts):
                 raise UnsupportedError(
                     f"{self.out.kernel}, line {s.lineno}: unpacking into array elements is not supported; "
-                    f"unpack into names first ({place(self.out.filename)})"
+                    f"unpack into names first ({file_label(self.out.filename)})"
                 )
         is_update = isinstance(s, ast.AugAssign) and isinstance(s.target, ast.Subscript)
         if is_update and self.out.checked and self._is_checked(s.target):
@@ -72,8 +72,8 @@ class Checker(Lowering):
         return not any(isinstance(part, ast.Slice) or _is_ellipsis(part) for part in parts)
 
     def _site(self, node, filename, text="@"):
-        """Return the number of this source site. text: its source code, @ for the array."""
-        line = getattr(node, "lineno", self.at)
+        """Return the index of this source site. text: its source code, @ for the array."""
+        line = getattr(node, "lineno", self.line)
         return ast.Constant(self.out.site(line, text.replace("@", _source(node)), filename))
 
     def _emit_store(self, target, value):
@@ -94,17 +94,17 @@ class Checker(Lowering):
 
     def _check_axes(self, node):
         """x[i, 2:5] and x[..., j]: each integer is checked against its axis, from the end after an ellipsis."""
-        given = node.slice.elts
+        items = node.slice.elts
         array = self.visit(node.value)
-        parts, axes = [], [*range(len(given))]
-        for k, part in enumerate(given):
+        parts, axes = [], [*range(len(items))]
+        for k, part in enumerate(items):
             if _is_ellipsis(part):
-                axes[k:] = [axis - len(given) for axis in axes[k:]]
-        for k, part in zip(axes, given, strict=True):
+                axes[k:] = [axis - len(items) for axis in axes[k:]]
+        for k, part in zip(axes, items, strict=True):
             if isinstance(part, ast.Slice) or _is_ellipsis(part):
                 parts.append(self.generic_visit(part))
             else:
-                form = ", ".join("#" if p is part else _source(p) for p in given)
+                form = ", ".join("#" if p is part else _source(p) for p in items)
                 site = self._site(node.value, node.filename, f"@|{form}")
                 arguments = [array, ast.Constant(k), self.visit(part), *names("_E", "_t", "_b"), site]
                 parts.append(ast.Call(ast.Name("_axis", ast.Load()), arguments, []))
@@ -137,10 +137,10 @@ class Checker(Lowering):
 
     def visit_Call(self, node):
         if not self.out.pretty and isinstance(node.func, ast.Name) and node.func.id == "_assertion":
-            numbers = [ast.Constant(0)] * 3
+            zeros = [ast.Constant(0)] * 3
             text = "|".join(part.value for part in node.args)
-            where = [*names("_E", "_t", "_b"), ast.Constant(self.out.site(self.at, text))]
-            return ast.Call(ast.Name("_fail", ast.Load()), [ast.Constant(slot("ASSERTION")), *where, *numbers], [])
+            location = [*names("_E", "_t", "_b"), ast.Constant(self.out.site(self.line, text))]
+            return ast.Call(ast.Name("_fail", ast.Load()), [ast.Constant(slot("ASSERTION")), *location, *zeros], [])
         if not self.out.pretty and isinstance(node.func, ast.Name) and node.func.id == "range" and len(node.args) == 3:
             new = self.generic_visit(node)
             new.args[2] = self.step(new.args[2])
@@ -154,15 +154,15 @@ class Checker(Lowering):
         if self.out.pretty or (_is_constant(node) and ast.literal_eval(node) != 0):
             return node
         thread = ast.Constant(0) if self.out.per_block else names("_t")[0]
-        site = ast.Constant(self.out.site(getattr(node, "lineno", self.at), "range"))
+        site = ast.Constant(self.out.site(getattr(node, "lineno", self.line), "range"))
         return ast.Call(ast.Name("_step", ast.Load()), [node, *names("_E"), thread, *names("_b"), site], [])
 
     def _reshape(self, node):
         site = self._site(node.func.value, self.out.filename)
-        array, given = self.visit(node.func.value), [self.visit(a) for a in node.args]
-        shape = given[0] if len(given) == 1 and isinstance(given[0], ast.Tuple) else ast.Tuple(given, ast.Load())
-        if len(given) == 1 and not isinstance(given[0], (ast.Tuple, ast.Constant)):
-            shape = given[0]
+        array, items = self.visit(node.func.value), [self.visit(a) for a in node.args]
+        shape = items[0] if len(items) == 1 and isinstance(items[0], ast.Tuple) else ast.Tuple(items, ast.Load())
+        if len(items) == 1 and not isinstance(items[0], (ast.Tuple, ast.Constant)):
+            shape = items[0]
         return ast.Call(ast.Name("_reshape", ast.Load()), [array, shape, *names("_E", "_t", "_b"), site], [])
 
 
@@ -182,7 +182,7 @@ def _is_constant(node):
 
 
 def _is_natural(node):
-    """True for a constant from 0 to 63: as an exponent, or the amount of a shift, it is no trouble."""
+    """True for a constant from 0 to 63: as an exponent or a shift amount it needs no special case."""
     return isinstance(node, ast.Constant) and type(node.value) is int and 0 <= node.value < 64
 
 

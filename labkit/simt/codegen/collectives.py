@@ -6,33 +6,33 @@ from labkit.simt.stubs import SHUFFLES
 
 
 def write_wait(out, plan, wait, mask):
-    sync, op, here = wait.sync, wait.sync.op, mask or "_m0"
+    sync, op, participants = wait.sync, wait.sync.op, mask or "_m0"
     site = out.site(sync.lineno, op, sync.filename)
     if sync.kind in ("block", "grid"):
         if mask:
-            first = "_first" if plan.program.cooperative else "_b"
+            first_block = "_first" if plan.program.cooperative else "_b"
             which = "_barrier" if sync.kind == "block" else "_grid_barrier"
             absent_end = "" if sync.kind == "block" else f", {sync in plan.absent_end}"
-            out.line(f"{which}({here}, _m0, _T, _P, _B, {first}, _E, {site}{absent_end})")
+            out.line(f"{which}({participants}, _m0, _T, _P, _B, {first_block}, _E, {site}{absent_end})")
         out.line(f"# ---- cuda.{op if sync.kind == 'block' else 'cg.this_grid().sync'}(), line {sync.lineno}")
         if op.startswith("syncthreads_") and not plan.program.cooperative:
-            out.line(f"_count = _count_set(_v{wait.names[0]}, {here}, 0, _T)")
+            out.line(f"_count = _count_set(_v{wait.names[0]}, {participants}, 0, _T)")
         return
     out.line(f"# ---- {full_name(op)}(), line {sync.lineno}")
     if op.startswith("ptx."):
-        out.line(f"_lanes({here}, _active)")
+        out.line(f"_lanes({participants}, _active)")
         _write_intrinsic(out, plan, wait, site)
         return
-    out.line(f"_warps({here}, _m0, _active, _alive)")
+    out.line(f"_warps({participants}, _m0, _active, _alive)")
     if op in VOTES:
-        out.line(f"_value_bits(_v{wait.names[1]}, {here}, _bits)")
+        out.line(f"_value_bits(_v{wait.names[1]}, {participants}, _bits)")
 
 
 def _write_intrinsic(out, plan, wait, site):
     """An intrinsic of whole warps, for all of the block."""
     op, values = wait.sync.op, ", ".join(f"_v{name}" for name in wait.names)
-    first = "_first" if plan.program.cooperative else "_b"
-    out.line(f"_ptx_whole_warps(_active, _P, {first}, _E, {site})")
+    first_block = "_first" if plan.program.cooperative else "_b"
+    out.line(f"_ptx_whole_warps(_active, _P, {first_block}, _E, {site})")
     if op in MMA:
         out.line(f"_ptx_mma_f32({MMA[op]}, _active, {values})")
     elif op == HALF_MMA:
@@ -49,9 +49,9 @@ def write_read(out, plan, s):
         _read_intrinsic(out, plan, s)
         return
     args = [name and f"_v{name}" for name in s.wait.names]
-    values = [f"{kept}[_t]" if kept else given.value for kept, given in zip(args, sync.args, strict=False)]
+    values = [f"{stored}[_t]" if stored else argument.value for stored, argument in zip(args, sync.args, strict=False)]
     site = out.site(sync.lineno, op, sync.filename)
-    where = f"_E, _t, _b, {site}"
+    location = f"_E, _t, _b, {site}"
     if op.startswith("syncthreads_"):
         count = "_count"
         if plan.program.cooperative:
@@ -68,10 +68,10 @@ def write_read(out, plan, s):
         lane, delta = "(_t & 31)", f"_np.int64({values[2]})"
         source = {"shfl_sync": f"{delta} & 31", "shfl_up_sync": f"{lane} - {delta}",
                   "shfl_down_sync": f"{lane} + {delta}", "shfl_xor_sync": f"{lane} ^ {delta}"}[op]  # fmt: skip
-        value = f"_shuffle({args[1]}, {member}, {source}, _t, _active, _alive, {where})"
+        value = f"_shuffle({args[1]}, {member}, {source}, _t, _active, _alive, {location})"
         out.line(f"{s.target} = {value}", s.lineno)
         return
-    out.line(f"_lanes_here = _check_mask({member}, _t, _active, _alive, {where})")
+    out.line(f"_lanes_here = _check_mask({member}, _t, _active, _alive, {location})")
     if not s.target:
         return
     bits = "_bits[_t >> 5] & _lanes_here"

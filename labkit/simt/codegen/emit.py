@@ -22,7 +22,7 @@ from labkit.simt.codegen.plan import (
 )
 from labkit.simt.codegen.types import code_name, variable_types
 from labkit.simt.codegen.writer import Writer, device_functions, imports
-from labkit.simt.errors import UnsupportedError, place
+from labkit.simt.errors import UnsupportedError, file_label
 from labkit.simt.ir import Exit, contains
 from labkit.simt.live_ranges import split_before_joins
 from labkit.simt.scope import type_code
@@ -34,12 +34,12 @@ def _planned(program, argument_types, checked):
     if not plan.needs_types:
         return plan
     functions = device_functions(plan.program, checked)
-    found, mixed = variable_types(plan, functions)
+    inferred, mixed = variable_types(plan, functions)
     if mixed & plan.exposed:
         program = replace(program, body=split_before_joins(program.body, program.params, mixed & plan.exposed))
         plan = Plan(program, argument_types)
-        found, _ = variable_types(plan, functions)
-    plan.carry(found)
+        inferred, _ = variable_types(plan, functions)
+    plan.carry(inferred)
     return plan
 
 
@@ -96,7 +96,7 @@ class Generator:
         self.out.indent -= 1
         self.out.lines[body_start:body_start] = self.memory.carve_masks(self.masks)
         header = [
-            f'"""{p.name} ({place(p.filename)}:{p.line}), as the CPU device runs it. Written by labkit.simt."""',
+            f'"""{p.name} ({file_label(p.filename)}:{p.line}), as the CPU device runs it. Written by labkit.simt."""',
             *imports(p),
         ]
         tail = [f"SITES = {self.out.sites!r}", f"SIZES = {self.memory.sizes!r}"]
@@ -373,7 +373,7 @@ class Generator:
         if not is_range(iterable) or not isinstance(s.target, ast.Name):
             raise UnsupportedError(
                 f"{self.plan.program.name}, line {s.lineno}: a for loop that contains a barrier must run over a range "
-                f"({place(self.plan.program.filename)})"
+                f"({file_label(self.plan.program.filename)})"
             )
         parts = [ast.Constant(0), *iterable.args, ast.Constant(1)] if len(iterable.args) == 1 else list(iterable.args)
         parts = parts if len(parts) == 3 else [*parts, ast.Constant(1)]

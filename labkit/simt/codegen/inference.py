@@ -1,4 +1,4 @@
-"""Numba's type inference, put to our use: types of variables, what a kernel may not do, clear reports."""
+"""Type inference with Numba: the types of variables, refusals as in numba.cuda, readable errors."""
 
 import ast
 import re
@@ -28,7 +28,7 @@ from numba.core.untyped_passes import (
 
 from labkit.simt.codegen.liveness import quick_liveness
 from labkit.simt.codegen.lowering import LowerToValues
-from labkit.simt.errors import KernelTypeError, place
+from labkit.simt.errors import KernelTypeError, file_label
 from labkit.simt.ir import shown
 
 
@@ -85,8 +85,8 @@ class KernelCompiler(_Compiler):
     """Compiles generated code, and refuses what numba.cuda would."""
 
     def define_pipelines(self):
-        before = _UNTYPED.index(GenericRewrites)
-        return _pipelines(*_UNTYPED[:before], DeadBranchPrune, *_UNTYPED[before:], DeadBranchPrune, *_TYPED)
+        position = _UNTYPED.index(GenericRewrites)
+        return _pipelines(*_UNTYPED[:position], DeadBranchPrune, *_UNTYPED[position:], DeadBranchPrune, *_TYPED)
 
 
 class _Inferred(Exception):
@@ -124,12 +124,12 @@ def infer_types(function, arguments):
         njit(pipeline_class=_InferenceOnly)(function).compile(arguments)
     except _Inferred as result:
         typemap = result.typemap
-    found = {}
+    types_by_name = {}
     for variable, ty in typemap.items():
-        found.setdefault(variable.split(".")[0], []).append(types.unliteral(ty))
+        types_by_name.setdefault(variable.split(".")[0], []).append(types.unliteral(ty))
     unify = registry.cpu_target.typing_context.unify_types
-    mixed = {name for name, versions in found.items() if len(set(versions)) > 1}
-    return {name: unify(*versions) if name in mixed else versions[0] for name, versions in found.items()}, mixed
+    mixed = {name for name, versions in types_by_name.items() if len(set(versions)) > 1}
+    return {name: unify(*versions) if name in mixed else versions[0] for name, versions in types_by_name.items()}, mixed
 
 
 _REPORT = (  # how Numba says it -> how we do; the last match in its report is the most specific
@@ -163,7 +163,7 @@ def type_error(program, error, source):
     message = re.sub(r"Literal\[\w+\]\((.+?)\)", r"\1", message)
     return KernelTypeError(
         f"{program.name}{_kernel_line(report, source)}: does not compile for these argument types: "
-        f"{textwrap.shorten(message, 300, placeholder=' ...')} ({place(program.filename)}:{program.line})"
+        f"{textwrap.shorten(message, 300, placeholder=' ...')} ({file_label(program.filename)}:{program.line})"
     )
 
 
@@ -177,9 +177,9 @@ def _names(program):
 def _kernel_line(report, source):
     """The kernel's line that Numba's report points to, through the comments of the generated source."""
     lines = source.split("\n")
-    for number in re.findall(r"(?:line |\()(\d+)\)?", report)[::-1]:
-        if 1 <= int(number) <= len(lines):
-            found = re.search(r"# (\d+)$", lines[int(number) - 1])
-            if found:
-                return f", line {found[1]}"
+    for line_number in re.findall(r"(?:line |\()(\d+)\)?", report)[::-1]:
+        if 1 <= int(line_number) <= len(lines):
+            match = re.search(r"# (\d+)$", lines[int(line_number) - 1])
+            if match:
+                return f", line {match[1]}"
     return ""

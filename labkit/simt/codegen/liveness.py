@@ -19,37 +19,37 @@ def live_variables(cfg, blocks, used, assigned):
     used_bits, assigned_bits = ({block: _union(bit[name] for name in sets[block]) for block in blocks}
                                 for sets in (used, assigned))  # fmt: skip
     order = cfg.topo_order()
-    after = {block: [other for other, _ in cfg.successors(block)] for block in order}
-    met = {block: used_bits[block] | assigned_bits[block] for block in order}  # on some way to the block's end
+    successors = {block: [other for other, _ in cfg.successors(block)] for block in order}
+    reaching = {block: used_bits[block] | assigned_bits[block] for block in order}  # on some path to the block's end
     changed = True
     while changed:
         changed = False
         for block in order:
-            for other in after[block]:
-                new = met[other] | met[block]
-                changed |= new != met[other]
-                met[other] = new
+            for other in successors[block]:
+                new = reaching[other] | reaching[block]
+                changed |= new != reaching[other]
+                reaching[other] = new
     live, changed = dict(used_bits), True
     while changed:
         changed = False
         for block in reversed(order):
             new = live[block]
-            for other in after[block]:
-                new |= live[other] & met[block] & ~assigned_bits[block]
+            for other in successors[block]:
+                new |= live[other] & reaching[block] & ~assigned_bits[block]
             changed |= new != live[block]
             live[block] = new
-    return {block: {names[k] for k in _places(bits)} for block, bits in live.items()}
+    return {block: {names[k] for k in _bit_positions(bits)} for block, bits in live.items()}
 
 
 def _union(bits):
-    found = 0
+    union = 0
     for bit in bits:
-        found |= bit
-    return found
+        union |= bit
+    return union
 
 
-def _places(bits):
-    """The numbers of the bits that are set."""
+def _bit_positions(bits):
+    """The positions of the set bits."""
     while bits:
         lowest = bits & -bits
         yield lowest.bit_length() - 1
@@ -58,10 +58,10 @@ def _places(bits):
 
 @contextlib.contextmanager
 def quick_liveness():
-    """Numba uses `live_variables` in the block."""
-    before = analysis.compute_live_map
+    """Make Numba use `live_variables` within the context."""
+    original = analysis.compute_live_map
     analysis.compute_live_map = live_variables
     try:
         yield
     finally:
-        analysis.compute_live_map = before
+        analysis.compute_live_map = original

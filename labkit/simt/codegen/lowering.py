@@ -17,9 +17,9 @@ class _LowerToValues(Lower):
         super()._find_singly_assigned_variable()
         if not self.func_ir.func_id.is_generator:
             blocks = self.func_ir.blocks
-            found = dominating_variables(blocks)
-            counted = {name for name in found if self._is_counted(name)}
-            self._singly_assigned_vars |= found - deleted_again(blocks, counted)
+            candidates = dominating_variables(blocks)
+            counted = {name for name in candidates if self._is_counted(name)}
+            self._singly_assigned_vars |= candidates - deleted_again(blocks, counted)
 
     def _is_counted(self, name):
         """Whether references to its memory are counted, so that each deletion of it counts one less."""
@@ -52,8 +52,8 @@ def dominating_variables(blocks):
     for offset, block in blocks.items():
         deleted = {statement.value for statement in block.find_insts(ir.Del) if home.get(statement.value) != offset}
         for name in uses[offset] | deleted:
-            first = home.get(name)
-            if first is None or not (first < offset and _encloses(spans, first, offset)):
+            definition = home.get(name)
+            if definition is None or not (definition < offset and _encloses(spans, definition, offset)):
                 rejected.add(name)
     return home.keys() - rejected
 
@@ -68,39 +68,39 @@ def deleted_again(blocks, names):
             if each.value in names:
                 deletions.setdefault(each.value, []).append(offset)
     cfg = compute_cfg_from_blocks(blocks)
-    return {name for name, places in deletions.items() if len(places) != len(set(places))
-            or any(_reached(cfg, place, homes[name]) & set(places) for place in places)}
+    return {name for name, positions in deletions.items() if len(positions) != len(set(positions))
+            or any(_reached(cfg, position, homes[name]) & set(positions) for position in positions)}
 
 
 def _reached(cfg, start, without):
-    """The blocks that may run after `start`, on ways that do not enter `without`."""
-    found, todo = set(), [start]
+    """The blocks that may run after `start`, on paths that do not enter `without`."""
+    reached, todo = set(), [start]
     while todo:
         for block, _ in cfg.successors(todo.pop()):
-            if block != without and block not in found:
-                found.add(block)
+            if block != without and block not in reached:
+                reached.add(block)
                 todo.append(block)
-    return found
+    return reached
 
 
 def _spans(cfg):
-    """{block: (its number, one more than the last below it)} in the tree of dominators, numbered from the root."""
-    tree, spans, number = cfg.dominator_tree(), {}, 0
+    """{block: (preorder index, end of its subtree)} in the dominator tree."""
+    tree, spans, index = cfg.dominator_tree(), {}, 0
     todo = [(cfg.entry_point(), False)]
     while todo:
         block, is_done = todo.pop()
         if is_done:
-            spans[block] = spans[block][0], number
+            spans[block] = spans[block][0], index
             continue
-        spans[block] = number, None
-        number += 1
+        spans[block] = index, None
+        index += 1
         todo.append((block, True))
         todo += [(below, False) for below in tree[block]]
     return spans
 
 
-def _encloses(spans, first, then):
-    if first not in spans or then not in spans:  # code that is never reached
+def _encloses(spans, outer, inner):
+    if outer not in spans or inner not in spans:  # code that is never reached
         return False
-    start, end = spans[first]
-    return start <= spans[then][0] < end
+    start, end = spans[outer]
+    return start <= spans[inner][0] < end

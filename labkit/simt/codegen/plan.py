@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from numba.core import types
 
 from labkit.simt.codegen.types import collective_arguments, matrices
-from labkit.simt.errors import UnsupportedError, place
+from labkit.simt.errors import UnsupportedError, file_label
 from labkit.simt.ir import (
     FOLDABLE,
     DtypeOf,
@@ -15,7 +15,7 @@ from labkit.simt.ir import (
     Inline,
     Sync,
     assign,
-    at,
+    at_line,
     check_local_bytes,
     contains,
     load,
@@ -110,14 +110,14 @@ def owns(statements, kind):
     return False
 
 
-def syncs_that_the_rest_ends(statements, idle=True):
-    """The barriers of the grid where a thread that takes another branch has nothing left to do but to return."""
+def tail_grid_syncs(statements, idle=True):
+    """The grid barriers after which a thread on another branch can only return."""
     for k, s in enumerate(statements):
         if isinstance(s, Sync) and s.kind == "grid" and idle:
             yield s
         elif isinstance(s, ast.If):
-            rest_is_idle = idle and k == len(statements) - 1 and not s.orelse
-            yield from syncs_that_the_rest_ends(s.body, rest_is_idle)
+            bypass_is_idle = idle and k == len(statements) - 1 and not s.orelse
+            yield from tail_grid_syncs(s.body, bypass_is_idle)
 
 
 class _Folder(ast.NodeTransformer):
@@ -233,7 +233,7 @@ class Plan:
         self.body = self._prepare(program.body)
         self.has_waits = contains(self.body, Sync, Inline)
         self.has_exit = any(isinstance(n, Exit) and n.label == "kernel" for s in self.body for n in ast.walk(s))
-        self.absent_end = set(syncs_that_the_rest_ends(self.body))
+        self.absent_end = set(tail_grid_syncs(self.body))
         self.wait_of = {}  # each Sync of the body -> its Wait in the tree
         self.tree = self._build(self.body)
         self._classify()
@@ -245,12 +245,12 @@ class Plan:
         body = _Folder(ndims).block(copy.deepcopy(body))
         written = {name for s in body for n in ast.walk(s) for name in writes(n)}
         self.renamed_params = [p for p in self.program.params if p in written]
-        first = []
+        prologue = []
         for p in self.renamed_params:
-            given = ast.Assign([store(p)], load(f"_given_{p}"))
-            given.lineno = self.program.line
-            first.append(given)
-        return first + body
+            copy_in = ast.Assign([store(p)], load(f"_given_{p}"))
+            copy_in.lineno = self.program.line
+            prologue.append(copy_in)
+        return prologue + body
 
     @property
     def param_names(self):
@@ -281,7 +281,7 @@ class Plan:
                 wait = self.wait_of[s] = Wait(s, names)
                 items.append(wait)
                 if s.op not in ("syncthreads", "grid_sync"):
-                    items.append(Region([at(Read(wait, s.target.id if s.target else None), s)]))
+                    items.append(Region([at_line(Read(wait, s.target.id if s.target else None), s)]))
             elif not contains(s, Sync, Inline):
                 region().append(s)
             elif isinstance(s, ast.If):
@@ -339,7 +339,7 @@ class Plan:
     # ------------------------------------------------ what becomes of each variable
 
     def _classify(self):
-        """Which variables are kept for each thread, which are computed anew in each region, which once for a block."""
+        """Which variables are kept for each thread, which recomputed in each region, which computed once per block."""
         self.uniform, self.rematerialised, self.kept, self.kept_views, self.kept_vectors = {}, {}, {}, {}, {}
         self.variables = {name for s in self.body for name in writes(s)}
         self.exposed, self.local_per_thread = set(), set()
@@ -366,10 +366,10 @@ class Plan:
         counters = [n for x in self._loops(self.tree) if not x.uniform for n in x.names.values()]
         return self.has_waits and bool(self.exposed or counters)
 
-    def carry(self, found):
-        """Plan the data kept per thread. found: the types of the variables, by name."""
+    def carry(self, known):
+        """Plan the data kept per thread. known: the types of the variables, by name."""
         for name in sorted(self.exposed):
-            self._keep(name, found)
+            self._keep(name, known)
         for view in self.kept_views:  # a view of a local array may be of any thread's
             for assignment in self._assignments(view):
                 self.local_per_thread |= reads(assignment.value) & set(self.program.local)
@@ -382,8 +382,8 @@ class Plan:
                 name = wait.result = f"{wait.args[0]}_r"
                 self.kept[name] = [(f"_v{name}{k}", types.uint32) for k in range(matrices(wait.sync))]
 
-    def _keep(self, name, found):
-        ty = found.get(name)
+    def _keep(self, name, known):
+        ty = known.get(name)
         if ty is None:
             return  # read, never written: Numba will say so
         line = next((s.lineno for s in self._assignments(name)), self.program.line)
@@ -395,7 +395,7 @@ class Plan:
         if not all(isinstance(p, (types.Number, types.Boolean)) for p in parts):
             raise UnsupportedError(
                 f"{self.program.name}, line {line}: {name} ({ty}) is kept across a barrier; the CPU device can keep "
-                f"numbers and tuples of numbers ({place(self.program.filename)})"
+                f"numbers and tuples of numbers ({file_label(self.program.filename)})"
             )
         if isinstance(ty, types.BaseTuple):
             self.kept[name] = [(f"_v{name}_{k}", p) for k, p in enumerate(parts)]
@@ -406,14 +406,14 @@ class Plan:
 
     def with_sources(self, names):
         """The names, and those that the rematerialised ones among them are made from."""
-        found, todo = set(), list(names)
+        known, todo = set(), list(names)
         while todo:
             name = todo.pop()
-            if name not in found:
-                found.add(name)
+            if name not in known:
+                known.add(name)
                 node = self.rematerialised.get(name)
                 todo += reads(node.value) if node is not None else ()
-        return found
+        return known
 
     def _find_pure(self):
         """Variables set once, from indices, sizes and constants alone: cheaper to compute again than to keep."""
@@ -499,7 +499,7 @@ class Plan:
 def _with_dtypes(program, argument_types):
     """The program, with the dtype of each array that takes it from an argument."""
 
-    def known(array):
+    def resolved(array):
         if not isinstance(array.dtype, DtypeOf):
             return array
         ty = argument_types[len(program.constants) + program.params.index(array.dtype.param)]
@@ -507,11 +507,11 @@ def _with_dtypes(program, argument_types):
             return replace(array, dtype=ty.dtype)
         raise UnsupportedError(
             f"{program.name}, line {array.line}: {array.dtype.param} is {ty}, and has no dtype "
-            f"({place(program.filename)})"
+            f"({file_label(program.filename)})"
         )
 
-    shared = {name: known(array) for name, array in program.shared.items()}
-    program = replace(program, shared=shared, local={name: known(array) for name, array in program.local.items()})
+    shared = {name: resolved(array) for name, array in program.shared.items()}
+    program = replace(program, shared=shared, local={name: resolved(array) for name, array in program.local.items()})
     check_local_bytes(program)
     return program
 

@@ -8,7 +8,7 @@ from numba.core.errors import NumbaError
 
 from labkit.simt.codegen.checks import HIDDEN_IDS, TWO_ARRAYS, names, narrow_call, touches_memory
 from labkit.simt.codegen.inference import infer_types, type_error
-from labkit.simt.errors import KernelTypeError, place
+from labkit.simt.errors import KernelTypeError, file_label
 from labkit.simt.ir import (
     BUILTINS,
     AtomicCall,
@@ -19,7 +19,7 @@ from labkit.simt.ir import (
     IntrinsicCall,
     Lowering,
     Sync,
-    at,
+    at_line,
     full_name,
 )
 from labkit.simt.stubs import SHUFFLES
@@ -62,13 +62,13 @@ def collective_arguments(sync):
     if not sync.op.startswith("ptx.ldmatrix"):
         return sync.args
     address = IntrinsicCall(sync.op.removeprefix("ptx."), [*sync.args, ast.Constant(matrices(sync))], sync.filename)
-    return [at(address, sync)]
+    return [at_line(address, sync)]
 
 
-def collective_type(op, given):
+def collective_type(op, argument_types):
     """The type of what a collective gives, for arguments of these types; None if it is not a number."""
     if op in SHUFFLES:
-        return given[1]
+        return argument_types[1]
     if op in ("all_sync", "any_sync", "eq_sync"):
         return types.boolean
     if op == "match_all_sync":
@@ -138,24 +138,24 @@ def variable_types(plan, device_functions):
     ids = [types.int64] * len(HIDDEN_IDS[1:])
     arguments = (types.boolean, types.int64, types.int64, record, *ids, *array_types, *plan.types)
     try:
-        found, mixed = infer_types(namespace[name], arguments)
+        inferred, mixed = infer_types(namespace[name], arguments)
     except NumbaError as error:
         raise type_error(plan.program, error, source) from error
-    _check_collectives(plan, found)
-    return found, mixed
+    _check_collectives(plan, inferred)
+    return inferred, mixed
 
 
-def _check_collectives(plan, found):
-    """The types that numba.cuda's collectives take: no more than on a GPU, lest a kernel runs only here."""
+def _check_collectives(plan, inferred):
+    """The types that numba.cuda's collectives take: no more than on a GPU, so that no kernel runs only here."""
     for wait in plan.waits():
         sync = wait.sync
         allowed = _COLLECTIVE_TYPES.get(sync.op.rstrip("_"), ())
-        for name, (what, fits, advice) in zip(wait.names, allowed, strict=False):
-            ty = found.get(name)
+        for name, (role, fits, advice) in zip(wait.names, allowed, strict=False):
+            ty = inferred.get(name)
             if ty is not None and not fits(ty):
                 raise KernelTypeError(
-                    f"{plan.program.name}, line {sync.lineno}: the {what} of {full_name(sync.op)} is {ty}; "
-                    f"{advice} ({place(plan.program.filename)})"
+                    f"{plan.program.name}, line {sync.lineno}: the {role} of {full_name(sync.op)} is {ty}; "
+                    f"{advice} ({file_label(plan.program.filename)})"
                 )
 
 
@@ -174,9 +174,9 @@ def typing_source(plan):
         start = len(lines)
         for s in statements:
             if isinstance(s, Sync):
-                for kept, argument in zip(plan.wait_of[s].names, collective_arguments(s), strict=True):
-                    if kept is not None:
-                        lines.append(f"{pad}{kept} = {_typed(argument)}  # {s.lineno}")
+                for slot, argument in zip(plan.wait_of[s].names, collective_arguments(s), strict=True):
+                    if slot is not None:
+                        lines.append(f"{pad}{slot} = {_typed(argument)}  # {s.lineno}")
                 if s.target is not None:
                     lines.append(f"{pad}{s.target.id} = {_collective_value(plan.wait_of[s])}")
             elif isinstance(s, Inline):

@@ -1,11 +1,11 @@
-"""Lines of generated code: statements without barriers, device functions, the places where faults can happen."""
+"""Lines of generated code: statements without barriers, device functions, the sites where faults can happen."""
 
 import ast
 import copy
 
 from labkit.simt import libraries, runtime
 from labkit.simt.codegen.checks import HIDDEN_IDS, Checker
-from labkit.simt.runtime.fault_record import FEW_SPINS, MOST_SPINS
+from labkit.simt.runtime.fault_record import FEW_SPINS, MAX_SPINS
 from labkit.simt.scope import type_code
 from labkit.simt.spins import gives_up, is_spin
 
@@ -20,7 +20,7 @@ IMPORTS = (
 
 
 class Writer:
-    """Lines of Python, their indentation, and `sites`: (kernel, file, line, text) of each place that can fault.
+    """Lines of Python, their indentation, and `sites`: (kernel, file, line, text) of each site that can fault.
 
     checked: indexing is checked. pretty: for people to read, without checks and what serves them.
     """
@@ -32,8 +32,8 @@ class Writer:
         self.per_block = False  # True where the code runs once for a block, and has no thread
         self.sites, self.site_index, self.spins = [], {}, 0
 
-    def line(self, text, where=None):
-        comment = f"  # {where}" if where is not None and not text.endswith(":") else ""
+    def line(self, text, source_line=None):
+        comment = f"  # {source_line}" if source_line is not None and not text.endswith(":") else ""
         for part in text.split("\n"):
             self.lines.append("    " * self.indent + part + comment)
             comment = ""
@@ -126,8 +126,8 @@ class Writer:
         """In such a loop: one more pass."""
         if count is not None:
             thread = "0" if self.per_block else "_t"
-            most, site = FEW_SPINS if gives_up(loop) else MOST_SPINS, self.site(loop.lineno, "loop")
-            self.line(f"{count} = _spin({count}, {most}, _E, {thread}, _b, {site})")
+            limit, site = FEW_SPINS if gives_up(loop) else MAX_SPINS, self.site(loop.lineno, "loop")
+            self.line(f"{count} = _spin({count}, {limit}, _E, {thread}, _b, {site})")
 
     def _simple(self, s):
         for part in Checker(self, s.lineno).statement(s):

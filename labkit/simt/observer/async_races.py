@@ -7,11 +7,11 @@ from labkit.simt.observer.report import KernelFinding
 
 
 class AsyncRaceDetector:
-    """The part of an observation that knows which memory such work still reads or writes."""
+    """Track which memory asynchronous work still reads or writes."""
 
     def start_async_races(self):
         self.read_only = {}  # (memory, address): (thread, line) of a load_nc4
-        self.under_way = {}  # (memory, address): the cp.async that has not brought it yet
+        self.in_flight = {}  # (memory, address): the cp.async that still writes it
         self.sees_tiles = bool(self.program.interpreted)
         # shared memory: {address: (thread, line)} of stores with no fence_proxy_async behind them; and by thread
         self.unfenced, self.unfenced_by = {}, {}
@@ -19,56 +19,56 @@ class AsyncRaceDetector:
 
     # ---------------- the read-only cache
 
-    def _promised(self, seen, i, count, line):
+    def _promised(self, observed, i, count, line):
         """load_nc4 says that nothing writes these elements while the kernel runs."""
-        first = seen.origin + i * seen.itemsize
+        first = observed.origin + i * observed.itemsize
         for k in range(count):
-            address = first + k * seen.itemsize
-            cell = seen.memory.cells.get(address)
+            address = first + k * observed.itemsize
+            cell = observed.memory.cells.get(address)
             written = [entry for kind in ("store", "atomic") for entry in (cell[kind] if cell else ())]
             if written:
-                self._broken(seen, i + k, written[0][0], written[0][3], self.current, line)
-            self.read_only[seen.memory, address] = (self.current, line)
+                self._broken(observed, i + k, written[0][0], written[0][3], self.current, line)
+            self.read_only[observed.memory, address] = (self.current, line)
 
-    def _broken(self, seen, flat, writer, write, reader, read):
-        index = tuple(map(int, np.unravel_index(flat, seen.shape)))
-        place = f"{seen.shown}[{shown_index(index)}]"
+    def _broken(self, observed, flat, writer, write, reader, read):
+        index = tuple(map(int, np.unravel_index(flat, observed.shape)))
+        element = f"{observed.shown}[{shown_index(index)}]"
         self.report.race(
             KernelFinding(
-                "race", self.program.name, sorted({write, read}), [reader.where, writer.where], reader.block, seen.name,
-                index,
-                f"race: {self.who(reader)} reads {place} at line {read} with ptx.load_nc4, and {self.who(writer)} "
+                "race", self.program.name, sorted({write, read}), [reader.where, writer.where], reader.block,
+                observed.name, index,
+                f"race: {self.who(reader)} reads {element} at line {read} with ptx.load_nc4, and {self.who(writer)} "
                 f"writes it at line {write} in the same launch: that cache does not see stores. Use ptx.load_global4.",
             ),
-            ("read only", seen.name, write, read), 2,
+            ("read only", observed.name, write, read), 2,
         )  # fmt: skip
 
     # ---------------- cp.async
 
-    def started(self, seen, copy):
-        """From here to the wait, these elements may change at any time."""
-        first = seen.origin + copy.i * seen.itemsize
-        copy.seen, copy.addresses = seen, range(first, first + copy.data.size, 2)
+    def started(self, observed, copy):
+        """Mark the target as in flight: until the wait, these elements may change at any time."""
+        first = observed.origin + copy.i * observed.itemsize
+        copy.observed, copy.addresses = observed, range(first, first + copy.data.size, 2)
         for address in copy.addresses:
-            self.under_way[seen.memory, address] = copy
+            self.in_flight[observed.memory, address] = copy
 
     def arrived(self, copy, line):
-        """The copy is this thread's store, made at its cp_async_wait."""
-        seen, memory = copy.seen, copy.seen.memory
+        """Record the copy as this thread's store, made at its cp_async_wait."""
+        observed, memory = copy.observed, copy.observed.memory
         for address in copy.addresses:
-            if self.under_way.get((memory, address)) is copy:
-                del self.under_way[memory, address]
-        for address in range(copy.addresses.start, copy.addresses.start + copy.data.size, seen.itemsize):
+            if self.in_flight.get((memory, address)) is copy:
+                del self.in_flight[memory, address]
+        for address in range(copy.addresses.start, copy.addresses.start + copy.data.size, observed.itemsize):
             self._record("store", memory, address, line)
             if self.sees_tiles:
-                self._leave_unfenced(address, seen.itemsize, line)
+                self._leave_unfenced(address, observed.itemsize, line)
 
-    def _too_early(self, seen, address, index, line, verb):
-        """An access to an element that a cp.async still writes: a race with the copy."""
-        copy, thread = self.under_way[seen.memory, address], self.current
+    def _too_early(self, observed, address, index, line, verb):
+        """Report an access to an element that a cp.async still writes: a race with the copy."""
+        copy, thread = self.in_flight[observed.memory, address], self.current
         owner = copy.thread
-        self.raced.add((seen.memory, address))
-        place = f"{seen.shown}[{shown_index(index)}]"
+        self.raced.add((observed.memory, address))
+        element = f"{observed.shown}[{shown_index(index)}]"
         last = owner.copies.last_wait
         uncommitted = copy in [item for group, item in owner.copies.items if group == owner.copies.committed]
         if uncommitted:
@@ -77,7 +77,7 @@ class AsyncRaceDetector:
             why = f"ptx.cp_async_wait({last[0]}) at line {last[1]} leaves it under way"
         else:
             why = "no ptx.cp_async_wait has come after it"
-        whose = "its own copy" if owner is thread else f"the copy that {self.who(owner)} started"
+        which_copy = "its own copy" if owner is thread else f"the copy that {self.who(owner)} started"
         advice = f"Put ptx.cp_async_wait(0) and cuda.syncthreads() before line {line}."
         if uncommitted:
             advice = f"Put ptx.cp_async_commit() after line {copy.line}, and a wait that covers it before line {line}."
@@ -86,11 +86,11 @@ class AsyncRaceDetector:
         self.report.race(
             KernelFinding(
                 "race", self.program.name, sorted({copy.line, line}), [owner.where, thread.where], thread.block,
-                seen.name, index,
-                f"race: {self.who(thread)} {verb} {place} at line {line}, and {whose} into it at line {copy.line} "
-                f"(ptx.{copy.name}) may still be under way: {why}. {advice}",
+                observed.name, index,
+                f"race: {self.who(thread)} {verb} {element} at line {line}, and {which_copy} into it at line "
+                f"{copy.line} (ptx.{copy.name}) may still be under way: {why}. {advice}",
             ),
-            (seen.name, frozenset([(copy.line, "copy"), (line, verb)])),
+            (observed.name, frozenset([(copy.line, "copy"), (line, verb)])),
             0 if owner is thread else 1,
         )  # fmt: skip
 
@@ -133,20 +133,20 @@ class AsyncRaceDetector:
         self.unfenced.update(dict.fromkeys(parts, (self.current, line)))
         self.unfenced_by.setdefault(self.current, set()).update(parts)
 
-    def _stores_for_async(self, seen, address, index, line):
+    def _stores_for_async(self, observed, address, index, line):
         """A store to shared memory, in a kernel with wgmma or TMA."""
-        self._leave_unfenced(address, seen.itemsize, line)
-        for part in range(address, address + seen.itemsize, 2):
+        self._leave_unfenced(address, observed.itemsize, line)
+        for part in range(address, address + observed.itemsize, 2):
             if part in self.in_products:
                 name, read, reader = self.in_products[part]
-                place = f"{seen.shown}[{shown_index(index)}]"
+                element = f"{observed.shown}[{shown_index(index)}]"
                 self.report.race(
                     KernelFinding(
                         "race", self.program.name, sorted({read, line}), [reader.where, self.current.where],
-                        self.current.block, seen.name, index,
-                        f"race: {self.who(self.current)} writes {place} at line {line}, and ptx.{name} of line {read} "
-                        "may still read it: no ptx.wgmma_wait has covered it. Put ptx.wgmma_wait(0) (and a barrier) "
-                        f"before line {line}.",
+                        self.current.block, observed.name, index,
+                        f"race: {self.who(self.current)} writes {element} at line {line}, and ptx.{name} of line "
+                        f"{read} may still read it: no ptx.wgmma_wait has covered it. Put ptx.wgmma_wait(0) (and a "
+                        f"barrier) before line {line}.",
                     ),
                     ("product", read, line), 1,
                 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""What an observed launch began with: kept, so that it can be run once more."""
+"""The initial state of an observed launch, kept so that it can be replayed."""
 
 import ctypes
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ KEPT_BYTES = 16 << 20  # of a launch's arrays
 
 @dataclass(frozen=True)
 class KeptArray:
-    """An array argument as it was: a place in one of the kept memories."""
+    """An array argument at the start of the launch: a view of one of the kept memories."""
 
     memory: int
     offset: int
@@ -23,7 +23,7 @@ class KeptArray:
 
 @dataclass(frozen=True)
 class KeptMemory:
-    """One allocation as it was. known, base: as in an Allocation."""
+    """One allocation at the start of the launch. known, base: as in an Allocation."""
 
     content: np.ndarray  # bytes
     known: bool
@@ -36,39 +36,39 @@ class KeptLaunch:
     def __init__(self, function, grid, block, shared_bytes, bound):
         """bound: {parameter: what the observed kernel gets}, before it runs."""
         self.function, self.grid, self.block, self.shared_bytes = function, grid, block, shared_bytes
-        self.memories, self._numbers, self.nbytes = [], {}, None
+        self.memories, self._memory_index, self.nbytes = [], {}, None
         needed = sum(extent(memory.owner)[1] for memory in _memories(bound.values()))
         if needed > KEPT_BYTES:
             self.nbytes = needed
         else:
-            self.args = [self._kept(value) for value in bound.values()]
+            self.args = [self._snapshot(value) for value in bound.values()]
 
-    def _kept(self, value):
+    def _snapshot(self, value):
         if isinstance(value, tuple):
-            return tuple_like(value, map(self._kept, value))
+            return tuple_like(value, map(self._snapshot, value))
         memory = getattr(value, "memory", None)
         if memory is None:
             return value
-        first, size = extent(memory.owner)
-        if id(memory) not in self._numbers:
-            self._numbers[id(memory)] = len(self.memories)
-            content = np.frombuffer((ctypes.c_uint8 * size).from_address(first), np.uint8).copy() if size else (
+        start, size = extent(memory.owner)
+        if id(memory) not in self._memory_index:
+            self._memory_index[id(memory)] = len(self.memories)
+            content = np.frombuffer((ctypes.c_uint8 * size).from_address(start), np.uint8).copy() if size else (
                 np.zeros(0, np.uint8))
             self.memories.append(KeptMemory(content, memory.known, memory.base))
         array = value.array
-        offset = array.__array_interface__["data"][0] - first
-        return KeptArray(self._numbers[id(memory)], offset, array.shape, array.strides, array.dtype)
+        offset = array.__array_interface__["data"][0] - start
+        return KeptArray(self._memory_index[id(memory)], offset, array.shape, array.strides, array.dtype)
 
 
 def _memories(values):
-    found = {}
+    memories = {}
     for value in values:
         for part in value if isinstance(value, tuple) else (value,):
             if isinstance(part, tuple):
-                found.update({id(memory): memory for memory in _memories([part])})
+                memories.update({id(memory): memory for memory in _memories([part])})
             elif hasattr(part, "memory"):
-                found[id(part.memory)] = part.memory
-    return list(found.values())
+                memories[id(part.memory)] = part.memory
+    return list(memories.values())
 
 
 def extent(array):

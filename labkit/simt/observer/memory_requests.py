@@ -8,19 +8,19 @@ SECTOR, LINE, BANKS = 32, 128, 32
 
 
 class RequestCounter:
-    """The part of an observation that puts the accesses of a warp's lanes together and counts what a GPU would move."""
+    """Combine the accesses of a warp's lanes into requests and count what a GPU would move."""
 
     def start_requests(self):
-        self.requests, self.branches = {}, {}  # by warp, instruction and how often it was there
-        self.starts = {}  # (code, offset): the number of its instruction
+        self.requests, self.branches = {}, {}  # by warp, instruction and occurrence
+        self.starts = {}  # (code, offset): the index of its instruction
 
-    def _request(self, kind, seen, address, line, frame, width):
+    def _request(self, kind, observed, address, line, frame, width):
         """This thread's part of a request that the lanes of its warp make together."""
         thread = self.current
-        site = (line, self._instruction(frame), seen.name, kind)
+        site = (line, self._instruction(frame), observed.name, kind)
         count = thread.occurrence[site] = thread.occurrence.get(site, 0) + 1
         key = (thread.warp, site, count)
-        self.requests.setdefault(key, (seen.memory.space, kind, line, width, [], seen.name))[4].append(
+        self.requests.setdefault(key, (observed.memory.space, kind, line, width, [], observed.name))[4].append(
             (thread.linear, address)
         )
 
@@ -34,21 +34,21 @@ class RequestCounter:
         return outcome
 
     def _instruction(self, frame):
-        """The instruction that a frame is at: f_lasti, less what Python's specialised instructions add to it."""
-        place = (id(frame.f_code), frame.f_lasti)
-        found = self.starts.get(place)
-        if found is None:
+        """The index of a frame's current instruction: f_lasti, less what specialised instructions add to it."""
+        location = (id(frame.f_code), frame.f_lasti)
+        instruction = self.starts.get(location)
+        if instruction is None:
             starts = [i.offset for i in dis.get_instructions(frame.f_code)]
-            found = self.starts[place] = bisect.bisect_right(starts, frame.f_lasti)
-        return found
+            instruction = self.starts[location] = bisect.bisect_right(starts, frame.f_lasti)
+        return instruction
 
     def _count_requests(self):
         """Sectors, lines and bank conflicts of each warp's requests: the lanes that make one access together."""
         report = self.report
         for (warp, *_), (space, kind, line, itemsize, accesses, name) in self.requests.items():
             addresses = [address for _, address in accesses]
-            what = "stores" if kind == "store" else "loads" if kind == "load" else "atomics"
-            report.count(f"{space}_{what}", line, len(addresses))
+            plural = "stores" if kind == "store" else "loads" if kind == "load" else "atomics"
+            report.count(f"{space}_{plural}", line, len(addresses))
             report.count("bytes_stored" if kind == "store" else "bytes_loaded", line, len(addresses) * itemsize, space)
             report.count(f"{space}_requests", line)
             if space == "global":
@@ -82,7 +82,7 @@ def bank_conflicts(accesses, width):
         for part in range(steps):
             word = address // 4 + part
             words.setdefault((step, word % BANKS), set()).add(word)
-    most = {}
-    for (step, _), found in words.items():
-        most[step] = max(most.get(step, 0), len(found))
-    return sum(most.values()) - len(most)
+    passes = {}
+    for (step, _), distinct in words.items():
+        passes[step] = max(passes.get(step, 0), len(distinct))
+    return sum(passes.values()) - len(passes)

@@ -1,4 +1,4 @@
-"""A launch in plain Python in which every access is seen: what `observe` runs."""
+"""A launch in plain Python that records every access: what `observe` runs."""
 
 import ast
 import sys
@@ -24,19 +24,19 @@ from labkit.simt.undefined import ToTracked
 
 
 def _literal(node):
-    """The number that an expression of the source is, else None."""
+    """The value of a literal, optionally negated; else None."""
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub) and isinstance(node.operand, ast.Constant):
         return -node.operand.value
     return node.value if isinstance(node, ast.Constant) else None
 
 
-def _same_memory(one, other):
+def _same_memory(a, b):
     keys = ("data", "shape", "strides", "typestr")
-    return all(one.__cuda_array_interface__[k] == other.__cuda_array_interface__[k] for k in keys)
+    return all(a.__cuda_array_interface__[k] == b.__cuda_array_interface__[k] for k in keys)
 
 
 class Observation(RaceDetector, AsyncRaceDetector, RequestCounter, Interpreter):
-    """A launch under observation: the interpreter with every access seen."""
+    """An observed launch: the interpreter, recording every access."""
 
     counts_branches, doing = True, "observed"
 
@@ -63,17 +63,17 @@ class Observation(RaceDetector, AsyncRaceDetector, RequestCounter, Interpreter):
         bodies = [self.program.body, *(device.body for device in self.program.devices.values())]
         nodes = [n for body in bodies for s in body for n in ast.walk(s)]
         self.shown = {n.id: n.shown for n in nodes if isinstance(n, ast.Name) and getattr(n, "shown", None)}
-        self.report.launch = self._kept(bound)
+        self.report.launch = self._snapshot(bound)
         self._run_blocks(bound)
         for memory, address, finding in self.unwritten:
-            if (memory, address) not in self.raced:  # what a race explains is not reported twice
+            if (memory, address) not in self.raced:  # a race already reports these
                 self.report.uninitialized(finding, finding.array, finding.lines[0])
         self._count_requests()
         for device_array, host in copies:
             device_array.copy_to_device(host)
         return self.report
 
-    def _kept(self, bound):
+    def _snapshot(self, bound):
         """What the launch begins with, for Report.play."""
         return KeptLaunch(self.function, self.grid, self.block, self.shared_bytes, bound)
 
@@ -138,10 +138,10 @@ class Observation(RaceDetector, AsyncRaceDetector, RequestCounter, Interpreter):
 
     def _ended(self, shared):
         self.__dict__.pop("dynamic_memory", None)
-        for known in (self.under_way, self.unfenced, self.unfenced_by, self.in_products):
+        for known in (self.in_flight, self.unfenced, self.unfenced_by, self.in_products):
             known.clear()
-        for seen in shared:
-            seen.memory.cells.clear()
+        for observed in shared:
+            observed.memory.cells.clear()
 
     def passed_barrier(self, line):
         self.report.count("barriers", line)
@@ -187,32 +187,32 @@ class Observation(RaceDetector, AsyncRaceDetector, RequestCounter, Interpreter):
             array.name, line, writes=kind != "load",
         )  # fmt: skip
 
-    def widely(self, kind, name, seen, i, count, line, frame):
+    def widely(self, kind, name, observed, i, count, line, frame):
         """One request of the warp, as wide as its elements together; each of them is an access for races."""
         if kind == "copy":
             self.report.used(f"ptx.{name}")
-        memory, kind = seen.memory, "store" if kind == "copy" else kind
+        memory, kind = observed.memory, "store" if kind == "copy" else kind
         if name == "load_nc4":
-            self._promised(seen, i, count, line)
-        first = seen.origin + i * seen.itemsize
-        self._request(kind, seen, first, line, frame, count * seen.itemsize)
+            self._promised(observed, i, count, line)
+        start = observed.origin + i * observed.itemsize
+        self._request(kind, observed, start, line, frame, count * observed.itemsize)
         for k in range(count):
-            address, index = first + k * seen.itemsize, np.unravel_index(i + k, seen.shape)
+            address, index = start + k * observed.itemsize, np.unravel_index(i + k, observed.shape)
             index = tuple(map(int, index))
-            self._race(kind, seen, address, index, line)
+            self._race(kind, observed, address, index, line)
             if kind == "load":
-                self._check_written(seen, address, index, line)
+                self._check_written(observed, address, index, line)
             elif not memory.known:
-                memory.written.update(range(address, address + seen.itemsize))
+                memory.written.update(range(address, address + observed.itemsize))
 
-    def filled(self, seen):
-        if isinstance(seen, SeenLocal):
-            seen.written[...] = True
+    def filled(self, observed):
+        if isinstance(observed, SeenLocal):
+            observed.written[...] = True
             return
-        seen.memory.written.update(range(seen.origin, seen.origin + seen.size * seen.itemsize))
+        observed.memory.written.update(range(observed.origin, observed.origin + observed.size * observed.itemsize))
 
-    def filled_range(self, seen, first, size):
-        seen.memory.written.update(range(first, first + size))
+    def filled_range(self, observed, start, size):
+        observed.memory.written.update(range(start, start + size))
 
     # ---------------- accesses
 
@@ -220,22 +220,26 @@ class Observation(RaceDetector, AsyncRaceDetector, RequestCounter, Interpreter):
         self.undefined[thread] = thread.request[1], op, source
         return undefined_of(super().undefined_lane(op, thread, source, own))
 
-    def stored(self, seen, index, value, frame, does="stores an undefined value in {}"):
-        """A value was stored. An undefined one that reaches memory is a finding; one that nothing uses is none."""
+    def stored(self, observed, index, value, frame, does="stores an undefined value in {}"):
+        """Report a store of an undefined value; one that nothing uses is no finding."""
         if self.undefined and is_undefined(value):
-            self._uses_undefined(does.format(f"{seen.shown}[{shown_index(index)}]"), seen.name, index, frame.f_lineno)
+            self._uses_undefined(
+                does.format(f"{observed.shown}[{shown_index(index)}]"), observed.name, index, frame.f_lineno
+            )
 
-    def undefined_index(self, seen):
-        """An index is undefined, of an element that is read or written."""
-        self._uses_undefined(f"uses an undefined index of {seen.shown}", seen.name, None, self._kernel_line())
+    def undefined_index(self, observed):
+        """Report an undefined index of an element that is read or written."""
+        self._uses_undefined(f"uses an undefined index of {observed.shown}", observed.name, None, self._kernel_line())
 
     def _decide(self, test):
-        """A test decides what this thread does."""
+        """Report an undefined test that decides what this thread does."""
         if is_undefined(test):
             self._uses_undefined("decides by an undefined value", "", None, sys._getframe(1).f_lineno)
         return test
 
     def _uses_undefined(self, does, array, index, line):
+        if not self.undefined:  # of memory that nothing wrote, which was reported where it was read
+            return
         origin, op, lane = next(self.undefined[t] for t in (self.current, *self.undefined) if t in self.undefined)
         thread = self.current
         self.report.uninitialized(
@@ -253,18 +257,18 @@ class Observation(RaceDetector, AsyncRaceDetector, RequestCounter, Interpreter):
             frame = frame.f_back
         return frame.f_lineno
 
-    def access(self, kind, seen, address, index, frame):
-        memory = seen.memory
+    def access(self, kind, observed, address, index, frame):
+        memory = observed.memory
         line = frame.f_lineno
         if memory.space != "local":
-            self._request(kind, seen, address, line, frame, seen.itemsize)
-            self._race(kind, seen, address, index, line)
+            self._request(kind, observed, address, line, frame, observed.itemsize)
+            self._race(kind, observed, address, index, line)
         if kind != "store":
-            self._check_written(seen, address, index, line)
+            self._check_written(observed, address, index, line)
         if kind != "load" and not memory.known:
-            memory.written.update(range(address, address + seen.itemsize))
+            memory.written.update(range(address, address + observed.itemsize))
 
-    def out_of_bounds(self, seen, index, frame, verb):
+    def out_of_bounds(self, observed, index, frame, verb):
         parts = index if isinstance(index, tuple) else (index,)
         thread, line = self.current, frame.f_lineno
         why = ": an unsigned number went below zero" if any(isinstance(p, int) and p >= 1 << 63 for p in parts) else ""
@@ -275,34 +279,34 @@ class Observation(RaceDetector, AsyncRaceDetector, RequestCounter, Interpreter):
                 [line],
                 [thread.where],
                 thread.block,
-                seen.name,
+                observed.name,
                 tuple(parts),
-                f"line {line}: {self.who(thread)} {verb} {seen.shown}[{shown_index(parts)}], outside its shape "
-                f"{seen.shape}{why}.",
+                f"line {line}: {self.who(thread)} {verb} {observed.shown}[{shown_index(parts)}], outside its shape "
+                f"{observed.shape}{why}.",
             ),
-            seen.name,
+            observed.name,
             line,
             writes=verb != "reads",
         )
 
-    def wrapped(self, seen, index):
+    def wrapped(self, observed, index):
         """A negative index counts from the end, as in Numba: what an i - 1 at 0 seldom means. -1 in the source is."""
         thread, line = self.current, self._kernel_line()
         negative = {part for part in index if not isinstance(part, slice) and part is not Ellipsis and part < 0}
         if negative <= self._negative_literals().get(line, set()):
             return
-        place = f"{seen.shown}[{shown_index(index)}]"
+        element = f"{observed.shown}[{shown_index(index)}]"
         self.report.wrapped_index(
             KernelFinding(
-                "warning", self.program.name, [line], [thread.where], thread.block, seen.name, tuple(index),
-                f"line {line}: {self.who(thread)} uses {place}: a negative index counts from the end of the array, "
-                f"whose shape is {seen.shape}.",
+                "warning", self.program.name, [line], [thread.where], thread.block, observed.name, tuple(index),
+                f"line {line}: {self.who(thread)} uses {element}: a negative index counts from the end of the array, "
+                f"whose shape is {observed.shape}.",
             ),
-            seen.name, line,
+            observed.name, line,
         )  # fmt: skip
 
     def _negative_literals(self):
-        """{line: negative numbers that stand there as an index}."""
+        """{line: negative literals used there as an index}."""
         if self.negative_literals is None:
             self.negative_literals = {}
             for node in ast.walk(self.module):
@@ -312,27 +316,27 @@ class Observation(RaceDetector, AsyncRaceDetector, RequestCounter, Interpreter):
                     self.negative_literals.setdefault(node.lineno, set()).update(literals)
         return self.negative_literals
 
-    def unwritten_local(self, seen, index, line):
-        address = seen.memory.start, index
-        self.unwritten.append((seen.memory, address, self._uninitialized(seen, index, line)))
+    def unwritten_local(self, observed, index, line):
+        address = observed.memory.start, index
+        self.unwritten.append((observed.memory, address, self._uninitialized(observed, index, line)))
 
-    def _check_written(self, seen, address, index, line):
-        memory = seen.memory
+    def _check_written(self, observed, address, index, line):
+        memory = observed.memory
         if not memory.known and address not in memory.written:
-            self.unwritten.append((memory, address, self._uninitialized(seen, index, line)))
+            self.unwritten.append((memory, address, self._uninitialized(observed, index, line)))
 
-    def _uninitialized(self, seen, index, line):
+    def _uninitialized(self, observed, index, line):
         thread = self.current
-        place = f"{seen.shown}[{shown_index(index)}]"
+        element = f"{observed.shown}[{shown_index(index)}]"
         kinds = {"shared": "shared memory", "local": "an element of its local array", "global": "fresh device memory"}
-        kind = kinds[seen.memory.space]
+        kind = kinds[observed.memory.space]
         return KernelFinding(
             "uninitialized_read",
             self.program.name,
             [line],
             [thread.where],
             thread.block,
-            seen.name,
+            observed.name,
             index,
-            f"line {line}: {self.who(thread)} reads {place}, {kind} that nothing has written yet.",
+            f"line {line}: {self.who(thread)} reads {element}, {kind} that nothing has written yet.",
         )

@@ -43,8 +43,8 @@ def _blocks(report, asked):
         first = next((f.block for f in report.findings if f.block is not None), 0)
     else:
         parts = asked if isinstance(asked, (tuple, list)) else (asked,)
-        whole = all(isinstance(p, (int, np.integer)) and not isinstance(p, bool) for p in parts)
-        if not whole or not 1 <= len(parts) <= 3:
+        are_integers = all(isinstance(p, (int, np.integer)) and not isinstance(p, bool) for p in parts)
+        if not are_integers or not 1 <= len(parts) <= 3:
             raise TypeError(f"block must be the number of a block, or its (x, y, z), not {asked!r}")
         x, y, z = (*parts, 0, 0)[:3]
         first = x if len(parts) == 1 else x + gx * (y + gy * z)

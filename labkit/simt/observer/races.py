@@ -20,7 +20,7 @@ CONFLICTS = {"load": ("store", "atomic"), "store": ("store", "load", "atomic"), 
 
 
 class RaceDetector:
-    """The part of an observation that compares each access with those of other threads to the same address."""
+    """Compare each access with those of other threads to the same address."""
 
     def start_races(self):
         nodes = [n for s in self.program.body for n in ast.walk(s)]
@@ -34,37 +34,37 @@ class RaceDetector:
         self.narrow_line = None
         loops = [n for n in nodes if is_spin(n)]
         self.flag_lines = {n.lineno for loop in loops for n in ast.walk(loop) if isinstance(n, ast.Subscript)}
-        self.stays = False  # True while a store is looked at that leaves the element as it was
+        self.stays = False  # True while checking a store that does not change the element
         updates = [n for n in nodes if isinstance(n, ast.AugAssign) and isinstance(n.target, ast.Subscript)]
         self.updating = {n.lineno for n in updates}
 
-    def _race(self, kind, seen, address, index, line):
+    def _race(self, kind, observed, address, index, line):
         """Compare with the last accesses of others to this address that nothing has ordered before this one."""
         thread = self.current
-        if self.under_way and (seen.memory, address) in self.under_way:
+        if self.in_flight and (observed.memory, address) in self.in_flight:
             verb = {"load": "reads", "store": "writes", "atomic": "updates"}[kind]
-            self._too_early(seen, address, index, line, verb)
-        if kind != "load" and self.read_only and (seen.memory, address) in self.read_only:
-            flat = np.ravel_multi_index(index, seen.shape)
-            self._broken(seen, flat, thread, line, *self.read_only[seen.memory, address])
-        if self.sees_tiles and kind != "load" and seen.memory.space == "shared":
-            self._stores_for_async(seen, address, index, line)
+            self._too_early(observed, address, index, line, verb)
+        if kind != "load" and self.read_only and (observed.memory, address) in self.read_only:
+            flat = np.ravel_multi_index(index, observed.shape)
+            self._broken(observed, flat, thread, line, *self.read_only[observed.memory, address])
+        if self.sees_tiles and kind != "load" and observed.memory.space == "shared":
+            self._stores_for_async(observed, address, index, line)
         epochs = (thread.epoch, thread.warp_epoch, thread.grid_epoch)
         self.time += 1
         thread.step = self.time
         if self.fenced and kind == "atomic":
-            self._exchange(seen.memory, address)
+            self._exchange(observed.memory, address)
         stays, self.stays = self.stays and kind == "store", False
         visited = thread.visited.get(line)
         if visited is None or visited[0] != epochs:
             thread.visited[line] = (epochs, thread.step, visited is not None)
         mine = (thread, epochs, kind, line, thread.step)
-        cell = self._cell(seen.memory, address)
+        cell = self._cell(observed.memory, address)
         for entry in [e for k in CONFLICTS[kind] for e in cell[k]]:
             other = entry[0]
             if other is not thread and not self._ordered(entry, thread):
-                self.raced.add((seen.memory, address))
-                self._report_race(seen, index, entry, mine, self._is_benign(cell, kind, entry, thread, stays))
+                self.raced.add((observed.memory, address))
+                self._report_race(observed, index, entry, mine, self._is_benign(cell, kind, entry, thread, stays))
                 break
         if kind != "load" and not stays:
             cell["change"] = mine
@@ -76,7 +76,7 @@ class RaceDetector:
             return False
         if kind == "store":
             return stays
-        change = cell["change"]  # the last that another value came with
+        change = cell["change"]  # the last access that changed the value
         return change is None or change[0] is thread or self._ordered(change, thread)
 
     def fence(self, scope):
@@ -107,7 +107,7 @@ class RaceDetector:
         return cell
 
     def _record(self, kind, memory, address, line):
-        """An access that was looked at before; from here on it counts as made now, at this line."""
+        """Record an access that was checked before; from here on it counts as made now, at this line."""
         thread = self.current
         self.time += 1
         thread.step = self.time
@@ -117,20 +117,20 @@ class RaceDetector:
 
     @staticmethod
     def _keep(cell, kind, mine):
-        before, thread = cell[kind], mine[0]
-        if not before or (len(before) == 1 and before[0][0] is thread):
+        previous, thread = cell[kind], mine[0]
+        if not previous or (len(previous) == 1 and previous[0][0] is thread):
             cell[kind] = [mine]
             return
         # the last two of this warp, of other warps and of other blocks are enough to find any later conflict
         warp, block, blocks = [], [], []
-        for entry in before:
+        for entry in previous:
             other = entry[0]
             if other is not thread:
                 (warp if other.warp == thread.warp else block if other.block == thread.block else blocks).append(entry)
         cell[kind] = [*blocks[-2:], *block[-2:], *warp[-1:], mine]
 
     def _ordered(self, entry, thread):
-        """True if something makes this earlier access come before what the thread does now."""
+        """True if this earlier access happens before what the thread does now."""
         other, epochs, _, _, step = entry
         if other.block != thread.block:
             return epochs[2] != thread.grid_epoch or step < self._known_until(thread.block, other.block)
@@ -144,20 +144,20 @@ class RaceDetector:
         return self.known.get(who, {}).get(group, 0) if self.fenced else 0
 
     @staticmethod
-    def _came_before(line, entry):
+    def _visited_before(line, entry):
         """True if the thread of this access had been at that line since the last barrier."""
         thread, epochs, _, _, step = entry
         visited = thread.visited.get(line)
         return visited is not None and visited[0] == epochs and visited[1] < step
 
-    def _report_race(self, seen, index, first, second, benign=False):
+    def _report_race(self, observed, index, first, second, benign=False):
         narrow = first[4] < self._known_until(second[0].block, ("narrow", first[0].block))
         # in the program's order, which in a loop need not be that of the lines
-        forth, back = self._came_before(first[3], second), self._came_before(second[3], first)
+        forth, back = self._visited_before(first[3], second), self._visited_before(second[3], first)
         if (back and not forth) or (forth == back and first[3] > second[3]):
             first, second = second, first
         (a, _, a_kind, a_line, _), (b, _, b_kind, b_line, _) = first, second
-        place = f"{seen.shown}[{shown_index(index)}]"
+        element = f"{observed.shown}[{shown_index(index)}]"
         verb = {"load": "reads", "store": "writes", "atomic": "updates"}
         reach = 2 if a.block != b.block else 1 if a.warp != b.warp else 0
         updates = a_line == b_line and a_line in self.updating
@@ -200,17 +200,17 @@ class RaceDetector:
             advice = f"Put cuda.syncthreads() between line {a_line} and line {b_line}."
         if reach == 0 and "Put cuda.syncthreads()" in advice:
             advice += " These threads are of one warp: for them cuda.syncwarp() is enough."
-        rest = "and blocks run in any order" if reach == 2 else "with no barrier between them"
+        order_note = "and blocks run in any order" if reach == 2 else "with no barrier between them"
         line = f"it at line {b_line}" if a_line != b_line else "it at the same line"
         name = "benign race" if benign else "race"
         self.report.race(
             KernelFinding(
                 name.replace(" ", "_"), self.program.name, sorted({a_line, b_line}), [a.where, b.where], b.block,
-                seen.name, index,
-                f"{name}: {self.who(a)} {verb[a_kind]} {place} at line {a_line}, and {self.who(b)} {verb[b_kind]} "
-                f"{line}, {rest}. {advice}",
+                observed.name, index,
+                f"{name}: {self.who(a)} {verb[a_kind]} {element} at line {a_line}, and {self.who(b)} {verb[b_kind]} "
+                f"{line}, {order_note}. {advice}",
             ),
-            (seen.name, frozenset([(a_line, a_kind), (b_line, b_kind)])),
+            (observed.name, frozenset([(a_line, a_kind), (b_line, b_kind)])),
             reach,
         )  # fmt: skip
 
@@ -221,7 +221,7 @@ def _has_fences(program):
     return any(isinstance(n, ast.Name) and n.id == "_fence" for body in bodies for s in body for n in ast.walk(s))
 
 
-def _learn(known, more):
-    for group, until in more.items():
+def _learn(known, released):
+    for group, until in released.items():
         if known.get(group, 0) < until:
             known[group] = until

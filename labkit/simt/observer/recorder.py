@@ -1,4 +1,4 @@
-"""A launch run once more as a GPU would, statement by statement, and recorded: what `Report.play` shows.
+"""Replay a launch as a GPU would run it, statement by statement, and record it for `Report.play`.
 
 `observe` runs a thread up to its next barrier, then the next thread. Here the lanes of a warp go in lockstep. Where
 they have diverged, those that are furthest behind in the source go first, so that they meet again after a branch or a
@@ -21,8 +21,8 @@ from labkit.simt.observer.report import Report
 from labkit.simt.observer.seen_arrays import Allocation, SeenArray
 
 MOST_STEPS = 12_000  # that are recorded; of several blocks together
-ALONE = 1_000  # steps of a warp after which lanes that were left behind get a turn: they may hold what it waits for
-COMPARED_BYTES = 1 << 18  # global arrays up to this size are looked at for writes that no thread made
+ALONE = 1_000  # steps of a warp after which lanes that were left behind get a turn: the others may wait for them
+COMPARED_BYTES = 1 << 18  # global arrays up to this size are checked for writes that no thread made
 # kinds of steps
 STATEMENT, BARRIER, COLLECTIVE, MEMORY = range(4)
 VERBS = {"load": "reads", "store": "writes", "atomic": "updates"}
@@ -47,7 +47,7 @@ class Request:
 @dataclass
 class Step:
     """What a warp does between two points: a statement, by the lanes of `mask`. A BARRIER is passed by the block, a
-    COLLECTIVE by lanes of a warp; in MEMORY is what others wrote meanwhile: other blocks, asynchronous copies.
+    COLLECTIVE by lanes of a warp; MEMORY holds what others wrote meanwhile: other blocks, asynchronous copies.
 
     waits, ended: lanes that wait after it, and that have ended. values: {array: [(element, value)]} of what was written
     """
@@ -66,7 +66,7 @@ class Step:
 
 @dataclass
 class Side:
-    """One of the accesses that make a fault: a thread (its number in the block), its line, and the step, if recorded.
+    """One of the accesses that make a fault: a thread (its index in the block), its line, and the step, if recorded.
 
     index: of the element, where it is outside the array."""
 
@@ -91,7 +91,7 @@ class BlockTrace:
     block: int
     steps: list = field(default_factory=list)
     changed: dict = field(default_factory=dict)
-    is_whole: bool = True
+    is_complete: bool = True
     live: dict = field(default_factory=dict)
     shadows: dict = field(default_factory=dict)
     last_line: dict = field(default_factory=dict)
@@ -124,7 +124,7 @@ class SeenMemory:
 
 
 class RecordedReport(Report):
-    """A report whose findings know both sides of what they are about."""
+    """A report whose findings also have `sides`, the accesses that make the fault."""
 
     sides = ()
 
@@ -138,61 +138,62 @@ class RecordedReport(Report):
 
 
 class Recording(Observation):
-    """A kept launch, run in lockstep. blocks: the numbers of those that are recorded, the most wanted first."""
+    """Replay a kept launch in lockstep. blocks: indices of the blocks to record, the first to show in front."""
 
     marks_statements, doing = True, "recorded"
 
-    def __init__(self, kept, blocks):
-        super().__init__(kept.function, kept.grid, kept.block, kept.shared_bytes, kept.args)
-        self.report = RecordedReport(self.program.name, self.program.filename, kept.grid, kept.block)
-        self.kept, self.wanted = kept, list(blocks)
-        self.owners = [(Allocation("global", m.content.copy(), m.known, m.base)) for m in kept.memories]
-        self.arrays, self.live, self.accesses, self.raced_at = {}, {}, {}, 0
+    def __init__(self, launch, blocks):
+        super().__init__(launch.function, launch.grid, launch.block, launch.shared_bytes, launch.args)
+        self.report = RecordedReport(self.program.name, self.program.filename, launch.grid, launch.block)
+        self.launch, self.block_ids = launch, list(blocks)
+        self.owners = [(Allocation("global", m.content.copy(), m.known, m.base)) for m in launch.memories]
+        self.arrays, self.live, self.accesses, self.race_address = {}, {}, {}, 0
         self.traces, self.trace, self.step, self.round, self.stopped = {}, None, None, 0, ""
-        self.place_at = {}  # the race detector's time: (block, number of the step)
+        self.step_at = {}  # the race detector's time: (block, index of the step)
 
     def record(self):
         try:
             self.run()
         except KernelError as error:  # what a race has led to, in this order of the threads
             self.stopped = str(error)
-        first = self.wanted[0]
-        self.traces = {b: trace for b, trace in sorted(self.traces.items()) if trace.is_whole or b == first}
+        first = self.block_ids[0]
+        self.traces = {b: trace for b, trace in sorted(self.traces.items()) if trace.is_complete or b == first}
         return self
 
     # ---------------- memory
 
-    def _kept(self, bound):
-        return self.kept
+    def _snapshot(self, bound):
+        return self.launch
 
     def _argument(self, name, value):
         if not isinstance(value, KeptArray):
             return super()._argument(name, value)
         memory = self.owners[value.memory]
         array = np.ndarray(value.shape, value.dtype, memory.owner, value.offset, value.strides)
-        return self._met(SeenArray(self, memory, array, name))
+        return self._register(SeenArray(self, memory, array, name))
 
     def _constant(self, name, array):
-        return self._met(super()._constant(name, array))
+        return self._register(super()._constant(name, array))
 
     def _shared(self, declaration):
-        return self._met(super()._shared(declaration))
+        return self._register(super()._shared(declaration))
 
-    def _met(self, seen):
-        if seen.name not in self.arrays:
-            initial = seen.array.copy() if seen.memory.known else None
-            self.arrays[seen.name] = SeenMemory(
-                seen.name, seen.memory.space, seen.shape, seen.strides, seen.dtype, seen.origin, initial)
-        self.live[seen.name] = seen.array
-        return seen
+    def _register(self, observed):
+        if observed.name not in self.arrays:
+            initial = observed.array.copy() if observed.memory.known else None
+            self.arrays[observed.name] = SeenMemory(
+                observed.name, observed.memory.space, observed.shape, observed.strides, observed.dtype,
+                observed.origin, initial)
+        self.live[observed.name] = observed.array
+        return observed
 
     def _changes(self, name):
         """Return (elements, values) changed in an array since the trace last saw it, and record them in the trace."""
         array, shadow = np.ascontiguousarray(self.trace.live[name]), self.trace.shadows[name]
         if not array.size or array.dtype.hasobject:
             return [], []
-        before, now = (a.reshape(-1).view(np.uint8).reshape(a.size, -1) for a in (shadow, array))
-        elements = np.flatnonzero((before != now).any(axis=1))
+        previous, now = (a.reshape(-1).view(np.uint8).reshape(a.size, -1) for a in (shadow, array))
+        elements = np.flatnonzero((previous != now).any(axis=1))
         values = array.reshape(-1)[elements]
         shadow.reshape(-1)[elements] = values
         return elements.tolist(), values.tolist()
@@ -226,19 +227,19 @@ class Recording(Observation):
                 going |= self._turn(w, lanes, ahead)
 
     def _record_block(self, b):
-        """Begin to record a block, or go on with it after a barrier."""
+        """Start recording a block, or continue after a barrier."""
         self.trace = trace = self.traces.get(b)
-        if b in self.wanted and trace is None:
+        if b in self.block_ids and trace is None:
             self.trace = trace = self.traces[b] = BlockTrace(b)
             trace.live = dict(self.live)
             trace.shadows = {name: self._known(name) for name in trace.live}
-            trace.changed = {name: found for name in trace.live if (found := self._changes(name))[0]}
+            trace.changed = {name: changes for name in trace.live if (changes := self._changes(name))[0]}
         elif trace is not None:
-            found = {name: list(zip(*self._changes(name), strict=True)) for name, array in trace.live.items()
+            changes = {name: list(zip(*self._changes(name), strict=True)) for name, array in trace.live.items()
                      if self.arrays[name].space == "shared" or array.nbytes <= COMPARED_BYTES}  # fmt: skip
-            found = {name: values for name, values in found.items() if values}
-            if found and self._begin(MEMORY, 0, trace.last_line.get(0, self.program.line), []):
-                self.step.values, self.step = found, None
+            changes = {name: values for name, values in changes.items() if values}
+            if changes and self._begin(MEMORY, 0, trace.last_line.get(0, self.program.line), []):
+                self.step.values, self.step = changes, None
 
     def _turn(self, w, lanes, ahead):
         """One step of a warp. False if no lane of it can go on."""
@@ -254,12 +255,12 @@ class Recording(Observation):
         line = group[0].request[2]
         self._begin(STATEMENT, w, line, group)
         while True:
-            number = group[0].request[1]
+            statement_id = group[0].request[1]
             for t in group:
                 self._statement(t)
             requests = {t.request and t.request[:4] for t in group}
             request = requests.pop()
-            if requests or not request or request[0] != MARK or request[1] <= number or request[2] != line:
+            if requests or not request or request[0] != MARK or request[1] <= statement_id or request[2] != line:
                 break
         self._end(group)
         return True
@@ -282,18 +283,18 @@ class Recording(Observation):
 
     def _statement(self, thread):
         """Advance a thread to its next mark. A loop's first pass belongs to the step of its header."""
-        number, again = thread.request[1], thread.request[3]
+        statement_id, again = thread.request[1], thread.request[3]
         self._advance(thread)
         request = thread.request
-        if request and request[0] == MARK and request[3] and request[1] == number and not again:
+        if request and request[0] == MARK and request[3] and request[1] == statement_id and not again:
             self._advance(thread)
 
     def _begin(self, kind, warp, line, threads, name=""):
         """False if this step is not recorded."""
-        if self.trace is None or not self.trace.is_whole:
+        if self.trace is None or not self.trace.is_complete:
             return False
-        if len(self.trace.steps) >= MOST_STEPS // (1 if self.trace.block == self.wanted[0] else len(self.wanted)):
-            self.trace.is_whole = False
+        if len(self.trace.steps) >= MOST_STEPS // (1 if self.trace.block == self.block_ids[0] else len(self.block_ids)):
+            self.trace.is_complete = False
             return False
         self.step = Step(kind, self.round, warp, line, sum(1 << t.linear % 32 for t in threads), name)
         self.accesses = {}
@@ -316,11 +317,11 @@ class Recording(Observation):
                 step.requests.append(Request(kind, name, [lane for lane, _ in accesses], [0] * len(accesses), 1, 0))
                 continue
             known = self.arrays[name]
-            places = [(lane, address, known.element(address)) for lane, address in accesses]
-            places = [place for place in places if place[2] is not None]
-            if not places:
+            in_bounds = [(lane, address, known.element(address)) for lane, address in accesses]
+            in_bounds = [location for location in in_bounds if location[2] is not None]
+            if not in_bounds:
                 continue
-            lanes, addresses, elements = map(list, zip(*places, strict=True))
+            lanes, addresses, elements = map(list, zip(*in_bounds, strict=True))
             if known.space == "global":
                 cost = len({s for a in addresses for s in range(a // SECTOR, (a + size - 1) // SECTOR + 1)})
             else:
@@ -333,7 +334,7 @@ class Recording(Observation):
                 for k in (k for e in elements for k in range(e, min(e + width, shadow.size))):
                     shadow[k] = array[k]
                     written[k] = array[k].item()
-        step.values = {name: list(found.items()) for name, found in step.values.items()}
+        step.values = {name: list(changes.items()) for name, changes in step.values.items()}
 
     def passed_barrier(self, line):
         super().passed_barrier(line)
@@ -344,80 +345,82 @@ class Recording(Observation):
 
     # ---------------- what happens in a step
 
-    def access(self, kind, seen, address, index, frame):
-        super().access(kind, seen, address, index, frame)
-        if seen.memory.space != "local":
-            self._noted(kind, seen, address, frame, seen.itemsize)
+    def access(self, kind, observed, address, index, frame):
+        super().access(kind, observed, address, index, frame)
+        if observed.memory.space != "local":
+            self._note_access(kind, observed, address, frame, observed.itemsize)
 
-    def widely(self, kind, name, seen, i, count, line, frame):
-        super().widely(kind, name, seen, i, count, line, frame)
-        if seen.memory.space != "local":
+    def widely(self, kind, name, observed, i, count, line, frame):
+        super().widely(kind, name, observed, i, count, line, frame)
+        if observed.memory.space != "local":
             kind = "store" if kind == "copy" else kind
-            self._noted(kind, seen, seen.origin + i * seen.itemsize, frame, count * seen.itemsize)
+            self._note_access(kind, observed, observed.origin + i * observed.itemsize, frame, count * observed.itemsize)
 
-    def _noted(self, kind, seen, address, frame, size):
-        if self.step is None or seen.name not in self.arrays:
+    def _note_access(self, kind, observed, address, frame, size):
+        if self.step is None or observed.name not in self.arrays:
             return
         lane = self.current.linear % 32
-        site, count = (kind, seen.name, size, id(frame.f_code), self._instruction(frame)), 0
+        site, count = (kind, observed.name, size, id(frame.f_code), self._instruction(frame)), 0
         while any(lane == other for other, _ in self.accesses.get((*site, count), ())[-1:]):
             count += 1
         self.accesses.setdefault((*site, count), []).append((lane, address))
 
     # ---------------- both sides of a fault
 
-    def _here(self):
+    def _current_step(self):
         return (self.trace.block, len(self.trace.steps) - 1) if self.step is not None else (self.current.block, None)
 
-    def _side(self, thread, line, verb, place, **more):
-        return Side(thread.block, thread.linear, line, verb, place[1], **more)
+    def _side(self, thread, line, verb, location, **more):
+        return Side(thread.block, thread.linear, line, verb, location[1], **more)
 
-    def _race(self, kind, seen, address, index, line):
-        self.place_at[self.time + 1] = here = self._here()
-        element = self._element(seen, address)
-        self.report.sides = (self._side(self.current, line, VERBS[kind], here, array=seen.name, element=element),)
-        self.raced_at = address
-        super()._race(kind, seen, address, index, line)
+    def _race(self, kind, observed, address, index, line):
+        self.step_at[self.time + 1] = current = self._current_step()
+        element = self._element(observed, address)
+        self.report.sides = (
+            self._side(self.current, line, VERBS[kind], current, array=observed.name, element=element),
+        )
+        self.race_address = address
+        super()._race(kind, observed, address, index, line)
         self.report.sides = ()
 
-    def _element(self, seen, address):
-        return self.arrays[seen.name].element(address) if seen.name in self.arrays else None
+    def _element(self, observed, address):
+        return self.arrays[observed.name].element(address) if observed.name in self.arrays else None
 
-    def _report_race(self, seen, index, first, second, benign=False):
+    def _report_race(self, observed, index, first, second, benign=False):
         """Of several earlier accesses that race with this one, that of the thread that is furthest away is shown."""
         thread, _, kind, _, _ = second
-        cell = self._cell(seen.memory, self.raced_at)
+        cell = self._cell(observed.memory, self.race_address)
         others = [entry for k in CONFLICTS[kind] for entry in cell[k]
                   if entry[0] is not thread and not self._ordered(entry, thread)]
         first = max(others, key=lambda entry: (entry[0].block != thread.block, entry[0].warp != thread.warp),
                     default=first)
         element = self.report.sides[0].element
-        sides = [self._side(thread, line, VERBS[kind], self.place_at.get(time, (None, None)), array=seen.name,
+        sides = [self._side(thread, line, VERBS[kind], self.step_at.get(time, (None, None)), array=observed.name,
                             element=element) for thread, _, kind, line, time in (first, second)]
         self.report.sides = tuple(sides)
-        super()._report_race(seen, index, first, second, benign)
+        super()._report_race(observed, index, first, second, benign)
 
-    def out_of_bounds(self, seen, index, frame, verb):
+    def out_of_bounds(self, observed, index, frame, verb):
         parts = index if isinstance(index, tuple) else (index,)
         index = tuple(int(p) for p in parts) if all(isinstance(p, int) for p in parts) else None
-        self.report.sides = (self._side(self.current, frame.f_lineno, verb, self._here(), array=seen.name,
+        self.report.sides = (self._side(self.current, frame.f_lineno, verb, self._current_step(), array=observed.name,
                                         index=index),)
-        super().out_of_bounds(seen, parts, frame, verb)
+        super().out_of_bounds(observed, parts, frame, verb)
         self.report.sides = ()
-        self._noted("outside", seen, 0, frame, seen.itemsize)
+        self._note_access("outside", observed, 0, frame, observed.itemsize)
 
     def _beyond(self, kind, name, array, i, count, line, frame):
-        self.report.sides = (self._side(self.current, line, VERBS.get(kind, "writes"), self._here(), array=array.name,
-                                        index=(i,)),)
+        self.report.sides = (self._side(self.current, line, VERBS.get(kind, "writes"), self._current_step(),
+                                        array=array.name, index=(i,)),)
         super()._beyond(kind, name, array, i, count, line, frame)
         self.report.sides = ()
-        self._noted("outside", array, 0, frame, array.itemsize)
+        self._note_access("outside", array, 0, frame, array.itemsize)
 
-    def _uninitialized(self, seen, index, line):
-        finding = super()._uninitialized(seen, index, line)
-        address = seen.origin + sum(i * stride for i, stride in zip(index, seen.strides, strict=True))
-        finding.sides = (self._side(self.current, line, "reads", self._here(), array=seen.name,
-                                    element=self._element(seen, address)),)
+    def _uninitialized(self, observed, index, line):
+        finding = super()._uninitialized(observed, index, line)
+        address = observed.origin + sum(i * stride for i, stride in zip(index, observed.strides, strict=True))
+        finding.sides = (self._side(self.current, line, "reads", self._current_step(), array=observed.name,
+                                    element=self._element(observed, address)),)
         return finding
 
     def stuck(self, kind, line, thread, op, sentence, lines=(), others=(), index=None, block=None):
@@ -426,7 +429,7 @@ class Recording(Observation):
         going = super().stuck(kind, line, thread, op, sentence, lines, others, index, block)
         sides = [Side(b, thread.linear, line, f"waits in {full_name(op)}()", last)] if thread else []
         for t in others[:1]:
-            where = t.request[1] if t.request else self.program.line
-            sides.append(Side(b, t.linear, where, "waits elsewhere" if t.request else "has ended", last))
+            waiting_line = t.request[1] if t.request else self.program.line
+            sides.append(Side(b, t.linear, waiting_line, "waits elsewhere" if t.request else "has ended", last))
         self.report.divergent_barriers[-1].sides = tuple(sides)
         return going

@@ -162,13 +162,13 @@ class Report:
         """The report as plain Python objects, for tools."""
         kinds = ("races", "out_of_bounds_writes", "out_of_bounds_reads", "divergent_barriers", "uninitialized_reads",
                  "benign_races", "warnings")  # fmt: skip
-        found = {kind: [asdict(f) | {"text": str(f)} for f in getattr(self, kind)] for kind in kinds}
+        by_kind = {kind: [asdict(f) | {"text": str(f)} for f in getattr(self, kind)] for kind in kinds}
         return {
             "kernel": self.kernel,
             "grid": list(self.grid),
             "block": list(self.block),
             "ok": self.ok,
-            **found,
+            **by_kind,
             "counts": self.counts,
             "coalescing": self.coalescing,
             "lines": {str(line): counts for line, counts in sorted(self.lines.items())},
@@ -280,8 +280,8 @@ class Report:
         return self.player(self, block)
 
 
-def _counted(number, noun):
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+def _counted(count, noun):
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
 def _text(value):

@@ -1,4 +1,4 @@
-"""Arrays whose loads and stores are seen: what an observed kernel gets in place of its arrays."""
+"""Arrays that record their loads and stores: an observed kernel gets these instead of its arrays."""
 
 import operator
 import sys
@@ -23,7 +23,7 @@ def _index(part):
 
 
 class Allocation:
-    """One allocation: what was written, who touched what last."""
+    """One allocation: the written addresses, and the last accesses to each."""
 
     def __init__(self, space, array, known, base=0):
         self.space, self.base, self.owner = space, base, array
@@ -65,7 +65,7 @@ class SeenArray:
     # ---------------- views
 
     def _part(self, take, shown):
-        """The view `take(self.array)`, seen as this array is."""
+        """The view `take(self.array)`, recorded like this array."""
         return SeenArray(self.observation, self.memory, take(self.array), self.name, shown)
 
     @property
@@ -110,7 +110,7 @@ class SeenArray:
 
     # ---------------- elements
 
-    def _place(self, index):
+    def _locate(self, index):
         """(byte address, index) of an element; (None, None) for a view; (-1, index) out of bounds."""
         parts = index if type(index) is tuple else (index,)
         if len(parts) != self.ndim:
@@ -124,8 +124,8 @@ class SeenArray:
                     self.observation.undefined_index(self)
                 part = _index(part)
             if not -length <= part < length:
-                whole = not any(isinstance(p, slice) or p is Ellipsis for p in parts)
-                return (-1, parts) if whole else (None, None)
+                is_element = not any(isinstance(p, slice) or p is Ellipsis for p in parts)
+                return (-1, parts) if is_element else (None, None)
             if part < 0:
                 self.observation.wrapped(self, parts)
                 part += length
@@ -142,27 +142,27 @@ class SeenArray:
             yield self._load(k, frame)
 
     def _load(self, index, frame):
-        address, plain = self._place(index)
+        address, plain = self._locate(index)
         if address is None:
             return self._view(index, frame, "reads")
         if address < 0:
             self.observation.out_of_bounds(self, plain, frame, "reads")
             if self.dtype.names:
                 return SeenRecord(self._nowhere((slice(None),) * self.ndim), (0,) * self.ndim)
-            return self._number(self.dtype.type(0))
+            return self._as_scalar(self.dtype.type(0))
         if self.dtype.names:
             return SeenRecord(self, plain)
         return self._load_element(address, plain, frame)
 
     def _load_element(self, address, plain, frame):
         self.observation.access("load", self, address, plain, frame)
-        return self._number(self.array[plain])
+        return self._as_scalar(self.array[plain])
 
     def __setitem__(self, index, value):
         self._store(index, value, sys._getframe(1))
 
     def _store(self, index, value, frame):
-        address, plain = self._place(index)
+        address, plain = self._locate(index)
         if address is None:
             self._view(index, frame, "writes")._fill(value, frame)
         elif address < 0:
@@ -190,28 +190,28 @@ class SeenArray:
         except (OverflowError, ValueError):
             self.array[plain] = converter(self.dtype)(value)
 
-    def _number(self, value):
+    def _as_scalar(self, value):
         kind = self.dtype.kind
         if kind in "iu":
             return self.convert(int(value))
         return bool(value) if kind == "b" else value
 
     def atomic(self, op, index, value, extra, frame):
-        address, plain = self._place(index)
+        address, plain = self._locate(index)
         if address is None or address < 0:
             self.observation.out_of_bounds(self, index, frame, "updates")
-            return self._number(self.dtype.type(0))
+            return self._as_scalar(self.dtype.type(0))
         for given in (value, extra):
             self.observation.stored(self, plain, given, frame, "updates {} with an undefined value")
         self.observation.access("atomic", self, address, plain, frame)
-        old = self._number(self.array[plain])
+        old = self._as_scalar(self.array[plain])
         self._write(plain, new_value(op, old, value, extra))
         return old
 
     # ---------------- all elements
 
     def sum(self):
-        frame, total = sys._getframe(1), self._number(self.dtype.type(0))
+        frame, total = sys._getframe(1), self._as_scalar(self.dtype.type(0))
         for position in np.ndindex(self.shape):
             total += self._load(position, frame)
         return total
@@ -236,24 +236,24 @@ for _name in ("lt", "le", "eq", "ne", "gt", "ge", "neg", "invert", "abs", "bool"
 
 
 class SeenNowhere(SeenArray):
-    """A view that is out of bounds, or a part of one: zeros. An index into it was wrong before."""
+    """A view that is out of bounds, or a part of one: zeros. The index that led to it has been reported."""
 
     def _part(self, take, shown):
         array = take(self.array)
         return SeenNowhere(self.observation, self.memory, array, self.name, shown)
 
     def _load_element(self, address, plain, frame):
-        return self._number(self.dtype.type(0))
+        return self._as_scalar(self.dtype.type(0))
 
     def _store_element(self, address, plain, value, frame):
         pass
 
     def atomic(self, op, index, value, extra, frame):
-        return self._number(self.dtype.type(0))
+        return self._as_scalar(self.dtype.type(0))
 
 
 class SeenLocal(SeenArray):
-    """An array of one thread: no race, no request. Only its bounds are looked at, and what was never written.
+    """An array of one thread: no races, no requests. Only bounds and reads of unwritten elements are checked.
 
     written: True for each element that was.
     """
@@ -266,7 +266,7 @@ class SeenLocal(SeenArray):
         return SeenLocal(self.observation, self.memory, take(self.array), self.name, shown, take(self.written))
 
     def view(self, dtype):
-        self.written[...] = True  # which bytes of other elements were written is not kept
+        self.written[...] = True  # which bytes were written is not tracked across dtypes
         array = self.array.view(getattr(dtype, "dtype", dtype))
         written = np.ones(array.shape, bool)
         return SeenLocal(self.observation, self.memory, array, self.name, self.shown, written)
@@ -274,7 +274,7 @@ class SeenLocal(SeenArray):
     def _load_element(self, address, plain, frame):
         if not self.written[plain]:
             self.observation.unwritten_local(self, plain, frame.f_lineno)
-        return self._number(self.array[plain])
+        return self._as_scalar(self.array[plain])
 
     def _store_element(self, address, plain, value, frame):
         self.written[plain] = True

@@ -39,7 +39,7 @@ def encoded(recording, report):
         "arrays": encoder.arrays,
         "names": encoder.names,
         "blocks": encoder.blocks,
-        "first": next((k for k, b in enumerate(encoder.blocks) if b["number"] == recording.wanted[0]), 0),
+        "first": next((k for k, b in enumerate(encoder.blocks) if b["number"] == recording.block_ids[0]), 0),
         "findings": [encoder.finding(finding) for finding in findings],
         "notes": _notes(recording, encoder),
     }
@@ -56,7 +56,7 @@ def _notes(recording, encoder):
         which = f"block {encoder.blocks[0]['label']} is" if one else f"{len(encoder.blocks)} blocks are"
         notes.append(f"Of the {recording.blocks:,} blocks of this launch, {which} recorded.")
     for trace in recording.traces.values():
-        if not trace.is_whole:
+        if not trace.is_complete:
             notes.append(f"Only the first {len(trace.steps):,} steps are recorded.")
     if recording.stopped:
         notes.append(f"The launch was stopped: {recording.stopped}.")
@@ -67,13 +67,13 @@ def _notes(recording, encoder):
 
 
 class Stream:
-    """Bytes that numbers are written to."""
+    """A byte buffer of varints."""
 
     def __init__(self):
         self.bytes = bytearray()
 
-    def unsigned(self, *numbers):
-        for n in numbers:
+    def unsigned(self, *values):
+        for n in values:
             while n > 0x7F:
                 self.bytes.append(n & 0x7F | 0x80)
                 n >>= 7
@@ -82,12 +82,12 @@ class Stream:
     def signed(self, n):
         self.unsigned(2 * n if n >= 0 else -2 * n - 1)
 
-    def runs(self, numbers, last):
-        """The numbers as differences; returns the last one."""
+    def runs(self, values, last):
+        """Write the values as run-length coded differences; return the last value."""
         k = 0
         previous = last
         differences = []
-        for n in numbers:
+        for n in values:
             differences.append(n - previous)
             previous = n
         while k < len(differences):
@@ -110,7 +110,7 @@ class _Encoder:
         self.source, self.rows = _source(recording)
         touched = _touched(recording)
         shown = [known for name, known in recording.arrays.items() if name in touched or known.space == "shared"]
-        self.numbers = {known.name: k for k, known in enumerate(shown)}
+        self.array_ids = {known.name: k for k, known in enumerate(shown)}
         self.arrays = [self._array(known, touched.get(known.name)) for known in shown]
         self.blocks = [self._block(trace) for trace in recording.traces.values()]
 
@@ -140,7 +140,7 @@ class _Encoder:
     def finding(self, finding):
         sides = []
         for side in getattr(finding, "sides", ()):
-            array = self.numbers.get(side.array, -1)
+            array = self.array_ids.get(side.array, -1)
             sides.append({"block": side.block, "thread": side.thread, "row": self.rows.get(side.line, -1),
                           "line": side.line, "verb": side.verb, "step": side.step, "array": array,
                           "element": side.element, "index": None if side.index is None else list(side.index)})
@@ -163,7 +163,7 @@ class _Encoder:
             stream.signed(step.warp - warp)
             stream.signed(row - lines.get(step.warp, 0))
             optional = ((has[2], step.mask), (has[3], step.waits), (has[4], step.ended), (has[5], name))
-            stream.unsigned(*(value for given, value in optional if given))
+            stream.unsigned(*(value for present, value in optional if present))
             if step.requests:
                 stream.unsigned(len(step.requests))
                 for request in step.requests:
@@ -171,11 +171,11 @@ class _Encoder:
             if step.values:
                 stream.unsigned(len(step.values))
                 for array, pairs in step.values.items():
-                    number = self.numbers.get(array, 0)
+                    array_id = self.array_ids.get(array, 0)
                     elements = [element for element, _ in pairs]
-                    stream.unsigned(number, len(elements))
-                    last[number] = stream.runs(elements, last.get(number, 0))
-                    columns.setdefault(number, []).extend(value for _, value in pairs)
+                    stream.unsigned(array_id, len(elements))
+                    last[array_id] = stream.runs(elements, last.get(array_id, 0))
+                    columns.setdefault(array_id, []).extend(value for _, value in pairs)
             warp, round_, masks[step.warp], lines[step.warp] = step.warp, step.round, step.mask, row
         gx, gy, _ = self.recording.grid
         b = trace.block
@@ -183,29 +183,29 @@ class _Encoder:
         return {
             "number": b, "label": label, "steps": len(trace.steps), "stream": _base64(stream.bytes),
             "values": {str(k): self._values(k, values) for k, values in columns.items()},
-            "changed": {str(self.numbers[name]): self._changed(name, *found) for name, found in trace.changed.items()
-                        if name in self.numbers},
+            "changed": {str(self.array_ids[name]): self._changed(name, *delta) for name, delta in trace.changed.items()
+                        if name in self.array_ids},
         }  # fmt: skip
 
     def _request(self, stream, request, mask, last):
-        number = self.numbers[request.array]
+        array_id = self.array_ids[request.array]
         lanes = sum(1 << lane for lane in request.lanes)
         wide, others = request.width > 1, lanes != mask
-        stream.unsigned(4 * number + KINDS.index(request.kind), 4 * request.cost + 2 * wide + others)
+        stream.unsigned(4 * array_id + KINDS.index(request.kind), 4 * request.cost + 2 * wide + others)
         if others:
             stream.unsigned(lanes)
         if wide:
             stream.unsigned(request.width)
-        last[number] = stream.runs(request.elements, last.get(number, 0))
+        last[array_id] = stream.runs(request.elements, last.get(array_id, 0))
 
     def _changed(self, name, elements, values):
         stream = Stream()
         stream.unsigned(len(elements))
         stream.runs(elements, 0)
-        return [_base64(stream.bytes), self._values(self.numbers[name], values)]
+        return [_base64(stream.bytes), self._values(self.array_ids[name], values)]
 
-    def _values(self, number, values):
-        code = self.arrays[number]["type"]
+    def _values(self, array_id, values):
+        code = self.arrays[array_id]["type"]
         return _column(np.array(values), code) if code else ""
 
     def _name(self, name):
@@ -222,10 +222,10 @@ def _touched(recording):
             for request in step.requests:
                 if request.kind == "outside":
                     continue
-                found = touched.setdefault(request.array, set())
+                elements = touched.setdefault(request.array, set())
                 for k in range(request.width):
-                    found.update(e + k for e in request.elements)
-    for finding in recording.report.findings:  # an array of which only places outside it were touched
+                    elements.update(e + k for e in request.elements)
+    for finding in recording.report.findings:  # an array that was accessed out of bounds only
         for side in getattr(finding, "sides", ()):
             if side.array in recording.arrays:
                 touched.setdefault(side.array, set()).update(() if side.element is None else [side.element])
@@ -278,16 +278,16 @@ def _source(recording):
     lines = {step.line for trace in recording.traces.values() for step in trace.steps}
     lines |= {side.line for finding in recording.report.findings for side in getattr(finding, "sides", ())}
     shown, rows = [], {}
-    for position, (name, filename, first, texts) in enumerate(_functions(recording.function)):
-        own = {line for line in lines if first <= line < first + len(texts)} - rows.keys()
+    for position, (name, filename, first_line, texts) in enumerate(_functions(recording.function)):
+        own = {line for line in lines if first_line <= line < first_line + len(texts)} - rows.keys()
         if position and not own:
             continue
         if position:
             shown.append([0, f"# {name}, {_shown_file(filename)}"])
         for k, text in enumerate(texts):
-            if first + k not in rows:
-                rows[first + k] = len(shown)
-            shown.append([first + k, text])
+            if first_line + k not in rows:
+                rows[first_line + k] = len(shown)
+            shown.append([first_line + k, text])
     for line in sorted(lines - rows.keys()):
         rows[line] = len(shown)
         shown.append([line, linecache.getline(recording.program.filename, line).rstrip()])
@@ -296,18 +296,18 @@ def _source(recording):
 
 def _functions(function, depth=3):
     """(name, file, first line, its lines) of a kernel and of the device functions that it calls."""
-    found, seen = [], set()
+    functions, visited = [], set()
 
     def visit(function, depth):
-        if id(function) in seen:
+        if id(function) in visited:
             return
-        seen.add(id(function))
+        visited.add(id(function))
         try:
-            lines, first = inspect.getsourcelines(function)
+            lines, first_line = inspect.getsourcelines(function)
         except (OSError, TypeError):
-            lines, first = [], 0
+            lines, first_line = [], 0
         texts = _dedented([line.rstrip() for line in lines])
-        found.append((function.__name__, function.__code__.co_filename, first, texts))
+        functions.append((function.__name__, function.__code__.co_filename, first_line, texts))
         called = [function.__globals__.get(name) for name in function.__code__.co_names]
         called += [cell.cell_contents for cell in function.__closure__ or () if cell.cell_contents is not function]
         for other in called:
@@ -315,7 +315,7 @@ def _functions(function, depth=3):
                 visit(other.py_func, depth - 1)
 
     visit(function, depth)
-    return found
+    return functions
 
 
 def _dedented(texts):

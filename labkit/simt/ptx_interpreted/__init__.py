@@ -3,7 +3,7 @@ different loops and wait for one another at mbarriers.
 
 values.py      packing, conversions, approximations
 matrices.py    mma.sync, ldmatrix, the tiles of wgmma
-under_way.py   what a block has under way: mbarriers, copies, products
+under_way.py   work in flight: mbarriers, copies, products
 intrinsics.py  the functions that a kernel calls
 
 Registers of a fragment are Python integers, float32 are NumPy's. Work that a GPU does beside its threads is done as

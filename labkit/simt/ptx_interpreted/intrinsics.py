@@ -9,7 +9,7 @@ from labkit.simt.ptx import SWIZZLES, TensorMap
 from labkit.simt.ptx_interpreted.matrices import (
     LAYOUT_BYTES,
     a_of_registers,
-    accumulator_places,
+    accumulator_positions,
     swizzled,
     tile_offsets,
     words_of,
@@ -171,7 +171,7 @@ class Intrinsics:
         # In float64 these sums of 16 products are exact but for rare cases: a row's do not depend on the rows beside
         # it. A library's float32 product adds in an order that depends on where a row lies.
         d = (a.astype(np.float64) @ b.T.astype(np.float64)).astype(np.float32)
-        values = d[accumulator_places(columns)]
+        values = d[accumulator_positions(columns)]
         for array, new in zip(arrays, values, strict=True):
             array[...] = array + new if accumulate else new
 
@@ -215,11 +215,11 @@ class Intrinsics:
         if not 0 <= i < bars.size:
             self.fault("bounds", line, f"uses {self._name(bars)}[{i}] with ptx.{name}, and there are "
                                  f"{bars.size} barriers", thread)  # fmt: skip
-        found = self.execution.state.barriers.get(address)
-        if found is None:
+        mbarrier = self.execution.state.barriers.get(address)
+        if mbarrier is None:
             self.fault("assertion", line, f"uses {self._name(bars)}[{i}] with ptx.{name} before any "
                                  "ptx.mbarrier_init of it", thread)  # fmt: skip
-        return found
+        return mbarrier
 
     def mbarrier_init(self, bars, i, count):
         i, line = int(i), sys._getframe(1).f_lineno
@@ -294,8 +294,8 @@ class Intrinsics:
         tensor_map, col, row, chunks, barrier = state.loads.pop(0)
         matrix = self.execution.raw(tensor_map.array)
         box = np.zeros((tensor_map.box_rows, tensor_map.box_cols), matrix.dtype)
-        there, here = self._part(tensor_map, col, row)
-        box[here] = matrix[there]
+        matrix_part, box_part = self._part(tensor_map, col, row)
+        box[box_part] = matrix[matrix_part]
         pieces = state.window[: state.window.size // 16 * 16].reshape(-1, 16)
         pieces[chunks] = box.view(np.uint8).reshape(*chunks.shape, 16)
         barrier.receive(tensor_map.box_bytes)
@@ -318,8 +318,8 @@ class Intrinsics:
             pieces = window[: window.size // 16 * 16].reshape(-1, 16)
             matrix = self.execution.raw(tensor_map.array)
             box = np.ascontiguousarray(pieces[chunks]).reshape(tensor_map.box_rows, -1).view(matrix.dtype)
-            there, here = self._part(tensor_map, col, row)
-            matrix[there] = box[here]
+            matrix_part, box_part = self._part(tensor_map, col, row)
+            matrix[matrix_part] = box[box_part]
 
     def check_finished(self, threads):
         """At the end of a block: a fault for a product or a store that no thread has waited for."""

@@ -21,8 +21,8 @@ def words_of(registers):
     return np.array([int(x) & 0xFFFFFFFF for x in registers], np.uint32)
 
 
-def _numbers(words, kind):
-    """(low, high) float16 values of the words of A or B, as float32."""
+def _unpack_words(words, kind):
+    """The (low, high) float16 values of the words of A or B, as float32."""
     parts = [(words & 0xFFFF).astype(np.uint16), (words >> 16).astype(np.uint16)]
     return [from_bf16(p) if kind == "bf16" else p.view(np.float16).astype(np.float32) for p in parts]
 
@@ -36,24 +36,24 @@ def mma(name, lanes):
     if f16_accumulators:
         for r, word in enumerate(words_of(x) for x in columns[6:]):
             row, col = _C[2 * r]
-            c[row, col], c[row, col + 1] = _numbers(word, "f16")
+            c[row, col], c[row, col + 1] = _unpack_words(word, "f16")
     else:
         for (row, col), values in zip(_C, columns[6:], strict=True):
             c[row, col] = np.array(values, np.float32)
     if name.endswith("tf32"):
         a, b = np.empty((16, 8), np.float32), np.empty((8, 8), np.float32)
-        numbers = [(w & np.uint32(0xFFFFE000)).view(np.float32) for w in words]
+        tf32_values = [(w & np.uint32(0xFFFFE000)).view(np.float32) for w in words]
         for r in range(4):
-            a[_G + 8 * (r % 2), _Q + 4 * (r // 2)] = numbers[r]
+            a[_G + 8 * (r % 2), _Q + 4 * (r // 2)] = tf32_values[r]
         for r in range(2):
-            b[_Q + 4 * r, _G] = numbers[4 + r]
+            b[_Q + 4 * r, _G] = tf32_values[4 + r]
     else:
         kind = "bf16" if name.endswith("bf16") else "f16"
         a, b = np.empty((16, 16), np.float32), np.empty((16, 8), np.float32)
         for (row, k), word in zip(_A16, words[:4], strict=True):
-            a[row, k], a[row, k + 1] = _numbers(word, kind)
+            a[row, k], a[row, k + 1] = _unpack_words(word, kind)
         for (k, col), word in zip(_B16, words[4:], strict=True):
-            b[k, col], b[k + 1, col] = _numbers(word, kind)
+            b[k, col], b[k + 1, col] = _unpack_words(word, kind)
     for k in range(a.shape[1]):  # in the order of the compiled form: the same bits
         c += a[:, k : k + 1] * b[k]
     if f16_accumulators:
@@ -99,7 +99,7 @@ def tile_offsets(rows, leading, stride, nbytes, mn_major):
 
 
 @functools.lru_cache(16)
-def accumulator_places(columns):
+def accumulator_positions(columns):
     """(rows, columns) of the elements that the 128 threads of a warpgroup hold: (128, columns / 2) each."""
     t, j = np.arange(128)[:, None], np.arange(columns // 2)
     row = 16 * (t // 32) + t % 32 // 4 + 8 * (j // 2 % 2)
@@ -112,6 +112,6 @@ def a_of_registers(name, lanes):
     for warp in range(4):
         words = [words_of(column) for column in zip(*lanes[32 * warp : 32 * warp + 32], strict=True)]
         for (row, k), word in zip(_A16, words, strict=True):
-            low, high = _numbers(word, "bf16" if "_bf16" in name else "f16")
+            low, high = _unpack_words(word, "bf16" if "_bf16" in name else "f16")
             a[16 * warp + row, k], a[16 * warp + row, k + 1] = low, high
     return a

@@ -1,4 +1,4 @@
-"""What a block and its threads have under way: mbarriers, copies, products."""
+"""Work in flight of a block and its threads: mbarriers, copies, products."""
 
 import numpy as np
 
@@ -39,7 +39,7 @@ class MBarrier:
 
 
 class Block:
-    """What a block has beside its threads: the window of shared memory, barriers, work under way."""
+    """State of a block beside its threads: the window of shared memory, barriers, work in flight."""
 
     def __init__(self, size):
         raw = np.full(size + 1024, 0xFF, np.uint8)
@@ -48,15 +48,15 @@ class Block:
         self.address = self.window.ctypes.data - WINDOW
         self.arrays = []  # (first address, end, name) of the shared arrays
         self.barriers, self.loads = {}, []
-        self.products = {}  # warpgroup -> wgmma under way
+        self.products = {}  # warpgroup -> wgmma in flight
 
-    def bytes_at(self, first, size):
-        return self.window[first - WINDOW : first - WINDOW + size]
+    def bytes_at(self, base, size):
+        return self.window[base - WINDOW : base - WINDOW + size]
 
     def name_of(self, address):
-        for first, end, name in self.arrays:
-            if first <= address < end:
-                return name, first
+        for base, end, name in self.arrays:
+            if base <= address < end:
+                return name, base
         return "shared memory", WINDOW
 
 
@@ -70,7 +70,7 @@ class Pending:
         self.items.append((self.committed, item))
 
     def wait(self, newest):
-        """The items that must be complete when at most the `newest` groups may be under way."""
+        """The items that must be complete when at most the `newest` groups may be in flight."""
         reached = self.committed - newest
         done = [item for group, item in self.items if group < reached]
         self.items = [(group, item) for group, item in self.items if group >= reached]
@@ -78,7 +78,7 @@ class Pending:
 
 
 class AsyncCopy:
-    """A cp.async under way."""
+    """A cp.async in flight."""
 
     def __init__(self, thread, line, target, i, data, name):
         self.thread, self.line, self.target, self.i, self.data, self.name = thread, line, target, i, data, name

@@ -93,9 +93,9 @@ def _operator(function, emit=_as_numba, narrow=False, with_constant=False):
 
     @intrinsic(prefer_literal=True)
     def operation(typing_context, a, b):
-        given = types.unliteral(a), types.unliteral(b)
-        truncated = narrow and narrows(*(ty == types.uint32 for ty in given), with_constant)
-        plain = (types.uint64, types.uint64) if truncated else given
+        operands = types.unliteral(a), types.unliteral(b)
+        truncated = narrow and narrows(*(ty == types.uint32 for ty in operands), with_constant)
+        plain = (types.uint64, types.uint64) if truncated else operands
         resolved = typing_context.resolve_value_type(function).get_call_type(typing_context, plain, {})
         if isinstance(resolved.return_type, types.Array):
             raise NumbaTypeError(
@@ -107,12 +107,12 @@ def _operator(function, emit=_as_numba, narrow=False, with_constant=False):
 
         def codegen(context, builder, signature, arguments):
             if truncated:
-                pairs = zip(arguments, given, plain, strict=True)
-                arguments = [context.cast(builder, value, ty, wanted) for value, ty, wanted in pairs]
+                pairs = zip(arguments, operands, plain, strict=True)
+                arguments = [context.cast(builder, value, ty, target) for value, ty, target in pairs]
             value = emit(context, builder, *(plain if truncated else (a, b)), returned, arguments)
             if value is None:
                 pairs = zip(arguments, plain, resolved.args, strict=True)
-                converted = [context.cast(builder, value, ty, wanted) for value, ty, wanted in pairs]
+                converted = [context.cast(builder, value, ty, target) for value, ty, target in pairs]
                 value = context.get_function(function, resolved)(builder, converted)
             return context.cast(builder, value, returned, types.uint32) if truncated else value
 
@@ -204,8 +204,8 @@ def _emit_division(is_remainder):
         zero, one = x.type(0), x.type(1)
         none = builder.icmp_unsigned("==", y, zero)
         if returned.signed:
-            least = builder.icmp_signed("==", x, x.type(returned.minval))
-            none = builder.or_(none, builder.and_(least, builder.icmp_signed("==", y, x.type(-1))))
+            is_min = builder.icmp_signed("==", x, x.type(returned.minval))
+            none = builder.or_(none, builder.and_(is_min, builder.icmp_signed("==", y, x.type(-1))))
         y = builder.select(none, one, y)
         if not returned.signed:
             return builder.urem(x, y) if is_remainder else builder.select(none, zero, builder.udiv(x, y))
@@ -240,8 +240,8 @@ def unsigned_shape(typing_context, array):
     returned = types.UniTuple(types.uint32, array.ndim)
 
     def codegen(context, builder, signature, arguments):
-        whole = context.make_array(array)(context, builder, arguments[0])
-        extents = cgutils.unpack_tuple(builder, whole.shape, array.ndim)
+        struct = context.make_array(array)(context, builder, arguments[0])
+        extents = cgutils.unpack_tuple(builder, struct.shape, array.ndim)
         return context.make_tuple(builder, returned, [builder.trunc(extent, ir.IntType(32)) for extent in extents])
 
     return returned(array), codegen
@@ -254,7 +254,7 @@ def math_pow(typing_context, x, y):
 
     def codegen(context, builder, signature, arguments):
         pairs = zip(arguments, (x, y), resolved.args, strict=True)
-        converted = [context.cast(builder, value, ty, wanted) for value, ty, wanted in pairs]
+        converted = [context.cast(builder, value, ty, target) for value, ty, target in pairs]
         value = _emit_power(context, builder, *resolved.args, resolved.return_type, converted)
         return context.get_function(math.pow, resolved)(builder, converted) if value is None else value
 
@@ -295,14 +295,14 @@ def _round_digits(x, digits):
 
     def typed(x, digits):
         value = np.float64(x)
-        first, second = 10.0 ** abs(digits), 1.0
+        pow1, pow2 = 10.0 ** abs(digits), 1.0
         if digits > 22:
-            first, second = 1e22, 10.0 ** (digits - 22)
-        scaled = value * first * second if digits >= 0 else value / first
+            pow1, pow2 = 1e22, 10.0 ** (digits - 22)
+        scaled = value * pow1 * pow2 if digits >= 0 else value / pow1
         if not np.isfinite(scaled):
             return kind(x)
-        whole = np.rint(scaled)
-        return kind(whole / second / first) if digits >= 0 else kind(whole * first)
+        nearest = np.rint(scaled)
+        return kind(nearest / pow2 / pow1) if digits >= 0 else kind(nearest * pow1)
 
     return typed
 
@@ -320,12 +320,12 @@ def _remainder_overload(x, y):
 @register_jitable
 def _remainder(x, y):
     divisor = abs(y)
-    rest = abs(np.fmod(x, divisor + divisor))  # exact, and keeps the parity of n
-    if rest + rest > divisor:
-        rest -= divisor
-        if rest + rest >= divisor:
-            rest -= divisor
-    return -rest if x < 0 else rest
+    result = abs(np.fmod(x, divisor + divisor))  # exact, and keeps the parity of n
+    if result + result > divisor:
+        result -= divisor
+        if result + result >= divisor:
+            result -= divisor
+    return -result if x < 0 else result
 
 
 def fmod(x, y):
@@ -371,11 +371,11 @@ def _modf_overload(x):
 
 @register_jitable
 def _modf(x):
-    whole = np.trunc(x)
-    fraction = x - whole
+    integral = np.trunc(x)
+    fraction = x - integral
     if np.isinf(x):
         fraction = type_one(x) - type_one(x)
-    return np.copysign(fraction, x), whole
+    return np.copysign(fraction, x), integral
 
 
 def selp(test, a, b):

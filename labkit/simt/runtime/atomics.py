@@ -6,7 +6,7 @@ from numba.core.errors import NumbaTypeError
 from numba.extending import intrinsic
 from numba.np.arrayobj import load_item, store_item
 
-from labkit.simt.runtime.fault_record import emit_where
+from labkit.simt.runtime.fault_record import emit_location
 from labkit.simt.runtime.memory import emit_element_pointer, is_element
 
 _ATOMIC_32_64 = (types.int32, types.uint32, types.int64, types.uint64)
@@ -26,9 +26,9 @@ def _atomic(name, dtypes, compute):
         _check_atomic(typing_context, name, dtypes, array, index, value)
 
         def codegen(context, builder, signature, arguments):
-            where = emit_where(context, builder, signature.args, arguments)
-            place = array, arguments[0], index, arguments[1]
-            pointer = emit_element_pointer(context, builder, *place, err, arguments[3], where)
+            location = emit_location(context, builder, signature.args, arguments)
+            element = array, arguments[0], index, arguments[1]
+            pointer = emit_element_pointer(context, builder, *element, err, arguments[3], location)
             old = load_item(context, builder, array, pointer)
             new = compute(builder, old, context.cast(builder, arguments[2], value, array.dtype), array.dtype)
             store_item(context, builder, array, new, pointer)
@@ -111,14 +111,14 @@ def atomic_cas(typing_context, array, index, old, value, err, t, b, site):
     _check_atomic(typing_context, "cas", _ATOMIC_32_64, array, index, old, value)
 
     def codegen(context, builder, signature, arguments):
-        where = emit_where(context, builder, signature.args, arguments)
-        place = array, arguments[0], index, arguments[1]
-        pointer = emit_element_pointer(context, builder, *place, err, arguments[4], where)
-        found = load_item(context, builder, array, pointer)
+        location = emit_location(context, builder, signature.args, arguments)
+        element = array, arguments[0], index, arguments[1]
+        pointer = emit_element_pointer(context, builder, *element, err, arguments[4], location)
+        current = load_item(context, builder, array, pointer)
         expected = context.cast(builder, arguments[2], old, array.dtype)
         new = context.cast(builder, arguments[3], value, array.dtype)
-        equal = builder.icmp_unsigned("==", found, expected)
-        store_item(context, builder, array, builder.select(equal, new, found), pointer)
-        return found
+        equal = builder.icmp_unsigned("==", current, expected)
+        store_item(context, builder, array, builder.select(equal, new, current), pointer)
+        return current
 
     return array.dtype(array, index, old, value, err, t, b, site), codegen

@@ -19,14 +19,14 @@ def barrier(mask, live, threads, padded, blocks, b, err, site):
     never_inline()
     for k in range(blocks):
         start = k * padded
-        here = 0
+        arrived = 0
         for t in range(start, start + threads):
-            here += mask[t]
-        if here != 0 and here != threads:
+            arrived += mask[t]
+        if arrived != 0 and arrived != threads:
             missing = start
             while mask[missing]:
                 missing += 1
-            fail(BARRIER, err, missing - start, b + k, site, here, threads, live[missing])
+            fail(BARRIER, err, missing - start, b + k, site, arrived, threads, live[missing])
 
 
 @shared_function
@@ -37,20 +37,20 @@ def grid_barrier(mask, live, threads, padded, blocks, b, err, site, absent_end):
     than that may be absent if they have returned, or do nothing more but return (absent_end).
     """
     never_inline()
-    here = 0
+    arrived = 0
     for k in range(blocks):
         for t in range(k * padded, k * padded + threads):
-            here += mask[t]
-    if here != 0 and here != threads * blocks:
+            arrived += mask[t]
+    if arrived != 0 and arrived != threads * blocks:
         for k in range(blocks):
             for t in range(k * padded, k * padded + threads):
                 if not mask[t]:
                     ends = absent_end or not live[t]
                     if err[STRICT] or not ends or t == k * padded:
-                        fail(BARRIER, err, t - k * padded, b + k, site, here, threads * blocks, live[t])
+                        fail(BARRIER, err, t - k * padded, b + k, site, arrived, threads * blocks, live[t])
                     if not err[WARNED]:
                         err[WARNED], err[WARNED + 1], err[WARNED + 2] = site + 1, t - k * padded, b + k
-                        err[WARNED + 3], err[WARNED + 4] = here, threads * blocks
+                        err[WARNED + 3], err[WARNED + 4] = arrived, threads * blocks
 
 
 @shared_function
@@ -118,8 +118,8 @@ def match_any(values, t, present):
     bits = np.uint32(0)
     start = t - (t & 31)
     for lane in range(32):
-        here = (present >> np.uint32(lane)) & np.uint32(1)
-        if here != 0 and values[start + lane] == values[t]:
+        takes_part = (present >> np.uint32(lane)) & np.uint32(1)
+        if takes_part != 0 and values[start + lane] == values[t]:
             bits |= np.uint32(1) << np.uint32(lane)
     return np.int32(bits)
 

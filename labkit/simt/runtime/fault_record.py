@@ -2,8 +2,8 @@
 
 The record `err` is an int64 array of RECORD_SIZE: err[ABORT] is set from outside to stop the kernel, err[ASYNC] says
 where the queues of cp.async are (ptx_copies.py); err[STRICT] is 1 where a barrier of the grid that a GPU would let pass
-is a fault all the same, err[WARNED] the place + 1 of the first that passed so, with four numbers after it; err[ORDER]
-is the order of the threads, its place in settings.ORDERS; the rest is written by the first fault. A fault raises Stop,
+is a fault all the same, err[WARNED] the site + 1 of the first such barrier, with four values after it; err[ORDER]
+is the order of the threads, its index in settings.ORDERS; the rest is written by the first fault. A fault raises Stop,
 which the launcher turns into an error that a person can read (faults.py of labkit.simt).
 """
 
@@ -12,12 +12,12 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-# The record: where each number stands. INDEX and SHAPE are the first of four.
+# The record: the offset of each field. INDEX and SHAPE are the first of four.
 ABORT, CODE, SITE, THREAD, BLOCK, COUNT, INDEX, SHAPE, DONE, ASYNC = 0, 1, 2, 3, 4, 5, 6, 10, 14, 15
 STRICT, WARNED = 16, 17
 ORDER = 22
 RECORD_SIZE = 23
-MOST_SPINS = 1 << 22  # passes of a loop that waits for another thread: some hundredths of a second
+MAX_SPINS = 1 << 22  # passes of a loop that waits for another thread: some hundredths of a second
 FEW_SPINS = 64  # and of one that gives up after some passes: fewer than those
 MAX_RECORDED_AXES = SHAPE - INDEX
 
@@ -38,19 +38,19 @@ def field(context, builder, array_type, array, name):
     return context.data_model_manager[array_type].get(builder, array, name)
 
 
-def emit_fail(context, builder, err_type, err, code, where, numbers=()):
-    """Emit: write the fault record, raise Stop. `where` is (t, b, site); `numbers` fill the record from COUNT on.
+def emit_fail(context, builder, err_type, err, code, location, details=()):
+    """Emit: write the fault record, raise Stop. `location` is (t, b, site); `details` fill the record from COUNT on.
 
     A kernel has as many of these as it has loads and stores, so each must be little work for LLVM: a cold function
     writes the record, and a function of the kernel has one exit for all its faults. As far as LLVM can tell the cold
     function may also let the kernel go on. Were each of these a way out of the loop over the threads, LLVM would take
     a time that grows with the square of their number.
     """
-    given = {COUNT + k: value for k, value in enumerate(numbers) if not _is_zero(value)}
-    t, b, site = where
+    nonzero = {COUNT + k: value for k, value in enumerate(details) if not _is_zero(value)}
+    t, b, site = location
     data = field(context, builder, err_type, err, "data")
-    function = _recording_function(builder.module, tuple(given))
-    stopped = builder.call(function, [data, ir.Constant(_I64, code), site, t, b, *given.values()])
+    function = _recording_function(builder.module, tuple(nonzero))
+    stopped = builder.call(function, [data, ir.Constant(_I64, code), site, t, b, *nonzero.values()])
     goes_on = builder.append_basic_block("goes_on")
     builder.cbranch(stopped, _exit(context, builder), goes_on)
     builder.position_at_end(goes_on)
@@ -92,7 +92,7 @@ def _exit(context, builder):
     return block
 
 
-def emit_where(context, builder, argument_types, arguments):
+def emit_location(context, builder, argument_types, arguments):
     """The last three arguments (t, b, site) as 64-bit integers."""
     pairs = zip(argument_types[-3:], arguments[-3:], strict=True)
     return [context.cast(builder, value, ty, types.int64) for ty, value in pairs]
@@ -107,12 +107,12 @@ def fail(typing_context, code, err, t, b, site, n0, n1, n2):
             value if ty == err else context.cast(builder, value, ty, types.int64)
             for ty, value in zip(signature.args, arguments, strict=True)
         ]
-        code, record, t, b, site, *numbers = values
+        code, record, t, b, site, *details = values
         data = field(context, builder, err, record, "data")
         # the code after a return needs a block of its own, reachable as far as the builder can tell
         with builder.if_then(cgutils.true_bit):
             slots = (CODE, SITE, THREAD, BLOCK, COUNT, INDEX, INDEX + 1)
-            for slot, value in zip(slots, (code, site, t, b, *numbers), strict=True):
+            for slot, value in zip(slots, (code, site, t, b, *details), strict=True):
                 builder.store(value, builder.gep(data, [ir.Constant(_I64, slot)]))
             context.call_conv.return_user_exc(builder, Stop, ())
         return context.get_dummy_value()
@@ -122,35 +122,35 @@ def fail(typing_context, code, err, t, b, site, n0, n1, n2):
 
 @intrinsic
 def poll(typing_context, err, t, b, site):
-    """Stop here if the launcher asks for it. In every loop, so that no kernel runs for ever."""
+    """Stop here if the launcher asks for it. In every loop, so that no kernel runs forever."""
 
     def codegen(context, builder, signature, arguments):
         data = field(context, builder, err, arguments[0], "data")
         flag = builder.load_atomic(data, "monotonic", 8)
         with builder.if_then(builder.icmp_unsigned("!=", flag, ir.Constant(_I64, 0)), likely=False):
-            where = emit_where(context, builder, signature.args, arguments)
-            emit_fail(context, builder, err, arguments[0], ABORTED, where)
+            location = emit_location(context, builder, signature.args, arguments)
+            emit_fail(context, builder, err, arguments[0], ABORTED, location)
         return context.get_dummy_value()
 
     return types.void(err, t, b, site), codegen
 
 
 @intrinsic
-def spin(typing_context, passes, most, err, t, b, site):
+def spin(typing_context, passes, max_passes, err, t, b, site):
     """One more than `passes`; stops where a loop that waits for another thread has made too many."""
 
     def codegen(context, builder, signature, arguments):
-        given = (context.cast(builder, arguments[k], signature.args[k], types.int64) for k in range(2))
-        count, limit = builder.add(next(given), ir.Constant(_I64, 1)), next(given)
+        operands = (context.cast(builder, arguments[k], signature.args[k], types.int64) for k in range(2))
+        count, limit = builder.add(next(operands), ir.Constant(_I64, 1)), next(operands)
         with builder.if_then(builder.icmp_signed(">=", count, limit), likely=False):
-            where = emit_where(context, builder, signature.args, arguments)
-            emit_fail(context, builder, err, arguments[2], SPINNING, where)
+            location = emit_location(context, builder, signature.args, arguments)
+            emit_fail(context, builder, err, arguments[2], SPINNING, location)
         return count
 
-    return types.int64(passes, most, err, t, b, site), codegen
+    return types.int64(passes, max_passes, err, t, b, site), codegen
 
 
 @intrinsic
 def fence(typing_context, scope):
-    """A memory fence: nothing, where one thread of a block runs at a time. `observe` looks at it."""
+    """A memory fence: a no-op, since one thread of a block runs at a time. `observe` uses it."""
     return types.none(scope), lambda context, builder, signature, arguments: context.get_dummy_value()

@@ -24,14 +24,14 @@ def _define(name, parameters, function):
     PARAMETERS[name] = parameters
 
 
-def _one(function, ty, to=None):
-    to = to or ty
-    return lambda x: to(function(ty(x)))
+def _one(function, ty, result_type=None):
+    result_type = result_type or ty
+    return lambda x: result_type(function(ty(x)))
 
 
-def _two(function, ty, to=None):
-    to = to or ty
-    return lambda x, y: to(function(ty(x), ty(y)))
+def _two(function, ty, result_type=None):
+    result_type = result_type or ty
+    return lambda x, y: result_type(function(ty(x), ty(y)))
 
 
 def _both(name, parameters, function):
@@ -47,8 +47,8 @@ def _both(name, parameters, function):
 @register_jitable
 def _away_from_zero(x):
     """x rounded to an integer, ties away from zero."""
-    whole = np.trunc(x)
-    return whole + np.copysign(1, x) if _magnitude(x - whole) >= 0.5 else whole
+    integral = np.trunc(x)
+    return integral + np.copysign(1, x) if _magnitude(x - integral) >= 0.5 else integral
 
 
 @register_jitable
@@ -59,16 +59,16 @@ def _positive_difference(x, y):
 @register_jitable
 def _sine_of_pi(x):
     """sin(pi * x), exact at the multiples of 1/2."""
-    rest = x - 2 * np.rint(x / 2)  # in [-1, 1], exact
-    if _magnitude(rest) > 0.5:
-        rest = np.copysign(1, rest) - rest
-    return np.sin(math.pi * rest)
+    reduced = x - 2 * np.rint(x / 2)  # in [-1, 1], exact
+    if _magnitude(reduced) > 0.5:
+        reduced = np.copysign(1, reduced) - reduced
+    return np.sin(math.pi * reduced)
 
 
 @register_jitable
 def _cosine_of_pi(x):
-    rest = _magnitude(x - 2 * np.rint(x / 2))
-    return np.sin(math.pi * (0.5 - rest))
+    reduced = _magnitude(x - 2 * np.rint(x / 2))
+    return np.sin(math.pi * (0.5 - reduced))
 
 
 @register_jitable
@@ -195,8 +195,8 @@ def _mantissa_and_exponent(ty):
 
 def _fraction_and_whole(ty):
     def parts(x):
-        fraction, whole = _parts(ty(x))
-        return ty(fraction), ty(whole)
+        fraction, integral = _parts(ty(x))
+        return ty(fraction), ty(integral)
 
     return parts
 
@@ -226,16 +226,16 @@ _define("finitef", 1, _one(np.isfinite, np.float32, np.int32))
 
 def _to_integer(rounded, source, ty):
     """As a GPU converts: what does not fit becomes the nearest that does, NaN becomes 0."""
-    least, most = int(np.iinfo(ty).min), int(np.iinfo(ty).max)
-    beyond = float(most) if ty is np.int32 else 2.0**63
+    min_value, max_value = int(np.iinfo(ty).min), int(np.iinfo(ty).max)
+    limit = float(max_value) if ty is np.int32 else 2.0**63
 
     def convert(x):
         y = np.float64(rounded(source(x)))
         if y != y:
             return ty(0)
-        if y >= beyond:
-            return ty(most)
-        return ty(y) if y > least else ty(least)
+        if y >= limit:
+            return ty(max_value)
+        return ty(y) if y > min_value else ty(min_value)
 
     return convert
 

@@ -15,7 +15,7 @@ from labkit.simt.runtime.fault_record import (
     OUT_OF_BOUNDS,
     RESHAPE,
     emit_fail,
-    emit_where,
+    emit_location,
     fail,
     field,
 )
@@ -39,7 +39,7 @@ def _unpack_index(builder, index_type, index):
     return [index]
 
 
-def _checked(context, builder, dims, parts, values, err_type, err, where, shape=None):
+def _checked(context, builder, dims, parts, values, err_type, err, location, shape=None):
     """Emit the bounds check of integer indices; return them as non-negative intp values.
 
     shape: what an error shows, where that is more than the axes that are indexed.
@@ -61,8 +61,8 @@ def _checked(context, builder, dims, parts, values, err_type, err, where, shape=
         axes = min(len(raw), MAX_RECORDED_AXES)
         zeros = [ir.Constant(_I64, 0)] * (MAX_RECORDED_AXES - axes)
         shape = list((shape or dims)[:MAX_RECORDED_AXES])
-        numbers = [ir.Constant(_I64, len(shape) * 16 + axes), *raw[:axes], *zeros, *shape]
-        emit_fail(context, builder, err_type, err, OUT_OF_BOUNDS, where, numbers)
+        details = [ir.Constant(_I64, len(shape) * 16 + axes), *raw[:axes], *zeros, *shape]
+        emit_fail(context, builder, err_type, err, OUT_OF_BOUNDS, location, details)
     return wrapped
 
 
@@ -70,11 +70,11 @@ def _dims(context, builder, array_type, array):
     return cgutils.unpack_tuple(builder, field(context, builder, array_type, array, "shape"), array_type.ndim)
 
 
-def emit_element_pointer(context, builder, array_type, array, index_type, index, err_type, err, where):
+def emit_element_pointer(context, builder, array_type, array, index_type, index, err_type, err, location):
     values = _unpack_index(builder, index_type, index)
     dims = _dims(context, builder, array_type, array)
     strides = cgutils.unpack_tuple(builder, field(context, builder, array_type, array, "strides"), array_type.ndim)
-    values = _checked(context, builder, dims, _parts(index_type), values, err_type, err, where)
+    values = _checked(context, builder, dims, _parts(index_type), values, err_type, err, location)
     data = field(context, builder, array_type, array, "data")
     return cgutils.get_item_pointer2(context, builder, data, dims, strides, array_type.layout, values)
 
@@ -96,9 +96,9 @@ def load(typing_context, array, index, err, t, b, site):
     if isinstance(array, types.Array) and is_element(array, index):
 
         def element(context, builder, signature, arguments):
-            where = emit_where(context, builder, signature.args, arguments)
-            place = array, arguments[0], index, arguments[1]
-            pointer = emit_element_pointer(context, builder, *place, err, arguments[2], where)
+            location = emit_location(context, builder, signature.args, arguments)
+            operands = array, arguments[0], index, arguments[1]
+            pointer = emit_element_pointer(context, builder, *operands, err, arguments[2], location)
             return load_item(context, builder, array, pointer)
 
         return array.dtype(array, index, err, t, b, site), element
@@ -133,9 +133,9 @@ def load(typing_context, array, index, err, t, b, site):
                 dims = _dims(context, builder, array, arguments[0])
             else:
                 dims = [ir.Constant(_I64, len(array.types))]
-            where = emit_where(context, builder, signature.args, arguments)
+            location = emit_location(context, builder, signature.args, arguments)
             values = _unpack_index(builder, index, arguments[1])
-            _checked(context, builder, dims, parts, values, err, arguments[2], where)
+            _checked(context, builder, dims, parts, values, err, arguments[2], location)
         cast_index = context.cast(builder, arguments[1], index, resolved.args[1])
         return context.get_function(function, resolved)(builder, (arguments[0], cast_index))
 
@@ -156,9 +156,9 @@ def store(typing_context, array, index, value, err, t, b, site):
             raise NumbaTypeError(f"cannot store a value of type {value} into an array of {array.dtype}")
 
         def element(context, builder, signature, arguments):
-            where = emit_where(context, builder, signature.args, arguments)
-            place = array, arguments[0], index, arguments[1]
-            pointer = emit_element_pointer(context, builder, *place, err, arguments[3], where)
+            location = emit_location(context, builder, signature.args, arguments)
+            operands = array, arguments[0], index, arguments[1]
+            pointer = emit_element_pointer(context, builder, *operands, err, arguments[3], location)
             store_item(context, builder, array, context.cast(builder, arguments[2], value, array.dtype), pointer)
             return context.get_dummy_value()
 
@@ -171,9 +171,9 @@ def store(typing_context, array, index, value, err, t, b, site):
     def general(context, builder, signature, arguments):
         if _are_integers(parts):
             dims = _dims(context, builder, array, arguments[0])
-            where = emit_where(context, builder, signature.args, arguments)
+            location = emit_location(context, builder, signature.args, arguments)
             values = _unpack_index(builder, index, arguments[1])
-            _checked(context, builder, dims, parts, values, err, arguments[3], where)
+            _checked(context, builder, dims, parts, values, err, arguments[3], location)
         cast_index = context.cast(builder, arguments[1], index, resolved.args[1])
         cast_value = context.cast(builder, arguments[2], value, resolved.args[2])
         context.get_function(function, resolved)(builder, (arguments[0], cast_index, cast_value))
@@ -194,9 +194,9 @@ def axis(typing_context, array, k, index, err, t, b, site):
             from_end = builder.icmp_signed("<", position, ir.Constant(_I64, 0))
             position = builder.select(from_end, builder.add(position, ir.Constant(_I64, array.ndim)), position)
             dim = builder.load(builder.gep(stack, [ir.Constant(ir.IntType(32), 0), position]))
-            where = emit_where(context, builder, signature.args, arguments)
+            location = emit_location(context, builder, signature.args, arguments)
             dims = cgutils.unpack_tuple(builder, struct.shape, array.ndim)
-            _checked(context, builder, [dim], [index], [arguments[2]], err, arguments[3], where, dims)
+            _checked(context, builder, [dim], [index], [arguments[2]], err, arguments[3], location, dims)
         return arguments[2]
 
     return index(array, k, index, err, t, b, site), codegen
@@ -209,8 +209,8 @@ def step(typing_context, value, err, t, b, site):
     def codegen(context, builder, signature, arguments):
         is_zero = builder.icmp_unsigned("==", arguments[0], ir.Constant(arguments[0].type, 0))
         with builder.if_then(is_zero, likely=False):
-            where = emit_where(context, builder, signature.args, arguments)
-            emit_fail(context, builder, err, arguments[1], NO_STEP, where)
+            location = emit_location(context, builder, signature.args, arguments)
+            emit_fail(context, builder, err, arguments[1], NO_STEP, location)
         return arguments[0]
 
     if not isinstance(value, types.Integer):

@@ -1,7 +1,7 @@
 """cp.async: copies that a thread starts and waits for.
 
 The fault record says in err[ASYNC] where the queues begin: one for each thread, QUEUE_BYTES long, of copies that were
-started. Copies move at the cp_async_wait that covers them, not before; a thread with CAPACITY copies under way
+started. Copies move at the cp_async_wait that covers them, not before; a thread with CAPACITY copies in flight
 completes its oldest one when it starts another.
 """
 
@@ -14,20 +14,20 @@ from labkit.simt.runtime.shared_function import shared_function
 
 CAPACITY = 64
 _ENTRY = 32  # bytes: target, source, sizes, group
-QUEUE_BYTES = 24 + CAPACITY * _ENTRY  # first, end, committed groups; entries
+QUEUE_BYTES = 24 + CAPACITY * _ENTRY  # head, end, committed groups; entries
 
 
 @shared_function
 def complete_oldest(queue):
-    first = peek64(queue)
-    entry = queue + 24 + first % CAPACITY * _ENTRY
+    head = peek64(queue)
+    entry = queue + 24 + head % CAPACITY * _ENTRY
     target, sizes = peek64(entry), peek64(entry + 16)
     size, valid = sizes >> 8, sizes & 255
     if valid:
         move_bytes(target, peek64(entry + 8), valid)
     if valid < size:
         clear_bytes(target + valid, size - valid)
-    poke64(queue, first + 1)
+    poke64(queue, head + 1)
 
 
 @shared_function
@@ -55,7 +55,7 @@ def wait_copies(queue, newest):
 
 @shared_function
 def clear_queues(err, threads):
-    """No copies under way: the state in which a block begins."""
+    """Reset the queues to no copies in flight: the state at the start of a block."""
     for t in range(threads):
         queue = err[ASYNC] + t * QUEUE_BYTES
         poke64(queue, 0)

@@ -6,7 +6,7 @@ from numba.core import cgutils
 from numba.core.errors import NumbaTypeError
 from numba.extending import intrinsic
 
-from labkit.simt.runtime.fault_record import MISALIGNED, WIDE_BOUNDS, emit_fail, emit_where
+from labkit.simt.runtime.fault_record import MISALIGNED, WIDE_BOUNDS, emit_fail, emit_location
 from labkit.simt.runtime.float16 import float_to_half
 from labkit.simt.runtime.ptx_values import emit_pair, float_to_bf16
 
@@ -35,7 +35,7 @@ def _itemsize(array):
     return array.dtype.bitwidth // 8
 
 
-def _address(context, builder, array_type, array, index_type, index, size, alignment, err_type, err, where):
+def _address(context, builder, array_type, array, index_type, index, size, alignment, err_type, err, location):
     """Emit: the address (i64) of element `index`, from which `size` (i64) bytes are used, after both checks."""
     struct = context.make_array(array_type)(context, builder, array)
     index = context.cast(builder, index, index_type, types.int64 if index_type.signed else types.uint64)
@@ -44,22 +44,22 @@ def _address(context, builder, array_type, array, index_type, index, size, align
     enough = builder.icmp_signed(">=", struct.nitems, count)
     inside = builder.and_(enough, builder.icmp_unsigned("<=", index, builder.sub(struct.nitems, count)))
     dims = cgutils.unpack_tuple(builder, struct.shape, array_type.ndim)[:4]
-    numbers = [builder.add(count, _i64(256 * len(dims))), index, _i64(0), _i64(0), _i64(0), *dims]
+    details = [builder.add(count, _i64(256 * len(dims))), index, _i64(0), _i64(0), _i64(0), *dims]
     with builder.if_then(builder.not_(inside), likely=False):
-        emit_fail(context, builder, err_type, err, WIDE_BOUNDS, where, numbers)
+        emit_fail(context, builder, err_type, err, WIDE_BOUNDS, location, details)
     address = builder.add(builder.ptrtoint(struct.data, _I64), builder.mul(index, itemsize))
-    rest = builder.and_(address, _i64(alignment - 1))
-    with builder.if_then(builder.icmp_unsigned("!=", rest, _i64(0)), likely=False):
-        emit_fail(context, builder, err_type, err, MISALIGNED, where, [_i64(alignment), index, rest])
+    misalignment = builder.and_(address, _i64(alignment - 1))
+    with builder.if_then(builder.icmp_unsigned("!=", misalignment, _i64(0)), likely=False):
+        emit_fail(context, builder, err_type, err, MISALIGNED, location, [_i64(alignment), index, misalignment])
     return address
 
 
 def _address_of(context, builder, signature, arguments, size, alignment):
     """`_address` for an intrinsic whose arguments are (array, index, ..., err, t, b, site)."""
-    where = emit_where(context, builder, signature.args, arguments)
-    place = signature.args[0], arguments[0], signature.args[1], arguments[1]
+    location = emit_location(context, builder, signature.args, arguments)
+    element = signature.args[0], arguments[0], signature.args[1], arguments[1]
     err = signature.args[-4], arguments[-4]
-    return _address(context, builder, *place, _i64(size), alignment, *err, where)
+    return _address(context, builder, *element, _i64(size), alignment, *err, location)
 
 
 @intrinsic(prefer_literal=True)
@@ -69,10 +69,10 @@ def checked_address(typing_context, array, index, size, alignment, err, t, b, si
     _check_index(index)
 
     def codegen(context, builder, signature, arguments):
-        where = emit_where(context, builder, signature.args, arguments)
+        location = emit_location(context, builder, signature.args, arguments)
         nbytes = context.cast(builder, arguments[2], signature.args[2], types.int64)
         return _address(context, builder, array, arguments[0], index, arguments[1], nbytes,
-                        alignment.literal_value, err, arguments[4], where)  # fmt: skip
+                        alignment.literal_value, err, arguments[4], location)  # fmt: skip
 
     return types.int64(array, index, size, alignment, err, t, b, site), codegen
 
@@ -107,7 +107,7 @@ def address_in(typing_context, scratch, offset):
 # ---------------------------------------------------------------- bytes at an address
 
 
-def _at(builder, address, ty, offset=0):
+def _pointer(builder, address, ty, offset=0):
     return builder.inttoptr(builder.add(address, _i64(offset)), ty.as_pointer())
 
 
@@ -115,7 +115,7 @@ def _peek(ty, result):
     @intrinsic
     def peek(typing_context, address):
         def codegen(context, builder, signature, arguments):
-            value = builder.load(_at(builder, arguments[0], ty))
+            value = builder.load(_pointer(builder, arguments[0], ty))
             return builder.zext(value, _I32) if ty == _I16 else value
 
         return result(types.int64), codegen
@@ -129,7 +129,7 @@ peek16, peek32, peek64 = _peek(_I16, types.uint32), _peek(_I32, types.uint32), _
 @intrinsic
 def poke64(typing_context, address, value):
     def codegen(context, builder, signature, arguments):
-        builder.store(arguments[1], _at(builder, arguments[0], _I64))
+        builder.store(arguments[1], _pointer(builder, arguments[0], _I64))
         return context.get_dummy_value()
 
     return types.void(types.int64, types.int64), codegen
@@ -174,7 +174,7 @@ def _load4():
         def codegen(context, builder, signature, arguments):
             address = _address_of(context, builder, signature, arguments, 16, 16)
             ty = context.get_value_type(word)
-            return cgutils.pack_array(builder, [builder.load(_at(builder, address, ty, 4 * k)) for k in range(4)])
+            return cgutils.pack_array(builder, [builder.load(_pointer(builder, address, ty, 4 * k)) for k in range(4)])
 
         return types.UniTuple(word, 4)(array, i, err, t, b, site), codegen
 
@@ -193,7 +193,7 @@ def _store4():
             address = _address_of(context, builder, signature, arguments, 16, 16)
             ty = context.get_value_type(word)
             for k, value in enumerate(arguments[2:6]):
-                builder.store(value, _at(builder, address, ty, 4 * k))
+                builder.store(value, _pointer(builder, address, ty, 4 * k))
             return context.get_dummy_value()
 
         return types.void(array, i, *[word] * 4, err, t, b, site), codegen
@@ -210,7 +210,7 @@ def _store_pair(convert, dtype):
 
         def codegen(context, builder, signature, arguments):
             address = _address_of(context, builder, signature, arguments, 4, 4)
-            builder.store(emit_pair(builder, convert, arguments[2], arguments[3]), _at(builder, address, _I32))
+            builder.store(emit_pair(builder, convert, arguments[2], arguments[3]), _pointer(builder, address, _I32))
             return context.get_dummy_value()
 
         return types.void(array, i, types.float32, types.float32, err, t, b, site), codegen

@@ -25,7 +25,7 @@ def _own_files():
 
 
 def without_literals(dispatcher):
-    """Compiled code calls the function with the types of its arguments: not once more for each constant."""
+    """Call the function with its argument types, without literals: no specialisation for each constant."""
     template = dispatcher.get_call_template
 
     def get_call_template(args, kws):

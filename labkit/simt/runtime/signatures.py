@@ -29,22 +29,22 @@ def _gpu_template(function):
 
 
 @functools.cache
-def signature_of(function, *given):
+def signature_of(function, *argument_types):
     """Numba's signature of a function for these types: what they are converted to, and what it gives; None if it takes
     none such."""
     context = registry.cpu_target.typing_context
     context.refresh()
     try:
         if function in ON_A_GPU:
-            wide = [_F32 if ty == types.float16 else types.unliteral(ty) for ty in given]
+            wide = [_F32 if ty == types.float16 else types.unliteral(ty) for ty in argument_types]
             return _gpu_template(function)(context).apply(tuple(wide), {})
-        return context.resolve_function_type(context.resolve_value_type(function), given, {})
+        return context.resolve_function_type(context.resolve_value_type(function), argument_types, {})
     except (NumbaError, AttributeError, ValueError):
         return None
 
 
-def unified(*given):
+def unified(*operand_types):
     """The type that holds values of all these types, where paths of a kernel meet; None if there is none."""
-    if len(set(given)) == 1:
-        return given[0]
-    return None if None in given else registry.cpu_target.typing_context.unify_types(*given)
+    if len(set(operand_types)) == 1:
+        return operand_types[0]
+    return None if None in operand_types else registry.cpu_target.typing_context.unify_types(*operand_types)

@@ -26,29 +26,29 @@ def _constructor(name, cls):
     scalar, count = getattr(np, name.split("x")[0]), len(cls._fields)
 
     def make(*parts):
-        numbers = [n for part in parts for n in (part if isinstance(part, tuple) else (part,))]
-        if len(numbers) != count:
-            raise TypeError(f"cuda.{name} takes {count} numbers, {len(numbers)} given")
-        return cls(*(scalar(n) for n in numbers))
+        components = [n for part in parts for n in (part if isinstance(part, tuple) else (part,))]
+        if len(components) != count:
+            raise TypeError(f"cuda.{name} takes {count} numbers, {len(components)} given")
+        return cls(*(scalar(n) for n in components))
 
     make.__name__ = name
 
     @overload(make, strict=False)
     def typed(*parts):
         parts = parts[0] if len(parts) == 1 and isinstance(parts[0], types.StarArgTuple) else parts
-        numbers = []
+        components = []
         for k, part in enumerate(parts):
             if is_vector(part):
                 if part.instance_class.__name__.split("x")[0] != name.split("x")[0]:
                     raise NumbaTypeError(f"cuda.{name} is not made from {part.instance_class.__name__}")
-                numbers += [f"parts[{k}].{field}" for field in part.instance_class._fields]
+                components += [f"parts[{k}].{field}" for field in part.instance_class._fields]
             elif isinstance(part, (types.Number, types.Boolean)):
-                numbers.append(f"parts[{k}]")
+                components.append(f"parts[{k}]")
             else:
                 raise NumbaTypeError(f"cuda.{name} takes numbers and vectors, not {part}")
-        if len(numbers) != count:
-            raise NumbaTypeError(f"cuda.{name} takes {count} numbers, {len(numbers)} given")
-        code = f"lambda *parts: cls({', '.join(f'scalar({n})' for n in numbers)})"
+        if len(components) != count:
+            raise NumbaTypeError(f"cuda.{name} takes {count} numbers, {len(components)} given")
+        code = f"lambda *parts: cls({', '.join(f'scalar({n})' for n in components)})"
         return eval(code, {"cls": cls, "scalar": scalar})
 
     return make

@@ -102,7 +102,7 @@ def test_where_a_warp_alone_waits_that_line_is_named(one_warp):
 def test_what_a_larger_case_shows_is_added_but_not_of_special_inputs(where, added):
     one, many = (Case({"n": n}, (), np.ones(n), np.zeros(n), None, place) for n, place in ((1, ""), (33, where)))
     attempt = Attempt("wrong_result", "The value is wrong.", ("n=1",))
-    theirs = Attempt("wrong_result", "", seen="Every element is 0.")
+    theirs = Attempt("wrong_result", "", summary="Every element is 0.")
     found = stages._with_larger(None, attempt, one, [(many, lambda answer: theirs)])
     assert (len(found.details) == 2) == added
 

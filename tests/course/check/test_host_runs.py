@@ -7,7 +7,7 @@ import pytest
 
 from labkit import cuda
 from labkit.course.check import examine
-from labkit.course.check.host_runs import HostRun, _idle, _seen_by
+from labkit.course.check.host_runs import HostRun, _idle, _recording
 from labkit.course.exercises import FunctionExercise
 from labkit.course.exercises.demands import Demand
 from labkit.device import graphs
@@ -85,7 +85,7 @@ def test_a_result_of_the_host_is_right_without_the_launches():
 def test_copies_to_the_host_are_counted_but_not_those_of_a_library():
     a, out = cuda.to_device(np.ones((2, 2), np.float32)), cuda.to_device(np.zeros((2, 2), np.float32))
     run = HostRun({})
-    with _seen_by(run):
+    with _recording(run):
         gemm(OP_N, OP_N, 2, 2, 2, 1.0, a, 2, a, 2, 0.0, out, 2)
         assert run.copies_to_host == 0
         out.copy_to_host()
@@ -113,14 +113,14 @@ def test_calls_of_a_library_are_seen_and_left_out():
     with _idle():
         gemm(OP_N, OP_N, 2, 2, 2, 1.0, a, 2, a, 2, 0.0, out, 2)
     assert not out.copy_to_host().any()
-    with _seen_by(run):
+    with _recording(run):
         gemm(OP_N, OP_N, 2, 2, 2, 1.0, a, 2, a, 2, 0.0, out, 2)
     assert run.calls == ["gemm"] and (out.copy_to_host() == 2).all()
 
 
 def test_everything_is_put_back_after_an_error():
     before = ConfiguredKernel.run, graphs._RecordedGraph.launch, blas._on_host
-    with pytest.raises(KeyError), _seen_by(HostRun({})):
+    with pytest.raises(KeyError), _recording(HostRun({})):
         raise KeyError
     assert (ConfiguredKernel.run, graphs._RecordedGraph.launch, blas._on_host) == before
 

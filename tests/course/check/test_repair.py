@@ -293,7 +293,7 @@ def test_the_search_never_runs_a_change_that_grows_by_itself():
     drawn = cases.draw_cases(LISTED, 5)
     search = repair._Search(LISTED, listed, drawn[0], drawn, 1e9, lambda found: None)
     source = search.sources["listed"]
-    search.seen, search.limit_s = set(), 0.2
+    search.visited, search.limit_s = set(), 0.2
     tree = ast.parse("def listed(x):\n    raise SystemExit\n    x.append(x)")
     ran = []
     assert not search._helps(source, tree, ran.append) and not ran

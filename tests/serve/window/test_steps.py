@@ -1,7 +1,7 @@
 """Tokens and latencies of the steps since the last time."""
 
 from labkit.serve.engine_thread import SeatWork, StepReport
-from labkit.serve.window.steps import MOST_STEPS, MOST_TIMES, Steps, thinned
+from labkit.serve.window.steps import MAX_STEPS, MAX_TIMES, Steps, thinned
 
 
 def report(number, began, *chunks, seconds=0.1, preempted=0, generated=0):
@@ -40,12 +40,12 @@ def test_what_is_kept_is_bounded_however_long_it_is_not_taken():
         steps(report(number, float(number), *((name, seat, 1, "decode") for seat, name in enumerate(names))))
     assert len(steps._last) < 500 and len(steps._begun) < 500
     found = steps.take()
-    assert len(found["steps"]) == MOST_STEPS and found["steps"][-1][0] == 1_999
-    assert len(found["sums"]["gap_ms"]) <= MOST_TIMES and len(found["sums"]["first_ms"]) <= MOST_TIMES
+    assert len(found["steps"]) == MAX_STEPS and found["steps"][-1][0] == 1_999
+    assert len(found["sums"]["gap_ms"]) <= MAX_TIMES and len(found["sums"]["first_ms"]) <= MAX_TIMES
 
 
 def test_of_many_times_some_of_all_sizes_are_kept():
     kept = thinned([number / 1000 for number in range(1_000)])
-    assert len(kept) <= MOST_TIMES and kept == sorted(kept)
+    assert len(kept) <= MAX_TIMES and kept == sorted(kept)
     assert kept[0] < 20 and kept[-1] > 980 and abs(kept[len(kept) // 2] - 500) < 20
     assert thinned([0.002, 0.001]) == [1.0, 2.0] and thinned([]) == []
