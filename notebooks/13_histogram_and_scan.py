@@ -238,7 +238,7 @@ def bytes_moved(launcher, elements=2 * scan.TILE):
     return 32 * sum(counts["sectors"] for counts in counted) / elements
 
 
-print(f"scan, write, add: {bytes_moved(scan.scan_warps):6.2f} bytes an element")
+print(f"scan, write, add: {bytes_moved(scan_blocks.scan_warps):6.2f} bytes an element")
 print(f"reduce, scan:     {bytes_moved(scan.scan_reduce_first):6.2f} bytes an element")
 
 # %% [markdown]

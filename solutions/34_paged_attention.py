@@ -189,9 +189,10 @@ check("attend_split", attend_split)
 
 # %%
 from labkit.kernels.attention import paged
+from labkit.kernels.ops.paged_decode import PAGED_DECODE
 
 size = {"B": 3, "S": 150, "shortest": 0, "H": 4, "KV": 2, "D": 32}
-q, keys, values, page_table, lengths, scale = paged.PAGED_DECODE.inputs(np.random.default_rng(0), **size)
+q, keys, values, page_table, lengths, scale = PAGED_DECODE.inputs(np.random.default_rng(0), **size)
 on_device = [cuda.to_device(each) for each in (q, keys, values, page_table, lengths)]
 share, P = 4, -(-page_table.shape[1] // 4)
 parts, joined, whole = (cuda.to_device(np.full(shape, np.nan, np.float32))

@@ -174,7 +174,14 @@ class Flattener:
         statements = []
         for param, argument in zip(scope.params, call.args, strict=True):
             # the callee cannot assign the caller's names, so a plain argument may replace the parameter
-            if isinstance(argument, (ast.Name, ast.Constant)) and param not in scope.assigned:
+            if isinstance(argument, ast.Tuple) and param not in scope.assigned:  # may hold arrays
+                for k, element in enumerate(argument.elts):
+                    if not isinstance(element, (ast.Name, ast.Constant)):
+                        temp = rewriter.fresh("c")
+                        statements.append(assign(temp, element, call))
+                        argument.elts[k] = at_line(load(temp), call)
+                names[param] = argument
+            elif isinstance(argument, (ast.Name, ast.Constant)) and param not in scope.assigned:
                 names[param] = argument
             else:
                 statements.append(assign(names[param], argument, call))

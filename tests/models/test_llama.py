@@ -139,8 +139,8 @@ def test_any_shape_live(kind, tmp_path):
     configs = {"llama": transformers.LlamaConfig, "qwen3": transformers.Qwen3Config}
     theirs = transformers.AutoModelForCausalLM.from_config(configs[kind](**shape)).eval()
     theirs.save_pretrained(tmp_path)
-    module = {"llama": llama, "qwen3": qwen3}[kind]
-    alone = SingleSequence(MODELS[kind](module.Config.read(tmp_path / "config.json"), tensors(tmp_path), "float32"),
+    config = {"llama": Config, "qwen3": Qwen3Config}[kind]
+    alone = SingleSequence(MODELS[kind](config.read(tmp_path / "config.json"), tensors(tmp_path), "float32"),
                            context=32)
     ids = np.random.default_rng(0).integers(0, 61, 9).tolist()
     with torch.no_grad():

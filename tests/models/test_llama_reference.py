@@ -11,7 +11,7 @@ from labkit._common.paths import REPOSITORY
 from labkit.kernels.rope import frequencies
 from labkit.models import llama, qwen3
 from labkit.models.llama_reference import activations, bfloat16, weights_of
-from labkit.models.load import tensors
+from labkit.models.load import ARCHITECTURES, tensors
 
 GOLDEN = REPOSITORY / "tests" / "golden" / "llama"
 SHAPES = ("llama2", "llama3", "smollm2", "qwen3")
@@ -20,9 +20,10 @@ SHAPES = ("llama2", "llama3", "smollm2", "qwen3")
 def golden(name: str) -> SimpleNamespace:
     """A model's files and what transformers computed with it."""
     folder = GOLDEN / name
-    kind = {"llama": llama, "qwen3": qwen3}[read_json(folder / "config.json")["model_type"]]
+    model_type = read_json(folder / "config.json")["model_type"]
+    kind = {"llama": llama, "qwen3": qwen3}[model_type]
     with np.load(folder / "expected.npz") as arrays:
-        return SimpleNamespace(folder=folder, kind=kind, config=kind.Config.read(folder / "config.json"),
+        return SimpleNamespace(folder=folder, kind=kind, config=ARCHITECTURES[model_type][0].read(folder / "config.json"),
                                tensors=tensors(folder), **json.loads((folder / "expected.json").read_text()), **arrays)
 
 

@@ -14,6 +14,7 @@ from labkit.kernels.norm.half import (
     layernorm_half_warp,
 )
 from labkit.kernels.norm.layernorm import EPSILON
+from labkit.kernels.norm.rows import tolerance as layernorm_tolerance
 from labkit.kernels.op import Op, Work, uniform
 from labkit.kernels.ops.layernorm import torch_add_layernorm, torch_layernorm
 from labkit.kernels.tolerance import EPS16
@@ -27,7 +28,7 @@ def tolerance(x, weight, bias, epsilon=EPSILON):
     """The result is rounded to float16, a relative error of 2^-11; allowed is twice that, and what float32 is
     allowed."""
     size = np.abs(full.layernorm_reference(x, weight, bias, epsilon))
-    return EPS16 * size + full.tolerance(x, weight, bias, epsilon) + 6e-8
+    return EPS16 * size + layernorm_tolerance(x, weight, bias, epsilon) + 6e-8
 
 
 SIZES = {

@@ -6,6 +6,7 @@ import pytest
 from labkit import cuda, device
 from labkit.kernels.agree import agree
 from labkit.kernels.attention import three_pass as module
+from labkit.kernels.attention.flash import attention_whole_matrix
 from labkit.kernels.attention.half import attention_half
 from labkit.kernels.attention.three_pass import append_to_cache, attention, attention_reference, attention_three_pass
 from labkit.kernels.op import uniform
@@ -137,7 +138,7 @@ def test_a_small_launch_takes_nothing_from_the_large_one_after_it():
     """CUDA is asked for shared memory once, and what it allows must never become less."""
     for S in (120, 3, 50, 120):
         qkv, out = uniform(np.random.default_rng(S), S, 3 * 16), cuda.device_array((S, 16), np.float32)
-        module.attention_whole_matrix(cuda.to_device(qkv), 1, out)
+        attention_whole_matrix(cuda.to_device(qkv), 1, out)
         assert (np.abs(out.copy_to_host() - attention_reference(qkv, 1)) <= tolerance_of(qkv.astype(float), 1)).all()
 
 

@@ -246,7 +246,7 @@ def test_from_the_first_wgmma_on_an_output_has_the_same_bits_for_any_number_of_r
 def test_products_with_the_weights_on_the_left(monkeypatch, tile, size, kind, alone):
     if alone or tile > 0:
         alone = True
-        monkeypatch.setattr(swap_ab, "HALF", 1)
+        monkeypatch.setattr(swap_ab, "HALF_SMS", 1)
     M, N, K = size
     rng = np.random.default_rng(12)
     tile = swap_ab.TILES[tile]

@@ -15,8 +15,9 @@ from labkit.kernels.linear.one_row import GELU, JOIN, NORM, PLAIN, QKV, RESIDUAL
 from labkit.kernels.ops.one_row import layer, norm_row
 from labkit.kernels.ops.one_row_attended import ONE_ROW_ATTENDED, ONE_ROW_ATTENDED_HALF
 from labkit.kernels.ops.one_row_logits import ONE_ROW_LOGITS, ONE_ROW_LOGITS_HALF
+from labkit.measure.ops import op as registered
 
-OPS = [getattr(one_row, f"ONE_ROW_{name}{half}") for half in ("", "_HALF") for name in ("GELU", "RESIDUAL", "QKV")]
+OPS = [registered(f"one_row_{name}{half}") for half in ("", "_half") for name in ("gelu", "residual", "qkv")]
 OPS += [ONE_ROW_ATTENDED, ONE_ROW_LOGITS, ONE_ROW_ATTENDED_HALF, ONE_ROW_LOGITS_HALF]
 USED = ("gelu", "residual", "qkv", "attended")  # by GPT-2 on a GPU, for logits: test_next_token.py
 FIRST = [(op, op.awkward[0]) for op in OPS]  # the sizes of the small model in test_gpt2_step.py: compiled once for both

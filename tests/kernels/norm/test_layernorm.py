@@ -10,6 +10,7 @@ import pytest
 from labkit import cuda
 from labkit.kernels.agree import agree
 from labkit.kernels.norm import layernorm as norm
+from labkit.kernels.norm.rows import tolerance
 from labkit.kernels.op import rung, uniform
 from labkit.kernels.ops.layernorm import ADD_LAYERNORM, LAYERNORM, RESIDUAL_LAYERNORM
 
@@ -130,7 +131,7 @@ def with_epsilon(launcher, epsilon):
 
 def op_with_epsilon(epsilon, *launchers):
     return replace(LAYERNORM, reference=functools.partial(norm.layernorm_reference, epsilon=epsilon),
-                   tolerance=functools.partial(norm.tolerance, epsilon=epsilon), inputs=of_small_spread,
+                   tolerance=functools.partial(tolerance, epsilon=epsilon), inputs=of_small_spread,
                    rungs=tuple(with_epsilon(launcher, epsilon) for launcher in launchers))
 
 
@@ -149,7 +150,7 @@ def test_another_epsilon_is_another_kernel():
         out = cuda.device_array(inputs[0].shape, np.float32)
         norm.layernorm_warp_per_row(*d_inputs, out, epsilon=epsilon)
         expected = norm.layernorm_reference(*inputs, epsilon)
-        allowed = norm.tolerance(*inputs, epsilon)
+        allowed = tolerance(*inputs, epsilon)
         assert (np.abs(out.copy_to_host() - expected) <= allowed).all()
         found[epsilon] = np.abs(out.copy_to_host() - inputs[2]).max()
     assert found[1e-12] > 100 * found[1e-5]
@@ -169,7 +170,7 @@ def test_the_epsilon_of_bert_with_a_residual(launch):
     got = out.copy_to_host()[0] if kept else out.copy_to_host()
     total = x + residual
     assert (np.abs(got - norm.layernorm_reference(total, weight, bias, 1e-12))
-            <= norm.tolerance(total.astype(np.float64), weight, bias, 1e-12)).all()
+            <= tolerance(total.astype(np.float64), weight, bias, 1e-12)).all()
 
 
 @pytest.mark.parametrize("epsilon", [0.0, -1e-5, 1e-50, float("nan"), float("inf")])
