@@ -23,8 +23,9 @@ def golden(name: str) -> SimpleNamespace:
     model_type = read_json(folder / "config.json")["model_type"]
     kind = {"llama": llama, "qwen3": qwen3}[model_type]
     with np.load(folder / "expected.npz") as arrays:
-        return SimpleNamespace(folder=folder, kind=kind, config=ARCHITECTURES[model_type][0].read(folder / "config.json"),
-                               tensors=tensors(folder), **json.loads((folder / "expected.json").read_text()), **arrays)
+        config = ARCHITECTURES[model_type][0].read(folder / "config.json")
+        return SimpleNamespace(folder=folder, kind=kind, config=config, tensors=tensors(folder),
+                               **json.loads((folder / "expected.json").read_text()), **arrays)
 
 
 @pytest.fixture(params=SHAPES)
