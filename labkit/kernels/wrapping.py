@@ -1,6 +1,7 @@
 """Arithmetic of uint32 modulo 2**32: for hashes and random numbers.
 
-The `+` and `*` of 32-bit indices must not wrap around: the compiler relies on it.
+The `+` and `*` of two uint32 wrap around here as well (labkit.simt.unsigned); these say that it is meant, and do so in
+plain Numba, too.
 """
 
 from numba import uint32, uint64

@@ -269,16 +269,11 @@ _power = _binary(operator.pow, _integer_power)
 
 
 def _narrow(plain, with_constant):
-    """An operator by the rule of unsigned.py. A GPU's compiler takes it for granted that + and * do not wrap."""
-    sign = {add: "+", multiply: "*"}.get(plain)
+    """An operator by the rule of unsigned.py."""
 
     def apply(a, b):
         if narrows(type(a) is Uint32, type(b) is Uint32, with_constant):
-            value = int(plain(Uint64(a), Uint64(b)))
-            if sign and value > unsigned.LARGEST:
-                raise ValueError(f"{int(a):,} {sign} {int(b):,} is {value:,}; a sum or product of 32-bit indices must "
-                                 f"be less than 2**32")
-            return Uint32(value & unsigned.LARGEST)
+            return Uint32(int(plain(Uint64(a), Uint64(b))) & unsigned.LARGEST)
         return plain(a, b)
 
     return apply

@@ -9,9 +9,6 @@ constants is a constant.
 Where a constant from 0 to 2**32 - 1 is one of several values, it is a uint32: `stage = 0` of a variable that is set
 again, `16 if inside else 0`, `min(width, 32)`, `return 0`, and an argument for a device function with the rule.
 
-A sum or product of two uint32 must be less than 2**32. A GPU's compiler takes that for granted, as CUDA C++'s does for
-`int`; the CPU device wraps around, and observe() raises. What wraps on purpose is computed in 64 bits and converted.
-
 Both devices go by this table: the CPU device in resolve.py, a GPU in a pass over Numba's IR.
 """
 

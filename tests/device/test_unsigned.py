@@ -213,14 +213,3 @@ def test_plain_source_compiles_to_what_casts_compile_to(load):
     jumps = plain.count("bra.uni")  # blocks may be laid out otherwise
     assert len(plain) - jumps <= len(by_hand) + 2, (len(plain), jumps, len(by_hand))
     assert not [one for one in plain if one.startswith(("div", "rem", "shr.s64", "selp"))]
-
-
-def test_neighbours_are_loaded_at_an_offset(load):
-    """As i + 1 does not wrap around, x[i + 1] lies four bytes behind x[i]: one address for both."""
-    kernel = load("@cuda.jit\ndef pairs(x, out):\n    i = u32.grid(1)\n    out[i] = x[i] + x[i + 1]\n").pairs
-    vector = types.float32[::1]
-    try:
-        text = compiling.ptx(kernel, types.void(vector, vector))
-    except compiling.NoCompiler as error:
-        pytest.skip(str(error))
-    assert re.search(r"ld\.global\.f32\s+%f\d+, \[%rd\d+\+4\];", text), text

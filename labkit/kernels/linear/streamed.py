@@ -322,8 +322,8 @@ def make_tensor(token_tiles: int, row_tiles: int, *, out_element: Element = BFLO
             ptx.griddepcontrol_wait()
 
         for k0 in u32.range(warp * WARP_DEPTH, depth, TENSOR_WARPS * WARP_DEPTH):
-            for batch in u32.range(BATCHES):
-                k = k0 + batch * BATCH * STEP + q * 8
+            for batch in range(BATCHES):
+                k = uint32(k0 + batch * BATCH * STEP + q * 8)
                 for s in u32.range(BATCH):
                     inside = k + s * STEP < depth
                     for j in u32.range(ROW_TILES):
