@@ -105,7 +105,7 @@ def test_a_kernel_that_was_started_early_and_is_not_needed_ends(course_dir, monk
 
     waiting = asyncio.run(one_of_two())
     assert not waiting.manager.has_kernel
-    assert not Path(waiting.own.name).exists()
+    assert not Path(waiting.ipython_dir.name).exists()
 
 
 def test_a_process_that_ends_before_the_first_cell_is_a_sentence(course_dir, monkeypatch):
