@@ -143,6 +143,22 @@ def large_int_then_float(a, fout, out):
     fout[t] = x
 
 
+@cuda.jit(device=True)
+def next_of(source, shared, i):
+    x, offset, _ = source
+    shared[i] = x[i] + offset
+    cuda.syncthreads()
+    y, first, other = source
+    return shared[(i + 1) % 32] + y[i] + first - other
+
+
+@case(1, 32, ints(32), out(32))
+def tuple_with_an_array_for_a_function_with_a_barrier(a, out):
+    s = cuda.shared.array(32, int64)
+    i = cuda.threadIdx.x
+    out[i] = next_of((a, 3, a[i] * 2), s, i)
+
+
 @case(2, 32, ints(64), out(64))
 def tuples_and_swaps(a, out):
     t = cuda.threadIdx.x
