@@ -78,7 +78,7 @@ def make_paged_prefill(size: int, queries: int):
         kv_head = head // (u32.gridDim.x // kv_heads)
         begin, tokens, scale = find_sentence(begins, lengths, sequence, u32.shape(out)[0], longest, scale)
         context_len, num_keys, scale = find_context(contexts, sequence, tokens, u32.shape(page_table)[1], scale)
-        row0 = (u32.gridDim.y - u32.blockIdx.y - 1) * ROWS  # the tiles with the most work first
+        row0 = (u32.gridDim.y - 1 - u32.blockIdx.y) * ROWS  # the tiles with the most work first
         if row0 >= tokens:
             return
         causal_end = context_len + row0 + thread // LANES + 1
@@ -142,7 +142,7 @@ def make_paged_prefill_mma(size: int, warps: int, m_tiles: int):
         kv_head = head // (u32.gridDim.x // kv_heads)
         begin, tokens, scale = find_sentence(begins, lengths, sequence, rows, longest, scale)
         context_len, num_keys, scale = find_context(contexts, sequence, tokens, u32.shape(page_table)[1], scale)
-        row0 = (u32.gridDim.y - u32.blockIdx.y - 1) * ROWS  # the tiles with the most work first
+        row0 = (u32.gridDim.y - 1 - u32.blockIdx.y) * ROWS  # the tiles with the most work first
         if row0 >= tokens:
             return
         warp_row0 = row0 + warp * WARP_ROWS  # the warp's first row

@@ -214,7 +214,7 @@ def find_context(contexts, sequence, tokens, max_pages, scale):
     table is too short for the keys, or there are fewer keys than rows, the scale is NaN, and so is the output."""
     seq_len = uint32(contexts[sequence])
     num_keys = min(seq_len, max_pages * PAGE)
-    context_len = num_keys - tokens
+    context_len = num_keys - uint32(tokens)
     if num_keys < seq_len or num_keys < tokens:
         context_len, scale = 0, NOT_A_NUMBER
     return context_len, num_keys, scale
