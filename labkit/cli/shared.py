@@ -45,8 +45,8 @@ def guarded(app) -> None:
 
 
 def reopen_closed() -> None:
-    """Open the null device in place of a closed standard stream, as by `>&-`: the next file that is opened
-    would reuse its descriptor and receive the printed output."""
+    """Open the null device in place of a standard stream that was closed, for example by `>&-`: the next file that is
+    opened would reuse its descriptor and receive the printed output."""
     for fd, name in enumerate(("stdin", "stdout", "stderr")):
         try:
             os.fstat(fd)

@@ -218,7 +218,7 @@ def _update(course: Course, path: Path, fresh, others: Iterable = (), takes: Cal
 
 def _merge(result, learner_copy, given: set[str], *, takes: Callable, replace: bool) -> list[str]:
     """Put the cells that the learner wrote in `learner_copy` into `result`: an answer in its exercise's place, a
-    changed cell in place of the original, any other below the cell that it stands below.
+    changed cell in place of the original, any other after the cell that it follows.
 
     given: digests of the cells of `result` as the course gives them. takes(exercise, shared): whether cells of its part
     are wanted; `shared` ones stand above every answer, as imports do. replace: whether an answer takes the place of

@@ -113,7 +113,7 @@ def _named(name):
     def register(typing):
         typing.__name__ = typing.__qualname__ = name
         typing.__doc__ = cpu_ptx.INTRINSICS[name].__doc__
-        names = ["typingctx", *cpu_ptx.INTRINSICS[name].params]  # Numba asks for the signature of what takes *args
+        names = ["typingctx", *cpu_ptx.INTRINSICS[name].params]  # Numba needs them, as typing takes *args
         typing.__signature__ = inspect.Signature([inspect.Parameter(n, POSITIONAL) for n in names])
         result = intrinsic(typing)
         result.cpu_device = cpu_ptx.INTRINSICS[name]

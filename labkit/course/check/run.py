@@ -145,8 +145,8 @@ def _contains_itself(value, enclosing: tuple = ()) -> bool:
 
 @dataclass(frozen=True, eq=False)
 class Before:
-    """A result that depends on what the output held before the launch. mask: of which elements; right_from_zero: with
-    an output of zeros the result would be right."""
+    """A result that depends on what the output held before the launch. mask: the elements that do; right_from_zero:
+    whether the result would be right if the output held zeros."""
 
     mask: np.ndarray
     right_from_zero: bool
