@@ -21,12 +21,13 @@ from labkit.device import ptx
 from labkit.device.lazy import kernel_factory
 from labkit.kernels.arguments import aligned, blocks_for, check_array
 from labkit.kernels.norm import half
-from labkit.kernels.norm.rows import FOUR, QUADS, SINGLES, block_sum_once, fitting, flat, kind_of
+from labkit.kernels.norm.rows import FOUR, QUADS, SINGLES, block_sum_once, fitting, flat, kind_of, put_four
 from labkit.kernels.op import rung
 from labkit.kernels.reduce import warp_sum
 
 BLOCK = 128
 WARPS = 8  # of a block that pools a sentence; a warp adds up every eighth row
+IN_FLIGHT = 4  # rows that a warp loads at once
 LEAST = 1e-12  # a shorter row is divided by this instead, as in torch.nn.functional.normalize
 ZERO, ONE, NAN, LEAST_SQUARE = float32(0.0), float32(1.0), float32(np.nan), float32(LEAST**2)
 
@@ -87,32 +88,15 @@ QUADS_OF = {128: 1, 256: 2, 384: 3, 512: 4, 768: 6, 1024: 8}  # columns at most 
 OCTETS_OF = {256: 1, 512: 2, 768: 3, 1024: 4}  # the same for float16
 
 
-@cuda.jit(device=True)
-def add_four(v, i, e):
-    v[i] += e[0]
-    v[i + 1] += e[1]
-    v[i + 2] += e[2]
-    v[i + 3] += e[3]
-
-
-@cuda.jit(device=True)
-def add_eight(v, i, e):
-    add_four(v, i, e)
-    v[i + 4] += e[4]
-    v[i + 5] += e[5]
-    v[i + 6] += e[6]
-    v[i + 7] += e[7]
-
-
 @kernel_factory
 def make_mean_pool(pieces: int, access: str, is_half: bool, normalize: bool):
     """Return a kernel for rows of up to 128 * pieces columns, float16: 256 * pieces. access: WHOLE, QUADS or SINGLES,
     which of a lane's four neighbours are in range (norm/rows.py)."""
     if is_half:
         load = half.load_singles if access == SINGLES else half.load_eight
-        add, VEC = add_eight, 8
+        put, VEC = half.put_eight, 8
     else:
-        load, add, VEC = FOUR[access][0], add_four, 4
+        load, put, VEC = FOUR[access][0], put_four, 4
     ITEMS, STEP, WIDTH, THREADS = VEC * pieces, 32 * VEC, 32 * VEC * pieces, 32 * WARPS
     SHARED_SIZE, COLS_PER_THREAD = WARPS * WIDTH, -(-WIDTH // THREADS)  # columns of a thread in the final sum
 
@@ -129,22 +113,24 @@ def make_mean_pool(pieces: int, access: str, is_half: bool, normalize: bool):
         for e in range(ITEMS):
             v[e] = ZERO
         row_stride = WARPS * columns  # from a row of the warp to its next
+        rows = cuda.local.array(IN_FLIGHT * ITEMS, float32)
         r = int32(warp)
-        while r + int32(3 * WARPS) < length:  # four rows are in flight at once; they are added one after the other
+        while r + int32((IN_FLIGHT - 1) * WARPS) < length:
             offset = uint32(begin + r) * columns + lane_offset
-            for p in u32.range(pieces):
-                i, valid = offset + STEP * p, remaining - int32(STEP * p)
-                a, b = load(x, i, valid), load(x, i + row_stride, valid)
-                c, d = load(x, i + 2 * row_stride, valid), load(x, i + 3 * row_stride, valid)
-                add(v, VEC * p, a)
-                add(v, VEC * p, b)
-                add(v, VEC * p, c)
-                add(v, VEC * p, d)
-            r += int32(4 * WARPS)
+            for k in u32.range(IN_FLIGHT):  # all are loaded before the first is added
+                for p in u32.range(pieces):
+                    put(rows, k * ITEMS + VEC * p,
+                        load(x, offset + k * row_stride + STEP * p, remaining - int32(STEP * p)))
+            for k in u32.range(IN_FLIGHT):
+                for e in u32.range(ITEMS):
+                    v[e] += rows[k * ITEMS + e]
+            r += int32(IN_FLIGHT * WARPS)
         while r < length:
             offset = uint32(begin + r) * columns + lane_offset
             for p in u32.range(pieces):
-                add(v, VEC * p, load(x, offset + STEP * p, remaining - int32(STEP * p)))
+                put(rows, VEC * p, load(x, offset + STEP * p, remaining - int32(STEP * p)))
+            for e in u32.range(ITEMS):
+                v[e] += rows[e]
             r += int32(WARPS)
         for p in u32.range(pieces):
             shared_offset = warp * WIDTH + lane_offset + STEP * p

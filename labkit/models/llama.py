@@ -216,6 +216,7 @@ class Llama:
         self.positions = min(positions or config.max_position_embeddings, config.max_position_embeddings)
         self.table = cuda.to_device(rope_table(self.positions, config.head_dim, config.rope_theta, config.rope_scaling))
         self.scale = config.head_dim**-0.5
+        self.fused_rows = self._fused_rows()
 
     def with_kernels(self, kernels: Kernels) -> Llama:
         """The same model with other kernels; on the same weights, if these kernels take them as they are."""
@@ -223,7 +224,16 @@ class Llama:
             return type(self)(self.config, self.tensors, self.dtype, kernels, self.positions)
         other = copy.copy(self)
         other.kernels = kernels
+        other.fused_rows = other._fused_rows()
         return other
+
+    def _fused_rows(self) -> int:
+        """Return up to how many rows a step's norms are fused into the products after them: one, with the default
+        kernels and no biases, on a GPU with tensor cores; else none."""
+        run = self.kernels
+        default = (run.add_rmsnorm, run.linear, run.linear_swiglu) == (add_rmsnorm, linear, linear_swiglu)
+        return int(default and type(self).linear is Llama.linear and self.dtype == "bfloat16"
+                   and fits_normed(1, self.config.hidden_size) and device.on_gpu() and not missing(MMA))
 
     # What other architectures override: see qwen3.py.
 
@@ -234,14 +244,6 @@ class Llama:
     def split_heads(self, w, step: Step, keys, values, b: Rows, stream) -> None:
         """Queries to b.q, rotated; keys, rotated, and values to the cache."""
         self.kernels.rope_split_cache(b.qkv, self.table, step.positions, step.slots, b.q, keys, values, stream=stream)
-
-    def joins(self, rows: int, watch) -> bool:
-        """Whether norms are fused into the products after them: for one row, with the default kernels. The results are
-        bitwise the same."""
-        run = self.kernels
-        default = (run.add_rmsnorm, run.linear, run.linear_swiglu) == (add_rmsnorm, linear, linear_swiglu)
-        return (default and watch is None and type(self).linear is Llama.linear and self.dtype == "bfloat16"
-                and rows == 1 and fits_normed(rows, self.config.hidden_size) and device.on_gpu() and not missing(MMA))
 
     # Common to all architectures.
 
@@ -263,18 +265,13 @@ class Llama:
         keys, values = cache.keys[index], cache.values[index]
         report = functools.partial(_report, watch, f"layers.{index}.")
 
-        fused = self.joins(step.shape.rows, watch)
-        if fused and index > 0:
-            linear_normed(b.projected, b.summed, w["input_layernorm.weight"], b.x, w["self_attn.qkv_proj.weight"],
-                          b.qkv, eps, stream=stream)
+        if index == 0:
+            run.rmsnorm(b.x, w["input_layernorm.weight"], b.normed, eps, stream=stream)  # (T, C)
         else:
-            if index == 0:
-                run.rmsnorm(b.x, w["input_layernorm.weight"], b.normed, eps, stream=stream)  # (T, C)
-            else:
-                run.add_rmsnorm(b.projected, b.x, w["input_layernorm.weight"], b.normed, eps, stream=stream)  # both
-                _report(watch, f"layers.{index - 1}.", "out", b.x)
-            report("input_norm", b.normed)
-            self.linear(b.normed, w, "self_attn.qkv_proj", b.qkv, stream)  # (T, (H + 2K) * D)
+            run.add_rmsnorm(b.projected, b.x, w["input_layernorm.weight"], b.normed, eps, stream=stream)  # both (T, C)
+            _report(watch, f"layers.{index - 1}.", "out", b.x)
+        report("input_norm", b.normed)
+        self.linear(b.normed, w, "self_attn.qkv_proj", b.qkv, stream)  # (T, (H + 2K) * D)
         report("qkv", b.qkv)
         self.split_heads(w, step, keys, values, b, stream)  # (T, H, D), and to the pages
         report("q", b.q)
@@ -284,17 +281,32 @@ class Llama:
         report("attended", b.flat)
         self.linear(b.flat, w, "self_attn.o_proj", b.projected, stream)  # (T, C)
         report("projected", b.projected)
-        if fused:
-            linear_normed(b.projected, b.x, w["post_attention_layernorm.weight"], b.summed,
-                          w["mlp.gate_up_proj.weight"], b.gated, eps, swiglu=True, stream=stream)
-        else:
-            run.add_rmsnorm(b.projected, b.x, w["post_attention_layernorm.weight"], b.normed, eps, stream=stream)
-            report("added", b.x)
-            report("post_norm", b.normed)
-            run.linear_swiglu(b.normed, w["mlp.gate_up_proj.weight"], b.gated, stream=stream)  # (T, I)
+        run.add_rmsnorm(b.projected, b.x, w["post_attention_layernorm.weight"], b.normed, eps, stream=stream)  # both
+        report("added", b.x)
+        report("post_norm", b.normed)
+        run.linear_swiglu(b.normed, w["mlp.gate_up_proj.weight"], b.gated, stream=stream)  # (T, I)
         report("gated", b.gated)
         run.linear(b.gated, w["mlp.down_proj.weight"], b.projected, stream=stream)  # (T, C)
         report("down", b.projected)
+
+    def layer_of_one_row(self, index: int, step: Step, cache: Cache, b: Rows, stream=0) -> None:
+        """As `layer` for a single row: a norm and the sum before it are fused into the product after them. x alternates
+        between b.x and b.summed; the results are bitwise the same."""
+        run, w, eps = self.kernels, self.layers[index], self.config.rms_norm_eps
+        keys, values = cache.keys[index], cache.values[index]
+
+        if index == 0:
+            run.rmsnorm(b.x, w["input_layernorm.weight"], b.normed, eps, stream=stream)
+            self.linear(b.normed, w, "self_attn.qkv_proj", b.qkv, stream)
+        else:
+            linear_normed(b.projected, b.summed, w["input_layernorm.weight"], b.x, w["self_attn.qkv_proj.weight"],
+                          b.qkv, eps, stream=stream)
+        self.split_heads(w, step, keys, values, b, stream)
+        self.attend(step, keys, values, b, stream)
+        self.linear(b.flat, w, "self_attn.o_proj", b.projected, stream)
+        linear_normed(b.projected, b.x, w["post_attention_layernorm.weight"], b.summed, w["mlp.gate_up_proj.weight"],
+                      b.gated, eps, swiglu=True, stream=stream)
+        run.linear(b.gated, w["mlp.down_proj.weight"], b.projected, stream=stream)
 
     def forward(self, step: Step, cache: Cache, ws: Workspace, stream=0, watch=None):
         """Return the logits after the last token of each sequence in the step, (B, V) float32 on the device, and write
@@ -306,9 +318,13 @@ class Llama:
         b = ws.rows(shape)
         run.embedding(step.ids, w[EMBEDDING], b.x, stream=stream)  # (T, C)
         _report(watch, "", "embedding", b.x)
+        fused = shape.rows <= self.fused_rows and watch is None
         for index in range(self.config.num_hidden_layers):
-            self.layer(index, step, cache, b, stream, watch)
-        residual = b.summed if self.joins(shape.rows, watch) else b.x
+            if fused:
+                self.layer_of_one_row(index, step, cache, b, stream)
+            else:
+                self.layer(index, step, cache, b, stream, watch)
+        residual = b.summed if fused else b.x
         run.add_rmsnorm(b.projected, residual, w["norm.weight"], b.normed, self.config.rms_norm_eps, stream=stream)
         _report(watch, f"layers.{self.config.num_hidden_layers - 1}.", "out", b.x)
         _report(watch, "", "norm", b.normed)

@@ -203,39 +203,43 @@ def test_other_kernels_on_the_same_weights(model):
     assert not np.array_equal(rearranged.weights[name].copy_to_host(), model.weights[name].copy_to_host())
 
 
-class Joined(Llama):
+class Fused(Llama):
     """As on a GPU, but for up to eight rows: the products normalise them."""
 
-    def joins(self, rows, watch):
-        return watch is None and rows <= 8
+    def _fused_rows(self):
+        return 8
 
 
 @pytest.mark.sweep  # compiles two kernels for tensor cores
 def test_norms_that_products_compute_are_the_same():
     config = replace(SMALL, hidden_size=256, head_dim=32, num_hidden_layers=3)
     tensors, found = random_tensors(config), []
-    for kind in (Llama, Joined):
+    for kind in (Llama, Fused):
         alone = SingleSequence(kind(config, tensors), context=32)
         found.append([alone(ids).copy_to_host() for ids in ([5, 4, 3], [7], list(range(9)), [8])])
-    for apart, joined in zip(*found, strict=True):
-        np.testing.assert_allclose(joined, apart, atol=0.03 * np.abs(apart).max())
+    for apart, fused in zip(*found, strict=True):
+        np.testing.assert_allclose(fused, apart, atol=0.03 * np.abs(apart).max())
 
 
 def test_norms_stay_apart_where_other_kernels_are_given_or_activations_are_watched(model, monkeypatch):
     config = replace(SMALL, hidden_size=256, head_dim=32)
-    half = Llama(config, random_tensors(config))
+    tensors = random_tensors(config)
     monkeypatch.setattr(llama, "device", SimpleNamespace(on_gpu=lambda: False))
-    assert not half.joins(1, None)
+    assert Llama(config, tensors).fused_rows == 0
     monkeypatch.setattr(llama, "device", SimpleNamespace(on_gpu=lambda: True))
     monkeypatch.setattr(llama, "missing", lambda needs: "")
-    assert half.joins(1, None)
-    assert not half.joins(2, None) and not half.joins(1, print) and not model.joins(1, None)
+    half = Llama(config, tensors)
+    assert half.fused_rows == 1 and Llama(SMALL, random_tensors(SMALL), "float32").fused_rows == 0
 
     def mine(*arguments, **options):
         raise AssertionError("is not launched")
 
     for name in ("add_rmsnorm", "linear", "linear_swiglu"):
-        assert not half.with_kernels(Kernels(**{name: mine})).joins(1, None)
+        assert half.with_kernels(Kernels(**{name: mine})).fused_rows == 0
+    monkeypatch.setattr(Llama, "layer_of_one_row", mine)
+    watched = []
+    SingleSequence(half, context=16)([5], watch=lambda name, array: watched.append(name))
+    assert "layers.0.post_norm" in watched
 
 
 def test_names_with_and_without_prefix_and_other_types(model):

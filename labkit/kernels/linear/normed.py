@@ -34,7 +34,6 @@ from labkit.kernels.linear.streamed import (
     TENSOR_WARPS,
     WARP_DEPTH,
     make_epilogue,
-    make_load_16_bytes,
     prefetch_rows,
 )
 from labkit.kernels.matmul.mma import add_product_bf16
@@ -85,7 +84,7 @@ def make_normed(columns: int, max_rows: int, eps: float, *, swiglu: bool = False
     OUTPUTS = ROWS * (GROUP if swiglu else 16)
     TILE_COLS = GROUP if swiglu else 16
     W_REGS = 8 * STEPS
-    load_w, load = make_load_16_bytes(ptx.load_nc4), load_of(early)
+    load = load_of(early)
     epilogue = make_epilogue(BFLOAT16, BFLOAT16, False)
     combine, to_element = SWIGLU[BFLOAT16], BFLOAT16.element
 
@@ -117,10 +116,9 @@ def make_normed(columns: int, max_rows: int, eps: float, *, swiglu: bool = False
 
         k0 = warp * WARP_DEPTH + q * 8
         for s in u32.range(STEPS):
-            k = k0 + s * STEP
-            inside = k < COLUMNS
-            w_vec = load_w(weight, min(row0 + group_id, rows - 1), k, inside)
-            w_vec8 = load_w(weight, min(row0 + group_id + 8, rows - 1), k, inside)
+            k = k0 + s * STEP if k0 + s * STEP < COLUMNS else 0
+            w_vec = ptx.load_nc4(weight, min(row0 + group_id, rows - 1) * COLUMNS + k)
+            w_vec8 = ptx.load_nc4(weight, min(row0 + group_id + 8, rows - 1) * COLUMNS + k)
             for n in u32.range(4):
                 w_frag[8 * s + 2 * n], w_frag[8 * s + 2 * n + 1] = w_vec[n], w_vec8[n]
 
@@ -152,6 +150,8 @@ def make_normed(columns: int, max_rows: int, eps: float, *, swiglu: bool = False
 
         for s in u32.range(STEPS):
             k = k0 + s * STEP
+            for n in u32.range(8):
+                w_frag[8 * s + n] = w_frag[8 * s + n] if k < COLUMNS else 0
             inside = group_id < tokens and k < COLUMNS
             a, b, c, d = ptx.load_shared4(normed, group_id * ROW_STRIDE + k if inside else 0)
             a, b = a if inside else 0, b if inside else 0

@@ -242,17 +242,6 @@ WARP_DEPTH = STEPS * STEP
 PITCH = 20  # of 16 sums of a token: lanes that store a product's accumulators hit 32 different banks
 
 
-def make_load_16_bytes(load):
-    """A device function: load eight elements of a row of a matrix from k on; zeros if not inside."""
-
-    @cuda.jit(device=True)
-    def load_16_bytes(matrix, row, k, inside):
-        a, b, c, d = load(matrix, row * u32.shape(matrix)[1] + k if inside else 0)
-        return a if inside else 0, b if inside else 0, c if inside else 0, d if inside else 0
-
-    return load_16_bytes
-
-
 FIRST_WAVE = 264  # blocks that an H200 holds at once: later ones begin when the previous kernel has ended
 
 
@@ -276,8 +265,8 @@ def make_tensor(token_tiles: int, row_tiles: int, *, out_element: Element = BFLO
     steps, lane q of four holds steps 8q to 8q + 7, one load of 16 bytes, whose words alternate as first and second
     register of two products. So weights are loaded from global memory straight into fragments.
 
-    Addresses beyond an edge are clamped, and what was loaded there is replaced by zeros: without a branch, the
-    compiler issues eight loads of weights in a row. Which warp adds what, and in which order, depends on K only: an
+    Addresses beyond an edge are clamped, and once all loads have been issued, what they load is replaced by zeros:
+    without a branch or a use in between, the compiler issues all loads of a batch in a row. Which warp adds what, and in which order, depends on K only: an
     output has the same bits for any number of tokens and any tiles.
 
     early: its weights are prefetched into L2 while the previous kernel ends; see kernels/pdl.py.
@@ -285,7 +274,6 @@ def make_tensor(token_tiles: int, row_tiles: int, *, out_element: Element = BFLO
     TILES, ROW_TILES = token_tiles, row_tiles
     TOKENS = 8 * token_tiles
     BATCH = STEPS // row_tiles  # steps whose loads are in flight together: eight loads of weights
-    BATCHES = row_tiles
     ACCUMULATORS, X_REGS, W_REGS = 4 * TILES * ROW_TILES, 4 * TILES * BATCH, 8 * STEPS
     NUM_PARTIALS = TENSOR_WARPS * TOKENS * PITCH
     OUTPUTS = TOKENS * (GROUP if swiglu else 16)
@@ -293,7 +281,7 @@ def make_tensor(token_tiles: int, row_tiles: int, *, out_element: Element = BFLO
     epilogue, combine, to_element = make_epilogue(BFLOAT16, out_element, bias), SWIGLU[BFLOAT16], out_element.element
     BLOCKS = 2 if token_tiles == row_tiles == 1 else 1  # of an SM: 64 registers a thread, or 128
     EARLY = early
-    load_w, load_x = make_load_16_bytes(ptx.load_nc4), make_load_16_bytes(load_of(early))
+    load_w, load_x = ptx.load_nc4, load_of(early)
 
     @cuda.jit(device=True)
     def reduce_warps(partials, token, row):
@@ -321,34 +309,42 @@ def make_tensor(token_tiles: int, row_tiles: int, *, out_element: Element = BFLO
             prefetch_rows(weight, row0, 16 * ROW_TILES, thread)
             ptx.griddepcontrol_wait()
 
-        for k0 in u32.range(warp * WARP_DEPTH, depth, TENSOR_WARPS * WARP_DEPTH):
-            for batch in range(BATCHES):
-                k = uint32(k0 + batch * BATCH * STEP + q * 8)
-                for s in u32.range(BATCH):
-                    inside = k + s * STEP < depth
+        k0 = warp * WARP_DEPTH
+        while k0 < depth:
+            k = k0 + q * 8
+            for s in u32.range(BATCH):
+                k_s = k + s * STEP if k + s * STEP < depth else 0
+                for j in u32.range(ROW_TILES):
+                    row = row0 + 16 * j + group_id
+                    w_vec = load_w(weight, min(row, rows - 1) * depth + k_s)
+                    w_vec8 = load_w(weight, min(row + 8, rows - 1) * depth + k_s)
+                    for n in u32.range(4):
+                        w_frag[(s * ROW_TILES + j) * 8 + 2 * n] = w_vec[n]
+                        w_frag[(s * ROW_TILES + j) * 8 + 2 * n + 1] = w_vec8[n]
+            for s in u32.range(BATCH):
+                k_s = k + s * STEP if k + s * STEP < depth else 0
+                for i in u32.range(TILES):
+                    x_vec = load_x(x, min(token0 + 8 * i + group_id, tokens - 1) * depth + k_s)
+                    for n in u32.range(4):
+                        x_frag[(s * TILES + i) * 4 + n] = x_vec[n]
+            for s in u32.range(BATCH):
+                inside = k + s * STEP < depth
+                for n in u32.range(8 * ROW_TILES):
+                    w_frag[s * ROW_TILES * 8 + n] = w_frag[s * ROW_TILES * 8 + n] if inside else 0
+                for n in u32.range(4 * TILES):
+                    x_frag[s * TILES * 4 + n] = x_frag[s * TILES * 4 + n] if inside else 0
+            for s in u32.range(BATCH):
+                for half in range(2):
                     for j in u32.range(ROW_TILES):
-                        row = row0 + 16 * j + group_id
-                        w_vec = load_w(weight, min(row, rows - 1), k + s * STEP, inside)
-                        w_vec8 = load_w(weight, min(row + 8, rows - 1), k + s * STEP, inside)
-                        for n in u32.range(4):
-                            w_frag[(s * ROW_TILES + j) * 8 + 2 * n] = w_vec[n]
-                            w_frag[(s * ROW_TILES + j) * 8 + 2 * n + 1] = w_vec8[n]
-                for s in u32.range(BATCH):
-                    for i in u32.range(TILES):
-                        token = token0 + 8 * i + group_id
-                        inside = token < tokens and k + s * STEP < depth
-                        x_vec = load_x(x, token, k + s * STEP, inside)
-                        for n in u32.range(4):
-                            x_frag[(s * TILES + i) * 4 + n] = x_vec[n]
-                for s in u32.range(BATCH):
-                    for half in range(2):
-                        for j in u32.range(ROW_TILES):
-                            i_w = (s * ROW_TILES + j) * 8 + 4 * half
-                            for i in u32.range(TILES):
-                                add_product_bf16(acc, (j * TILES + i) * 4,
-                                                 w_frag[i_w], w_frag[i_w + 1], w_frag[i_w + 2], w_frag[i_w + 3],
-                                                 x_frag[(s * TILES + i) * 4 + 2 * half],
-                                                 x_frag[(s * TILES + i) * 4 + 2 * half + 1])
+                        i_w = (s * ROW_TILES + j) * 8 + 4 * half
+                        for i in u32.range(TILES):
+                            add_product_bf16(acc, (j * TILES + i) * 4,
+                                             w_frag[i_w], w_frag[i_w + 1], w_frag[i_w + 2], w_frag[i_w + 3],
+                                             x_frag[(s * TILES + i) * 4 + 2 * half],
+                                             x_frag[(s * TILES + i) * 4 + 2 * half + 1])
+            k0 += BATCH * STEP
+            if k0 % WARP_DEPTH == 0:  # the next WARP_DEPTH of K are another warp's
+                k0 += (TENSOR_WARPS - 1) * WARP_DEPTH
 
         for j in u32.range(ROW_TILES):
             if j > 0:

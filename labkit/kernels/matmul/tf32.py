@@ -12,7 +12,7 @@ b at rows L % 4 and L % 4 + 4, column L // 4; accumulators as with float16.
 
 
 import numpy as np
-from numba import float32, uint32
+from numba import float32, int64, uint32
 
 from labkit import cuda, u32
 from labkit.device import ptx
@@ -160,10 +160,9 @@ def make_pipelined_tf32(tile: Tile):
                     regs = ptx.ldmatrix_x4(shared, stage + (a_offset ^ 8 * k) + i * 16 * DEPTH)
                     for j in u32.range(4):
                         a_frag[load_buf, i * 4 + j] = regs[j]
-                for i in u32.range(MMA_N):
-                    for j in u32.range(2):
-                        offset = stage + b_offset + ((k * 8 + j * 4) * B_PITCH + i * 8)
-                        b_frag[load_buf, i * 2 + j] = words[offset]
+                for i in range(MMA_N):
+                    for j in range(2):
+                        b_frag[load_buf, i * 2 + j] = words[int64(stage + b_offset) + ((int64(k) * 8 + j * 4) * B_PITCH + i * 8)]
                 if k == STEPS - 1:
                     next_step = step + PREFETCH
                     if next_step < steps:
