@@ -74,15 +74,9 @@ def find_heads(max_heads, ratio, kv_heads):
 
 @cuda.jit(device=True)
 def first_row_of_page(source, page):
-    """Return where a page of the block's sequence and head begins in keys and values, as matrices."""
-    _, _, page_table, kv_heads, kv_head = source
-    return (uint32(page_table[u32.blockIdx.z, page]) * kv_heads + kv_head) * PAGE
-
-
-@cuda.jit(device=True)
-def reset_state(state):
-    for n in range(len(state)):
-        state[n, 0], state[n, 1], state[n, 2], state[n, 3] = LEAST_FINITE, ZERO, ZERO, ZERO
+    """Return where the head's keys, and values, of a page begin."""
+    _, _, page_table, sequence, kv_heads, kv_head = source
+    return (uint32(page_table[sequence, page]) * kv_heads + kv_head) * PAGE
 
 
 @cuda.jit(device=True)
@@ -181,7 +175,16 @@ def make_merge(size: int, heads: int, bf16: bool, splits: int):
             cuda.syncthreads()
             if is_last_block[0] == 0:
                 return
-            merge_splits(state, num_splits, partial)
+            for n in u32.range(THREAD_PAIRS):
+                pair = min(thread + n * THREADS, NUM_PAIRS - 1)
+                head, col = pair // HEAD_PAIRS, pair % HEAD_PAIRS * 2
+                head_offset = partial_offset(0, head)
+                # No branches, so that all loads can be in flight at once: a missing split has weight 0.
+                for split in u32.range(SPLITS):
+                    base = head_offset + min(split, num_splits - 1) * (HEADS * PARTIAL_STRIDE)
+                    split_max = partial[base + (SIZE + 1)] if split < num_splits else LEAST_FINITE
+                    merge_split(state, n, (split_max, partial[base + SIZE], partial[base + col],
+                                           partial[base + col + 1]))
         for n in u32.range(THREAD_PAIRS):
             pair = thread + n * THREADS
             head, col = pair // HEAD_PAIRS, pair % HEAD_PAIRS * 2
@@ -189,30 +192,33 @@ def make_merge(size: int, heads: int, bf16: bool, splits: int):
                 inv_row_sum = float32(1.0) / state[n, 1]
                 write(out, first_row + head, col, state[n, 2] * inv_row_sum, state[n, 3] * inv_row_sum)
 
-    @cuda.jit(device=True)
-    def merge_splits(state, num_splits, partial):
-        for n in u32.range(THREAD_PAIRS):
-            pair = min(u32.threadIdx.x + n * THREADS, NUM_PAIRS - 1)
-            head, col = pair // HEAD_PAIRS, pair % HEAD_PAIRS * 2
-            head_offset = partial_offset(0, head)
-            # No branches, so that all loads can be in flight at once: a missing split has weight 0.
-            for split in u32.range(SPLITS):
-                base = head_offset + min(split, num_splits - 1) * (HEADS * PARTIAL_STRIDE)
-                split_max = partial[base + (SIZE + 1)] if split < num_splits else LEAST_FINITE
-                merge_split(state, n, (split_max, partial[base + SIZE], partial[base + col], partial[base + col + 1]))
-
     return write_zeros, acc_offset, merge_warps, reduce_splits
 
 
 # --- Products in registers: float32 and bfloat16 ----------------------------------------------------------------------
 
 
-def make_decode_steps(heads: int, bf16: bool, lanes: int):
-    """Make the device functions for a round of keys: load_chunk, score_key and add_value. Each of a group of `lanes`
-    neighbours has 16 bytes of a key and of its value."""
-    VEC = 8 if bf16 else 4
-    HEADS = heads
-    SHUFFLES = lanes.bit_length() - 1
+@kernel_factory
+def make_paged_decode(size: int, heads: int, bf16: bool, splits: int):
+    """Attention of `heads` query heads of `size` elements that share a head of keys and values.
+
+    A warp takes every WARPS-th page of its block. LANES neighbours share a key, so that a warp reads KEYS keys in 16
+    bytes each, and has a row_max, a row_sum and an acc for each of these groups of lanes: in the loop over pages the
+    only shuffles are those that sum a dot product over a group.
+    """
+    VEC = 8 if bf16 else 4  # elements in 16 bytes
+    SIZE, HEADS = size, heads
+    CHUNKS = size // VEC
+    LANES = 1 << (CHUNKS - 1).bit_length()
+    KEYS = 32 // LANES
+    FULL_GROUPS = LANES == CHUNKS  # otherwise some lanes of a group have no chunk
+    REGISTER_HEAVY = heads * VEC > 32  # elements of queries in registers, and as many of acc
+    ROUND = min(PAGE // KEYS, 2 if REGISTER_HEAVY else 4)  # keys of a group whose loads are in flight at once
+    ROUNDS = PAGE // KEYS // ROUND
+    SHUFFLES, GROUP_SHUFFLES = LANES.bit_length() - 1, KEYS.bit_length() - 1  # to reduce over a group, over all groups
+    KV_ELEMENTS, QUERY_ELEMENTS, SCORES = ROUND * VEC, heads * VEC, ROUND * heads
+    ACC_ELEMENTS, NUM_SUMS, THREAD_PAIRS = WARPS * heads * size, WARPS * heads, -(-heads * size // (2 * THREADS))
+    write_zeros, acc_offset, merge_warps, reduce_splits = make_merge(size, heads, bf16, splits)
 
     @cuda.jit(device=True)
     def load_chunk(elements, dst, array, offset):
@@ -240,32 +246,6 @@ def make_decode_steps(heads: int, bf16: bool, lanes: int):
         for head in range(HEADS):
             for i in range(VEC):
                 acc[head * VEC + i] += scores[n * HEADS + head] * elements[n * VEC + i]
-
-    return load_chunk, score_key, add_value
-
-
-@kernel_factory
-def make_paged_decode(size: int, heads: int, bf16: bool, splits: int):
-    """Attention of `heads` query heads of `size` elements that share a head of keys and values.
-
-    A warp takes every WARPS-th page of its block. LANES neighbours share a key, so that a warp reads KEYS keys in 16
-    bytes each, and has a row_max, a row_sum and an acc for each of these groups of lanes: in the loop over pages the
-    only shuffles are those that sum a dot product over a group.
-    """
-    VEC = 8 if bf16 else 4  # elements in 16 bytes
-    SIZE, HEADS = size, heads
-    CHUNKS = size // VEC
-    LANES = 1 << (CHUNKS - 1).bit_length()
-    KEYS = 32 // LANES
-    FULL_GROUPS = LANES == CHUNKS  # otherwise some lanes of a group have no chunk
-    REGISTER_HEAVY = heads * VEC > 32  # elements of queries in registers, and as many of acc
-    ROUND = min(PAGE // KEYS, 2 if REGISTER_HEAVY else 4)  # keys of a group whose loads are in flight at once
-    ROUNDS = PAGE // KEYS // ROUND
-    GROUP_SHUFFLES = KEYS.bit_length() - 1  # to reduce over all groups of lanes
-    KV_ELEMENTS, QUERY_ELEMENTS, SCORES = ROUND * VEC, heads * VEC, ROUND * heads
-    ACC_ELEMENTS, NUM_SUMS, THREAD_PAIRS = WARPS * heads * size, WARPS * heads, -(-heads * size // (2 * THREADS))
-    load_chunk, score_key, add_value = make_decode_steps(heads, bf16, LANES)
-    write_zeros, acc_offset, merge_warps, reduce_splits = make_merge(size, heads, bf16, splits)
 
     @cuda.jit(device=True)
     def add_round(queries, state, keys, values, offset, first_key, last_key):
@@ -299,6 +279,12 @@ def make_paged_decode(size: int, heads: int, bf16: bool, splits: int):
             add_value(acc, scores, v_frag, n)
 
     @cuda.jit(device=True)
+    def sum_over_groups(value):
+        for n in range(GROUP_SHUFFLES):
+            value += cuda.shfl_xor_sync(ALL_LANES, value, LANES << n)
+        return value
+
+    @cuda.jit(device=True)
     def merge_lanes(state, head):
         """Merge the results of all groups of lanes for a head, in every lane."""
         row_max, row_sum, acc = state
@@ -307,15 +293,9 @@ def make_paged_decode(size: int, heads: int, bf16: bool, splits: int):
             new_max = max(new_max, cuda.shfl_xor_sync(ALL_LANES, new_max, LANES << n))
         weight = ptx.exp2_approx(row_max[head] - new_max)
         row_max[head] = new_max
-        denominator = row_sum[head] * weight
-        for n in range(GROUP_SHUFFLES):
-            denominator += cuda.shfl_xor_sync(ALL_LANES, denominator, LANES << n)
-        row_sum[head] = denominator
+        row_sum[head] = sum_over_groups(row_sum[head] * weight)
         for i in range(VEC):
-            value = acc[head * VEC + i] * weight
-            for n in range(GROUP_SHUFFLES):
-                value += cuda.shfl_xor_sync(ALL_LANES, value, LANES << n)
-            acc[head * VEC + i] = value
+            acc[head * VEC + i] = sum_over_groups(acc[head * VEC + i] * weight)
 
     @cuda.jit(launch_bounds=(THREADS, 2 if REGISTER_HEAVY else 3))
     def paged_decode_kernel(q, keys, values, page_table, lengths, out, scale, ratio, kv_heads, partial, arrived):
@@ -337,7 +317,7 @@ def make_paged_decode(size: int, heads: int, bf16: bool, splits: int):
         if tokens == 0:
             write_zeros(out, first_row, num_heads)
             return
-        source = keys, values, page_table, kv_heads, kv_head
+        source = keys, values, page_table, u32.blockIdx.z, kv_heads, kv_head
         chunk, key = lane % LANES, lane // LANES
         chunk_offset = (chunk if FULL_GROUPS else min(chunk, CHUNKS - 1)) * VEC
         for head in u32.range(HEADS):
@@ -345,7 +325,8 @@ def make_paged_decode(size: int, heads: int, bf16: bool, splits: int):
             load_chunk(queries, head * VEC, q, row * SIZE + chunk_offset)
             for i in u32.range(VEC):
                 queries[head * VEC + i] *= scale if FULL_GROUPS or chunk < CHUNKS else ZERO
-        reset_state(block_state)
+        for n in range(THREAD_PAIRS):
+            block_state[n, 0], block_state[n, 1], block_state[n, 2], block_state[n, 3] = LEAST_FINITE, ZERO, ZERO, ZERO
         if lane == 0:
             warp_offsets[warp] = warp * (HEADS * SIZE)
 
@@ -416,7 +397,7 @@ def make_paged_decode_mma(size: int, heads: int, early: bool = False):
     def start_page(shared, offset, source, page, end, tokens, lane):
         """Start the copies of a page, if there is one; rows beyond the sequence are zero-filled. Commit the group."""
         if page < end:
-            keys, values, _, _, _ = source
+            keys, values, _, _, _, _ = source
             row = first_row_of_page(source, page)
             end_row = row + min(tokens - page * PAGE, PAGE)
             copy_page(shared, offset, keys, row, end_row, 0, lane)
@@ -427,7 +408,7 @@ def make_paged_decode_mma(size: int, heads: int, early: bool = False):
     def prefetch_page(source, page, end):
         """Prefetch a page into L2, if there is one."""
         if page < end:
-            keys, values, _, _, _ = source
+            keys, values, _, _, _, _ = source
             offset = first_row_of_page(source, page) * SIZE
             ptx.prefetch_l2(keys, offset, PAGE_BYTES)
             ptx.prefetch_l2(values, offset, PAGE_BYTES)
@@ -451,7 +432,7 @@ def make_paged_decode_mma(size: int, heads: int, early: bool = False):
         tokens, scale = find_length(lengths, u32.blockIdx.z, u32.shape(page_table)[1], scale)
         pages, pages_per_split, num_splits = find_parts(max(tokens, 1), SPLITS)  # an empty slot counts as one page
         split, split_end, active_blocks = split_range(num_splits, u32.blockIdx.x, u32.gridDim.x)
-        source = keys, values, page_table, kv_heads, kv_head
+        source = keys, values, page_table, u32.blockIdx.z, kv_heads, kv_head
         page = split * pages_per_split + warp
         page_end = min(split_end * pages_per_split, pages)  # one past the block's last page
         if EARLY:
@@ -468,7 +449,8 @@ def make_paged_decode_mma(size: int, heads: int, early: bool = False):
         ptx.cp_async_commit()
         for n in u32.range(PREFETCH):
             start_page(shared, ring + n * STAGE, source, page + n * WARPS, page_end, tokens, lane)
-        reset_state(block_state)
+        for n in range(THREAD_PAIRS):
+            block_state[n, 0], block_state[n, 1], block_state[n, 2], block_state[n, 3] = LEAST_FINITE, ZERO, ZERO, ZERO
 
         swizzle = lane >> SHIFT & MASK
         row_offset = lane % 16 * PITCH
