@@ -73,9 +73,8 @@ def find_heads(max_heads, ratio, kv_heads):
 
 
 @cuda.jit(device=True)
-def first_row_of_page(source, page):
+def first_row_of_page(page_table, sequence, page, kv_heads, kv_head):
     """Return where the head's keys, and values, of a page begin."""
-    _, _, page_table, sequence, kv_heads, kv_head = source
     return (uint32(page_table[sequence, page]) * kv_heads + kv_head) * PAGE
 
 
@@ -305,11 +304,11 @@ def make_paged_decode(size: int, heads: int, bf16: bool, splits: int):
         queries = cuda.local.array(QUERY_ELEMENTS, float32)
         acc = cuda.local.array(QUERY_ELEMENTS, float32)
         row_max, row_sum = cuda.local.array(HEADS, float32), cuda.local.array(HEADS, float32)
-        state, block_state = (row_max, row_sum, acc), cuda.local.array((THREAD_PAIRS, 4), float32)
+        block_state = cuda.local.array((THREAD_PAIRS, 4), float32)
         thread = u32.threadIdx.x
-        lane, warp = thread % 32, thread // 32
+        lane, warp, sequence = thread % 32, thread // 32, u32.blockIdx.z
         kv_head, first_row, num_heads = find_heads(HEADS, ratio, kv_heads)
-        tokens, scale = find_length(lengths, u32.blockIdx.z, u32.shape(page_table)[1], scale)
+        tokens, scale = find_length(lengths, sequence, u32.shape(page_table)[1], scale)
         pages, pages_per_split, num_splits = find_parts(max(tokens, 1), splits)  # an empty slot counts as one page
         split, split_end, active_blocks = split_range(num_splits, u32.blockIdx.x, u32.gridDim.x)
         if split >= split_end:
@@ -317,7 +316,6 @@ def make_paged_decode(size: int, heads: int, bf16: bool, splits: int):
         if tokens == 0:
             write_zeros(out, first_row, num_heads)
             return
-        source = keys, values, page_table, u32.blockIdx.z, kv_heads, kv_head
         chunk, key = lane % LANES, lane // LANES
         chunk_offset = (chunk if FULL_GROUPS else min(chunk, CHUNKS - 1)) * VEC
         for head in u32.range(HEADS):
@@ -337,13 +335,15 @@ def make_paged_decode(size: int, heads: int, bf16: bool, splits: int):
                     acc[head * VEC + i] = ZERO
             end = min((split + 1) * pages_per_split, pages)
             for page in u32.range(split * pages_per_split + warp, end, WARPS):
-                offset = first_row_of_page(source, page) * SIZE + chunk_offset
+                first_row_of_keys = first_row_of_page(page_table, sequence, page, kv_heads, kv_head)
+                offset = first_row_of_keys * SIZE + chunk_offset
                 last_key = min(tokens - page * PAGE, PAGE) - 1
                 for step in u32.range(ROUNDS):
-                    add_round(queries, state, keys, values, offset, key + step * ROUND * KEYS, last_key)
+                    add_round(queries, (row_max, row_sum, acc), keys, values, offset, key + step * ROUND * KEYS,
+                              last_key)
 
             for head in u32.range(HEADS):
-                merge_lanes(state, head)
+                merge_lanes((row_max, row_sum, acc), head)
                 if key == 0 and (FULL_GROUPS or chunk < CHUNKS):
                     for i in u32.range(0, VEC, 4):
                         offset = warp * (HEADS * SIZE) + acc_offset(head, chunk_offset + i)
@@ -397,8 +397,8 @@ def make_paged_decode_mma(size: int, heads: int, early: bool = False):
     def start_page(shared, offset, source, page, end, tokens, lane):
         """Start the copies of a page, if there is one; rows beyond the sequence are zero-filled. Commit the group."""
         if page < end:
-            keys, values, _, _, _, _ = source
-            row = first_row_of_page(source, page)
+            keys, values, page_table, sequence, kv_heads, kv_head = source
+            row = first_row_of_page(page_table, sequence, page, kv_heads, kv_head)
             end_row = row + min(tokens - page * PAGE, PAGE)
             copy_page(shared, offset, keys, row, end_row, 0, lane)
             copy_page(shared, offset + TILE, values, row, end_row, 0, lane)
@@ -408,8 +408,8 @@ def make_paged_decode_mma(size: int, heads: int, early: bool = False):
     def prefetch_page(source, page, end):
         """Prefetch a page into L2, if there is one."""
         if page < end:
-            keys, values, _, _, _, _ = source
-            offset = first_row_of_page(source, page) * SIZE
+            keys, values, page_table, sequence, kv_heads, kv_head = source
+            offset = first_row_of_page(page_table, sequence, page, kv_heads, kv_head) * SIZE
             ptx.prefetch_l2(keys, offset, PAGE_BYTES)
             ptx.prefetch_l2(values, offset, PAGE_BYTES)
 
@@ -425,19 +425,18 @@ def make_paged_decode_mma(size: int, heads: int, early: bool = False):
         row_max, row_sum = cuda.local.array(2, float32), cuda.local.array(2, float32)
         block_state = cuda.local.array((THREAD_PAIRS, 4), float32)
         thread = u32.threadIdx.x
-        lane, warp = thread % 32, thread // 32
+        lane, warp, sequence = thread % 32, thread // 32, u32.blockIdx.z
         if EARLY:
             ptx.griddepcontrol_launch_dependents()
         kv_head, first_row, num_heads = find_heads(HEADS, ratio, kv_heads)
-        tokens, scale = find_length(lengths, u32.blockIdx.z, u32.shape(page_table)[1], scale)
+        tokens, scale = find_length(lengths, sequence, u32.shape(page_table)[1], scale)
         pages, pages_per_split, num_splits = find_parts(max(tokens, 1), SPLITS)  # an empty slot counts as one page
         split, split_end, active_blocks = split_range(num_splits, u32.blockIdx.x, u32.gridDim.x)
-        source = keys, values, page_table, u32.blockIdx.z, kv_heads, kv_head
         page = split * pages_per_split + warp
         page_end = min(split_end * pages_per_split, pages)  # one past the block's last page
         if EARLY:
             if tokens > 0 and lane < PREFETCH:
-                prefetch_page(source, page + lane * WARPS, page_end)
+                prefetch_page((keys, values, page_table, sequence, kv_heads, kv_head), page + lane * WARPS, page_end)
             ptx.griddepcontrol_wait()
         if split >= split_end:
             return  # the grid has blocks for a full page table
@@ -448,7 +447,8 @@ def make_paged_decode_mma(size: int, heads: int, early: bool = False):
         copy_queries(shared, QUERIES_OFFSET, q, first_row, first_row + num_heads, 0, thread)
         ptx.cp_async_commit()
         for n in u32.range(PREFETCH):
-            start_page(shared, ring + n * STAGE, source, page + n * WARPS, page_end, tokens, lane)
+            start_page(shared, ring + n * STAGE, (keys, values, page_table, sequence, kv_heads, kv_head),
+                       page + n * WARPS, page_end, tokens, lane)
         for n in range(THREAD_PAIRS):
             block_state[n, 0], block_state[n, 1], block_state[n, 2], block_state[n, 3] = LEAST_FINITE, ZERO, ZERO, ZERO
 
@@ -471,7 +471,8 @@ def make_paged_decode_mma(size: int, heads: int, early: bool = False):
             while page < end:
                 ptx.cp_async_wait(PENDING)
                 cuda.syncwarp()  # this page has landed, and every lane has read the preceding one
-                start_page(shared, ring + free_stage, source, page + PREFETCH * WARPS, page_end, tokens, lane)
+                start_page(shared, ring + free_stage, (keys, values, page_table, sequence, kv_heads, kv_head),
+                           page + PREFETCH * WARPS, page_end, tokens, lane)
                 offset = ring + stage
                 for i in range(8):
                     scores[i] = ZERO
