@@ -311,11 +311,12 @@ def make_paged_decode(size: int, heads: int, bf16: bool, splits: int):
         tokens, scale = find_length(lengths, sequence, u32.shape(page_table)[1], scale)
         pages, pages_per_split, num_splits = find_parts(max(tokens, 1), splits)  # an empty slot counts as one page
         split, split_end, active_blocks = split_range(num_splits, u32.blockIdx.x, u32.gridDim.x)
+        if tokens == 0:
+            if u32.blockIdx.x == 0:
+                write_zeros(out, first_row, num_heads)
+            return
         if split >= split_end:
             return  # the grid has blocks for a full page table
-        if tokens == 0:
-            write_zeros(out, first_row, num_heads)
-            return
         chunk, key = lane % LANES, lane // LANES
         chunk_offset = (chunk if FULL_GROUPS else min(chunk, CHUNKS - 1)) * VEC
         for head in u32.range(HEADS):
@@ -438,11 +439,12 @@ def make_paged_decode_mma(size: int, heads: int, early: bool = False):
             if tokens > 0 and lane < PREFETCH:
                 prefetch_page((keys, values, page_table, sequence, kv_heads, kv_head), page + lane * WARPS, page_end)
             ptx.griddepcontrol_wait()
+        if tokens == 0:
+            if u32.blockIdx.x == 0:
+                write_zeros(out, first_row, num_heads)
+            return
         if split >= split_end:
             return  # the grid has blocks for a full page table
-        if tokens == 0:
-            write_zeros(out, first_row, num_heads)
-            return
         ring = warp * RING
         copy_queries(shared, QUERIES_OFFSET, q, first_row, first_row + num_heads, 0, thread)
         ptx.cp_async_commit()
