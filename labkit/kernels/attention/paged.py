@@ -78,17 +78,13 @@ __all__ = ["DecodeParts", "decode_parts", "paged_decode", "paged_decode_mma",
 NAIVE_THREADS = 32
 
 
-def paged_decode_reference(q, keys, values, page_table, lengths, scale):
-    return _of_each_sequence(attend_reference, q, keys, values, page_table, lengths, scale)
-
-
-def _of_each_sequence(attend, q, keys, values, page_table, lengths, scale):
-    """Apply attend(rows, keys, values, context_len, scale) to each sequence; the row of an empty slot is zeros."""
+def paged_decode_reference(q, keys, values, page_table, lengths, scale, tolerance=None):
+    """Apply attend_reference, with its `tolerance`, to each sequence; the row of an empty slot is zeros."""
     out = np.zeros(q.shape)
     for s, tokens in enumerate(lengths.astype(int)):
         if tokens:
             rows = (gather(cache, page_table[s], tokens) for cache in (keys, values))
-            out[s] = attend(q[s : s + 1], *rows, tokens - 1, scale)[0]
+            out[s] = attend_reference(q[s : s + 1], *rows, tokens - 1, scale, tolerance)[0]
     return out
 
 
@@ -123,11 +119,11 @@ def blocks_of_sequence(groups: int, pages: int) -> int:
     return max(1, min(2 * device.sm_count() // groups, SPLITS, -(-pages // MIN_SPLIT_PAGES)))
 
 
-def _launch_decode(factory, max_heads: int, splits: int, q, keys, values, page_table, lengths, out, scale, parts,
-                   stream, grid_x: int | None = None):
-    """Launch a kernel of `factory`. max_heads: query heads of a block, at most. grid_x: blocks of a sequence and a head
-    of keys."""
-    ratio = check_decode(q, keys, values, page_table, lengths, out, scale)
+def _launch_decode(factory, max_heads: int, splits: int, arguments, parts, stream, grid_x: int | None = None):
+    """Launch a kernel of `factory`. max_heads: query heads of a block, at most. arguments: (q, ..., scale), as
+    check_decode takes them. grid_x: blocks of a sequence and a head of keys."""
+    ratio = check_decode(*arguments)
+    q, keys, values, page_table, lengths, out, scale = arguments
     sequences, heads, size = q.shape
     kv_heads = heads // ratio
     blocks, heads_per_block = blocks_of_group(ratio, max_heads)
@@ -138,14 +134,14 @@ def _launch_decode(factory, max_heads: int, splits: int, q, keys, values, page_t
                          f"with decode_parts({sequences}, {heads}, {size})")
     kernel = factory(size, heads_per_block, uses_pdl(sequences)) if factory is make_paged_decode_mma else factory(
         size, heads_per_block, np.dtype(q.dtype) == np.uint16, splits)
-    arguments = (as_matrix(q), as_matrix(keys), as_matrix(values), page_table, lengths, as_matrix(out),
-                 np.float32(scale * LOG2_E), np.uint32(ratio), np.uint32(kv_heads), *parts)
-    dynamic_shared(kernel, kernel.shared_bytes, *arguments)
+    kernel_arguments = (as_matrix(q), as_matrix(keys), as_matrix(values), page_table, lengths, as_matrix(out),
+                        np.float32(scale * LOG2_E), np.uint32(ratio), np.uint32(kv_heads), *parts)
+    dynamic_shared(kernel, kernel.shared_bytes, *kernel_arguments)
     # The sequence's length is not known here: blocks beyond its pages exit at once.
     if grid_x is None:
         grid_x = 1 if splits == 1 else blocks_of_sequence(kv_heads * blocks * sequences, page_table.shape[1])
     grid = grid_x, kv_heads * blocks, sequences
-    kernel[grid, kernel.threads, stream, kernel.shared_bytes](*arguments)
+    kernel[grid, kernel.threads, stream, kernel.shared_bytes](*kernel_arguments)
 
 
 # --- The ladder -------------------------------------------------------------------------------------------------------
@@ -161,7 +157,7 @@ def make_paged_decode_naive(size: int, bf16: bool):
         sequence, head = thread // heads, thread % heads
         if sequence < u32.shape(q)[0]:
             tokens, scale = find_length(lengths, sequence, u32.shape(page_table)[1], scale)
-            attend(q, sequence, head, keys, values, page_table, sequence, tokens, out, scale)
+            attend(q, sequence, head, (keys, values, page_table), sequence, tokens, out, scale)
 
     return paged_decode_naive_kernel
 
@@ -193,7 +189,7 @@ def paged_decode_one_block(q, keys, values, page_table, lengths, out, scale, par
     """A block has the query heads that share keys and values, and reads these once. Its four warps take pages in turn;
     each group of lanes takes one key at a time and has its own row_max: no group waits for another. A few long
     sequences leave most of the GPU idle."""
-    _launch_decode(make_paged_decode, MOST, 1, q, keys, values, page_table, lengths, out, scale, parts, stream)
+    _launch_decode(make_paged_decode, MOST, 1, (q, keys, values, page_table, lengths, out, scale), parts, stream)
 
 
 @rung(kernel=make_paged_decode(64, 4, False, SPLITS), sizes=SIZES,
@@ -201,7 +197,7 @@ def paged_decode_one_block(q, keys, values, page_table, lengths, out, scale, par
 def paged_decode_split(q, keys, values, page_table, lengths, out, scale, parts=None, *, stream=0):
     """As one_block, but in splits of 8 pages or more, which several blocks share if there are few sequences. A counter
     in global memory identifies the last block of a sequence and a head: it merges all splits in order."""
-    _launch_decode(make_paged_decode, MOST, SPLITS, q, keys, values, page_table, lengths, out, scale, parts, stream)
+    _launch_decode(make_paged_decode, MOST, SPLITS, (q, keys, values, page_table, lengths, out, scale), parts, stream)
 
 
 @rung(kernel=make_paged_decode_mma(64, 4), needs=MMA, sizes=SIZES,
@@ -212,8 +208,8 @@ def paged_decode_mma(q, keys, values, page_table, lengths, out, scale, parts=Non
     that loads set the time, for any ratio of heads."""
     if np.dtype(q.dtype) != np.uint16:
         raise ValueError(f"q has dtype {q.dtype}; on tensor cores only uint16, which holds bfloat16, is allowed")
-    _launch_decode(make_paged_decode_mma, MOST_MMA, SPLITS, q, keys, values, page_table, lengths, out, scale, parts,
-                   stream)
+    arguments = q, keys, values, page_table, lengths, out, scale
+    _launch_decode(make_paged_decode_mma, MOST_MMA, SPLITS, arguments, parts, stream)
 
 
 def paged_decode(q, keys, values, page_table, lengths, out, scale, parts, stream=0):

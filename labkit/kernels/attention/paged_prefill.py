@@ -50,19 +50,15 @@ from labkit.kernels.op import rung
 NAIVE_THREADS = 32
 
 
-def paged_prefill_reference(q, keys, values, page_table, begins, lengths, contexts, scale, longest):
-    return _of_each_sequence(attend_reference, q, keys, values, page_table, begins, lengths, contexts, scale)
-
-
-def _of_each_sequence(attend, q, keys, values, page_table, begins, lengths, contexts, scale):
-    """Apply attend(rows, keys, values, context_len, scale) to each sequence; rows of no sequence are NaN."""
+def paged_prefill_reference(q, keys, values, page_table, begins, lengths, contexts, scale, longest, tolerance=None):
+    """Apply attend_reference, with its `tolerance`, to each sequence; rows of no sequence are NaN."""
     out = np.full(q.shape, np.nan)
     for s, (begin, length, tokens) in enumerate(zip(begins.astype(int), lengths.astype(int), contexts.astype(int),
                                                     strict=True)):
         if length:
             rows = slice(begin, begin + length)
-            out[rows] = attend(q[rows], *(gather(cache, page_table[s], tokens) for cache in (keys, values)),
-                               tokens - length, scale)
+            out[rows] = attend_reference(q[rows], *(gather(cache, page_table[s], tokens) for cache in (keys, values)),
+                                         tokens - length, scale, tolerance)
     return out
 
 
@@ -80,7 +76,7 @@ def make_paged_prefill_naive(size: int, bf16: bool):
         begin, tokens, scale = find_sentence(begins, lengths, sequence, u32.shape(q)[0], longest, scale)
         context_len, num_keys, scale = find_context(contexts, sequence, tokens, u32.shape(page_table)[1], scale)
         if row < tokens:
-            attend(q, begin + row, head, keys, values, page_table, sequence,
+            attend(q, begin + row, head, (keys, values, page_table), sequence,
                    min(context_len + row + 1, num_keys), out, scale)
 
     return paged_prefill_naive_kernel
@@ -133,12 +129,12 @@ def rows_of_thread(size: int, heads: int, sequences: int, longest: int) -> int:
 def paged_prefill_flash(q, keys, values, page_table, begins, lengths, contexts, out, scale, longest, *, stream=0):
     """As attention_flash, one launch for all sequences: a block takes 16 to 128 queries of one head of one sequence,
     and looks up the pages of each tile of keys. For float32."""
-    check_prefill(q, keys, values, page_table, begins, lengths, contexts, out, scale, longest)
+    arguments = q, keys, values, page_table, begins, lengths, contexts, out, scale, longest
+    check_prefill(*arguments)
     if np.dtype(q.dtype) != np.float32:
         raise ValueError(f"q has dtype {q.dtype}; without tensor cores only float32 is allowed")
     queries = rows_of_thread(q.shape[2], q.shape[1], lengths.size, longest)
-    _launch(make_paged_prefill(q.shape[2], queries), q, keys, values, page_table, begins, lengths, contexts, out, scale,
-            longest, stream)
+    _launch(make_paged_prefill(q.shape[2], queries), arguments, stream)
 
 
 FORMS = ((4, 2), (4, 1), (2, 1), (1, 1))  # warps of a block, and tiles of 16 queries for each warp
@@ -162,25 +158,27 @@ def paged_prefill_mma(q, keys, values, page_table, begins, lengths, contexts, ou
     """As attention_flash_half, in bfloat16: a block takes 16 to 128 queries of one head of one sequence, and cp.async
     brings the next tile from its pages while this one is multiplied. A warp skips tiles that none of its queries
     sees."""
-    check_prefill(q, keys, values, page_table, begins, lengths, contexts, out, scale, longest)
+    arguments = q, keys, values, page_table, begins, lengths, contexts, out, scale, longest
+    check_prefill(*arguments)
     if np.dtype(q.dtype) != np.uint16:
         raise ValueError(f"q has dtype {q.dtype}; on tensor cores only uint16, which holds bfloat16, is allowed")
     form = prefill_form(q.shape[2], q.shape[1], lengths.size, longest)
-    _launch(make_paged_prefill_mma(q.shape[2], *form), q, keys, values, page_table, begins, lengths, contexts, out,
-            scale, longest, stream)
+    _launch(make_paged_prefill_mma(q.shape[2], *form), arguments, stream)
 
 
-def _launch(kernel, q, keys, values, page_table, begins, lengths, contexts, out, scale, longest, stream):
-    """Launch a kernel of make_paged_prefill or make_paged_prefill_mma. The caller has checked the arguments."""
+def _launch(kernel, arguments, stream):
+    """Launch a kernel of make_paged_prefill or make_paged_prefill_mma. arguments: (q, ..., longest), as check_prefill
+    takes them; the caller has checked them."""
+    q, keys, values, page_table, begins, lengths, contexts, out, scale, longest = arguments
     rows, heads, size = q.shape
     tiles = -(-longest // kernel.rows)
     if tiles > MAX_GRID_YZ:
         raise ValueError(f"longest is {longest:,}; at most {MAX_GRID_YZ * kernel.rows:,} are allowed")
-    arguments = (q.reshape(rows, heads * size), as_matrix(keys), as_matrix(values), page_table, begins, lengths,
-                 contexts, out.reshape(rows, heads * size), np.float32(scale * LOG2_E), np.uint32(longest),
-                 np.uint32(keys.shape[1]))
-    dynamic_shared(kernel, kernel.shared_bytes, *arguments)
-    kernel[(heads, tiles, lengths.size), kernel.threads, stream, kernel.shared_bytes](*arguments)
+    kernel_arguments = (q.reshape(rows, heads * size), as_matrix(keys), as_matrix(values), page_table, begins, lengths,
+                        contexts, out.reshape(rows, heads * size), np.float32(scale * LOG2_E), np.uint32(longest),
+                        np.uint32(keys.shape[1]))
+    dynamic_shared(kernel, kernel.shared_bytes, *kernel_arguments)
+    kernel[(heads, tiles, lengths.size), kernel.threads, stream, kernel.shared_bytes](*kernel_arguments)
 
 
 def paged_prefill(q, keys, values, page_table, begins, lengths, contexts, out, scale, longest, stream=0):

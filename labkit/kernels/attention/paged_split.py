@@ -63,23 +63,40 @@ def split_range(num_splits, block, num_blocks):
 
 
 @cuda.jit(device=True)
-def merge_split(row_max, row_sum, acc0, acc1, n, split_max, split_sum, split_acc0, split_acc1):
-    """Merge a split into the preceding ones, for the thread's pair n. The FMAs are explicit, so that any block gets
-    the same bits, whether it has all splits or is the last one."""
-    new_max = max(row_max[n], split_max)
-    correction, weight = ptx.exp2_approx(row_max[n] - new_max), ptx.exp2_approx(split_max - new_max)
-    row_max[n] = new_max
-    row_sum[n] = cuda.fma(row_sum[n], correction, split_sum * weight)
-    acc0[n] = cuda.fma(acc0[n], correction, split_acc0 * weight)
-    acc1[n] = cuda.fma(acc1[n], correction, split_acc1 * weight)
+def find_heads(max_heads, ratio, kv_heads):
+    """Return (head of keys and values, first row of q and out, query heads) of a block, of max_heads at most."""
+    blocks_per_kv_head = u32.gridDim.y // kv_heads
+    kv_head = u32.blockIdx.y // blocks_per_kv_head
+    first_head = u32.blockIdx.y % blocks_per_kv_head * max_heads  # among those that share kv_head
+    first_row = (u32.blockIdx.z * kv_heads + kv_head) * ratio + first_head
+    return kv_head, first_row, min(max_heads, ratio - first_head)
+
+
+@cuda.jit(device=True)
+def first_row_of_page(page_table, sequence, page, kv_heads, kv_head):
+    """Return where the head's keys, and values, of a page begin."""
+    return (uint32(page_table[sequence, page]) * kv_heads + kv_head) * PAGE
+
+
+@cuda.jit(device=True)
+def merge_split(state, n, split):
+    """Merge a split's (row_max, row_sum, acc0, acc1) into the preceding ones, for the thread's pair n. The FMAs are
+    explicit, so that any block gets the same bits, whether it has all splits or is the last one."""
+    split_max, split_sum, split_acc0, split_acc1 = split
+    new_max = max(state[n, 0], split_max)
+    correction, weight = ptx.exp2_approx(state[n, 0] - new_max), ptx.exp2_approx(split_max - new_max)
+    state[n, 0] = new_max
+    state[n, 1] = cuda.fma(state[n, 1], correction, split_sum * weight)
+    state[n, 2] = cuda.fma(state[n, 2], correction, split_acc0 * weight)
+    state[n, 3] = cuda.fma(state[n, 3], correction, split_acc1 * weight)
 
 
 def make_merge(size: int, heads: int, bf16: bool, splits: int):
     """Make the device functions that merge: write_zeros, for an empty slot; acc_offset, of an element of acc in shared
-    memory; merge_partials, at the end of a split; reduce_splits, at the end of a block.
+    memory; merge_warps, at the end of a split; reduce_splits, at the end of a block.
 
-    A thread has up to THREAD_PAIRS pairs of neighbouring columns of a query head, and for each a row_max, a row_sum and
-    the two elements of acc, accumulated over the block's splits so far.
+    A thread has up to THREAD_PAIRS pairs of neighbouring columns of a query head. state[n]: (row_max, row_sum, acc0,
+    acc1) of pair n, over the block's splits so far. first_row, num_rows: the block's rows of out, a matrix (B * H, D).
     """
     HEADS, SIZE, PARTIAL_STRIDE = heads, size, partial_stride(size)
     HEAD_PAIRS = size // 2  # pairs of columns of a head
@@ -97,8 +114,8 @@ def make_merge(size: int, heads: int, bf16: bool, splits: int):
             out[row, col], out[row, col + 1] = acc0, acc1
 
     @cuda.jit(device=True)
-    def write_zeros(out, first_row, num_rows, thread):
-        for pair in u32.range(thread, num_rows * HEAD_PAIRS, THREADS):
+    def write_zeros(out, first_row, num_rows):
+        for pair in u32.range(u32.threadIdx.x, num_rows * HEAD_PAIRS, THREADS):
             row, col = pair // HEAD_PAIRS, pair % HEAD_PAIRS * 2
             write(out, first_row + row, col, ZERO, ZERO)
 
@@ -107,82 +124,100 @@ def make_merge(size: int, heads: int, bf16: bool, splits: int):
         return head * SIZE + (col ^ (head & SWIZZLE_MASK) * SWIZZLE)
 
     @cuda.jit(device=True)
-    def merge_partials(warp_acc, warp_offsets, warp_max, warp_sum, row_max, row_sum, acc0, acc1, single_block, split,
-                       group, partial, thread):
-        """Merge the warps' results of a split. warp_acc[warp_offsets[warp] + acc_offset(head, col)]: acc of a warp.
-        warp_max, warp_sum: [warp * HEADS + head]. single_block: the block has all splits of the sequence, and
-        accumulates this one; otherwise the split is written to `partial`."""
+    def partial_offset(split, head):
+        group = u32.blockIdx.z * u32.gridDim.y + u32.blockIdx.y
+        return ((group * SPLITS + split) * HEADS + head) * PARTIAL_STRIDE
+
+    @cuda.jit(device=True)
+    def merge_warps(results, state, split, single_block, partial):
+        """Merge the warps' results of a split: (acc, offsets, maxima, sums), where a warp has acc[offsets[warp] +
+        acc_offset(head, col)], and the rest at [warp * HEADS + head]. single_block: the block has all splits of the
+        sequence, and accumulates this one in `state`; otherwise the split is written to `partial`."""
+        warp_acc, warp_offsets, warp_max, warp_sum = results
         cuda.syncthreads()  # the results of all warps are complete
         for n in u32.range(THREAD_PAIRS):
-            pair = thread + n * THREADS
+            pair = u32.threadIdx.x + n * THREADS
             if pair < NUM_PAIRS:
                 head, col = pair // HEAD_PAIRS, pair % HEAD_PAIRS * 2
-                split_max, split_sum, split_acc0, split_acc1 = LEAST_FINITE, ZERO, ZERO, ZERO
+                split_max, split_sum, acc0, acc1 = LEAST_FINITE, ZERO, ZERO, ZERO
                 for warp in u32.range(WARPS):
                     split_max = max(split_max, warp_max[warp * HEADS + head])
                 for warp in u32.range(WARPS):
                     offset = warp_offsets[warp] + acc_offset(head, col)
                     weight = ptx.exp2_approx(warp_max[warp * HEADS + head] - split_max)
                     split_sum += warp_sum[warp * HEADS + head] * weight
-                    split_acc0 += warp_acc[offset] * weight
-                    split_acc1 += warp_acc[offset + 1] * weight
+                    acc0 += warp_acc[offset] * weight
+                    acc1 += warp_acc[offset + 1] * weight
                 if not SPLIT or single_block:
-                    merge_split(row_max, row_sum, acc0, acc1, n, split_max, split_sum, split_acc0, split_acc1)
+                    merge_split(state, n, (split_max, split_sum, acc0, acc1))
                 else:
-                    base = ((group * SPLITS + split) * HEADS + head) * PARTIAL_STRIDE
-                    partial[base + col], partial[base + col + 1] = split_acc0, split_acc1
+                    base = partial_offset(split, head)
+                    partial[base + col], partial[base + col + 1] = acc0, acc1
                     if col == 0:
                         partial[base + SIZE], partial[base + (SIZE + 1)] = split_sum, split_max
         cuda.syncthreads()  # and has been read by every thread
 
     @cuda.jit(device=True)
-    def reduce_splits(is_last_block, out, first_row, num_rows, row_max, row_sum, acc0, acc1, num_splits, num_blocks,
-                      group, partial, arrived, thread):
-        """Merge the splits, if they have several blocks, and write the output. first_row, num_rows: the block's rows of
-        out as a matrix (B * H, D). group: the index of the num_blocks blocks that share a sequence and its heads."""
+    def reduce_splits(state, num_splits, num_blocks, partial, arrived, out, first_row, num_rows):
+        """Merge the splits, if they have several blocks, and write the output. num_blocks: those that share a sequence
+        and its heads."""
+        is_last_block = cuda.shared.array(1, uint32)
+        thread = u32.threadIdx.x
         if SPLIT and num_blocks > 1:
             if thread == 0:
                 cuda.threadfence()  # the partials of this block are visible before the count is
                 # The count wraps to 0 at the last block, ready for the next launch.
+                group = u32.blockIdx.z * u32.gridDim.y + u32.blockIdx.y
                 ticket = uint32(cuda.atomic.inc(arrived, group, num_blocks - 1))
                 is_last_block[0] = 1 if ticket == num_blocks - 1 else 0
                 cuda.threadfence()
             cuda.syncthreads()
             if is_last_block[0] == 0:
                 return
-            merge_splits(row_max, row_sum, acc0, acc1, num_splits, group, partial, thread)
+            for n in u32.range(THREAD_PAIRS):
+                pair = min(thread + n * THREADS, NUM_PAIRS - 1)
+                head, col = pair // HEAD_PAIRS, pair % HEAD_PAIRS * 2
+                head_offset = partial_offset(0, head)
+                # No branches, so that all loads can be in flight at once: a missing split has weight 0.
+                for split in u32.range(SPLITS):
+                    base = head_offset + min(split, num_splits - 1) * (HEADS * PARTIAL_STRIDE)
+                    split_max = partial[base + (SIZE + 1)] if split < num_splits else LEAST_FINITE
+                    merge_split(state, n, (split_max, partial[base + SIZE], partial[base + col],
+                                           partial[base + col + 1]))
         for n in u32.range(THREAD_PAIRS):
             pair = thread + n * THREADS
             head, col = pair // HEAD_PAIRS, pair % HEAD_PAIRS * 2
             if head < num_rows:
-                inv_row_sum = float32(1.0) / row_sum[n]
-                write(out, first_row + head, col, acc0[n] * inv_row_sum, acc1[n] * inv_row_sum)
+                inv_row_sum = float32(1.0) / state[n, 1]
+                write(out, first_row + head, col, state[n, 2] * inv_row_sum, state[n, 3] * inv_row_sum)
 
-    @cuda.jit(device=True)
-    def merge_splits(row_max, row_sum, acc0, acc1, num_splits, group, partial, thread):
-        for n in u32.range(THREAD_PAIRS):
-            pair = min(thread + n * THREADS, NUM_PAIRS - 1)
-            head, col = pair // HEAD_PAIRS, pair % HEAD_PAIRS * 2
-            head_offset = (group * (SPLITS * HEADS) + head) * PARTIAL_STRIDE
-            # No branches, so that all loads can be in flight at once: a missing split has weight 0.
-            for split in u32.range(SPLITS):
-                base = head_offset + min(split, num_splits - 1) * (HEADS * PARTIAL_STRIDE)
-                split_max = partial[base + (SIZE + 1)] if split < num_splits else LEAST_FINITE
-                merge_split(row_max, row_sum, acc0, acc1, n, split_max, partial[base + SIZE], partial[base + col],
-                            partial[base + col + 1])
-
-    return write_zeros, acc_offset, merge_partials, reduce_splits
+    return write_zeros, acc_offset, merge_warps, reduce_splits
 
 
 # --- Products in registers: float32 and bfloat16 ----------------------------------------------------------------------
 
 
-def make_decode_steps(heads: int, bf16: bool, lanes: int):
-    """Make the device functions for a round of keys: load_chunk, score_key and add_value. Each of a group of `lanes`
-    neighbours has 16 bytes of a key and of its value."""
-    VEC = 8 if bf16 else 4
-    HEADS = heads
-    SHUFFLES = lanes.bit_length() - 1
+@kernel_factory
+def make_paged_decode(size: int, heads: int, bf16: bool, splits: int):
+    """Attention of `heads` query heads of `size` elements that share a head of keys and values.
+
+    A warp takes every WARPS-th page of its block. LANES neighbours share a key, so that a warp reads KEYS keys in 16
+    bytes each, and has a row_max, a row_sum and an acc for each of these groups of lanes: in the loop over pages the
+    only shuffles are those that sum a dot product over a group.
+    """
+    VEC = 8 if bf16 else 4  # elements in 16 bytes
+    SIZE, HEADS = size, heads
+    CHUNKS = size // VEC
+    LANES = 1 << (CHUNKS - 1).bit_length()
+    KEYS = 32 // LANES
+    FULL_GROUPS = LANES == CHUNKS  # otherwise some lanes of a group have no chunk
+    REGISTER_HEAVY = heads * VEC > 32  # elements of queries in registers, and as many of acc
+    ROUND = min(PAGE // KEYS, 2 if REGISTER_HEAVY else 4)  # keys of a group whose loads are in flight at once
+    ROUNDS = PAGE // KEYS // ROUND
+    SHUFFLES, GROUP_SHUFFLES = LANES.bit_length() - 1, KEYS.bit_length() - 1  # to reduce over a group, over all groups
+    KV_ELEMENTS, QUERY_ELEMENTS, SCORES = ROUND * VEC, heads * VEC, ROUND * heads
+    ACC_ELEMENTS, NUM_SUMS, THREAD_PAIRS = WARPS * heads * size, WARPS * heads, -(-heads * size // (2 * THREADS))
+    write_zeros, acc_offset, merge_warps, reduce_splits = make_merge(size, heads, bf16, splits)
 
     @cuda.jit(device=True)
     def load_chunk(elements, dst, array, offset):
@@ -211,35 +246,10 @@ def make_decode_steps(heads: int, bf16: bool, lanes: int):
             for i in range(VEC):
                 acc[head * VEC + i] += scores[n * HEADS + head] * elements[n * VEC + i]
 
-    return load_chunk, score_key, add_value
-
-
-@kernel_factory
-def make_paged_decode(size: int, heads: int, bf16: bool, splits: int):
-    """Attention of `heads` query heads of `size` elements that share a head of keys and values.
-
-    A warp takes every WARPS-th page of its block. LANES neighbours share a key, so that a warp reads KEYS keys in 16
-    bytes each, and has a row_max, a row_sum and an acc for each of these groups of lanes: in the loop over pages the
-    only shuffles are those that sum a dot product over a group.
-    """
-    VEC = 8 if bf16 else 4  # elements in 16 bytes
-    SIZE, HEADS = size, heads
-    CHUNKS = size // VEC
-    LANES = 1 << (CHUNKS - 1).bit_length()
-    KEYS = 32 // LANES
-    FULL_GROUPS = LANES == CHUNKS  # otherwise some lanes of a group have no chunk
-    REGISTER_HEAVY = heads * VEC > 32  # elements of queries in registers, and as many of acc
-    ROUND = min(PAGE // KEYS, 2 if REGISTER_HEAVY else 4)  # keys of a group whose loads are in flight at once
-    ROUNDS = PAGE // KEYS // ROUND
-    GROUP_SHUFFLES = KEYS.bit_length() - 1  # to reduce over all groups of lanes
-    KV_ELEMENTS, QUERY_ELEMENTS, SCORES = ROUND * VEC, heads * VEC, ROUND * heads
-    ACC_ELEMENTS, NUM_SUMS, THREAD_PAIRS = WARPS * heads * size, WARPS * heads, -(-heads * size // (2 * THREADS))
-    load_chunk, score_key, add_value = make_decode_steps(heads, bf16, LANES)
-    write_zeros, acc_offset, merge_partials, reduce_splits = make_merge(size, heads, bf16, splits)
-
     @cuda.jit(device=True)
-    def add_round(queries, acc, row_max, row_sum, keys, values, offset, first_key, last_key):
+    def add_round(queries, state, keys, values, offset, first_key, last_key):
         """Process the group's next ROUND keys, first_key, first_key + KEYS, ..., of a page that ends with last_key."""
+        row_max, row_sum, acc = state
         k_frag = cuda.local.array(KV_ELEMENTS, float32)
         v_frag = cuda.local.array(KV_ELEMENTS, float32)
         scores = cuda.local.array(SCORES, float32)
@@ -268,52 +278,44 @@ def make_paged_decode(size: int, heads: int, bf16: bool, splits: int):
             add_value(acc, scores, v_frag, n)
 
     @cuda.jit(device=True)
-    def merge_lanes(acc, row_max, row_sum, head):
+    def sum_over_groups(value):
+        for n in range(GROUP_SHUFFLES):
+            value += cuda.shfl_xor_sync(ALL_LANES, value, LANES << n)
+        return value
+
+    @cuda.jit(device=True)
+    def merge_lanes(state, head):
         """Merge the results of all groups of lanes for a head, in every lane."""
+        row_max, row_sum, acc = state
         new_max = row_max[head]
         for n in range(GROUP_SHUFFLES):
             new_max = max(new_max, cuda.shfl_xor_sync(ALL_LANES, new_max, LANES << n))
         weight = ptx.exp2_approx(row_max[head] - new_max)
         row_max[head] = new_max
-        denominator = row_sum[head] * weight
-        for n in range(GROUP_SHUFFLES):
-            denominator += cuda.shfl_xor_sync(ALL_LANES, denominator, LANES << n)
-        row_sum[head] = denominator
+        row_sum[head] = sum_over_groups(row_sum[head] * weight)
         for i in range(VEC):
-            value = acc[head * VEC + i] * weight
-            for n in range(GROUP_SHUFFLES):
-                value += cuda.shfl_xor_sync(ALL_LANES, value, LANES << n)
-            acc[head * VEC + i] = value
+            acc[head * VEC + i] = sum_over_groups(acc[head * VEC + i] * weight)
 
     @cuda.jit(launch_bounds=(THREADS, 2 if REGISTER_HEAVY else 3))
     def paged_decode_kernel(q, keys, values, page_table, lengths, out, scale, ratio, kv_heads, partial, arrived):
         warp_acc = cuda.shared.array(ACC_ELEMENTS, float32)
         warp_max, warp_sum = cuda.shared.array(NUM_SUMS, float32), cuda.shared.array(NUM_SUMS, float32)
         warp_offsets = cuda.shared.array(WARPS, uint32)
-        is_last_block = cuda.shared.array(1, uint32)
         queries = cuda.local.array(QUERY_ELEMENTS, float32)
         acc = cuda.local.array(QUERY_ELEMENTS, float32)
-        row_max = cuda.local.array(HEADS, float32)
-        row_sum = cuda.local.array(HEADS, float32)
-        block_row_max, block_row_sum = cuda.local.array(THREAD_PAIRS, float32), cuda.local.array(THREAD_PAIRS, float32)
-        block_acc0, block_acc1 = cuda.local.array(THREAD_PAIRS, float32), cuda.local.array(THREAD_PAIRS, float32)
+        row_max, row_sum = cuda.local.array(HEADS, float32), cuda.local.array(HEADS, float32)
+        block_state = cuda.local.array((THREAD_PAIRS, 4), float32)
         thread = u32.threadIdx.x
-        lane, warp = thread % 32, thread // 32
-        sequence = u32.blockIdx.z
-        blocks_per_kv_head = u32.gridDim.y // kv_heads
-        kv_head = u32.blockIdx.y // blocks_per_kv_head
-        first_head = u32.blockIdx.y % blocks_per_kv_head * HEADS  # among those that share kv_head
-        num_heads = min(HEADS, ratio - first_head)
-        first_row = (sequence * kv_heads + kv_head) * ratio + first_head
-        block = u32.blockIdx.x
+        lane, warp, sequence = thread % 32, thread // 32, u32.blockIdx.z
+        kv_head, first_row, num_heads = find_heads(HEADS, ratio, kv_heads)
         tokens, scale = find_length(lengths, sequence, u32.shape(page_table)[1], scale)
+        pages, pages_per_split, num_splits = find_parts(max(tokens, 1), splits)  # an empty slot counts as one page
+        split, split_end, active_blocks = split_range(num_splits, u32.blockIdx.x, u32.gridDim.x)
         if tokens == 0:
-            if block == 0:
-                write_zeros(out, first_row, num_heads, thread)
+            if u32.blockIdx.x == 0:
+                write_zeros(out, first_row, num_heads)
             return
-        pages, pages_per_split, num_splits = find_parts(tokens, splits)
-        part, split_end, active_blocks = split_range(num_splits, block, u32.gridDim.x)
-        if part >= split_end:
+        if split >= split_end:
             return  # the grid has blocks for a full page table
         chunk, key = lane % LANES, lane // LANES
         chunk_offset = (chunk if FULL_GROUPS else min(chunk, CHUNKS - 1)) * VEC
@@ -323,26 +325,26 @@ def make_paged_decode(size: int, heads: int, bf16: bool, splits: int):
             for i in u32.range(VEC):
                 queries[head * VEC + i] *= scale if FULL_GROUPS or chunk < CHUNKS else ZERO
         for n in range(THREAD_PAIRS):
-            block_row_max[n], block_row_sum[n], block_acc0[n], block_acc1[n] = LEAST_FINITE, ZERO, ZERO, ZERO
+            block_state[n, 0], block_state[n, 1], block_state[n, 2], block_state[n, 3] = LEAST_FINITE, ZERO, ZERO, ZERO
         if lane == 0:
             warp_offsets[warp] = warp * (HEADS * SIZE)
-        group = sequence * u32.gridDim.y + u32.blockIdx.y
 
-        while part < split_end:
+        while split < split_end:
             for head in u32.range(HEADS):
                 row_max[head], row_sum[head] = LEAST_FINITE, ZERO
                 for i in u32.range(VEC):
                     acc[head * VEC + i] = ZERO
-            end = min((part + 1) * pages_per_split, pages)
-            for page in u32.range(part * pages_per_split + warp, end, WARPS):
-                physical_page = uint32(page_table[sequence, page])
-                offset = (physical_page * kv_heads + kv_head) * (PAGE * SIZE) + chunk_offset
+            end = min((split + 1) * pages_per_split, pages)
+            for page in u32.range(split * pages_per_split + warp, end, WARPS):
+                first_row_of_keys = first_row_of_page(page_table, sequence, page, kv_heads, kv_head)
+                offset = first_row_of_keys * SIZE + chunk_offset
                 last_key = min(tokens - page * PAGE, PAGE) - 1
                 for step in u32.range(ROUNDS):
-                    add_round(queries, acc, row_max, row_sum, keys, values, offset, key + step * ROUND * KEYS, last_key)
+                    add_round(queries, (row_max, row_sum, acc), keys, values, offset, key + step * ROUND * KEYS,
+                              last_key)
 
             for head in u32.range(HEADS):
-                merge_lanes(acc, row_max, row_sum, head)
+                merge_lanes((row_max, row_sum, acc), head)
                 if key == 0 and (FULL_GROUPS or chunk < CHUNKS):
                     for i in u32.range(0, VEC, 4):
                         offset = warp * (HEADS * SIZE) + acc_offset(head, chunk_offset + i)
@@ -351,11 +353,9 @@ def make_paged_decode(size: int, heads: int, bf16: bool, splits: int):
                 if lane == 0:
                     warp_max[warp * HEADS + head] = row_max[head]
                     warp_sum[warp * HEADS + head] = row_sum[head]
-            merge_partials(warp_acc, warp_offsets, warp_max, warp_sum, block_row_max, block_row_sum, block_acc0,
-                           block_acc1, active_blocks == 1, part, group, partial, thread)
-            part += 1
-        reduce_splits(is_last_block, out, first_row, num_heads, block_row_max, block_row_sum, block_acc0, block_acc1,
-                      num_splits, active_blocks, group, partial, arrived, thread)
+            merge_warps((warp_acc, warp_offsets, warp_max, warp_sum), block_state, split, active_blocks == 1, partial)
+            split += 1
+        reduce_splits(block_state, num_splits, active_blocks, partial, arrived, out, first_row, num_heads)
 
     paged_decode_kernel.threads, paged_decode_kernel.shared_bytes = THREADS, 0
     return paged_decode_kernel
@@ -387,29 +387,30 @@ def make_paged_decode_mma(size: int, heads: int, early: bool = False):
     LANE_ROWS = 1 if heads <= 8 else 2
     ACCUMULATORS, QUERY_WORDS = CHUNKS * 4, K_STEPS * 4
     NUM_SUMS, THREAD_PAIRS = WARPS * heads, -(-heads * size // (2 * THREADS))
-    EARLY, PAGE_ELEMENTS, PAGE_BYTES = early, PAGE * size, 2 * PAGE * size
+    EARLY, PAGE_BYTES = early, 2 * PAGE * size
     copy_queries = make_copy_rows(16, SIZE, PITCH, THREADS, CHUNK, SWIZZLED)
     copy_page = make_copy_rows(PAGE, SIZE, PITCH, 32, CHUNK, SWIZZLED)
     read_queries, add_scores, mask_scores, online_softmax_update, add_values = make_half_steps(
         SIZE, 1, PAGE, PITCH, True)
-    write_zeros, acc_offset, merge_partials, reduce_splits = make_merge(size, heads, True, SPLITS)
+    write_zeros, acc_offset, merge_warps, reduce_splits = make_merge(size, heads, True, SPLITS)
 
     @cuda.jit(device=True)
-    def start_page(shared, offset, keys, values, page_table, sequence, page, end, tokens, kv_heads, kv_head, lane):
+    def start_page(shared, offset, source, page, end, tokens, lane):
         """Start the copies of a page, if there is one; rows beyond the sequence are zero-filled. Commit the group."""
         if page < end:
-            physical_page = uint32(page_table[sequence, page])
-            row = (physical_page * kv_heads + kv_head) * PAGE
+            keys, values, page_table, sequence, kv_heads, kv_head = source
+            row = first_row_of_page(page_table, sequence, page, kv_heads, kv_head)
             end_row = row + min(tokens - page * PAGE, PAGE)
             copy_page(shared, offset, keys, row, end_row, 0, lane)
             copy_page(shared, offset + TILE, values, row, end_row, 0, lane)
         ptx.cp_async_commit()
 
     @cuda.jit(device=True)
-    def prefetch_page(keys, values, page_table, sequence, page, end, kv_heads, kv_head):
+    def prefetch_page(source, page, end):
         """Prefetch a page into L2, if there is one."""
         if page < end:
-            offset = (uint32(page_table[sequence, page]) * kv_heads + kv_head) * PAGE_ELEMENTS
+            keys, values, page_table, sequence, kv_heads, kv_head = source
+            offset = first_row_of_page(page_table, sequence, page, kv_heads, kv_head) * SIZE
             ptx.prefetch_l2(keys, offset, PAGE_BYTES)
             ptx.prefetch_l2(values, offset, PAGE_BYTES)
 
@@ -419,38 +420,28 @@ def make_paged_decode_mma(size: int, heads: int, early: bool = False):
         warp_acc = cuda.shared.array(0, float32)  # the same memory: a warp's results overwrite its last page
         warp_max, warp_sum = cuda.shared.array(NUM_SUMS, float32), cuda.shared.array(NUM_SUMS, float32)
         warp_offsets = cuda.shared.array(WARPS, uint32)
-        is_last_block = cuda.shared.array(1, uint32)
         scores = cuda.local.array(8, float32)
         acc = cuda.local.array(ACCUMULATORS, float32)
-        query_words = cuda.local.array(QUERY_WORDS, uint32)
-        words = cuda.local.array(4, uint32)
-        row_max = cuda.local.array(2, float32)
-        row_sum = cuda.local.array(2, float32)
-        block_row_max, block_row_sum = cuda.local.array(THREAD_PAIRS, float32), cuda.local.array(THREAD_PAIRS, float32)
-        block_acc0, block_acc1 = cuda.local.array(THREAD_PAIRS, float32), cuda.local.array(THREAD_PAIRS, float32)
+        query_words, words = cuda.local.array(QUERY_WORDS, uint32), cuda.local.array(4, uint32)
+        row_max, row_sum = cuda.local.array(2, float32), cuda.local.array(2, float32)
+        block_state = cuda.local.array((THREAD_PAIRS, 4), float32)
         thread = u32.threadIdx.x
-        lane, warp = thread % 32, thread // 32
-        sequence = u32.blockIdx.z
-        blocks_per_kv_head = u32.gridDim.y // kv_heads
-        kv_head = u32.blockIdx.y // blocks_per_kv_head
-        first_head = u32.blockIdx.y % blocks_per_kv_head * HEADS  # among those that share kv_head
-        num_heads = min(HEADS, ratio - first_head)
-        first_row = (sequence * kv_heads + kv_head) * ratio + first_head
-        block = u32.blockIdx.x
+        lane, warp, sequence = thread % 32, thread // 32, u32.blockIdx.z
         if EARLY:
             ptx.griddepcontrol_launch_dependents()
+        kv_head, first_row, num_heads = find_heads(HEADS, ratio, kv_heads)
         tokens, scale = find_length(lengths, sequence, u32.shape(page_table)[1], scale)
-        pages, pages_per_split, num_splits = find_parts(max(tokens, 1), SPLITS)
-        split, split_end, active_blocks = split_range(num_splits, block, u32.gridDim.x)
+        pages, pages_per_split, num_splits = find_parts(max(tokens, 1), SPLITS)  # an empty slot counts as one page
+        split, split_end, active_blocks = split_range(num_splits, u32.blockIdx.x, u32.gridDim.x)
         page = split * pages_per_split + warp
         page_end = min(split_end * pages_per_split, pages)  # one past the block's last page
         if EARLY:
             if tokens > 0 and lane < PREFETCH:
-                prefetch_page(keys, values, page_table, sequence, page + lane * WARPS, page_end, kv_heads, kv_head)
+                prefetch_page((keys, values, page_table, sequence, kv_heads, kv_head), page + lane * WARPS, page_end)
             ptx.griddepcontrol_wait()
         if tokens == 0:
-            if block == 0:
-                write_zeros(out, first_row, num_heads, thread)
+            if u32.blockIdx.x == 0:
+                write_zeros(out, first_row, num_heads)
             return
         if split >= split_end:
             return  # the grid has blocks for a full page table
@@ -458,11 +449,10 @@ def make_paged_decode_mma(size: int, heads: int, early: bool = False):
         copy_queries(shared, QUERIES_OFFSET, q, first_row, first_row + num_heads, 0, thread)
         ptx.cp_async_commit()
         for n in u32.range(PREFETCH):
-            start_page(shared, ring + n * STAGE, keys, values, page_table, sequence,
-                       page + n * WARPS, page_end, tokens, kv_heads, kv_head, lane)
-        for n in u32.range(THREAD_PAIRS):
-            block_row_max[n], block_row_sum[n], block_acc0[n], block_acc1[n] = LEAST_FINITE, ZERO, ZERO, ZERO
-        group = sequence * u32.gridDim.y + u32.blockIdx.y
+            start_page(shared, ring + n * STAGE, (keys, values, page_table, sequence, kv_heads, kv_head),
+                       page + n * WARPS, page_end, tokens, lane)
+        for n in range(THREAD_PAIRS):
+            block_state[n, 0], block_state[n, 1], block_state[n, 2], block_state[n, 3] = LEAST_FINITE, ZERO, ZERO, ZERO
 
         swizzle = lane >> SHIFT & MASK
         row_offset = lane % 16 * PITCH
@@ -483,8 +473,8 @@ def make_paged_decode_mma(size: int, heads: int, early: bool = False):
             while page < end:
                 ptx.cp_async_wait(PENDING)
                 cuda.syncwarp()  # this page has landed, and every lane has read the preceding one
-                start_page(shared, ring + free_stage, keys, values, page_table, sequence,
-                           page + PREFETCH * WARPS, page_end, tokens, kv_heads, kv_head, lane)
+                start_page(shared, ring + free_stage, (keys, values, page_table, sequence, kv_heads, kv_head),
+                           page + PREFETCH * WARPS, page_end, tokens, lane)
                 offset = ring + stage
                 for i in range(8):
                     scores[i] = ZERO
@@ -517,11 +507,9 @@ def make_paged_decode_mma(size: int, heads: int, early: bool = False):
                     if lane % 4 == 0:
                         warp_sum[warp * HEADS + head] = denominator
                         warp_max[warp * HEADS + head] = max(LEAST_FINITE, row_max[r] * scale)
-            merge_partials(warp_acc, warp_offsets, warp_max, warp_sum, block_row_max, block_row_sum, block_acc0,
-                           block_acc1, active_blocks == 1, split, group, partial, thread)
+            merge_warps((warp_acc, warp_offsets, warp_max, warp_sum), block_state, split, active_blocks == 1, partial)
             split += 1
-        reduce_splits(is_last_block, out, first_row, num_heads, block_row_max, block_row_sum, block_acc0, block_acc1,
-                      num_splits, active_blocks, group, partial, arrived, thread)
+        reduce_splits(block_state, num_splits, active_blocks, partial, arrived, out, first_row, num_heads)
 
     paged_decode_mma_kernel.threads, paged_decode_mma_kernel.uses_pdl = THREADS, early
     paged_decode_mma_kernel.shared_bytes = 2 * (QUERIES_OFFSET + QUERY_TILE)

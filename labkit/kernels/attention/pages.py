@@ -256,7 +256,8 @@ def make_attend(size: int, bf16: bool):
         return score
 
     @cuda.jit(device=True)
-    def attend(q, row, head, keys, values, page_table, sequence, num_visible, out, scale):
+    def attend(q, row, head, cache, sequence, num_visible, out, scale):
+        keys, values, page_table = cache
         acc = cuda.local.array(SIZE, float32)
         kv_head = head // (u32.shape(q)[1] // u32.shape(keys)[1])
         for i in range(SIZE):

@@ -58,8 +58,8 @@ def sentence_scores_kernel(qkv, begins, lengths, scores, longest, heads, size, r
     if u32.blockIdx.x * TILE < tokens and u32.blockIdx.y * TILE < tokens:
         row_stride = 3 * width
         q_offset = begin * row_stride + head * size
-        tile_product(qkv, q_offset, row_stride, qkv, q_offset + width, 1, row_stride,
-                     scores, pair * length * length, length, tokens, tokens, size)
+        tile_product((qkv, q_offset, row_stride), (qkv, q_offset + width, uint32(1), row_stride),
+                     (scores, pair * length * length, length), tokens, tokens, size)
 
 
 @cuda.jit
@@ -69,9 +69,9 @@ def sentence_context_kernel(qkv, begins, lengths, weights, out, longest, heads, 
     begin, tokens, _ = find_sentence(begins, lengths, sentence, rows, longest, ZERO)
     if u32.blockIdx.y * TILE < tokens:
         row_stride = 3 * width
-        tile_product(weights, pair * length * length, length,
-                     qkv, begin * row_stride + 2 * width + head * size, row_stride, 1,
-                     out, begin * width + head * size, width, tokens, size, tokens)
+        tile_product((weights, pair * length * length, length),
+                     (qkv, begin * row_stride + 2 * width + head * size, row_stride, uint32(1)),
+                     (out, begin * width + head * size, width), tokens, size, tokens)
 
 
 # --- The masked softmax, one warp per row -----------------------------------------------------------------------------
@@ -261,16 +261,18 @@ def attention_sentences_three_launches(qkv, heads, begins, lengths, longest, out
     sizes = (np.uint32(longest), np.uint32(heads), np.uint32(size), np.uint32(qkv.shape[0]), np.uint32(length))
     tiles = -(-longest // TILE)
     sentence_scores_kernel[(tiles, tiles, pairs), BLOCK, stream](flat[0], begins, lengths, flat[1], *sizes)
-    _softmax(flat[1], heads, begins, lengths, longest, qkv.shape[0], length, scale_of(size), stream)
+    _softmax(scores, heads, begins, lengths, longest, qkv.shape[0], scale_of(size), stream)
     sentence_context_kernel[(-(-size // TILE), tiles, pairs), BLOCK, stream](flat[0], begins, lengths, flat[1], flat[2],
                                                                              *sizes)
 
 
-def _softmax(flat, heads, begins, lengths, longest, rows, length, scale, stream) -> None:
+def _softmax(scores, heads, begins, lengths, longest, rows, scale, stream) -> None:
+    pairs, length, _ = scores.shape
     pairs_per_lane = next(n for n in PAIRS_PER_LANE if 64 * n >= length)
-    kernel = make_sentence_softmax(pairs_per_lane, flat.dtype == np.float16)
-    kernel[(-(-longest // ROWS), heads * lengths.size), 32 * ROWS, stream](
-        flat, begins, lengths, np.uint32(longest), np.uint32(heads), np.uint32(rows), np.uint32(length), scale)
+    kernel = make_sentence_softmax(pairs_per_lane, scores.dtype == np.float16)
+    kernel[(-(-longest // ROWS), pairs), 32 * ROWS, stream](
+        scores.reshape(scores.size), begins, lengths, np.uint32(longest), np.uint32(heads), np.uint32(rows),
+        np.uint32(length), scale)
 
 
 @rung(kernel=(*make_sentence_products(32, 64), make_sentence_softmax(2, True)), needs=MMA,
@@ -288,7 +290,7 @@ def attention_sentences_three_launches_half(qkv, heads, begins, lengths, longest
     tiles = -(-longest // qk_tile)
     arguments = (qkv, begins, lengths, scores, np.uint32(longest), np.uint32(heads), scale_of(size))
     scores_kernel[(tiles, tiles, pairs), 2 * qk_tile, stream, scores_kernel.shared_bytes](*arguments)
-    _softmax(scores.reshape(scores.size), heads, begins, lengths, longest, qkv.shape[0], length, np.float32(1), stream)
+    _softmax(scores, heads, begins, lengths, longest, qkv.shape[0], np.float32(1), stream)
     weights = scores.reshape((pairs * length, length))
     context_kernel[(1, -(-longest // tile), pairs), 2 * tile, stream, context_kernel.shared_bytes](
         qkv, begins, lengths, weights, out, np.uint32(longest), np.uint32(heads))

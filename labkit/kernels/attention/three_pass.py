@@ -61,8 +61,9 @@ def attention_reference(qkv, heads, cache=None, start=None, *, causal=False):
 
 
 @cuda.jit(device=True)
-def weigh_keys(qkv, keys_values, kv_offset, head_column, size, num_visible, scale, scores, partial):
+def weigh_keys(qkv, keys_values, kv_offset, head_column, size, num_visible, scale, scores):
     """Passes 1 and 2: scores[j] = exp(score of key j - row_max); return their sum."""
+    partial = cuda.shared.array(32, float32)
     t, thread = u32.blockIdx.x, u32.threadIdx.x
     row_max = NEG_INF
     for j in u32.range(thread, num_visible, BLOCK):
@@ -85,12 +86,11 @@ def weigh_keys(qkv, keys_values, kv_offset, head_column, size, num_visible, scal
 @cuda.jit
 def attention_three_pass_kernel(qkv, keys_values, start, out, kv_offset, size, scale, causal):
     scores = cuda.shared.array(0, float32)  # one for each key of the cache's capacity, which the launch passes
-    partial = cuda.shared.array(32, float32)
     t, thread = u32.blockIdx.x, u32.threadIdx.x
     head_column, width = u32.blockIdx.y * size, u32.shape(out)[1]
     num_visible = uint32(start[0]) + (t + 1 if causal else u32.shape(out)[0])
     num_visible = min(num_visible, u32.shape(keys_values)[0])  # never beyond the last key
-    row_sum = weigh_keys(qkv, keys_values, kv_offset, head_column, size, num_visible, scale, scores, partial)
+    row_sum = weigh_keys(qkv, keys_values, kv_offset, head_column, size, num_visible, scale, scores)
 
     inv_row_sum = float32(1.0) / row_sum
     for i in u32.range(thread, size, BLOCK):  # 64 of the 256 threads, for heads of 64
@@ -104,13 +104,12 @@ def attention_three_pass_kernel(qkv, keys_values, start, out, kv_offset, size, s
 @cuda.jit
 def attention_all_threads_kernel(qkv, keys_values, start, out, kv_offset, size, scale, causal):
     scores = cuda.shared.array(0, float32)
-    partial = cuda.shared.array(32, float32)
     sums = cuda.shared.array(BLOCK, float32)
     t, thread = u32.blockIdx.x, u32.threadIdx.x
     head_column, width = u32.blockIdx.y * size, u32.shape(out)[1]
     num_visible = uint32(start[0]) + (t + 1 if causal else u32.shape(out)[0])
     num_visible = min(num_visible, u32.shape(keys_values)[0])
-    row_sum = weigh_keys(qkv, keys_values, kv_offset, head_column, size, num_visible, scale, scores, partial)
+    row_sum = weigh_keys(qkv, keys_values, kv_offset, head_column, size, num_visible, scale, scores)
 
     inv_row_sum = float32(1.0) / row_sum
     groups = BLOCK // size  # each takes every groups-th key

@@ -80,9 +80,12 @@ def values_kernel(weights, keys_values, start, out, kv_offset, size):
 
 
 @cuda.jit(device=True)
-def tile_product(a, a_offset, a_stride, b, b_offset, b_row_stride, b_col_stride, out, out_offset, out_stride, M, N, K):
-    """out[m, n] = sum over k of a[m, k] * b[k, n] for one tile, where element (m, k) of a is a[a_offset + m*a_stride +
-    k], and so on: flat arrays. A thread has 4 x 4 elements."""
+def tile_product(a, b, out, M, N, K):
+    """out[m, n] = sum over k of a[m, k] * b[k, n] for one tile; a thread has 4 x 4 elements. A matrix is (flat array,
+    offset, row stride, column stride); those of a and out have no column stride, which is 1."""
+    a, a_offset, a_stride = a
+    b, b_offset, b_row_stride, b_col_stride = b
+    out, out_offset, out_stride = out
     a_tile, b_tile = cuda.shared.array(TILE_ELEMENTS, float32), cuda.shared.array(TILE_ELEMENTS, float32)
     acc = cuda.local.array(16, float32)
     thread = u32.threadIdx.x
@@ -124,9 +127,9 @@ def scores_tiled_kernel(qkv, keys_values, start, scores, kv_offset, size, column
     if u32.blockIdx.x * TILE < num_keys:
         head = u32.blockIdx.z
         kv_stride = u32.size(keys_values) // capacity
-        tile_product(qkv, head * size, 3 * columns,
-                     keys_values, kv_offset + head * size, 1, kv_stride,
-                     scores, head * (num_queries * capacity), capacity, num_queries, num_keys, size)
+        tile_product((qkv, head * size, 3 * columns),
+                     (keys_values, kv_offset + head * size, uint32(1), kv_stride),
+                     (scores, head * (num_queries * capacity), capacity), num_queries, num_keys, size)
 
 
 @cuda.jit
@@ -134,9 +137,9 @@ def values_tiled_kernel(weights, keys_values, start, out, kv_offset, size, colum
     num_keys = min(uint32(start[0]) + num_queries, capacity)
     head = u32.blockIdx.z
     kv_stride = u32.size(keys_values) // capacity
-    tile_product(weights, head * (num_queries * capacity), capacity,
-                 keys_values, kv_offset + columns + head * size, kv_stride, 1,
-                 out, head * size, columns, num_queries, size, num_keys)
+    tile_product((weights, head * (num_queries * capacity), capacity),
+                 (keys_values, kv_offset + columns + head * size, kv_stride, uint32(1)),
+                 (out, head * size, columns), num_queries, size, num_keys)
 
 
 # --- Scale, mask, softmax: three launches ----------------------------------------------------------------------------

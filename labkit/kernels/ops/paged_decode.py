@@ -8,7 +8,6 @@ from dataclasses import replace
 import numpy as np
 
 from labkit.kernels.attention.paged import (
-    _of_each_sequence,
     paged_decode_mma,
     paged_decode_naive,
     paged_decode_one_block,
@@ -16,7 +15,6 @@ from labkit.kernels.attention.paged import (
     paged_decode_split,
 )
 from labkit.kernels.attention.pages import (
-    attend_reference,
     contiguous_by_torch,
     on_contiguous,
     paged_inputs,
@@ -40,8 +38,7 @@ def _inputs(rng, B, S, shortest, H, KV, D, dtype=np.float32):
 
 
 def tolerance_decode(q, keys, values, page_table, lengths, scale, *, bf16: bool):
-    attend = functools.partial(attend_reference, tolerance=rounding_errors(bf16, q.shape[2]))
-    return _of_each_sequence(attend, q, keys, values, page_table, lengths, scale)
+    return paged_decode_reference(q, keys, values, page_table, lengths, scale, rounding_errors(bf16, q.shape[2]))
 
 
 def contiguous(torch, q, keys, values, page_table, lengths, scale, out):

@@ -8,14 +8,12 @@ from dataclasses import replace
 import numpy as np
 
 from labkit.kernels.attention.paged_prefill import (
-    _of_each_sequence,
     paged_prefill_flash,
     paged_prefill_mma,
     paged_prefill_naive,
     paged_prefill_reference,
 )
 from labkit.kernels.attention.pages import (
-    attend_reference,
     contiguous_by_torch,
     on_contiguous,
     paged_inputs,
@@ -41,8 +39,8 @@ def _inputs(rng, B, S, shortest, before, H, KV, D, dtype=np.float32):
 
 
 def tolerance_prefill(q, keys, values, page_table, begins, lengths, contexts, scale, longest, *, bf16: bool):
-    attend = functools.partial(attend_reference, tolerance=rounding_errors(bf16, q.shape[2]))
-    return _of_each_sequence(attend, q, keys, values, page_table, begins, lengths, contexts, scale)
+    return paged_prefill_reference(q, keys, values, page_table, begins, lengths, contexts, scale, longest,
+                                   rounding_errors(bf16, q.shape[2]))
 
 
 def contiguous(torch, q, keys, values, page_table, begins, lengths, contexts, scale, longest, out):

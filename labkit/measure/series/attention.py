@@ -127,10 +127,8 @@ def attention_keys(caches=None, heads: int | None = None) -> dict:
 def scores_only_kernel(qkv, keys_values, start, out, first, size, scale, causal):
     """The first two passes of attention_three_pass_kernel, without a mask."""
     scores = cuda.shared.array(0, float32)
-    partial = cuda.shared.array(32, float32)
     head_column = uint32(uint32(cuda.blockIdx.y) * size)
-    row_sum = weigh_keys(qkv, keys_values, first, head_column, size, uint32(keys_values.shape[0]), scale, scores,
-                         partial)
+    row_sum = weigh_keys(qkv, keys_values, first, head_column, size, uint32(keys_values.shape[0]), scale, scores)
     if cuda.threadIdx.x < size:
         out[cuda.blockIdx.x, head_column + uint32(cuda.threadIdx.x)] = row_sum
 

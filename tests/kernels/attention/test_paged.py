@@ -214,7 +214,7 @@ def test_a_result_has_the_same_bits_however_many_blocks_share_a_sequence(launche
     found = []
     for grid_x in (1, 2, 3, SPLITS):
         out = cuda.to_device(poison(q.shape, dtype))
-        _launch_decode(factory, most, SPLITS, q, keys, values, table, lengths, out, scale, None, 0, grid_x)
+        _launch_decode(factory, most, SPLITS, (q, keys, values, table, lengths, out, scale), None, 0, grid_x)
         found.append(out.copy_to_host())
         np.testing.assert_array_equal(found[0], found[-1])
 
