@@ -98,9 +98,10 @@ def make_mean_pool(pieces: int, access: str, is_half: bool, normalize: bool):
     else:
         load, put, VEC = FOUR[access][0], put_four, 4
     ITEMS, STEP, WIDTH, THREADS = VEC * pieces, 32 * VEC, 32 * VEC * pieces, 32 * WARPS
+    ROW_ITEMS = IN_FLIGHT * ITEMS
     SHARED_SIZE, COLS_PER_THREAD = WARPS * WIDTH, -(-WIDTH // THREADS)  # columns of a thread in the final sum
 
-    @cuda.jit
+    @cuda.jit(launch_bounds=(THREADS, 2))  # registers for all rows in flight; else ptxas adds before it has loaded all
     def mean_pool_kernel(x, begins, lengths, out):  # x and out as one long vector
         warp_sums = cuda.shared.array(SHARED_SIZE, float32, alignment=16)
         partial = cuda.shared.array(WARPS, float32)
@@ -113,7 +114,7 @@ def make_mean_pool(pieces: int, access: str, is_half: bool, normalize: bool):
         for e in range(ITEMS):
             v[e] = ZERO
         row_stride = WARPS * columns  # from a row of the warp to its next
-        rows = cuda.local.array(IN_FLIGHT * ITEMS, float32)
+        rows = cuda.local.array(ROW_ITEMS, float32)
         r = int32(warp)
         while r + int32((IN_FLIGHT - 1) * WARPS) < length:
             offset = uint32(begin + r) * columns + lane_offset

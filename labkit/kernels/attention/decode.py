@@ -158,7 +158,7 @@ def make_decode(size: int, half: bool = False):
             partial_offset = ((t * u32.gridDim.y + head) * u32.gridDim.x + u32.blockIdx.x) * PARTIAL_STRIDE
             for i in u32.range(thread, SIZE, DECODE_THREADS):
                 acc = ZERO
-                for src in u32.range(i, ACC_ELEMENTS, SIZE):
+                for src in range(i, ACC_ELEMENTS, SIZE):
                     acc += group_acc[src]
                 partials[partial_offset + i] = acc
             if thread == 0:

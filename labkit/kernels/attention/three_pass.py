@@ -66,7 +66,7 @@ def weigh_keys(qkv, keys_values, kv_offset, head_column, size, num_visible, scal
     partial = cuda.shared.array(32, float32)
     t, thread = u32.blockIdx.x, u32.threadIdx.x
     row_max = NEG_INF
-    for j in u32.range(thread, num_visible, BLOCK):
+    for j in range(thread, num_visible, BLOCK):
         score = ZERO
         for i in u32.range(size):
             score += qkv[t, head_column + i] * keys_values[j, kv_offset + head_column + i]
@@ -76,7 +76,7 @@ def weigh_keys(qkv, keys_values, kv_offset, head_column, size, num_visible, scal
     row_max = block_max(row_max, partial)
 
     row_sum = ZERO
-    for j in u32.range(thread, num_visible, BLOCK):
+    for j in range(thread, num_visible, BLOCK):
         exponential = math.exp(scores[j] - row_max)
         scores[j] = exponential
         row_sum += exponential
@@ -117,7 +117,7 @@ def attention_all_threads_kernel(qkv, keys_values, start, out, kv_offset, size, 
     column = kv_offset + width + head_column + i
     acc = ZERO
     if group < groups:  # where size does not divide 256, some threads are idle
-        for j in u32.range(group, num_visible, groups):
+        for j in range(group, num_visible, groups):
             acc += scores[j] * keys_values[j, column]
     sums[thread] = acc
     cuda.syncthreads()

@@ -266,8 +266,8 @@ def make_tensor(token_tiles: int, row_tiles: int, *, out_element: Element = BFLO
     register of two products. So weights are loaded from global memory straight into fragments.
 
     Addresses beyond an edge are clamped, and once all loads have been issued, what they load is replaced by zeros:
-    without a branch or a use in between, the compiler issues all loads of a batch in a row. Which warp adds what, and in which order, depends on K only: an
-    output has the same bits for any number of tokens and any tiles.
+    without a branch or a use in between, the compiler issues all loads of a batch in a row. Which warp adds what, and
+    in which order, depends on K only: an output has the same bits for any number of tokens and any tiles.
 
     early: its weights are prefetched into L2 while the previous kernel ends; see kernels/pdl.py.
     """

@@ -160,9 +160,10 @@ def make_pipelined_tf32(tile: Tile):
                     regs = ptx.ldmatrix_x4(shared, stage + (a_offset ^ 8 * k) + i * 16 * DEPTH)
                     for j in u32.range(4):
                         a_frag[load_buf, i * 4 + j] = regs[j]
+                b_base = int64(stage + b_offset)  # in 64 bits, where constants are immediate offsets of the loads
                 for i in range(MMA_N):
                     for j in range(2):
-                        b_frag[load_buf, i * 2 + j] = words[int64(stage + b_offset) + ((int64(k) * 8 + j * 4) * B_PITCH + i * 8)]
+                        b_frag[load_buf, i * 2 + j] = words[b_base + ((k * 8 + j * 4) * B_PITCH + i * 8)]
                 if k == STEPS - 1:
                     next_step = step + PREFETCH
                     if next_step < steps:

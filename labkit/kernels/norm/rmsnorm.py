@@ -118,11 +118,11 @@ def make_rmsnorm_warp(element: Element, eps: float):
         if row_offset < x.size:  # the same for the whole warp
             inv_cols = ONE / float32(columns)
             squares = ZERO
-            for col in u32.range(lane, columns, 32):
+            for col in range(lane, columns, 32):
                 value = load(x, row_offset + col)
                 squares += value * value
             rstd = cuda.rsqrt(warp_sum(squares) * inv_cols + EPSILON)
-            for col in u32.range(lane, columns, 32):
+            for col in range(lane, columns, 32):
                 store(out, row_offset + col, rounded(load(x, row_offset + col) * rstd) * load(weight, col))
 
     return rmsnorm_warp_kernel
