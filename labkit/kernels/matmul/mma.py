@@ -293,7 +293,7 @@ def make_store_float16(tile: Tile, bias: bool, residual: bool, activation, bf16:
     """
     activated = activation is not unchanged
     pack, unpack = (ptx.pack_bf162, ptx.unpack_bf162) if bf16 else (ptx.pack_half2, ptx.unpack_half2)
-    to_float = bfloat16_number if bf16 else float32
+    to_float, ELEMENT = (bfloat16_number, np.uint16) if bf16 else (float32, np.float16)
     WARP_ROWS, WARP_COLS = tile.warp_rows, tile.warp_cols
     MMA_M, MMA_N, NUM_BIASES = WARP_ROWS // 16, WARP_COLS // 8, WARP_COLS // 4
     PITCH = WARP_COLS + CHUNK
@@ -307,7 +307,7 @@ def make_store_float16(tile: Tile, bias: bool, residual: bool, activation, bf16:
 
     @cuda.jit(device=True)
     def store_float16(acc, bias_of, residual_of, out, row0, col0):
-        shared = cuda.shared.array(0, np.uint16 if bf16 else np.float16)
+        shared = cuda.shared.array(0, ELEMENT)
         words = cuda.shared.array(0, uint32)  # the same memory, two values at a time
         lane, warp = u32.threadIdx.x % 32, u32.threadIdx.x // 32
         rows, cols = u32.shape(out)
