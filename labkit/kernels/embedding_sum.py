@@ -74,7 +74,7 @@ def embedding_sum(ids, types, positions, words, places, kinds, out, stream=0):
 
 def embedding_then_layernorm(ids, types, positions, words, places, kinds, weight, bias, out, epsilon=EPSILON, stream=0):
     """Two launches: the sum is written into out, and normalised there, in place."""
-    _, _, dtype = _check(ids, types, positions, words, places, kinds, out, weight, bias)
+    _, _, dtype = _check(ids, types, positions, words, places, kinds, out, norm=(weight, bias))
     embedding_sum(ids, types, positions, words, places, kinds, out, stream=stream)
     normalise = half.layernorm_half_warp if dtype == np.float16 else layernorm
     normalise(out, weight, bias, out, epsilon=epsilon, stream=stream)
@@ -169,7 +169,7 @@ def make_embedding_layernorm(pieces: int, access: str, is_half: bool, epsilon: f
 
 def embedding_layernorm(ids, types, positions, words, places, kinds, weight, bias, out, epsilon=EPSILON, stream=0):
     """One launch: a warp gathers a row, and normalises the sum in registers."""
-    rows, columns, dtype = _check(ids, types, positions, words, places, kinds, out, weight, bias)
+    rows, columns, dtype = _check(ids, types, positions, words, places, kinds, out, norm=(weight, bias))
     if dtype == np.float16:
         _, pieces = fitting(columns, half.OCTETS, "a warp")
         access = SINGLES if columns % 8 or not aligned(words, places, kinds, weight, bias, out) else QUADS
@@ -181,7 +181,7 @@ def embedding_layernorm(ids, types, positions, words, places, kinds, weight, bia
     kernel[-(-rows // WARPS), (32, WARPS), stream](ids, types, positions, *tables, weight, bias, flat(out))
 
 
-def _check(ids, types, positions, words, places, kinds, out, weight=None, bias=None) -> tuple:
+def _check(ids, types, positions, words, places, kinds, out, norm=()) -> tuple:
     """(rows, columns, dtype), or an error that names the argument."""
     dtype = np.dtype(getattr(words, "dtype", np.float32))
     if dtype not in (np.float32, np.float16):
@@ -195,8 +195,7 @@ def _check(ids, types, positions, words, places, kinds, out, weight=None, bias=N
         if table.shape[1] != words.shape[1]:
             raise ValueError(f"{name} has shape {tuple(table.shape)} and words {tuple(words.shape)}; "
                              f"they must have as many columns")
-    for name, vector in (("weight", weight), ("bias", bias)):
-        if vector is not None:
-            check_array(name, vector, shape=words.shape[1:], dtype=dtype)
+    for name, vector in zip(("weight", "bias"), norm, strict=False):
+        check_array(name, vector, shape=words.shape[1:], dtype=dtype)
     check_array("out", out, shape=(ids.shape[0], words.shape[1]), dtype=dtype)
     return (*out.shape, dtype)

@@ -179,7 +179,7 @@ def make_read_wide_kernel(loads: int):
     return read_wide_kernel
 
 
-def read(x, window, rounds, out, loads=1, wide=False, block=256, shared_bytes=0, apart=True, stream=0):
+def read(x, window, rounds, out, *, loads=1, wide=False, block=256, shared_bytes=0, apart=True, stream=0):
     """`rounds` rounds of `loads` loads in each thread, of 4 bytes or, `wide`, of 16; out is each thread's sum, modulo
     2**32.
 

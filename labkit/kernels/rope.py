@@ -200,7 +200,7 @@ def rope_split_cache_three_launches(qkv, table, positions, slots, q, keys, value
                                     stream=0):
     """Split QKV in one launch, rotate the queries in q in another, and the keys in the cache in a third: rotated rows
     pass through memory twice."""
-    element = _check(qkv, table, positions, slots, q, keys, values, q_norm, k_norm)
+    element = _check(qkv, table, positions, slots, q, keys, values, norms=(q_norm, k_norm))
     (num_tokens, heads, dim), (pages, kv_heads, page, _) = q.shape, keys.shape
     split_kernel[blocks_for((num_tokens, qkv.shape[1]), (1, BLOCK)), BLOCK, stream](qkv, slots, q, keys, values)
     for rows, num_heads, weight, in_cache in ((q, heads, q_norm, False), (keys, kv_heads, k_norm, True)):
@@ -305,7 +305,7 @@ def rope_split_cache(qkv, table, positions, slots, q, keys, values, q_norm=None,
                      together=True):
     """The launcher to use: one launch, in which a thread has eight pairs of a head, 128 bits of bfloat16 from each
     half, and writes them where they belong. together=False: load and store one element at a time."""
-    element = _check(qkv, table, positions, slots, q, keys, values, q_norm, k_norm)
+    element = _check(qkv, table, positions, slots, q, keys, values, norms=(q_norm, k_norm))
     (num_tokens, heads, dim), (pages, kv_heads, page, _) = q.shape, keys.shape
     normalised = q_norm is not None
     norms = (q_norm, k_norm) if normalised else (qkv, qkv)
@@ -319,7 +319,7 @@ def rope_split_cache(qkv, table, positions, slots, q, keys, values, q_norm=None,
         *map(np.uint32, (heads, kv_heads, dim, lanes, page, pages * page)))
 
 
-def _check(qkv, table, positions, slots, q, keys, values, q_norm, k_norm) -> Element:
+def _check(qkv, table, positions, slots, q, keys, values, norms) -> Element:
     element = element_of("qkv", qkv)
     array_dtype = element.dtype
     check_array("q", q, ndim=3, dtype=array_dtype)
@@ -335,11 +335,11 @@ def _check(qkv, table, positions, slots, q, keys, values, q_norm, k_norm) -> Ele
         raise ValueError(f"table has shape {tuple(table.shape)}; a row must have {dim} numbers, as a head has")
     check_array("positions", positions, shape=(num_tokens,), dtype=np.int32)
     check_array("slots", slots, shape=(num_tokens,), dtype=np.int32)
-    if (q_norm is None) != (k_norm is None):
+    if norms.count(None) == 1:
         raise ValueError("q_norm and k_norm must both be given, or neither")
-    if q_norm is not None:
-        check_array("q_norm", q_norm, shape=(dim,), dtype=array_dtype)
-        check_array("k_norm", k_norm, shape=(dim,), dtype=array_dtype)
+    if norms != (None, None):
+        for name, norm in zip(("q_norm", "k_norm"), norms, strict=True):
+            check_array(name, norm, shape=(dim,), dtype=array_dtype)
     return element
 
 

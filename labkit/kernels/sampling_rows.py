@@ -1,7 +1,7 @@
 """Sampling by one block for each row of logits: two rungs below labkit.kernels.sampling, which defines the task."""
 
 import numpy as np
-from numba import float32, int64, uint32, uint64
+from numba import float32, int32, int64, uint32, uint64
 
 from labkit import cuda, u32
 from labkit.device.lazy import kernel_factory
@@ -16,28 +16,33 @@ from labkit.kernels.sampling_search import (
     CANDIDATES,
     CHUNK,
     ITEMS,
+    NO_BIN,
     THREADS,
     WARPS,
     bin_of,
     bins_per_unit,
     block_largest_key,
+    block_largest_keys,
+    block_scan,
     block_total,
-    draw_from_chunk,
     filters_of,
     kept_weight,
     known_token,
     load_narrow,
     load_wide,
-    make_threshold,
     mass_at,
     min_weight_of,
+    pick_bin,
     random_below,
     scale_of,
+    search,
     tally,
     value_of,
 )
-from labkit.kernels.token_weights import MAX_VOCAB, distance, reaching
+from labkit.kernels.token_weights import MAX_VOCAB, distance, reaching, weight_at
 
+LOADS = 4  # 128-bit loads that a thread has in flight where a block gathers tokens
+BATCH = 4 * LOADS
 PARAMETER_DTYPES = (np.float32, np.int32, np.float32, np.float32, np.uint32, np.int32)
 
 
@@ -62,8 +67,8 @@ def make_row_passes(load):
     """Passes of one block over a row, or over a part of it."""
 
     @cuda.jit(device=True)
-    def largest_key_of(logits, row, partials):
-        values = cuda.local.array(4, float32)
+    def largest_key_of(logits, row):
+        values, partials = cuda.local.array(4, float32), cuda.shared.array(WARPS, int64)
         key, cols = LEAST, u32.shape(logits)[1]
         for col in u32.range(4 * u32.threadIdx.x, cols, 4 * THREADS):
             values[0], values[1], values[2], values[3] = load(logits, row, col, cols)
@@ -72,25 +77,26 @@ def make_row_passes(load):
         return block_largest_key(key, partials)
 
     @cuda.jit(device=True)
-    def kept_total(logits, row, begin, end, row_max, scale, min_weight, threshold, by_count, partials):
+    def kept_total(logits, row, begin, end, scaling, threshold, by_count, partials):
         """The mass, or the count, of the tokens from begin to end whose key is at least the threshold."""
         values = cuda.local.array(4, float32)
         thread_total, cols = int64(0), u32.shape(logits)[1]
         for col in u32.range(begin + 4 * u32.threadIdx.x, end, 4 * THREADS):
             values[0], values[1], values[2], values[3] = load(logits, row, col, cols)
             for i in u32.range(4):
-                weight = kept_weight(values[i], col + i, row_max, scale, min_weight, threshold)
+                weight = kept_weight(values[i], col + i, scaling, threshold)
                 thread_total += min(weight, int64(1)) if by_count else weight
         cuda.syncthreads()  # all have read the partials of the previous pass
         return block_total(thread_total, partials)
 
     @cuda.jit(device=True)
-    def draw(logits, row, seeds, steps, row_max, scale, min_weight, threshold, tokens, partials, partials2):
+    def draw(logits, row, seeds, steps, scaling, threshold, tokens):
         """Draw the token with which the sum of kept weights exceeds a random target: find the chunk, then the token."""
+        partials, partials2 = cuda.shared.array(WARPS, int64), cuda.shared.array(WARPS, int64)
         begin, end, cols = 0, u32.shape(logits)[1], u32.shape(logits)[1]
         target, done, first_pass = int64(0), False, True
         while not done:
-            mass = kept_total(logits, row, begin, end, row_max, scale, min_weight, threshold, False, partials)
+            mass = kept_total(logits, row, begin, end, scaling, threshold, False, partials)
             if first_pass:  # of the whole row
                 target, first_pass = random_below(seeds, steps, row, mass), False
             elif target < mass:
@@ -100,7 +106,19 @@ def make_row_passes(load):
                 begin = end
             if not done:
                 end = min(begin + CHUNK, cols)
-        draw_from_chunk(logits, row, begin, target, row_max, scale, min_weight, threshold, tokens, partials2)
+        base = begin + ITEMS * u32.threadIdx.x
+        thread_mass = int64(0)
+        for i in u32.range(ITEMS):
+            if base + i < cols:
+                thread_mass += kept_weight(logits[row, base + i], base + i, scaling, threshold)
+        prefix = block_scan(thread_mass, partials2)[0] - thread_mass
+        if prefix <= target and target < prefix + thread_mass:
+            for i in u32.range(ITEMS):
+                if base + i < cols:
+                    weight = kept_weight(logits[row, base + i], base + i, scaling, threshold)
+                    if prefix <= target and target < prefix + weight:
+                        tokens[row] = int32(base + i)
+                    prefix += weight
 
     return largest_key_of, kept_total, draw
 
@@ -111,15 +129,15 @@ def make_bisection(load):
 
     @cuda.jit(launch_bounds=THREADS)
     def sample_bisection_kernel(logits, temperature, top_k, top_p, min_p, seeds, steps, tokens):
-        partials, partials2 = cuda.shared.array(WARPS, int64), cuda.shared.array(WARPS, int64)
+        partials = cuda.shared.array(WARPS, int64)
         row, cols = u32.blockIdx.x, u32.shape(logits)[1]
-        key = largest_key_of(logits, row, partials2)
+        key = largest_key_of(logits, row)
         token, known = known_token(key, temperature[row])
         if known:
             if cuda.threadIdx.x == 0:
                 tokens[row] = token
             return
-        row_max, scale, min_weight = value_of(key), scale_of(temperature[row]), min_weight_of(min_p[row])
+        scaling = value_of(key), scale_of(temperature[row]), min_weight_of(min_p[row])
         filters, threshold = filters_of(top_k[row], top_p[row], cols), LEAST
         by_count, more = filters & BY_COUNT != 0, filters & (BY_COUNT | BY_MASS) != 0
         while more:
@@ -129,7 +147,7 @@ def make_bisection(load):
             threshold = LEAST
             while True:
                 trial = lower_bound if bit == uint64(64) else threshold + int64(uint64(1) << bit)
-                total = kept_total(logits, row, 0, cols, row_max, scale, min_weight, trial, by_count, partials)
+                total = kept_total(logits, row, 0, cols, scaling, trial, by_count, partials)
                 if bit == uint64(64):
                     if not by_count:
                         target = reaching(top_p[row], total)
@@ -140,7 +158,7 @@ def make_bisection(load):
                 bit -= uint64(1)
             more = by_count and filters & BY_MASS != 0
             by_count = False
-        draw(logits, row, seeds, steps, row_max, scale, min_weight, threshold, tokens, partials, partials2)
+        draw(logits, row, seeds, steps, scaling, threshold, tokens)
 
     return sample_bisection_kernel
 
@@ -157,62 +175,108 @@ def sample_bisection(logits, temperature, top_k, top_p, min_p, seeds, steps, out
 # --- Histograms ------------------------------------------------------------------------------------------------------
 
 
-def make_histogram_pass(load):
+def make_threshold(load):
+    """threshold_of(...) for rows that `load` reads."""
+
     @cuda.jit(device=True)
-    def histogram(logits, row, begin, end, row_max, scale, per_unit, min_weight, floor, filters, counts, mass_low,
-                  mass_high):
-        """Add the tokens from begin to end, full chunks except for the row's last, to the block's histogram. Return the
-        mass of the thread's tokens that min_p keeps, those below the floor included."""
+    def histogram(logits, row, scaling, per_unit, filters, bins):
+        """Put the row's tokens that min_p keeps into bins. Return the mass of the thread's."""
+        row_max, scale, min_weight = scaling
+        counts, mass_low, mass_high = bins
         thread, cols = u32.threadIdx.x, u32.shape(logits)[1]
         counts[thread], mass_low[thread], mass_high[thread] = 0, 0, 0
         cuda.syncthreads()
         values = cuda.local.array(ITEMS, float32)
         thread_mass = int64(0)
-        for col in u32.range(begin + 4 * thread, end, CHUNK):
+        for col in u32.range(4 * thread, cols, CHUNK):
             for v in u32.range(ITEMS // 4):
                 a, b, c, d = load(logits, row, col + 4 * THREADS * v, cols)
                 values[4 * v], values[4 * v + 1], values[4 * v + 2], values[4 * v + 3] = a, b, c, d
             for i in range(ITEMS):
                 delta = distance(row_max, values[i])
-                weight = tally(delta, scale, floor, bin_of(delta, per_unit), filters, counts, mass_low, mass_high)
+                weight = weight_at(delta, scale)
                 if weight >= min_weight:
+                    tally(weight, bin_of(delta, per_unit), filters, bins)
                     thread_mass += weight
         cuda.syncthreads()
         return thread_mass
 
-    return histogram
+    @cuda.jit(device=True)
+    def threshold_of(logits, row, scaling, filters, top_k, top_p):
+        """Return the smallest key that is kept: of the token that completes the count top_k; then, if requested, of the
+        token that completes the fraction top_p of the remaining mass.
+
+        A histogram of the row narrows the search to one bin, whose tokens are gathered: few unless many logits are
+        alike.
+        """
+        bins = counts, mass_low, mass_high = (cuda.shared.array(BINS, uint32), cuda.shared.array(BINS, uint32),
+                                              cuda.shared.array(BINS, uint32))
+        partials, partials2 = cuda.shared.array(WARPS, int64), cuda.shared.array(WARPS, int64)
+        scratch = partials, partials2, cuda.shared.array(5, int64)
+        keys, counter = cuda.shared.array(CANDIDATES, int64), cuda.shared.array(1, uint32)
+        values = cuda.local.array(BATCH, float32)
+        thread, cols = u32.threadIdx.x, u32.shape(logits)[1]
+        row_max, scale, min_weight = scaling
+        per_unit = bins_per_unit(row_max, NEG_INF, scale)
+        available = block_total(histogram(logits, row, scaling, per_unit, filters, bins), partials)
+        row_count, row_mass = int64(counts[thread]), mass_at(mass_low, mass_high, thread)
+        threshold, by_mass, more = LEAST, filters & BY_COUNT == 0, True
+        while more:
+            target = reaching(top_p, available) if by_mass else int64(top_k)
+            if thread == 0:
+                counter[0] = 0
+            cuda.syncthreads()
+            bin_index, prefix_count, prefix_mass, _, _ = pick_bin(row_count, row_mass, by_mass, target, scratch)
+            if bin_index != NO_BIN:  # else fewer tokens than top_k: all are kept
+                first, last = LEAST, LEAST
+                for col in u32.range(4 * thread, cols, 4 * THREADS * LOADS):
+                    for v in u32.range(LOADS):  # all loads are issued before the first use
+                        a, b, c, d = load(logits, row, col + 4 * THREADS * v, cols)
+                        values[4 * v], values[4 * v + 1], values[4 * v + 2], values[4 * v + 3] = a, b, c, d
+                    for i in u32.range(BATCH):
+                        delta = distance(row_max, values[i])
+                        if (values[i] != NEG_INF and bin_of(delta, per_unit) == bin_index
+                                and weight_at(delta, scale) >= min_weight):
+                            key = key_of(values[i], col + (4 * THREADS * (i // 4) + i % 4))
+                            first, last = max(first, key), max(last, ~key)
+                            slot = cuda.atomic.add(counter, 0, uint32(1))
+                            if slot < CANDIDATES:
+                                keys[slot] = key
+                first, last = block_largest_keys(first, last, partials, partials2)
+                num_keys = num_entries = counter[0]
+                if num_keys > CANDIDATES:
+                    num_keys, num_entries = 0, cols
+                target -= prefix_mass if by_mass else prefix_count
+                # ~last: the complement of the largest complement is the smallest key
+                threshold, kept_mass = search((logits, row, keys, num_keys, num_entries), first, ~last, scaling,
+                                              by_mass, target, bins, scratch)
+                available = prefix_mass + kept_mass
+            more = not by_mass and filters & BY_MASS != 0
+            by_mass = True
+        return threshold
+
+    return threshold_of
 
 
 @kernel_factory
 def make_histogram(load):
     largest_key_of, kept_total, draw = make_row_passes(load)
-    histogram, threshold_of = make_histogram_pass(load), make_threshold(load)
+    threshold_of = make_threshold(load)
 
     @cuda.jit(launch_bounds=(THREADS, 1))  # with as many registers as one block can have: otherwise it spills two
     def sample_histogram_kernel(logits, temperature, top_k, top_p, min_p, seeds, steps, tokens):
-        partials, partials2 = cuda.shared.array(WARPS, int64), cuda.shared.array(WARPS, int64)
-        counts, mass_low, mass_high = (cuda.shared.array(BINS, uint32), cuda.shared.array(BINS, uint32),
-                                       cuda.shared.array(BINS, uint32))
-        indices, counter = cuda.shared.array(CANDIDATES, uint32), cuda.shared.array(1, uint32)
-        result = cuda.shared.array(5, int64)
-        row, thread, cols = u32.blockIdx.x, u32.threadIdx.x, u32.shape(logits)[1]
-        key = largest_key_of(logits, row, partials2)
+        row, cols = u32.blockIdx.x, u32.shape(logits)[1]
+        key = largest_key_of(logits, row)
         token, known = known_token(key, temperature[row])
         if known:
-            if thread == 0:
+            if cuda.threadIdx.x == 0:
                 tokens[row] = token
             return
-        row_max, scale, min_weight = value_of(key), scale_of(temperature[row]), min_weight_of(min_p[row])
+        scaling = value_of(key), scale_of(temperature[row]), min_weight_of(min_p[row])
         filters, threshold = filters_of(top_k[row], top_p[row], cols), LEAST
         if filters & (BY_COUNT | BY_MASS):
-            per_unit = bins_per_unit(row_max, NEG_INF, scale)
-            thread_mass = histogram(logits, row, 0, cols, row_max, scale, per_unit, min_weight, min_weight, filters,
-                                    counts, mass_low, mass_high)
-            threshold = threshold_of(logits, row, row_max, scale, per_unit, min_weight, filters, top_k[row], top_p[row],
-                                     int64(counts[thread]), mass_at(mass_low, mass_high, thread),
-                                     block_total(thread_mass, partials), indices, counter, counts, mass_low, mass_high,
-                                     partials, partials2, result)
-        draw(logits, row, seeds, steps, row_max, scale, min_weight, threshold, tokens, partials, partials2)
+            threshold = threshold_of(logits, row, scaling, filters, top_k[row], top_p[row])
+        draw(logits, row, seeds, steps, scaling, threshold, tokens)
 
     return sample_histogram_kernel
 

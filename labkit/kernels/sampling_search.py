@@ -2,6 +2,7 @@
 
 A token's key is argmax's: an int64 that orders as the pair of logit and index does, so that no two of a row are equal.
 The kept tokens are those whose key is at least a threshold. All THREADS of a block call the device functions below.
+scaling: what a token's weight follows from, (row_max, scale, the least weight that is kept).
 """
 
 import numpy as np
@@ -12,7 +13,7 @@ from labkit.device import ptx
 from labkit.kernels.argmax import LEAST, key_of
 from labkit.kernels.philox import philox
 from labkit.kernels.reduce import ALL_LANES, NEG_INF
-from labkit.kernels.token_weights import LOG2_E, ONE, ZERO, distance, high_half, reaching, weight_at
+from labkit.kernels.token_weights import LOG2_E, ONE, ZERO, distance, high_half, weight_at
 from labkit.kernels.wrapping import wrapping_add
 
 THREADS = 512
@@ -20,9 +21,8 @@ WARPS = THREADS // 32
 CHUNK = 8192  # neighbouring tokens of a block; a constant, so that no sum depends on the batch
 ITEMS = CHUNK // THREADS  # tokens of a chunk per thread
 BINS = 512  # of a histogram: one per thread
-CANDIDATES = 4096  # tokens of one bin whose indices fit into shared memory; more are searched for again in each pass
-LOADS = 4  # 128-bit loads that a thread has in flight where one block reads a whole row
-BATCH = 4 * LOADS
+BIN_BITS = BINS.bit_length() - 1
+CANDIDATES = 4096  # tokens of one bin whose keys fit into shared memory; more are searched for again in each pass
 LAST_BIN = float32(BINS - 1)
 NO_BIN = uint32(BINS)
 TINY, HUGE = float32(1e-35), float32(1e38)
@@ -55,7 +55,8 @@ def load_narrow(logits, row, col, cols):
 
 # --- Reductions of a block -------------------------------------------------------------------------------------------
 # Warps reduce by shuffles; then every thread combines the 16 warps' partials. One barrier each: another is needed
-# before the same shared array is used again. partials: shared, WARPS int64.
+# before the same shared array is used again. partials: shared, WARPS int64; declared in the function that calls, as
+# NVVM refuses to link a function that declares shared memory if a kernel reaches it by two ways.
 
 
 @cuda.jit(device=True)
@@ -199,15 +200,13 @@ def add_mass(mass_low, mass_high, i, weight):
 
 
 @cuda.jit(device=True)
-def tally(delta, scale, floor, bin_index, filters, counts, mass_low, mass_high):
-    """Add a token to its bin if its weight is at least `floor`. Return the weight."""
-    weight = weight_at(delta, scale)
-    if weight >= floor:
-        if filters & BY_COUNT:
-            cuda.atomic.add(counts, bin_index, uint32(1))
-        if filters & BY_MASS:
-            add_mass(mass_low, mass_high, bin_index, weight)
-    return weight
+def tally(weight, bin_index, filters, bins):
+    """Add a token to its bin of (counts, low words of masses, high words)."""
+    counts, mass_low, mass_high = bins
+    if filters & BY_COUNT:
+        cuda.atomic.add(counts, bin_index, uint32(1))
+    if filters & BY_MASS:
+        add_mass(mass_low, mass_high, bin_index, weight)
 
 
 @cuda.jit(device=True)
@@ -216,15 +215,17 @@ def mass_at(mass_low, mass_high, i):
 
 
 @cuda.jit(device=True)
-def pick_bin(count, mass, by_mass, target, warp_counts, warp_masses, result):
+def pick_bin(count, mass, by_mass, target, scratch):
     """Find the first bin with which the running count, or mass, reaches `target`. Each thread passes its own bin's.
 
     Return (bin, count before it, mass before it, its count, its mass); bin is NO_BIN if the total is below the target.
+    scratch: shared, int64: two arrays of WARPS elements and one of 5.
     """
+    warp_counts, warp_masses, found = scratch
     thread = u32.threadIdx.x
     lane, warp = thread & 31, thread >> 5
     if thread == 0:
-        result[0] = int64(NO_BIN)
+        found[0] = int64(NO_BIN)
     count_scan, mass_scan = count, mass
     for offset in (1, 2, 4, 8, 16):
         other_count = cuda.shfl_up_sync(ALL_LANES, count_scan, offset)
@@ -243,108 +244,64 @@ def pick_bin(count, mass, by_mass, target, warp_counts, warp_masses, result):
     if by_mass:
         amount, inclusive = mass, mass_scan
     if inclusive - amount < target and target <= inclusive:
-        result[0], result[1], result[2], result[3], result[4] = (int64(thread), count_scan - count, mass_scan - mass,
-                                                                 count, mass)
+        found[0], found[1], found[2], found[3], found[4] = (int64(thread), count_scan - count, mass_scan - mass,
+                                                            count, mass)
     cuda.syncthreads()
-    return uint32(result[0]), result[1], result[2], result[3], result[4]
+    return uint32(found[0]), found[1], found[2], found[3], found[4]
 
 
 @cuda.jit(device=True)
-def candidate(x, col, row_max, scale, per_unit, floor, bin_index, indices, counter):
-    """The token's key if it is in this bin, and LEAST otherwise. Its index is stored while there is space."""
-    delta = distance(row_max, x)
-    if x == NEG_INF or bin_of(delta, per_unit) != bin_index or weight_at(delta, scale) < floor:
-        return LEAST
-    slot = cuda.atomic.add(counter, 0, uint32(1))
-    if slot < CANDIDATES:
-        indices[slot] = col
-    return key_of(x, col)
+def key_at(logits, row, keys, num_keys, j):
+    """keys[j], or where there are fewer keys that of the row's token j."""
+    return keys[j] if j < num_keys else key_of(logits[row, j], j)
 
 
-def make_threshold(load):
-    """threshold_of(...) for rows that `load` reads."""
+@cuda.jit(device=True)
+def search(entries, first, last, scaling, by_mass, target, bins, scratch):
+    """Return (the key from first to last with which their count, or mass, reaches `target`; the mass down to there); if
+    all together are below the target, LEAST.
 
-    @cuda.jit(device=True)
-    def threshold_of(logits, row, row_max, scale, per_unit, floor, filters, top_k, top_p, row_count, row_mass,
-                     available, indices, counter, counts, mass_low, mass_high, partials, partials2, result):
-        """Return the smallest key that is kept: of the token that completes the count top_k; then, if requested, of the
-        token that completes the fraction top_p of the remaining mass.
-
-        row_count and row_mass: the thread's bin in the histogram of the row. available: the mass of all tokens that
-        min_p keeps. The row's histogram narrows the search to one bin. Its tokens are gathered, few unless many logits
-        are alike; then come histograms of a range of keys that shrinks by a factor of BINS each time, until the last
-        bin holds one token, or is kept entirely.
-        """
-        values = cuda.local.array(BATCH, float32)
-        thread, cols = u32.threadIdx.x, u32.shape(logits)[1]
-        threshold, by_mass = LEAST, filters & BY_COUNT == 0
-        more = filters & (BY_COUNT | BY_MASS) != 0
-        while more:
-            target = reaching(top_p, available) if by_mass else int64(top_k)
-            if thread == 0:
-                counter[0] = 0
-            cuda.syncthreads()
-            bin_index, prefix_count, prefix_mass, bin_count, bin_mass = pick_bin(
-                row_count, row_mass, by_mass, target, partials, partials2, result)
-            kept_mass = prefix_mass
-            searching = bin_index != NO_BIN  # fewer tokens than top_k: all are kept
+    entries: (logits, row, keys, num_keys, n): n keys that were gathered, or, if num_keys is 0, the n tokens of the row.
+    Each histogram narrows the range by a factor of BINS, until the last bin holds one token or is kept entirely.
+    """
+    logits, row, keys, num_keys, n = entries
+    row_max, scale, min_weight = scaling
+    counts, mass_low, mass_high = bins
+    thread, threshold, kept_mass, searching = u32.threadIdx.x, LEAST, int64(0), True
+    while searching:
+        shift = uint64(max(int32(64 - BIN_BITS) - int32(cuda.clz(uint64(first - last))), int32(0)))
+        counts[thread], mass_low[thread], mass_high[thread] = 0, 0, 0
+        cuda.syncthreads()
+        for j in u32.range(thread, n, THREADS):
+            key = key_at(logits, row, keys, num_keys, j)
+            if last <= key and key <= first:
+                weight = weight_at(distance(row_max, value_of(key)), scale)
+                if weight >= min_weight:
+                    tally(weight, uint32(uint64(first - key) >> shift), BY_COUNT | BY_MASS, bins)
+        cuda.syncthreads()
+        bin_index, prefix_count, prefix_mass, bin_count, bin_mass = pick_bin(
+            int64(counts[thread]), mass_at(mass_low, mass_high, thread), by_mass, target, scratch)
+        searching = bin_index != NO_BIN
+        if searching:
+            kept_mass += prefix_mass
             target -= prefix_mass if by_mass else prefix_count
-            first, last, num_entries, fits = LEAST, LEAST, cols, False
-            if searching:
-                for col in u32.range(4 * thread, cols, 4 * THREADS * LOADS):
-                    for v in u32.range(LOADS):  # all loads are issued before the first use
-                        a, b, c, d = load(logits, row, col + 4 * THREADS * v, cols)
-                        values[4 * v], values[4 * v + 1], values[4 * v + 2], values[4 * v + 3] = a, b, c, d
-                    for i in u32.range(BATCH):
-                        key = candidate(values[i], col + (4 * THREADS * (i // 4) + i % 4), row_max, scale,
-                                        per_unit, floor, bin_index, indices, counter)
-                        if key != LEAST:
-                            first, last = max(first, key), max(last, ~key)
-                first, last = block_largest_keys(first, last, partials, partials2)
-                last = ~last  # the complement of the smallest key
-                if counter[0] <= CANDIDATES:
-                    fits, num_entries = True, counter[0]
-            while searching:
-                shift = uint64(0)
-                while (uint64(first - last) >> shift) >= uint64(BINS):
-                    shift += uint64(1)
-                counts[thread], mass_low[thread], mass_high[thread] = 0, 0, 0
-                cuda.syncthreads()
-                for j in u32.range(thread, num_entries, THREADS):
-                    col = indices[j] if fits else j
-                    x = logits[row, col]
-                    key = key_of(x, col)
-                    if last <= key and key <= first:
-                        tally(distance(row_max, x), scale, floor, uint32(uint64(first - key) >> shift),
-                              BY_COUNT | BY_MASS, counts, mass_low, mass_high)
-                cuda.syncthreads()
-                bin_index, prefix_count, prefix_mass, bin_count, bin_mass = pick_bin(
-                    int64(counts[thread]), mass_at(mass_low, mass_high, thread), by_mass, target, partials, partials2,
-                    result)
-                kept_mass += prefix_mass
-                target -= prefix_mass if by_mass else prefix_count
-                first -= int64(uint64(bin_index) << shift)
-                width = uint64(uint64(1) << shift)
-                if uint64(first - last) >= width:
-                    last = first - int64(width) + int64(1)
-                # NO_BIN is impossible: the previous bin was picked because its tokens reach the target.
-                if (shift == uint64(0) or bin_count == int64(1) or target == (bin_mass if by_mass else bin_count)
-                        or bin_index == NO_BIN):
-                    threshold, available = last, kept_mass + bin_mass
-                    searching = False
-            more = not by_mass and filters & BY_MASS != 0
-            by_mass = True
-        return threshold
-
-    return threshold_of
+            first -= int64(uint64(bin_index) << shift)
+            width = uint64(uint64(1) << shift)
+            if uint64(first - last) >= width:
+                last = first - int64(width) + int64(1)
+            if shift == uint64(0) or bin_count == int64(1) or target == (bin_mass if by_mass else bin_count):
+                threshold, searching = last, False
+                kept_mass += bin_mass
+    return threshold, kept_mass
 
 
 # --- The draw --------------------------------------------------------------------------------------------------------
 
 
 @cuda.jit(device=True)
-def kept_weight(x, col, row_max, scale, min_weight, threshold):
+def kept_weight(x, col, scaling, threshold):
     """A token's weight if it is kept, and 0 otherwise."""
+    row_max, scale, min_weight = scaling
     weight = weight_at(distance(row_max, x), scale)
     return weight if weight >= min_weight and key_of(x, col) >= threshold else int64(0)
 
@@ -360,24 +317,3 @@ def random_u64(seeds, steps, row):
 def random_below(seeds, steps, row, mass):
     """A random integer from 0 to mass - 1."""
     return int64(high_half(random_u64(seeds, steps, row), uint64(mass)))
-
-
-@cuda.jit(device=True)
-def draw_from_chunk(logits, row, begin, target, row_max, scale, min_weight, threshold, tokens, partials):
-    """Write the token of the chunk with which the running sum of kept weights exceeds `target`."""
-    cols = u32.shape(logits)[1]
-    base = begin + ITEMS * u32.threadIdx.x
-    thread_mass = int64(0)
-    for i in u32.range(ITEMS):
-        col = base + i
-        if col < cols:
-            thread_mass += kept_weight(logits[row, col], col, row_max, scale, min_weight, threshold)
-    prefix = block_scan(thread_mass, partials)[0] - thread_mass
-    if prefix <= target and target < prefix + thread_mass:
-        for i in u32.range(ITEMS):
-            col = base + i
-            if col < cols:
-                weight = kept_weight(logits[row, col], col, row_max, scale, min_weight, threshold)
-                if prefix <= target and target < prefix + weight:
-                    tokens[row] = int32(col)
-                prefix += weight

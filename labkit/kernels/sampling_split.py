@@ -32,7 +32,6 @@ from labkit.kernels.sampling_search import (
     ITEMS,
     LAST_BIN,
     NAN_ROW,
-    NO_BIN,
     NO_LOGPROB,
     THREADS,
     TINY,
@@ -46,12 +45,12 @@ from labkit.kernels.sampling_search import (
     filters_of,
     index_of,
     kept_weight,
+    key_at,
     mass_at,
     min_weight_of,
-    pick_bin,
     random_u64,
     scale_of,
-    tally,
+    search,
     value_of,
 )
 from labkit.kernels.token_weights import LOG2_E, ONE, distance, high_half, reaching, weight_at
@@ -60,7 +59,6 @@ ROW_MAX, LOG_SUM, SCALE, PER_UNIT = uint32(0), uint32(1), uint32(2), uint32(3)  
 FIRST_BIN, END_BIN, PREFIX_AMOUNT = uint32(0), uint32(1), uint32(2)  # columns of plan
 BOUND_CHUNKS = 16  # chunks whose warps' maxima bound the k-th largest logit from below
 BISECTION_STEPS = 10
-BIN_BITS = BINS.bit_length() - 1
 MAXIMA_PER_LANE = BOUND_CHUNKS * WARPS // 32  # of these chunks
 HALF = float32(0.5)
 HISTOGRAM_TOTAL = float32(2**31)  # the mass of all tokens in a histogram of float32 weights
@@ -166,9 +164,10 @@ def top_k_lower_bound(warp_maxima, row, top_k):
 
 
 @cuda.jit(device=True)
-def pick_bins(amount, by_mass, top_k, top_p, expected_total, warp_amounts, result):
+def pick_bins(amount, by_mass, top_k, top_p, expected_total):
     """Return (bin, end, the amount before bin): the tokens before `bin` do not reach the target, those before `end`
     do; BINS if there is no such bin. Each thread passes the contents of its bin of the histogram."""
+    warp_amounts, result = cuda.shared.array(WARPS, uint32), cuda.shared.array(3, uint32)
     thread = u32.threadIdx.x
     lane, warp = thread & 31, thread >> 5
     if thread == 0:
@@ -337,7 +336,6 @@ def make_split(load):
     def sample_gather_kernel(logits, top_k, top_p, min_p, filters, stats, least_weights, histogram, plan, chunk_masses,
                              gathered, candidates, span):
         partials, partials2 = cuda.shared.array(WARPS, int64), cuda.shared.array(WARPS, int64)
-        warp_amounts, result = cuda.shared.array(WARPS, uint32), cuda.shared.array(3, uint32)
         keys, counter = cuda.shared.array(CANDIDATES, int64), cuda.shared.array(2, uint32)
         values = cuda.local.array(4, float32)
         split, row, thread = u32.blockIdx.x, u32.blockIdx.y, u32.threadIdx.x
@@ -356,7 +354,7 @@ def make_split(load):
         if row_filters & (BY_COUNT | BY_MASS):
             expected_total = ZERO if min_p[row] > ZERO else HISTOGRAM_TOTAL
             first, end_bin, prefix = pick_bins(amount, row_filters & BY_COUNT == 0, uint32(top_k[row]), top_p[row],
-                                               expected_total, warp_amounts, result)
+                                               expected_total)
             if row_filters & BY_COUNT and row_filters & BY_MASS:  # their mass, and so top_p's target, is not known yet
                 first, prefix = 0, 0
         if split == 0 and thread == 0:
@@ -400,26 +398,13 @@ def make_split(load):
                 candidates[row, slot + j] = keys[j]
                 j += THREADS
 
-    @cuda.jit(device=True)
-    def candidate(fits, keys, logits, row, j, row_max, scale, per_unit, min_weight, first, end):
-        """The key of candidate j: of the gathered ones, or of the row's tokens if they did not fit; LEAST if token j is
-        no candidate."""
-        if fits:
-            return keys[j]
-        x = logits[row, j]
-        delta = distance(row_max, x)
-        pos = bin_of(delta, per_unit)
-        if first <= pos and pos < end and weight_at(delta, scale) >= min_weight:
-            return key_of(x, j)
-        return LEAST
-
     @cuda.jit(launch_bounds=THREADS)
     def sample_draw_kernel(logits, top_k, top_p, seeds, steps, filters, stats, least_weights, plan, chunk_masses,
                            gathered, candidates, thresholds, tokens, logprobs):
-        partials, partials2 = cuda.shared.array(WARPS, int64), cuda.shared.array(WARPS, int64)
-        result = cuda.shared.array(5, int64)
-        counts, mass_low, mass_high = (cuda.shared.array(BINS, uint32), cuda.shared.array(BINS, uint32),
-                                       cuda.shared.array(BINS, uint32))
+        bins = _, mass_low, mass_high = (cuda.shared.array(BINS, uint32), cuda.shared.array(BINS, uint32),
+                                         cuda.shared.array(BINS, uint32))
+        partials, partials2, result = scratch = (cuda.shared.array(WARPS, int64), cuda.shared.array(WARPS, int64),
+                                                 cuda.shared.array(5, int64))
         keys, values = cuda.shared.array(CANDIDATES, int64), cuda.local.array(4, float32)
         row, thread = u32.blockIdx.x, u32.threadIdx.x
         cols, row_filters, n = u32.shape(logits)[1], filters[row], gathered[row]
@@ -427,6 +412,7 @@ def make_split(load):
                                              stats[row, PER_UNIT])
         min_weight, begin_bin, end_bin, plan_count = (least_weights[row], plan[row, FIRST_BIN], plan[row, END_BIN],
                                                       plan[row, PREFIX_AMOUNT])
+        scaling = row_max, scale, min_weight
         thread_key = candidates[row, thread]
         mass, all_mass = int64(0), int64(0)
         if thread < chunk_masses.shape[1]:
@@ -437,23 +423,25 @@ def make_split(load):
         threshold = LEAST
         if n != 0 or row_filters & (BY_COUNT | BY_MASS) == BY_MASS:
             prefix, available = block_totals(mass, all_mass, partials, partials2)
-            fits = n <= CANDIDATES
-            num_entries = cols
-            if fits:
-                num_entries = n
+            num_keys, num_entries = 0, cols
+            if n <= CANDIDATES:
+                num_keys = num_entries = n
                 keys[thread] = thread_key
-                for j in u32.range(thread + THREADS, num_entries, THREADS):
+                for j in u32.range(thread + THREADS, n, THREADS):
                     keys[j] = candidates[row, j]
-            retry, first, last = True, LEAST, LEAST
+            retry, first, last, mass_sum = True, LEAST, LEAST, int64(0)
             target = int64(top_k[row]) - int64(plan_count)
             while retry:
                 first, last, mass_sum = LEAST, LEAST, int64(0)
                 for j in u32.range(thread, num_entries, THREADS):
-                    key = candidate(fits, keys, logits, row, j, row_max, scale, per_unit, min_weight, begin_bin,
-                                    end_bin)
-                    if key != LEAST:
-                        first, last = max(first, key), max(last, ~key)
-                        mass_sum += weight_at(distance(row_max, value_of(key)), scale)
+                    key = key_at(logits, row, keys, num_keys, j)
+                    delta = distance(row_max, value_of(key))
+                    pos = bin_of(delta, per_unit)
+                    if begin_bin <= pos and pos < end_bin:
+                        weight = weight_at(delta, scale)
+                        if weight >= min_weight:
+                            first, last = max(first, key), max(last, ~key)
+                            mass_sum += weight
                 cuda.syncthreads()
                 first, last = block_largest_keys(first, last, partials, partials2)
                 last = ~last  # the complement of the smallest key
@@ -464,54 +452,28 @@ def make_split(load):
                     target = reaching(top_p[row], available) - prefix
                     if target < int64(1) or mass_sum < target:
                         # The histogram was too inexact to pick the bins: search the whole row.
-                        fits, retry, begin_bin, end_bin, prefix, mass, num_entries = (
-                            False, True, 0, BINS, int64(0), int64(0), cols)
-            row_first, row_last = first, last
+                        retry, begin_bin, end_bin, prefix, mass = True, 0, BINS, int64(0), int64(0)
+                        num_keys, num_entries = 0, cols
             by_mass, more = row_filters & BY_COUNT == 0, True
             while more:
-                kept_mass, searching = prefix, True
-                first, last = row_first, row_last
-                while searching:
-                    shift = uint64(max(int32(64 - BIN_BITS) - int32(cuda.clz(uint64(first - last))), int32(0)))
-                    cuda.syncthreads()
-                    counts[thread], mass_low[thread], mass_high[thread] = 0, 0, 0
-                    cuda.syncthreads()
-                    for j in u32.range(thread, num_entries, THREADS):
-                        key = candidate(fits, keys, logits, row, j, row_max, scale, per_unit, min_weight, begin_bin,
-                                        end_bin)
-                        if last <= key and key <= first:
-                            tally(distance(row_max, value_of(key)), scale, min_weight,
-                                  uint32(uint64(first - key) >> shift), BY_COUNT | BY_MASS, counts, mass_low, mass_high)
-                    cuda.syncthreads()
-                    pos, prefix_count, prefix_mass, bin_count, bin_mass = pick_bin(
-                        int64(counts[thread]), mass_at(mass_low, mass_high, thread), by_mass, target, partials,
-                        partials2, result)
-                    if pos == NO_BIN:  # fewer tokens than top_k: all are kept
-                        searching, kept_mass = False, prefix + mass_sum
-                    else:
-                        kept_mass += prefix_mass
-                        target -= prefix_mass if by_mass else prefix_count
-                        first -= int64(uint64(pos) << shift)
-                        width = uint64(uint64(1) << shift)
-                        if uint64(first - last) >= width:
-                            last = first - int64(width) + int64(1)
-                        if (shift == uint64(0) or bin_count == int64(1)
-                                or target == (bin_mass if by_mass else bin_count)):
-                            threshold, searching = last, False
-                            kept_mass += bin_mass
+                threshold, kept_mass = search((logits, row, keys, num_keys, num_entries), first, last, scaling,
+                                              by_mass, target, bins, scratch)
                 more = not by_mass and row_filters & BY_MASS != 0
                 if more:
-                    by_mass, target = True, reaching(top_p[row], kept_mass)
+                    if threshold == LEAST:  # fewer tokens than top_k: all are kept
+                        kept_mass = mass_sum
+                    by_mass, target = True, reaching(top_p[row], prefix + kept_mass)
 
             # The mass of the candidates that are kept, chunk by chunk
-            cuda.syncthreads()
             mass_low[thread], mass_high[thread] = 0, 0
             cuda.syncthreads()
+            last = max(last, threshold)
             for j in u32.range(thread, num_entries, THREADS):
-                key = candidate(fits, keys, logits, row, j, row_max, scale, per_unit, min_weight, begin_bin, end_bin)
-                if key != LEAST and key >= threshold:
-                    add_mass(mass_low, mass_high, uint32(index_of(key)) // CHUNK,
-                             weight_at(distance(row_max, value_of(key)), scale))
+                key = key_at(logits, row, keys, num_keys, j)
+                if last <= key and key <= first:
+                    weight = weight_at(distance(row_max, value_of(key)), scale)
+                    if weight >= min_weight:
+                        add_mass(mass_low, mass_high, uint32(index_of(key)) // CHUNK, weight)
             cuda.syncthreads()
             mass += mass_at(mass_low, mass_high, thread)
         if thread == 0:
@@ -529,13 +491,13 @@ def make_split(load):
         for col in u32.range(begin, end, 4):
             values[0], values[1], values[2], values[3] = load(logits, row, col, cols)
             for i in u32.range(4):
-                mass_sum += kept_weight(values[i], col + i, row_max, scale, min_weight, threshold)
+                mass_sum += kept_weight(values[i], col + i, scaling, threshold)
         prefix = block_scan(mass_sum, partials2)[0] - mass_sum
         if prefix <= pos and pos < prefix + mass_sum:
             for col in u32.range(begin, end, 4):
                 values[0], values[1], values[2], values[3] = load(logits, row, col, cols)
                 for i in u32.range(4):
-                    weight = kept_weight(values[i], col + i, row_max, scale, min_weight, threshold)
+                    weight = kept_weight(values[i], col + i, scaling, threshold)
                     if prefix <= pos and pos < prefix + weight:
                         tokens[row] = int32(col + i)
                         logprobs[row] = -distance(row_max, values[i]) - log_sum

@@ -229,8 +229,8 @@ def one_row_attended(parts: Parts, heads: int, weights, bias, residual, out, *, 
     shape = check_one_row(None, weights, bias, out, residual)
     size = shape[0] // heads
     check_array("parts.found", parts.found, shape=(heads * parts.splits * size,))
-    launch(JOIN, RESIDUAL, parts.found, (parts.statistics, parts.statistics), weights, bias, residual, out, weights,
-           bias, shape, heads=heads, splits=parts.splits, ahead=ahead, stream=stream)
+    launch(JOIN, RESIDUAL, parts.found, weights, bias, out, shape, norm=(parts.statistics, parts.statistics),
+           residual=residual, heads=heads, splits=parts.splits, ahead=ahead, stream=stream)
 
 
 # --- References -------------------------------------------------------------------------------------------------------

@@ -345,7 +345,7 @@ def skinny(x, weights, bias, out, *, residual=None, gelu=False, parts=None, stre
     sizes = check_fused(x, weights, bias, residual, out, np.float32)
     vec4 = sizes[1] % 4 == 0 and aligned(weights)
     make = functools.partial(make_skinny, rows_of_block(sizes[0], np.float32), vec4)
-    _launch(make, sizes, x, weights, bias, residual, out, gelu, parts, stream)
+    _launch(make, sizes, x, weights, bias, residual, out, gelu=gelu, parts=parts, stream=stream)
 
 
 def skinny_half(x, weights, bias, out, *, residual=None, gelu=False, parts=None, stream=0):
@@ -354,7 +354,7 @@ def skinny_half(x, weights, bias, out, *, residual=None, gelu=False, parts=None,
     sizes = check_fused(x, weights, bias, residual, out, np.float16)
     check_multiples_of_8(sizes, x, weights)
     make = functools.partial(make_skinny_half, rows_of_block(sizes[0], np.float16) // 16)
-    _launch(make, sizes, x, weights, bias, residual, out, gelu, parts, stream)
+    _launch(make, sizes, x, weights, bias, residual, out, gelu=gelu, parts=parts, stream=stream)
 
 
 def check_multiples_of_8(sizes, x, weights) -> None:
@@ -366,7 +366,7 @@ def check_multiples_of_8(sizes, x, weights) -> None:
         raise ValueError("x and weights must begin at multiples of 16 bytes; one is a view that does not")
 
 
-def _launch(make, sizes, x, weights, bias, residual, out, gelu, parts, stream):
+def _launch(make, sizes, x, weights, bias, residual, out, *, gelu, parts, stream):
     rows, cols, depth = sizes
     count, slice_ = parts_of(rows, cols, depth, np.dtype(x.dtype))
     target = out

@@ -104,7 +104,7 @@ def make_row_statistics(depth: int, vec: int = 4):
 
 
 @kernel_factory
-def make_one_row(half: bool, source: str, after: str, depth: int, lanes: int, threads: int, ahead: bool,
+def make_one_row(half: bool, source: str, after: str, depth: int, lanes: int, threads: int, ahead: bool, *,
                  heads: int = 0, splits: int = 0, early: bool = False):
     """lanes: neighbours that read a row of the weights together, 16 bytes each. heads, splits: of the merged partials.
     early: as in kernels/pdl.py, all of a round's weights first.
@@ -346,31 +346,32 @@ def check_one_row(x, weights, bias, out, residual=None, norm=()) -> tuple[int, i
     return depth, cols, dtype == np.float16
 
 
-def launch(source, after, x, norm, weights, bias, residual, out, cache, start, shape, *, heads=0, splits=0, ahead=None,
-           stream=0) -> None:
-    """shape: of check_one_row. ahead: an array to prefetch meanwhile, on GPUs that can; the keys and values in the
-    cache always are."""
+def launch(source, after, x, weights, bias, out, shape, *, norm=None, residual=None, cache=None, start=None, heads=0,
+           splits=0, ahead=None, stream=0) -> None:
+    """shape: of check_one_row. norm: a pair, of weight and bias. ahead: an array to prefetch meanwhile, on GPUs that
+    can; the keys and values in the cache always are."""
     depth, cols, half = shape
     lanes, threads = plan(depth, cols, half)
     fetch = (ahead is not None or after == QKV) and fetches_ahead()
-    kernel = make_one_row(half, source, after, depth, lanes, threads, fetch, heads, splits, uses_pdl(1))
+    kernel = make_one_row(half, source, after, depth, lanes, threads, fetch, heads=heads, splits=splits,
+                          early=uses_pdl(1))
     blocks = -(-cols // (lanes * (8 if half else 4)))
-    kernel[blocks, threads, stream](x, *norm, weights, bias, out if residual is None else residual, out, cache, start,
-                                    *what_is_ahead(ahead, weights))
+    norm, residual = norm or (bias, bias), out if residual is None else residual
+    cache, start = (weights, bias) if cache is None else (cache, start)
+    kernel[blocks, threads, stream](
+        x, *norm, weights, bias, residual, out, cache, start, *what_is_ahead(ahead, weights))
 
 
 def one_row_gelu(x, norm_weight, norm_bias, weights, bias, out, *, ahead=None, stream=0):
     """out = gelu(layernorm(x) @ weights + bias)."""
     shape = check_one_row(x, weights, bias, out, norm=(norm_weight, norm_bias))
-    launch(NORM, GELU, x, (norm_weight, norm_bias), weights, bias, None, out, weights, bias, shape, ahead=ahead,
-           stream=stream)
+    launch(NORM, GELU, x, weights, bias, out, shape, norm=(norm_weight, norm_bias), ahead=ahead, stream=stream)
 
 
 def one_row_residual(x, weights, bias, residual, out, *, ahead=None, stream=0):
     """out = x @ weights + bias + residual."""
     shape = check_one_row(x, weights, bias, out, residual)
-    launch(PLAIN, RESIDUAL, x, (bias, bias), weights, bias, residual, out, weights, bias, shape, ahead=ahead,
-           stream=stream)
+    launch(PLAIN, RESIDUAL, x, weights, bias, out, shape, residual=residual, ahead=ahead, stream=stream)
 
 
 def one_row_qkv(x, norm_weight, norm_bias, weights, bias, q, cache, start, *, ahead=None, stream=0):
@@ -384,7 +385,7 @@ def one_row_qkv(x, norm_weight, norm_bias, weights, bias, q, cache, start, *, ah
         raise ValueError(f"cache has {cache.shape[1]} columns; keys and values of {shape[0]} numbers need "
                          f"{2 * shape[0]}")
     check_array("start", start, shape=(1,), dtype=np.int32)
-    launch(NORM, QKV, x, (norm_weight, norm_bias), weights, bias, None, q, cache, start, shape, ahead=ahead,
+    launch(NORM, QKV, x, weights, bias, q, shape, norm=(norm_weight, norm_bias), cache=cache, start=start, ahead=ahead,
            stream=stream)
 
 

@@ -369,10 +369,8 @@ def make_matmul_pipelined(exact: bool):
     def matmul_pipelined_kernel(a, b, out):
         shared = cuda.shared.array(0, float32)  # RING elements: more than 48 KB, so the launch requests them
         acc = cuda.local.array(64, float32)
-        a_even = cuda.local.array(8, float32)
-        b_even = cuda.local.array(8, float32)
-        a_odd = cuda.local.array(8, float32)
-        b_odd = cuda.local.array(8, float32)
+        even = a_even, b_even = cuda.local.array(8, float32), cuda.local.array(8, float32)
+        odd = a_odd, b_odd = cuda.local.array(8, float32), cuda.local.array(8, float32)
         thread = u32.threadIdx.x
         lane, warp = thread % 32, thread // 32
         row0 = u32.blockIdx.y * BLOCK_TILE
@@ -410,13 +408,13 @@ def make_matmul_pipelined(exact: bool):
                 fill = 0
 
             # Written out, as the compiler would not unroll a loop of this size: with one it took a fifth longer.
-            two_steps(shared, a_offset, b_offset, 0, acc, a_even, b_even, a_odd, b_odd)
-            two_steps(shared, a_offset, b_offset, 2, acc, a_even, b_even, a_odd, b_odd)
-            two_steps(shared, a_offset, b_offset, 4, acc, a_even, b_even, a_odd, b_odd)
-            two_steps(shared, a_offset, b_offset, 6, acc, a_even, b_even, a_odd, b_odd)
-            two_steps(shared, a_offset, b_offset, 8, acc, a_even, b_even, a_odd, b_odd)
-            two_steps(shared, a_offset, b_offset, 10, acc, a_even, b_even, a_odd, b_odd)
-            two_steps(shared, a_offset, b_offset, 12, acc, a_even, b_even, a_odd, b_odd)
+            two_steps(shared, a_offset, b_offset, 0, acc, even, odd)
+            two_steps(shared, a_offset, b_offset, 2, acc, even, odd)
+            two_steps(shared, a_offset, b_offset, 4, acc, even, odd)
+            two_steps(shared, a_offset, b_offset, 6, acc, even, odd)
+            two_steps(shared, a_offset, b_offset, 8, acc, even, odd)
+            two_steps(shared, a_offset, b_offset, 10, acc, even, odd)
+            two_steps(shared, a_offset, b_offset, 12, acc, even, odd)
             read_eight(shared, a_offset + 15 * STRIDE, 32, a_odd)
             read_eight(shared, b_offset + 15 * STRIDE, 16, b_odd)
             add_products_serpentine(acc, a_even, b_even)

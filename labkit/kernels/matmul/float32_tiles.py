@@ -120,8 +120,10 @@ def add_products_serpentine(acc, a_frag, b_frag):
 
 
 @cuda.jit(device=True)
-def two_steps(shared, a_offset, b_offset, step, acc, a_even, b_even, a_odd, b_odd):
-    """Add the products of `step`, an even one, and of the next. Fragments are read one step ahead."""
+def two_steps(shared, a_offset, b_offset, step, acc, even, odd):
+    """Add the products of `step`, an even one, and of the next. Fragments, pairs of a's and b's, are read one step
+    ahead."""
+    (a_even, b_even), (a_odd, b_odd) = even, odd
     next_offset = (step + 1) * STRIDE
     read_eight(shared, a_offset + next_offset, 32, a_odd)
     read_eight(shared, b_offset + next_offset, 16, b_odd)

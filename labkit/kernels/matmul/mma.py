@@ -84,6 +84,21 @@ def make_copy(height: int, width: int, threads: int, pitch: int, swizzled: bool,
     return copy_tile
 
 
+def make_copy_stage(copy_a, copy_b, a_size: int, stage_size: int, weights: bool):
+    """A device function: start the copies of a stage, a tile of a and then one of b, (N, K) if it holds weights."""
+
+    @cuda.jit(device=True)
+    def copy_stage(shared, slot, a, b, row0, col0, k0, thread):
+        start = slot * stage_size
+        copy_a(shared, start, a, row0, k0, thread)
+        if weights:
+            copy_b(shared, start + a_size, b, col0, k0, thread)
+        else:
+            copy_b(shared, start + a_size, b, k0, col0, thread)
+
+    return copy_stage
+
+
 def swizzle_of(chunks: int) -> tuple:
     """Return (shift, mask): piece p of row r lies at p ^ (r >> shift & mask). Eight pieces are 128 bytes, all 32 banks;
     with four pieces a row, two rows share them."""
@@ -170,17 +185,9 @@ def make_staged(tile: Tile, *, weights: bool = False, bias: bool = False, f16_ac
     add, read = (add_product_f16, read_accumulators_f16) if f16_accumulators else (add_product, read_accumulators)
     copy_a = make_copy(ROWS, DEPTH, THREADS, A_PITCH, swizzled=False)
     copy_b = make_copy(*((COLS, DEPTH) if weights else (DEPTH, COLS)), THREADS, B_PITCH, swizzled=False)
+    copy_stage = make_copy_stage(copy_a, copy_b, A_SIZE, STAGE_SIZE, weights)
     activated = activation is not unchanged
     OUT_WORDS = MMA_M * MMA_N * 2  # of a lane
-
-    @cuda.jit(device=True)
-    def copy_stage(shared, slot, a, b, row0, col0, k0, thread):
-        start = slot * STAGE_SIZE
-        copy_a(shared, start, a, row0, k0, thread)
-        if weights:
-            copy_b(shared, start + A_SIZE, b, col0, k0, thread)
-        else:
-            copy_b(shared, start + A_SIZE, b, k0, col0, thread)
 
     @cuda.jit(launch_bounds=(tile.threads, tile.blocks))
     def staged_kernel(a, b, bias_of, residual, out):
@@ -286,7 +293,7 @@ def make_store_float16(tile: Tile, bias: bool, residual: bool, activation, bf16:
     """
     activated = activation is not unchanged
     pack, unpack = (ptx.pack_bf162, ptx.unpack_bf162) if bf16 else (ptx.pack_half2, ptx.unpack_half2)
-    to_float = bfloat16_number if bf16 else float32
+    to_float, ELEMENT = (bfloat16_number, np.uint16) if bf16 else (float32, np.float16)
     WARP_ROWS, WARP_COLS = tile.warp_rows, tile.warp_cols
     MMA_M, MMA_N, NUM_BIASES = WARP_ROWS // 16, WARP_COLS // 8, WARP_COLS // 4
     PITCH = WARP_COLS + CHUNK
@@ -299,7 +306,10 @@ def make_store_float16(tile: Tile, bias: bool, residual: bool, activation, bf16:
         return pack(activation(v0), activation(v1))
 
     @cuda.jit(device=True)
-    def store_float16(acc, shared, words, bias_of, residual_of, out, row0, col0, warp, lane):
+    def store_float16(acc, bias_of, residual_of, out, row0, col0):
+        shared = cuda.shared.array(0, ELEMENT)
+        words = cuda.shared.array(0, uint32)  # the same memory, two values at a time
+        lane, warp = u32.threadIdx.x % 32, u32.threadIdx.x // 32
         rows, cols = u32.shape(out)
         biases = cuda.local.array(NUM_BIASES, float32)
         for j in u32.range(MMA_N):
@@ -349,7 +359,8 @@ def make_store_floats(tile: Tile):
     MMA_M, MMA_N = tile.warp_rows // 16, tile.warp_cols // 8
 
     @cuda.jit(device=True)
-    def store_floats(acc, shared, words, bias_of, residual_of, out, row0, col0, warp, lane):
+    def store_floats(acc, out, row0, col0):
+        lane = u32.threadIdx.x % 32
         rows, cols = u32.shape(out)
         for i in u32.range(MMA_M):
             for j in u32.range(MMA_N):
@@ -385,23 +396,14 @@ def make_pipelined(tile: Tile, *, weights: bool = False, bias: bool = False, res
     ELEMENT = np.uint16 if bf16 else np.float16
     copy_a = make_copy(ROWS, DEPTH, THREADS, DEPTH, swizzled=True)
     copy_b = make_copy(COLS, DEPTH, THREADS, DEPTH, True) if weights else make_copy(DEPTH, COLS, THREADS, COLS, True)
+    copy_stage = make_copy_stage(copy_a, copy_b, A_SIZE, STAGE_SIZE, weights)
     add = add_product_bf16 if bf16 else add_product
     floats = bf16 and not bf16_out
-    store = make_store_floats(tile) if floats else make_store_float16(tile, bias, residual, activation, bf16)
-
-    @cuda.jit(device=True)
-    def copy_stage(shared, slot, a, b, row0, col0, k0, thread):
-        start = slot * STAGE_SIZE
-        copy_a(shared, start, a, row0, k0, thread)
-        if weights:
-            copy_b(shared, start + A_SIZE, b, col0, k0, thread)
-        else:
-            copy_b(shared, start + A_SIZE, b, k0, col0, thread)
+    store_floats, store_float16 = make_store_floats(tile), make_store_float16(tile, bias, residual, activation, bf16)
 
     @cuda.jit(launch_bounds=(tile.threads, tile.blocks))
     def pipelined_kernel(a, b, bias_of, residual_of, out):
         shared = cuda.shared.array(0, ELEMENT)
-        words = cuda.shared.array(0, uint32)  # the same memory, read two float16 values at a time
         rows, cols, depth = u32.shape(out)[0], u32.shape(out)[1], u32.shape(a)[1]
         thread = u32.threadIdx.x
         lane, warp = thread % 32, thread // 32
@@ -479,7 +481,10 @@ def make_pipelined(tile: Tile, *, weights: bool = False, bias: bool = False, res
 
         ptx.cp_async_wait(0)
         cuda.syncthreads()  # the stages are free: the epilogue stages the output in them
-        store(acc, shared, words, bias_of, residual_of, out, row0 + warp_row, col0 + warp_col, warp, lane)
+        if floats:
+            store_floats(acc, out, row0 + warp_row, col0 + warp_col)
+        else:
+            store_float16(acc, bias_of, residual_of, out, row0 + warp_row, col0 + warp_col)
 
     epilogue_size = 0 if floats else tile.warps * WARP_ROWS * (WARP_COLS + CHUNK)
     pipelined_kernel.tile, pipelined_kernel.in_bands = tile, True

@@ -26,6 +26,7 @@ from labkit.kernels.matmul.mma import (
     check_product,
     launch,
     make_copy,
+    make_copy_stage,
     make_store_floats,
     swizzle_of,
     tile_of_block,
@@ -107,13 +108,8 @@ def make_pipelined_tf32(tile: Tile):
     SHIFT, MASK = swizzle_of(DEPTH // CHUNK)
     copy_a = make_copy(ROWS, DEPTH, tile.threads, DEPTH, swizzled=True, chunk=CHUNK)
     copy_b = make_copy(DEPTH, COLS, tile.threads, B_PITCH, swizzled=False, chunk=CHUNK)
+    copy_stage = make_copy_stage(copy_a, copy_b, A_SIZE, STAGE_SIZE, weights=False)
     store = make_store_floats(tile)
-
-    @cuda.jit(device=True)
-    def copy_stage(shared, slot, a, b, row0, col0, k0, thread):
-        start = slot * STAGE_SIZE
-        copy_a(shared, start, a, row0, k0, thread)
-        copy_b(shared, start + A_SIZE, b, k0, col0, thread)
 
     @cuda.jit(launch_bounds=(tile.threads, tile.blocks))
     def pipelined_tf32_kernel(a, b, bias_of, residual_of, out):
@@ -182,7 +178,7 @@ def make_pipelined_tf32(tile: Tile):
                                  to_tf32(a_frag[1, i * 4]), to_tf32(a_frag[1, i * 4 + 1]),
                                  to_tf32(a_frag[1, i * 4 + 2]), to_tf32(a_frag[1, i * 4 + 3]),
                                  to_tf32(b_frag[1, j * 2]), to_tf32(b_frag[1, j * 2 + 1]))
-        store(acc, shared, words, bias_of, residual_of, out, row0 + warp_row, col0 + warp_col, warp, lane)
+        store(acc, out, row0 + warp_row, col0 + warp_col)
 
     pipelined_tf32_kernel.tile, pipelined_tf32_kernel.in_bands = tile, True
     pipelined_tf32_kernel.shared_bytes = 4 * STAGES * STAGE_SIZE

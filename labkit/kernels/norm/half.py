@@ -173,7 +173,7 @@ def add_layernorm_half_warp(x, residual, weight, bias, out, epsilon=EPSILON, str
     _launch(x, residual, weight, bias, out, epsilon, stream, with_residual=True)
 
 
-def _launch(x, residual, weight, bias, out, epsilon, stream, with_residual, vectorized=True):
+def _launch(x, residual, weight, bias, out, epsilon, stream, *, with_residual, vectorized=True):
     rows, columns = x.shape
     _, octets = fitting(columns, OCTETS, "a warp")
     vectorized = vectorized and columns % 8 == 0 and aligned(x, residual, weight, bias, out)

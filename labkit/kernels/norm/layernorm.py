@@ -441,7 +441,7 @@ def make_residual_layernorm(warps: int, quads: int, kind: str, keep: bool, epsil
     return residual_layernorm_kernel
 
 
-def _launch_residual(x, residual, weight, bias, total, out, epsilon, stream, keep):
+def _launch_residual(x, residual, weight, bias, total, out, epsilon, stream, *, keep):
     rows, columns = x.shape
     if columns <= 1024:
         capacity, quads = fitting(columns, WARP_QUADS, "a warp")

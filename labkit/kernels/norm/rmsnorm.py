@@ -195,7 +195,7 @@ def make_rmsnorm(element: Element, warp_per_row: bool, octets: int, vectorized: 
     return rmsnorm_registers_kernel
 
 
-def _launch(element, x, residual, weight, total, out, eps, stream, with_residual, vectorized=True):
+def _launch(element, x, residual, weight, total, out, eps, stream, *, with_residual, vectorized=True):
     rows, columns = x.shape
     if columns > MAX_COLUMNS:
         raise ValueError(f"x has {columns:,} columns; a block keeps at most {MAX_COLUMNS:,} in registers")

@@ -49,13 +49,12 @@ def layer(rng, M, N, K):
     return random_float16(rng, M, K), weights, random_float16(rng, N)
 
 
-def _op(name, title, formula, reference, rungs, tolerance, baselines, timed_gpu, also_gpu=()):
+def _op(name, *, timed_gpu, also_gpu=(), **fields):
     work = Work(flops=lambda M, N, K: 2 * M * N * K, bytes=lambda M, N, K: 2 * (M * K + N * K + N + M * N),
                 timed_gpu=timed_gpu, timed_cpu={"M": 128, "N": 96, "K": 64}, also_gpu=also_gpu, unit="TFLOP/s",
                 peak="f16")
-    return Op(name, title=title, formula=formula, reference=reference, rungs=rungs, inputs=layer,
-              shape=lambda M, N, K: (M, N), awkward=AWKWARD, tolerance=tolerance, dtype=np.float16, by_row=(0,),
-              work=work, baselines=baselines)
+    return Op(name, inputs=layer, shape=lambda M, N, K: (M, N), awkward=AWKWARD, dtype=np.float16, by_row=(0,),
+              work=work, **fields)
 
 
 def torch_gelu(approximate: str) -> Baseline:
@@ -72,25 +71,41 @@ def gelu_tolerance(x, weights, bias):
 
 
 LINEAR = _op(
-    "linear", "A float16 linear layer", "out = x @ weights.T + bias", linear_reference,
-    (linear_naive, linear_tiled, linear_tensor_core, linear_double_buffered, linear_f16_accumulators, linear_pipelined,
-     linear_wgmma, linear_wgmma_specialised),
-    lambda x, weights, bias: sum_error(x, weights, bias) + EPS16 * np.abs(x @ weights.T + bias) + SMALLEST16,
-    (Baseline("PyTorch", "torch", lambda torch, x, weights, bias, out: torch.addmm(bias, x, weights.T, out=out),
-              "cuBLAS, bias fused", autotune=True),), WIDE[0], also_gpu=WIDE[1:])
+    "linear",
+    title="A float16 linear layer",
+    formula="out = x @ weights.T + bias",
+    reference=linear_reference,
+    rungs=(linear_naive, linear_tiled, linear_tensor_core, linear_double_buffered, linear_f16_accumulators,
+           linear_pipelined, linear_wgmma, linear_wgmma_specialised),
+    tolerance=lambda x, weights, bias: (
+        sum_error(x, weights, bias) + EPS16 * np.abs(x @ weights.T + bias) + SMALLEST16),
+    timed_gpu=WIDE[0],
+    also_gpu=WIDE[1:],
+    baselines=(Baseline("PyTorch", "torch", lambda torch, x, weights, bias, out: torch.addmm(
+        bias, x, weights.T, out=out), "cuBLAS, bias fused", autotune=True),),
+)
 
 LINEAR_GELU = _op(
-    "linear_gelu", "A float16 linear layer and exact GELU", "out = gelu(x @ weights.T + bias), with erf",
-    linear_gelu_reference,
-    (linear_gelu_unfused, linear_gelu_fused, linear_gelu_wgmma), gelu_tolerance,
-    (torch_gelu("none"),), WIDE[2])
+    "linear_gelu",
+    title="A float16 linear layer and exact GELU",
+    formula="out = gelu(x @ weights.T + bias), with erf",
+    reference=linear_gelu_reference,
+    rungs=(linear_gelu_unfused, linear_gelu_fused, linear_gelu_wgmma),
+    tolerance=gelu_tolerance,
+    timed_gpu=WIDE[2],
+    baselines=(torch_gelu("none"),),
+)
 
 LINEAR_GELU_TANH = _op(
-    "linear_gelu_tanh", "A float16 linear layer and GELU in its tanh form",
-    "out = gelu(x @ weights.T + bias), with tanh",
-    linear_gelu_tanh_reference, (linear_gelu_tanh_unfused, linear_gelu_tanh_fused,
-                                 linear_gelu_tanh_wgmma), gelu_tolerance,
-    (torch_gelu("tanh"), gelu_by_cublas(lambda weights: weights.T)), WIDE[2])
+    "linear_gelu_tanh",
+    title="A float16 linear layer and GELU in its tanh form",
+    formula="out = gelu(x @ weights.T + bias), with tanh",
+    reference=linear_gelu_tanh_reference,
+    rungs=(linear_gelu_tanh_unfused, linear_gelu_tanh_fused, linear_gelu_tanh_wgmma),
+    tolerance=gelu_tolerance,
+    timed_gpu=WIDE[2],
+    baselines=(torch_gelu("tanh"), gelu_by_cublas(lambda weights: weights.T)),
+)
 
 LINEAR_RESIDUAL = Op(
     "linear_residual",

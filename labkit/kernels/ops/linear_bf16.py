@@ -83,54 +83,42 @@ def torch_linear(torch, x, weight, out):
 
 CUBLAS = (Baseline("PyTorch", "torch", torch_linear, note="cuBLAS"),)
 
-STREAMED_LINEAR = Op(
+
+def _op(name, *, formula="out = x @ weight.T", reference=linear_bf16_reference, inputs=layer,
+        tolerance=linear_tolerance, dtype=np.uint16, baselines=CUBLAS, **fields):
+    return Op(name, formula=formula, reference=reference, inputs=inputs, shape=lambda M, N, K: (M, N),
+              tolerance=tolerance, dtype=dtype, by_row=(0,), baselines=baselines, **fields)
+
+
+STREAMED_LINEAR = _op(
     "streamed_linear",
     title="A bfloat16 linear layer of few rows",
-    formula="out = x @ weight.T",
-    reference=linear_bf16_reference,
     rungs=(streamed_thread, streamed_warp, streamed_wide, streamed_several, streamed_tensor_cores),
-    inputs=layer,
-    shape=lambda M, N, K: (M, N),
     awkward=sizes((1, 3, 260), (2, 17, 264), (1, 40, 2056), (17, 19, 136), (33, 5, 8)),
-    tolerance=linear_tolerance,
-    dtype=np.uint16,
-    by_row=(0,),
     work=Work(bytes=lambda M, N, K: 2 * (M * K + N * K + M * N), timed_gpu={"M": 1, "N": 2048, "K": 8192},
               timed_cpu={"M": 1, "N": 256, "K": 256}, also_gpu=(*of_llama(1)[:3], *of_llama(8), *of_llama(16)),
               **FLOPS),
-    baselines=CUBLAS,
 )
 
-LINEAR_BF16 = Op(
+LINEAR_BF16 = _op(
     "linear_bf16",
     title="A bfloat16 linear layer",
-    formula="out = x @ weight.T",
-    reference=linear_bf16_reference,
     rungs=(linear_bf16_pipelined, linear_bf16_wgmma, linear_bf16_left, linear_bf16_picked),
-    inputs=layer,
-    shape=lambda M, N, K: (M, N),
     awkward=sizes((1, 3, 260), (1, 8, 8), (37, 24, 40), (130, 136, 72)),
-    tolerance=linear_tolerance,
-    dtype=np.uint16,
-    by_row=(0,),
     work=Work(bytes=lambda M, N, K: 2 * (M * K + N * K + M * N), timed_gpu={"M": 4096, "N": 4096, "K": 4096},
               timed_cpu={"M": 64, "N": 64, "K": 64}, unit="TFLOP/s",
               also_gpu=(*of_llama(32), *of_llama(256), *of_llama(1024), *of_llama(4096)), **FLOPS),
-    baselines=CUBLAS,
 )
 
-LINEAR_SWIGLU = Op(
+LINEAR_SWIGLU = _op(
     "linear_swiglu",
     title="Two bfloat16 linear layers and SwiGLU",
     formula="out = silu(x @ gate.T) * (x @ up.T)",
     reference=linear_swiglu_reference,
     rungs=(linear_swiglu_streamed, linear_swiglu_wgmma, linear_swiglu_left, linear_swiglu_picked),
     inputs=layer_of_two,
-    shape=lambda M, N, K: (M, N),
     awkward=sizes((1, 8, 260), (1, 8, 8), (17, 24, 264), (130, 136, 72)),
     tolerance=swiglu_tolerance,
-    dtype=np.uint16,
-    by_row=(0,),
     work=Work(flops=lambda M, N, K: 4 * M * N * K, peak="f16", unit="TFLOP/s",
               bytes=lambda M, N, K: 2 * (M * K + 2 * N * K + M * N), timed_gpu={"M": 4096, "N": 8192, "K": 2048},
               timed_cpu={"M": 4, "N": 64, "K": 64}, also_gpu=sizes(*((M, 8192, 2048) for M in (1, 8, 32, 256, 1024)))),
@@ -145,17 +133,14 @@ def torch_swiglu(torch, x, gate_up):
     return (torch.nn.functional.silu(groups[:, :, 0]) * groups[:, :, 1]).reshape(x.shape[0], -1)
 
 
-LM_HEAD = Op(
+LM_HEAD = _op(
     "lm_head",
     title="The last layer of a Llama: a logit for each token of the vocabulary",
     formula="out = x @ weight.T, bfloat16 in, float32 out",
-    reference=linear_bf16_reference,
     rungs=(lm_head_streamed, lm_head_wgmma, lm_head_left, lm_head_picked),
-    inputs=layer,
-    shape=lambda M, N, K: (M, N),
     awkward=sizes((1, 3, 260), (1, 8, 8), (17, 40, 264), (130, 72, 136)),
     tolerance=sum_error,
-    by_row=(0,),
+    dtype=np.float32,
     work=Work(bytes=lambda M, N, K: 2 * (M * K + N * K) + 4 * M * N, timed_gpu={"M": 1, "N": 128256, "K": 2048},
               timed_cpu={"M": 1, "N": 512, "K": 128}, also_gpu=sizes((32, 128256, 2048), (256, 128256, 2048)), **FLOPS),
     baselines=(Baseline("PyTorch", "torch", lambda torch, x, weight, out: torch.mm(x, weight.T,

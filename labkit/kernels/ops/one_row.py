@@ -135,26 +135,25 @@ def _ops(half: bool):
     stored = np.float16 if half else np.float32
     size, suffix, note = stored().itemsize, "_half" * half, ", float16 parameters" * half
 
-    def make(name, rung, title, formula, reference, tolerance, call, timed, awkward, inputs=_normed_inputs,
-             dtype=np.float32):
+    def make(name, *, title, call, timed, awkward, inputs=_normed_inputs, **fields):
         work = Work(flops=lambda K, N: 2 * K * N, bytes=lambda K, N: size * (K * N + N) + 4 * (K + N),
                     timed_gpu=dict(zip("KN", timed, strict=True)), timed_cpu={"K": 256, "N": 768})
-        return Op(name + suffix, title=title + note, formula=formula, reference=reference, rungs=(rung,),
-                  inputs=functools.partial(inputs, stored), shape=lambda K, N: (1, N),
-                  awkward=tuple({"K": K, "N": N} for K, N in awkward), tolerance=tolerance, by_row=(), work=work,
-                  baselines=torch_baseline(call, half), dtype=dtype)
+        return Op(name + suffix, title=title + note, inputs=functools.partial(inputs, stored),
+                  shape=lambda K, N: (1, N), awkward=tuple({"K": K, "N": N} for K, N in awkward), by_row=(), work=work,
+                  baselines=torch_baseline(call, half), **fields)
 
     row_gelu, row_residual, row_qkv = _rungs(half)
-    return (make("one_row_gelu", row_gelu, "One row: norm, linear layer and GELU",
-                 "out = gelu(layernorm(x) @ weights + bias)", gelu_reference, gelu_error, _torch_gelu, (768, 3072),
-                 ((48, 192), (136, 2056))),
-            make("one_row_residual", row_residual, "One row: linear layer and residual",
-                 "out = x @ weights + bias + residual", residual_reference, residual_error, _torch_residual,
-                 (3072, 768), ((192, 48), (6152, 8), (16, 24)), inputs=_residual_inputs),
-            make("one_row_qkv", row_qkv, "One row: norm, queries, and keys and values for the cache",
-                 "q, cache[start] = layernorm(x) @ weights + bias", normed_reference,
-                 qkv_error_half if half else qkv_error, _torch_qkv, (768, 2304), ((48, 144),),
-                 dtype=stored))
+    return (make("one_row_gelu", title="One row: norm, linear layer and GELU", rungs=(row_gelu,),
+                 formula="out = gelu(layernorm(x) @ weights + bias)", reference=gelu_reference, tolerance=gelu_error,
+                 call=_torch_gelu, timed=(768, 3072), awkward=((48, 192), (136, 2056))),
+            make("one_row_residual", title="One row: linear layer and residual", rungs=(row_residual,),
+                 formula="out = x @ weights + bias + residual", reference=residual_reference, tolerance=residual_error,
+                 call=_torch_residual, timed=(3072, 768), awkward=((192, 48), (6152, 8), (16, 24)),
+                 inputs=_residual_inputs),
+            make("one_row_qkv", title="One row: norm, queries, and keys and values for the cache", rungs=(row_qkv,),
+                 formula="q, cache[start] = layernorm(x) @ weights + bias", reference=normed_reference,
+                 tolerance=qkv_error_half if half else qkv_error, call=_torch_qkv, timed=(768, 2304),
+                 awkward=((48, 144),), dtype=stored))
 
 
 ONE_ROW_GELU, ONE_ROW_RESIDUAL, ONE_ROW_QKV = _ops(False)

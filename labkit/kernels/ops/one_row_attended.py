@@ -65,7 +65,8 @@ def _op(half: bool):
                 *layer(rng, H * D, H * D, stored), uniform(rng, 1, H * D))
 
     @rung(kernel=(make_one_query(half, 64, splits_of(12), False),
-                  make_one_row(half, JOIN, RESIDUAL, 768, *plan(768, 768, half), False, 12, splits_of(12))),
+                  make_one_row(half, JOIN, RESIDUAL, 768, *plan(768, 768, half), False, heads=12,
+                               splits=splits_of(12))),
           idea="two launches: heads and shares of the keys; the product, which joins them", sizes=SIZES)
     def row_attended(q, cache, start, heads, weights, bias, residual, out, stream=0):
         """Every block of the product merges the splits of each head again, while its weights are in flight."""

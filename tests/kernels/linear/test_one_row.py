@@ -117,11 +117,11 @@ def test_all_weights_are_asked_for_before_anything_is_waited_for(source, after, 
     before the kernel waits for the one before it."""
     number = "float16" if half else "float32"
     lanes, threads = plan(depth, cols, half)
-    joined = (12, 11) if source == JOIN else (0, 0)
+    heads, splits = (12, 11) if source == JOIN else (0, 0)
     row, norm = ("float32 1", "float32 1") if source == JOIN else ("float32 2", f"{number} 1")
-    text = ptx_of(make_one_row(half, source, after, depth, lanes, threads, True, *joined, early), row, norm, norm,
-                  f"{number} 2", f"{number} 1", "float32 2", f"{number} 2" if after == QKV else "float32 2",
-                  f"{number} 2", "int32 1", f"{number} 1", "uint32")
+    kernel = make_one_row(half, source, after, depth, lanes, threads, True, heads=heads, splits=splits, early=early)
+    text = ptx_of(kernel, row, norm, norm, f"{number} 2", f"{number} 1", "float32 2",
+                  f"{number} 2" if after == QKV else "float32 2", f"{number} 2", "int32 1", f"{number} 1", "uint32")
     before = re.split(r"shfl\.sync|bar\.sync", text)[0]
     if early:
         before = check_begins_early(before)
