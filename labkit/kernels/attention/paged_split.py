@@ -16,9 +16,8 @@ from labkit import cuda, u32
 from labkit.device import ptx
 from labkit.device.lazy import kernel_factory
 from labkit.kernels.attention.flash import make_copy_rows
-from labkit.kernels.attention.half import make_half_steps
+from labkit.kernels.attention.flash_mma import make_mma_steps, rows_in_shared
 from labkit.kernels.attention.pages import PAGE, find_length
-from labkit.kernels.attention.sentences_flash import rows_in_shared
 from labkit.kernels.matmul.mma import CHUNK
 from labkit.kernels.reduce import ALL_LANES, NEG_INF, ZERO
 
@@ -390,7 +389,7 @@ def make_paged_decode_mma(size: int, heads: int, early: bool = False):
     EARLY, PAGE_BYTES = early, 2 * PAGE * size
     copy_queries = make_copy_rows(16, SIZE, PITCH, THREADS, CHUNK, SWIZZLED)
     copy_page = make_copy_rows(PAGE, SIZE, PITCH, 32, CHUNK, SWIZZLED)
-    read_queries, add_scores, mask_scores, online_softmax_update, add_values = make_half_steps(
+    read_queries, add_scores, mask_scores, online_softmax_update, add_values = make_mma_steps(
         SIZE, 1, PAGE, PITCH, True)
     write_zeros, acc_offset, merge_warps, reduce_splits = make_merge(size, heads, True, SPLITS)
 

@@ -22,9 +22,9 @@ from labkit.device.lazy import kernel_factory
 from labkit.kernels.arguments import MAX_GRID_YZ, MAX_SHARED, check_array, dynamic_shared
 from labkit.kernels.attention.flash import make_copy_rows
 from labkit.kernels.attention.flash import scale_for_powers_of_two as scale_of
-from labkit.kernels.attention.half import make_half_steps
+from labkit.kernels.attention.flash_mma import make_mma_steps, rows_in_shared
 from labkit.kernels.attention.heads import check_sentences, find_sentence
-from labkit.kernels.attention.sentences_flash import SIZES_HALF, WIDEST_HALF, check_tiled, rows_in_shared
+from labkit.kernels.attention.sentences_flash import SIZES_HALF, WIDEST_HALF, check_tiled
 from labkit.kernels.attention.unfused import BLOCK, TILE, tile_product
 from labkit.kernels.matmul.mma import CHUNK, MMA, add_product, make_copy
 from labkit.kernels.op import rung
@@ -135,7 +135,7 @@ def make_sentence_products(size: int, tile: int):
     WEIGHTS_PITCH = tile + CHUNK
     copy_rows = make_copy_rows(tile, SIZE, PITCH, THREADS, CHUNK, SWIZZLED)
     copy_weights = make_copy(tile, tile, THREADS, WEIGHTS_PITCH, swizzled=False)
-    read_queries, add_scores, _, _, _ = make_half_steps(SIZE, 1, tile, PITCH)
+    read_queries, add_scores, _, _, _ = make_mma_steps(SIZE, 1, tile, PITCH)
 
     @cuda.jit(launch_bounds=THREADS)
     def sentence_scores_half_kernel(qkv, begins, lengths, scores, longest, heads, scale):
@@ -308,7 +308,7 @@ def make_sentences_whole_matrix(size: int):
     SWIZZLED, PITCH, SHIFT, MASK = rows_in_shared(size)
     K_STEPS, ACCUMULATORS = size // 16, size // 2
     copy_strip = make_copy_rows(16, SIZE, PITCH, 32, CHUNK, SWIZZLED)
-    read_queries, add_scores, _, _, _ = make_half_steps(SIZE, 1, 16, PITCH)
+    read_queries, add_scores, _, _, _ = make_mma_steps(SIZE, 1, 16, PITCH)
 
     @cuda.jit(device=True)
     def softmax_of_strip(pairs, strip_offset, pitch, tokens, lane):
