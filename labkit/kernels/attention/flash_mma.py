@@ -35,7 +35,8 @@ def rows_in_shared(size: int) -> tuple[bool, int, int, int]:
 @dataclass(frozen=True)
 class MmaTile:
     """What `warps` warps compute at once, for heads of `size` float16 values, or bfloat16: each warp has `m_tiles`
-    tiles of 16 queries, and all of `keys` keys. `first` tiles of keys are in flight before the first product."""
+    tiles of 16 queries, and all of `keys` keys. `first` tiles of keys are in flight before the first product. causal:
+    a later query may see more keys."""
 
     size: int
     warps: int
@@ -67,6 +68,13 @@ class MmaTile:
     def lane_rows(self) -> int:
         """Rows of queries of which a lane has a part."""
         return 2 * self.m_tiles
+
+    @property
+    def registers(self) -> int:
+        """Of a thread, for keys in the rows of a matrix."""
+        if self.m_tiles == 1:
+            return 128 if self.size <= 64 else 256
+        return 168 if self.size <= 32 else 256
 
     @property
     def accumulators(self) -> int:
@@ -195,8 +203,8 @@ def make_mma_loop(tile: MmaTile, copy_tile):
     @cuda.jit(device=True)
     def attend(shared, offset, acc, row_sum, source, visible, scale, thread):
         """acc and row_sum of this lane's rows, over the keys before visible[0]. All queries of this warp see those
-        before visible[1], none sees others than those before visible[2]; row r of a lane sees those before visible[3] +
-        8 * r and before visible[4]. The copies of the queries have been started."""
+        before visible[1], none sees others than those before visible[2]; row r of a lane sees those before visible[4]
+        and, if the tile is causal, before visible[3] + 8 * r. The copies of the queries have been started."""
         end, min_visible, max_visible, causal_end, num_keys = visible
         scores = cuda.local.array(SCORES, float32)
         query_words = cuda.local.array(QUERY_WORDS, uint32)

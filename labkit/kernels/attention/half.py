@@ -26,11 +26,10 @@ def make_flash_half(size: int, warps: int, m_tiles: int):
     TILE = MmaTile(size, warps, m_tiles)
     SIZE, THREADS, ROWS, WARP_ROWS = size, TILE.threads, TILE.rows, 16 * m_tiles
     ACCUMULATORS, LANE_ROWS = TILE.accumulators, TILE.lane_rows
-    REGISTERS = 128 if size <= 64 and m_tiles == 1 else 256
     copy_queries = make_copy_elements(TILE, ROWS)
     attend, store_rows = make_contiguous_mma_loop(TILE)
 
-    @cuda.jit(launch_bounds=(THREADS, 65_536 // (REGISTERS * THREADS)))
+    @cuda.jit(launch_bounds=(THREADS, 65_536 // (TILE.registers * THREADS)))
     def attention_flash_half_kernel(qkv, keys_values, start, out, kv_offset, scale, causal):
         shared = cuda.shared.array(0, np.float16)
         acc = cuda.local.array(ACCUMULATORS, float32)
@@ -42,15 +41,15 @@ def make_flash_half(size: int, warps: int, m_tiles: int):
         row0 = (u32.gridDim.y - u32.blockIdx.y - 1) * ROWS  # causal: the most work comes first
         context_len = uint32(start[0])
         num_keys = min(context_len + rows, u32.shape(keys_values)[0])  # rows beyond may hold anything
-        end = min_visible = causal_end = num_keys
-        if causal:
-            causal_end = context_len + row0 + thread // 32 * WARP_ROWS + thread % 32 // 4 + 1  # of this lane's row 0
-            min_visible = min(context_len + row0 + 1, num_keys)
-            end = min(context_len + row0 + ROWS, num_keys)  # the most that any query here sees
+        min_visible = min(context_len + row0 + 1, num_keys) if causal else num_keys
+        end = min(context_len + row0 + ROWS, num_keys) if causal else num_keys  # the most that any query here sees
+        # Of this lane's row 0:
+        causal_end = context_len + row0 + thread // 32 * WARP_ROWS + thread % 32 // 4 + 1 if causal else num_keys
+        first = uint32(0)  # a literal in a tuple is 64 bits wide
         copy_queries(shared, 0, qkv, row0, rows, head_column, thread)
-        attend(shared, uint32(0), acc, row_sum, (keys_values, uint32(0), key_column, key_column + width),
-               (end, min_visible, end, causal_end, num_keys), scale, thread)
-        store_rows(shared, uint32(0), acc, row_sum, out, (uint32(0), row0, rows), head_column, thread)
+        attend(shared, 0, acc, row_sum, (keys_values, first, key_column, key_column + width),
+               (end, min_visible, num_keys, causal_end, num_keys), scale, thread)
+        store_rows(shared, 0, acc, row_sum, out, (first, row0, rows), head_column, thread)
 
     attention_flash_half_kernel.rows, attention_flash_half_kernel.threads = ROWS, THREADS
     attention_flash_half_kernel.shared_bytes = 2 * TILE.elements

@@ -8,7 +8,7 @@ Shapes  q, out (T, H, D), R = H // K; keys, values, page_table as in pages.py; b
         its contexts[s] tokens; the keys and values of all of them are in the cache already. A length may be 0. longest:
         no length is larger; it sets the grid. float32, or uint16 that holds bfloat16
 Work    4*H*D flop for each pair of a row and a token that it sees; the bytes of q, out and of the keys and values once
-Source  as half.py, flash.py and pages.py; the kernels with tiles are in paged_tiles.py
+Source  as flash_mma.py, flash.py and pages.py; the kernels with tiles are in paged_tiles.py
 
 Rows of no sequence may hold anything: none is read, and their rows of out are not written. What cannot be computed
 in full comes out as NaN: a length above `longest` or beyond the last row, a context for which the page table is

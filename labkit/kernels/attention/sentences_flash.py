@@ -62,11 +62,10 @@ def make_sentences_flash_half(size: int, warps: int, m_tiles: int, keys: int, te
     SIZE, TEAMS, TEAM_THREADS, ROWS, WARP_ROWS = size, teams, TILE.threads, TILE.rows, 16 * m_tiles
     THREADS, TEAM_ELEMENTS = TEAM_THREADS * teams, TILE.elements
     ACCUMULATORS, LANE_ROWS = TILE.accumulators, TILE.lane_rows
-    REGISTERS = (128 if size <= 64 else 256) if m_tiles == 1 else 168 if size <= 32 else 256
     copy_queries = make_copy_elements(TILE, ROWS)
     attend, store_rows = make_contiguous_mma_loop(TILE)
 
-    @cuda.jit(launch_bounds=(THREADS, max(1, 65_536 // (REGISTERS * THREADS))))
+    @cuda.jit(launch_bounds=(THREADS, max(1, 65_536 // (TILE.registers * THREADS))))
     def attention_sentences_flash_half_kernel(qkv, begins, lengths, out, longest, scale):
         shared = cuda.shared.array(0, np.float16)
         acc = cuda.local.array(ACCUMULATORS, float32)
