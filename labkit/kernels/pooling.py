@@ -70,8 +70,10 @@ def mean_pool_columns_kernel(x, begins, lengths, out):
     if col < u32.shape(x)[1]:
         begin, length, inv_length = rows_of(begins, lengths, sentence, int32(x.shape[0]))
         total = ZERO
-        for r in range(length):  # may be negative: no iteration
+        r = int32(0)
+        while r < length:
             total += float32(x[uint32(begin + r), col])
+            r += int32(1)
         out[sentence, col] = total * inv_length
 
 

@@ -38,6 +38,7 @@ class Config:
     layers: ClassVar[str]  # the field that counts them
     only: ClassVar[Mapping[str, tuple]]  # settings that would change the result, and the values that are supported
     required: ClassVar[tuple[str, ...]] = ()
+    optional_shapes: ClassVar[Mapping[str, tuple[int, ...]]] = {}  # of parameters that a file may have or not
 
     @classmethod
     def read(cls, path):
@@ -101,11 +102,10 @@ def names_in(tensors: Mapping[str, np.ndarray], config: Config) -> dict[str, str
     if layers > len(tensors):  # before so many names are made
         raise ValueError(f"{config.layers} is {layers:,}, and the file has {len(tensors):,} tensors, fewer than one "
                          f"for each layer")
-    expected = shapes(config)
+    optional = {name: shape for name, shape in config.optional_shapes.items() if name in tensors}
+    expected = shapes(config) | optional
     prefix = config.prefix if config.prefix + next(iter(expected)) in tensors else ""
     names = {name: name if name == HEAD else prefix + name for name in expected}
-    if config.kind == "GPT-2" and HEAD in tensors:
-        names[HEAD], expected[HEAD] = HEAD, (config.vocab_size, config.n_embd)
     missing = [tensor_name for tensor_name in names.values() if tensor_name not in tensors]
     if missing:
         raise ValueError(f"{len(missing)} parameters of a {config.kind} with {layers} layers are not in the file: "
@@ -166,6 +166,11 @@ class GPT2Config(Config):
         for layer in range(self.n_layer):
             result |= {f"h.{layer}.{name}": shape for name, shape in self.block.parameters.items()}
         return {**result, "ln_f.weight": (C,), "ln_f.bias": (C,)}
+
+    @property
+    def optional_shapes(self) -> dict[str, tuple[int, ...]]:
+        """The head, where it is not the table of words."""
+        return {HEAD: (self.vocab_size, self.n_embd)}
 
     @property
     def parameters(self) -> int:
