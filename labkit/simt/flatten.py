@@ -189,7 +189,7 @@ class Flattener:
         body = Flattener(rewriter, scope).block(rewriter.resolve(scope, names))
         rewriter.inlining.pop()
         label = rewriter.fresh("inline")
-        result = f"{stem}_result"
+        result = f"{stem}_return"  # a keyword: no local has this name
         body = finish_returns(body, label, result, scope)
         if contains(body, Exit):
             statements.append(at_line(Inline(label, function.__name__, body), call))

@@ -1572,6 +1572,25 @@ def check_program(seed, folder, size):
         raise
 
 
+def test_a_local_of_a_function_with_a_barrier_is_named_result():
+    @cuda.jit(device=True)
+    def next_of(value, s, i):
+        result = (value, i)
+        s[i] = result[0] + result[1]
+        cuda.syncthreads()
+        return s[(i + 1) % 32]
+
+    @cuda.jit
+    def kernel(a, out):
+        s = cuda.shared.array(32, int64)
+        i = cuda.threadIdx.x
+        out[i] = next_of(a[i], s, i)
+
+    a, found = np.arange(32) * 7, np.zeros(32, np.int64)
+    kernel[1, 32](a, found)
+    np.testing.assert_array_equal(found, np.roll(a + np.arange(32), -1))
+
+
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("seed", range(3))
 def test_random_program(seed, tmp_path):

@@ -424,10 +424,14 @@ def store_that_adds(answer) -> tuple[tuple[str, int], str]:
     return ("", 0), ""
 
 
-def uses_shared(answer) -> bool:
-    """Whether threads of a block can hand anything to one another."""
-    words = ("shared", "shfl", "cp_async")
+def mentions(answer, *words: str) -> bool:
+    """Return whether one of the words is in the source of the answer or of a function that it calls."""
     return any(word in ast.unparse(source.tree) for source in sources_of(answer).values() for word in words)
+
+
+def uses_shared(answer) -> bool:
+    """Return whether threads of a block can hand anything to one another."""
+    return mentions(answer, "shared", "shfl", "cp_async")
 
 
 def made_in_kernel(answer) -> set[str]:

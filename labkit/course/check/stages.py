@@ -9,7 +9,7 @@ import numpy as np
 from labkit import device
 from labkit._common.tables import size_text
 from labkit.course.check.cases import Attempt, Case, threads_of
-from labkit.course.check.diagnostics import uses_shared
+from labkit.course.check.diagnostics import mentions, uses_shared
 from labkit.course.check.preflight import computes_in_float64
 from labkit.course.check.run import depends_on_before, explained_by_before, observer, run_once
 from labkit.course.exercises import Exercise
@@ -112,7 +112,10 @@ def _runner(exercise: Exercise, case: Case, order: str):
         if attempt.good or order == "forward" or attempt.kind == "never_ends":
             return attempt
         note = ("In the order 0, 1, 2, ... of the threads the result was right; in another order it is not. A GPU "
-                "promises no order: two threads depend on each other without a barrier (or an atomic) between them.")
+                "promises no order: " + (
+                    "neither of threads nor of their atomics, and what an atomic returns depends on it."
+                    if mentions(answer, "atomic") else
+                    "two threads depend on each other without a barrier (or an atomic) between them."))
         if attempt.kind == "wrong_result":
             head = "The result depends on the order in which threads run: a race."
             return replace(attempt, kind="race", headline=head, details=(note, attempt.headline, *attempt.details))

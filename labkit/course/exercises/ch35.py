@@ -70,6 +70,7 @@ PLAN_STEP = FunctionExercise(
         "no page is left for the running sequences": Edit("pages + holders <= free", "pages <= free"),
         "a sequence in the middle of its prompt is not counted as running":
             Edit("holders = len(running)", "holders = int((running == 1).sum())"),
+        "a sequence admitted in this step is not counted as running": Edit("holders += 1", ""),
         "the pages of an admitted prompt stay free": Edit("free -= pages", ""),
         "pages are counted for the chunk, not for the prompt": Edit("pages = -(-prompt // 16)",
                                                                     "pages = -(-min(prompt, budget) // 16)"),

@@ -38,7 +38,7 @@ def make_flash_half(size: int, warps: int, m_tiles: int):
         rows, width = u32.shape(out)
         head_column = u32.blockIdx.x * SIZE
         key_column = kv_offset + head_column
-        row0 = (u32.gridDim.y - u32.blockIdx.y - 1) * ROWS  # causal: the most work comes first
+        row0 = (u32.gridDim.y - 1 - u32.blockIdx.y) * ROWS  # causal: the most work comes first
         context_len = uint32(start[0])
         num_keys = min(context_len + rows, u32.shape(keys_values)[0])  # rows beyond may hold anything
         min_visible = min(context_len + row0 + 1, num_keys) if causal else num_keys

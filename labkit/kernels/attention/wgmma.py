@@ -262,7 +262,7 @@ def make_flash_wgmma(size: int, consumers: int, keys: int, stages: int):
         cuda.syncthreads()
 
         head_column = u32.blockIdx.x * size
-        row0 = (u32.gridDim.y - u32.blockIdx.y - 1) * ROWS  # causal: the most work comes first
+        row0 = (u32.gridDim.y - 1 - u32.blockIdx.y) * ROWS  # causal: the most work comes first
         context_len = uint32(start[0])
         num_keys = min(context_len + rows, capacity)  # rows beyond may hold anything
         block_end = min(context_len + row0 + ROWS, num_keys) if causal else num_keys

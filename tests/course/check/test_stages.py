@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from numba import int32
 
 from labkit import cuda
 from labkit._common.paths import REPOSITORY
@@ -386,3 +387,20 @@ def test_what_does_not_compile_is_compared_with_no_known_mistake(monkeypatch):
                           "<a name that is not there>")
     verdict = examine(exercises.find("sums_since"), answer, seed=3)
     assert verdict.kind in ("unsupported", "wrong_types") and not verdict.mistake and "flaot32" in str(verdict)
+
+
+@cuda.jit
+def packs_in_the_order_of_its_atomics(x, out):
+    count = cuda.shared.array(1, int32)
+    i = cuda.threadIdx.x
+    if i == 0:
+        count[0] = 0
+    cuda.syncthreads()
+    if i < x.size and x[i] > 0:
+        out[cuda.atomic.add(count, 0, 1)] = x[i]
+
+
+def test_places_from_an_atomic_are_not_said_to_need_one():
+    verdict = examine(exercises.find("pack_positive"), packs_in_the_order_of_its_atomics)
+    assert verdict.kind == "race" and "what an atomic returns depends on it" in verdict.details[0]
+    assert "(or an atomic)" not in verdict.details[0]
