@@ -400,7 +400,7 @@ def packs_in_the_order_of_its_atomics(x, out):
         out[cuda.atomic.add(count, 0, 1)] = x[i]
 
 
-def test_places_from_an_atomic_are_not_said_to_need_one():
+def test_a_race_of_atomics_does_not_ask_for_an_atomic():
     verdict = examine(exercises.find("pack_positive"), packs_in_the_order_of_its_atomics)
     assert verdict.kind == "race" and "what an atomic returns depends on it" in verdict.details[0]
     assert "(or an atomic)" not in verdict.details[0]
