@@ -134,9 +134,7 @@ def course_dir(tmp_path):
     (root / "notebooks" / "01_second.py").write_text(lesson("Second", "Agreement(max_error=0.0)"))
     (root / "README.md").write_text(
         "# small\n\n<!-- chapters: made by labkit build -->\n<!-- end of chapters -->\n\n"
-        "<!-- grading: made by labkit build -->\n<!-- end of grading -->\n\n"
-        "<!-- targets: made by labkit build -->\n<!-- end of targets -->\n\n"
-        "<!-- measured: made by labkit build -->\n<!-- end of measured -->\n"
+        "<!-- highlights: made by labkit build -->\n<!-- end of highlights -->\n"
     )
     return root
 

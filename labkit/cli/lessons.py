@@ -213,8 +213,8 @@ def build(
         build_workbooks(console, course, chapters)
         if not exercises_only:
             failed = build_notebooks(console, course, chapters, device)
-    if not exercises_only and readme.write(course):
-        console.print("wrote   README.md")
+    for page in readme.write(course) if not exercises_only else ():
+        console.print(f"wrote   {page}", markup=False)
     if not exercises_only and not readme_only:
         build_index(console, course, device, optional=True)
     if failed:

@@ -1,10 +1,12 @@
-"""README's generated parts: the chapter map from course.toml, the measured tables from data/measurements/*.json.
+"""The generated parts of README.md, data/measured.md and data/teaching.md, and all of data/cpu-device.md.
 
-Beside them data/cpu-device.md, all of which is made by labkit.simt.supported. A part of README stands between
-`<!-- NAME: made by labkit build -->` and `<!-- end of NAME -->`.
+The chapter map comes from course.toml, tables of times and the picture data/ladders.svg from data/measurements/*.json.
+A part stands between `<!-- NAME: made by labkit build -->` and `<!-- end of NAME -->`.
 """
 
+import hashlib
 import importlib
+import json
 import re
 
 from labkit._common.files import read_json, read_text, write_text
@@ -22,27 +24,63 @@ def chapters(course: Course) -> str:
 
 def measured(course: Course) -> str:
     """The table of each GPU that `labkit bench` has recorded, as labkit.measure.bench words it."""
-    table = _of_each_gpu(course, "readme_table")
-    if not table:
+    tables = _of_each_gpu(course, "readme_table")
+    if not tables:
         return "No GPU measurements are recorded yet."
-    return f"<details>\n<summary>Every rung of every operation</summary>\n\n{table}\n\n</details>"
+    return "<details>\n<summary>Every rung of every operation</summary>\n\n{}\n\n</details>".format("\n\n".join(tables))
 
 
 def targets(course: Course) -> str:
     """Beside the libraries: what was asked and what was measured, for each GPU recorded."""
-    return _of_each_gpu(course, "targets_table") or "No GPU measurements of these are recorded yet."
+    return "\n\n".join(_of_each_gpu(course, "targets_table")) or "No GPU measurements of these are recorded yet."
 
 
-def _of_each_gpu(course: Course, maker: str) -> str:
-    tables = []  # (minus the number of operations, table): the fullest recording comes first
-    for path in sorted((course.root / "data" / "measurements").glob("*.json")):
+def highlights(course: Course) -> str:
+    """Return ten rows of the comparison with the libraries, of the GPU with the fullest recording, and the picture."""
+    tables = _of_each_gpu(course, "highlights_table")
+    if not tables:
+        return "No GPU measurements of these are recorded yet."
+    return f"{tables[0]}\n\n![The speed of every rung of nine operations beside the fastest library]({PICTURE})"
+
+
+def _recordings(course: Course) -> list[tuple[str, dict]]:
+    """Return (file name, recording) of each GPU, the fullest first."""
+    found = [(path.name, read_json(path)) for path in sorted((course.root / "data" / "measurements").glob("*.json"))]
+    return sorted(found, key=lambda one: -len(one[1].get("ops", ())))
+
+
+def _of_each_gpu(course: Course, maker: str) -> list[str]:
+    """Return a table of each recording, the fullest first, where there is something to show."""
+    tables = []
+    for name, data in _recordings(course):
         bench = importlib.import_module("labkit.measure.bench")  # imports Numba: only where there is something to show
         try:
-            data = read_json(path)
-            tables.append((-len(data.get("ops", ())), getattr(bench, maker)(data)))
+            tables.append(getattr(bench, maker)(data))
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise CourseError(f"data/measurements/{path.name} is not what labkit bench writes: {error!r}") from None
-    return "\n\n".join(table for _, table in sorted(tables, key=lambda one: one[0]) if table)
+            raise CourseError(f"data/measurements/{name} is not what labkit bench writes: {error!r}") from None
+    return [table for table in tables if table]
+
+
+PICTURE = "data/ladders.svg"
+CLIMBED = ("matmul", "matmul_half", "reduce_sum", "scan", "softmax", "layernorm", "transpose", "attention_causal",
+           "paged_decode_bf16")
+
+
+def picture(course: Course) -> str:
+    """Return the SVG of the ladders in README; the one that there is, if it shows the same times: another version of
+    matplotlib draws it differently. Empty without a recording of all of them."""
+    for _, data in _recordings(course)[:1]:
+        if set(CLIMBED) <= set(data.get("ops", ())):
+            entries = [data["ops"][name][0] for name in CLIMBED]
+            made_from = f"<!-- {hashlib.sha256(json.dumps(entries, sort_keys=True).encode()).hexdigest()[:16]} -->"
+            path = course.root / PICTURE
+            there = read_text(path) if path.is_file() else ""
+            if made_from in there:
+                return there
+            plots = importlib.import_module("labkit.measure.plots.ladders")
+            ladder = importlib.import_module("labkit.measure.ladder").Ladder
+            return f"{plots.climbs([ladder.from_json(entry) for entry in entries]).svg()}\n{made_from}\n"
+    return ""
 
 
 def grading(course: Course) -> str:
@@ -87,20 +125,22 @@ def _minutes(run: dict) -> str:
     return f"{run['wall_s'] / 60:.1f} min ({run['cpu_s'] / 60:.1f} min of CPU)"
 
 
-PARTS = {"chapters": chapters, "grading": grading, "targets": targets, "measured": measured}
+PARTS = {"README.md": {"chapters": chapters, "highlights": highlights},
+         "data/measured.md": {"targets": targets, "measured": measured},
+         "data/teaching.md": {"grading": grading}}
 
 
-def generate(course: Course) -> str:
-    """README.md with its generated parts as they should be."""
-    path = course.root / "README.md"
+def generate(course: Course, page: str = "README.md") -> str:
+    """Return a page with its generated parts as they should be."""
+    path = course.root / page
     if not path.is_file():
-        raise CourseError("README.md is missing")
+        raise CourseError(f"{page} is missing")
     text = read_text(path)
-    for name, make in PARTS.items():
+    for name, make in PARTS[page].items():
         marked = re.compile(rf"(<!-- {name}: made by labkit build -->\n).*?(<!-- end of {name} -->)", re.DOTALL)
         if not marked.search(text):
             raise CourseError(
-                f"README.md lacks the markers of {name!r}: <!-- {name}: made by labkit build --> and "
+                f"{page} lacks the markers of {name!r}: <!-- {name}: made by labkit build --> and "
                 f"<!-- end of {name} -->"
             )
         body = make(course)
@@ -109,24 +149,28 @@ def generate(course: Course) -> str:
 
 
 def _pages(course: Course) -> dict:
-    """Return {path: text} of the generated pages: README.md, and data/cpu-device.md where there is one."""
-    pages = {course.root / "README.md": generate(course)}
+    """Return {path: text} of README.md, its picture, and the generated pages in data/ that there are."""
+    pages = {course.root / page: generate(course, page) for page in PARTS
+             if page == "README.md" or (course.root / page).is_file()}
+    drawn = picture(course)
+    if drawn:
+        pages[course.root / PICTURE] = drawn
     cpu_device = course.root / "data" / "cpu-device.md"
     if cpu_device.is_file():
         pages[cpu_device] = importlib.import_module("labkit.simt.supported").page()
     return pages
 
 
-def write(course: Course) -> bool:
-    """Bring README.md and data/cpu-device.md up to date. True when something changed."""
-    changed = {p: text for p, text in _pages(course).items() if p.read_text(encoding="utf-8") != text}
+def write(course: Course) -> list[str]:
+    """Bring the generated pages up to date. Return those that changed."""
+    changed = {path: text for path, text in _pages(course).items() if _differs(path, text)}
     for path, text in changed.items():
         write_text(path, text)
-    return bool(changed)
+    return [shown(course, path) for path in changed]
 
 
 def stale(course: Course) -> list[str]:
-    """Return the problems of README's generated parts, for `labkit build --check`."""
+    """Return the problems of the generated pages, for `labkit build --check`."""
     try:
         pages = _pages(course)
     except CourseError as error:
@@ -135,5 +179,9 @@ def stale(course: Course) -> list[str]:
         f"{shown(course, path)} is stale: its generated parts have changed; "
         "run labkit build --readme"
         for path, text in pages.items()
-        if path.read_text(encoding="utf-8") != text
+        if _differs(path, text)
     ]
+
+
+def _differs(path, text: str) -> bool:
+    return not path.is_file() or path.read_text(encoding="utf-8") != text

@@ -266,7 +266,19 @@ def beside_the_recording(console, data: dict) -> None:
         console.print(f"Recorded, and now: {each}", highlight=False, markup=False, soft_wrap=True)
 
 
-# --- The README's tables ---------------------------------------------------------------------------------------------
+# --- Tables for README and data/measured.md --------------------------------------------------------------------------
+
+
+def highlights_table(measurements: dict) -> str:
+    """Return ten rows of targets_table in Markdown, with what it says of all of them. Empty without any of the ten."""
+    compared = comparisons.compare(measurements)
+    chosen = comparisons.highlights(compared)
+    if not chosen:
+        return ""
+    spec = _as_code(comparisons.table(chosen))
+    spec = {"columns": spec["columns"][:6], "rows": [row[:6] for row in spec["rows"]]}
+    return (f"{comparisons.summary(compared)} Measured on {measurements['machine']['device']}, "
+            f"{_days(measurements, comparisons.SERIES)}.\n\n{to_markdown(spec)}")
 
 
 def targets_table(measurements: dict) -> str:
@@ -293,11 +305,15 @@ def targets_table(measurements: dict) -> str:
 
 
 def _markdown(table) -> str:
-    """Return a table in Markdown, with kernels as code."""
+    return to_markdown(_as_code(table))
+
+
+def _as_code(table) -> dict:
+    """Return a table's columns and rows, with kernels as code."""
     spec = table.table()
     for row in spec["rows"]:
         row[1] = f"`{row[1]}`" if row[1].isidentifier() else row[1]
-    return to_markdown(spec)
+    return spec
 
 
 def _folded(title: str, text: str) -> str:

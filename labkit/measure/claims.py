@@ -3,9 +3,9 @@
     problems()      what prose says and no recording does, and what no entry covers: a list of sentences
     unrecorded()    what still has to be recorded
 
-data/claims.toml has a table for each lesson, for README ("README"), data/README.md ("data") and the summaries in
-course.toml ("course"). Its keys are the kinds, and each holds fragments of prose, quoted verbatim (a line break is a
-space):
+data/claims.toml has a table for each lesson, for README ("README"), data/README.md ("data"), data/teaching.md
+("teaching") and the summaries in course.toml ("course"). Its keys are the kinds, and each holds fragments of prose,
+quoted verbatim (a line break is a space):
 
     recorded     with {expressions} over the recording in place of numbers: "the swap is worth {naive / tiled:.1f}"
     arithmetic   the same, where nothing was measured: "{8191 // 256 + 8} steps"
@@ -102,12 +102,13 @@ def plain(text: str) -> str:
 
 
 def texts() -> dict[str, str]:
-    """Return name -> prose of every lesson, the two READMEs and the summaries of course.toml."""
+    """Return name -> prose of every lesson, the two READMEs, the teacher's page and the summaries of course.toml."""
     result = {path.stem: prose_of(path.read_text(encoding="utf-8"))
               for path in sorted((paths.REPOSITORY / "notebooks").glob("[0-9]*.py"))}
     result["README"] = plain((paths.REPOSITORY / "README.md").read_text(encoding="utf-8"))
     course = tomllib.loads((paths.REPOSITORY / "course.toml").read_text(encoding="utf-8"))
     result["data"] = plain((paths.REPOSITORY / "data" / "README.md").read_text(encoding="utf-8"))
+    result["teaching"] = plain((paths.REPOSITORY / "data" / "teaching.md").read_text(encoding="utf-8"))
     result["course"] = " ".join(chapter["summary"] for chapter in course["chapter"])
     return result
 

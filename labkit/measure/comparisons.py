@@ -26,6 +26,11 @@ Found = tuple[str, float] | None  # a name, and its value in the comparison's un
 EQUAL = 0.05  # ratios this near to 1 are called as fast
 NOT_COMPILED = "PyTorch was not measured compiled"
 NO_VLLM = "vLLM was not measured"
+HIGHLIGHTS = (  # (source, what the size has): README's ten rows
+    ("matmul_tf32", {"M": 4096}), ("histogram", {"S": 100}), ("matmul_bf16", {"M": 4096}),
+    ("matmul_half", {"M": 4096}), ("minilm_corpus", {"texts": 2000}), ("paged_decode_bf16", {"B": 64}),
+    ("softmax", {"C": 8192}), ("llama_decode", {"sequences": 1}), ("attention_half_causal", {"S": 4096}),
+    ("token_times", {"dtype": "float16"}))
 
 
 @dataclass(frozen=True)
@@ -256,6 +261,12 @@ def parted(comparisons: list[Comparison]) -> tuple[list[Comparison], ...]:
     rated = [one for one in comparisons if one.ratio is not None]
     return ([one for one in rated if one.ratio < 1 - EQUAL], [one for one in rated if abs(one.ratio - 1) <= EQUAL],
             [one for one in rated if one.ratio > 1 + EQUAL])
+
+
+def highlights(comparisons: list[Comparison]) -> list[Comparison]:
+    """Return those that README shows."""
+    return [one for source, size in HIGHLIGHTS for one in comparisons
+            if one.source == source and size.items() <= one.size.items()]
 
 
 def summary(comparisons: list[Comparison]) -> str:

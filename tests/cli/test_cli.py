@@ -476,9 +476,7 @@ def exercised(tmp_path, monkeypatch):
         (root / "notebooks" / f"{name}.py").write_text("# %%\n1\n")
     (root / "README.md").write_text(
         "<!-- chapters: made by labkit build -->\n<!-- end of chapters -->\n\n"
-        "<!-- grading: made by labkit build -->\n<!-- end of grading -->\n\n"
-        "<!-- targets: made by labkit build -->\n<!-- end of targets -->\n\n"
-        "<!-- measured: made by labkit build -->\n<!-- end of measured -->\n"
+        "<!-- highlights: made by labkit build -->\n<!-- end of highlights -->\n"
     )
     monkeypatch.setenv("LABKIT_EXERCISES", str(MADE_UP))
     monkeypatch.setenv("LABKIT_COURSE", str(root))

@@ -299,21 +299,51 @@ def test_check_names_a_stale_readme(fresh):
     assert "lacks the markers of 'chapters'" in problem
 
 
-def test_readme_shows_what_was_measured_on_a_gpu(fresh, monkeypatch):
+def test_what_was_measured_on_a_gpu_is_shown(fresh, monkeypatch):
     folder = fresh.root / "data" / "measurements"
     folder.mkdir(parents=True)
     (folder / "gpu-b.json").write_text('{"machine": "b"}')
-    (folder / "gpu-a.json").write_text('{"machine": "a"}')
+    (folder / "gpu-a.json").write_text('{"machine": "a", "ops": ["matmul"]}')
     fake = SimpleNamespace(readme_table=lambda data: f"table of {data['machine']}",
-                           targets_table=lambda data: "" if data["machine"] == "a" else "targets of b")
+                           targets_table=lambda data: "" if data["machine"] == "a" else "targets of b",
+                           highlights_table=lambda data: f"highlights of {data['machine']}")
     monkeypatch.setitem(sys.modules, "labkit.measure.bench", fake)
     assert "\n\ntable of a\n\ntable of b\n\n</details>" in readme.measured(fresh)
     assert readme.targets(fresh) == "targets of b"
+    assert readme.highlights(fresh).startswith("highlights of a\n\n![") and "of b" not in readme.highlights(fresh)
     (problem,) = build.check(fresh)
     assert "README.md is stale" in problem
+    page = fresh.root / "data" / "measured.md"
+    page.write_text("# Measured\n")
+    (problem,) = build.check(fresh)
+    assert "data/measured.md lacks the markers of 'targets'" in problem
+    page.write_text("".join(f"<!-- {name}: made by labkit build -->\n<!-- end of {name} -->\n"
+                            for name in ("targets", "measured")))
+    assert sorted(map(str, readme.write(fresh))) == ["README.md", "data/measured.md"] and build.check(fresh) == []
     (folder / "gpu-b.json").write_text("{}")
     with pytest.raises(courses.CourseError, match="gpu-b.json is not what labkit bench writes: KeyError"):
         readme.measured(fresh)
+
+
+def test_the_picture_of_the_ladders_is_drawn_again_when_their_times_change(fresh):
+    assert readme.picture(fresh) == ""
+    folder = fresh.root / "data" / "measurements"
+    folder.mkdir(parents=True)
+    recording = json.loads((REPOSITORY / "data" / "measurements" / "nvidia-h200.json").read_text(encoding="utf-8"))
+    recording = {"ops": {name: recording["ops"][name][:1] for name in readme.CLIMBED}}
+    (folder / "gpu.json").write_text(json.dumps(recording))
+    drawn = readme.picture(fresh)
+    assert drawn.startswith("<svg") and "paged_decode_bf16" in drawn
+    other = drawn.replace("<svg", "<svg data-drawn='by another matplotlib'")
+    (fresh.root / readme.PICTURE).write_text(other)
+    assert readme.picture(fresh) == other
+    recording["ops"]["matmul"][0]["rows"][0]["timing"]["p50"] *= 2
+    (folder / "gpu.json").write_text(json.dumps(recording))
+    assert readme.picture(fresh) not in (drawn, other)
+
+
+def test_readme_can_be_read_in_one_go():
+    assert len((REPOSITORY / "README.md").read_text(encoding="utf-8").splitlines()) < 250
 
 
 def test_readme_says_how_long_a_class_took_and_what_was_simulated(fresh):

@@ -179,9 +179,13 @@ def test_the_two_tables_agree():
         "A linear layer with weights (in, out), M=1, N=3,072, K=768"}, "skinny_linear is faster at the same work"
 
 
-def test_readme_has_these_tables():
-    readme = (paths.REPOSITORY / "README.md").read_text(encoding="utf-8")
-    assert comparisons.summary(compare(RECORDED)) in readme
+def test_the_pages_have_these_tables():
+    front = (paths.REPOSITORY / "README.md").read_text(encoding="utf-8")
+    readme = (paths.REPOSITORY / "data" / "measured.md").read_text(encoding="utf-8")
+    assert comparisons.summary(compare(RECORDED)) in readme and comparisons.summary(compare(RECORDED)) in front
+    chosen = comparisons.highlights(compare(RECORDED))
+    assert len(chosen) == len(comparisons.HIGHLIGHTS) == 10 and all(f"| {one.work} |" in front for one in chosen)
+    assert sum(one.ratio < 1 for one in chosen) >= 3, "what is lost is shown, too"
     (engine,) = (one for one in compare(RECORDED) if one.source == "engine")
     rows = [line for line in readme.splitlines() if engine.text(engine.ours) in line]
     assert len(rows) == 2 and all(comparisons.NO_VLLM in row for row in rows), "in the comparison and among the goals"

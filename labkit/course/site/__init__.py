@@ -23,11 +23,12 @@ from labkit.course.glossary import Glossary, Term, Use
 from labkit.course.lessons import show_error, show_time
 from labkit.course.passages import passages
 from labkit.course.registry import Course
-from labkit.course.site.lesson_page import HERE, Page, page_of, shipped
+from labkit.course.site.lesson_page import HERE, Page, document, page_of, shipped
 from labkit.course.site.links import broken_links
 
 __all__ = ["broken_links", "shipped", "uses_of", "write"]
 
+DOCUMENTS = ("measured", "teaching")  # Markdown files in data/ that are pages, too
 SCRIPTS_AND_STYLES = ("site.css", "site.js", "search.js")
 
 
@@ -67,8 +68,11 @@ def write(course: Course, folder: Path | None = None, *, from_here: bool = True,
     with whole_folder(folder) as fresh:
         (fresh / "images").mkdir()
         templates = _templates()
+        documents = {name: document(course.root / "data" / f"{name}.md", set(pages), repository) for name in DOCUMENTS
+                     if (course.root / "data" / f"{name}.md").is_file()}
         shared = {
-            "course": course, "pages": pages, "repository": repository, "entries": entries, "abilities": abilities,
+            "course": course, "documents": documents, "pages": pages, "repository": repository, "entries": entries,
+            "abilities": abilities,
             "gpu": colab.GPU, "capability": ".".join(map(str, colab.CAPABILITY)),
             "made": datetime.now().isoformat(sep=" ", timespec="minutes"), **_summary(pages),
         }
@@ -83,6 +87,8 @@ def write(course: Course, folder: Path | None = None, *, from_here: bool = True,
             render_page("glossary.html", letters=_by_letter(entries))
         if abilities:
             render_page("gpus.html")
+        for name, (title, body) in documents.items():
+            render_page(f"{name}.html", "document.html", title=title, body=body)
         in_order = list(pages.values())
         for position, page in enumerate(in_order):
             path = f"notebooks/{page.chapter.name}.ipynb"

@@ -205,6 +205,24 @@ def _size(content: bytes, extension: str) -> tuple[int, int]:
 # --- Markdown --------------------------------------------------------------------------------------------------------
 
 
+def document(path: Path, lessons: set[str], repository: str) -> tuple[str, Markup]:
+    """Return the title and the HTML of a Markdown file of the course. Its links lead to the repository, if its address
+    is known, and are plain text otherwise."""
+    folder = path.parent.name
+
+    def in_repository(match) -> str:
+        text, target = match.groups()
+        if "://" in target or target.startswith("#"):
+            return match[0]
+        return f"[{text}]({repository}/blob/HEAD/{folder}/{target})" if repository else text
+
+    text = path.read_text(encoding="utf-8")
+    title, text = text.removeprefix("# ").split("\n", 1)
+    text = re.sub(r"!\[[^]]*\]\([^)]*\)|<!--.*?-->", "", text)
+    page = Page(None, NONE, None, Markup(), [])
+    return title, Markup(_Markdown(page, lessons).html(re.sub(r"\[([^]]+)\]\(([^)]+)\)", in_repository, text)))
+
+
 INLINE = ("", "a", "b", "br", "code", "em", "i", "img", "kbd", "mark", "s", "small", "span", "strong", "sub", "sup")
 
 

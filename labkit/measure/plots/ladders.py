@@ -1,6 +1,7 @@
 """What was measured: ladders, and times and rates over sizes.
 
     ladder(measured)               a bar for each rung, baselines in grey, the hardware's limit as a dashed line
+    climbs(ladders)                every rung of several operations, beside the fastest library of each
     crossover(series)              vector addition over sizes: from which size the GPU pays
     sizes(series)                  every rung over sizes
     block_shapes(series)           one kernel, many shapes of a block
@@ -16,7 +17,7 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator, NullLocator
 
 from labkit import measure
 from labkit._common.tables import number, size_text
-from labkit.measure import Ladder
+from labkit.measure import Ladder, comparisons
 from labkit.measure.plots.style import (
     BLUE,
     FAINT,
@@ -85,6 +86,39 @@ def ladder(measured: Ladder, recorded: Ladder | None | str = "auto") -> CourseFi
         else:
             _two_places(ax, panels)
         foot(figure, below)
+    return figure
+
+
+def climbs(ladders: list[Ladder]) -> CourseFigure:
+    """A line for each operation and a dot for each rung, in the order of the ladder: its speed over that of the fastest
+    library. All were recorded on one GPU."""
+    text, first = [], ladders[0]
+    figure, (ax,) = new_figure([0.42 * len(ladders) + 0.2], "Every rung beside the fastest library", "")
+    with rc_context(STYLE):
+        widen_left(ax, [one.op for one in ladders])
+        ax.axvline(1, color=ORANGE, linestyle="--", linewidth=1.2)
+        for y, one in enumerate(ladders):
+            baseline = comparisons.of_ladder(one).baseline[1]
+            shares = {row.name: baseline / row.ms for row in one.rows if row.kind == "rung"}
+            values = list(shares.values())
+            ax.plot(values, [y] * len(values), color=PALE[BLUE], linewidth=1.5, zorder=1)
+            ax.scatter(values[1:], [y] * (len(values) - 1), s=26, color=BLUE, zorder=3)
+            ax.scatter(values[:1], [y], s=26, facecolor="white", edgecolor=BLUE, zorder=3)
+            ax.annotate(f"{max(values):.2f}", (max(values), y), xytext=(7, 0), textcoords="offset points", va="center",
+                        fontsize=9, color=INK)
+            ax.annotate(shorten(one.op, LONGEST_NAME), (0, y), xycoords=("axes fraction", "data"), xytext=(-8, 0),
+                        textcoords="offset points", ha="right", va="center", fontsize=9.5, annotation_clip=False)
+            text.append(f"{one.op}: " + ", ".join(f"{rung} {share:.2f}" for rung, share in shares.items()))
+        ax.set_xscale("log")
+        ax.set_xlim(0.002, 3)
+        ax.set_ylim(len(ladders) - 0.5, -0.6)
+        ax.set_yticks([])
+        ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        ax.xaxis.set_minor_locator(NullLocator())
+        grid_along(ax, "x")
+        ax.set_xlabel("speed, relative to the fastest library")
+        panel_title(ax, f"{where_taken(first.where, first.machine.get('date'))}. Hollow: the first rung.")
+    figure.summary = f"Speed of each rung over that of the fastest library. {'; '.join(text)}."
     return figure
 
 

@@ -251,3 +251,20 @@ def test_a_nan_is_the_largest_error():
 def test_numbers_in_words():
     assert [show_error(v) for v in (None, 0.0, 1.234e-7)] == ["–", "0", "1.2e-07"]
     assert [show_time(v) for v in (0.04, 59.9, 61)] == ["0.0 s", "59.9 s", "1 min 1 s"]
+
+
+def test_files_in_data_are_pages_whose_links_lead_to_the_repository(course):
+    (course.root / "data").mkdir()
+    (course.root / "data" / "measured.md").write_text(
+        "# Measured\n\n[How](measurements/README.md) it was done.\n\n<!-- targets: made by labkit build -->\n\n"
+        "<details>\n<summary>All</summary>\n\n| work | ratio |\n|---|--:|\n| softmax | 1.00 |\n\n</details>\n\n"
+        "<!-- end of targets -->\n\n![A picture](ladders.svg)\n")
+    folder = site.write(course, repository="https://example.com/labkit").parent
+    text = (folder / "measured.html").read_text(encoding="utf-8")
+    assert "<h1>Measured</h1>" in text and "<td>softmax</td>" in text and "<summary>All</summary>" in text
+    assert "made by labkit build" not in text and "ladders.svg" not in text
+    assert 'href="https://example.com/labkit/blob/HEAD/data/measurements/README.md"' in text
+    assert 'href="measured.html"' in (folder / "index.html").read_text(encoding="utf-8")
+    assert not site.broken_links(folder)
+    text = (site.write(course, repository="").parent / "measured.html").read_text(encoding="utf-8")
+    assert "How it was done." in text and not (folder / "teaching.html").exists()
