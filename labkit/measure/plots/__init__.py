@@ -1,6 +1,6 @@
 """The course's plots, all in one style. Each function returns a figure; a notebook shows it.
 
-    ladders            ladder, crossover, sizes, block_shapes, traffic, curves
+    ladders            ladder, climbs, crossover, sizes, block_shapes, traffic, curves
     roofline           roofline, every_rung
     where_time_goes    round_trip, timeline, launch_cost, copy_cost
     drawings           launch_map, owners, warp_addresses, banks, broadcast_reads
@@ -17,7 +17,7 @@ them in the same unit. The CPU device's times are not speeds and are not drawn: 
 """
 
 from labkit.measure.plots.drawings import banks, broadcast_reads, launch_map, owners, sectors, warp_addresses
-from labkit.measure.plots.ladders import block_shapes, crossing, crossover, curves, ladder, sizes, traffic
+from labkit.measure.plots.ladders import block_shapes, climbs, crossing, crossover, curves, ladder, sizes, traffic
 from labkit.measure.plots.matmul import mma_lanes, overlap, thread_tile, tile_walk
 from labkit.measure.plots.reductions import launch_floor, masks, quads, reductions
 from labkit.measure.plots.roofline import every_rung, roofline

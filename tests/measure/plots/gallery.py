@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 
 from labkit import measure
+from labkit.course.readme import CLIMBED
 from labkit.measure import CPU_DEVICE, plots
 from labkit.measure.plots import (
     attention,
@@ -269,6 +270,7 @@ FIGURES = {
     "ladder_masked_softmax": lambda: plots.ladder(on_cpu("masked_softmax_causal")),
     "ladder_two_gpus": lambda: plots.ladder(on_another("softmax")),
     "ladder_unrecorded": lambda: plots.ladder(on_cpu("softmax"), None),
+    "climbs": lambda: plots.climbs([ladder_of(name) for name in CLIMBED]),
     "crossover": lambda: plots.crossover(here(recorded("vector_add_sizes"))),
     "crossover_two_gpus": lambda: plots.crossover(theirs(recorded("vector_add_sizes"))),
     "block_shapes": lambda: plots.block_shapes(here(recorded("volume_add_block_shapes"))),
