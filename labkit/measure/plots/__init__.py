@@ -27,6 +27,6 @@ from labkit.measure.plots.where_time_goes import copy_cost, launch_cost, round_t
 __all__ = [
     "CourseFigure", "banks", "block_shapes", "broadcast_reads", "climbs", "copy_cost", "crossing", "crossover",
     "curves", "every_rung", "ladder", "launch_cost", "launch_floor", "launch_map", "masks", "mma_lanes", "overlap",
-    "owners", "quads", "reductions", "roofline", "round_trip", "sectors", "sizes", "thread_tile", "tile_walk", "timeline",
-    "traffic", "warp_addresses",
+    "owners", "quads", "reductions", "roofline", "round_trip", "sectors", "sizes", "thread_tile", "tile_walk",
+    "timeline", "traffic", "warp_addresses",
 ]
