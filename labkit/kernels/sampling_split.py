@@ -364,7 +364,7 @@ def make_split(load):
             counter[0] = 0
         cuda.syncthreads()
         while begin < end:
-            chunk, certain, total = begin // CHUNK, int64(0), int64(0)
+            chunk, certain, total = uint32(begin) // CHUNK, int64(0), int64(0)
             begin = min(begin + CHUNK, end)
             while col < begin:
                 values[0], values[1], values[2], values[3] = a, b, c, d
@@ -393,10 +393,10 @@ def make_split(load):
             if thread == 0:
                 counter[1] = cuda.atomic.add(gathered, row, n)
             cuda.syncthreads()
-            slot, j = counter[1], thread
-            while j < n and slot + j < CANDIDATES:  # if more, the next kernel reads the row again
-                candidates[row, slot + j] = keys[j]
-                j += THREADS
+            first_slot = counter[1]
+            for j in u32.range(thread, n, THREADS):
+                if first_slot + j < CANDIDATES:  # if more, the next kernel reads the row again
+                    candidates[row, first_slot + j] = keys[j]
 
     @cuda.jit(launch_bounds=THREADS)
     def sample_draw_kernel(logits, top_k, top_p, seeds, steps, filters, stats, least_weights, plan, chunk_masses,
