@@ -106,6 +106,12 @@ class _Constants:
             return self._item(assigned.value, assigned.index)
         return None
 
+    def items(self, variable):
+        """The variables of a tuple that stands in the call that it is an argument of; none for another value."""
+        value = self.values.get(variable.name, (None,))[0]
+        is_tuple = isinstance(value, ir.Expr) and value.op == "build_tuple"
+        return value.items if is_tuple and variable.name.startswith("$") else ()
+
     def _item(self, variable, index):
         """An item of the tuple at the right of `a, b, c, d = ...`."""
         assigned = self.values.get(variable.name, (None,))[0]
@@ -173,15 +179,21 @@ class NarrowOperators(FunctionPass):
         call.kws = [(name, value) for (name, _), value in zip(call.kws, values, strict=True)]
         return assignments + more
 
-    @staticmethod
-    def _narrowed(variables, constants):
-        """Replace each constant by a new variable; return the variables and the assignments to the new ones."""
+    def _narrowed(self, variables, constants):
+        """Replace constants, in tuples too, by new variables; return the variables and the assignments to new ones."""
         result, assignments = [], []
         for variable in variables:
-            value = constants.of(variable)
+            value, items = constants.of(variable), constants.items(variable)
+            narrowed, of_items = self._narrowed(items, constants) if items else ((), [])
             if unsigned.is_constant(value):
-                variable = ir.Var(variable.scope, f"{variable.name}.narrow.{next(_counter)}", variable.loc)
-                assignments.append(ir.Assign(ir.Const(np.uint32(value), variable.loc), variable, variable.loc))
+                new = ir.Const(np.uint32(value), variable.loc)
+            elif of_items:
+                new = ir.Expr.build_tuple(narrowed, variable.loc)
+            else:
+                result.append(variable)
+                continue
+            variable = ir.Var(variable.scope, f"{variable.name}.narrow.{next(_counter)}", variable.loc)
+            assignments += [*of_items, ir.Assign(new, variable, variable.loc)]
             result.append(variable)
         return result, assignments
 

@@ -190,6 +190,12 @@ class Resolver:
             return self._merged(node)
         return self.expression(node)
 
+    def _argument(self, node):
+        """An argument for a device function with the rule: constants are uint32, those in a tuple, too."""
+        if isinstance(node, ast.Tuple):
+            return at_line(ast.Tuple([self._argument(item) for item in node.elts], ast.Load()), node)
+        return self._merged(node)
+
     def _merged(self, node):
         """One of several values: by the rule of unsigned.py, a constant is a uint32."""
         value = self.scope.integer(node) if self.narrow else None
@@ -669,7 +675,7 @@ class Resolver:
                 node, f"{function.__name__} has {len(names)} parameters and its signature {len(argument_types)}"
             )
         parameter_types = dict(zip(names, argument_types, strict=True))
-        resolve = self._merged if unsigned.follows(function) else self.expression
+        resolve = self._argument if unsigned.follows(function) else self.expression
         arguments = [
             self._converted(resolve(value) if isinstance(value, ast.AST) else self.embed(value, node),
                             parameter_types[name], node)

@@ -7,7 +7,8 @@ source, a global or a variable of the enclosing function, or a local that is set
 constants is a constant.
 
 Where a constant from 0 to 2**32 - 1 is one of several values, it is a uint32: `stage = 0` of a variable that is set
-again, `16 if inside else 0`, `min(width, 32)`, `return 0`, and an argument for a device function with the rule.
+again, `16 if inside else 0`, `min(width, 32)`, `return 0`, and an argument for a device function with the rule, or an
+item of a tuple that is such an argument.
 
 Both devices go by this table: the CPU device in resolve.py, a GPU in a pass over Numba's IR.
 """

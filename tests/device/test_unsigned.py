@@ -124,6 +124,15 @@ def handed_over(a):
     return same(FIVE) + a
 
 
+@cuda.jit(device=True)
+def sum_of_three(pair, inner):
+    return pair[0] + pair[1] + inner[0][1]
+
+
+def in_tuples(a):
+    return sum_of_three((a, FIVE), inner=((a, 0), a))
+
+
 def smallest(a):
     return min(a, FIVE) + max(3, a)
 
@@ -151,8 +160,8 @@ def through_real(a):
 
 def test_a_constant_that_is_one_of_several_values(load):
     ours, numbas = (load("FIVE = 5\n\n\n" + MERGED, narrow=narrow) for narrow in (True, False))
-    narrow = ("chosen", "chosen_first", "one_of_two", "two_at_once", "handed_over", "smallest", "set_with_others",
-              "only_a_constant")
+    narrow = ("chosen", "chosen_first", "one_of_two", "two_at_once", "handed_over", "in_tuples", "smallest",
+              "set_with_others", "only_a_constant")
     for name in narrow:
         assert returned(getattr(ours, name), "uint32") == types.uint32, name
         assert returned(getattr(numbas, name), "uint32") in (types.int64, types.uint64), name

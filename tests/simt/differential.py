@@ -1,7 +1,7 @@
 """Runs random programs compiled and observed, compares them with an oracle, and makes a program that fails small.
 
-    python -m tests.simt.differential 3000      that many programs of threads, and a tenth as many of blocks; the
-                                                result goes to data/random_programs.json
+    python -m tests.simt.differential 3000      that many programs of threads, and a tenth as many of blocks, on all
+                                                cores; the result goes to data/random_programs.json
 """
 
 import argparse
@@ -9,9 +9,11 @@ import datetime
 import hashlib
 import importlib.util
 import json
+import multiprocessing
 import platform
 import sys
 import tempfile
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 import llvmlite
@@ -130,30 +132,41 @@ def blocks(seeds, length=6):
     return [random_blocks.Blocks(f"b{seed}", seed, length) for seed in seeds]
 
 
+MAKE = {of_programs: programs, of_blocks: blocks}
+
+
+def compared_seeds(compare, start, stop):
+    """How many programs of these seeds differ, and what is printed of them."""
+    with tempfile.TemporaryDirectory() as folder:
+        found = compare(MAKE[compare](range(start, stop)), folder)
+        return len({program.seed for program, _ in found}), described(found, folder) if found else ""
+
+
 def main(arguments=None):
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("count", type=int)
     parser.add_argument("--first", type=int, default=0, help="the first seed")
     given = parser.parse_args(arguments)
-    work = []  # (share of the whole when it is done, compare, make, first seed, seed after the last)
-    for compare, make, count, together in ((of_programs, programs, given.count, TOGETHER),
-                                           (of_blocks, blocks, given.count // 10, 5)):
+    work = []  # (share of the whole when it is done, compare, first seed, seed after the last)
+    for compare, count, together in ((of_programs, given.count, TOGETHER), (of_blocks, given.count // 10, 5)):
         ends = [min(start + together, count) for start in range(0, count, together)]
-        work += [(end / count, compare, make, given.first + start, given.first + end)
+        work += [(end / count, compare, given.first + start, given.first + end)
                  for start, end in zip(range(0, count, together), ends, strict=True)]
+    work = [part[1:] for part in sorted(work, key=lambda one: one[0])]
     failed, compared = 0, {of_programs: 0, of_blocks: 0}
+    pool = ProcessPoolExecutor(mp_context=multiprocessing.get_context("spawn"))
     try:
-        for _, compare, make, start, stop in sorted(work, key=lambda one: one[0]):
-            with tempfile.TemporaryDirectory() as folder:
-                found = compare(make(range(start, stop)), folder)
-                if found:
-                    failed += len({program.seed for program, _ in found})
-                    print(described(found, folder))
+        for (compare, _, stop), (differing, text) in zip(work, pool.map(compared_seeds, *zip(*work, strict=True)),
+                                                         strict=True):
+            failed += differing
+            if text:
+                print(text)
             compared[compare] = stop - given.first
             print(f"\r{compared[of_programs]} of {given.count} programs, {compared[of_blocks]} of "
                   f"{given.count // 10} of blocks", end="", flush=True)
         print()
     finally:  # stopped half-way, too: the record says how many there were
+        pool.shutdown(wait=False, cancel_futures=True)
         versions = {"numba": numba.__version__, "llvmlite": llvmlite.__version__, "numpy": np.__version__,
                     "python": platform.python_version()}  # fmt: skip
         record = {"date": str(datetime.datetime.now(datetime.UTC).date()), "versions": versions,

@@ -141,6 +141,11 @@ def less(x, y):
     return x - y
 
 
+@cuda.jit(device=True)
+def difference_of(pair, inner):
+    return pair[0] - pair[1] + inner[0][0]
+
+
 @cuda.jit
 def merged(a, out):
     n, m = 0, 1
@@ -157,15 +162,16 @@ def merged(a, out):
     out[4] = int64(i - 2 * a[0])
     out[5] = int64(j - 2 * a[0])
     out[6] = int64(min(a[0], FIVE) - max(6, a[0]))
+    out[7] = int64(difference_of((4, a[0]), inner=((0, a), 0)))
 """
 
 
 def test_a_constant_that_is_one_of_several_values(load):
     a, narrow = np.array([5], np.uint32), 2**32
-    assert results(load(MERGED).merged, a, count=7) == [narrow - 15, narrow - 5, narrow - 1, narrow - 1, narrow - 5,
-                                                        2**64 - 11, narrow - 1]
-    assert results(load(MERGED, narrow=False).merged, a, count=7) == [
-        2**64 - 15, 2**64 - 5, 2**64 - 1, 2**64 - 1, 2**64 - 5, 2**64 - 11, 2**64 - 1]
+    assert results(load(MERGED).merged, a, count=8) == [narrow - 15, narrow - 5, narrow - 1, narrow - 1, narrow - 5,
+                                                        2**64 - 11, narrow - 1, narrow - 1]
+    assert results(load(MERGED, narrow=False).merged, a, count=8) == [
+        2**64 - 15, 2**64 - 5, 2**64 - 1, 2**64 - 1, 2**64 - 5, 2**64 - 11, 2**64 - 1, 2**64 - 1]
 
 
 DEVICE = """

@@ -419,9 +419,8 @@ def make_flash(size: int, queries: int):
             causal_end = context_len + row0 + thread // LANES + 1
             min_visible = min(context_len + row0 + 1, num_keys)
             end = min(context_len + row0 + ROWS, num_keys)  # the most that any query here sees
-        first = uint32(0)  # a literal in a tuple is 64 bits wide
         copy_queries(shared, 0, qkv, row0, rows, head_column, thread)
-        attend(shared, acc, row_sum, (keys_values, first, key_column, key_column + width),
+        attend(shared, acc, row_sum, (keys_values, 0, key_column, key_column + width),
                (end, min_visible, causal_end, num_keys), scale, thread)
         store_rows(out, 0, row0, rows, head_column, acc, row_sum, thread)
 

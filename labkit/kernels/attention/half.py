@@ -45,11 +45,10 @@ def make_flash_half(size: int, warps: int, m_tiles: int):
         end = min(context_len + row0 + ROWS, num_keys) if causal else num_keys  # the most that any query here sees
         # Of this lane's row 0:
         causal_end = context_len + row0 + thread // 32 * WARP_ROWS + thread % 32 // 4 + 1 if causal else num_keys
-        first = uint32(0)  # a literal in a tuple is 64 bits wide
         copy_queries(shared, 0, qkv, row0, rows, head_column, thread)
-        attend(shared, 0, acc, row_sum, (keys_values, first, key_column, key_column + width),
+        attend(shared, 0, acc, row_sum, (keys_values, 0, key_column, key_column + width),
                (end, min_visible, num_keys, causal_end, num_keys), scale, thread)
-        store_rows(shared, 0, acc, row_sum, out, (first, row0, rows), head_column, thread)
+        store_rows(shared, 0, acc, row_sum, out, (0, row0, rows), head_column, thread)
 
     attention_flash_half_kernel.rows, attention_flash_half_kernel.threads = ROWS, THREADS
     attention_flash_half_kernel.shared_bytes = 2 * TILE.elements

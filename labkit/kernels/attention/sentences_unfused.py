@@ -58,7 +58,7 @@ def sentence_scores_kernel(qkv, begins, lengths, scores, longest, heads, size, r
     if u32.blockIdx.x * TILE < tokens and u32.blockIdx.y * TILE < tokens:
         row_stride = 3 * width
         q_offset = begin * row_stride + head * size
-        tile_product((qkv, q_offset, row_stride), (qkv, q_offset + width, uint32(1), row_stride),
+        tile_product((qkv, q_offset, row_stride), (qkv, q_offset + width, 1, row_stride),
                      (scores, pair * length * length, length), tokens, tokens, size)
 
 
@@ -70,7 +70,7 @@ def sentence_context_kernel(qkv, begins, lengths, weights, out, longest, heads, 
     if u32.blockIdx.y * TILE < tokens:
         row_stride = 3 * width
         tile_product((weights, pair * length * length, length),
-                     (qkv, begin * row_stride + 2 * width + head * size, row_stride, uint32(1)),
+                     (qkv, begin * row_stride + 2 * width + head * size, row_stride, 1),
                      (out, begin * width + head * size, width), tokens, size, tokens)
 
 

@@ -128,7 +128,7 @@ def scores_tiled_kernel(qkv, keys_values, start, scores, kv_offset, size, column
         head = u32.blockIdx.z
         kv_stride = u32.size(keys_values) // capacity
         tile_product((qkv, head * size, 3 * columns),
-                     (keys_values, kv_offset + head * size, uint32(1), kv_stride),
+                     (keys_values, kv_offset + head * size, 1, kv_stride),
                      (scores, head * (num_queries * capacity), capacity), num_queries, num_keys, size)
 
 
@@ -138,7 +138,7 @@ def values_tiled_kernel(weights, keys_values, start, out, kv_offset, size, colum
     head = u32.blockIdx.z
     kv_stride = u32.size(keys_values) // capacity
     tile_product((weights, head * (num_queries * capacity), capacity),
-                 (keys_values, kv_offset + columns + head * size, kv_stride, uint32(1)),
+                 (keys_values, kv_offset + columns + head * size, kv_stride, 1),
                  (out, head * size, columns), num_queries, size, num_keys)
 
 
