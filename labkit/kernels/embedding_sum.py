@@ -128,7 +128,7 @@ def make_embedding_layernorm(pieces: int, access: str, is_half: bool, epsilon: f
         put, add, normalised, VEC = put_four, sum_of_four, normalised_four, 4
     ITEMS, STEP, EPS = VEC * pieces, 32 * VEC, small(epsilon)
 
-    @cuda.jit
+    @cuda.jit(launch_bounds=(32 * WARPS, 4))  # a bound lets ptxas load all pieces of a row before it adds the first
     def embedding_layernorm_kernel(ids, types, positions, words, places, kinds, weight, bias, out):  # tables flat
         lane = u32.threadIdx.x
         row = u32.blockIdx.x * WARPS + u32.threadIdx.y

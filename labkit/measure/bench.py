@@ -66,6 +66,7 @@ SERIES: dict[str, tuple[str, Callable[[], dict | None]]] = {
     "machine": ("vector_add", _later("machine", "machine")),
     "volume_add_block_shapes": ("volume_add", volume_add_block_shapes),
     "matmul_sizes": ("matmul", lambda: matmul_sizes(budget_s=0.12)),
+    "index_types": ("matmul", _later("index_types", "index_types")),
     "cold_start": ("bias_gelu_add", _later("cold_start", "overheads")),
     "copy_sizes": ("bias_gelu_add", _later("copy_sizes", "overheads")),
     "launch_sizes": ("bias_gelu_add", _later("launch_sizes", "overheads")),

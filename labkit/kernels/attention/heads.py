@@ -65,9 +65,9 @@ def check_sentences(qkv, heads, begins, lengths, longest, out, dtype=np.float32)
 def find_sentence(begins, lengths, sentence, rows, longest, scale):
     """Return (first row, tokens, scale of the scores) of a sentence. One that is longer than `longest`, or has rows
     out of range, could be computed only in part: its scale is NaN, and so are the rows written for it."""
-    begin, tokens = uint32(begins[sentence]), uint32(lengths[sentence])
-    remaining = rows - begin if begin < rows else 0
-    limit = min(remaining, longest)
+    begin = min(uint32(begins[sentence]), rows)  # a start out of range leaves no rows
+    tokens = uint32(lengths[sentence])
+    limit = min(rows - begin, longest)
     if tokens > limit:
         tokens, scale = limit, NOT_A_NUMBER
     return begin, tokens, scale

@@ -1,0 +1,74 @@
+"""What 32-bit index arithmetic is worth: the first kernel of every ladder, compiled by the course's rule and with the
+types that Numba gives. The series of lesson 05."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+
+from labkit import cuda, measure
+from labkit._common import paths
+from labkit.kernels.agree import to_device
+from labkit.measure.ops import all_ops, op
+
+ROUNDS = 3
+WITH_NUMBAS_TYPES = """\
+from labkit.simt import unsigned
+unsigned.applies_to = lambda package: None
+from labkit.measure.series import index_types
+index_types.answer()
+"""
+
+
+def first_rung(name: str):
+    """Return the first launcher of a ladder that runs a kernel of ours on this device; None if there is none."""
+    return next((rung for rung in op(name).rungs if rung.kernel and not rung.missing), None)
+
+
+def time_us(name: str, quick: bool = False) -> list[float]:
+    """Return the median times, in microseconds, of some rounds of a ladder's first rung at the size it is timed at."""
+    operation, rung = op(name), first_rung(name)
+    size = operation.work.timed
+    inputs = to_device(operation.inputs(np.random.default_rng(0), **size))
+    out = cuda.to_device(np.zeros(operation.shape(**size), operation.dtype))
+    budget = 0.001 if quick else 0.03
+    return [1000 * measure.time_kernel(lambda: rung(*inputs, out), budget_s=budget).p50 for _ in range(ROUNDS)]
+
+
+def answer() -> None:
+    """Time the ladders that the standard input names, one a line; print a line of JSON for each."""
+    for line in sys.stdin:
+        name, quick = json.loads(line)
+        try:
+            found = time_us(name, quick)
+        except Exception as error:  # one that does not compile must not cost the measurements of the others
+            found = f"{type(error).__name__}: {error}"[:300]
+        print(json.dumps(found), flush=True)
+
+
+def index_types(names=None, quick: bool = False) -> dict:
+    """Time the first rungs by the rule, in this process, and with Numba's types, in another, in turns.
+
+    names: of operations; all if left out. Returns {"rows": [{"op", "rung", "us", "numba_us"}]}, each time a list with
+    one median for each round; `numba_us` is text where the rung failed.
+    """
+    command = [sys.executable, "-c", WITH_NUMBAS_TYPES]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+                          cwd=paths.REPOSITORY) as other:
+        rows = []
+        for name in measure.steps("index types", names or [operation.name for operation in all_ops()]):
+            rung = first_rung(name)
+            if rung is None:
+                continue
+            ours = time_us(name, quick)
+            other.stdin.write(json.dumps([name, quick]) + "\n")
+            other.stdin.flush()
+            line = other.stdout.readline()
+            if not line:
+                raise RuntimeError(f"the process that times {name} with Numba's types ended with {other.wait()}")
+            rows.append({"op": name, "rung": rung.__name__, "us": ours, "numba_us": json.loads(line)})
+        other.stdin.close()
+    return measure.stamped({"rows": rows})
