@@ -36,8 +36,7 @@ MODEL = (KERNELS, "labkit/models/", "labkit/engine/", "labkit/measure/series/")
 WORDS = (
     Word("halves", "float16 or half precision", allowed=(
         ("(both|its two|the two) halves", "of a whole: of a word of 64 bits, a barrier, a save"),
-        ("halves the threads", "the verb"),
-        (r"triples\?\|halves", "in an expression that looks for the verb"))),
+        ("halves the threads", "the verb"))),
     Word("sums", "accumulators (acc)", where=PRODUCTS, names_only=True),
     Word("mixed", "accumulators (acc), or the output", where=(*MODEL, "labkit/course/exercises/", "solutions/")),
     Word("powers", "exponentials", allowed=(("powers.of.two", "they are"),)),

@@ -1,4 +1,4 @@
-"""What the numbers in prose are worked out from: the names that an expression of labkit.course.prose may use.
+"""What the numbers in prose are worked out from: the names that an expression may use.
 
     row("softmax", "naive", R=8192, C=8192)   a row of a ladder: .ms .us .graph_us .gbs .tflops .fraction .registers ...
     series.copies.h2d_pinned.gbs              a series, by attributes and indices
