@@ -205,8 +205,8 @@ for registers, shared in ((32, 0), (33, 0), (64, 0), (128, 0), (255, 0), (32, 48
           f"{found['shared memory']:8}{share:12.0%}")
 
 # %% [markdown]
-# A warp gets its registers in steps of 256, which is 8 for each lane, so 33 registers{{ example }} cost as much as
-# {{ -(-33 // 8) * 8 }}. In the last row each block takes 48 KB of shared memory as well.
+# A warp gets its registers in steps of 256, which is 8 for each lane, so 33 registers{{ example }} cost as much
+# as {{ -(-33 // 8) * 8 }}. In the last row each block takes 48 KB of shared memory as well.
 #
 # Is more always better? In Little's law occupancy is one of two factors, the number of threads. The other is what each
 # thread has in flight. Predict: we take resident blocks away from two kernels that read, with one load a thread and

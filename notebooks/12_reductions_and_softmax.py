@@ -326,10 +326,8 @@ counters.profile("softmax")
 #
 # ## Resources
 #
-# - [M. Harris: Optimizing Parallel Reduction in
-#   CUDA](https://developer.download.nvidia.com/assets/cuda/files/reduction.pdf)
-# - [CUDA C++ Programming Guide: Warp Shuffle
-#   Functions](https://docs.nvidia.com/cuda/cuda-c-programming-guide/index.html#warp-shuffle-functions)
+# - [M. Harris: Optimizing Parallel Reduction in CUDA](https://developer.download.nvidia.com/assets/cuda/files/reduction.pdf)
+# - [CUDA C++ Programming Guide: Warp Shuffle Functions](https://docs.nvidia.com/cuda/cuda-c-programming-guide/index.html#warp-shuffle-functions)
 # - [M. Milakov, N. Gimelshein: Online normalizer calculation for softmax (2018)](https://arxiv.org/abs/1805.02867)
 # - [X. Mei, X. Chu: Dissecting GPU Memory Hierarchy through Microbenchmarking (2017)](https://arxiv.org/abs/1509.02308)
 #

@@ -317,8 +317,7 @@ else:
 # ## Resources
 #
 # - [M. Shoeybi et al.: Megatron-LM (2019)](https://arxiv.org/abs/1909.08053), whose fused kernels do the same
-# - [CUDA C++ Programming Guide: Compute
-#   Capabilities](https://docs.nvidia.com/cuda/cuda-c-programming-guide/index.html#compute-capabilities)
+# - [CUDA C++ Programming Guide: Compute Capabilities](https://docs.nvidia.com/cuda/cuda-c-programming-guide/index.html#compute-capabilities)
 # - [Nsight Compute: Metrics Guide](https://docs.nvidia.com/nsight-compute/ProfilingGuide/index.html#metrics-guide)
 # - [PyTorch: Custom Operators](https://pytorch.org/tutorials/advanced/python_custom_ops.html)
 #

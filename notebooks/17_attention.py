@@ -277,8 +277,8 @@ print("labkit's own launches, 1,024 tokens:", ", ".join(f"{row['step']} {row['us
 
 # %% [markdown]
 # Writing all scores to global memory is affordable at this length: at the speed of a copy, the
-# {{ round(4 * scores_mb, -1):.0f }} MB of the prediction take {{ predicted_us:.0f }} us, of PyTorch's
-# {{ torch_us:.0f }}. (labkit's three launches take {{ sum(steps):.0f }}. Its two products alone take
+# {{ round(4 * scores_mb, -1):.0f }} MB of the prediction take {{ predicted_us:.0f }} us, of
+# PyTorch's {{ torch_us:.0f }}. (labkit's three launches take {{ sum(steps):.0f }}. Its two products alone take
 # longer{{ if products_longer }} than all of PyTorch's, which are cuBLAS's.) What costs is asking for every key again
 # for every query.
 #
@@ -309,8 +309,7 @@ h200_table("three_pass", "whole_matrix")
 #
 # - [A. Vaswani et al.: Attention Is All You Need (2017)](https://arxiv.org/abs/1706.03762)
 # - [J. Alammar: The Illustrated GPT-2 (2019)](https://jalammar.github.io/illustrated-gpt2/)
-# - [NVIDIA: batched matrix products in
-#   cuBLAS](https://developer.nvidia.com/blog/cublas-strided-batched-matrix-multiply/)
+# - [NVIDIA: batched matrix products in cuBLAS](https://developer.nvidia.com/blog/cublas-strided-batched-matrix-multiply/)
 #
 # ## Try it
 #

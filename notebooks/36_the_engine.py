@@ -207,8 +207,8 @@ runs.decode_steps(decode, None)
 # {{ most.bound_ms / most.ms.p50:.0% }} of the bound.
 #
 # PyTorch without compiling takes {{ eager_slowdown:.1f }} times as long for one sequence. The compiled step is the one
-# to beat: ours is faster for one sequence and for 32{{ if faster_to_32 }}, and takes {{ longer_at_256:.0% }} longer for
-# 256. Prompts are within 4%{{ if prompts_within }} of it, at {{ prefill[0].tflops:.0f }} and
+# to beat: ours is faster for one sequence and for 32{{ if faster_to_32 }}, and takes {{ longer_at_256:.0% }} longer
+# for 256. Prompts are within 4%{{ if prompts_within }} of it, at {{ prefill[0].tflops:.0f }} and
 # {{ prefill[1].tflops:.0f }} TFLOP/s. The last column shows them launched one by one from Python, which makes no
 # difference{{ if called_alike }}: the GPU takes longer for each kernel than the host for its launch.
 #
