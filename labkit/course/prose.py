@@ -10,6 +10,7 @@ In the markdown of notebooks/*.py and in the summaries of course.toml:
 Longer expressions get a name in the lesson's last cell, `# %% [numbers]`, which the notebook leaves out: assignments in
 Python, commented out. labkit.measure.expressions lists what an expression may use. PAGES are read as they are: there a
 mark is a comment behind the number, 0.96<!-- = row("matmul", "tiled").fraction -->, and the build refreshes the number.
+The exercises are not checked: what they give is made up.
 """
 
 from __future__ import annotations
@@ -93,7 +94,7 @@ def evaluator(definitions: str = "") -> Callable[[str], object]:
     try:
         defined = {ast.unparse(one.targets[0]): ast.unparse(one.value) for one in ast.parse(definitions).body}
     except (SyntaxError, AttributeError) as error:
-        raise CourseError(f"{NUMBERS} holds more than assignments to names: {error}") from None
+        raise CourseError(f"{NUMBERS}, a lesson's last cell, holds more than assignments to names: {error}") from None
 
     @cache
     def names() -> dict:

@@ -1,6 +1,7 @@
 """Numbers in prose: rendered from a recording, checked against it, and refused where somebody typed them."""
 
 import copy
+import re
 from dataclasses import replace
 
 import pytest
@@ -55,6 +56,14 @@ def test_prose_says_what_the_recordings_say(course):
 def test_nothing_waits_to_be_recorded(course):
     """Each of these is stated in prose and in no recording: data/measurements/README.md says how to record it."""
     assert prose.unrecorded(course) == []
+
+
+def test_every_name_is_used(course):
+    for chapter in course.chapters:
+        lesson, definitions = prose.split(chapter.source_text())
+        texts = [*prose._HOLE.findall(prose._prose(lesson)), *definitions.splitlines()]
+        for name in re.findall(r"^(\w+) = ", definitions, re.MULTILINE):
+            assert any(re.search(rf"(?<![\w.'])\b{name}\b(?! =)", text) for text in texts), (chapter.name, name)
 
 
 def test_a_reader_sees_no_marks(course):
