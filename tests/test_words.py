@@ -48,8 +48,7 @@ WORDS = (
     Word("room", "capacity", where=MODEL),
     Word("turned", "transposed"),
     Word("finish", "epilogue", where=(KERNELS,), names_only=True),
-    Word("told|said", "message, or the name of what is given", allowed=(
-        ("said to be", "in a source's text, which the expression looks for"),)),
+    Word("told|said", "message, or the name of what is given"),
     Word("nobody", "none, or no thread"),
     Word("rivals?", "baseline", allowed=(("^rival$", "the word of old recordings, which the ladder still reads"),)),
     Word("processors?", "SMs or CPU", allowed=(
