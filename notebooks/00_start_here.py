@@ -52,7 +52,7 @@ print(f"memory                 {total / 2**30:,.1f} GiB, {free / 2**30:,.1f} GiB
 # The *compute capability* is the version of the GPU's design: it says which instructions and which limits the GPU has.
 # A *multiprocessor* is a part of the GPU that runs *blocks*, which are groups of threads. A *warp* is 32 threads of a
 # block that execute the same instruction together; lesson 02 shows what that means for speed. On the CPU device a
-# multiprocessor is a core of your CPU, and the limits are those of a GPU of compute capability 9.0.
+# multiprocessor is a core of your CPU, and the limits are those of a GPU of compute capability 9.0{{ hardware }}.
 #
 # ## A launch
 #
@@ -192,8 +192,9 @@ agree(VECTOR_ADD, ["vector_add_per_thread"])
 
 # %% [markdown]
 # A *rung* is one of several kernels for the same operation; lesson 01 has three. The column *of the allowed* has the
-# largest error as a fraction of what the check allows, which here is twice the largest error of a single rounding. A
-# sum of two float32 numbers is rounded once, so half of the allowance is the most that a right answer can show.
+# largest error as a fraction of what the check allows, which here is twice{{ if near(1 / 0.5, 2) }} the largest error
+# of a single rounding. A sum of two float32 numbers is rounded once, so half of the allowance is the most that a right
+# answer can show.
 #
 # ## What a launch costs
 #

@@ -38,8 +38,8 @@ print(f"first contact: {1000 * (time.perf_counter() - begin):.1f} ms ({measure.w
 # ## A prediction
 #
 # Before you run the next cell, write down two numbers. How many bytes must move between the device and its memory to
-# add these vectors? And if an H200 moves about 4,200 GB each second and computes about 65,000 GFLOP each second, which
-# of the two will it wait for?
+# add these vectors? And if an H200 moves about {{ round(limits.bandwidth_gbs, -2):,.0f }} GB each second and computes
+# about {{ gflops:,.0f }} GFLOP each second, which of the two will it wait for?
 
 # %%
 roofline.predict(VECTOR_ADD, n=n)
@@ -81,7 +81,8 @@ print(f"the first of them: block {n // block:,}, thread {n % block}")
 #
 # The host cannot access the GPU's memory, and a kernel cannot access a NumPy array. So every program for a GPU has the
 # same steps: allocate memory there, copy the inputs to it, launch, copy the result back. Here they are, each with its
-# time, and NumPy's addition on the host for comparison. Everything runs 21 times; the first time has its own column.
+# time, and NumPy's addition on the host for comparison. Everything runs 21 times{{ example }}; the first time has its
+# own column.
 
 # %%
 rng = np.random.default_rng(0)
@@ -185,9 +186,10 @@ here = {"steps": dict(list(median.items())[:4]), "numpy_ms": median["NumPy"],
 plots.round_trip(here, recorded)
 
 # %% [markdown]
-# On the H200 the kernel is far faster than NumPy, and the whole trip takes about as long as NumPy does. The kernel
-# reads from the GPU's own memory, thousands of GB each second. But the data had to come over the *bus* that joins host
-# and GPU, which is much slower. (The CPU device has no bus: a copy stays within your memory.)
+# On the H200 the kernel is far faster than NumPy, and the whole trip takes about as long as NumPy
+# does{{ if far_faster }}. The kernel reads from the GPU's own memory, thousands of GB each second. But the data had to
+# come over the *bus* that joins host and GPU, which is much slower. (The CPU device has no bus: a copy stays within
+# your memory.)
 #
 # ## The copies, apart
 #
@@ -208,9 +210,9 @@ for way, found in measure.time_copy(4 * n).items():
 # ## Two more rungs
 #
 # From here on the data stays on the device, and only the kernel is timed; on a GPU, by the GPU's own clock. On the H200
-# it reaches about two thirds of the bound. I tried two ideas to do better. The first is the *grid-stride loop*: start a
-# fixed number of threads, and let each go on with the element that is one whole grid further. `cuda.gridsize(1)` is the
-# number of threads in the grid.
+# it reaches about two thirds{{ if near(of_bound, 2/3) }} of the bound. I tried two ideas to do better. The first is the
+# *grid-stride loop*: start a fixed number of threads, and let each go on with the element that is one whole grid
+# further. `cuda.gridsize(1)` is the number of threads in the grid.
 
 # %%
 show_source(elementwise.vector_add_grid_stride_kernel)
@@ -233,8 +235,8 @@ plots.owners(n=29, block=4, rungs=("per_thread", "grid_stride", "four_loads"))
 # In all three, neighbouring threads load neighbouring elements at the same moment. That is called *coalesced* access.
 # The 32 threads of a warp load together, and memory delivers pieces of 32 bytes, eight floats each. So a warp that
 # loads 32 floats in a row gets them in four deliveries, all of which it uses. If thread 0 had the elements 0 to 3 and
-# thread 1 the elements 4 to 7, the work would be shared just as fairly, and each load would need four times the
-# deliveries. Lesson 03 counts them.
+# thread 1 the elements 4 to 7, the work would be shared just as fairly, and each load would need {{ words(16 / 4) }}
+# times the deliveries. Lesson 03 counts them.
 #
 # The kernels of one operation, slowest first, are a *ladder*, and each is a rung. Before you run the ladder: which of
 # the three is the fastest on a GPU, and by how much? In its table *p50* is the median of the runs, and nine runs out of
@@ -267,7 +269,8 @@ plots.ladder(found, recorded=h200)
 #
 # At 2^28 that rung passes the bound, and so does PyTorch. The bound is the speed of a copy, which writes one byte for
 # each byte it reads, an addition only one for every two; I suspect that reading is cheaper. Starting and ending a
-# kernel takes a few microseconds, however few the elements: at ten million they are still a tenth of the whole.
+# kernel takes a few microseconds, however few the elements: at ten million they are still a
+# tenth{{ if near(small.kernel_ms[0] / kernel, 1 / 10) }} of the whole.
 #
 # ## When does a GPU lose?
 #
@@ -290,8 +293,9 @@ plots.crossover(sizes, recorded=s)
 
 # %% [markdown]
 # Read the H200's lines from the left. Small sizes all cost the same. The kernel takes its few microseconds, the call
-# from Python about seven times that, the trip six times as much again, while NumPy adds a thousand elements in less
-# than one microsecond. Then each line bends upwards where its bytes begin to count.
+# from Python about {{ words(call_over_kernel) }} times that, the trip {{ words(trip_over_call) }} times as much again,
+# while NumPy adds a thousand elements in less than one microsecond. Then each line bends upwards where its bytes begin
+# to count.
 #
 # With the copies there is no crossover: the lines of the trip and of NumPy run together. I take the reason to be that
 # in both a single core of the host moves twelve bytes for each addition, in one case to add, in the other to copy. With
@@ -305,7 +309,8 @@ plots.crossover(sizes, recorded=s)
 # - By the index formula every element has one owner. The guard is for the threads that have no element.
 # - A missing guard is silent on a GPU. I now write the guard before the line it guards.
 # - Without `synchronize` I was timing a queue. Without a warm-up I was timing a compiler.
-# - The kernel was never the problem: on the H200 it is less than one percent of the trip. Ask first where the data is.
+# - The kernel was never the problem: on the H200 it is less than one percent{{ if kernel / trip < 0.01 }} of the trip.
+#   Ask first where the data is.
 # - The loop that many recommend gained nothing here. More loads in flight did.
 #
 # ## Resources
@@ -323,3 +328,14 @@ plots.crossover(sizes, recorded=s)
 # - Change `plots.owners` to `block=8, grid=1`. How many elements does thread 0 add in each rung? Count before you run.
 #
 # Next: **02 · The machine**: how a GPU runs a kernel, and why four loads in flight are faster than one.
+
+# %% [numbers]
+# small = series.vector_add_sizes
+# kernel = row('vector_add', 'per_thread', n=10_000_000).ms
+# numpy = row('vector_add', 'NumPy', n=10_000_000).ms
+# trip = kernel + 80 / series.copies.h2d_pageable.gbs + 40 / series.copies.d2h_pageable.gbs
+# gflops = round(1000 * limits.fp32_tflops, -3)
+# far_faster = kernel < numpy / 50 and 0.6 < numpy / trip < 1.6
+# of_bound = row('vector_add', 'per_thread', n=10_000_000).fraction
+# call_over_kernel = small.call_ms[0] / small.kernel_ms[0]
+# trip_over_call = small.with_copies_ms[0] / small.call_ms[0]

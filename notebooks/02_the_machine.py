@@ -47,8 +47,8 @@ print(f"{gpu.registers:,} registers, {gpu.shared_bytes // 1024} KB of shared mem
 # lanes execute together. In the next clock it may pick another warp. The change costs nothing: the registers of all
 # warps stay where they are, so there is nothing to save and nothing to load.
 #
-# Before you run the next cell: a scheduler of an H200 issues one multiply-add for 32 lanes in each clock, at 1.98 GHz.
-# How many floating-point operations does the whole GPU do in a second?
+# Before you run the next cell: a scheduler of an H200 issues one multiply-add for 32 lanes in each clock, at 1.98
+# GHz{{ hardware }}. How many floating-point operations does the whole GPU do in a second?
 
 # %%
 flops = 132 * 4 * 32 * 2 * 1.98e9  # a multiply-add counts as two
@@ -75,9 +75,9 @@ show_source(kernels.two_branches_kernel)
 
 # %% [markdown]
 # Predict: `side` is 0 everywhere; or it alternates from warp to warp; or from lane to lane. In the second and in the
-# third case half of the threads take each side. Which case should take twice as long as the first? And how many warps
-# of a block of 256 split in each? `observe` can count that without a GPU: it runs a kernel slowly and keeps an account
-# of every access and every branch.
+# third case {{ words(1 / 2) }} of the threads take each side. Which case should take twice as long as the first? And
+# how many warps of a block of 256 split in each? `observe` can count that without a GPU: it runs a kernel slowly and
+# keeps an account of every access and every branch.
 
 # %%
 i = np.arange(256)
@@ -92,8 +92,8 @@ pictures.branches(recorded)
 
 # %% [markdown]
 # The lower part of the figure is a kernel with up to 32 branches; the dashed line is the prediction. By lane, a warp
-# must execute every branch that one of its lanes takes: on the H200, 32 branches take 29 times as long as one. By warp,
-# each warp takes one branch, and the time stays the same.
+# must execute every branch that one of its lanes takes: on the H200, 32 branches take {{ lanes_slowdown:.0f }} times as
+# long as one. By warp, each warp takes one branch, and the time stays the same{{ if warps_unaffected }}.
 #
 # By this rule a guard is nearly free: only the one warp that hangs over the end can split. Divergence costs where
 # neighbouring threads have different work, as in a reduction whose threads drop out one after the other (lesson 12), or
@@ -127,8 +127,8 @@ pictures.hidden(warps=(1, 3, 6), wait=5)
 #
 # $$\text{bytes in flight} = \text{bandwidth} \times \text{latency}$$
 #
-# Predict: how many bytes must be in flight on an H200, whose memory delivers 4,800 GB/s by its data sheet? If every SM
-# is full of threads, is one load of 4 bytes in each of them enough?
+# Predict: how many bytes must be in flight on an H200, whose memory delivers 4,800 GB/s{{ hardware }} by its data
+# sheet? If every SM is full of threads, is one load of 4 bytes in each of them enough?
 
 # %%
 latency = places["memory"]["ns"]
@@ -140,9 +140,9 @@ for threads in (2048, 256):
     print(f"loads that each of {threads:,} threads needs: {an_sm / (4 * threads):.2f}")
 
 # %% [markdown]
-# One load is not enough, even if the SM is full. So a thread should ask for several numbers before it uses the first.
-# That is all that *four loads* did in lesson 01. Its three rungs agree with NumPy and move the same bytes. What differs
-# is how many loads a thread makes before it waits: two, one of each vector, or eight.
+# One load is not enough, even if the SM is full{{ if 4 * 2048 < in_flight }}. So a thread should ask for several
+# numbers before it uses the first. That is all that *four loads* did in lesson 01. Its three rungs agree with NumPy and
+# move the same bytes. What differs is how many loads a thread makes before it waits: two, one of each vector, or eight.
 
 # %%
 from labkit.kernels.ops.elementwise import VECTOR_ADD
@@ -158,10 +158,10 @@ for rung, loads in (("per_thread", 2), ("grid_stride", 2), ("four_loads", 8)):
     print(f"{rung:30}{loads:6}{4 * loads * 2048 / 1e3:14.1f}{shares[0]:26.0%}{shares[1]:7.0%}")
 
 # %% [markdown]
-# Two loads in each of 2,048 threads are more than the law asks for, and yet they do not reach the bound. The law gives
-# the least that will do. A thread has its loads in flight for only a part of its life: it also computes an index,
-# stores a sum, and makes way for a thread of the next block. And the latency was measured on an idle memory; a busy one
-# takes longer to answer.
+# Two loads in each of 2,048 threads are more than the law asks for, and yet they do not reach the
+# bound{{ if two_loads_fall_short }}. The law gives the least that will do. A thread has its loads in flight for only a
+# part of its life: it also computes an index, stores a sum, and makes way for a thread of the next block. And the
+# latency was measured on an idle memory; a busy one takes longer to answer.
 #
 # The next kernel does nothing but wait for loads, so that the law can be seen alone. This is its form for four loads.
 
@@ -177,10 +177,11 @@ show_source(kernels.make_read_kernel(4))
 pictures.bytes_in_flight(recorded)
 
 # %% [markdown]
-# The dashed line is bytes over latency, flat where the memory delivers no more. It bends at 1.5 MB, not at 1.7, because
-# it uses the latency and the bandwidth that were measured with the points. On the H200 the points follow it at first.
-# Near the bend they fall behind, since a busy memory answers later, and they reach the top only at 4.3 MB. Threads and
-# loads are nearly interchangeable: 512 threads with one load reach 680 GB/s, 64 threads with eight 567.
+# The dashed line is bytes over latency, flat where the memory delivers no more. It bends at {{ bend_mb:.1f }} MB, not
+# at {{ latency_law_mb:.1f }}, because it uses the latency and the bandwidth that were measured with the points. On the
+# H200 the points follow it at first. Near the bend they fall behind, since a busy memory answers later, and they reach
+# the top only at {{ top_mb:.1f }} MB. Threads and loads are nearly interchangeable: 512 threads with one load reach
+# {{ flying[512, 1]:.0f }} GB/s, 64 threads with eight {{ flying[64, 8]:.0f }}.
 #
 # You will meet the law again in loads of 16 bytes and in copies that run ahead of the arithmetic (lessons 06 and 07),
 # and wherever a kernel has too few blocks to keep the memory busy (26).
@@ -191,8 +192,9 @@ pictures.bytes_in_flight(recorded)
 # it holds are *resident*. A block comes as a whole or not at all, and four things can run out: places for warps, places
 # for blocks, registers, and shared memory. The scarcest decides.
 #
-# Predict: blocks of 256 threads. With 32 registers a thread, an SM of an H200 holds 8 blocks, and all places for warps
-# are taken. How many blocks does it hold at 64 registers? And at 33?
+# Predict: blocks of 256 threads. With 32 registers{{ example }} a thread, an SM of an H200 holds
+# {{ 65536 // (32 * 256) }} blocks, and all places for warps are taken. How many blocks does it hold at 64
+# registers{{ example }}? And at 33?
 
 # %%
 print("registers  blocks allowed by: threads  blocks  registers  shared   occupancy")
@@ -203,8 +205,8 @@ for registers, shared in ((32, 0), (33, 0), (64, 0), (128, 0), (255, 0), (32, 48
           f"{found['shared memory']:8}{share:12.0%}")
 
 # %% [markdown]
-# A warp gets its registers in steps of 256, which is 8 for each lane, so 33 registers cost as much as 40. In the last
-# row each block takes 48 KB of shared memory as well.
+# A warp gets its registers in steps of 256, which is 8 for each lane, so 33 registers{{ example }} cost as much
+# as {{ -(-33 // 8) * 8 }}. In the last row each block takes 48 KB of shared memory as well.
 #
 # Is more always better? In Little's law occupancy is one of two factors, the number of threads. The other is what each
 # thread has in flight. Predict: we take resident blocks away from two kernels that read, with one load a thread and
@@ -216,11 +218,12 @@ pictures.occupancy(recorded)
 
 # %% [markdown]
 # Occupancy helps where each thread has little in flight: with one load a thread, half the occupancy means little more
-# than half the rate. Once the memory or the schedulers are busy, more of it gains nothing. Four chains stay level for
-# longest: on the H200 they reach 88% of their best rate at an occupancy of 6%, where one chain is at 30%. That is one
-# warp for each scheduler, and a result takes four clocks. Independent instructions in one thread do the same job as
-# more threads; that is *instruction-level parallelism*. Here is a look ahead, at the matrix products of lesson 06.
-# Before you run it: does the fastest have the highest occupancy?
+# than half the rate{{ if half_occupancy_half_rate }}. Once the memory or the schedulers are busy, more of it gains
+# nothing. Four chains stay level for longest: on the H200 they reach {{ four_chains:.0% }} of their best rate at an
+# occupancy of {{ 1 / 16:.0% }}, where one chain is at {{ one_chain:.0% }}. That is one warp for each scheduler, and a
+# result takes four clocks. Independent instructions in one thread do the same job as more threads; that is
+# *instruction-level parallelism*. Here is a look ahead, at the matrix products of lesson 06. Before you run it: does
+# the fastest have the highest occupancy?
 
 # %%
 for row in measure.recorded_ladder("matmul", gpu="NVIDIA H200").rungs:
@@ -229,8 +232,8 @@ for row in measure.recorded_ladder("matmul", gpu="NVIDIA H200").rungs:
           f"spilled, occupancy {taken['occupancy']:4.0%}: {row.timing.p50:6.1f} ms")
 
 # %% [markdown]
-# The slowest has full occupancy, and the fastest has not. One row has the lowest occupancy of all and is slow for
-# another reason: the bytes in the middle column, which come below.
+# The slowest has full occupancy, and the fastest has not{{ if slowest_is_full }}. One row has the lowest occupancy of
+# all and is slow for another reason: the bytes in the middle column, which come below.
 #
 # ## Waves and the tail
 #
@@ -241,7 +244,7 @@ for row in measure.recorded_ladder("matmul", gpu="NVIDIA H200").rungs:
 pictures.schedule(blocks=14, places=6)
 
 # %% [markdown]
-# Predict: 132 SMs hold 4 blocks each, and a block takes 10 µs. How long do 528 blocks take? And 529?
+# Predict: 132 SMs hold 4 blocks each, and a block takes 10 µs{{ example }}. How long do 528 blocks take? And 529?
 
 # %%
 for blocks in (100, 528, 529, 1056, 5281):
@@ -253,16 +256,17 @@ for blocks in (100, 528, 529, 1056, 5281):
 pictures.waves(recorded)
 
 # %% [markdown]
-# The 529th block nearly doubles the time. (Not quite: the launch itself takes some microseconds, once.) What is left
-# for the last wave is called the *tail*. It hurts when there are few waves: after ten of them, one block too many
-# costs a tenth. Blocks of uneven length blur the stairs. There are two remedies: smaller blocks, which end sooner, and
-# a launch of exactly as many blocks as fit, each of which takes one piece of work after another (lesson 07).
+# The 529th block nearly doubles the time{{ if tail_doubles }}. (Not quite: the launch itself takes some microseconds,
+# once.) What is left for the last wave is called the *tail*. It hurts when there are few waves: after ten of them, one
+# block too many costs a tenth. Blocks of uneven length blur the stairs. There are two remedies: smaller blocks, which
+# end sooner, and a launch of exactly as many blocks as fit, each of which takes one piece of work after another (lesson
+# 07).
 #
 # ## Values that do not fit
 #
-# A thread can have 255 registers at most. If more values are alive at one time, the compiler stores some of them in
-# memory and loads them again when they are needed. They are *spilled*, to *local memory*. The name says who may use it,
-# one thread, and not where it is: it lies in the GPU's memory, behind the caches, like everything else.
+# A thread can have 255 registers{{ hardware }} at most. If more values are alive at one time, the compiler stores some
+# of them in memory and loads them again when they are needed. They are *spilled*, to *local memory*. The name says who
+# may use it, one thread, and not where it is: it lies in the GPU's memory, behind the caches, like everything else.
 #
 # A lower limit can be set, by `@cuda.jit(max_registers=32)` or by `launch_bounds`, so that more warps fit. This kernel
 # has 64 values in each thread, and every round needs all of them.
@@ -271,18 +275,20 @@ pictures.waves(recorded)
 show_source(kernels.make_many_values_kernel(32))
 
 # %% [markdown]
-# Compiled for an H200, by ptxas of CUDA 13.0, it takes 70 registers. Held to 32, it keeps 264 bytes of each thread in
-# local memory. With 32 the occupancy is 100%, with 70 it is less than half of that. Predict which one is faster.
+# Compiled for an H200, by ptxas of CUDA 13.0, it takes 70 registers{{ compiled }}. Held to 32, it keeps 264 bytes of
+# each thread in local memory. With 32 the occupancy is {{ 65536 // (32 * 32) / 64:.0% }}, with 70 it is less than half
+# of that{{ if below_half }}. Predict which one is faster.
 
 # %%
 pictures.spills(recorded)
 
 # %% [markdown]
-# On the H200, with 32 registers, the kernel takes 23 times as long. Its 64 values are independent, so a few warps are
-# enough to keep the schedulers busy, and there is nothing for a higher occupancy to hide. Each spilled value costs a
-# store and a load in each round. 2,048 threads spill 528 KB in an SM, twice its L1 cache. In all some 37 GB move, at 10
-# TB/s, about what L2 delivers in the last figure. The kernel with 255 registers in the table above spills because its
-# threads need more than there can be.
+# On the H200, with 32 registers{{ example }}, the kernel takes {{ spilling_slowdown:.0f }} times as long. Its 64 values
+# are independent, so a few warps are enough{{ if few_warps_suffice }} to keep the schedulers busy, and there is nothing
+# for a higher occupancy to hide. Each spilled value costs a store and a load in each round. 2,048 threads spill
+# {{ spilled_kb }} KB in an SM, twice{{ if near(spilled_over_l1, 2) }} its L1 cache. In all some {{ spilled / 1e9:.0f }}
+# GB move, at {{ spilled_tbs }} TB/s, about what L2 delivers{{ if as_l2_delivers }} in the last figure. The kernel with
+# 255 registers{{ if spills }} in the table above spills because its threads need more than there can be.
 #
 # ## The memories in one picture
 #
@@ -302,9 +308,9 @@ print(f"L2 cache {'':23}{l2:3} MB, as its driver reports it")
 
 # %% [markdown]
 # From step to step outwards, a memory is slower, and mostly larger. The registers are the exception: the fastest of
-# all, and larger than the shared memory. All registers of an H200 together are more than half as large as its L2 cache,
-# so a lot of data can stay in them. And since every step outward costs bandwidth, a number that was loaded once should
-# be used often. Lesson 05 turns that into a kernel.
+# all, and larger than the shared memory. All registers of an H200 together are more than half as large as its L2
+# cache{{ if registers_above_half_of_l2 }}, so a lot of data can stay in them. And since every step outward costs
+# bandwidth, a number that was loaded once should be used often. Lesson 05 turns that into a kernel.
 #
 # ## What I learned
 #
@@ -327,8 +333,43 @@ print(f"L2 cache {'':23}{l2:3} MB, as its driver reports it")
 # ## Try it
 #
 # - `pictures.split([lane < 20 for lane in range(32)])`: which lanes are masked in the second half?
-# - Repeat the arithmetic of Little's law for an L4 with 300 GB/s and 58 SMs, and the same latency. Is one load enough?
+# - Repeat the arithmetic of Little's law for an L4 with 300 GB/s{{ hardware }} and 58 SMs, and the same latency. Is one
+#   load enough?
 # - `occupancy.limits(occupancy.L4, 256, 40)`: which resource is scarce? Which is it on an H200?
 # - On a GPU, run `labkit bench machine`. Then run this notebook again: its figures show your GPU.
 #
 # Next: **03 · Indexing in three dimensions**, where the same bytes are asked for in another order.
+
+# %% [numbers]
+# taken = series.machine
+# spilled = 2 * taken.spills[4].local_bytes * 256 * 132 * 2048  # a store and a load in each of 256 rounds
+# flying = {(row.threads, row.loads): row.gbs for row in series.machine.in_flight}
+# held = {(row.work, row.each, row.occupancy): row.rate for row in series.machine.occupancy}
+# best = {each: max([held['multiply-adds', each, share / 32] for share in (1, 2, 4, 8, 16, 32)]) for each in (1, 4)}
+# in_flight = 4800 * series.memory_latency.places['memory'].ns / 132
+# products = times_of('matmul', ('naive', 'coalesced', 'tiled', 'tiled_32', 'register_blocked_4', 'register_blocked',
+#                     'register_blocked_16', 'vectorized', 'double_buffered', 'pipelined'))
+# lanes_slowdown = taken.ways[5].lanes.p50 / taken.ways[0].lanes.p50
+# warps_unaffected = taken.ways[5].warps.p50 / taken.ways[0].warps.p50 < 1.02
+# two_loads_fall_short = 8 * 2048 > in_flight and row('vector_add', 'per_thread', n=2**28).fraction < 0.95
+# bend_mb = taken.memories['memory'].gbs * taken.memories['memory'].latency_ns / 1e6
+# latency_law_mb = 4800 * series.memory_latency.places['memory'].ns / 1e6
+# top_mb = (min(row.bytes_in_flight for row in taken.in_flight if row.gbs > 0.99 * max(each.gbs for each in
+#           taken.in_flight)) / 1e6)
+# half_occupancy_half_rate = 0.5 < held['reading', 1, 0.5] / held['reading', 1, 1.0] < 0.6
+# four_chains = held['multiply-adds', 4, 1 / 16] / best[4]
+# one_chain = held['multiply-adds', 1, 1 / 16] / best[1]
+# slowest_is_full = (row('matmul', 'naive').occupancy == 1 and row('matmul', 'naive').ms == max(products.values()) and
+#                    row('matmul', 'pipelined').occupancy < 0.5 and row('matmul', 'pipelined').ms ==
+#                    min(products.values()))
+# tail_doubles = taken.waves.blocks[7] == 529 and 1.8 < taken.waves.us[7] / taken.waves.us[6] < 2
+# below_half = 65536 // (72 * 32) // 8 * 8 / 64 < 0.5
+# spills = (row('matmul', 'register_blocked_16').registers == 255 and row('matmul', 'register_blocked_16').local_bytes >
+#           0)
+# spilling_slowdown = taken.spills[4].us.p50 / taken.spills[0].us.p50
+# few_warps_suffice = held['multiply-adds', 4, 1 / 16] > 0.8 * best[4]
+# spilled_kb = 2048 * taken.spills[4].local_bytes // 1024
+# spilled_over_l1 = 2048 * taken.spills[4].local_bytes / taken.memories['L1 cache'].bytes
+# spilled_tbs = round(spilled / taken.spills[4].us.p50 / 1e6)
+# as_l2_delivers = abs(spilled / taken.spills[4].us.p50 / 1e3 / taken.memories['L2 cache'].gbs - 1) < 0.1
+# registers_above_half_of_l2 = machine.sms * 4 * 65536 / 2**20 > machine.l2_mb / 2

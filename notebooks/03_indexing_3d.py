@@ -215,9 +215,9 @@ for block, rate in zip(sweep["blocks"], sweep["gbs"], strict=True):
 # %% [markdown]
 # The table shows three effects.
 #
-# *Sectors.* From eight sectors on, each doubling nearly halves the rate. That is what coalesced access is worth. The
-# additions are the same, the bytes that they need are the same, and the last rows take several times as long as the
-# rest because each of the 32 numbers comes in a sector of its own.
+# *Sectors.* From eight sectors on, each doubling nearly halves the rate{{ if rate_halves }}. That is what coalesced
+# access is worth. The additions are the same, the bytes that they need are the same, and the last rows take several
+# times as long as the rest because each of the 32 numbers comes in a sector of its own.
 #
 # *Idle threads.* The first row has the fewest sectors and lines, and is slow. Its block is 1,024 long and the volume
 # 512, so the guard stops every second thread. Idle threads move no bytes, but they take up places on the SM. The best
@@ -226,9 +226,9 @@ for block, rate in zip(sweep["blocks"], sweep["gbs"], strict=True):
 # *Short rows.* Among the shapes with four sectors the rate falls gently as the rows of the block get shorter. Two or
 # four lines for one load cost a little more than one.
 #
-# Is occupancy (lesson 02) a fourth? Our kernel needs 12 registers a thread, by NVIDIA's assembler, so registers are not
-# scarce. Two blocks of 1,024 threads fill all places for warps of an SM, and so do eight of 256, or 32 of 64. Every
-# shape in the sweep allows full occupancy, so it cannot explain the differences.
+# Is occupancy (lesson 02) a fourth? Our kernel needs {{ registers }} registers a thread, by NVIDIA's assembler, so
+# registers are not scarce. Two blocks of 1,024 threads fill all places for warps of an SM, and so do eight of 256, or
+# 32 of 64. Every shape in the sweep allows full occupancy, so it cannot explain the differences.
 #
 # ## Why the flat kernel wins
 #
@@ -255,15 +255,16 @@ for big, small in (((256, 4, 1), (256, 1, 1)), ((64, 16, 1), (64, 4, 1)),
 # arithmetic stands before the first load. The other comes with the box: short rows, and two lines for each load.
 #
 # The last lines are the ones that I did not see coming. In four pairs of blocks the rows are equally long, and the
-# block has 1,024 threads or 256. The smaller one is about a quarter faster each time. So how many threads a block has
-# matters more here than how they are numbered. The flat kernel says the same: in lesson 01, with 256 threads and on the
-# larger vector, it came closer to the bound than here.
+# block has 1,024 threads or 256. The smaller one is about a quarter{{ if near(min(pairs) - 1, 1 / 4) }} faster each
+# time. So how many threads a block has matters more here than how they are numbered. The flat kernel says the same: in
+# lesson 01, with 256 threads and on the larger vector, it came closer to the bound than
+# here{{ if addition_came_closer }}.
 #
 # Both sizes allow full occupancy, and with hundreds of waves the tail is negligible. What differs is how soon places
 # are filled again. A block starts when all of its threads have a place, so the places of warps that are done stay empty
-# until a whole block fits: with 1,024 threads that is half of an SM, with 256 an eighth. If that is the reason, the
-# occupancy that Nsight Compute counts while the kernel runs is lower for the large blocks. The recording does not have
-# that count.
+# until a whole block fits: with 1,024 threads that is {{ words(1024 / 2048) }} of an SM, with 256 an eighth. If that is
+# the reason, the occupancy that Nsight Compute counts while the kernel runs is lower for the large blocks. The
+# recording does not have that count.
 #
 # What are three coordinates good for, then? For kernels in which a thread has to know where its element lies: a filter
 # over an image, a simulation on a grid, anything with neighbours above and below. For elementwise work, flatten.
@@ -280,8 +281,8 @@ for big, small in (((256, 4, 1), (256, 1, 1)), ((64, 16, 1), (64, 4, 1)),
 # - The fastest axis in memory belongs on $x$, because $x$ runs along the warp.
 # - A guard on the flat index is not a guard. The threads that it lets through have another thread's element.
 # - 16 × 8 × 8 wastes no sector. I had blamed it for that.
-# - Occupancy explains nothing here. All 17 shapes can have it in full, and the best is seven times as fast as the
-#   worst.
+# - Occupancy explains nothing here. All 17 shapes can have it in full, and the best is
+#   {{ words(max(shapes) / min(shapes)) }} times as fast as the worst.
 # - 1,024 threads a block was my habit, and a bad one. I now start at 256 and measure.
 #
 # ## Resources
@@ -302,3 +303,10 @@ for big, small in (((256, 4, 1), (256, 1, 1)), ((64, 16, 1), (64, 4, 1)),
 #
 # Next: **04 · Broadcasting**, where three arrays of different shapes are added, and most reads are of an element that
 # another thread has read before.
+
+# %% [numbers]
+# shapes = series.volume_add_block_shapes.gbs
+# pairs = (shapes[12] / shapes[1], shapes[13] / shapes[3], shapes[14] / shapes[4], shapes[15] / shapes[7])
+# rate_halves = max(shapes[11] / shapes[9], shapes[10] / shapes[9], shapes[9] / shapes[8]) < 0.6
+# registers = row('volume_add', 'volume_add_3d').registers
+# addition_came_closer = row('vector_add', 'per_thread', n=2**28).fraction > row('volume_add', 'volume_add_1d').fraction

@@ -84,7 +84,8 @@ print("same numbers:", np.array_equal(forgotten, meant))
 # ## Prediction
 #
 # Before you run the next cell, write down three guesses for X = Y = Z = 512: how many megabytes must move? What share
-# of them is `b` and `c`? And how long will that take an H200, which copies about 4,200 GB in a second?
+# of them is `b` and `c`? And how long will that take an H200, which copies about
+# {{ round(limits.bandwidth_gbs, -2):,.0f }} GB in a second?
 
 # %%
 from labkit import roofline
@@ -99,10 +100,10 @@ print(f"b           {4 * n**2 / 1e6:9,.3f} MB   each element read {n:,} times")
 print(f"c           {4 * n / 1e6:9,.3f} MB   each element read {n**2:,} times")
 
 # %% [markdown]
-# The prediction counts `b` and `c` once, although the kernel will read them as often as `a`. The picture shows why:
-# the 512 threads that need the same element of `b` are neighbours along z. The first of them fetches it from memory,
-# and the others find it in the cache. All of `b` is a thousandth of the traffic. So by the prediction the sum takes
-# as long as a copy of `a`, and the broadcast costs nothing.
+# The prediction counts `b` and `c` once, although the kernel will read them as often as `a`. The picture shows why: the
+# 512 threads that need the same element of `b` are neighbours along z. The first of them fetches it from memory, and
+# the others find it in the cache. All of `b` is a thousandth{{ if near(4 * 512**2 / (8 * 512**3), 1 / 1000) }} of the
+# traffic. So by the prediction the sum takes as long as a copy of `a`, and the broadcast costs nothing.
 #
 # ## The first kernel
 
@@ -159,10 +160,11 @@ plots.warp_addresses(asked, "What one warp reads of a")
 
 # %% [markdown]
 # The 32 threads need 128 bytes each time, and 512, 256 and 128 bytes travel. The second rung is only half coalesced:
-# rows of four threads fill half of a sector.
+# rows of four threads fill {{ words(4 * 4 / 32) }} of a sector.
 #
-# That makes a second prediction. If sectors were all that counts, the strided rung would take twice as long as the
-# coalesced one, and four times as long as the one with long rows.
+# That makes a second prediction. If sectors were all that counts, the strided rung would take
+# twice{{ if near(512 / 256, 2) }} as long as the coalesced one, and {{ words(512 / 128) }} times as long as the one
+# with long rows.
 #
 # ## Right first
 
@@ -199,9 +201,9 @@ print(f"    strided / coalesced   {ms['strided'] / ms['coalesced']:.1f}   by sec
 print(f"    strided / long rows   {ms['strided'] / ms['long_rows']:.1f}   by sectors: 4")
 
 # %% [markdown]
-# The count predicted the first step well and underestimated the second. Long rows also put four times as many threads
-# into a block, and lesson 03 has shown that this matters by itself. So a count tells you which rung is better, and only
-# a measurement how much better.
+# The count predicted the first step well and underestimated the second. Long rows also put {{ words(64 * 4 / 4**3) }}
+# times as many threads into a block, and lesson 03 has shown that this matters by itself. So a count tells you which
+# rung is better, and only a measurement how much better.
 #
 # ## One kernel or two calls
 #
@@ -216,16 +218,17 @@ for name, bytes_moved in (("long_rows", 8), ("PyTorch (two calls)", 16), ("PyTor
 
 # %% [markdown]
 # On the H200 we recorded, PyTorch's kernels are the better ones: they move more bytes in a second than mine. They lose
-# all the same, by a factor of 1.7, because they have twice as many to move. Doing several operations in one kernel, so
-# that what lies between them never goes to memory, is called *fusion*. A compiler can do it, too: `torch.compile` makes
-# one kernel of PyTorch's two calls, and that one moves its bytes at the speed of a copy.
+# all the same, by a factor of {{ torch / rows:.1f }}, because they have twice as many to move. Doing several operations
+# in one kernel, so that what lies between them never goes to memory, is called *fusion*. A compiler can do it, too:
+# `torch.compile` makes one kernel of PyTorch's two calls, and that one moves its bytes at the speed of a
+# copy{{ if compiled_as_copy }}.
 #
 # ## What surprised me
 #
-# My best rung reaches 55% of the copy bandwidth, and so takes 1.8 times as long as the compiled kernel. I had expected
-# it near the limit: every sector it asks for is used, and `b` and `c` are free. Are they? The recording has a kernel to
-# compare with, the addition of two volumes from lesson 03, in blocks of the same 64 × 4 × 1 and at the same 512 × 512 ×
-# 512.
+# My best rung reaches {{ fraction:.0% }} of the copy bandwidth, and so takes {{ over_compiled:.1f }} times as long as
+# the compiled kernel. I had expected it near the limit: every sector it asks for is used, and `b` and `c` are free. Are
+# they? The recording has a kernel to compare with, the addition of two volumes from lesson 03, in blocks of the same 64
+# × 4 × 1 and at the same 512 × 512 × 512.
 
 # %%
 shapes = measure.recorded_series("volume_add_block_shapes", gpu="NVIDIA H200")
@@ -235,11 +238,12 @@ print(f"volume addition      {volume_ms:.3f} ms for 12 bytes an element")
 print(f"broadcast addition   {ms['long_rows']:.3f} ms for  8 bytes an element")
 
 # %% [markdown]
-# A third fewer bytes, and 7% less time. So bytes are not what this rung waits for. Both kernels start a thread for each
-# element, which computes an address and ends after one store. That costs the same however few bytes there are, and a
-# load that the cache answers is still a load. I suspect that each thread has too little in flight (lesson 02). Lesson
-# 01 had the cure on its large vector: threads with four elements each. Here it would help twice, since the four could
-# share their elements of `b` and `c`. The last question of "Try it" is about such a kernel.
+# A third fewer bytes, and {{ 1 - rows / volume:.0% }} less time. So bytes are not what this rung waits for. Both
+# kernels start a thread for each element, which computes an address and ends after one store. That costs the same
+# however few bytes there are, and a load that the cache answers is still a load. I suspect that each thread has too
+# little in flight (lesson 02). Lesson 01 had the cure on its large vector: threads with four elements each. Here it
+# would help twice, since the four could share their elements of `b` and `c`. The last question of "Try it" is about
+# such a kernel.
 #
 # The bound is the least time that is possible. A kernel need not reach it.
 #
@@ -247,7 +251,7 @@ print(f"broadcast addition   {ms['long_rows']:.3f} ms for  8 bytes an element")
 #
 # - Broadcasting is a step of zero. Once I had written the steps down, I could read the index formulas off them.
 # - The order of names in `x, y, z = cuda.grid(3)` decides which axis a warp walks. The order that read well to me was
-#   six times slower than the best on the H200.
+#   {{ words(strided_slowdown) }} times slower than the best on the H200.
 # - A cube is the worst size for a test. Swapped axes pass it.
 # - A small array that is read often costs next to nothing in bytes. It still costs loads, and I had left those out of
 #   my prediction.
@@ -284,3 +288,12 @@ print(block, measure.time_kernel(lambda: broadcast_add_coalesced(*arrays, out, b
 
 # %% [markdown]
 # Next: **05 · Matrix multiplication**, where every element is read thousands of times and the cache is not enough.
+
+# %% [numbers]
+# rows = row('broadcast_add', 'long_rows').ms
+# torch = row('broadcast_add', 'PyTorch').ms
+# volume = series.volume_add_block_shapes.ms[13]  # 64 x 4 x 1
+# compiled_as_copy = row('broadcast_add', 'PyTorch, compiled').fraction > 0.97
+# fraction = row('broadcast_add', 'long_rows').fraction
+# over_compiled = rows / row('broadcast_add', 'PyTorch, compiled').ms
+# strided_slowdown = row('broadcast_add', 'strided').ms / rows

@@ -32,9 +32,10 @@ from labkit.kernels.ops.matmul import MATMUL
 roofline.predict(MATMUL, M=4096, N=4096, K=4096)
 
 # %% [markdown]
-# The H200 does between 15 and 16 flops in the time it needs to move one byte. An operation with fewer flops a byte
-# waits for memory. The additions of the last lessons, with a quarter of a flop for a byte or less, are far below that,
-# and the product is far above, provided that each matrix moves only once. That does not happen by itself.
+# The H200 does between {{ intensity // 1:.0f }} and {{ intensity // 1 + 1:.0f }} flops in the time it needs to move one
+# byte. An operation with fewer flops a byte waits for memory. The additions of the last lessons, with a
+# quarter{{ if near(2 / 8, 1 / 4) }} of a flop for a byte or less, are far below that, and the product is far above,
+# provided that each matrix moves only once. That does not happen by itself.
 #
 # ## One thread, one element
 
@@ -49,9 +50,10 @@ show_source(matmul_naive_kernel)
 # would become one, too. `u32.grid` and `u32.range` give unsigned 32-bit integers. With `cuda.grid` and `range` this
 # kernel would take the same time, since it waits for memory. The next one would take several times as long.
 #
-# One detail is a mistake. Blocks are 16 × 16, a warp is 32 threads with `threadIdx.x` running fastest, and `row, col =
-# cuda.grid(2)` gives that fastest index to the row. So 16 neighbouring threads read 16 different rows of `a`, each 16
-# KB (4,096 floats) from the next. The cure is to swap two names: `col, row = cuda.grid(2)`, the rung *coalesced*.
+# One detail is a mistake. Blocks are 16 × 16, a warp is 32 threads with `threadIdx.x` running fastest, and
+# `row, col = cuda.grid(2)` gives that fastest index to the row. So 16 neighbouring threads read 16 different rows of
+# `a`, each 16 KB ({{ 16 * 1024 // 4:, }} floats) from the next. The cure is to swap two names:
+# `col, row = cuda.grid(2)`, the rung *coalesced*.
 #
 # The next cell draws what one warp touches in one step of the loop over k, and in the store at the end. Before you run
 # it: how many sectors of 32 bytes does each kernel need in one step?
@@ -81,12 +83,13 @@ plots.warp_addresses(touched, "What one warp touches")
 # %% [markdown]
 # The numbers in a box are the lanes that load this element: `0, 16` are two of them, `0–15` sixteen. The element is
 # read once and handed to all of them. Both kernels do the same arithmetic in the same order. If sectors decide, the
-# swap is worth a factor of about four. Keep that number.
+# swap is worth a factor of about {{ words(17 / 4) }}. Keep that number.
 #
 # ## Tiles
 #
 # Coalesced or not, each thread loads two numbers, 8 bytes, for two flops. But the 16 threads of a row of the block all
-# need the same row of `a`, and the 16 of a column the same column of `b`. The block loads each number 16 times.
+# need the same row of `a`, and the 16 of a column the same column of `b`. The block loads each number 16
+# times{{ example }}.
 #
 # *Shared memory* is made for this. It lies on the SM, all threads of a block can read and write it, and its contents
 # are gone when the block ends. The block goes along its rows of `a` and down its columns of `b` in square *tiles*. It
@@ -106,8 +109,8 @@ show_source(make_matmul_tiled)
 
 # %% [markdown]
 # A function makes the kernel, because the size of shared memory must be known when the kernel is compiled. The bound of
-# `range(tile)` is then known as well, so the compiler can write that loop out. Two tiles of 16 × 16 floats take 2 KB, a
-# small part of what an SM has.
+# `range(tile)` is then known as well, so the compiler can write that loop out. Two tiles of 16 × 16 floats take
+# {{ 2 * 16 * 16 * 4 // 1024 }} KB, a small part of what an SM has.
 #
 # The guard is no longer at the top. A thread whose element lies outside of `out` still has to load for the others. So
 # all threads stay to the end, and only the store is guarded.
@@ -234,8 +237,8 @@ agree(MATMUL, rungs)
 # ## The ladder
 #
 # Before you look, write down the factors between the rungs on a GPU. For the swap of two names you have 17 sectors
-# against 4. A tile of 16 makes a thread load a sixteenth of the numbers from global memory, and a tile of 32 a
-# thirty-second.
+# against 4. A tile of 16 makes a thread load a sixteenth{{ if 1 / 16 == (4096 / 16) / 4096 }} of the numbers from
+# global memory, and a tile of 32 a thirty-second{{ if 1 / 32 == (4096 / 32) / 4096 }}.
 
 # %%
 from labkit import ladder, measure
@@ -248,8 +251,8 @@ print(f"by sectors: {17 / 4}")
 plots.ladder(ladder(MATMUL, rungs=rungs) if device.on_gpu() else h200, None)
 
 # %% [markdown]
-# The count came close for the swap. Tiling was to save far more, and is worth a factor of 1.7; a tile of 32 is worth
-# only 5% more. What did I leave out? The profiler of lesson 08 counted this on the H200.
+# The count came close for the swap. Tiling was to save far more, and is worth a factor of {{ tiling:.1f }}; a tile of
+# 32 is worth only {{ tile_32:.0% }} more. What did I leave out? The profiler of lesson 08 counted this on the H200.
 
 # %%
 from labkit.measure import ncu
@@ -266,13 +269,14 @@ for name in ("coalesced", "tiled"):
 
 # %% [markdown]
 # *L1 busy.* The L1 cache of an SM and its shared memory are one unit, and in both kernels that unit is busy nearly all
-# the time. The cache was doing the work of the tiles already: the threads of the coalesced kernel load 550 GB, and only
-# 27 GB come from L2. Tiles move those loads from the cache to shared memory, within the same unit. What they save is
-# that unit's time: the last column has its clocks for each multiply-add of a warp. A larger tile saves loads from
-# global memory, and none from shared memory.
+# the time{{ if l1_busy }}. The cache was doing the work of the tiles already: the threads of the coalesced kernel load
+# {{ 8 * 4096**3 / 1e9:.0f }} GB, and only {{ from_l2_gb:.0f }} GB come from L2. Tiles move those loads from the cache
+# to shared memory, within the same unit. What they save is that unit's time: the last column has its clocks for each
+# multiply-add of a warp. A larger tile saves loads from global memory, and none from shared memory.
 #
-# *From L2, from memory.* Tiling saves no bytes here. On the contrary, four times as many come from memory for the tiled
-# kernel (lesson 08 says why). That hardly matters: memory idles for most of the time in both kernels.
+# *From L2, from memory.* Tiling saves no bytes here{{ if saves_none }}. On the contrary, {{ words(more_from_memory) }}
+# times as many come from memory for the tiled kernel (lesson 08 says why). That hardly matters: memory idles for most
+# of the time in both kernels{{ if memory_idles }}.
 #
 # ## The roofline
 #
@@ -286,12 +290,14 @@ plots.roofline([measure.recorded_ladder("broadcast_add"), h200])
 # The additions of lesson 04 stand under the slope, where the roof is low for any kernel. The product stands far to the
 # right, under the flat roof, and well below it.
 #
-# On the H200 we recorded, the best of these four rungs reaches 13% of the peak. cuBLAS, NVIDIA's own library, reaches
-# 78%: six times as much. The next lesson closes that gap, one cause at a time.
+# On the H200 we recorded, the best of these four rungs reaches {{ row('matmul', 'tiled_32').fraction:.0% }} of the
+# peak. cuBLAS, NVIDIA's own library, reaches {{ row('matmul', 'PyTorch').fraction:.0% }}: {{ words(cublas_ahead) }}
+# times as much. The next lesson closes that gap, one cause at a time.
 #
 # ## What I learned
 #
-# - I count what a warp requests before I measure. For the swap the count came within 16% of the measured factor.
+# - I count what a warp requests before I measure. For the swap the count came within {{ count_error:.0% }} of the
+#   measured factor.
 # - In a kernel with barriers the guard moves down to the store. No thread returns early.
 # - A kernel can be right by luck. For each barrier I say which write it keeps from which read.
 # - Bytes that threads load, bytes from L2 and bytes from memory are three counts. A cache had already saved most of
@@ -316,5 +322,17 @@ plots.roofline([measure.recorded_ladder("broadcast_add"), h200])
 # - Without a GPU, import `simt` from `labkit` and run `no_barrier_kernel` inside `with simt.thread_order("reverse"):`.
 #   Which element is right now? `print(simt.show(no_barrier_kernel, d_a, d_b, d_out))` shows the loop that is run.
 #
-# Next: **to the limit of the CUDA cores**. Each thread computes a small tile of `out`, and of the factor of six only a
-# few percent remain.
+# Next: **to the limit of the CUDA cores**. Each thread computes a small tile of `out`, and of the factor of
+# {{ words(cublas_ahead) }} only a few percent remain.
+
+# %% [numbers]
+# intensity = 1000 * limits.fp32_tflops / limits.bandwidth_gbs
+# tiling = row('matmul', 'coalesced').ms / row('matmul', 'tiled').ms
+# tile_32 = row('matmul', 'tiled_32').tflops / row('matmul', 'tiled').tflops - 1
+# l1_busy = min(ncu('matmul', 'coalesced').l1_percent, ncu('matmul', 'tiled').l1_percent) > 85
+# from_l2_gb = ncu('matmul', 'coalesced').l2_bytes / 1e9
+# saves_none = ncu('matmul', 'tiled').l2_bytes > ncu('matmul', 'coalesced').l2_bytes
+# more_from_memory = ncu('matmul', 'tiled').dram_read / ncu('matmul', 'coalesced').dram_read
+# memory_idles = max(ncu('matmul', 'coalesced').dram_percent, ncu('matmul', 'tiled').dram_percent) < 30
+# cublas_ahead = row('matmul', 'PyTorch').tflops / row('matmul', 'tiled_32').tflops
+# count_error = abs(row('matmul', 'naive').ms / row('matmul', 'coalesced').ms / (17 / 4) - 1)

@@ -11,9 +11,9 @@
 #
 # ## The problem
 #
-# The product is that of lesson 05, and so is the reference. The best rung there reached 13% of the H200's peak. In the
-# tiled kernel the unit that holds shared memory and the L1 cache was busy nearly all the time, and the multiply-add
-# units were not.
+# The product is that of lesson 05, and so is the reference. The best rung there reached
+# {{ row('matmul', 'tiled_32').fraction:.0% }} of the H200's peak. In the tiled kernel the unit that holds shared memory
+# and the L1 cache was busy nearly all the time, and the multiply-add units were not.
 
 # %%
 from labkit import measure, plots, show_source
@@ -74,10 +74,11 @@ for size in ("_4", "", "_16"):
 climb(h200, "register_blocked", against="tiled_32")
 
 # %% [markdown]
-# 4 × 4 doubles the speed of the tiles, or nearly so, and 8 × 8 more than triples it. 16 × 16, which needs the fewest
-# loads of all, is slower than 4 × 4: a thread of this GPU has 255 registers at most, and 256 accumulators do not fit.
-# What does not fit is spilled to local memory (lesson 02), written and read again in every step. I keep the rung,
-# marked as failed. The formula that recommended it is right about loads and leaves out registers.
+# 4 × 4 doubles the speed of the tiles, or nearly so{{ if doubles }}, and 8 × 8 more than triples it{{ if triples }}. 16
+# × 16, which needs the fewest loads of all, is slower than 4 × 4{{ if sixteen_slower }}: a thread of this GPU has 255
+# registers{{ hardware }} at most, and 256 accumulators do not fit. What does not fit is spilled to local memory (lesson
+# 02), written and read again in every step. I keep the rung, marked as failed. The formula that recommended it is right
+# about loads and leaves out registers.
 #
 # ## 128 bits at a time
 #
@@ -109,18 +110,19 @@ plots.banks({"8 in a line": lambda k, row: 8 * k + row, "9 in a line": lambda k,
 # little further on. (In the kernel, one store of a warp fills 16 places in each of two lines, four lines apart. With
 # four places more in each line the second 16 fall into the other 16 banks.)
 #
-# Four loads now feed 64 products, where 16 did before. Predict: is that worth a factor of four?
+# Four loads now feed 64 products, where 16 did before. Predict: is that worth a factor of {{ words(16 / 4) }}?
 
 # %%
 climb(h200, "vectorized")
 
 # %% [markdown]
 # It is not, and it could not be. As many numbers move as before, and shared memory, with 128 bytes in a clock, still
-# takes four clocks for the 512 bytes of one such load. What is saved is instructions. Each of an SM's four schedulers
-# issues one instruction in a clock (lesson 02), and one that is not a multiply-add takes the place of one that is.
+# takes {{ words(512 / 128) }} clocks for the 512 bytes of one such load. What is saved is instructions. Each of an SM's
+# four schedulers issues one instruction in a clock (lesson 02), and one that is not a multiply-add takes the place of
+# one that is.
 #
-# So what share of a kernel's instructions are multiply-adds? The product of 4,096 takes 2.15 billion multiply-adds of
-# whole warps in every kernel. Lesson 08 introduces the profiler that counted these.
+# So what share of a kernel's instructions are multiply-adds? The product of 4,096 takes {{ 4096**3 / 32 / 1e9:.2f }}
+# billion multiply-adds of whole warps in every kernel. Lesson 08 introduces the profiler that counted these.
 
 # %%
 from labkit.measure import ncu
@@ -135,8 +137,8 @@ for name in ("register_blocked", "vectorized", "double_buffered", "pipelined", "
 # %% [markdown]
 # (*Units busy*: the multiply-add units. The last column: how many warps of a scheduler, on average, were waiting for
 # global memory whenever it issued an instruction. PyTorch's product is cuBLAS's.) The units cannot be busy for a larger
-# share of the time than the share of multiply-adds, and the units of *vectorized* stay well below theirs. The rest is
-# waiting.
+# share of the time than the share of multiply-adds, and the units of *vectorized* stay well below
+# theirs{{ if units_below_theirs }}. The rest is waiting.
 #
 # ## Two pairs of tiles
 #
@@ -158,15 +160,15 @@ show_source(make_matmul_double_buffered, "fill, start =", "fill = TILES_SIZE - f
 # round is enough. After it this pair is complete; and the other pair is free, because every warp has finished the last
 # round's products by then.
 #
-# On the H200 the waiting for global memory disappeared: compare *vectorized* with *double_buffered* in the last column
-# of the table. What do you expect of the speed?
+# On the H200 the waiting for global memory disappeared{{ if waiting_gone }}: compare *vectorized* with
+# *double_buffered* in the last column of the table. What do you expect of the speed?
 
 # %%
 climb(h200, "double_buffered")
 
 # %% [markdown]
 # Very little. Two blocks share an SM, and each had already covered most of the other's waits. Warps now wait mostly for
-# shared memory: each step begins with four loads and needs their results at once.
+# shared memory{{ if shared_memory_leads }}: each step begins with four loads and needs their results at once.
 #
 # ## A pipeline
 #
@@ -174,8 +176,8 @@ climb(h200, "double_buffered")
 #
 # - `cp.async` copies from global to shared memory past the registers. A thread starts a copy and goes on. No registers
 #   are held meanwhile, so copies can run further ahead: three pairs of tiles form a ring.
-# - During the products of one step of k the numbers of the next are read from shared memory, into a second set of 16
-#   registers.
+# - During the products of one step of k the numbers of the next are read from shared memory, into a second set of
+#   {{ 2 * 8 }} registers.
 # - The 32 thread tiles of a warp lie together, in a tile of 64 × 32. Before, they made a strip of 16 × 128, which needs
 #   more different numbers for as many products.
 # - The 64 products zigzag, so that each shares a factor with the one before it. A register that is read twice in a row
@@ -256,11 +258,12 @@ from labkit import ladder
 plots.ladder(ladder(MATMUL, MATMUL.work.timed_gpu) if device.on_gpu() else h200, None)
 
 # %% [markdown]
-# From the naive kernel to the pipeline it is a factor of fifty, and the last rung runs at 0.96 of the speed of cuBLAS.
-# The table of counts says what separates them: nearly the same number of instructions, and units that cuBLAS keeps
-# busy for a little more of the time. Neither keeps them busy all the time, because not every instruction is a
-# multiply-add, and because a multiply-add reads three registers, which the register file cannot always deliver in one
-# clock. The profiler calls that a *dispatch stall*, and counts more of it in my kernel.
+# From the naive kernel to the pipeline it is a factor of {{ words(rate['pipelined'] / rate['naive']) }}, and the last
+# rung runs at {{ of_cublas:.2f }} of the speed of cuBLAS. The table of counts says what separates them: nearly the same
+# number of instructions, and units that cuBLAS keeps busy for a little more of the time{{ if alike }}. Neither keeps
+# them busy all the time, because not every instruction is a multiply-add, and because a multiply-add reads three
+# registers, which the register file cannot always deliver in one clock. The profiler calls that a *dispatch stall*, and
+# counts more of it in my kernel{{ if more_dispatch }}.
 #
 # That is at 4,096. Predict what becomes of it at 1,024, where `out` has 64 tiles of 128 × 128.
 
@@ -272,8 +275,8 @@ for at, n in enumerate(sizes["x"]):
     print(f"{n:5,}  {(n // 128) ** 2:5,} blocks  {ours:5.1f} of {theirs:4.1f} TFLOP/s: {ours / theirs:.2f}")
 
 # %% [markdown]
-# The H200 has 132 SMs, and with 64 blocks more than half of them get nothing. cuBLAS has many kernels: it can take one
-# with smaller tiles, or let several blocks share the steps of k. This ladder has one.
+# The H200 has 132 SMs, and with 64 blocks more than half of them get nothing{{ if 64 < 132 / 2 }}. cuBLAS has many
+# kernels: it can take one with smaller tiles, or let several blocks share the steps of k. This ladder has one.
 #
 # ## What I learned
 #
@@ -297,4 +300,24 @@ for at, n in enumerate(sizes["x"]):
 # - In `no_wait_kernel` put the wait behind the barrier and not before it. What does `observe` say now, and why is it
 #   right?
 #
-# Next: **tensor cores**, a unit with ten times the peak, and the same climb once more.
+# Next: **tensor cores**, a unit with {{ words(unit_speed) }} times the peak, and the same climb once more.
+
+# %% [numbers]
+# names = ('naive', 'tiled', 'tiled_32', 'register_blocked_4', 'register_blocked', 'register_blocked_16', 'vectorized',
+#          'pipelined', 'PyTorch')
+# rate = rates_of('matmul', names)
+# doubles = 1.9 < rate['register_blocked_4'] / rate['tiled_32'] < 2.1
+# triples = rate['register_blocked'] / rate['tiled_32'] > 3
+# sixteen_slower = rate['register_blocked_16'] < rate['register_blocked_4']
+# units_below_theirs = (ncu('matmul', 'vectorized').fma_percent / 100 < 0.9 * 4096**3 / 32 / ncu('matmul',
+#                       'vectorized').instructions)
+# waiting_gone = (stall('matmul', 'double_buffered', 'long_scoreboard') < 0.1 * stall('matmul', 'vectorized',
+#                 'long_scoreboard'))
+# shared_memory_leads = (stall('matmul', 'double_buffered', 'short_scoreboard') >= max(stall('matmul',
+#                        'double_buffered', 'barrier'), stall('matmul', 'double_buffered', 'wait'), stall('matmul',
+#                        'double_buffered', 'dispatch_stall')))
+# of_cublas = rate['pipelined'] / rate['PyTorch']
+# alike = (abs(ncu('matmul', 'pipelined').instructions / ncu('matmul', 'PyTorch').instructions - 1) < 0.03 and 0 <
+#          ncu('matmul', 'PyTorch').fma_percent - ncu('matmul', 'pipelined').fma_percent < 5)
+# more_dispatch = stall('matmul', 'pipelined', 'dispatch_stall') > stall('matmul', 'PyTorch', 'dispatch_stall')
+# unit_speed = limits.mma_f16_tflops / limits.fp32_tflops

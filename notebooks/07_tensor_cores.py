@@ -46,16 +46,17 @@ plots.mma_lanes(lane=13)
 show_source(matmul_half_tensor_core_kernel, "depth = u32.shape", "add_product(")
 
 # %% [markdown]
-# Predict: the float32 pipeline reaches 49 TFLOP/s on the H200. How far does this kernel get, with a unit that is ten
-# times as fast?
+# Predict: the float32 pipeline reaches {{ pipeline:.0f }} TFLOP/s on the H200. How far does this kernel get, with a
+# unit that is {{ words(peaks) }} times as fast?
 
 # %%
 climb(h200, "tensor_core")
 
 # %% [markdown]
-# Less than a third of what the float32 pipeline does without tensor cores. A unit that is ten times as fast needs its
-# numbers ten times as fast, and this kernel fetches them two bytes at a time. So the climb begins again, with the same
-# steps: reuse in shared memory, wide copies, two buffers, a pipeline.
+# Less than a third{{ if below_third }} of what the float32 pipeline does without tensor cores. A unit that is
+# {{ words(peaks) }} times as fast needs its numbers {{ words(peaks) }} times as fast, and this kernel fetches them two
+# bytes at a time. So the climb begins again, with the same steps: reuse in shared memory, wide copies, two buffers, a
+# pipeline.
 #
 # Is it right? The CPU device does what the instruction does, lane by lane, so you need no tensor cores to test it.
 
@@ -75,8 +76,8 @@ agree(MATMUL_HALF, ["matmul_half_tensor_core"], sizes=MATMUL_HALF.awkward[:4])
 climb(h200, "hand_blocked")
 
 # %% [markdown]
-# It is slower. The repeated reads of the rung before hit the caches anyway, and now there are copies of single numbers
-# and barriers besides. Shared memory is not at fault; the way in and the way out are.
+# It is slower{{ if by_hand_slower }}. The repeated reads of the rung before hit the caches anyway, and now there are
+# copies of single numbers and barriers besides. Shared memory is not at fault; the way in and the way out are.
 #
 # The way in is `cp.async` with 16 bytes, as in lesson 06. For the way out there is an instruction: `ldmatrix` reads
 # four 8 × 8 blocks of float16 values from shared memory and deals them out to the lanes in just the layout that
@@ -132,7 +133,8 @@ show_source(make_copy, "for i in u32.range(copies):", "matrix, src_offset")
 # `pipelined` stores its tiles in this way, in four stages. A warp computes 64 × 64 elements, so that a fragment of `a`
 # is used eight times and one of `b` four times. The fragments of the next 16 steps are loaded while these are
 # multiplied: `load_buf` and `mma_buf` are two sets of registers. (A row of its tile of `a` has four pieces, so two rows
-# share 128 bytes; hence the shift.) `mma.sync` could do twice what `three_stage` did. How much of that do you expect?
+# share 128 bytes; hence the shift.) `mma.sync` could do twice{{ if near(mma_sync_left, 2) }} what `three_stage` did.
+# How much of that do you expect?
 
 # %%
 show_source(make_pipelined, "for k in u32.range(STEPS):", "b_frag[mma_buf")
@@ -295,16 +297,18 @@ climb(h200, "f16_accumulators", against="double_buffered")
 # ## Against an article
 #
 # *No cuBLAS: A Hand-Written CUDA BERT That Matches PyTorch* climbs such a ladder on an RTX 3090 (lesson 25 runs its
-# model). On both GPUs tiles that are filled by hand are slower than none. A third buffer was slower there on every
-# shape, and here it is ahead. At equal precision the article's product stayed about 13% behind cuBLAS. With `wgmma`
-# that gap is closed here, and with `mma.sync`, which is what the RTX 3090 has, it is not.
+# model). On both GPUs tiles that are filled by hand are slower than none{{ if by_hand_slower }}. A third buffer was
+# slower there on every shape, and here it is ahead{{ if three_stages_ahead }}. At equal precision the article's product
+# stayed about 13%{{ quoted }} behind cuBLAS. With `wgmma` that gap is closed here{{ if gap_closed }}, and with
+# `mma.sync`, which is what the RTX 3090 has, it is not{{ if mma_sync_behind }}.
 #
-# Closed, that is, for one product at a time. Back to back in a CUDA graph (lesson 09), cuBLAS takes 180 us for each and
-# `wgmma_specialised` 203. I do not know why.
+# Closed, that is, for one product at a time. Back to back in a CUDA graph (lesson 09), cuBLAS takes {{ cublas_us:.0f }}
+# us for each and `wgmma_specialised` {{ wgmma_us:.0f }}. I do not know why.
 #
 # ## What I learned
 #
-# - Ten times the peak is worth nothing until the numbers arrive ten times as fast.
+# - {{ words(peaks).capitalize() }} times the peak is worth nothing until the numbers arrive {{ words(peaks) }} times as
+#   fast.
 # - Every rung removed a detour: of numbers through registers, of addresses through threads, of a tile through an empty
 #   pipeline.
 # - A layout is part of an algorithm. A fragment, a swizzle and a descriptor each say which number lies where.
@@ -325,3 +329,17 @@ climb(h200, "f16_accumulators", against="double_buffered")
 #   happens at K = 4,096.
 #
 # Next: **where the time goes**, when the product is fast and the program is slow.
+
+# %% [numbers]
+# pipeline = row('matmul', 'pipelined').tflops
+# peaks = limits.mma_f16_tflops / limits.fp32_tflops
+# half = rates_of('matmul_half', ('tensor_core', 'hand_blocked', 'double_buffered', 'three_stage', 'pipelined',
+#                 'wgmma_specialised', 'PyTorch'))
+# below_third = half['tensor_core'] / pipeline < 1 / 3
+# by_hand_slower = half['hand_blocked'] < half['tensor_core']
+# mma_sync_left = limits.mma_f16_tflops / half['three_stage']
+# three_stages_ahead = half['three_stage'] > half['double_buffered']
+# gap_closed = half['wgmma_specialised'] / half['PyTorch'] > 0.95
+# cublas_us = row('matmul_half', 'PyTorch').graph_us
+# wgmma_us = row('matmul_half', 'wgmma_specialised').graph_us
+# mma_sync_behind = half['pipelined'] / half['PyTorch'] < 0.87

@@ -72,15 +72,17 @@ second
 overheads.trips_table(first.to_json(), second.to_json())
 
 # %% [markdown]
-# In that notebook the allocation takes 125 ms, thirty-four thousand times its kernel. Allocating is not slow in itself.
-# The first call that needs the GPU, whichever it is, creates a *context*: the driver sets up memory, queues and page
-# tables for this process. The time goes to whatever range is open. On the H200 it was a fifth more.
+# In that notebook the allocation takes 125 ms{{ quoted }}, thirty-four thousand times its kernel. Allocating is not
+# slow in itself. The first call that needs the GPU, whichever it is, creates a *context*: the driver sets up memory,
+# queues and page tables for this process. The time goes to whatever range is open. On the H200 it was a
+# fifth{{ if near(cold['allocate'] / 124.9 - 1, 1 / 5, 0.2) }} more.
 #
 # In Python, more happens only once:
 #
 # - Modules are imported, before the first range begins.
 # - The first launch of a kernel compiles it, from Python to machine code. In the H200's cold column that is three
-#   quarters of everything. The CPU device compiles as well, unless the compiled kernel is still in its cache on disk.
+#   quarters{{ if near(compiling_share, 3 / 4) }} of everything. The CPU device compiles as well, unless the compiled
+#   kernel is still in its cache on disk.
 # - The operating system hands out a page of memory only when it is first touched.
 #
 # How long does it take until a new process has its first result? The next cell starts one.
@@ -136,8 +138,9 @@ for part in ("copy to the device", "kernel", "copy to the host"):
 # same work, and they differ only by what else the machine is doing.
 #
 # This is the commonest misreading of a profile: a copy that looks slow because it waits for a kernel. The notebook that
-# this course follows calls `cudaDeviceSynchronize` after its kernel, so its 3.652 µs are the kernel's. But its copies
-# of 3.330 and 0.110 µs are not the speed of the bus: the ranges show the time of the host's code, and nothing else.
+# this course follows calls `cudaDeviceSynchronize` after its kernel, so its 3.652 µs{{ quoted }} are the kernel's. But
+# its copies of 3.330 and 0.110 µs{{ quoted }} are not the speed of the bus: the ranges show the time of the host's
+# code, and nothing else.
 #
 # ## NVTX and Nsight Systems
 #
@@ -159,8 +162,8 @@ for part, us in overheads.SOURCE_US.items():
 
 # %% [markdown]
 # Half of the time in the product and half in the allocation? `nsys` divides by the sum of all ranges, and the outer
-# range contains the others, so the 125 ms are in the sum twice. Always ask what a percentage is a percentage of. This
-# table divides by the outermost range:
+# range contains the others, so the 125 ms{{ quoted }} are in the sum twice. Always ask what a percentage is a
+# percentage of. This table divides by the outermost range:
 
 # %%
 outer = "matrix product"
@@ -217,9 +220,9 @@ for way in ("h2d_pageable", "h2d_pinned", "d2h_pageable", "d2h_pinned"):
     print(f"{way:13} {start:17.0f} us {gbs:13.1f} GB/s {start * gbs:14,.0f} KB")
 
 # %% [markdown]
-# A copy to the device costs three times as much to start as a copy back, from pinned memory as well. Both directions
-# share one bus, so that is not the reason. This recording does not show what is; a time line of the driver's calls
-# would.
+# A copy to the device costs {{ words(start_ratio) }} times as much to start as a copy back, from pinned memory as well.
+# Both directions share one bus, so that is not the reason. This recording does not show what is; a time line of the
+# driver's calls would.
 #
 # ## Inside a kernel: Nsight Compute
 #
@@ -239,8 +242,9 @@ print(counters.recorded_report())
 # %% [markdown]
 # Read *Throughput* first: how close is the kernel to what memory can deliver, and how close to what the SMs can issue?
 # If one of the two is nearly all of it, that is the limit. If neither is, the kernel waits for something. In this
-# report memory stands above 90%, and the lines below say which memory. It is not DRAM, the GPU's memory, with a fifth
-# of what it could deliver. It is L1/TEX, the unit to which shared memory belongs (lesson 05).
+# report memory stands above 90%{{ if report('Memory Throughput') > 90 }}, and the lines below say which memory. It is
+# not DRAM, the GPU's memory, with a fifth{{ if near(report('DRAM Throughput') / 100, 1 / 5) }} of what it could
+# deliver. It is L1/TEX, the unit to which shared memory belongs (lesson 05).
 #
 # *Occupancy* is high, and does not help: more warps hide latency, but a unit that is busy all the time does not get
 # faster when more warps queue for it.
@@ -258,19 +262,20 @@ counters.profile("matmul")
 # Look at two columns first. *load* is the mean number of sectors of 32 bytes that one load of a warp touches. When 32
 # lanes load 32 different numbers of four bytes, 4 is the best possible value, and 16 when each lane loads four of them
 # at once. Fewer than 4 means that lanes share a number. Lesson 05 counted by hand: 17 sectors for the two loads of the
-# naive kernel, 4 for those of the coalesced one. Half of that, the mean of two loads, is what stands here.
+# naive kernel, 4 for those of the coalesced one. Half of that, the mean of two loads, is what stands
+# here{{ if half_the_sectors }}.
 #
 # *waits* has the two commonest reasons why warps could not issue their next instruction, and how many warps on average.
 # The lines under the table say what each name means. They say what warps wait for, not which unit is the cause: behind
-# a busy L1 every load takes long, and so `long_scoreboard` leads for the tiled kernel.
+# a busy L1 every load takes long, and so `long_scoreboard` leads for the tiled kernel{{ if long_scoreboard_leads }}.
 #
-# *read MB*, what comes from memory, is a surprise. The tiled kernel loads far less than the coalesced one, and four
-# times as many bytes come from memory for it. Lesson 05 left that open. To see why, look at which blocks run at the
-# same time. Blocks of 256 threads fit eight to an SM, so 1,056 of them run at once: four rows of blocks, since a row of
-# them has 4,096 / 16. All four rows need the same columns of `b`, which is all of `b`, 67 MB, more than the L2 cache
-# can hold. If the four rows walk down `b` in step, each tile of it is fetched once for all of them, and they share it
-# in the cache. If each row is at another place, a tile has left the cache before the next row needs it. That gives two
-# predictions.
+# *read MB*, what comes from memory, is a surprise. The tiled kernel loads far less than the coalesced one, and
+# {{ words(more_from_memory) }} times as many bytes come from memory for it. Lesson 05 left that open. To see why, look
+# at which blocks run at the same time. Blocks of 256 threads fit eight to an SM, so 1,056 of them run at once: four
+# rows of blocks, since a row of them has 4,096 / 16. All four rows need the same columns of `b`, which is all of `b`,
+# {{ 4 * 4096**2 / 1e6:.0f }} MB, more than the L2 cache can hold. If the four rows walk down `b` in step, each tile of
+# it is fetched once for all of them, and they share it in the cache. If each row is at another place, a tile has left
+# the cache before the next row needs it. That gives two predictions.
 
 # %%
 b_mb, rows_of_blocks = 4 * 4096**2 / 1e6, 4096 // 16
@@ -284,8 +289,8 @@ for row in counters.recorded()["ops"]["matmul"]["rows"]:
 # %% [markdown]
 # Both predictions come within a few percent of a count. So it looks as if the blocks of the coalesced kernel keep in
 # step, and those of the tiled kernel do not. (The counts do not say why.) It costs the tiled kernel little: it is the
-# faster one with four times the bytes, because neither kernel is limited by the bandwidth of memory. Tiling promises
-# fewer loads. It does not promise fewer bytes from memory.
+# faster one with {{ words(more_from_memory) }} times the bytes, because neither kernel is limited by the bandwidth of
+# memory. Tiling promises fewer loads. It does not promise fewer bytes from memory.
 #
 # ## In which order to look
 #
@@ -311,7 +316,8 @@ plots.every_rung([measure.recorded_ladder(name, gpu="NVIDIA H200") for name in n
 #
 # - The first call pays for the context, whichever it is. Make one on purpose before you time anything.
 # - A range that does not wait shows when the host launched the work, not when the GPU did it.
-# - Percentages of nested ranges count things twice. In that notebook's table, 50% and 50% are one and the same 125 ms.
+# - Percentages of nested ranges count things twice. In that notebook's table, 50% and 50%{{ quoted }} are one and the
+#   same 125 ms{{ quoted }}.
 # - Many small copies pay many times for starting.
 # - Fewer loads need not be fewer bytes from memory. That depends on the caches, and on which blocks run together.
 #
@@ -328,3 +334,14 @@ plots.every_rung([measure.recorded_ladder(name, gpu="NVIDIA H200") for name in n
 # - Put ten copies of 4 KB into a range, and one copy of 40 KB into another. Predict the ratio from the curve above.
 #
 # Next: **graphs and streams**: the price of a launch, how to pay it once, and copies that run beside kernels.
+
+# %% [numbers]
+# cold = {part['path'][-1]: part['ms'] for part in series.cold_start.trips._value[0]}
+# copy = series.copy_sizes
+# compiling_share = cold['kernel'] / cold['matrix product']
+# start_ratio = copy.h2d_pageable_us[0] / copy.d2h_pageable_us[0]
+# long_scoreboard_leads = (stall('matmul', 'tiled', 'long_scoreboard') > max(stall('matmul', 'tiled', 'mio_throttle'),
+#                          stall('matmul', 'tiled', 'barrier'), stall('matmul', 'tiled', 'short_scoreboard')))
+# more_from_memory = ncu('matmul', 'tiled').dram_read / ncu('matmul', 'coalesced').dram_read
+# half_the_sectors = (ncu('matmul', 'naive').load_sectors_per_request == 17 / 2 and ncu('matmul',
+#                     'coalesced').load_sectors_per_request == 4 / 2)

@@ -49,9 +49,10 @@ print(f"\nin {h200['launcher_us']:.1f} us an H200's memory has time for "
       f"{h200['launcher_us'] * bandwidth * 1e3 / 12:,.0f} additions")
 
 # %% [markdown]
-# On the H200's host, a launch without checks costs about as much as PyTorch's, and the launcher's checks add more than
-# half of that. In a graph it costs a fifth. The host does the launching, so the price depends on the host: the same GPU
-# in another machine gives other figures. Compare times of calls only if they come from the same run.
+# On the H200's host, a launch without checks costs about as much as PyTorch{{ if bound_as_torch }}'s, and the
+# launcher's checks add more than half of that{{ if checks_add_half }}. In a graph it costs a
+# fifth{{ if near(graph_share, 1 / 5) }}. The host does the launching, so the price depends on the host: the same GPU in
+# another machine gives other figures. Compare times of calls only if they come from the same run.
 #
 # Here is the cost over the size of the addition. Each point is one addition among many in a row.
 
@@ -146,11 +147,12 @@ agree(BIAS_GELU_ADD)
 overheads.baseline_table(overheads.fair_baseline(times=20))
 
 # %% [markdown]
-# On the H200, PyTorch's three calls from Python cost twice as much as my one, and as much as my three: what you pay for
-# is the launches. `torch.compile` launches one kernel and still costs three times as much as the calls that it
-# replaces, since each call runs Python of its own, such as *guards*, which check that the compiled code still fits the
-# arguments. In a graph all of this is gone, and one kernel beats three, in labkit and in PyTorch. Comparing a fused
-# kernel with three calls from Python measures mostly Python.
+# On the H200, PyTorch's three calls from Python cost twice{{ if near(torch_over_fused, 2) }} as much as my one, and as
+# much as my three{{ if as_three }}: what you pay for is the launches. `torch.compile` launches one kernel and still
+# costs three{{ if near(compiled_over_torch, 3) }} times as much as the calls that it replaces, since each call runs
+# Python of its own, such as *guards*, which check that the compiled code still fits the arguments. In a graph all of
+# this is gone, and one kernel beats three, in labkit and in PyTorch{{ if one_beats_three }}. Comparing a fused kernel
+# with three calls from Python measures mostly Python.
 
 # %%
 plots.ladder(ladder(BIAS_GELU_ADD))
@@ -158,8 +160,9 @@ plots.ladder(ladder(BIAS_GELU_ADD))
 # %% [markdown]
 # Table and figure count different things. The table counts what a program pays for a call, one in a row of many. The
 # figure shows the kernels' own time, by the GPU's clock and with cold caches. Say which of the two you mean whenever
-# you say "faster". Fusing removes two launches of three from the first, and more than half of the traffic from the
-# second: seven arrays moved become three. A graph takes Python out of the first and changes nothing in the second.
+# you say "faster". Fusing removes two launches of three from the first, and more than half{{ if 3 < 7 / 2 }} of the
+# traffic from the second: seven arrays moved become three. A graph takes Python out of the first and changes nothing in
+# the second.
 #
 # ## Streams
 #
@@ -192,9 +195,9 @@ for chunks, count in ((1, 1), (4, 3), (7, 2)):
     print(f"{chunks} chunks on {count} streams: largest error {error:.1e}")
 
 # %% [markdown]
-# How much can it gain? Suppose that the copy to the device, the kernel and the copy back take 6 ms each, and cut the
-# array into six chunks. Draw the three engines as rows and fill in the chunks before you look. When does the last copy
-# end?
+# How much can it gain? Suppose that the copy to the device, the kernel and the copy back take 6 ms{{ example }} each,
+# and cut the array into six chunks. Draw the three engines as rows and fill in the chunks before you look. When does
+# the last copy end?
 
 # %%
 parts = dict.fromkeys(streams.ENGINES, 6.0)
@@ -203,8 +206,9 @@ pictures.engines({"title": "One stream: a calculation", "events": streams.schedu
 
 # %% [markdown]
 # With $k$ chunks the first one takes a $k$-th of all three parts, and after that one chunk is finished for each $k$-th
-# of the longest part. With parts of equal length $t$ that is $(k + 2)\,t/k$ in place of $3t$: for large $k$ a third is
-# left. If one part is longer than the others, it sets the pace, and the other two disappear behind it.
+# of the longest part. With parts of equal length $t$ that is $(k + 2)\,t/k$ in place of $3t$: for large $k$ a
+# third{{ if near(1002 / 1000 / 3, 1 / 3) }} is left. If one part is longer than the others, it sets the pace, and the
+# other two disappear behind it.
 #
 # So why not a thousand chunks? Each chunk is three calls from Python, and a copy of few bytes pays the price of its
 # start. Where does the gain stop? And what happens with memory that is not pinned? Predict both.
@@ -213,13 +217,14 @@ pictures.engines({"title": "One stream: a calculation", "events": streams.schedu
 pictures.chunks(measure.recorded_series("streams", gpu="NVIDIA H200"))
 
 # %% [markdown]
-# With three streams, 32 chunks take 40% of the time of one, and up to there the measured times stay close to the
-# schedule. With 64 most of the gain is lost: the host needs longer for its 192 calls than the GPU for the work.
+# With three streams, 32 chunks take {{ chunks_32:.0% }} of the time of one, and up to there the measured times stay
+# close to the schedule{{ if near_schedule }}. With 64 most of the gain is lost{{ if gain_lost }}: the host needs longer
+# for its {{ 3 * 64 }} calls than the GPU for the work.
 #
-# With pageable memory streams gain nothing, and everything takes three times as long. A copy from or to *pageable*
-# memory is made in two steps, through a pinned buffer of the driver, since the operating system could move the memory
-# during the copy. The host has to do part of the work. For it, such a copy is not asynchronous, and meanwhile it can
-# launch nothing.
+# With pageable memory streams gain nothing{{ if no_gain_pageable }}, and everything takes
+# {{ words(pageable_slowdown) }} times as long. A copy from or to *pageable* memory is made in two steps, through a
+# pinned buffer of the driver, since the operating system could move the memory during the copy. The host has to do part
+# of the work. For it, such a copy is not asynchronous, and meanwhile it can launch nothing.
 #
 # And here are the three engines as a profiler saw them, with four chunks of pinned memory. Two copies in opposite
 # directions slow each other down a little: compare the widths of the bars.
@@ -247,7 +252,7 @@ pictures.engines(*({"title": f"{names[panel['streams']]}. Measured on {trace['wh
 #
 # ## What I learned
 #
-# - Below some three million additions, called from Python, the launch is what you pay for.
+# - Below some {{ words(break_even) }} million additions, called from Python, the launch is what you pay for.
 # - A graph remembers arrays, not names, and its warm-up is a run.
 # - A baseline is fair when its author would have agreed to it.
 # - The longest of copy, kernel and copy back is the limit. The two others can be hidden behind it.
@@ -270,3 +275,22 @@ pictures.engines(*({"title": f"{names[panel['streams']]}. Measured on {trace['wh
 # - With a GPU: `labkit bench streams` takes these measurements on yours.
 #
 # Next: **libraries**, whose kernels someone else wrote.
+
+# %% [numbers]
+# fair = series.fair_baseline.rows
+# chunks = {(run.memory, run.streams, run.chunks): run.ms.p50 for run in series.streams.runs}
+# bound_as_torch = abs(series.launch_overhead.bound_us / series.launch_overhead.torch_us - 1) < 0.1
+# checks_add_half = series.launch_overhead.launcher_us / series.launch_overhead.bound_us > 1.5
+# graph_share = series.launch_overhead.graph_us / series.launch_overhead.bound_us
+# torch_over_fused = fair['PyTorch, three calls'].call_us / fair['fused'].call_us
+# as_three = abs(fair['PyTorch, three calls'].call_us / fair['three kernels'].call_us - 1) < 0.1
+# compiled_over_torch = fair['PyTorch, torch.compile'].call_us / fair['PyTorch, three calls'].call_us
+# one_beats_three = (fair['fused'].graph_us < fair['three kernels'].graph_us and fair['PyTorch, torch.compile'].graph_us
+#                    < fair['PyTorch, three calls'].graph_us)
+# chunks_32 = chunks['pinned', 3, 32] / chunks['pinned', 1, 1]
+# near_schedule = all([chunks['pinned', 3, k] < 1.15 * (k + 2) / k * max(series.streams.parts._value.values()) for k in
+#                     (4, 8, 16, 32)])
+# gain_lost = chunks['pinned', 3, 64] > 0.8 * chunks['pinned', 1, 1]
+# no_gain_pageable = min(chunks['pageable', 3, k] for k in (2, 4, 8)) > chunks['pageable', 1, 1]
+# pageable_slowdown = chunks['pageable', 1, 1] / chunks['pinned', 1, 1]
+# break_even = series.launch_overhead.launcher_us * limits.bandwidth_gbs / 12 / 1000

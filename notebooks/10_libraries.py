@@ -180,10 +180,10 @@ except IndexError as error:
 # %% [markdown]
 # ## Half the bits
 #
-# A float16 has 11 significant bits, so a number is off by at most 1 in 2,048, or 0.00049 of its value; on average by
-# less than half of that. Each product has two rounded factors, and the result is rounded once more. Write down: which
-# relative error do you expect of a product of two matrices of 4,096 × 4,096? Does it grow with the length of the dot
-# products? And how much faster than float32 will it be on tensor cores?
+# A float16 has 11 significant bits, so a number is off by at most 1 in 2,048, or {{ 1 / 2048:.5f }} of its value; on
+# average by less than half of that. Each product has two rounded factors, and the result is rounded once more. Write
+# down: which relative error do you expect of a product of two matrices of 4,096 × 4,096? Does it grow with the length
+# of the dot products? And how much faster than float32 will it be on tensor cores?
 
 # %%
 h200 = measure.recorded_series("library_products", gpu="NVIDIA H200")
@@ -194,10 +194,11 @@ for found in (series.products(), h200):
         print(f"  {row['name']:30}{row['ms']:8.3f} ms {speed or '':>36}   relative error {row['relative_error']:.1e}")
 
 # %% [markdown]
-# The error of float16 with accumulators in float32 is near 0.0004, for short dot products and for long ones. The
-# roundings of the factors are independent, so their sum grows like the result itself, and the relative error stays.
-# bfloat16 has three bits less, so its error is eight times as large. What does grow with the length is the error of the
-# accumulators: float16 accumulators save next to no time here, and make the result several times less accurate.
+# The error of float16 with accumulators in float32 is near {{ f16_error:.4f }}, for short dot products and for long
+# ones. The roundings of the factors are independent, so their sum grows like the result itself, and the relative error
+# stays. bfloat16 has three bits less, so its error is {{ words(bf16_over_f16) }} times as large. What does grow with
+# the length is the error of the accumulators: float16 accumulators save next to no time here, and make the result
+# several times less accurate.
 #
 # The conversion is a kernel like that of lesson 01, bound by memory. It pays off for a product of this size, and would
 # not for a product of a few rows. Convert weights once, and keep them.
@@ -223,7 +224,7 @@ show_source(softmax_by_isamax)
 #
 # The notebook that this course follows tests its softmax with 128 × 128 numbers from −10 to 10: it compares each
 # element with a CPU's within 1e-5, and prints the sum of the first row. Its output was: results match, sum of the first
-# row 1.000000. Here is the same test for three forms; the second and the third come below.
+# row 1.000000{{ quoted }}. Here is the same test for three forms; the second and the third come below.
 
 # %%
 for row in series.softmax_check()["found"]:
@@ -280,10 +281,10 @@ print(f"{h200['where']}; the best loop takes {ms['softmax_on_device'] / ms['soft
 pictures.over_rows(series.softmax_rows())
 
 # %% [markdown]
-# The loops grow from the second row on, in a straight line: twice the rows, twice the time. On the H200 one launch
-# costs the same for one row as for a thousand, so the loops do not spend their time on softmax. It is spent between the
-# calls: on Python, the launches, and in two of the three on waiting for a number. Leaving the numbers on the device
-# removes the waiting, but not the launches.
+# The loops grow from the second row on, in a straight line: twice the rows, twice the time{{ if linear }}. On the H200
+# one launch costs the same for one row as for a thousand{{ if flat }}, so the loops do not spend their time on softmax.
+# It is spent between the calls: on Python, the launches, and in two of the three on waiting for a number. Leaving the
+# numbers on the device removes the waiting, but not the launches.
 #
 # The library's reductions are good, but they take one vector at a time, and a softmax needs one for each row. A library
 # is fast at the job it was written for; the shape of the call decides whether yours is that job.
@@ -317,3 +318,13 @@ pictures.over_rows(series.softmax_rows())
 # - Find by trial the smallest x for which a row [−x, x] breaks `softmax_by_isamax`. Then explain the number.
 #
 # Next: **other ways to write a kernel**, Triton and cuTile, and what each of them does for you.
+
+# %% [numbers]
+# product = series.library_products.rows
+# lines = series.softmax_rows.lines
+# loop = lines['softmax_on_device'].ms
+# f16_error = product['cuBLAS GEMM f16, sums f32'].relative_error
+# bf16_over_f16 = (product['cuBLAS GEMM bf16, sums f32'].relative_error /
+#                  product['cuBLAS GEMM f16, sums f32'].relative_error)
+# linear = 3.7 < loop[5] / loop[4] < 4.1 and 3.7 < loop[4] / loop[3] < 4.1
+# flat = lines['softmax_warp'].ms[-1] / lines['softmax_warp'].ms[0] < 1.1

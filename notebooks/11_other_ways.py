@@ -186,10 +186,11 @@ print(f"Triton's add_kernel: {code['warps']} warps, {code['registers']} register
       f"{code['vector_loads']} loads, each of 128 bits")
 
 # %% [markdown]
-# The sums first. Triton, cuTile and PyTorch are within one percent of each other, and so is the rung of lesson 01 that
-# loads four elements ahead. The plain kernel in Numba reaches four fifths of that. Its thread asks for two numbers and
-# waits. In Triton the program says 1,024 elements and nothing about threads, and the compiler made of it what that rung
-# does by hand: 128 threads with 8 elements each, four loads of 128 bits before the first addition.
+# The sums first. Triton, cuTile and PyTorch are within one percent of each other{{ if max(fast) / min(fast) < 1.01 }},
+# and so is the rung of lesson 01 that loads four elements ahead. The plain kernel in Numba reaches four
+# fifths{{ if near(numba_share, 4 / 5) }} of that. Its thread asks for two numbers and waits. In Triton the program says
+# 1,024 elements and nothing about threads, and the compiler made of it what that rung does by hand: 128 threads with 8
+# elements each, four loads of 128 bits before the first addition.
 #
 # It does so only when it knows enough. Triton looks at the arguments of a launch: a pointer that is divisible by 16, an
 # n that is divisible by 16. I compiled the same program twice for the H200, without launching it. Told that n is
@@ -204,26 +205,29 @@ pictures.over_tiles(series.tile_sizes())
 
 # %% [markdown]
 # With 16 elements most of the threads have nothing to do, and a block costs its start, however little it does. Half the
-# elements in a block are twice the blocks, and on the H200 twice the time. From 256 on, two for each thread, memory is
-# what it waits for, and the size makes no difference.
+# elements in a block are twice the blocks, and on the H200 twice{{ if near(tiles[0] / tiles[1], 2) }} the time. From
+# 256 on{{ if halves_until_256 }}, two for each thread, memory is what it waits for, and the size makes no difference.
 #
-# Softmax surprised me twice. PyTorch's own takes twice as long as the other two. Compiled, it takes 13% longer than
-# Triton's program here: `torch.compile` writes a Triton kernel, too, but one that goes over the row twice, the second
-# time in the cache. And cuTile's, with the shortest source of all, takes longer still.
+# Softmax surprised me twice. PyTorch's own takes twice{{ if near(torch_over_triton, 2, 0.12) }} as long as the other
+# two. Compiled, it takes {{ compiled_longer:.0% }} longer than Triton's program here: `torch.compile` writes a Triton
+# kernel, too, but one that goes over the row twice, the second time in the cache. And cuTile's, with the shortest
+# source of all, takes longer still.
 #
 # To find out I compiled it offline for the H200, as `translate(..., output="cubin")` does, told tileiras 13.3 that the
 # rows are well aligned, and read the machine code. A block has 256 threads, of which 128 compute: each holds 64 numbers
 # of the row in registers. The other 128 carry the result away with the tensor memory accelerator. The kernel has 255
-# registers a thread, the most there can be, and 256 × 255 registers are nearly all that a multiprocessor has. So there
-# is room for one block at a time. While it computes, nothing is loaded, and while it stores, nothing is computed.
-# Triton's program was launched with 16 warps and has 32 registers a thread, so four of its blocks share a
-# multiprocessor, and one can load while another computes.
+# registers{{ compiled }} a thread, the most there can be, and 256 × 255 registers{{ hardware }} are nearly all that a
+# multiprocessor has. So there is room for one block at a time. While it computes, nothing is loaded, and while it
+# stores, nothing is computed. Triton's program was launched with {{ triton_warps }} warps and has
+# {{ triton_registers }} registers a thread, so four of its blocks share a multiprocessor, and one can load while
+# another computes.
 #
 # In Triton the number of warps is one that I chose, in the launcher. In cuTile I left it all to the compiler, as one
 # should at first. Its decorator takes hints, and `occupancy` is the one that fits the suspicion: how many blocks a
-# multiprocessor should hold. With `ct.kernel(occupancy=4)` the same program has to do with 64 registers a thread.
-# Write down what you expect of 2, 4 and 8. At 8, a thread has 32 registers for its 64 numbers, and the compiler moves
-# some of them to memory and back. The next cell tries it where cuTile runs, and elsewhere shows the H200's run.
+# multiprocessor should hold. With `ct.kernel(occupancy=4)` the same program has to do with {{ 65536 // (4 * 256) }}
+# registers a thread. Write down what you expect of 2, 4 and 8. At 8, a thread has {{ 65536 // (8 * 256) }} registers
+# for its {{ 8192 // 128 }} numbers, and the compiler moves some of them to memory and back. The next cell tries it
+# where cuTile runs, and elsewhere shows the H200's run.
 
 # %%
 hints = series.tile_hints() or measure.recorded_series("tile_hints", gpu="NVIDIA H200")
@@ -233,10 +237,11 @@ for row in hints["found"]:
     print(f"  {words:34} {row['ms']:.3f} ms {row['gbs']:8,.0f} GB/s")
 
 # %% [markdown]
-# On the H200 the suspicion was right. With room for four blocks the same source takes less than half of its time, and
-# stands within a few percent of Triton's program and of our kernel. Two blocks go two thirds of the way. Eight are
-# slower than no hint at all: what no longer fits the registers goes through memory. One word to the compiler was
-# worth more than anything I could have changed in the program.
+# On the H200 the suspicion was right. With room for four blocks the same source takes less than
+# half{{ if hints[2].ms / hints[0].ms < 0.5 }} of its time, and stands within a few percent of Triton's program and of
+# our kernel. Two blocks go two thirds{{ if near(two_blocks_gain, 2 / 3) }} of the way. Eight are slower than no hint at
+# all{{ if hints[3].ms > hints[0].ms }}: what no longer fits the registers goes through memory. One word to the compiler
+# was worth more than anything I could have changed in the program.
 
 # %% [markdown]
 # ## What each leaves to the compiler
@@ -299,3 +304,17 @@ for row in hints["found"]:
 #   the two suffers from registers, and which from waiting.
 #
 # Next: **reductions and softmax**, with every decision taken by hand.
+
+# %% [numbers]
+# add = series.three_languages.jobs[0].rows
+# softmax = series.three_languages.jobs[1].rows
+# fast = [add['Triton'].ms, add['cuTile'].ms, add['PyTorch'].ms]
+# hints = series.tile_hints.found
+# tiles = series.tile_sizes.lines['Triton'].ms
+# numba_share = add['Triton'].ms / add['Numba, vector_add_per_thread'].ms
+# halves_until_256 = tiles[3] / tiles[4] > 1.5 and tiles[4] / tiles[5] < 1.05
+# torch_over_triton = softmax['PyTorch'].ms / softmax['Triton'].ms
+# compiled_longer = row('softmax', 'PyTorch, compiled').graph_us / row('softmax', 'Triton').graph_us - 1
+# triton_warps = series.three_languages.triton_code.softmax_kernel.warps
+# triton_registers = series.three_languages.triton_code.softmax_kernel.registers
+# two_blocks_gain = (hints[0].ms - hints[1].ms) / (hints[0].ms - hints[2].ms)

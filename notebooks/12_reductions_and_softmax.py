@@ -158,8 +158,8 @@ agree(REDUCE_SUM)
 plots.ladder(ladder(REDUCE_SUM))
 
 # %% [markdown]
-# On the H200 eight barriers fewer are worth a few percent. How the threads join their sums hardly matters: that happens
-# once for each row, after thousands of loads.
+# On the H200 eight barriers fewer are worth a few percent{{ if barriers_gain }}. How the threads join their sums hardly
+# matters: that happens once for each row, after thousands of loads.
 #
 # What does matter can be seen in the PTX. The loops of the tree and of the two levels hold one load each: a thread
 # loads, waits, adds, and loads again. In the warp's loop the step is a constant, 32, so the compiler could unroll four
@@ -201,16 +201,17 @@ roofline.predict(SOFTMAX, R=8192, C=8192)
 # One thread for each row is slow because 8,192 threads leave most places for warps empty, and neighbouring lanes read
 # addresses 32 KB apart, so that each request touches 32 sectors.
 #
-# The last rung is another factor of three over the trees, and close to the bound, which assumes that x is read once and
-# `out` written once. The kernel with the trees reads x twice, writes the exponentials, reads them back and writes
-# again: five times the matrix instead of two. A cache supplies some of it. But a row of x and one of `out` take 32 KB
-# each, and eight blocks share the 256 KB of an SM's L1 cache and shared memory.
+# The last rung is another factor of {{ words(last_over_trees) }} over the trees, and close to the bound, which assumes
+# that x is read once and `out` written once. The kernel with the trees reads x twice, writes the exponentials, reads
+# them back and writes again: {{ words(2 + 1 + 1 + 1) }} times the matrix instead of two. A cache supplies some of it.
+# But a row of x and one of `out` take 32 KB each, and eight blocks share the 256 KB of an SM's L1 cache and shared
+# memory.
 #
 # ## How far away is memory?
 #
-# Shared memory is said to be 80 times faster than global memory. To measure it, one thread follows a chain of addresses
-# in which each load gives the address of the next. No load can be issued ahead, so the time of a step is the latency of
-# a load (lesson 02).
+# Shared memory is said to be 80 times{{ quoted }} faster than global memory. To measure it, one thread follows a chain
+# of addresses in which each load gives the address of the next. No load can be issued ahead, so the time of a step is
+# the latency of a load (lesson 02).
 
 # %%
 series = measure.recorded_series("memory_latency", gpu="NVIDIA H200")
@@ -220,10 +221,10 @@ for name, place in series["places"].items():
 print(f"measured on {series['where']}, {series['date']}")
 
 # %% [markdown]
-# On this H200 memory takes 24 times as long as shared memory, not 80. A number that the L1 cache happens to hold takes
-# only 1.4 times as long as one that was put into shared memory: the two are the same hardware. So shared memory is not
-# worth much as a mere cache. What it offers is that the program decides what it holds, and that threads can exchange
-# values through it.
+# On this H200 memory takes {{ memory_over_shared:.0f }} times as long as shared memory, not 80. A number that the L1
+# cache happens to hold takes only {{ l1_over_shared:.1f }} times as long as one that was put into shared memory: the
+# two are the same hardware. So shared memory is not worth much as a mere cache. What it offers is that the program
+# decides what it holds, and that threads can exchange values through it.
 #
 # ## Maximum and sum in one pass
 #
@@ -308,10 +309,11 @@ counters.profile("softmax")
 # and memory never pauses. With five blocks on an SM there are 1,280 threads with 128 bytes each in flight, far more
 # than Little's law requires. While one block reduces, the others load.
 #
-# The kernel with a warp for each row reads the matrix three times from memory, as its loops say: the caches cannot hold
-# the rows of all warps until the next loop. The online kernel, where a block shares a row, is a disappointment. Memory
-# reads 471 MB for it and 805 for the three loops of a warp, and it wins a few percent. Its loop has one load in flight,
-# as in the ladder of sums. Fewer bytes only help a kernel that waits for bytes.
+# The kernel with a warp for each row reads the matrix {{ words(reads) }} times from memory, as its loops say: the
+# caches cannot hold the rows of all warps until the next loop. The online kernel, where a block shares a row, is a
+# disappointment. Memory reads {{ online_mb:.0f }} MB for it and {{ three_loops_mb:.0f }} for the three loops of a warp,
+# and it wins a few percent{{ if online_gain }}. Its loop has one load in flight, as in the ladder of sums. Fewer bytes
+# only help a kernel that waits for bytes.
 #
 # ## What I learned
 #
@@ -319,7 +321,8 @@ counters.profile("softmax")
 # - A device function that uses shared memory has to leave it in a state in which it can be used again.
 # - Count the loads that a loop has in flight. That explained three results of this lesson.
 # - The online rule is worth more as algebra than as a faster softmax. A row that fits into registers does not need it.
-# - Sentences such as "80 times faster" are worth measuring. It was 24, and the cache between the two is what counts.
+# - Sentences such as "80 times{{ quoted }} faster" are worth measuring. It was {{ memory_over_shared:.0f }}, and the
+#   cache between the two is what counts.
 #
 # ## Resources
 #
@@ -336,3 +339,14 @@ counters.profile("softmax")
 # - `plots.reductions(16)`: before you look, how many lines are there in the last step of each half?
 #
 # Next: **histogram and scan**, where threads share counters, and every element gets a sum of its own.
+
+# %% [numbers]
+# ns = series.memory_latency.places
+# barriers_gain = 0.01 < row('reduce_sum', 'tree').ms / row('reduce_sum', 'two_level').ms - 1 < 0.06
+# last_over_trees = row('softmax', 'block_tree').ms / row('softmax', 'vectorized').ms
+# memory_over_shared = ns['memory'].ns / ns['shared memory'].ns
+# l1_over_shared = ns['L1 cache'].ns / ns['shared memory'].ns
+# online_mb = ncu('softmax', 'online').dram_read / 1e6
+# three_loops_mb = ncu('softmax', 'warp').dram_read / 1e6
+# online_gain = 0.01 < row('softmax', 'warp').ms / row('softmax', 'online').ms - 1 < 0.06
+# reads = ncu('softmax', 'warp').dram_read / 2**28

@@ -130,19 +130,22 @@ times(HISTOGRAM, N=2**28, B=256, S=0)
 times(HISTOGRAM, N=2**28, B=256, S=100)
 
 # %% [markdown]
-# With equal elements the atomics on global memory take nearly three times as long on the H200. Only the joined lanes
-# gain, 469 us instead of 3,997. The other private histograms take as long as before, although all 32 lanes of a warp
-# address the same bin. The reason is in the machine code. An atomic on shared memory that adds the constant 1, and
-# whose return value is not used, is compiled to `ATOMS.POPC.INC`, which counts the lanes with the same bin and adds
-# their number at once. So the hardware joins equal lanes by itself. `match_any_sync` only costs time: it takes the
-# different values of a warp one after another, and with random values its kernel is ten times slower. A histogram for
-# each warp gains nothing either. Wide loads do: the last rung takes less than a tenth of the time of PyTorch's
-# `bincount`, which `torch.compile` calls as it is.
+# With equal elements the atomics on global memory take nearly three{{ if near(global_slowdown, 2.85) }} times as long
+# on the H200. Only the joined lanes gain, {{ us['histogram', 'matched', 100]:.0f }} us instead of
+# {{ us['histogram', 'matched', 0]:,.0f }}. The other private histograms take as long as before{{ if unaffected }},
+# although all 32 lanes of a warp address the same bin. The reason is in the machine code. An atomic on shared memory
+# that adds the constant 1, and whose return value is not used, is compiled to `ATOMS.POPC.INC`, which counts the lanes
+# with the same bin and adds their number at once. So the hardware joins equal lanes by itself. `match_any_sync` only
+# costs time: it takes the different values of a warp one after another, and with random values its kernel is
+# {{ words(matched_slowdown) }} times slower. A histogram for each warp gains nothing{{ if copies_gain_nothing }}
+# either. Wide loads do: the last rung takes less than a tenth{{ if below_tenth }} of the time of PyTorch's `bincount`,
+# which `torch.compile` calls as it is.
 #
 # `bincount` is not the one to beat, though. CUB, NVIDIA's library of such algorithms, has a histogram in CUDA C++. On
-# the H200 it takes 127 us for random values, where the last rung takes 140, and 76 us for equal ones. So it gets faster
-# where an atomic in shared memory joins all lanes, and mine does not. It must be something else that mine waits for.
-# (These times, but for the longest, are in CUDA graphs. The figures' rates are those of single launches.)
+# the H200 it takes {{ us['histogram', 'CUB', 0]:.0f }} us for random values, where the last rung takes
+# {{ us['histogram', 'vectorized', 0]:.0f }}, and {{ us['histogram', 'CUB', 100]:.0f }} us for equal ones. So it gets
+# faster where an atomic in shared memory joins all lanes, and mine does not. It must be something else that mine waits
+# for. (These times, but for the longest, are in CUDA graphs. The figures' rates are those of single launches.)
 #
 # ## Scan
 #
@@ -294,14 +297,15 @@ agree(SCAN, ["scan_hillis_steele", "scan_blelloch", "scan_padded", "scan_warps",
 times(SCAN, N=2**27)
 
 # %% [markdown]
-# All three. The first four rungs move the same sixteen bytes an element, and on the H200 Blelloch's tree is the slowest
-# of them: its bank conflicts cost more than the additions that it saves. With gaps it overtakes Hillis and Steele, and
-# shuffles are faster than both. The largest step is the next one, 2.8 times. Fewer bytes explain 1.3 of it; the rest is
-# 16 elements a thread, in wide loads.
+# All three. The first four rungs move the same sixteen bytes an element, and on the H200 Blelloch's tree is the
+# slowest{{ if blelloch_slowest }} of them: its bank conflicts cost more than the additions that it saves. With gaps it
+# overtakes Hillis and Steele{{ if padded_overtakes }}, and shuffles are faster than both{{ if shuffles_lead }}. The
+# largest step is the next one, {{ reduce_first_gain:.1f }} times. Fewer bytes explain {{ 16 / 12:.1f }} of it; the rest
+# is 16 elements a thread, in wide loads.
 #
-# The first look-back moves fewer bytes still, and yet is slower than that rung: one thread goes back tile by tile, and
-# its block waits. In the last rung a warp looks at 32 tiles at a time. That one reaches 83% of the bound, and CUB takes
-# 1.4 times as long.
+# The first look-back moves fewer bytes still, and yet is slower than that rung{{ if look_back_slower }}: one thread
+# goes back tile by tile, and its block waits. In the last rung a warp looks at 32 tiles at a time. That one reaches
+# {{ of_bound:.0% }} of the bound, and CUB takes {{ cub_over_ours:.1f }} times as long.
 #
 # ## What a scan is for
 #
@@ -356,3 +360,24 @@ print("sorted:", np.array_equal(out.copy_to_host(), np.sort(values)))
 # - Change `take_places` so that it sorts indices by a key of bytes. Are equal keys still in order?
 #
 # Next: **fused masked softmax**, where the reductions of lesson 12 meet the scores of attention.
+
+# %% [numbers]
+# scans = ('hillis_steele', 'blelloch', 'padded', 'warps')
+# us = {**{('histogram', name, S): row('histogram', name, N=2**28, B=256, S=S).graph_us or row('histogram', name,
+#       N=2**28, B=256, S=S).us for name in ('global', 'shared', 'copies', 'matched', 'vectorized', 'PyTorch', 'CUB')
+#       for S in (0, 100)}, **{('scan', name): row('scan', name, N=2**27).graph_us or row('scan', name, N=2**27).us for
+#       name in ('hillis_steele', 'blelloch', 'padded', 'warps', 'reduce_first', 'look_back', 'look_back_warp',
+#       'PyTorch')}}
+# global_slowdown = us['histogram', 'global', 100] / us['histogram', 'global', 0]
+# unaffected = all(abs(us['histogram', name, 100] / us['histogram', name, 0] - 1) < 0.02 for name in ('shared',
+#                  'copies', 'vectorized'))
+# matched_slowdown = us['histogram', 'matched', 0] / us['histogram', 'copies', 0]
+# copies_gain_nothing = us['histogram', 'copies', 0] > us['histogram', 'shared', 0]
+# below_tenth = us['histogram', 'vectorized', 0] / us['histogram', 'PyTorch', 0] < 0.1
+# blelloch_slowest = us['scan', 'blelloch'] == max(us['scan', name] for name in scans)
+# padded_overtakes = us['scan', 'padded'] < us['scan', 'hillis_steele']
+# shuffles_lead = us['scan', 'warps'] < us['scan', 'padded']
+# reduce_first_gain = us['scan', 'warps'] / us['scan', 'reduce_first']
+# look_back_slower = us['scan', 'look_back'] > us['scan', 'reduce_first']
+# of_bound = 1000 * row('scan', 'look_back_warp', N=2**27).bound_ms / us['scan', 'look_back_warp']
+# cub_over_ours = us['scan', 'PyTorch'] / us['scan', 'look_back_warp']

@@ -17,9 +17,9 @@
 #
 # $$P = \text{softmax}(\text{scale} \cdot X + \text{mask})$$
 #
-# They are scaled, by $1/\sqrt{64} = 0.125$ where a query is a vector of 64 numbers. Some are hidden: the mask adds
-# $-\infty$ there, and $e^{-\infty} = 0$. And the softmax of lesson 12 makes probabilities of each row. GPT-2 hides what
-# lies in a token's future. That mask is called *causal*.
+# They are scaled, by $1/\sqrt{64} = {{ 1 / 64**0.5:.3f }}$ where a query is a vector of 64 numbers. Some are hidden:
+# the mask adds $-\infty$ there, and $e^{-\infty} = 0$. And the softmax of lesson 12 makes probabilities of each row.
+# GPT-2 hides what lies in a token's future. That mask is called *causal*.
 
 # %%
 import numpy as np
@@ -68,7 +68,7 @@ show_source(ms.masked_softmax_three_read_kernel)
 # and `block_sum` are the two-level reductions of lesson 12: shuffles, then shared memory.
 #
 # The report tests one matrix of 64 × 64 with the causal mask: every row of the result must have the sum 1, and the
-# fused result must be that of the three kernels. (The report prints 0.000000 for the largest difference.)
+# fused result must be that of the three kernels. (The report prints 0.000000{{ quoted }} for the largest difference.)
 
 # %%
 scores = np.random.default_rng(0).standard_normal((1, 64, 64), dtype=np.float32)
@@ -97,9 +97,10 @@ for B, S in ((1, 512), (1, 1024), (64, 1024)):
     print(f"{B:2} x {S:4}: {paper[0]:13,} bytes unfused, {paper[1]:11,} fused, {1 - paper[1] / paper[0]:.1%} saved")
 
 # %% [markdown]
-# The first two lines are in the report, digit for digit. $1 - 2/7 = 71.4\%$, whatever the size. (Its summary says about
-# 75%, and the headings of its tables count four passes against one.) The report does not derive its seven passes. Scale
-# and mask each read and write, and that would leave three for the softmax. Is it so?
+# The first two lines are in the report, digit for digit. $1 - 2/7 = {{ 100 * (1 - 2 / 7):.1f }}\%$, whatever the size.
+# (Its summary says about 75%{{ quoted }}, and the headings of its tables count four passes against one.) The report
+# does not derive its seven passes. Scale and mask each read and write, and that would leave three for the softmax. Is
+# it so?
 #
 # ## The bytes, counted
 #
@@ -123,14 +124,14 @@ plots.traffic(counted, "What the threads ask for", "passes over the array", plac
 # %% [markdown]
 # The scaling reads one pass and writes one. The mask only writes, half a pass, since what is hidden need not be read to
 # be overwritten. The softmax reads three and writes two. That makes seven and a half, so the report's seven are about
-# right for kernels such as these. The pseudocode asks for four passes, twice as many as the model of a fused kernel
-# has. The other two kernels come next.
+# right for kernels such as these. The pseudocode asks for four passes, twice{{ if near(4 / 2, 2) }} as many as the
+# model of a fused kernel has. The other two kernels come next.
 #
 # ## Not reading what is hidden
 #
-# A row of a causal mask sees half of its columns on average. The pseudocode loads the other half as well, three times,
-# to replace it by $-\infty$. Since every mask leaves the first columns, a loop can end there. The loops of `bounded`
-# run to `visible` and not to `size`.
+# A row of a causal mask sees half{{ if near(1025 / 2048, 0.5) }} of its columns on average. The pseudocode loads the
+# other half as well, three times, to replace it by $-\infty$. Since every mask leaves the first columns, a loop can end
+# there. The loops of `bounded` run to `visible` and not to `size`.
 #
 # ## One pass
 #
@@ -187,18 +188,19 @@ for row in counters.recorded()["ops"]["masked_softmax_causal"]["rows"]:
 plots.traffic(moved, "What memory delivers", "passes over the array", place="Measured on an H200 by ncu")
 
 # %% [markdown]
-# I had expected three passes. On the H200 that we recorded it is one: 268 MB, the size of the scores. A row has 4 KB,
-# and when the second loop comes, it still lies in a cache. So the pseudocode reads and writes memory once after all,
-# and still takes three times as long as `single_read`. Nor is it the mask: `bounded` reads half of the scores from
-# memory, as much as `single_read`, and takes twice as long.
+# I had expected three passes. On the H200 that we recorded it is one: {{ scores / 1e6:.0f }} MB, the size of the
+# scores. A row has 4 KB, and when the second loop comes, it still lies in a cache. So the pseudocode reads and writes
+# memory once after all, and still takes {{ words(three_read_slowdown) }} times as long as `single_read`. Nor is it the
+# mask: `bounded` reads {{ words(bounded_share) }} of the scores from memory, as much as `single_read`, and takes
+# twice{{ if near(ms['bounded'] / ms['single_read'], 2) }} as long.
 #
 # Bytes do not explain that. The loops of both hold one load each, so a warp has only one load in flight. They compute
-# each exponential twice and cross barriers in between. `single_read` has fewer warps, half of what would fit. But each
-# has eight loads of 16 bytes on their way.
+# each exponential twice and cross barriers in between. `single_read` has fewer warps,
+# half{{ if near(single_read_occupancy, 0.5) }} of what would fit. But each has eight loads of 16 bytes on their way.
 #
-# The model of seven passes is too much for real kernels: PyTorch's three read and write about six times the size of the
-# scores. (Less is written than one would think: when a kernel ends, its last 20 to 27 MB are still on their way, in the
-# L2 cache.)
+# The model of seven passes is too much for real kernels: PyTorch's three read and write about
+# {{ words(moved / scores) }} times the size of the scores. (Less is written than one would think: when a kernel ends,
+# its last {{ min(left) / 1e6:.0f }} to {{ max(left) / 1e6:.0f }} MB are still on their way, in the L2 cache.)
 #
 # ## The ladder
 
@@ -219,12 +221,13 @@ PlainTable("In a graph, us", ("mask", "", *names, "ratio"), tuple(rows),
             "Ratio: compiled to single_read.",))
 
 # %% [markdown]
-# Beside PyTorch's separate calls `single_read` is twice as fast without a mask and more than four times as fast with
-# one. But those calls are not the ones to beat. `torch.compile` fuses them by itself and writes one Triton kernel for
-# them, which compares indices and so reads no mask either. Without a mask it is as fast as ours: both read each score
-# once and write each result once. Under a mask it does not know that half of the scores need not be read. With 64
-# matrices it therefore takes a quarter longer than ours. A single matrix of 512 stays in the cache, and there we gain
-# nothing.
+# Beside PyTorch's separate calls `single_read` is twice{{ if near(fused['none'][0], 2) }} as fast without a mask and
+# more than four times{{ if masked_gain }} as fast with one. But those calls are not the ones to beat. `torch.compile`
+# fuses them by itself and writes one Triton kernel for them, which compares indices and so reads no mask either.
+# Without a mask it is as fast as ours{{ if abs(fused['none'][1] - 1) < 0.05 }}: both read each score once and write
+# each result once. Under a mask it does not know that half{{ if near(1023 / 2048, 0.5) }} of the scores need not be
+# read. With 64 matrices it therefore takes a quarter{{ if compiled_longer }} longer than ours. A single matrix of 512
+# stays in the cache, and there we gain nothing{{ if fused['alone'] < 1 }}.
 #
 # ## The report's figures, and ours
 #
@@ -249,10 +252,12 @@ PlainTable("Called from Python, us: p50 (p5–p95)", columns, tuple(rows),
             "Theirs on an L4; mean of the four ratios 2.99, fused over unfused in GB/s 0.85."))
 
 # %% [markdown]
-# In the report 512 and 1,024 take the same time: 0.030 ms, with four times the work. So it was not the work that was
-# timed, but the launch. Ours are of the same kind. At B = 1 a call of ours costs about 40 us for both sizes, more than
-# PyTorch's calls, although the kernel itself takes 2 to 3 us. The rest is Python. The report's ratio of bandwidths,
-# 0.85, has the same reason: the fused kernel has fewer bytes to move in the same time.
+# In the report 512 and 1,024 take the same time: 0.030 ms{{ quoted }}, with four times the work. So it was not the work
+# that was timed, but the launch. Ours are of the same kind. At B = 1 a call of ours costs about
+# 40{{ if near(sum(called) / 4, 40, 0.05) }} us for both sizes, more than PyTorch's
+# calls{{ if min(called) > max(theirs) }}, although the kernel itself takes {{ min(graphs):.0f }} to
+# {{ max(graphs):.0f }} us. The rest is Python. The report's ratio of bandwidths, 0.85{{ quoted }}, has the same reason:
+# the fused kernel has fewer bytes to move in the same time.
 #
 # Where does the floor end? Here is one matrix over its size, called and in a graph, in which Python has no part.
 
@@ -264,17 +269,17 @@ plots.launch_floor(series)
 # small work, the launch is the first thing to get rid of.
 #
 # The report ends with the resources of a block: 8 warps, 256 bytes of shared memory, 6 blocks on a multiprocessor, an
-# occupancy of 100%. Lesson 02 showed how that is computed.
+# occupancy of 100%{{ quoted }}. Lesson 02 showed how that is computed.
 
 # %%
 print("on an L4, blocks allowed by each:", occupancy.limits(occupancy.L4, threads=256, registers=32, shared_bytes=256))
 measure.recorded_ladder("masked_softmax_causal", gpu="NVIDIA H200").resources_table()
 
 # %% [markdown]
-# The report's 6 blocks and 100% are right if a thread has at most 40 registers, which it does not say. In our table the
-# fastest kernel has the lowest occupancy. What counts is that each of its warps has more loads in flight. (The report
-# also asks for silicon area, and answers that software takes none. Registers and shared memory are what a kernel
-# takes.)
+# The report's 6 blocks and 100%{{ quoted }} are right if a thread has at most {{ 65536 // 1536 // 8 * 8 }} registers,
+# which it does not say. In our table the fastest kernel has the lowest occupancy. What counts is that each of its warps
+# has more loads in flight. (The report also asks for silicon area, and answers that software takes none. Registers and
+# shared memory are what a kernel takes.)
 #
 # ## As an operator of PyTorch
 #
@@ -301,8 +306,8 @@ else:
 # %% [markdown]
 # ## What I learned
 #
-# - A traffic model is a claim about kernels. I check whose: mine asked for 7.5 passes, PyTorch's three moved 6, and the
-#   model said 7.
+# - A traffic model is a claim about kernels. I check whose: mine asked for {{ 1 + 1 + 0.5 + 3 + 2 }} passes, PyTorch's
+#   three moved {{ round(moved / scores) }}, and the model said 7.
 # - What threads ask for and what memory delivers are two numbers. The third pass over a row of 4 KB comes from a cache,
 #   and it still costs time.
 # - The best saving was to not read what is hidden. No model of passes had it.
@@ -319,8 +324,29 @@ else:
 # ## Try it
 #
 # - In the cell that counts passes, take the mask away: `causal=False`. Which bars change, and by how much?
-# - How many blocks of `single_read` would fit on a multiprocessor if a thread took 64 registers? Predict it, then call
-#   `occupancy.blocks(occupancy.H200, 128, 64, 0)`.
+# - How many blocks of `single_read` would fit on a multiprocessor if a thread took 64 registers{{ example }}? Predict
+#   it, then call `occupancy.blocks(occupancy.H200, 128, 64, 0)`.
 # - In the cell with NaN, use `masked_softmax_three_read`. Why does it come out right, although it loads the NaN?
 #
 # Next: **LayerNorm**, where two sums are needed and the second depends on the first.
+
+# %% [numbers]
+# scores = 2**28
+# ms = times_of('masked_softmax_causal', ('three_read', 'bounded', 'single_read'), 'causal_')
+# launched = profiled('masked_softmax_causal')
+# fused = {**{mask: [row('masked_softmax_' + mask, name, B=64, S=1024).graph_us / row('masked_softmax_' + mask, mask +
+#          '_single_read', B=64, S=1024).graph_us for name in ('PyTorch (', 'PyTorch, compiled')] for mask in ('none',
+#          'causal', 'padding')}, 'alone': row('masked_softmax_causal', 'PyTorch, compiled', B=1, S=512).graph_us /
+#          row('masked_softmax_causal', 'causal_single_read', B=1, S=512).graph_us}
+# moved = sum(row['dram_read'] + row['dram_write'] for row in launched if row['kind'] == 'rival')
+# left = [2**28 - row['dram_write'] for row in launched if row['kernel'] in ('masked_softmax_three_read_kernel',
+#         'masked_softmax_bounded_kernel', 'masked_softmax_warp_row_kernel')]
+# cases = [row for row in series.masked_softmax_sizes.rows if row.B == 1 and row.S in (512, 1024)]
+# called = [1000 * row.fused.p50 for row in cases]
+# theirs = [1000 * row.unfused.p50 for row in cases]
+# graphs = [1000 * row.fused_graph.p50 for row in cases]
+# three_read_slowdown = ms['three_read'] / ms['single_read']
+# bounded_share = ncu('masked_softmax_causal', 'causal_bounded').dram_read / scores
+# single_read_occupancy = ncu('masked_softmax_causal', 'causal_single_read').occupancy_percent / 100
+# masked_gain = 4 < fused['causal'][0] < fused['padding'][0] < 5
+# compiled_longer = all(0.2 < fused[mask][1] - 1 < 0.3 for mask in ('causal', 'padding'))

@@ -18,8 +18,8 @@
 # $$\text{out}_{r,c} = \frac{x_{r,c} - \mu_r}{\sqrt{\sigma_r^2 + 10^{-5}}} \; w_c + b_c$$
 #
 # $\mu_r$ is the mean of the row and $\sigma_r^2$ its variance, the mean of the squared differences from $\mu_r$. GPT-2
-# does this 25 times for each token, twice in each of its 12 layers and once at the end, with rows of 768. The small
-# number under the root prevents a division by zero when all values of a row are equal.
+# does this {{ 2 * 12 + 1 }} times for each token, twice in each of its 12 layers and once at the end, with rows of 768.
+# The small number under the root prevents a division by zero when all values of a row are equal.
 #
 # ## Prediction
 #
@@ -27,8 +27,8 @@
 # row: one for the mean, one for the variance, one for the result.
 #
 # Before you run the next cell, write down for 65,536 rows of 4,096: the bytes if each row is read once and written
-# once, and the time that takes at 4,200 GB/s. Then guess how much longer a kernel takes that reads each row three
-# times.
+# once, and the time that takes at {{ round(limits.bandwidth_gbs, -2):,.0f }} GB/s. Then guess how much longer a kernel
+# takes that reads each row three times.
 
 # %%
 from labkit import roofline
@@ -143,9 +143,10 @@ show_source(layernorm_welford_kernel)
 #
 # ## A row that stays
 #
-# All of these formulas try to avoid reading the row again. There is a simpler way: keep it. A warp has 32 times up to
-# 255 registers, and a row of 768 takes 24 of them in each lane. Passes over registers cost no memory traffic, so the
-# first formula, with its pass for the mean and its pass for the variance, is good enough.
+# All of these formulas try to avoid reading the row again. There is a simpler way: keep it. A warp has 32
+# times{{ hardware }} up to 255 registers{{ hardware }}, and a row of 768 takes 24 of them in each lane. Passes over
+# registers cost no memory traffic, so the first formula, with its pass for the mean and its pass for the variance, is
+# good enough.
 
 # %%
 plots.quads(columns=27, lanes=4)
@@ -162,8 +163,8 @@ show_source(make_layernorm_warp)
 # %% [markdown]
 # `v` is an array of each thread's own that never reaches memory: the loops have constant bounds, so the compiler
 # unrolls them, every index becomes a constant, and each element becomes a register. That is why a function makes the
-# kernel, one for each number of quads. For rows of 768, ptxas counts 49 registers a thread, and nothing spills to local
-# memory.
+# kernel, one for each number of quads. For rows of 768, ptxas counts {{ registers_768 }} registers a thread, and
+# nothing spills to local memory.
 #
 # The sums go through `warp_sum`, five shuffles. This kernel has no shared memory and no barrier. Zeros beyond the end
 # of a row do not change the sum. In the variance they would count, since a zero differs from the mean, so there the
@@ -173,8 +174,9 @@ show_source(make_layernorm_warp)
 # length is a multiple of four, a quad lies inside or outside as a whole. For any other length rows can begin at any
 # address where a load of 128 bits would fault, so a quad is loaded one element at a time.
 #
-# A row of 4,096 takes 128 registers in each lane, and then only few warps fit on an SM. `layernorm_registers` gives
-# such a row to a block of 512 threads. The sums then take two levels, with one barrier each.
+# A row of 4,096 takes {{ 4096 // 32 }} registers in each lane, and then only few warps fit on an SM.
+# `layernorm_registers` gives such a row to a block of 512 threads. The sums then take two levels, with one barrier
+# each.
 #
 # ## Right at every size
 
@@ -217,24 +219,27 @@ for row in wide.rows:
         print(f"{row.name:23} {row.gbs:6,.0f} GB/s {row.fraction:4.0%}  {1000 * us.p50:9.1f} us in a graph")
 
 # %% [markdown]
-# *Three passes.* The kernel with three loops reaches 85% of the speed of a copy on the wide rows. I had counted (3 + 1)
-# / (1 + 1), twice as slow. But a row is 16 KB, and its block reads it again at once: the second and the third pass come
-# from a cache. A kernel's source shows what it loads. What of that comes from memory, and what from a cache, is a
-# different question.
+# *Three passes.* The kernel with three loops reaches {{ block_tree_fraction:.0% }} of the speed of a copy on the wide
+# rows. I had counted (3 + 1) / (1 + 1), twice{{ if near((3 + 1) / (1 + 1), 2) }} as slow. But a row is 16 KB, and its
+# block reads it again at once: the second and the third pass come from a cache. A kernel's source shows what it loads.
+# What of that comes from memory, and what from a cache, is a different question.
 #
 # *Barriers.* The same kernel falls far behind on the small rows. Each of 256 threads has three elements to add, and
-# then waits at twenty barriers. Here the barriers are the work, and the warp that has none is three times as fast.
+# then waits at twenty barriers. Here the barriers are the work, and the warp that has none is {{ words(warp_gain) }}
+# times as fast.
 #
 # *Fewer bytes.* Reading less does not always help. The two kernels in the middle read a row twice, not three times, and
 # on the wide rows they are slower than the tree. Their loops load four bytes a lane, use them, and load the next four:
 # few bytes are in flight (lesson 02), and Welford also waits for a division in each round. On the small rows they win,
 # since they have no barrier.
 #
-# *PyTorch.* As it is called, it takes a third longer than the best rung on the wide rows, and nearly twice as long on
-# the small ones. Compiled, it is a little faster than any rung at both: 499 us and 13.4, beside 517 and 13.7. I read
-# the Triton kernel that it generates for the wide rows. It keeps no row in registers: it goes over the row twice, and
-# its loads carry hints. Those of the first pass ask the cache to keep the line, those of the second to drop it. So the
-# second pass comes from the cache, and no thread needs the registers for a whole row.
+# *PyTorch.* As it is called, it takes a third{{ if near(wide_longer, 1 / 3) }} longer than the best rung on the wide
+# rows, and nearly twice{{ if near(small_longer, 1.9) }} as long on the small ones. Compiled, it is a little faster than
+# any rung at both: {{ wide['PyTorch, compiled']:.0f }} us and {{ compiled_small:.1f }}, beside
+# {{ wide['registers']:.0f }} and {{ small['warp_per_row']:.1f }}. I read the Triton kernel that it generates for the
+# wide rows. It keeps no row in registers: it goes over the row twice, and its loads carry hints. Those of the first
+# pass ask the cache to keep the line, those of the second to drop it. So the second pass comes from the cache, and no
+# thread needs the registers for a whole row.
 #
 # ## The rung that failed
 #
@@ -281,3 +286,15 @@ for name in ("layernorm_registers", "layernorm_persistent"):
 #
 # Next: **fusion and the transpose**: a tile without bank conflicts, and a LayerNorm that includes the addition before
 # it.
+
+# %% [numbers]
+# wide = {name: row('layernorm', name, R=65536, C=4096).graph_us for name in ('PyTorch', 'PyTorch, compiled',
+#         'registers')}
+# small = {'block_tree': row('layernorm', 'block_tree', R=8192, C=768).graph_us, 'warp_per_row': row('layernorm',
+#          'warp_per_row', R=8192, C=768).graph_us}
+# registers_768 = row('layernorm', 'warp_per_row', R=8192, C=768).registers
+# wide_longer = wide['PyTorch'] / wide['registers'] - 1
+# small_longer = row('layernorm', 'PyTorch', R=8192, C=768).graph_us / small['warp_per_row']
+# compiled_small = row('layernorm', 'PyTorch, compiled', R=8192, C=768).graph_us
+# block_tree_fraction = row('layernorm', 'block_tree').fraction
+# warp_gain = small['block_tree'] / small['warp_per_row']

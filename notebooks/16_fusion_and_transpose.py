@@ -84,9 +84,10 @@ plots.ladder(ladder(TRANSPOSE))
 
 # %% [markdown]
 # On the H200 the naive kernel writes a sector of 32 bytes for every four that it needs. The tile avoids that, the pitch
-# of 33 doubles the speed once more, and loads and stores of 128 bits bring it to nine tenths of a copy. PyTorch's is
-# slower. It uses its general copy, which works for any strides. `torch.compile` writes a kernel with tiles for it,
-# which is as fast as the last rung.
+# of 33 doubles the speed{{ if near(pitch_gain, 2) }} once more, and loads and stores of 128 bits bring it to nine
+# tenths{{ if near(of_copy, 0.9) }} of a copy. PyTorch's is slower. It uses its general copy, which works for any
+# strides. `torch.compile` writes a kernel with tiles for it, which is as fast as the last
+# rung{{ if compiled_as_fast }}.
 #
 # The exclusive or has no conflicts either, and yet it is slower than the padding. One difference is in the addresses:
 # with the padding the four places of a thread lie a fixed distance apart; with the exclusive or each has to be computed
@@ -140,8 +141,9 @@ for name, least in (("add_layernorm", 12), ("residual_layernorm", 16)):
 # The bytes predict it. What remains between the two numbers has two causes: some of the sum is still in the cache when
 # the second kernel reads it, and at the beginning and the end of a launch memory is not busy.
 #
-# Nobody has to write this fusion by hand. PyTorch's two calls take twice as long as the fused kernel, in the figure;
-# compiled, they become one kernel, which takes 3% less time than mine.
+# Nobody has to write this fusion by hand. PyTorch's two calls take twice{{ if near(two_calls, 2, 0.12) }} as long as
+# the fused kernel, in the figure; compiled, they become one kernel, which takes {{ compiled_gain:.0% }} less time than
+# mine.
 #
 # ## The cheapest kernel is none
 #
@@ -180,8 +182,9 @@ for recorded in (gelu, erf):
 # matrices, which holds each element in a register just before it stores it. GELU can be computed there, in the
 # *epilogue* of the product: bias, GELU, store. That saves the whole kernel and all of its bytes.
 #
-# Take MiniLM's layer in float16: 8,192 tokens, 384 inputs and 1,536 outputs. A GELU of its own would read and write 25
-# MB each. Before you run the cell: how many microseconds is that at 4,200 GB/s?
+# Take MiniLM's layer in float16: 8,192 tokens, 384 inputs and 1,536 outputs. A GELU of its own would read and write
+# {{ gelu_mb / 2:.0f }} MB each. Before you run the cell: how many microseconds is that at
+# {{ round(limits.bandwidth_gbs, -2):,.0f }} GB/s?
 
 # %%
 from labkit.kernels.ops.linear import LINEAR_GELU
@@ -207,17 +210,18 @@ for name, row in rows.items():
 # function needs some, too. The first version of `fused` was slower than the two kernels that it replaced.
 #
 # The rung on wgmma is the fastest. It computes GELU while its next tile is being copied. That hides the copy and not
-# the arithmetic, as the line without GELU shows: twelve million error functions cost about what the 50 MB would have
-# cost. As a kernel of its own, GELU waits for bytes. In the epilogue it waits for arithmetic, and there the form counts
-# after all: the last line has GPT-2's, without a tanh, and costs less than half as much. (cuBLAS has an
-# epilogue for this form, too. With it PyTorch takes 24.6 us, and ours 24.1.)
+# the arithmetic, as the line without GELU shows: twelve million error functions cost about what the {{ gelu_mb:.0f }}
+# MB would have cost{{ if erf_as_traffic }}. As a kernel of its own, GELU waits for bytes. In the epilogue it waits for
+# arithmetic, and there the form counts after all: the last line has GPT-2's, without a tanh, and costs less than half
+# as much{{ if tanh_below_half }}. (cuBLAS has an epilogue for this form, too. With it PyTorch takes {{ torch_us:.1f }}
+# us, and ours {{ layer['tanh']:.1f }}.)
 #
 # ## Beside an article
 #
 # An article, *No cuBLAS: A Hand-Written CUDA BERT That Matches PyTorch*, reports these two steps for MiniLM on an RTX
-# 3090, in float16, at 64 sentences of 128 tokens. A sentence took 0.118 ms before them, 0.109 after a warp took each
-# LayerNorm, and 0.102 after GELU moved into the product. The model has 13 LayerNorms, 384 wide, and 6 GELUs, 1,536
-# wide. The H200's times for such pieces, in float32, can be added up:
+# 3090, in float16, at 64 sentences of 128 tokens. A sentence took 0.118 ms{{ quoted }} before them, 0.109{{ quoted }}
+# after a warp took each LayerNorm, and 0.102{{ quoted }} after GELU moved into the product. The model has 13
+# LayerNorms, 384 wide, and 6 GELUs, 1,536 wide. The H200's times for such pieces, in float32, can be added up:
 
 # %%
 layer = measure.recorded_ladder("layernorm", {"R": 8192, "C": 384}, gpu="NVIDIA H200")
@@ -260,3 +264,17 @@ print(f"GELU: no kernel of its own        {109 - 102:10}           {6 * gelu_alo
 #   does fusing all three save?
 #
 # Next: **attention**, where a softmax stands between two products, and fusing all three takes a new idea.
+
+# %% [numbers]
+# gelu_mb = 2 * 2 * 8192 * 1536 / 1e6
+# layer = {'erf': row('linear_gelu', 'linear_gelu_wgmma').graph_us, 'tanh': row('linear_gelu_tanh',
+#          'linear_gelu_tanh_wgmma').graph_us, 'none': row('linear', 'linear_wgmma_specialised', M=8192, N=1536,
+#          K=384).graph_us}
+# pitch_gain = row('transpose', 'tiled').ms / row('transpose', 'padded').ms
+# of_copy = row('transpose', 'vectorized').fraction
+# compiled_as_fast = abs(row('transpose', 'PyTorch, compiled').ms / row('transpose', 'vectorized').ms - 1) < 0.03
+# two_calls = row('add_layernorm', 'PyTorch (').ms / row('add_layernorm', 'fused').ms
+# compiled_gain = 1 - row('add_layernorm', 'PyTorch, compiled').ms / row('add_layernorm', 'fused').ms
+# torch_us = row('linear_gelu_tanh', 'PyTorch (cuBLAS, bias and GELU').graph_us
+# erf_as_traffic = 0.8 < (layer['erf'] - layer['none']) / (1000 * gelu_mb / limits.bandwidth_gbs) < 1.2
+# tanh_below_half = (layer['tanh'] - layer['none']) / (layer['erf'] - layer['none']) < 0.5

@@ -37,9 +37,10 @@ roofline.predict(ATTENTION, S=1024, H=12, D=64)
 
 # %% [markdown]
 # There are 256 flops to a byte. On paper the arithmetic sets the limit, as for a matrix product, and not the memory, as
-# for softmax. The scores are 12 × 1,024 × 1,024 numbers, 50 MB, four times as much as goes in and comes out. A program
-# that writes them, reads and writes them for softmax, and reads them again moves 200 MB more than it has to. How much
-# does that matter? Write down a guess; the answer comes further down.
+# for softmax. The scores are 12 × 1,024 × 1,024 numbers, {{ scores_mb:.0f }} MB, {{ words(scores_ratio) }} times as
+# much as goes in and comes out. A program that writes them, reads and writes them for softmax, and reads them again
+# moves {{ round(4 * scores_mb, -1):.0f }} MB more than it has to. How much does that matter? Write down a guess; the
+# answer comes further down.
 #
 # ## Four steps
 #
@@ -133,8 +134,8 @@ agree(ATTENTION, ["attention_three_pass"], sizes=sizes)
 # ## Idle threads
 #
 # Look at the third pass again. A thread takes a column of the values, and a head has 64 columns. So 192 of the 256
-# threads do nothing. `attention_all_threads` puts them to work: four groups of 64 threads take a quarter of the keys
-# each, and their results are added up in shared memory.
+# threads do nothing. `attention_all_threads` puts them to work: four groups of 64 threads take {{ words(64 / 256) }} of
+# the keys each, and their results are added up in shared memory.
 #
 # The passes over keys and values have the same number of multiply-adds. Write down what you expect: by which factor is
 # `all_threads` faster?
@@ -159,11 +160,11 @@ def h200_table(*names, sizes=(16, 128, 1024, 4096)):
 h200_table("three_pass", "all_threads")
 
 # %% [markdown]
-# My own guess was 2.5: five units of time before, two after. (One unit for the keys, with all threads at work; four for
-# the values with 64 of 256 threads, and one with all of them.) The result is no gain at all. With all threads at work
-# the kernel is never faster, and at 4,096 tokens it takes more than half as long again. If four times as many threads
-# do not help, the third pass is not where the time goes. So I took the kernel apart: the first two passes alone, and
-# the third alone with weights of 1.
+# My own guess was 2.5{{ example }}: five units of time before, two after. (One unit for the keys, with all threads at
+# work; four for the values with 64 of 256 threads, and one with all of them.) The result is no gain at all. With all
+# threads at work the kernel is never faster{{ if never_faster }}, and at 4,096 tokens it takes more than half as long
+# again{{ if half_as_long_again }}. If {{ words(256 / 64) }} times as many threads do not help, the third pass is not
+# where the time goes. So I took the kernel apart: the first two passes alone, and the third alone with weights of 1.
 
 # %%
 passes = measure.recorded_series("attention_passes", gpu="NVIDIA H200")
@@ -206,8 +207,9 @@ for line, counts in sorted(report.lines.items()):
               f"{counts['lines_128']:,} lines of 128 bytes")
 
 # %% [markdown]
-# The first of the two lines computes scores, the second reads values. Half of the scores' requests are for the query:
-# one number for all lanes, one line of memory. The other 64 are for keys, and take 32 lines each.
+# The first of the two lines computes scores, the second reads values. {{ words(64 / 128).capitalize() }} of the scores'
+# requests are for the query: one number for all lanes, one line of memory. The other 64 are for keys, and take 32 lines
+# each.
 #
 # The lines come from a cache, because the next seven rounds of the loop read from the same 32 bytes. But a cache, too,
 # needs 32 steps to answer a request for 32 lines. Suppose that each takes one clock. Then the time of the whole kernel
@@ -261,8 +263,8 @@ PlainTable("Asked of memory and caches, 1,024 tokens and 12 heads", ("", "MB"),
 
 # %% [markdown]
 # The second program writes all scores, reads and writes them for softmax, and reads them once more. Still it asks for
-# eighteen times less than the three passes. Which program do you expect to be faster, and by how much? The recording
-# has PyTorch's form of it: a batched product by cuBLAS, a softmax, a batched product.
+# {{ words(6442 / (151 + 101 + 104)) }} times less than the three passes. Which program do you expect to be faster, and
+# by how much? The recording has PyTorch's form of it: a batched product by cuBLAS, a softmax, a batched product.
 
 # %%
 for S in (1024, 4096):
@@ -274,9 +276,11 @@ own = measure.recorded_series("attention_steps", gpu="NVIDIA H200")["rows"][-3:]
 print("labkit's own launches, 1,024 tokens:", ", ".join(f"{row['step']} {row['us']:.0f} us" for row in own))
 
 # %% [markdown]
-# Writing all scores to global memory is affordable at this length: at the speed of a copy, the 200 MB of the prediction
-# take 48 us, of PyTorch's 185. (labkit's three launches take 273. Its two products alone take longer than all of
-# PyTorch's, which are cuBLAS's.) What costs is asking for every key again for every query.
+# Writing all scores to global memory is affordable at this length: at the speed of a copy, the
+# {{ round(4 * scores_mb, -1):.0f }} MB of the prediction take {{ predicted_us:.0f }} us, of
+# PyTorch's {{ torch_us:.0f }}. (labkit's three launches take {{ sum(steps):.0f }}. Its two products alone take
+# longer{{ if products_longer }} than all of PyTorch's, which are cuBLAS's.) What costs is asking for every key again
+# for every query.
 #
 # ## The whole matrix in one block
 #
@@ -287,14 +291,16 @@ print("labkit's own launches, 1,024 tokens:", ", ".join(f"{row['step']} {row['us
 h200_table("three_pass", "whole_matrix")
 
 # %% [markdown]
-# On the H200 it takes ten times as long as three passes, at 128 tokens. Twelve heads are twelve blocks, so 120 SMs are
-# idle. And from 242 tokens on, the matrix does not fit into a block's shared memory. The aim is right: tiles, and no
-# score in global memory. But a block must not need the whole matrix, nor even a whole row of it.
+# On the H200 it takes ten{{ if near(whole_matrix_slowdown, 10) }} times as long as three passes, at 128 tokens. Twelve
+# heads are twelve blocks, so 120 SMs are idle. And from 242 tokens on, the matrix does not fit into a block's shared
+# memory. The aim is right: tiles, and no score in global memory. But a block must not need the whole matrix, nor even a
+# whole row of it.
 #
 # ## What I learned
 #
 # - Idle threads are easy to see and may cost nothing. Count the requests of those that work.
-# - A request for 32 lines keeps a cache busy for 32 steps. That alone predicted most of the time.
+# - A request for 32 lines keeps a cache busy for 32 steps. That alone predicted most of the
+#   time{{ if predicted_most }}.
 # - Heads need no arrays of their own: it is enough to know where a matrix begins and how far apart its rows lie.
 # - At these lengths tiles are worth more than keeping scores out of memory. The next lesson has both.
 # - A kernel that leaves 120 of 132 SMs without a block is slow, however few bytes it moves.
@@ -315,3 +321,20 @@ h200_table("three_pass", "whole_matrix")
 # The exercises for this lesson end with attention from a blank page, in which each query sees a window of keys.
 #
 # Next: **flash attention**, which corrects a softmax as tiles come in, so that no row of scores is kept.
+
+# %% [numbers]
+# steps = [row.us for row in series.attention_steps.rows][-3:]
+# three_pass = {S: (row('attention', 'three_pass', S=S, H=12, D=64).graph_us or row('attention', 'three_pass', S=S,
+#               H=12, D=64).us) for S in (16, 128, 1024, 4096)}
+# all_threads = {S: (row('attention', 'all_threads', S=S, H=12, D=64).graph_us or row('attention', 'all_threads', S=S,
+#                H=12, D=64).us) for S in (16, 128, 1024, 4096)}
+# scores_mb = 4 * 12 * 1024 * 1024 / 1e6
+# scores_ratio = scores_mb / (4 * 4 * 1024 * 768 / 1e6)
+# never_faster = all(all_threads[S] >= three_pass[S] for S in (16, 128, 1024, 4096))
+# half_as_long_again = all_threads[4096] / three_pass[4096] > 1.5
+# predicted_us = 1000 * 4 * scores_mb / limits.bandwidth_gbs
+# torch_us = row('attention', 'PyTorch (two', S=1024, H=12, D=64).graph_us
+# products_longer = steps[0] + steps[2] > row('attention', 'PyTorch (two', S=1024, H=12, D=64).graph_us
+# whole_matrix_slowdown = row('attention', 'whole_matrix', S=128, H=12, D=64).graph_us / three_pass[128]
+# predicted_most = (0.8 < 1024 * 12 * 32 * 64 * 32 / 132 / (1000 * limits.fp32_tflops / (132 * 128 * 2)) / 1000 /
+#                   three_pass[1024] < 1)

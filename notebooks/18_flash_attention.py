@@ -34,8 +34,9 @@ print(f"scores: {scores_mb:,.0f} MB; to write and read them twice takes "
       f"{1000 * 4 * scores_mb / limits['bandwidth_gbs']:,.0f} us")
 
 # %% [markdown]
-# In float32 the scores would take as long as the arithmetic itself. On tensor cores, where they would be half as large,
-# they would still take six times as long.
+# In float32 the scores would take as long as the arithmetic itself{{ if near(scores_over_flops, 1) }}. On tensor cores,
+# where they would be {{ words(2 / 4) }} as large, they would still take {{ words(half_scores_over_flops) }} times as
+# long.
 #
 # ## A softmax that is corrected
 #
@@ -97,8 +98,8 @@ for queries in (1, 16, 32, 64, 128):
           f"{ATTENTION.work.flops(S=1024, H=12, D=64) / read:4.1f} flop a byte")
 
 # %% [markdown]
-# The three passes of lesson 17 have one query to a block. With 64 queries, blocks ask for 64 times fewer bytes, and
-# still no score is in global memory.
+# The three passes of lesson 17 have one query to a block. With 64 queries, blocks ask for {{ 6442 // 100 }} times fewer
+# bytes, and still no score is in global memory.
 #
 # ## Flash attention, plain
 #
@@ -116,9 +117,9 @@ show_source(make_flash_plain(64))
 
 # %% [markdown]
 # A function makes the kernel, because the loops over `query` and `acc` need a constant length: only then can the
-# compiler unroll them and keep both arrays in registers. Compiled for an H200 by `ptxas`, it takes 168 registers a
-# thread and spills none. What would go wrong without each of the two barriers? And where does a causal mask end the
-# loop early? Here is one block, causal, with 48 queries of four numbers.
+# compiler unroll them and keep both arrays in registers. Compiled for an H200 by `ptxas`, it takes 168
+# registers{{ compiled }} a thread and spills none. What would go wrong without each of the two barriers? And where does
+# a causal mask end the loop early? Here is one block, causal, with 48 queries of four numbers.
 
 # %%
 S, D = 48, 4
@@ -138,8 +139,8 @@ agree(ATTENTION_CAUSAL, ["attention_causal_flash_plain", "attention_causal_flash
 # %% [markdown]
 # (`flash` is the next section's kernel.) What limits `flash_plain`? Each number of a key or a value comes from shared
 # memory, four in a load of 16 bytes, and each feeds a single multiply-add. Suppose that shared memory delivers 128
-# bytes a clock. Then such a load takes four clocks for the 32 lanes of a warp, and in that time an SM could do sixteen
-# multiply-adds of a warp instead of four.
+# bytes a clock. Then such a load takes {{ words(32 * 16 / 128) }} clocks for the 32 lanes of a warp, and in that time
+# an SM could do sixteen multiply-adds of a warp instead of four.
 #
 # ## A tile of scores in registers
 #
@@ -182,11 +183,12 @@ climb("attention three_pass", "attention flash_plain", "attention flash", "atten
 
 # %% [markdown]
 # "PyTorch, fused" is `scaled_dot_product_attention`, SDPA for short. On the H200 we recorded, `flash` is faster at all
-# three lengths, and at 4,096 tokens it takes 1.2 times what its loads alone predict. `flash_plain` takes only
-# 0.8 times its prediction: all lanes of a warp load the same 16 bytes, a *broadcast*, which must take fewer than the
-# four clocks that I assumed. It is still much slower than `flash`, in which eight threads share a query. Three shuffles
-# give all eight the maximum of its scores. Each adds up its own part of `row_sum`. The factor is the same for all, so
-# their parts are not added together before the last tile.
+# three lengths{{ if flash_ahead }}, and at 4,096 tokens it takes {{ over_loads:.1f }} times what its loads alone
+# predict. `flash_plain` takes only {{ plain_over_loads:.1f }} times its prediction: all lanes of a warp load the same
+# 16 bytes, a *broadcast*, which must take fewer than the {{ words(32 * 16 / 128) }} clocks that I assumed. It is still
+# much slower than `flash`, in which eight threads share a query. Three shuffles give all eight the maximum of its
+# scores. Each adds up its own part of `row_sum`. The factor is the same for all, so their parts are not added together
+# before the last tile.
 
 # %%
 import inspect
@@ -212,10 +214,10 @@ for S in (1024, 4096):
           f"{h200('attention_causal', S)['flash'] / h200('attention', S)['flash']:.0%} of the time")
 
 # %% [markdown]
-# At 4,096 tokens the time is what the tiles say, at 1,024 it is not. The last block has a whole row of tiles to do, the
-# first a single one. At 1,024 tokens an H200 holds all 192 blocks at once, and the launch takes as long as its longest
-# block. At 4,096 there are 768: where a short one ends, another begins. For that the long ones must come first, so
-# `flash` numbers its blocks from the end.
+# At 4,096 tokens the time is what the tiles say{{ if as_tiles_say }}, at 1,024 it is not{{ if not_at_1024 }}. The last
+# block has a whole row of tiles to do, the first a single one. At 1,024 tokens an H200 holds all 192 blocks at once,
+# and the launch takes as long as its longest block. At 4,096 there are 768: where a short one ends, another begins. For
+# that the long ones must come first, so `flash` numbers its blocks from the end.
 #
 # ## Exponentials that stay in their registers
 #
@@ -248,10 +250,10 @@ climb("attention flash", "attention_half flash")
 # %% [markdown]
 # ## Products beside exponentials
 #
-# What limits this kernel? For a tile of 64 queries and 128 keys, an SM needs 512 clocks for both products at the full
-# rate of its tensor cores, and 512 for the exponentials, of which it computes 16 a clock. I allow 400 for the rest:
-# scaling, maximum, sum, rounding. One after the other, that is 1,424. What would be left of it if the product with the
-# values ran beside the softmax of the next tile?
+# What limits this kernel? For a tile of 64 queries and 128 keys, an SM needs 512 clocks{{ hardware }} for both products
+# at the full rate of its tensor cores, and 512 for the exponentials, of which it computes 16 a clock. I allow 400 for
+# the rest: scaling, maximum, sum, rounding. One after the other, that is {{ 512 + 512 + 400:, }}. What would be left of
+# it if the product with the values ran beside the softmax of the next tile?
 
 # %%
 pictures.schedules()
@@ -273,9 +275,9 @@ climb("attention_half flash", "attention_half flash_wgmma", "attention_half PyTo
 # %% [markdown]
 # `wgmma_wait(1)` waits until at most one product is in flight: the scores are there, the values of the tile before are
 # still being added. On the H200 we recorded, `flash` with `mma.sync` is ahead of PyTorch up to 128 tokens and well
-# behind it from 1,024 on; `flash_wgmma` is ahead at all of these lengths. Most of the gain comes from overlap between
-# warpgroups: while one takes exponentials, the tensor cores multiply for another. A version without any overlap inside
-# a warpgroup was only a little slower.
+# behind it from 1,024 on{{ if ahead_then_behind }}; `flash_wgmma` is ahead at all of these lengths{{ if wgmma_ahead }}.
+# Most of the gain comes from overlap between warpgroups: while one takes exponentials, the tensor cores multiply for
+# another. A version without any overlap inside a warpgroup was only a little slower.
 #
 # ## Many blocks for one query
 #
@@ -283,20 +285,22 @@ climb("attention_half flash", "attention_half flash_wgmma", "attention_half PyTo
 # 22). One query and 12 heads are twelve blocks on 132 SMs. But the correction joins any two parts of a row, no matter
 # which block computed them. So in `decode` a block takes 128 keys of a head and stores its `row_max`, `row_sum` and
 # `acc`, and a second kernel joins them. Predict: a cache of 1,024 tokens holds 2 × 768 float32 for each. How long does
-# an H200 take to read it at 4,200 GB/s?
+# an H200 take to read it at {{ round(limits.bandwidth_gbs, -2):,.0f }} GB/s?
 
 # %%
 attention_pictures.over_caches(measure.recorded_series("attention_keys", gpu="NVIDIA H200"))
 
 # %% [markdown]
-# With the keys split, a cache of two thousand costs little more than one of a hundred. The bytes of 1,024 keys take 1.5
-# us, and `decode` takes some eight: two launches in a row, with loads in each that wait for others. The line bends at
-# 8,192 keys in float32 and at 16,384 in float16, where the cache has grown to 50 MB and no longer stays in L2.
+# With the keys split, a cache of two thousand costs little more than one of a hundred{{ if split_flat }}. The bytes of
+# 1,024 keys take {{ bytes_us:.1f }} us, and `decode` takes some {{ words(decode_us) }}: two launches in a row, with
+# loads in each that wait for others. The line bends at 8,192 keys in float32 and at 16,384 in float16, where the cache
+# has grown to {{ 2 * 8192 * 768 * 4 / 1e6:.0f }} MB and no longer stays in L2.
 #
-# In float32 SDPA does not split the keys, and its line rises from the start. In float16 it does, and there `decode`
-# loses: with 1,024 keys it takes a tenth longer than SDPA, which runs cuDNN's kernel. It is ahead by a few percent from
-# 2,048 to 8,192 keys, and with more it loses again. What cuDNN does better I have not found out; a second launch is
-# one thing that costs ours time.
+# In float32 SDPA does not split the keys, and its line rises from the start{{ if unsplit }}. In float16 it
+# does{{ if split_f16 }}, and there `decode` loses: with 1,024 keys it takes a tenth{{ if near(decode_longer, 0.1) }}
+# longer than SDPA, which runs cuDNN's kernel{{ if cudnn_runs }}. It is ahead by a few percent from 2,048 to 8,192
+# keys{{ if ahead_between }}, and with more it loses again{{ if loses_again }}. What cuDNN does better I have not found
+# out; a second launch is one thing that costs ours time.
 #
 # ## Over the number of tokens
 
@@ -329,3 +333,36 @@ attention_pictures.over_lengths(measure.recorded_series("attention_sizes", gpu="
 # - `show_source(attend)` is the loop over tiles in registers. Which lines of `flash_plain` do you find?
 #
 # Next: **the GPT-2 block**, where attention meets the layers around it.
+
+# %% [numbers]
+# flops = 4 * 4096**2 * 12 * 64
+# scores_us = 4 * 4 * 12 * 4096**2 / limits.bandwidth_gbs / 1000
+# keys = series.attention_keys
+# us = {(op, name): [row(op, name, S=S, H=12, D=64).graph_us or row(op, name, S=S, H=12, D=64).us for S in (128, 1024,
+#       4096)] for op, name in (('attention', 'flash'), ('attention', 'flash_plain'), ('attention', 'PyTorch, fused'),
+#       ('attention_causal', 'flash'), ('attention_half', 'flash'), ('attention_half', 'flash_wgmma'),
+#       ('attention_half', 'PyTorch, fused'))}
+# half = {name: us['attention_half', name] for name in ('flash', 'flash_wgmma', 'PyTorch, fused')}
+# scores_over_flops = scores_us * limits.fp32_tflops * 1e6 / flops
+# half_scores_over_flops = scores_us / 2 * limits.f16_tflops * 1e6 / flops
+# over_loads = (us['attention', 'flash'][2] / (flops / 2 / 32 / 128 * 12 * 4 / (1000 * limits.fp32_tflops * 1e9 / (128 *
+#               2)) * 1e6))
+# plain_over_loads = (us['attention', 'flash_plain'][2] / (flops / 2 / 32 / 128 * 32 * 4 / (1000 * limits.fp32_tflops *
+#                     1e9 / (128 * 2)) * 1e6))
+# flash_ahead = all(us['attention', 'flash'][at] < us['attention', 'PyTorch, fused'][at] for at in (0, 1, 2))
+# as_tiles_say = abs(us['attention_causal', 'flash'][2] / us['attention', 'flash'][2] - 65 / 128) < 0.02
+# not_at_1024 = us['attention_causal', 'flash'][1] / us['attention', 'flash'][1] > 0.7
+# ahead_then_behind = (half['flash'][0] < half['PyTorch, fused'][0] and all(half['flash'][at] > 1.3 *
+#                      half['PyTorch, fused'][at] for at in (1, 2)))
+# wgmma_ahead = all(half['flash_wgmma'][at] < half['PyTorch, fused'][at] for at in (0, 1, 2))
+# bytes_us = 2 * 1024 * 768 * 4 / limits.bandwidth_gbs / 1000
+# decode_us = row('attention_cached', 'decode').graph_us
+# unsplit = keys.lines['SDPA'].us[4] / keys.lines['SDPA'].us[0] > 10
+# split_f16 = keys.lines['SDPA, f16'].us[6] / keys.lines['SDPA, f16'].us[0] < 3
+# decode_longer = keys.lines['decode, f16'].us[4] / keys.lines['SDPA, f16'].us[4] - 1
+# cudnn_runs = (abs(row('attention_half_cached', 'PyTorch, fused (SDPA)').graph_us / row('attention_half_cached',
+#               'PyTorch, fused (SDPA, cuDNN)').graph_us - 1) < 0.02)
+# ahead_between = all([1 < keys.lines['SDPA, f16'].us[at] / keys.lines['decode, f16'].us[at] < 1.07 for at in (5, 6,
+#                     7)])
+# loses_again = all([keys.lines['SDPA, f16'].us[at] < keys.lines['decode, f16'].us[at] for at in (8, 9)])
+# split_flat = keys.lines['decode'].us[5] / keys.lines['decode'].us[1] < 1.2

@@ -26,8 +26,9 @@
 # ## Prediction
 #
 # Each token is multiplied with every weight once. Before you run the next cell, write down: how many bytes of weights
-# does a block read, in float32? How many flops does a token cost? And from how many tokens on does a GPU with 4,200
-# GB/s and 65 TFLOP/s spend its time on the arithmetic, and no longer on the weights?
+# does a block read, in float32? How many flops does a token cost? And from how many tokens on does a GPU with
+# {{ round(limits.bandwidth_gbs, -2):,.0f }} GB/s and {{ limits.fp32_tflops:.0f }} TFLOP/s spend its time on the
+# arithmetic, and no longer on the weights?
 
 # %%
 from labkit import roofline
@@ -122,8 +123,8 @@ block_pictures.ten_launches(tokens=16)
 # %% [markdown]
 # ## Is it right?
 #
-# The usual test of such a block is an output within 0.001 of the truth. But which step is off, and by how much? So
-# compare the output of every launcher with the same step of a block in NumPy and float64.
+# The usual test of such a block is an output within 0.001{{ example }} of the truth. But which step is off, and by how
+# much? So compare the output of every launcher with the same step of a block in NumPy and float64.
 
 # %%
 from labkit.course import yours
@@ -133,8 +134,8 @@ yours.block_parity(each_step, shape=GPT2_SMALL, tokens=16, causal=False).check()
 # %% [markdown]
 # The column to look at is *of the allowed*. A sum of 3,072 products in float32 differs from its true value, every step
 # adds its own rounding, and independent roundings grow like the square root of their number. The limit in the table
-# grows in the same way, so it is tight at the first step and at the last. A fixed 0.001 would let a step pass that is
-# wrong in its third digit.
+# grows in the same way, so it is tight at the first step and at the last. A fixed 0.001{{ example }} would let a step
+# pass that is wrong in its third digit.
 #
 # `causal=False`: in the article each token sees all others. GPT-2 itself needs the causal mask, and both work here, as
 # does any number of tokens up to 4,096. On a narrow block, 128 wide:
@@ -157,9 +158,9 @@ from labkit.kernels.gelu import gelu_erf_vectorized
 yours.block_parity(yours.kernels({"gelu": gelu_erf_vectorized}))
 
 # %% [markdown]
-# The error at the end is below 0.001, so the usual test would have let it pass. The table does not, and names the step.
-# The steps before it agree, the ones after it do not. Lesson 21 uses the same table for a whole GPT-2, with seven lines
-# for each layer.
+# The error at the end is below 0.001{{ example }}, so the usual test would have let it pass. The table does not, and
+# names the step. The steps before it agree, the ones after it do not. Lesson 21 uses the same table for a whole GPT-2,
+# with seven lines for each layer.
 #
 # ## Before or after
 #
@@ -254,10 +255,11 @@ yours.block_parity(ready).check()
 #
 # ## What I learned
 #
-# - With few tokens a block is 28 MB of weights and nothing else. Nothing that is done to the rows helps there.
+# - With few tokens a block is {{ 4 * 7_087_872 / 1e6:.0f }} MB of weights and nothing else. Nothing that is done to the
+#   rows helps there.
 # - Four of the ten launches multiply by weights. Both additions and GELU do next to nothing but move rows.
-# - An output below 0.001 hides a wrong GELU. I compare every step, and the allowed error takes the steps before it into
-#   account.
+# - An output below 0.001{{ example }} hides a wrong GELU. I compare every step, and the allowed error takes the steps
+#   before it into account.
 # - Where the norm stands is a matter of a few lines and decides how hard a deep model is to train.
 #
 # ## Resources
@@ -269,10 +271,11 @@ yours.block_parity(ready).check()
 #
 # ## Try it
 #
-# - In the cell with 24 blocks, multiply the weights of `attn.c_proj` and `mlp.c_proj` by 0.14, one over the root of
-#   twice 24, as GPT-2 does before its training. What happens to the spread, and why by this number?
-# - In the first table, which number of tokens makes both times equal if the GPU computes in float16, at 900 TFLOP/s and
-#   two bytes a weight?
+# - In the cell with 24 blocks, multiply the weights of `attn.c_proj` and `mlp.c_proj` by {{ (2 * 24) ** -0.5:.2f }},
+#   one over the root of twice 24, as GPT-2 does before its training. What happens to the spread, and why by this
+#   number?
+# - In the first table, which number of tokens makes both times equal if the GPU computes in float16, at
+#   {{ round(limits.f16_tflops, -2):.0f }} TFLOP/s and two bytes a weight?
 # - Write a LayerNorm that forgets the bias, and give it to `yours.kernels({"layernorm": no_bias})`. Which step is named
 #   first? With the weights of a model whose biases are zero, would it be?
 #

@@ -18,9 +18,9 @@
 #
 # ## Prediction
 #
-# With 16 tokens a block reads 28 MB of weights and little else. Write down three times on an H200, which reads 4,200 GB
-# a second: for these bytes, for launching ten kernels from Python, and for ten launches in a graph. Lesson 09 measured
-# a launch. Which of the three is the largest?
+# With 16 tokens a block reads {{ 4 * 7_087_872 / 1e6:.0f }} MB of weights and little else. Write down three times on an
+# H200, which reads {{ round(limits.bandwidth_gbs, -2):,.0f }} GB a second: for these bytes, for launching ten kernels
+# from Python, and for ten launches in a graph. Lesson 09 measured a launch. Which of the three is the largest?
 
 # %%
 from labkit import measure, roofline
@@ -36,9 +36,9 @@ for how, key in (("from Python", "launcher_us"), ("in a graph", "graph_us")):
 print(f"launches recorded on {cost['where']}, {cost['date']}")
 
 # %% [markdown]
-# With launches from Python the GPU waits for the host most of the time, if its kernels are as fast as their bytes
-# allow. And this is the least that a launch costs: it was measured with a kernel of three arguments. A launcher of the
-# block also checks its arrays and chooses a kernel for their shape.
+# With launches from Python the GPU waits for the host most of the time{{ if waits_for_host }}, if its kernels are as
+# fast as their bytes allow. And this is the least that a launch costs: it was measured with a kernel of three
+# arguments. A launcher of the block also checks its arrays and chooses a kernel for their shape.
 #
 # ## Seven launches
 #
@@ -84,9 +84,9 @@ for kernels, fused in ((KERNEL_FOR_EACH_STEP, False), (FUSED, True)):
 print("\n".join(lines))
 
 # %% [markdown]
-# With 1,024 tokens a quarter of all bytes is gone. With 16 tokens nearly all bytes are weights, and only three launches
-# are saved. (On a GPU a product of few rows may be split over its K, and a second launch adds up the parts. Then the
-# graph has some more.)
+# With 1,024 tokens a quarter{{ if near(bytes_gone, 1 / 4) }} of all bytes is gone. With 16 tokens nearly all bytes are
+# weights, and only three launches are saved. (On a GPU a product of few rows may be split over its K, and a second
+# launch adds up the parts. Then the graph has some more.)
 #
 # And the seven, at other lengths, as the operation that `labkit bench` measures:
 
@@ -157,10 +157,11 @@ for way, key in ways.items():
 print(f"recorded on {calls['where']}, {calls['date']}")
 
 # %% [markdown]
-# Ten launches take 334 us, not the 99 predicted: the block's launchers have more to check and to decide than that of an
-# addition. Seven take 72% of the time. Allocating makes a call three to four times as long. In a graph all of this is
-# gone: a call takes 47 us, of which the kernels need 39. So without the graph the GPU was idle most of the time,
-# waiting for Python.
+# Ten launches take {{ calls.ten_kernels_us:.0f }} us, not the {{ predicted_us:.0f }} predicted: the block's launchers
+# have more to check and to decide than that of an addition. Seven take {{ seven_share:.0% }} of the time. Allocating
+# makes a call three to four times as long{{ if allocating_slow }}. In a graph all of this is gone: a call takes
+# {{ calls.graph_us:.0f }} us, of which the kernels need {{ seven[0]:.0f }}. So without the graph the GPU was idle most
+# of the time, waiting for Python.
 #
 # What does a block need so that it can be recorded? Before you look at the next cell: which addresses may change from
 # call to call?
@@ -194,8 +195,8 @@ print(f"another x, the same graph: largest error {abs(small_out.copy_to_host() -
 # ## In float16
 #
 # Weights and rows can be in float16, with accumulators in float32: `solve` picks the kernels by the type of the
-# weights. The products go to the tensor cores (lesson 07), as does attention (lesson 18), and half as many bytes move.
-# What does it cost in digits?
+# weights. The products go to the tensor cores (lesson 07), as does attention (lesson 18), and
+# half{{ if near(2 / 4, 1 / 2) }} as many bytes move. What does it cost in digits?
 
 # %%
 from labkit import device
@@ -220,9 +221,9 @@ for operation, name in (("gpt2_block", "block_fused"), ("gpt2_block_half", "bloc
             print(f"{name:12} {tokens:5} tokens: largest error {row.error:.1e}, {row.error_units:.3f} of the allowed")
 
 # %% [markdown]
-# A float16 near 1 has a step of 0.001, and the sums along the block are larger than 1. So an error of a few thousandths
-# is what float16 allows. An output within 0.001 is out of reach. Models are run in float16 all the same. What counts is
-# which token is the most likely, and that seldom depends on the third digit.
+# A float16 near 1 has a step of {{ 2**-10:.3f }}, and the sums along the block are larger than 1. So an error of a few
+# thousandths is what float16 allows. An output within 0.001{{ example }} is out of reach. Models are run in float16 all
+# the same. What counts is which token is the most likely, and that seldom depends on the third digit.
 #
 # ## The clock
 #
@@ -238,8 +239,8 @@ for operation, name in (("gpt2_block", "block_fused"), ("gpt2_block_half", "bloc
 #
 # The last three were measured in float16 as well. All programs are replayed as graphs, so no launch from the host is
 # part of these times. There are two exceptions. *CUDA C++, eight allocations* allocates in each call, as the article
-# does, and no graph can hold that. And the ten kernels with 4,096 tokens were launched from the host: beside 60 ms it
-# makes no difference.
+# does, and no graph can hold that. And the ten kernels with 4,096 tokens were launched from the host: beside
+# {{ round(theirs[3] / 1000, -1):.0f }} ms it makes no difference.
 #
 # Before you run the cell, put the five in order, once for 16 tokens and once for 4,096.
 
@@ -279,25 +280,27 @@ for question, (slow, fast) in pairs.items():
     print(f"{question:36}" + "".join(quotients))
 
 # %% [markdown]
-# *Allocations.* The CUDA C++ has the same kernels in both rows. Eight allocations in each call, without a graph, double
-# its time with 16 tokens. With 4,096 they add 2%.
+# *Allocations.* The CUDA C++ has the same kernels in both rows. Eight allocations in each call, without a graph,
+# double{{ if near(eight[0] / theirs[0], 2) }} its time with 16 tokens. With 4,096 they add
+# {{ eight[1] / theirs[3] - 1:.0% }}.
 #
-# *The language.* In Python the same ten kernels take at most 7% longer than in CUDA C++, and less with more tokens.
-# That is the difference between Numba's compiler and nvcc.
+# *The language.* In Python the same ten kernels take at most {{ python_longer:.0% }} longer than in CUDA C++, and less
+# with more tokens{{ if less_with_more }}. That is the difference between Numba's compiler and nvcc.
 #
-# *This course.* From ten kernels to seven, the time falls to a quarter with few tokens and to less than a twentieth
-# with 4,096. Three launches fewer are the smaller part of it. Most of it is in the kernels: thread tiles in registers
-# for the products (lesson 06), attention in tiles (lesson 18), and a split over K where a product is too small to fill
-# the GPU. The article calls its code a skeleton. As a skeleton it is clear, and it is correct except for the barrier of
-# lesson 12.
+# *This course.* From ten kernels to seven, the time falls to a quarter{{ if near(seven[0] / ours[0], 1 / 4) }} with few
+# tokens and to less than a twentieth{{ if seven[3] / ours[3] < 1 / 20 }} with 4,096. Three launches fewer are the
+# smaller part of it. Most of it is in the kernels: thread tiles in registers for the products (lesson 06), attention in
+# tiles (lesson 18), and a split over K where a product is too small to fill the GPU. The article calls its code a
+# skeleton. As a skeleton it is clear, and it is correct except for the barrier of lesson 12.
 #
 # *cuBLAS and fusion.* One would expect PyTorch to lead at least where products decide, with many tokens. Operation by
-# operation it is slower than ours at every size. Compiled, most of that lead is gone: `torch.compile` fuses what lies
-# between the products, as the seven kernels do. In float16 the two are equal at 128 tokens and within 2% at 1,024. With
-# few tokens, launches, latencies and weights decide, and a program written for one model can fuse into the products,
-# which the compiler leaves to cuBLAS, and split each product as its shape requires. With many tokens the time is that
-# of the products and of attention. No product of ours is ahead of cuBLAS by much (lesson 07), and attention is somewhat
-# ahead (lesson 18).
+# operation it is slower than ours at every size{{ if slower_everywhere }}. Compiled, most of that lead is gone:
+# `torch.compile` fuses what lies between the products, as the seven kernels do. In float16 the two are equal at 128
+# tokens{{ if abs(compiled_half[128] - 1) < 0.01 }} and within {{ abs(compiled_half[1024] - 1):.0% }} at 1,024. With few
+# tokens, launches, latencies and weights decide, and a program written for one model can fuse into the products, which
+# the compiler leaves to cuBLAS, and split each product as its shape requires. With many tokens the time is that of the
+# products and of attention. No product of ours is ahead of cuBLAS by much (lesson 07), and attention is somewhat ahead
+# (lesson 18).
 #
 # ## What I learned
 #
@@ -324,3 +327,23 @@ for question, (slow, fast) in pairs.items():
 # The exercises for this lesson end with a program from a blank page: one graph for many inputs.
 #
 # Next: **from a file to a token**, where such blocks get their weights from a file, and words to read.
+
+# %% [numbers]
+# compiled_half = {S: row('gpt2_block_half', 'PyTorch, compiled', S=S).us / row('gpt2_block_half', 'block_half', S=S).us
+#                  for S in (128, 1024)}
+# calls = series.block_calls
+# lengths = (16, 128, 1024, 4096)
+# ours = [row('gpt2_block', 'block_ten_kernels', S=S).us for S in lengths]
+# seven = [row('gpt2_block', 'block_fused', S=S).us for S in lengths]
+# theirs = [row('gpt2_block', 'CUDA C++ (ten kernels)', S=S).us for S in lengths]
+# eight = [row('gpt2_block', 'CUDA C++ (ten kernels, eight allocations)', S=S).us for S in (16, 4096)]
+# waits_for_host = 10 * series.launch_overhead.launcher_us > 2 * block_bytes(16) / limits.bandwidth_gbs / 1000
+# bytes_gone = 1 - block_bytes(1024) / block_bytes(1024, False)
+# predicted_us = 10 * series.launch_overhead.launcher_us
+# seven_share = calls.workspace_us / calls.ten_kernels_us
+# allocating_slow = all(2.5 < ratio < 4.5 for ratio in (calls.allocating_us / calls.workspace_us,
+#                       calls.eight_allocations_us / calls.ten_kernels_us))
+# python_longer = max(a / b - 1 for a, b in ((ours[at], theirs[at]) for at in (0, 1, 2, 3)))
+# less_with_more = all(ours[at] / theirs[at] < ours[0] / theirs[0] for at in (1, 2, 3))
+# slower_everywhere = all(row(op, 'PyTorch', S=S).us > row(op, rung, S=S).us for op, rung in (('gpt2_block',
+#                         'block_fused'), ('gpt2_block_half', 'block_half')) for S in lengths)

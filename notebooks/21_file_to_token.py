@@ -307,8 +307,8 @@ agree(ARGMAX, ["argmax_packed"], sizes=({"R": 3, "C": 5}, {"R": 7, "C": 1000}))
 # - In the cell with the lies, invent one that is not refused. (Change a byte after the header. What would it take to
 #   notice that?)
 # - Encode your name and a word that is younger than the Jargon File. Predict the tokens first.
-# - Put 0.0 at 1500 and -0.0 at 700, and -1.0 everywhere else. Which column is found, and which line of `key_of`
-#   decides?
+# - Put 0.0{{ example }} at 1500 and -0.0{{ example }} at 700, and -1.0{{ example }} everywhere else. Which column is
+#   found, and which line of `key_of` decides?
 #
 # The exercises ask for a tensor of a file, for the places of tensors in a file and on the device, and for the most
 # likely token.

@@ -18,8 +18,9 @@
 # ## Prediction
 #
 # A model that writes reads every one of its weights for every token. Write down two numbers before you go on. How many
-# tokens a second can GPT-2 small write at most, on a GPU that reads 4,200 GB a second? And: if a kernel for the
-# softmax of attention is three times as fast as the three kernels before it, how much faster does the model write?
+# tokens a second can GPT-2 small write at most, on a GPU that reads {{ round(limits.bandwidth_gbs, -2):,.0f }} GB a
+# second? And: if a kernel for the softmax of attention is three times as fast as the three kernels before it, how much
+# faster does the model write?
 
 # %%
 from labkit import measure
@@ -193,22 +194,22 @@ pictures.step_shares(step, len(step["steps"]) - 1)  # the latest position that w
 
 # %% [markdown]
 # My prediction counted bytes, as the black lines do. The logits reach theirs, and even beat it a little: it is drawn
-# for a copy, which also has to write. Nothing else comes near. A step is about a hundred launches, one after the other,
-# with a single row to work on. A LayerNorm of 768 numbers hardly reads anything and takes its microseconds all the
-# same: it starts, waits for its loads, exchanges some sums, and ends before the next launch may start. Writing one
-# token after the other is a matter of *latency*, not of bandwidth. (With many texts at once the rows would share the
-# weights, as those of a prompt do.)
+# for a copy, which also has to write. Nothing else comes near. A step is about {{ words(launches) }} launches, one
+# after the other, with a single row to work on. A LayerNorm of 768 numbers hardly reads anything and takes its
+# microseconds all the same: it starts, waits for its loads, exchanges some sums, and ends before the next launch may
+# start. Writing one token after the other is a matter of *latency*, not of bandwidth. (With many texts at once the rows
+# would share the weights, as those of a prompt do.)
 #
-# The four products of a layer and the logits take more than half of the time. All of attention, orange, comes next,
-# and the softmax is only a part of it.
+# The four products of a layer and the logits take more than half{{ if products / step.us > 0.5 }} of the time. All of
+# attention, orange, comes next, and the softmax is only a part of it.
 #
 # ## The experiment
 #
-# Now the second prediction. Lesson 14 follows an article, *Fused Attention Softmax Accelerator GPT 2 Inference*. It
-# put its fused softmax into distilgpt2, a GPT-2 with six layers, on an NVIDIA L4, and let it write up to a hundred
-# tokens after each of three prompts. Its kernel was 1.24 to 4.78 times as fast as PyTorch's steps. Here is the same
-# experiment on an H200, with models of the right shape. Their weights are random, which does not change the time, and
-# the prompts are those that GPT-2's tokenizer makes of the article's. Beside them stands the tiny model.
+# Now the second prediction. Lesson 14 follows an article, *Fused Attention Softmax Accelerator GPT 2 Inference*. It put
+# its fused softmax into distilgpt2, a GPT-2 with six layers, on an NVIDIA L4, and let it write up to a hundred tokens
+# after each of three prompts. Its kernel was 1.24 to 4.78 times{{ quoted }} as fast as PyTorch's steps. Here is the
+# same experiment on an H200, with models of the right shape. Their weights are random, which does not change the time,
+# and the prompts are those that GPT-2's tokenizer makes of the article's. Beside them stands the tiny model.
 #
 # Attention is computed in three ways: scale, mask and softmax as three launches; as one launch; and all of attention
 # as one kernel, the flash attention of lesson 18. Every kernel is launched from Python, as in the article, and then a
@@ -219,11 +220,12 @@ found = measure.recorded_series("generation", gpu="NVIDIA H200")
 pictures.rates(found)
 
 # %% [markdown]
-# In a graph the two larger ones write about ten times as fast, and the tiny one sixteen times as fast. The three ways
-# differ far less: one launch for the softmax gains 5% to 8%, one kernel for all of attention 9% to 22%. Here are the
-# three prompts beside the article's results. The numbers in brackets compare with softmax in three launches, those of
-# the article with PyTorch, and above 1 is a gain. (The article's own table calls the inverse a speed-up, so its 1.01
-# is a loss and its 0.98 a gain.)
+# In a graph the two larger ones write about ten{{ if near(sum(faster[1:]) / 2, 10) }} times as fast, and the tiny one
+# {{ words(faster[0]) }} times as fast. The three ways differ far less: one launch for the softmax gains
+# {{ min(fused) - 1:.0% }} to {{ max(fused) - 1:.0% }}, one kernel for all of attention {{ min(whole) - 1:.0% }} to
+# {{ max(whole) - 1:.0% }}. Here are the three prompts beside the article's results. The numbers in brackets compare
+# with softmax in three launches, those of the article with PyTorch, and above 1 is a gain. (The article's own table
+# calls the inverse a speed-up, so its 1.01{{ quoted }} is a loss and its 0.98{{ quoted }} a gain.)
 
 # %%
 experiment.beside_the_article(found, "distilgpt2's shape", "called")
@@ -272,21 +274,22 @@ experiment.amdahl_table(found)
 # Now the size of the gain. The article timed its kernel on squares of 512 and 1,024 rows. A model that writes from a
 # cache has no such square. For each head it has one row of scores, no longer than the text so far: 400 bytes at most.
 # Fusing saves hardly any bytes there, but two launches in each layer. So the softmax gains less than on a square, and
-# at the size of GPT-2 it has less than a tenth of the step. In a long prompt the scores are a square, the softmax has
-# bytes to save, and its share and its speed-up grow with the length.
+# at the size of GPT-2 it has less than a tenth{{ if small.softmax_us / small.us < 0.1 }} of the step. In a long prompt
+# the scores are a square, the softmax has bytes to save, and its share and its speed-up grow with the length.
 #
-# The article's tokens a second go down by 0.7% at one prompt and up by 1.7% at another: noise, it says, and 1.00 on
-# average. What share can the softmax have had, if a gain of 1% drowns in the noise? Amdahl's law, solved for p:
+# The article's tokens a second go down by 0.7%{{ quoted }} at one prompt and up by 1.7%{{ quoted }} at another: noise,
+# it says, and 1.00{{ quoted }} on average. What share can the softmax have had, if a gain of 1%{{ example }} drowns in
+# the noise? Amdahl's law, solved for p:
 
 # %%
 gain, own = 1.01, 4.65  # of the whole; of the softmax at 1,024, causal
 print(f"{(1 - 1 / gain) / (1 - 1 / own):.1%}")
 
 # %% [markdown]
-# So small a share is plausible. An L4 reads some 300 GB a second, the weights of distilgpt2 take it about 1.1 ms, and a
-# token took 5.5 in the article. The rest must have been something else: launches, Python and PyTorch around the
-# kernels. Here a step is little more than its launches, so two launches fewer in each layer show. The more there is
-# around a kernel, the less a faster kernel gains.
+# So small a share is plausible. An L4 reads some 300 GB{{ hardware }} a second, the weights of distilgpt2 take it about
+# {{ 328 / 300:.1f }} ms, and a token took 5.5{{ quoted }} in the article. The rest must have been something else:
+# launches, Python and PyTorch around the kernels. Here a step is little more than its launches, so two launches fewer
+# in each layer show. The more there is around a kernel, the less a faster kernel gains.
 #
 # The green bars above show where more can be gained: not by a faster softmax, but by not storing the scores at all.
 # The article's authors measured no gain and wrote it down, which is more than most do. The law would have shown it
@@ -319,3 +322,14 @@ print(f"{(1 - 1 / gain) / (1 - 1 / own):.1%}")
 # the model at once.
 #
 # Next: **a sentence encoder**, a model that reads.
+
+# %% [numbers]
+# step = series.step_launches.steps[0]
+# launches = sum(one.count for one in step.rows)
+# products = sum(step.rows[name].us for name in ('attn.c_attn', 'attn.added', 'mlp.gelu', 'out', 'logits'))
+# models = series.generation.models
+# faster = [mean_rate(model, 'graph') / mean_rate(model, 'called') for model in models]
+# small = models[2].step.unfused
+# fused = [mean_rate(model, how, 'fused') / mean_rate(model, how) for model in models for how in ('called', 'graph')]
+# whole = [mean_rate(model, how, 'one kernel') / mean_rate(model, how) for model in models for how in ('called',
+#          'graph')]

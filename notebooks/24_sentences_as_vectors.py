@@ -317,9 +317,10 @@ print(remark)
 #
 # - Write a pooling kernel that multiplies by a mask, give it to the model with `replace(model.kernels, ...)`, and
 #   poison the batch again.
-# - Let the wrong LayerNorms take an epsilon of 1e-3. Is the smallest cosine now below 0.999? Predict it, then run the
-#   cell.
-# - With the weights: find two sentences that mean the opposite of each other and still have a cosine above 0.8.
+# - Let the wrong LayerNorms take an epsilon of 1e-3. Is the smallest cosine now below 0.999{{ example }}? Predict it,
+#   then run the cell.
+# - With the weights: find two sentences that mean the opposite of each other and still have a cosine above
+#   0.8{{ example }}.
 #
 # In the exercises for this lesson you write the mean, find padding that takes part in an attention, and write the
 # search. Your mean goes to work in a small encoder, with every launch compared.

@@ -57,8 +57,8 @@ for name, ms in theirs.items():
 #
 # The article began even earlier: a single sentence, padded to 128 tokens, with the linear layers by a naive kernel, by
 # tiles in shared memory, and by tensor cores with one tile a warp. Those are lessons 05 and 07 in one model. It reports
-# 7 ms, 2.6 ms and 0.91 ms. Here is the same for our kernels; everything but the linear layers is that of the form
-# *simple*. Which of the two factors will an H200 keep?
+# 7 ms, 2.6 ms and 0.91 ms{{ quoted }}. Here is the same for our kernels; everything but the linear layers is that of
+# the form *simple*. Which of the two factors will an H200 keep?
 
 # %%
 single = measure.recorded_series("minilm_single")
@@ -68,9 +68,9 @@ for name, ms in {"naive": 7.0, "tiled": 2.6, "tensor cores": 0.91}.items():
     print(f"{name:26}{ms:12.2f}{row['us'] / 1000:18.2f}{row['cosine']:12.6f}")
 
 # %% [markdown]
-# Tiles are worth a factor of 4.4. Tensor cores with one tile a warp then lose most of it: 2.2 ms. A product of 128 rows
-# has few tiles, so few warps run, and each of them waits for memory at every step along K. The last of the three is
-# where the ladder begins.
+# Tiles are worth a factor of {{ single['naive'] / single['tiled']:.1f }}. Tensor cores with one tile a warp then lose
+# most of it: {{ single['tensor cores'] / 1000:.1f }} ms. A product of 128 rows has few tiles, so few warps run, and
+# each of them waits for memory at every step along K. The last of the three is where the ladder begins.
 #
 # ## All forms, one result
 #
@@ -142,14 +142,16 @@ pictures.step_times(ladder)
 # count changes and the time does, the gain lies inside the kernel. A step that saves nothing you can count needs a
 # different reason, and you should know which.
 #
-# With 128 tokens *cp.async* gained by far the most on the H200, a factor of 5.7. Some of that is due to a poor start:
-# our first form takes as long on an H200 as the article's took on an RTX 3090. (We shall see below what is wrong with
-# its product.) *wgmma* with 1.7 and *tiled attention* with 1.5 follow, which the article does not have. *GELU fused*,
-# *scores in registers* and *float16 accumulators* gained less than 4% each.
+# With 128 tokens *cp.async* gained by far the most on the H200, a factor of {{ copying_gain:.1f }}. Some of that is due
+# to a poor start: our first form takes as long on an H200 as{{ if near(steps['simple'].us[long], 225, 0.05) }} the
+# article's took on an RTX 3090. (We shall see below what is wrong with its product.) *wgmma* with {{ wgmma_gain:.1f }}
+# and *tiled attention* with {{ tiled_gain:.1f }} follow, which the article does not have. *GELU fused*, *scores in
+# registers* and *float16 accumulators* gained less than 4%{{ if small_gains }} each.
 #
-# With 16 tokens, *no padding to 128* removes seven eighths of the flops and gains only a factor of 2.3: with an eighth
-# of the rows, a launch takes much more than an eighth of the time. *wgmma* then gains another 2.4 without removing any
-# work. What bounds such a batch is a question for the next lesson.
+# With 16 tokens, *no padding to 128* removes seven eighths of the flops{{ if 0.87 < 1 - 3.6 / 29.0 < 0.88 }} and gains
+# only a factor of {{ short_padding_gain:.1f }}: with an eighth of the rows, a launch takes much more than an eighth of
+# the time{{ if launches_cost }}. *wgmma* then gains another {{ short_wgmma_gain:.1f }} without removing any work. What
+# bounds such a batch is a question for the next lesson.
 #
 # ## What float16 accumulators cost
 #
@@ -178,7 +180,7 @@ for name, *types in (("float32", np.float32, np.float32),
 # %% [markdown]
 # Rounding the inputs to float16 loses more than three digits at once. With float32 accumulators that is all, whatever
 # the length of the sum. With float16 accumulators the error is larger, and it grows with the length. An embedding
-# tolerates it: in the article the cosine with the reference stayed at 0.9999 through all six layers.
+# tolerates it: in the article the cosine with the reference stayed at 0.9999{{ quoted }} through all six layers.
 #
 # And the gain? GeForce cards such as the RTX 3090, the article explains, run at twice the rate with float16
 # accumulators. That was the step with which it caught up with cuBLAS, which accumulates in float32 by default. An H200
@@ -197,9 +199,10 @@ for one in ladder["failures"]:
               f"{one['us']:.1f} us, with float32 accumulators {one['beside_us']:.1f} us")
 
 # %% [markdown]
-# They gain nothing in the large product, 1% in the layer, and 2% in the whole model. The registers that are saved do
-# not make room for a third block on an SM. So here float16 accumulators give digits away for next to nothing, and from
-# *wgmma* on the forms accumulate in float32 again.
+# They gain nothing{{ if no_gain }} in the large product, {{ f16.beside_us / f16.us - 1:.0% }} in the layer, and
+# {{ model_gain:.0% }} in the whole model. The registers that are saved do not make room for a third block on an SM. So
+# here float16 accumulators give digits away for next to nothing, and from *wgmma* on the forms accumulate in float32
+# again.
 #
 # ## Tiles that did not help
 #
@@ -231,15 +234,16 @@ for text, key, unit in (("from DRAM, MB", "dram_read", 1e6),
     print(f"{text:28}" + "".join(f"{one[key] / unit:16.1f}" for one in chosen))
 
 # %% [markdown]
-# The tiles did what they promise: half of the traffic through L2 is gone. It did not help, because nearly all of those
-# reads had been hits in L2, and DRAM delivers the inputs once in either case. What the tiles cost is in the other rows.
-# There are more instructions, since a warp now copies as well as computes. There are more registers, which leave fewer
-# warps on an SM. And there are bank conflicts, which a kernel without shared memory cannot have. This idea fails on the
-# H200 as well.
+# The tiles did what they promise: half{{ if near(blocked.l2_bytes / plain.l2_bytes, 1 / 2) }} of the traffic through L2
+# is gone. It did not help, because nearly all of those reads had been hits in L2, and DRAM delivers the inputs once in
+# either case. What the tiles cost is in the other rows. There are more instructions, since a warp now copies as well as
+# computes. There are more registers, which leave fewer warps on an SM. And there are bank conflicts, which a kernel
+# without shared memory cannot have. This idea fails on the H200 as well.
 #
 # What helps shows in the row of the instructions. `cp.async` copies past the registers, `ldmatrix` loads whole
-# fragments, and a warp uses each of them for several tiles: 35 times fewer instructions, and a tenth of the time,
-# although the occupancy is the lowest of the three. That is why the second step gained so much.
+# fragments, and a warp uses each of them for several tiles: {{ fewer_instructions:.0f }} times fewer instructions, and
+# a tenth{{ if near(copies.time_us / plain.time_us, 1 / 10) }} of the time, although the occupancy is the lowest of the
+# three. That is why the second step gained so much.
 #
 # ## What fits on an SM
 #
@@ -275,9 +279,9 @@ for name, one in kernels.items():
 # With the third buffer, one block fits where there were two. And with K as short as 384 or 1,536, the article adds, two
 # buffers are enough to hide the latency.
 #
-# An H200 has more than twice the shared memory. There, registers limit the product to the same number of blocks with
-# either number of buffers, and even whole score matrices leave several blocks on an SM. So will the two ideas fail
-# there?
+# An H200 has more than twice the shared memory{{ if 233472 > 2 * 102400 }}. There, registers limit the product to the
+# same number of blocks with either number of buffers, and even whole score matrices leave several blocks on an SM. So
+# will the two ideas fail there?
 
 # %%
 for one in ladder["failures"]:
@@ -289,9 +293,10 @@ for one in ladder["attention"]:
           f"{one['sentences']} x {one['tokens']} tokens")
 
 # %% [markdown]
-# They do not, at least not with 128 tokens. With the third buffer the products are 2% to 4% faster. The whole score
-# matrix takes little more than half of the time of three launches, and loses to them only with 16 tokens. Yet attention
-# in tiles is three times as fast again. Can the counters of the same kernels explain that?
+# They do not, at least not with 128 tokens. With the third buffer the products are 2% to 4%{{ if third_stage_gains }}
+# faster. The whole score matrix takes little more than half of{{ if above_half }} the time of three launches, and loses
+# to them only with 16 tokens. Yet attention in tiles is {{ words(tiles_gain) }} times as fast again. Can the counters
+# of the same kernels explain that?
 
 # %%
 print(f"{'':30}{'instructions, million':>22}{'occupancy, %':>14}{'hits in L2, %':>15}")
@@ -303,8 +308,8 @@ for name, one in {**{one["kernel"].removesuffix("_kernel"): one for one in three
 
 # %% [markdown]
 # The third buffer changes neither the occupancy nor the hits in L2. Attention in tiles is the kernel with the fewest
-# warps: its registers allow an SM only three blocks, of four warps each. But it executes a fifth of the instructions
-# that the whole matrix takes.
+# warps: its registers allow an SM only three blocks, of four warps each. But it executes
+# {{ words(tiles_instructions) }} of the instructions that the whole matrix takes.
 #
 # ## What I learned
 #
@@ -335,3 +340,35 @@ for name, one in {**{one["kernel"].removesuffix("_kernel"): one for one in three
 # and LayerNorm, with every launch compared.
 #
 # Next: **matching PyTorch**. The last form is fast. Is it as fast as PyTorch?
+
+# %% [numbers]
+# single = {one.name: one.us for one in series.minilm_single.rows if one.tokens == 128}
+# long = '64 x 128'
+# short = '64 x 16'
+# steps = series.minilm_ladder.steps
+# f16 = series.minilm_ladder.failures['float16 accumulators']
+# third = [one.beside_us / one.us for one in series.minilm_ladder.failures if one.name == 'three stages']
+# three_launches = series.minilm_ladder.attention[0]
+# whole_matrix = series.minilm_ladder.attention[2]
+# tiles = series.minilm_ladder.attention[4]
+# plain = ncu('minilm_products', 'matmul_half_tensor_core')
+# blocked = ncu('minilm_products', 'matmul_half_hand_blocked')
+# copies = ncu('minilm_products', 'matmul_half_double_buffered')
+# copying_gain = steps['simple'].us[long] / steps['cp.async'].us[long]
+# wgmma_gain = steps['no padding to 128'].us[long] / steps['wgmma'].us[long]
+# tiled_gain = steps['wgmma'].us[long] / steps['tiled attention'].us[long]
+# small_gains = (max(steps['warp LayerNorm'].us[long] / steps['GELU fused'].us[long], steps['GELU fused'].us[long] /
+#                steps['scores in registers'].us[long], steps['scores in registers'].us[long] /
+#                steps['float16 accumulators'].us[long]) < 1.04)
+# short_padding_gain = steps['float16 accumulators'].us[short] / steps['no padding to 128'].us[short]
+# launches_cost = steps['no padding to 128'].us[short] / steps['no padding to 128'].us[long] > 2 / 8
+# short_wgmma_gain = steps['no padding to 128'].us[short] / steps['wgmma'].us[short]
+# no_gain = (abs(row('matmul_half', 'f16_accumulators').tflops / row('matmul_half', 'double_buffered').tflops - 1) <
+#            0.015)
+# model_gain = steps['scores in registers'].us[long] / steps['float16 accumulators'].us[long] - 1
+# fewer_instructions = plain.instructions / copies.instructions
+# third_stage_gains = 1.015 < min(third) and max(third) < 1.045
+# above_half = 0.5 < whole_matrix.us_a_layer / three_launches.us_a_layer < 0.6
+# tiles_gain = whole_matrix.us_a_layer / tiles.us_a_layer
+# tiles_instructions = (ncu('attention_sentences_half', 'flash').instructions / ncu('attention_sentences_half',
+#                       'whole_matrix').instructions)

@@ -12,9 +12,9 @@
 # ## The problem
 #
 # The article of the last lesson is called *No cuBLAS: A Hand-Written CUDA BERT That Matches PyTorch*. For 64 sentences
-# of 128 tokens the article reports 0.090 ms a sentence, and 0.092 ms for PyTorch on the same GPU. With 16 tokens it was
-# 0.015 ms against 0.025. That is a good result: PyTorch leaves its products to cuBLAS, a library with many years of
-# tuning behind it.
+# of 128 tokens the article reports 0.090 ms{{ quoted }} a sentence, and 0.092 ms{{ quoted }} for PyTorch on the same
+# GPU. With 16 tokens it was 0.015 ms{{ quoted }} against 0.025{{ quoted }}. That is a good result: PyTorch leaves its
+# products to cuBLAS, a library with many years of tuning behind it.
 #
 # The last form of our encoder has no product from a library either. How does it compare with PyTorch on an H200?
 #
@@ -59,10 +59,11 @@ table("us a sentence, in a graph", "us_a_sentence", ", in a graph")
 print(f"smallest cosine of the two sides' embeddings: {min(one['cosine'] for one in work):.6f}")
 
 # %% [markdown]
-# Against the fastest PyTorch of each batch: 64 sentences of 16 tokens are 1.4 times as fast as in PyTorch, 64 of 128
-# tokens 1.1 times, and 512 of 16 tokens 1.8 times. For one sentence alone that no longer holds. With 128 tokens,
-# compiled PyTorch is faster than ours in any form. With 16 tokens it is faster than the kernels that the model uses by
-# default (*packed* and *padded*), and only with products made for few rows is ours ahead.
+# Against the fastest PyTorch of each batch: 64 sentences of 16 tokens are {{ ahead[0]:.1f }} times as fast as in
+# PyTorch, 64 of 128 tokens {{ ahead[1]:.1f }} times, and 512 of 16 tokens {{ ahead[2]:.1f }} times. For one sentence
+# alone that no longer holds. With 128 tokens, compiled PyTorch is faster than ours in any form{{ if ahead[4] < 1 }}.
+# With 16 tokens it is faster than the kernels that the model uses by default{{ if faster_than_default }} (*packed* and
+# *padded*), and only with products made for few rows is ours ahead{{ if ahead[3] > 1 }}.
 #
 # (One number is odd, as the next table will show: 64 sentences of 128 tokens take longer with transformers in the graph
 # than called. The recording does not say why.)
@@ -75,11 +76,12 @@ print(f"smallest cosine of the two sides' embeddings: {min(one['cosine'] for one
 table("us a sentence, called", "called_us_a_sentence", "")
 
 # %% [markdown]
-# Every form of ours was slower than every form of PyTorch: with 64 sentences of 128 tokens more than four times slower
-# than the best, and 5.4 ms for a single short sentence. When this was recorded, a launch went through Numba, which is
-# several times as expensive as labkit's own way today, and our launchers also check arguments and slice arrays in
-# Python, every time. In a graph all of this is gone: from the second batch of a shape on, the model launches a pass as
-# one graph. Whoever compares our graph with PyTorch called from Python measures Python.
+# Every form of ours was slower than every form of PyTorch: with 64 sentences of 128 tokens more than four times
+# slower{{ if four_times_slower }} than the best, and {{ single_ms:.1f }} ms for a single short sentence. When this was
+# recorded, a launch went through Numba, which is several times as expensive as labkit's own way today, and our
+# launchers also check arguments and slice arrays in Python, every time. In a graph all of this is gone: from the second
+# batch of a shape on, the model launches a pass as one graph. Whoever compares our graph with PyTorch called from
+# Python measures Python.
 #
 # ## Longer sentences
 #
@@ -104,14 +106,15 @@ pictures.over_length(measure.recorded_series("minilm_lengths", gpu="NVIDIA H200"
 # %% [markdown]
 # At none that the model can read: it has 512 positions, and even there most of the flops are in the products. The
 # figure shows how the time grows, and not who is ahead: its PyTorch has fused attention and a graph, but is not
-# compiled. Compiled, with 64 sentences of 128 tokens, it takes only 1.14 times as long as ours. Note how little the
-# shortest sentences save: with a sixteenth of the tokens, ours still takes more than a sixth of the time.
+# compiled. Compiled, with 64 sentences of 128 tokens, it takes only {{ ahead[1]:.2f }} times as long as ours. Note how
+# little the shortest sentences save: with a sixteenth of the tokens, ours still takes more than a sixth of the
+# time{{ if above_sixth }}.
 #
 # ## Where the time goes
 #
-# In the article's profile, 70% of the time went into products, in its own model as in PyTorch. What about ours? To find
-# out without a profiler's overhead, the pass was captured again without all launches of one kind. (What that saves need
-# not add up to the whole.)
+# In the article's profile, 70%{{ quoted }} of the time went into products, in its own model as in PyTorch. What about
+# ours? To find out without a profiler's overhead, the pass was captured again without all launches of one kind. (What
+# that saves need not add up to the whole.)
 
 # %%
 profile = measure.recorded_series("minilm_profile", gpu="NVIDIA H200")
@@ -126,15 +129,16 @@ for found in profile["passes"]:
           f"{sum(row['us'] for row in their):.0f} us, products {cublas:.0f} of them")
 
 # %% [markdown]
-# At 128 tokens, two thirds of the time are products. One of them stands out: `gelu` and `projected` have the same flops
-# and the same bytes, and `gelu` takes nearly twice as long. Its epilogue is the larger one, with four times as many
-# elements to store, each of them after an error function. PyTorch launches GELU separately, and spends less than half
-# of its time in products.
+# At 128 tokens, two thirds{{ if near(products_share, 2 / 3) }} of the time are products. One of them stands out: `gelu`
+# and `projected` have the same flops and the same bytes, and `gelu` takes nearly twice as long{{ if gelu_twice }}. Its
+# epilogue is the larger one, with {{ words(1536 / 384) }} times as many elements to store, each of them after an error
+# function. PyTorch launches GELU separately, and spends less than half of its time{{ if below_half }} in products.
 #
 # ## What bounds a small batch
 #
-# 64 sentences of 16 tokens have an eighth of the rows of 64 × 128, and take a third of the time. One sentence of 16
-# tokens has a 64th of *their* rows, and how much of their time?
+# 64 sentences of 16 tokens have an eighth of the rows of{{ if 16 / 128 == 1 / 8 }} 64 × 128, and take a third of the
+# time{{ if near(profile[1].us / profile[0].us, 1 / 3) }}. One sentence of 16 tokens has a 64th of *their* rows, and how
+# much of their time?
 
 # %%
 weights_of_a_layer = sum(outputs * inputs for outputs, inputs in real.products)
@@ -152,13 +156,14 @@ print(f"weights from DRAM once {weights_us:.0f} us; {launches_of_pass} launches 
       f"{launches_of_pass * overhead['graph_us']:.0f} us")
 
 # %% [markdown]
-# Most of it: 1,024 rows take only 1.3 times as long as 16. Neither flops nor bytes explain that; the weights could be
-# read from DRAM in 5 us. What is left is the launches, 44 of them, each of which has to wait for the one before. A
-# launch of nearly nothing takes 1.2 us in a graph, and one of ours takes 3.6 us even for 16 rows. In a product, a few
-# blocks walk along K step by step, each step has to wait for its loads, and most SMs have nothing to do. So tuning the
-# products for large batches does not help here. Fewer launches would, or shorter ones, with more blocks and with K
-# divided among warps. The products of *few rows* are built like that: a block computes only 16 columns, its eight warps
-# share K, and their sums are added in shared memory. Their kernel agrees with NumPy:
+# Most of it: 1,024 rows take only {{ rows_ratio:.1f }} times as long as 16. Neither flops nor bytes explain that; the
+# weights could be read from DRAM in {{ dram_us:.0f }} us. What is left is the launches, {{ profile[1].launches }} of
+# them, each of which has to wait for the one before. A launch of nearly nothing takes
+# {{ series.launch_overhead.graph_us:.1f }} us in a graph, and one of ours takes {{ launch_us:.1f }} us even for 16
+# rows. In a product, a few blocks walk along K step by step, each step has to wait for its loads, and most SMs have
+# nothing to do. So tuning the products for large batches does not help here. Fewer launches would, or shorter ones,
+# with more blocks and with K divided among warps. The products of *few rows* are built like that: a block computes only
+# 16 columns, its eight warps share K, and their sums are added in shared memory. Their kernel agrees with NumPy:
 
 # %%
 from labkit.kernels.ops.skinny_linear import SKINNY_LINEAR_HALF
@@ -170,8 +175,9 @@ agree(SKINNY_LINEAR_HALF, ["skinny_linear_half_tensor_core"],
 # That is why *few rows* is ahead with 16 tokens. The model does not use these products by default, because then the
 # last bits of an embedding would depend on its batch (lesson 24).
 #
-# PyTorch meets the same bound. With 64 sentences of 16 tokens and SDPA in a graph it needs 4.7 us a launch, about as
-# much as ours, and it has 75 of them, among them memsets, which only fill memory with a value.
+# PyTorch meets the same bound. With 64 sentences of 16 tokens and SDPA in a graph it needs {{ sdpa_launch_us:.1f }} us
+# a launch, about as much as ours{{ if as_ours }}, and it has {{ profile[1].torch.launches }} of them, among them
+# memsets, which only fill memory with a value.
 #
 # ## Sizes as constants
 #
@@ -194,11 +200,11 @@ for row in sorted(made["rows"], key=lambda row: row["name"]):
           f"{row['registers']:11}{us[row['name'], row['form']]:10.1f}")
 
 # %% [markdown]
-# The copy can. A number's place in the output follows from divisions by the sizes, and a division by a
-# number that the compiler does not know takes dozens of machine instructions. By a constant it is a multiplication and
-# a shift, and no division is left: the copy takes 24 us instead of 53. In LayerNorm the loops are gone, since the
-# compiler knows that a lane has twelve numbers, but its time is that of its memory traffic. The product has hardly
-# changed: its inner loop is over a tile, whose size was a constant all along.
+# The copy can. A number's place in the output follows from divisions by the sizes, and a division by a number that the
+# compiler does not know takes dozens of machine instructions. By a constant it is a multiplication and a shift, and no
+# division is left: the copy takes {{ sizes['constants']:.0f }} us instead of {{ sizes['arguments']:.0f }}. In LayerNorm
+# the loops are gone, since the compiler knows that a lane has twelve numbers, but its time is that of its memory
+# traffic. The product has hardly changed: its inner loop is over a tile, whose size was a constant all along.
 #
 # That is the rule that our kernels follow. What sets the size of an array in registers or in shared memory, or the
 # length of an inner loop, is a constant, and a factory makes a kernel for each value; the rest is an argument.
@@ -254,17 +260,19 @@ for one in series["torch"]:
             print(f"{name:54}{rate:12,.0f}" + (f"{one['cosine']:12.6f}" if way == "as it is" else ""))
 
 # %% [markdown]
-# Batches padded to their longest sentence are fastest with 256 sentences; beyond that, the padding costs more than
-# fewer launches save. Packed, 1,024 sentences are best, and all 2,000 in one batch are nearly as fast.
+# Batches padded to their longest sentence are fastest with 256{{ if best_256 }} sentences; beyond that, the padding
+# costs more than fewer launches save. Packed, 1,024 sentences are best{{ if best_1024 }}, and all 2,000 in one batch
+# are nearly as fast{{ if one_batch_near }}.
 #
-# PyTorch's rows are all in graphs. Padded, and compiled between one attention and the next, it reaches less than half
-# of our rate. But PyTorch can be packed as well, with two kinds of attention that know where a sentence ends:
-# FlashAttention for sequences of different lengths (*varlen*), and FlexAttention, which compiles a kernel for a given
-# mask. With the latter it comes close: we are ahead by a factor of 1.2. Padded against padded it was 1.8. Packing makes
-# our own rate 1.5 times as high, and PyTorch's, together with FlexAttention, 2.3 times.
+# PyTorch's rows are all in graphs. Padded, and compiled between one attention and the next, it reaches less than
+# half{{ if below_half_of_ours }} of our rate. But PyTorch can be packed as well, with two kinds of attention that know
+# where a sentence ends: FlashAttention for sequences of different lengths (*varlen*), and FlexAttention, which compiles
+# a kernel for a given mask. With the latter it comes close: we are ahead by a factor of {{ gain:.1f }}. Padded against
+# padded it was {{ padded_gain:.1f }}. Packing makes our own rate {{ packing_gain:.1f }} times as high, and PyTorch's,
+# together with FlexAttention, {{ torch_best / torch_padded:.1f }} times.
 #
-# Laying out a packed batch of all sentences in Python, and copying it to the device and back, costs 29% of the rate.
-# And what if you begin with text?
+# Laying out a packed batch of all sentences in Python, and copying it to the device and back, costs
+# {{ embed_cost:.0% }} of the rate. And what if you begin with text?
 
 # %%
 text = series["text"]
@@ -276,9 +284,9 @@ for label, key in (("ours, by 2,000", "ours_seconds_2000"), ("of that, the token
     print(f"    {label:36}{text[key]:6.3f}")
 
 # %% [markdown]
-# Then the tokenizer takes longer than all the rest, in both. PyTorch packed and compiled is ahead of ours here: it does
-# not ask the tokenizer for offsets into the text. The next saving has to come from there. (sentence-transformers pads,
-# and calls PyTorch line by line.)
+# Then the tokenizer takes longer than all the rest, in both{{ if tokenizer_longest }}. PyTorch packed and compiled is
+# ahead of ours here{{ if torch_ahead }}: it does not ask the tokenizer for offsets into the text. The next saving has
+# to come from there. (sentence-transformers pads, and calls PyTorch line by line.)
 #
 # ## What I learned
 #
@@ -308,3 +316,48 @@ for label, key in (("ours, by 2,000", "ours_seconds_2000"), ("of that, the token
 # sentences begins, and choose the few shapes for its graphs.
 #
 # Next: **bfloat16, bit by bit**, the format in which large models are published, and the first step towards a Llama.
+
+# %% [numbers]
+# packed = series.minilm_corpus.ours[2]
+# whole = series.minilm_corpus.ours[3]
+# padded = [one for one in series.minilm_corpus.ours if one.form == 'padded']
+# torch_best = max([one.compiled_graph_sentences_per_second for one in series.minilm_corpus.torch])
+# torch_padded = max([one.compiled_graph_sentences_per_second for one in series.minilm_corpus.torch if one.form ==
+#                    'padded'])
+# sizes = {one.form: one.us for one in series.encoder_sizes.rows if one.name == 'heads apart'}
+# few = series.minilm.rows[0]
+# full = series.minilm.rows[1]
+# alone = series.minilm.rows[3]
+# theirs = ('eager, in a graph', 'SDPA, in a graph', 'transformers, in a graph', 'compiled, in a graph',
+#           'three lines, in a graph')
+# ahead = [min([one.torch[name] for name in theirs]) / min([one.ours[name].us_a_sentence for name in ('packed',
+#          'padded', 'few rows')]) for one in series.minilm.rows]
+# profile = series.minilm_profile.passes
+# faster_than_default = (alone.torch['compiled, in a graph'] < min(alone.ours.packed.us_a_sentence,
+#                        alone.ours.padded.us_a_sentence))
+# four_times_slower = 4 < full.ours.padded.called_us_a_sentence / full.torch.SDPA < 5
+# single_ms = alone.ours.packed.called_us_a_sentence / 1e3
+# above_sixth = 1 / 6 < series.minilm_lengths.ours_us[0] / series.minilm_lengths.ours_us[7] < 1 / 5
+# products_share = (sum([profile[0].rows[name].us_saved for name in ('qkv', 'attention.projected', 'gelu',
+#                   'projected')]) / profile[0].us)
+# gelu_twice = 1.7 < profile[0].rows['gelu'].us_saved / profile[0].rows['projected'].us_saved < 2
+# below_half = (sum([one.us for one in profile[0].torch.rows if 'nvjet' in one.name]) < sum([one.us for one in
+#               profile[0].torch.rows]) / 2)
+# rows_ratio = 64 * few.ours.packed.us_a_sentence / alone.ours.packed.us_a_sentence
+# dram_us = 2 * 6 * 12 * 384**2 / limits.bandwidth_gbs / 1e3
+# launch_us = alone.ours.packed.us_a_sentence / 44
+# sdpa_launch_us = 64 * few.torch['SDPA, in a graph'] / profile[1].torch.launches
+# as_ours = abs(64 * few.torch['SDPA, in a graph'] / profile[1].torch.launches / profile[1].us_a_launch - 1) < 0.01
+# best_256 = (max(padded[0].sentences_per_second, padded[2].sentences_per_second, padded[3].sentences_per_second) <
+#             padded[1].sentences_per_second)
+# below_half_of_ours = torch_padded / packed.sentences_per_second < 0.5
+# gain = packed.sentences_per_second / torch_best
+# padded_gain = padded[1].sentences_per_second / torch_padded
+# packing_gain = packed.sentences_per_second / padded[1].sentences_per_second
+# embed_cost = 1 - whole.embed_sentences_per_second / whole.sentences_per_second
+# best_1024 = packed.sentences_per_second == max(one.sentences_per_second for one in series.minilm_corpus.ours)
+# one_batch_near = whole.sentences_per_second > 0.9 * packed.sentences_per_second
+# tokenizer_longest = (2 * series.minilm_corpus.text.tokenizing_seconds > series.minilm_corpus.text.ours_seconds_2000
+#                      and 2 * series.minilm_corpus.text.torch_tokenizing_seconds >
+#                      series.minilm_corpus.text.torch_seconds_256)
+# torch_ahead = series.minilm_corpus.text.torch_seconds_256 < series.minilm_corpus.text.ours_seconds_2000

@@ -31,9 +31,9 @@ for name, size in (("float32", 4), ("float16 or bfloat16", 2)):
 #
 # ## Prediction
 #
-# Write down three guesses. What does 12.34 become in bfloat16: how many of its digits survive? If you add 1 again and
-# again in bfloat16, where does the sum stop growing? And float16 has 16 bits, too: what does it do better than
-# bfloat16, and what worse?
+# Write down three guesses. What does 12.34{{ example }} become in bfloat16: how many of its digits survive? If you add
+# 1 again and again in bfloat16, where does the sum stop growing? And float16 has 16 bits, too: what does it do better
+# than bfloat16, and what worse?
 #
 # ## A number in bits
 #
@@ -41,9 +41,9 @@ for name, size in (("float32", 4), ("float16 or bfloat16", 2)):
 #
 # $$\text{value} = (-1)^{\text{sign}} \cdot 1.\text{fraction} \cdot 2^{\,\text{exponent} - \text{bias}}$$
 #
-# float16 has 5 exponent bits, with a bias of 15, and 10 fraction bits. Here is 12.34 by hand. We divide by 2 until the
-# result lies between 1 and 2, and count the divisions: that is the exponent. The leading 1 is always there, so it is
-# not stored. The fraction is what follows it.
+# float16 has 5 exponent bits, with a bias of 15, and 10 fraction bits. Here is 12.34{{ example }} by hand. We divide by
+# 2 until the result lies between 1 and 2, and count the divisions: that is the exponent. The leading 1 is always there,
+# so it is not stored. The fraction is what follows it.
 
 # %%
 value, exponent = 12.34, 0
@@ -56,9 +56,10 @@ for kept in (555, 556):
     print(f"  {kept}: 0 {exponent + 15:05b} {kept:010b} = 0x{bits:X} = {(1 + kept / 1024) * 2**exponent}")
 
 # %% [markdown]
-# The fraction would have to be 555.52, and only whole numbers fit. tiny-vllm works through this example digit by digit
-# and drops the digits that do not fit. That is *truncation*, and it gives 0x4A2B. The nearest float16 is 0x4A2C. IEEE
-# 754, the standard for floating-point numbers, rounds to nearest by default, and so do GPUs and NumPy.
+# The fraction would have to be {{ (12.34 / 8 - 1) * 1024:.2f }}, and only whole numbers fit. tiny-vllm works through
+# this example digit by digit and drops the digits that do not fit. That is *truncation*, and it gives 0x4A2B. The
+# nearest float16 is 0x4A2C. IEEE 754, the standard for floating-point numbers, rounds to nearest by default, and so do
+# GPUs and NumPy.
 
 # %%
 from labkit.kernels.dtypes import float_table
@@ -71,7 +72,8 @@ pictures.bits_of(12.34)
 
 # %% [markdown]
 # bfloat16 has the 8 exponent bits of float32, and 7 of its 23 fraction bits. Together with the leading 1 that is 8
-# *significant bits*, which hold two or three decimal digits: 12.34 becomes 12.3125.
+# *significant bits*, which hold two or three decimal digits: 12.34{{ example }} becomes
+# {{ round(12.34 * 16) / 16:.4f }}.
 #
 # ## Rounding
 #
@@ -260,8 +262,9 @@ swiglu
 
 # %% [markdown]
 # `swiglu_per_thread` loads a number at a time and stays far below the bandwidth of a copy. With eight numbers per load
-# the same arithmetic is 2.5 times as fast and gets close to a copy. PyTorch, which launches two kernels for it, has
-# to write the intermediate result and read it again. Compiled, it is one kernel, and as fast as ours.
+# the same arithmetic is {{ narrow.ms / wide.ms:.1f }} times as fast and gets close to a copy. PyTorch, which launches
+# two kernels for it, has to write the intermediate result and read it again. Compiled, it is one kernel, and as fast as
+# ours{{ if compiled_as_fast }}.
 #
 # ## What was implemented
 #
@@ -278,7 +281,7 @@ swiglu
 #
 # ## Resources
 #
-# - [J. Maczan: tiny-vllm](https://github.com/jmaczan/tiny-vllm), the source of the example 12.34
+# - [J. Maczan: tiny-vllm](https://github.com/jmaczan/tiny-vllm), the source of the example 12.34{{ example }}
 # - [D. Goldberg: What Every Computer Scientist Should Know About Floating-Point Arithmetic
 #   (1991)](https://doi.org/10.1145/103162.103163)
 # - [S. Wang, P. Kanwar: BFloat16, the secret to high performance on Cloud TPUs
@@ -294,3 +297,8 @@ swiglu
 # numbers at once, in a kernel from a blank page.
 #
 # Next: **a model in bytes**: several files, one buffer, and how long a token must take to read them.
+
+# %% [numbers]
+# narrow = row('swiglu_bf16', 'swiglu_per_thread', T=4096, F=8192)
+# wide = row('swiglu_bf16', 'swiglu_vectorized', T=4096, F=8192)
+# compiled_as_fast = abs(row('swiglu_bf16', 'PyTorch, compiled', T=4096, F=8192).ms / wide.ms - 1) < 0.03

@@ -12,7 +12,8 @@
 # ## The problem
 #
 # "What is a hacker?" Our model, `data/tiny-llama`, was trained for this course on the Jargon File, a dictionary of
-# hackers' slang, and recites its definitions. It has the architecture of Llama 3.2 1B and is two hundred times smaller.
+# hackers' slang, and recites its definitions. It has the architecture of Llama 3.2 1B and is two
+# hundred{{ if near(1235814400 / 5475584, 200, 0.2) }} times smaller.
 #
 # In this lesson and the next we follow the question through the model to the first token of the answer, and compare
 # what each launch writes with NumPy in float64. This lesson ends with queries and keys that carry their positions.
@@ -183,8 +184,8 @@ for row in ladder.rows:
     print(f"{row.name:22}{1e3 * (row.graph or row.timing).p50:8.1f} us")
 
 # %% [markdown]
-# With rows of 2,048 the tree is faster: a lane of the warp walks over 64 columns, a thread of the tree over 8. The last
-# rung takes eight numbers with each load and reads the row once.
+# With rows of 2,048 the tree is faster{{ if tree_faster }}: a lane of the warp walks over 64 columns, a thread of the
+# tree over 8. The last rung takes eight numbers with each load and reads the row once.
 #
 # ## One product for queries, keys and values
 #
@@ -323,3 +324,6 @@ print(f"the largest error is {error:.1e} of the largest number; 1/256 is {1 / 25
 # In the exercises for this lesson you write an RMSNorm and a rotation that then run in a Llama, and a kernel for both.
 #
 # Next: **the first right token**: attention, the second half of a layer, and the end of the model.
+
+# %% [numbers]
+# tree_faster = row('rmsnorm_bf16', 'rmsnorm_block_tree').graph_us < row('rmsnorm_bf16', 'rmsnorm_warp').graph_us

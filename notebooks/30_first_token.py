@@ -43,8 +43,9 @@ print(f"{len(ids)} tokens, {len(seen)} arrays")
 #
 # While a model writes, every new token reads the keys and values of all earlier ones. They are kept in a *cache*: they
 # take memory, and reading them takes time. Llama 3.2 1B has 16 layers and 32 heads of queries, each of 64 numbers in
-# bfloat16, and its weights take 2.5 GB. Write down three guesses. How many bytes does one token add to the cache, with
-# only 8 heads of keys and values? How large is the cache for one text of 131,072 tokens? And with 32 heads of each?
+# bfloat16, and its weights take {{ 2 * 1235814400 / 1e9:.1f }} GB. Write down three guesses. How many bytes does one
+# token add to the cache, with only 8 heads of keys and values? How large is the cache for one text of 131,072 tokens?
+# And with 32 heads of each?
 
 # %%
 for kv_heads in (8, 32):
@@ -292,9 +293,10 @@ for name in ("rmsnorm_bf16", "add_rmsnorm_bf16", "rope_split_cache_bf16", "linea
           f"{us['PyTorch']:9.1f}{compiled:10.1f}")
 
 # %% [markdown]
-# The norm alone is furthest from its bound, and PyTorch's is as fast. The rotation is furthest ahead: sixteen times as
-# fast as PyTorch, which launches its steps one by one. But most of that is what fusing is worth to anybody: compiled,
-# PyTorch takes only 1.6 times as long as ours.
+# The norm alone is furthest from its bound{{ if norm_furthest }}, and PyTorch's is as fast{{ if as_fast }}. The
+# rotation is furthest ahead: {{ words(rotated['PyTorch (']) }} times as fast as PyTorch, which launches its steps one
+# by one. But most of that is what fusing is worth to anybody: compiled, PyTorch takes only
+# {{ rotated['PyTorch, compiled']:.1f }} times as long as ours.
 #
 # ## What I learned
 #
@@ -324,3 +326,13 @@ for name in ("rmsnorm_bf16", "add_rmsnorm_bf16", "rope_split_cache_bf16", "linea
 # attention from a blank page.
 #
 # Next: **the KV cache**, without which every token would compute its past again.
+
+# %% [numbers]
+# beyond = {op: row(op, name).graph_us / row(op, name).bound_ms for op, name in (('rmsnorm_bf16', 'rmsnorm_registers'),
+#           ('add_rmsnorm_bf16', 'add_rmsnorm_fused'), ('rope_split_cache_bf16', 'rope_vectorized'), ('linear_swiglu',
+#           'linear_swiglu_picked'), ('lm_head', 'lm_head_streamed'))}
+# rotated = {name: row('rope_split_cache_bf16', name).graph_us / row('rope_split_cache_bf16',
+#            'rope_vectorized').graph_us for name in ('PyTorch (', 'PyTorch, compiled')}
+# norm_furthest = beyond['rmsnorm_bf16'] == max(beyond.values())
+# as_fast = (abs(row('rmsnorm_bf16', 'PyTorch, compiled').graph_us / row('rmsnorm_bf16', 'rmsnorm_registers').graph_us -
+#            1) < 0.05)

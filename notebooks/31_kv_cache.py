@@ -82,7 +82,7 @@ for name, (work, _) in phases.items():
 # \text{ and } N$$
 #
 # Each weight is read once and used in T multiply-adds, so the intensity is T. From which T on do the flops decide, on a
-# GPU that does about two hundred flops in the time it takes to move a byte?
+# GPU that does about two hundred{{ if flops_a_byte_200 }} flops in the time it takes to move a byte?
 
 # %%
 inputs, outputs = real.hidden_size, 2 * real.intermediate_size  # gate and up, one product
@@ -91,10 +91,11 @@ work = {T: (2 * T * inputs * outputs, 2 * (inputs * outputs + T * inputs + T * o
 pictures.rows_on_roofline(work, bandwidth / 1e9, peak / 1e12, "an H200")
 
 # %% [markdown]
-# From just below T = 256. A single row gets less than a hundredth of what the tensor cores could do, and no kernel can
-# change that, since every weight has to be read. So the two phases need different kernels: for few rows, one that
-# streams the weights as fast as memory delivers them; for many, one that works in tiles, like those of lesson 07. On a
-# GPU the launcher picks one by the number of rows. The result has to be right for any T.
+# From just below T = 256{{ if from_256 }}. A single row gets less than a hundredth{{ if below_hundredth }} of what the
+# tensor cores could do, and no kernel can change that, since every weight has to be read. So the two phases need
+# different kernels: for few rows, one that streams the weights as fast as memory delivers them; for many, one that
+# works in tiles, like those of lesson 07. On a GPU the launcher picks one by the number of rows. The result has to be
+# right for any T.
 
 # %%
 from labkit.kernels.ops.linear_bf16 import LM_HEAD
@@ -208,7 +209,7 @@ print(f"its weights take {weight_bytes / 1e9:.1f} GB, its longest text of {longe
 # its last token. It can be saved, moved to another GPU, or dropped and computed again.
 #
 # The cache is not small: that of the longest text takes more memory than the weights. Grouped-query attention helps.
-# With as many heads of keys as of queries it would be four times as large in Llama 3.2 1B.
+# With as many heads of keys as of queries it would be {{ words(32 / 8) }} times as large in Llama 3.2 1B.
 #
 # ## Buffers that are needed for a moment
 #
@@ -251,9 +252,9 @@ print(f"live in one launch: at most {buffers.least(sizes, live) / 1e6:.1f} MB; "
 pictures.buffer_plan([launch.name for launch in launches], offsets, sizes, live, "Buffers that share memory")
 
 # %% [markdown]
-# The plan saves about half. It still takes more than any one launch needs. No plan can avoid that, because a buffer
-# keeps its address for the whole step. Any two of `gated`, `x`, `normed` and `projected` are live together somewhere,
-# so the four need memory of their own, although no launch needs all of them.
+# The plan saves about half{{ if near(1 - 58720256 / 121176064, 0.5) }}. It still takes more than any one launch needs.
+# No plan can avoid that, because a buffer keeps its address for the whole step. Any two of `gated`, `x`, `normed` and
+# `projected` are live together somewhere, so the four need memory of their own, although no launch needs all of them.
 #
 # ## A plan that is wrong
 #
@@ -311,3 +312,8 @@ for name, offsets in (("first fit", plan), ("wrong", plan | {"gated": plan["x"]}
 #
 # In the exercises for this lesson you predict what a cache saves, write the cache's two kernels, one of them from a
 # blank page, and place buffers.
+
+# %% [numbers]
+# flops_a_byte_200 = 180 < 1e3 * limits.f16_tflops / limits.bandwidth_gbs < 220
+# from_256 = 180 < 1e3 * limits.f16_tflops / limits.bandwidth_gbs < 224
+# below_hundredth = limits.bandwidth_gbs / 1e3 / limits.f16_tflops < 0.01

@@ -20,7 +20,7 @@
 #
 # Take the shape of Llama 3.2 1B in bfloat16 again, on an H200, with 1,024 tokens in the cache of each sequence. Suppose
 # that a step takes as long as its bytes or its flops need, whichever is longer. By what factor do the tokens per second
-# grow with 32 sequences, compared with one? And with 256, eight times as many again?
+# grow with 32 sequences, compared with one? And with 256, {{ words(256 / 32) }} times as many again?
 
 # %%
 import numpy as np
@@ -238,16 +238,16 @@ for name, timeline in (("static", static), ("continuous", continuous)):
     print(f"{name:11} {first}, {np.mean(first):.1f} on average")
 
 # %% [markdown]
-# The last request of the queue waits less than half as long. A slot that becomes free is used in the next step, so
-# after each short answer the queue moves on, whatever runs beside it. What waiting does to a server under load is the
-# subject of the last lesson of the course.
+# The last request of the queue waits less than half{{ if 16 / 44 < 0.5 }} as long. A slot that becomes free is used in
+# the next step, so after each short answer the queue moves on, whatever runs beside it. What waiting does to a server
+# under load is the subject of the last lesson of the course.
 #
 # ## Many requests
 #
 # Ten requests are few. A scheduler also runs without a model, on placeholder tokens, which takes a moment for about two
 # hundred requests. Their prompts and answers have 100 to 1,024 tokens, and the bytes and flops of every step say how
-# long an H200 would need at least. Static batches took nearly twice as many steps above. Will the difference be larger
-# or smaller here, and does the number of slots matter?
+# long an H200 would need at least. Static batches took nearly twice{{ if near(54 / 29, 2) }} as many steps above. Will
+# the difference be larger or smaller here, and does the number of slots matter?
 
 # %%
 def least_seconds(timeline):

@@ -277,8 +277,9 @@ recorded(PAGED_DECODE_BF16, PAGED_DECODE_BF16.work.bytes, "GB/s", 1e3)
 # %% [markdown]
 # With one sequence no kernel comes near the rate of a copy, and splitting helps most. With many sequences `split` is
 # slower than `one_block`, until its products run on tensor cores. For 64 and 256 sequences PyTorch is a little faster
-# than the copy, and 5 to 7% faster than `mma`; for 32 it is 20% faster. So the rate of a copy is a yardstick here
-# and not a bound: a copy writes as much as it reads, and decoding writes next to nothing.
+# than the copy{{ if near_copy }}, and {{ 100 * (mma['many'] - 1):.0f }} to {{ 100 * (mma['long'] - 1):.0f }}% faster
+# than `mma`; for 32 it is {{ faster_at_32:.0% }} faster. So the rate of a copy is a yardstick here and not a bound: a
+# copy writes as much as it reads, and decoding writes next to nothing.
 #
 # ## Prompts over pages
 #
@@ -305,10 +306,11 @@ agree(PAGED_PREFILL_BF16, ["paged_prefill_bf16_naive"],
 recorded(PAGED_PREFILL_BF16, PAGED_PREFILL_BF16.work.flops, "TFLOP/s", 1e6)
 
 # %% [markdown]
-# PyTorch is faster at all three sizes: ours takes 17 to 34% longer than SDPA with cuDNN's kernel. Are the pages to
-# blame? PyTorch's flash kernel has none. Like ours it multiplies with `mma.sync`, and it takes longer than ours at all
-# three sizes. So it is rather the products: cuDNN's are in `wgmma`, which lesson 18 needed, too, before its kernel was
-# ahead from 1,024 tokens on. Attention over pages with `wgmma` is yet to be written.
+# PyTorch is faster at all three sizes{{ if min(longer) > 1 }}: ours takes {{ 100 * (min(longer) - 1):.0f }} to
+# {{ max(longer) - 1:.0% }} longer than SDPA with cuDNN's kernel{{ if runs_cudnn }}. Are the pages to blame? PyTorch's
+# flash kernel has none. Like ours it multiplies with `mma.sync`, and it takes longer than ours at all three
+# sizes{{ if flash_slower }}. So it is rather the products: cuDNN's are in `wgmma`, which lesson 18 needed, too, before
+# its kernel was ahead from 1,024 tokens on. Attention over pages with `wgmma` is yet to be written.
 #
 # ## What I learned
 #
@@ -333,3 +335,21 @@ recorded(PAGED_PREFILL_BF16, PAGED_PREFILL_BF16.work.flops, "TFLOP/s", 1e6)
 # small Llama, join parts, and finally split attention over blocks.
 #
 # Next: **the scheduler**, which decides whose tokens are in a launch, and what happens when the pages run out.
+
+# %% [numbers]
+# prompts = [{name: row('paged_prefill_bf16', name, B=B, S=S, shortest=S, before=0, H=32, KV=8, D=64).graph_us for name
+#            in ('mma', 'PyTorch, contiguous (SDPA)', 'PyTorch, contiguous (SDPA, cuDNN)',
+#            'PyTorch, contiguous (SDPA, flash)')} for B, S in ((1, 4096), (1, 1024), (16, 512))]
+# longer = [one['mma'] / one['PyTorch, contiguous (SDPA, cuDNN)'] for one in prompts]
+# copy_us = 537.4e6 / limits.bandwidth_gbs / 1e3
+# long = row('paged_decode_bf16', 'PyTorch', B=64, S=4096, shortest=4096, H=32, KV=8, D=64).graph_us / copy_us
+# many = row('paged_decode_bf16', 'PyTorch', B=256, S=1024, shortest=1024, H=32, KV=8, D=64).graph_us / copy_us
+# mma = {'long': row('paged_decode_bf16', 'mma', B=64, S=4096, shortest=4096, H=32, KV=8, D=64).graph_us / copy_us /
+#        long, 'many': row('paged_decode_bf16', 'mma', B=256, S=1024, shortest=1024, H=32, KV=8, D=64).graph_us /
+#        copy_us / many}
+# near_copy = max(long, many) < 1 < 1.1 * min(long, many)
+# faster_at_32 = (row('paged_decode_bf16', 'mma', B=32, S=1024, shortest=1024, H=32, KV=8, D=64).graph_us /
+#                 row('paged_decode_bf16', 'PyTorch', B=32, S=1024, shortest=1024, H=32, KV=8, D=64).graph_us - 1)
+# runs_cudnn = all([abs(one['PyTorch, contiguous (SDPA)'] / one['PyTorch, contiguous (SDPA, cuDNN)'] - 1) < 0.02 for one
+#                  in prompts])
+# flash_slower = all([one['PyTorch, contiguous (SDPA, flash)'] > one['mma'] for one in prompts])

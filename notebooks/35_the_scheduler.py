@@ -46,10 +46,10 @@ pictures.requests_over_steps(plenty.engine.scheduler.history, pages=64, title="F
 # %% [markdown]
 # ## Prediction
 #
-# Now the same five requests with a memory of 10 pages. When all of them have finished, they would hold about twice as
-# many pages as the memory has, and the scheduler lets all five begin. Write down what it should do when a sequence
-# needs a page and none is free. Which sequence should give way? And will its text differ from the one that it would
-# have written alone?
+# Now the same five requests with a memory of 10 pages. When all of them have finished, they would hold about
+# twice{{ if near(5 * -(-(10 + 40) // 16) / 10, 2) }} as many pages as the memory has, and the scheduler lets all five
+# begin. Write down what it should do when a sequence needs a page and none is free. Which sequence should give way? And
+# will its text differ from the one that it would have written alone?
 #
 # ## One step as data
 #

@@ -148,7 +148,7 @@ for token in tokenizer.encode("A naïve user → STOP and more", marks=False):
 # *One step ahead.* The host plans step n + 1 while step n runs. It knows how many tokens step n will sample, and their
 # ids are on the device. (If a sequence turns out to have ended with step n, its token of step n + 1 is discarded.) Here
 # is what a step of 256 sequences costs the host, measured on this machine without a model, and what planning ahead
-# would save beside a device that needs 2.5 ms for a step. Will the host or the device set the pace?
+# would save beside a device that needs 2.5 ms{{ example }} for a step. Will the host or the device set the pace?
 
 # %%
 import time
@@ -199,19 +199,23 @@ runs.decode_steps(decode, None)
 
 # %% [markdown]
 # *Called from Python*, in the figure, is what the engine sees of such a step: filling the buffer and the copies there
-# and back come on top. For one sequence a step takes 0.93 ms, and its bytes need 0.59, 64% of it. It has 106 launches,
-# so the difference is 3 us for each of them. Some of that is in the nature of a launch: the memory is idle until its
-# first loads arrive and after the last ones have. So in a graph most kernels begin before the previous one has ended,
-# and fetch their weights meanwhile. With 256 sequences the step reaches 70% of the bound.
+# and back come on top. For one sequence a step takes {{ one.ms.p50:.2f }} ms, and its bytes need
+# {{ one.bound_ms:.2f }}, {{ one.bound_ms / one.ms.p50:.0% }} of it. It has {{ one.launches }} launches, so the
+# difference is {{ launch_us:.0f }} us for each of them. Some of that is in the nature of a launch: the memory is idle
+# until its first loads arrive and after the last ones have. So in a graph most kernels begin before the previous one
+# has ended, and fetch their weights meanwhile. With 256 sequences the step reaches
+# {{ most.bound_ms / most.ms.p50:.0% }} of the bound.
 #
-# PyTorch without compiling takes 2.2 times as long for one sequence. The compiled step is the one to beat: ours is
-# faster for one sequence and for 32, and takes 6% longer for 256. Prompts are within 4% of it, at 525 and 534 TFLOP/s.
-# The last column shows them launched one by one from Python, which makes no difference: the GPU takes longer for each
-# kernel than the host for its launch.
+# PyTorch without compiling takes {{ eager_slowdown:.1f }} times as long for one sequence. The compiled step is the one
+# to beat: ours is faster for one sequence and for 32{{ if faster_to_32 }}, and takes {{ longer_at_256:.0% }} longer
+# for 256. Prompts are within 4%{{ if prompts_within }} of it, at {{ prefill[0].tflops:.0f }} and
+# {{ prefill[1].tflops:.0f }} TFLOP/s. The last column shows them launched one by one from Python, which makes no
+# difference{{ if called_alike }}: the GPU takes longer for each kernel than the host for its launch.
 #
-# Do the two compute the same? For one sequence and for the prompts the cosine between their logits is at least 0.9993.
-# And which of them is less accurate? Neither: compared with the same step in float32, both have a cosine of 0.9996 for
-# one sequence. What is left is the rounding of bfloat16.
+# Do the two compute the same? For one sequence and for the prompts the cosine between their logits is at least
+# {{ least_cosine:.4f }}. And which of them is less accurate? Neither: compared with the same step in float32,
+# both{{ if cosines_equal }} have a cosine of {{ one.to_float32.ours:.4f }} for one sequence. What is left is the
+# rounding of bfloat16.
 #
 # ## The whole, measured
 #
@@ -232,28 +236,35 @@ for row in served["rows"]:
 runs.seats(served)
 
 # %% [markdown]
-# *Pages* gain most. In the same memory up to 102 sequences run instead of 32, and the engine writes 1.6 times as many
-# tokens a second in static batches, 1.3 times as many continuously. Some sequences are preempted for it, and what they
-# had is computed again.
+# *Pages* gain most. In the same memory up to {{ pages_sequences }} sequences run instead of {{ contiguous_sequences }},
+# and the engine writes {{ static_gain:.1f }} times as many tokens a second in static batches, {{ continuous_gain:.1f }}
+# times as many continuously. Some sequences are preempted for it, and what they had is computed again.
 #
-# *Continuous batching* saves a third of the steps: seats are empty for 15% of the time instead of 43%. The run takes
-# 3.9 s instead of 5.3, which is a little less than the steps promise. With more sequences a step takes longer, 1.36 ms
-# instead of 1.27 in the median. And while a static batch admits its prompts together, in 39 steps for all four batches,
-# here 106 steps admit a prompt; the 99th percentile of a step is 5 ms. Such steps once decided the matter: when the
-# engine launched them one by one through Numba, the static run was the faster one. With pages the gain is smaller, 1.1
-# times. Up to 102 of the 128 requests run at once, and few are left to fill the seats that become free.
+# *Continuous batching* saves a third{{ if near(steps_saved, 1 / 3) }} of the steps: seats are empty for
+# {{ idle['contiguous, continuous']:.0% }} of the time instead of {{ idle['contiguous, static']:.0% }}. The run takes
+# {{ continuous_s:.1f }} s instead of {{ runs['contiguous, static'].seconds:.1f }}, which is a little less than the
+# steps promise{{ if below_promise }}. With more sequences a step takes longer, {{ continuous_ms:.2f }} ms instead of
+# {{ static_ms:.2f }} in the median. And while a static batch admits its prompts together, in
+# {{ admit['contiguous, static'] }} steps for all four batches, here {{ admit['contiguous, continuous'] }} steps admit a
+# prompt; the 99th percentile of a step is {{ p99_ms:.0f }} ms. Such steps once decided the matter: when the engine
+# launched them one by one through Numba, the static run was the faster one. With pages the gain is smaller,
+# {{ pages_gain:.1f }} times. Up to {{ pages_running }} of the {{ series.engine.requests }} requests run at once, and
+# few are left to fill the seats that become free.
 #
-# *Larger steps* pay as well. With a budget of 8,192 tokens instead of 2,048, the engine admits all prompts in 10 steps
-# instead of 39, and writes 32,793 tokens a second instead of 29,878. Nearly all requests have their first token within
-# 0.3 s instead of 0.4.
+# *Larger steps* pay as well. With a budget of 8,192 tokens instead of 2,048, the engine admits all prompts in
+# {{ admit[larger] }} steps instead of {{ admit['all at once'] }}, and writes {{ runs[larger].tokens_per_second:,.0f }}
+# tokens a second instead of {{ unlimited_rate:,.0f }}. Nearly all requests have their first token within
+# {{ larger_first_s:.1f }} s instead of {{ unlimited_first_s:.1f }}.
 #
-# For comparison, the continuous batching of transformers 5.17.0 was given the same requests for 25 s, and wrote 977
-# tokens a second. That is not a fair comparison for an engine. vLLM would be, and was not measured.
+# For comparison, the continuous batching of transformers {{ series.engine.transformers.version }} was given the same
+# requests for {{ series.engine.transformers.seconds:.0f }} s, and wrote {{ transformers_rate:.0f }} tokens a second.
+# That is not a fair comparison for an engine. vLLM would be, and was not measured.
 #
 # The column *host* is the part of the time in which the host did not wait for the device. In decode steps it stays
-# hidden: with larger steps, half of the steps take less than 2.04 ms, for 70 sequences on average, and the graph alone
-# needs 1.71 ms for 64 and 2.34 for 128. So what comes next are the kernels again: with 64 sequences the bytes would
-# take 1.09 ms.
+# hidden: with larger steps, half of the steps take less than {{ runs[larger].step_ms.p50:.2f }} ms, for
+# {{ runs[larger].mean_sequences:.0f }} sequences on average, and the graph alone needs
+# {{ series.llama_decode.rows[6].ms.p50:.2f }} ms for 64 and {{ series.llama_decode.rows[7].ms.p50:.2f }} for 128. So
+# what comes next are the kernels again: with 64 sequences the bytes would take {{ bytes_ms:.2f }} ms.
 #
 # An engine in production has more around this: models spread over several GPUs, weights of fewer bits, outputs that
 # follow a grammar. The core is the same, and little of it depends on Llama: Qwen3, with its norms of queries and keys,
@@ -286,3 +297,41 @@ runs.seats(served)
 # sample with it, and write Philox from a blank page.
 #
 # Next: **serving**, where the engine gets an API and strangers send it requests.
+
+# %% [numbers]
+# one = series.llama_decode.rows[0]
+# some = series.llama_decode.rows[5]
+# most = series.llama_decode.rows[8]
+# compiled = 'compiled, in a graph'
+# prefill = series.llama_prefill.rows
+# runs = series.engine.rows
+# larger = 'all at once, larger steps'
+# admit = {run.name: len({begin for begin in run.spans.begin}) for run in runs}
+# busy = {run.name: sum(run.spans.end) - sum(run.spans.begin) for run in runs}
+# idle = {run.name: 1 - busy[run.name] / (run.seconds * run.seats) for run in runs}
+# launch_us = 1000 * (one.ms.p50 - one.bound_ms) / one.launches
+# eager_slowdown = one.torch['eager, in a graph'] / one.ms.p50
+# faster_to_32 = one.ms.p50 < one.torch[compiled] and some.ms.p50 < some.torch[compiled]
+# longer_at_256 = most.ms.p50 / most.torch[compiled] - 1
+# prompts_within = all([abs(row.ms.p50 / row.torch[compiled] - 1) < 0.04 for row in prefill])
+# called_alike = all([abs(row.called_ms / row.ms.p50 - 1) < 0.05 for row in prefill])
+# least_cosine = min(each.cosine for each in (one, *prefill))
+# cosines_equal = round(one.to_float32.ours, 4) == round(one.to_float32.torch, 4)
+# pages_sequences = runs['pages, static'].most_sequences
+# contiguous_sequences = runs['contiguous, static'].most_sequences
+# static_gain = runs['pages, static'].tokens_per_second / runs['contiguous, static'].tokens_per_second
+# continuous_gain = runs['pages, continuous'].tokens_per_second / runs['contiguous, continuous'].tokens_per_second
+# steps_saved = 1 - runs['contiguous, continuous'].steps / runs['contiguous, static'].steps
+# continuous_s = runs['contiguous, continuous'].seconds
+# below_promise = (0.8 < runs['contiguous, static'].seconds / runs['contiguous, continuous'].seconds *
+#                  runs['contiguous, continuous'].steps / runs['contiguous, static'].steps < 1)
+# continuous_ms = runs['contiguous, continuous'].step_ms.p50
+# static_ms = runs['contiguous, static'].step_ms.p50
+# p99_ms = runs['contiguous, continuous'].step_ms.p99
+# pages_gain = runs['pages, static'].seconds / runs['pages, continuous'].seconds
+# pages_running = runs['pages, continuous'].most_sequences
+# unlimited_rate = runs['all at once'].tokens_per_second
+# larger_first_s = runs[larger].first_token_ms.p99 / 1000
+# unlimited_first_s = runs['all at once'].first_token_ms.p99 / 1000
+# bytes_ms = series.llama_decode.rows[6].bound_ms
+# transformers_rate = series.engine.transformers.tokens_per_second

@@ -18,9 +18,9 @@
 #
 # ## Prediction
 #
-# A server runs at half of the load that it could handle, and a request stays in it for 100 ms on average. Write down
-# how long it stays when the load grows to 90%. And which policy has the shorter mean time to the first token: first
-# come, first served, or the shortest prompt first? What could speak against the better one?
+# A server runs at half of the load that it could handle, and a request stays in it for 100 ms{{ example }} on average.
+# Write down how long it stays when the load grows to 90%{{ example }}. And which policy has the shorter mean time to
+# the first token: first come, first served, or the shortest prompt first? What could speak against the better one?
 #
 # ## A call
 #
@@ -224,8 +224,10 @@ queues.waits({name: ([one.arrival for one in work], each.first_ms, [one.prompt >
 #
 # How long they stay depends on chance: arrivals come in clusters, and time in which a server is idle is lost. In the
 # simplest case, a single server with exponentially distributed times between arrivals and service times with the mean
-# S, the mean stay is $W = S / (1 - \rho)$, where ρ is the load, the part of the time in which the server works. At 50%
-# W is 2 S and at 90% it is 10 S: the 100 ms of the prediction become 500. Here is the formula beside chance itself:
+# S, the mean stay is $W = S / (1 - \rho)$, where ρ is the load, the part of the time in which the server works. At
+# 50%{{ example }} W is {{ 1 / (1 - 0.5):.0f }} S and at 90%{{ example }} it is {{ 1 / (1 - 0.9):.0f }} S: the 100
+# ms{{ example }} of the prediction become {{ 100 * (1 - 0.5) / (1 - 0.9):.0f }}. Here is the formula beside chance
+# itself:
 
 # %%
 rng = np.random.default_rng(0)
@@ -282,23 +284,26 @@ for run in recorded["runs"]:
 serve.load(recorded)
 
 # %% [markdown]
-# Over HTTP 83% is left. The engine takes about as many steps for the same requests, but each of them lasts a quarter
-# longer. The likely cause, which this recording does not measure, is that the engine's thread and the event loop share
-# one Python interpreter: while one writes JSON for 128 streams, the other cannot prepare the next step. vLLM runs its
-# engine in a process of its own for this reason, and 89% is left with it here. So does `labkit serve` on a GPU, unless
-# it is given `--no-engine-process`, as it was for the figure.
+# Over HTTP {{ series.serve.share_of_alone:.0% }} is left. The engine takes about as many steps for the same requests,
+# but each of them lasts a quarter longer{{ if near(step_longer, 1.25) }}. The likely cause, which this recording does
+# not measure, is that the engine's thread and the event loop share one Python interpreter: while one writes JSON for
+# {{ serve.seats }} streams, the other cannot prepare the next step. vLLM runs its engine in a process of its own for
+# this reason, and {{ engine_share:.0% }} is left with it here. So does `labkit serve` on a GPU, unless it is given
+# `--no-engine-process`, as it was for the figure.
 #
-# The readers notice it too. With more streams each gets larger pieces less often: fifteen tokens in an event on
-# average at the highest rate. So the ITL in the figure is the time between two *events*. What a token costs its reader
-# is the column `a token`, which stays below 4 ms.
+# The readers notice it too. With more streams each gets larger pieces less often:
+# {{ words(serve.runs[-1].tokens_per_piece) }} tokens in an event on average at the highest rate. So the ITL in the
+# figure is the time between two *events*. What a token costs its reader is the column `a token`, which stays below 4
+# ms{{ if stays_below }}.
 #
-# There is no explosion, even at 125% of what the closed loop had shown. That loop was short: 320 requests for 128
-# seats, so that for much of the time seats were empty, and the capacity came out too low. At the highest rate at most
-# 139 requests were inside at once, and a load that lasts seconds ends before a queue can grow.
+# There is no explosion, even at {{ serve.runs[-1].share_of_capacity:.0% }} of what the closed loop had shown. That loop
+# was short: {{ serve.requests }} requests for {{ serve.seats }} seats, so that for much of the time seats were empty,
+# and the capacity came out too low. At the highest rate at most {{ inside_at_once }} requests were inside at once, and
+# a load that lasts seconds ends before a queue can grow.
 #
-# The p99 of the first token is about 100 ms even at the lowest rate, where no one waits for a seat. In each of these
-# runs the load generator itself was held up at least once, for about 70 ms on average, and may well be to blame.
-# Measure the measuring program too.
+# The p99 of the first token is about 100 ms{{ if near(serve.runs[0].p99_ttft_ms, 100) }} even at the lowest rate, where
+# no one waits for a seat. In each of these runs the load generator itself was held up at least once, for about 70
+# ms{{ if near(held_up_ms, 70) }} on average, and may well be to blame. Measure the measuring program too.
 #
 # ## The window
 #
@@ -345,3 +350,11 @@ queues.window()
 # - Point the official client at your server: `OpenAI(base_url="http://127.0.0.1:8000/v1", api_key="none")`.
 # - Make `step_ms` much longer with `dataclasses.replace(cost, ...)`, for a slower host. Which budget is best then?
 # - Find the rate at which this machine saturates: `labkit bench serve --rate 1,2,4`.
+
+# %% [numbers]
+# serve = series.serve
+# step_longer = (serve.closed.duration / serve.closed.steps) / (serve.alone.seconds / serve.alone.steps)
+# engine_share = series.serve.engine_process_share_of_alone
+# stays_below = max(run.median_tpot_ms for run in serve.runs) < 4
+# inside_at_once = serve.runs[-1].max_concurrent_requests
+# held_up_ms = sum(run.client_lag_ms.max for run in serve.runs) / 5

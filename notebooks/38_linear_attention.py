@@ -47,9 +47,9 @@ for n in (16, 127, 1024, 16_384):
 pictures.linear_costs(d)
 
 # %% [markdown]
-# Both lines of flops meet at 127 tokens, and at 16,384 there are 128 times fewer. The state is as large as a cache of
-# 32.5 tokens, however long the text becomes. The bytes of the inputs and outputs are the same for both: each query, key
-# and value is read once, and each result written once.
+# Both lines of flops meet at 127 tokens, and at 16,384 there are {{ 16384 // 128 }} times fewer. The state is as large
+# as a cache of {{ 64 * 65 / (2 * 64) }} tokens, however long the text becomes. The bytes of the inputs and outputs are
+# the same for both: each query, key and value is read once, and each result written once.
 #
 # ## All pairs
 #
@@ -93,9 +93,10 @@ show_source(scan)
 show_source(combine)
 
 # %% [markdown]
-# Only the scan is, with one addition for each chunk in place of one step for each token, and it has
-# $d (d + 1)$ threads a head. The price is memory: the states of all chunks, $d (d + 1) / 32$ numbers for each token,
-# which are written twice and read twice. That is twice the bytes of the inputs and outputs.
+# Only the scan is, with one addition for each chunk in place of one step for each token, and it has $d (d + 1)$ threads
+# a head. The price is memory: the states of all chunks, $d (d + 1) / 32$ numbers for each token, which are written
+# twice and read twice. That is twice{{ if near(4 * 4 * 64 * 65 / 32 / (16 * 64), 2) }} the bytes of the inputs and
+# outputs.
 #
 # All three have to agree with NumPy, also where the last chunk is not full:
 
@@ -115,10 +116,10 @@ from labkit import measure
 pictures.over_linear(measure.recorded_series("linear_attention_lengths", gpu="NVIDIA H200"))
 
 # %% [markdown]
-# `flash` is faster up to 512 tokens, and the chunked form from 1,024 on: later than the flops say, since a flop of
-# `flash` runs from registers. At 16,384 tokens `flash` takes six times as long. The running form has little work and no
-# parallelism along the sequence, so it is slow at every length; the quadratic form has the most of both, and loses to
-# the chunked one everywhere.
+# `flash` is faster up to 512 tokens, and the chunked form from 1,024 on{{ if crossover }}: later than the flops say,
+# since a flop of `flash` runs from registers. At 16,384 tokens `flash` takes {{ words(flash_slowdown) }} times as long.
+# The running form has little work and no parallelism along the sequence, so it is slow at every length; the quadratic
+# form has the most of both, and loses to the chunked one everywhere.
 #
 # ## What is lost
 #
@@ -171,3 +172,8 @@ for n in (4, 16, 64, 256, 1024, 4096):
 # - How many tokens must a sequence have before the chunked form's states take less memory than a cache? (Careful.)
 #
 # In the exercises for this lesson you compare a state with a cache, add a token to it, and read from it.
+
+# %% [numbers]
+# lines = {one.name: one.us for one in series.linear_attention_lengths.lines}
+# crossover = lines['flash'][2] < lines['linear, chunked'][2] and lines['flash'][3] > lines['linear, chunked'][3]
+# flash_slowdown = lines['flash'][7] / lines['linear, chunked'][7]

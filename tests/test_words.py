@@ -36,8 +36,7 @@ MODEL = (KERNELS, "labkit/models/", "labkit/engine/", "labkit/measure/series/")
 WORDS = (
     Word("halves", "float16 or half precision", allowed=(
         ("(both|its two|the two) halves", "of a whole: of a word of 64 bits, a barrier, a save"),
-        ("halves the threads", "the verb"),
-        (r"triples\?\|halves", "in an expression that looks for the verb"))),
+        ("halves the threads", "the verb"))),
     Word("sums", "accumulators (acc)", where=PRODUCTS, names_only=True),
     Word("mixed", "accumulators (acc), or the output", where=(*MODEL, "labkit/course/exercises/", "solutions/")),
     Word("powers", "exponentials", allowed=(("powers.of.two", "they are"),)),
@@ -49,8 +48,7 @@ WORDS = (
     Word("room", "capacity", where=MODEL),
     Word("turned", "transposed"),
     Word("finish", "epilogue", where=(KERNELS,), names_only=True),
-    Word("told|said", "message, or the name of what is given", allowed=(
-        ("said to be", "in a source's text, which the expression looks for"),)),
+    Word("told|said", "message, or the name of what is given"),
     Word("nobody", "none, or no thread"),
     Word("rivals?", "baseline", allowed=(("^rival$", "the word of old recordings, which the ladder still reads"),)),
     Word("processors?", "SMs or CPU", allowed=(

@@ -185,6 +185,7 @@ def build(
     readme_only: Annotated[bool, typer.Option("--readme", help="Only README's generated parts.")] = False,
     exercises_only: Annotated[bool, typer.Option("--exercises", help="Only the exercises.")] = False,
     search_only: Annotated[bool, typer.Option("--search", help="Only the index of labkit search.")] = False,
+    prose_only: Annotated[bool, typer.Option("--prose", help="Only prose and its numbers: executes nothing.")] = False,
     device: Device = None,
 ):
     """Make notebooks/NN_topic.ipynb from notebooks/NN_topic.py, executed, the exercises, README's tables, and, where
@@ -208,14 +209,16 @@ def build(
         return
 
     failed = False
-    if not readme_only:
+    if prose_only:
+        rebuild_prose(console, course, course.pick(lessons or []))
+    elif not readme_only:
         chapters = course.pick(lessons or [])
         build_workbooks(console, course, chapters)
         if not exercises_only:
             failed = build_notebooks(console, course, chapters, device)
     for page in readme.write(course) if not exercises_only else ():
         console.print(f"wrote   {page}", markup=False)
-    if not exercises_only and not readme_only:
+    if not exercises_only and not readme_only and not prose_only:
         build_index(console, course, device, optional=True)
     if failed:
         raise typer.Exit(1)
@@ -284,6 +287,18 @@ def build_workbooks(console, course, chapters) -> None:
         if backup:
             console.print(f"        your edited {chapter.workbook.name} is kept as {paths.shown(backup, course.root)}")
         console.print(f"wrote   exercises/{chapter.workbook.name}")
+
+
+def rebuild_prose(console, course, chapters) -> None:
+    """Bring the prose of these chapters' notebooks up to date; their outputs stay."""
+    from labkit.course import build
+
+    for chapter in chapters:
+        if build.rebuild_prose(course, chapter):
+            console.print(f"wrote   notebooks/{chapter.built.name}")
+        else:
+            console.print(f"left    notebooks/{chapter.built.name}: its outputs are not those of this source; labkit "
+                          f"build {chapter.number} executes it", markup=False, soft_wrap=True)
 
 
 def build_notebooks(console, course, chapters, device: str | None) -> bool:

@@ -1,4 +1,5 @@
-"""`labkit build`: executes a lesson's source and writes its notebook; finds stale outputs, without executing.
+"""`labkit build`: executes a lesson's source and writes its notebook; finds stale outputs and wrong prose, without
+executing.
 
 One way only: from notebooks/NN_topic.py, solutions/NN_topic.py, course.toml and data/measurements to the notebooks and
 to the chapter map and the tables of README.
@@ -9,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from labkit._common import recordings
-from labkit.course import colab, execution, readme, workbooks
+from labkit.course import colab, execution, prose, readme, workbooks
 from labkit.course.notebooks import (
     back_up,
     cells_sha256,
@@ -20,15 +21,17 @@ from labkit.course.notebooks import (
     to_notebook,
     write_notebook,
 )
-from labkit.course.registry import Chapter, Course, shown
+from labkit.course.registry import Chapter, Course, CourseError, shown
 from labkit.course.sources import kernels_sha256
 
 
 def build_chapter(course: Course, chapter: Chapter, device: str | None = None, on_cell: Callable | None = None):
     """Execute the chapter and write its notebook. Returns the execution's outcome and the backup made, if any.
 
-    Nothing is written when a cell fails.
+    Nothing is written when a cell fails. Raises CourseError for prose that no recording supports.
     """
+    if wrong := prose.problems_of_lesson(chapter):
+        raise CourseError("\n".join(wrong))
     notebook = to_notebook(chapter)
     with tempfile.TemporaryDirectory(prefix="labkit-") as folder:
         notes = Path(folder) / "quotes"
@@ -40,17 +43,44 @@ def build_chapter(course: Course, chapter: Chapter, device: str | None = None, o
     notebook.metadata["labkit"]["kernels"] = kernels_sha256(chapter.source)
     notebook.metadata["labkit"]["recordings"] = {part: recordings.digest(part, measurements) for part in quoted}
     scrub(notebook, course.root)
-    colab.add_setup(notebook, course.repository)
-    notebook.metadata["labkit"]["cells_sha256"] = cells_sha256(notebook)
     backup = back_up(course, chapter.built) if chapter.built.exists() and edited(chapter.built) else None
-    write_notebook(notebook, chapter.built)
+    _write(notebook, course, chapter)
     return outcome, backup
 
 
+def rebuild_prose(course: Course, chapter: Chapter) -> bool:
+    """Write the chapter's notebook with the prose of its source and the outputs that it has. False if they are not of
+    this code, or if somebody has edited the notebook: nothing is written then."""
+    if wrong := prose.problems_of_lesson(chapter):
+        raise CourseError("\n".join(wrong))
+    notebook, built = to_notebook(chapter), read_notebook(chapter.built)
+    if built is None or edited(chapter.built):
+        return False
+    cells, executed = _code(notebook), _code(built)
+    if [cell.source for cell in cells] != [cell.source for cell in executed]:
+        return False
+    for cell, done in zip(cells, executed, strict=True):
+        cell["outputs"], cell["metadata"] = done.outputs, done.metadata
+    notebook.metadata["labkit"] |= {part: built.metadata["labkit"].get(part, {}) for part in ("kernels", "recordings")}
+    _write(notebook, course, chapter)
+    return True
+
+
+def _code(notebook) -> list:
+    return [cell for cell in notebook.cells if cell.cell_type == "code" and cell.get("id") != colab.SETUP]
+
+
+def _write(notebook, course: Course, chapter: Chapter) -> None:
+    colab.add_setup(notebook, course.repository)
+    notebook.metadata["labkit"]["cells_sha256"] = cells_sha256(notebook)
+    write_notebook(notebook, chapter.built)
+
+
 def check(course: Course) -> list[str]:
-    """What `labkit build` would have to rebuild, one sentence each; empty when everything is fresh. Executes
-    nothing."""
-    problems, measurements = [], course.root / "data" / "measurements"
+    """What `labkit build` would have to rebuild, and what prose says and no recording does, one sentence each; empty
+    when everything is fresh. Executes nothing."""
+    measurements = course.root / "data" / "measurements"
+    problems = prose.problems(course)
     for chapter in course.chapters:
         source, built = shown(course, chapter.source), shown(course, chapter.built)
         if not chapter.source.is_file():
@@ -83,6 +113,10 @@ def check(course: Course) -> list[str]:
                 f"{built} is stale: it quotes a recording that has changed, "
                 f"{shown(course, measurements / changed[0])}; run labkit build {chapter.number}"
             )
+        elif _has_other_numbers(about, chapter):
+            problems.append(
+                f"{built} is stale: a number in its prose has changed; run labkit build --prose {chapter.number}"
+            )
     listed = {chapter.name for chapter in course.chapters}
     for path in sorted((course.root / "notebooks").glob("*")):
         if path.suffix in {".py", ".ipynb"} and path.stem not in listed:
@@ -90,3 +124,11 @@ def check(course: Course) -> list[str]:
     problems += workbooks.stale(course)
     problems += readme.stale(course)
     return problems
+
+
+def _has_other_numbers(about: dict, chapter: Chapter) -> bool:
+    """Whether the prose of a notebook's source now comes out differently."""
+    try:
+        return about.get("prose_sha256") != sha256(prose.rendered(chapter))
+    except CourseError:  # prose.problems says so
+        return False

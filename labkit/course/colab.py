@@ -13,6 +13,7 @@ from labkit.course.registry import Chapter, Course
 
 GPU, CAPABILITY = "Tesla T4", (7, 5)  # what Colab gives for nothing
 BRANCH = "main"
+SETUP = "install-on-colab"  # the id of the cell that add_setup adds
 
 
 def notebook_url(repository: str, path: str) -> str:
@@ -43,7 +44,7 @@ def add_setup(notebook, repository: str) -> None:
     import nbformat
 
     cell = nbformat.v4.new_code_cell(setup_source(repository))
-    cell["id"] = "install-on-colab"
+    cell["id"] = SETUP
     notebook.cells.insert(0, cell)
 
 

@@ -18,6 +18,7 @@ from labkit._common import paths
 from labkit._common.cores import cores
 from labkit._common.errors import UserError
 from labkit._common.files import temporary_space
+from labkit.course import prose
 from labkit.course.notebooks import cell_lines
 from labkit.course.registry import Chapter
 
@@ -211,7 +212,7 @@ async def _execute(notebook, chapter: Chapter, manager, on_cell: Callable | None
 
 def _problem(chapter: Chapter, notebook, index: int, error: str) -> Problem:
     cell = notebook.cells[index]
-    starts = cell_lines(chapter.source_text())
+    starts = cell_lines(prose.split(chapter.source_text())[0])
     offset = _line_in_cell(cell)
     line = starts[index] + offset if offset and len(starts) == len(notebook.cells) else 0
     code = cell.source.splitlines()[offset - 1].strip() if 0 < offset <= len(cell.source.splitlines()) else ""

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from labkit._common.files import read_json, write_text
 from labkit._common.version import __version__
+from labkit.course import prose
 from labkit.course.registry import Chapter, Course, CourseError
 
 NOTEBOOK_METADATA = {
@@ -36,10 +37,12 @@ def cell_digest(cell) -> str:
 
 
 def to_notebook(chapter: Chapter):
-    """The chapter's source as a notebook without outputs, with stable cell ids and its hashes in the metadata."""
-    text = chapter.source_text()
-    notebook = parse(text, f"notebooks/{chapter.name}.py")
-    label(notebook, f"notebooks/{chapter.name}.py", sha256(text))
+    """The chapter's source as a notebook without outputs, its numbers in place, with stable cell ids and its hashes in
+    the metadata."""
+    name, shown = f"notebooks/{chapter.name}.py", prose.rendered(chapter)
+    notebook = parse(shown, name)
+    label(notebook, name, sha256(chapter.source_text()))
+    notebook.metadata["labkit"]["prose_sha256"] = sha256(shown)
     return notebook
 
 

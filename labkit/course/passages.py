@@ -14,6 +14,7 @@ from pathlib import Path
 from labkit._common.files import read_text
 from labkit._common.markdown import plain
 from labkit._common.paths import PACKAGE
+from labkit.course import prose
 from labkit.course.registry import Chapter, Course
 
 MOST_WORDS = 150  # of a passage: a sentence encoder reads some 190, and what follows would not count
@@ -53,7 +54,7 @@ def passages(course: Course) -> list[Passage]:
 
 def of_lesson(chapter: Chapter) -> Iterator[Passage]:
     file = f"notebooks/{chapter.name}.py"
-    for index, (line, heading, anchor_, lines) in enumerate(sections(chapter.source_text())):
+    for index, (line, heading, anchor_, lines) in enumerate(sections(prose.rendered(chapter))):
         title = chapter.title if index == 0 else f"{chapter.title}: {heading}"
         for text in pieces("\n".join(lines)):
             yield Passage(title, text, file, line, chapter.name, anchor_)

@@ -1,7 +1,8 @@
 """The generated parts of README.md, data/measured.md and data/teaching.md, and all of data/cpu-device.md.
 
 The chapter map comes from course.toml, tables of times and the picture data/ladders.svg from data/measurements/*.json.
-A part stands between `<!-- NAME: made by labkit build -->` and `<!-- end of NAME -->`.
+A part stands between `<!-- NAME: made by labkit build -->` and `<!-- end of NAME -->`. labkit.course.prose refreshes
+the numbers of what people wrote around them.
 """
 
 import hashlib
@@ -10,6 +11,7 @@ import json
 import re
 
 from labkit._common.files import read_json, read_text, write_text
+from labkit.course import prose
 from labkit.course.registry import Course, CourseError, shown
 
 
@@ -18,7 +20,8 @@ def chapters(course: Course) -> str:
     for part in course.parts:
         if len(course.parts) > 1:
             rows.append(f"| | **{part.name}** | |")
-        rows += [f"| {c.number} | [{c.title}](notebooks/{c.name}.ipynb) | {c.summary} |" for c in part.chapters]
+        rows += [f"| {c.number} | [{c.title}](notebooks/{c.name}.ipynb) | {prose.render_summary(c)} |"
+                 for c in part.chapters]
     return "\n".join(["| | Lesson | What happens in it |", "|---|---|---|", *rows])
 
 
@@ -127,11 +130,11 @@ def _minutes(run: dict) -> str:
 
 PARTS = {"README.md": {"chapters": chapters, "highlights": highlights},
          "data/measured.md": {"targets": targets, "measured": measured},
-         "data/teaching.md": {"grading": grading}}
+         "data/teaching.md": {"grading": grading}, "data/README.md": {}}
 
 
 def generate(course: Course, page: str = "README.md") -> str:
-    """Return a page with its generated parts as they should be."""
+    """Return a page with its generated parts, and the numbers in its prose, as they should be."""
     path = course.root / page
     if not path.is_file():
         raise CourseError(f"{page} is missing")
@@ -145,7 +148,7 @@ def generate(course: Course, page: str = "README.md") -> str:
             )
         body = make(course)
         text = marked.sub(lambda match, body=body: f"{match[1]}\n{body}\n\n{match[2]}", text)
-    return text
+    return prose.refreshed(text, page)
 
 
 def _pages(course: Course) -> dict:

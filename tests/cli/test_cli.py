@@ -79,7 +79,7 @@ def test_the_help_imports_nothing_heavy():
 OPTIONS = {
     "run": "--device --open",
     "site": "--repository",
-    "build": "--check --readme --exercises --search --device",
+    "build": "--check --readme --exercises --search --prose --device",
     "learn": "--list --clean --browser",
     "search": "--count --words --json --device",
     "check": "--all --json --play --device",
@@ -261,6 +261,20 @@ def test_build_then_check_then_stale(labkit, course_dir):
     done = labkit("build", "00")
     assert done.exit_code == 1
     assert "gave ZeroDivisionError" in done.output
+
+
+def test_build_prose_writes_the_prose_and_keeps_the_outputs(labkit, course_dir):
+    labkit("build")
+    path, source = course_dir / "notebooks" / "00_first.ipynb", course_dir / "notebooks" / "00_first.py"
+    source.write_text(source.read_text().replace("## The problem", "## {{ 3 * 13 }} steps"))
+    done = labkit("build", "--prose", "0")
+    assert done.exit_code == 0 and "wrote   notebooks/00_first.ipynb" in done.output
+    assert "## 39 steps" in path.read_text() and "hello\\n" in path.read_text()
+    source.write_text(source.read_text() + "\n# %%\n1 / 1\n")
+    assert "left    notebooks/00_first.ipynb: its outputs are not those of this" in labkit("build", "--prose").output
+    source.write_text(source.read_text().replace("3 * 13", "3 / 0"))
+    done = labkit("build", "--prose", "0")
+    assert done.exit_code == 2 and "ZeroDivisionError" in done.output and "{{ 3 / 0 }} steps" in done.output
 
 
 def test_build_says_where_an_edited_notebook_is_kept(labkit, course_dir):

@@ -8,6 +8,7 @@ from labkit._common.paths import REPOSITORY
 from labkit.course import glossary
 from labkit.course import registry as courses
 from labkit.course.passages import sections
+from labkit.course.prose import rendered
 from tests.course.site.pages import add_term
 
 # Words of the field that must have an entry, under their own name or as a variant, once a lesson uses them.
@@ -23,7 +24,7 @@ top-p; transformer; vocabulary; warm-up; warp; warpgroup; wave; weights; Welford
 
 
 def prose(chapter) -> str:
-    return "\n".join(line for _, heading, _, lines in sections(chapter.source_text()) for line in (heading, *lines))
+    return "\n".join(line for _, heading, _, lines in sections(rendered(chapter)) for line in (heading, *lines))
 
 
 def used(chapter, words) -> set[str]:

@@ -18,7 +18,7 @@ import jinja2
 
 from labkit._common.files import whole_folder
 from labkit._common.paths import ASSETS
-from labkit.course import colab, glossary, search
+from labkit.course import colab, glossary, prose, search
 from labkit.course.glossary import Glossary, Term, Use
 from labkit.course.lessons import show_error, show_time
 from labkit.course.passages import passages
@@ -128,7 +128,7 @@ def _templates() -> jinja2.Environment:
         lstrip_blocks=True,
         undefined=jinja2.StrictUndefined,
     )
-    templates.filters.update(error=show_error, time=show_time)
+    templates.filters.update(error=show_error, time=show_time, summary=prose.render_summary)
     return templates
 
 

@@ -17,7 +17,7 @@ from markupsafe import Markup
 from nbconvert.filters.ansi import ansi2html, strip_ansi
 from nbconvert.filters.markdown_mistune import IPythonRenderer, MarkdownWithMath
 
-from labkit.course import notebooks
+from labkit.course import colab, notebooks
 from labkit.course.glossary import Glossary, Marker
 from labkit.course.lessons import LessonResult, kept
 from labkit.course.passages import anchor as anchor_of
@@ -94,7 +94,7 @@ def render(course: Course, chapter: Chapter, notebook, glossary: Glossary, resul
         if cell.cell_type == "markdown":
             predicted = asks(cell.source)
             parts.append(f'<div class="prose">{page.marker.mark(markdown.html(cell.source))}</div>')
-        elif cell.cell_type == "code" and cell.source.strip() and cell.get("id") != "install-on-colab":
+        elif cell.cell_type == "code" and cell.source.strip() and cell.get("id") != colab.SETUP:
             outputs = "".join(_output(output, page, repository) for output in _joined(cell.outputs))
             parts.append(f'<div class="cell">{code.python(cell.source)}{_outputs(outputs, predicted, page)}</div>')
     page.body = Markup("\n".join(parts))
