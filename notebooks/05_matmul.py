@@ -50,6 +50,27 @@ show_source(matmul_naive_kernel)
 # would become one, too. `u32.grid` and `u32.range` give unsigned 32-bit integers. With `cuda.grid` and `range` this
 # kernel would take the same time, since it waits for memory. The next one would take several times as long.
 #
+# Numba makes 64 bits of two such integers as soon as they are added. In this course's library the sum stays at 32, as
+# in CUDA C++. Predict what that is worth for this kernel, and for the first kernel of the other ladders.
+
+# %%
+from statistics import median
+
+from labkit import measure
+from labkit._common.tables import PlainTable, number
+
+rows = measure.recorded_series("index_types", gpu="NVIDIA H100 80GB HBM3")["rows"]
+factors = sorted((median(row["numba_us"]) / median(row["us"]), row["rung"], median(row["us"])) for row in rows)
+chosen = [each for each in factors if each[1] == "matmul_naive"], factors[:4], factors[-8:]
+PlainTable("First kernels: 64-bit sums over 32-bit sums", ("kernel", "us", "factor"),
+           tuple((name, number(us), f"{factor:.2f}") for factor, name, us in sum(chosen, [])),
+           ("Recorded on an NVIDIA H100, medians of three places in memory.",))
+
+# %% [markdown]
+# {{ same_time }} of {{ first_kernels }} take the same time to 3%, this one among them: they wait for memory, and the
+# arithmetic of an index is done meanwhile. The others compute an index for few bytes or keep many of them in
+# registers, and the worst takes {{ worst_factor:.1f }} times as long.
+#
 # One detail is a mistake. Blocks are 16 × 16, a warp is 32 threads with `threadIdx.x` running fastest, and
 # `row, col = cuda.grid(2)` gives that fastest index to the row. So 16 neighbouring threads read 16 different rows of
 # `a`, each 16 KB ({{ 16 * 1024 // 4:, }} floats) from the next. The cure is to swap two names:
@@ -241,7 +262,7 @@ agree(MATMUL, rungs)
 # global memory, and a tile of 32 a thirty-second{{ if 1 / 32 == (4096 / 32) / 4096 }}.
 
 # %%
-from labkit import ladder, measure
+from labkit import ladder
 
 h200 = measure.recorded_ladder("matmul", gpu="NVIDIA H200").only(*rungs)
 naive_ms, coalesced_ms = (h200.row(f"matmul_{name}").timing.p50 for name in ("naive", "coalesced"))
@@ -335,4 +356,8 @@ plots.roofline([measure.recorded_ladder("broadcast_add"), h200])
 # more_from_memory = ncu('matmul', 'tiled').dram_read / ncu('matmul', 'coalesced').dram_read
 # memory_idles = max(ncu('matmul', 'coalesced').dram_percent, ncu('matmul', 'tiled').dram_percent) < 30
 # cublas_ahead = row('matmul', 'PyTorch').tflops / row('matmul', 'tiled_32').tflops
+# factors_64 = [sorted(r.numba_us)[1] / sorted(r.us)[1] for r in series_of('index_types', 'NVIDIA H100 80GB HBM3').rows]
+# same_time = sum(0.97 < factor < 1.03 for factor in factors_64)
+# first_kernels = len(factors_64)
+# worst_factor = max(factors_64)
 # count_error = abs(row('matmul', 'naive').ms / row('matmul', 'coalesced').ms / (17 / 4) - 1)

@@ -2,6 +2,7 @@
 
     row("softmax", "naive", R=8192, C=8192)   a row of a ladder: .ms .us .graph_us .gbs .tflops .fraction .registers ...
     series.copies.h2d_pinned.gbs              a series, by attributes and indices
+    series_of("index_types", GPU)             one that is recorded on another GPU
     ncu("matmul", "tiled")                    a profiled kernel: .dram_read .occupancy_percent ...
     stall("matmul", "tiled", "barrier")       how many of its warps waited for that
     report("L1/TEX Cache Throughput")         a line of the profiler's report on the tiled product
@@ -77,6 +78,11 @@ def row(op: str, name: str, **size: int) -> SimpleNamespace:
     return SimpleNamespace(ms=one.timing.p50, us=1000 * one.timing.p50, gbs=one.gbs, tflops=one.tflops,
                            graph_us=one.graph and 1000 * one.graph.p50, fraction=one.fraction, error=one.error,
                            bytes=ladder.bytes, bound_ms=ladder.bound_ms, **resources)
+
+
+def series_of(name: str, gpu: str) -> Record:
+    """Return a series recorded on a GPU of this name."""
+    return Record(measure.recorded_series(name, gpu=gpu))
 
 
 def rates_of(op: str, names: tuple[str, ...]) -> dict[str, float]:
@@ -157,8 +163,8 @@ def _training(model: Path) -> Record:
 def namespace() -> dict:
     """Return every name that an expression may use."""
     data = measure.recorded(gpu=GPU)
-    functions = (row, rates_of, times_of, ncu, profiled, stall, report, block_bytes, mean_rate, file_mb, words, near,
-                 min, max, abs, all, sum, round, len)
+    functions = (row, series_of, rates_of, times_of, ncu, profiled, stall, report, block_bytes, mean_rate, file_mb,
+                 words, near, min, max, abs, all, sum, round, len)
     names = {function.__name__: function for function in functions}
     return names | {"series": Record(data["series"]), "limits": Record(data["limits"]),
                     "machine": Record(data["machine"]), "training": _training(TINY),

@@ -90,6 +90,8 @@ def type_of(e, env):
         if not isinstance(type_of(("name", parts[1]), env), types.Float):
             raise IllTyped
         return _type(parts[0])
+    if kind == "choose":
+        type_of(parts[0], env)
     if kind in ("choose", "test"):
         return _unified(*(type_of(part, env) for part in parts[-2:]))
     if kind == "call":

@@ -29,6 +29,14 @@ def test_a_random_block_is_the_same_in_both_runs():
     check(differential.of_blocks, differential.blocks([1], length=5), KEPT)
 
 
+def test_the_condition_of_a_choice_has_to_be_typed_too():
+    """A loop may make a float of a name in it: then the choice is no program."""
+    choice = ("choose", ("^", ("name", "x"), ("number", 1)), ("name", "x"), ("number", 2.0))
+    assert random_programs.type_of(choice, {"x": random_programs.types.int64}) == random_programs.types.float64
+    with pytest.raises(random_programs.IllTyped):
+        random_programs.type_of(choice, {"x": random_programs.types.float64})
+
+
 @pytest.mark.sampled(0, sweep=5)
 @pytest.mark.parametrize("first", range(0, 300, TOGETHER))
 def test_more_random_programs(tmp_path, first):
