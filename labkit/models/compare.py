@@ -23,6 +23,7 @@ from labkit._common.files import read_json, whole_file
 from labkit.kernels.tolerance import EPS32, EPS_BF16
 from labkit.models import gpt2_reference, llama_reference, minilm_reference, weights
 from labkit.models.gpt2 import GPT2
+from labkit.models.gpt2_block import allowed_error
 from labkit.models.gpt2_reference import Difference, Parity
 from labkit.models.llama import Llama
 from labkit.models.load import CONFIG, folder, load
@@ -146,9 +147,9 @@ def _allowed(model, reference: np.ndarray, launches: int) -> float:
     """The error that may have added up after so many launches: one rounding of the type for each, as if independent."""
     config = model.config
     if isinstance(model, GPT2):
-        return gpt2_reference.allowed_error(config, reference, launches)
+        return allowed_error(config, reference, launches)
     if isinstance(model, MiniLM):
-        return minilm_reference.allowed_error(config, reference, launches, model.dtype)
+        return allowed_error(config, reference, launches, model.dtype)
     largest = float(np.abs(reference).max())
     if model.dtype == "bfloat16":
         return 4 * EPS_BF16 * np.sqrt(launches) * largest

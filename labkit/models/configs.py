@@ -36,6 +36,7 @@ class Config:
     kind: ClassVar[str]
     prefix: ClassVar[str]  # before every name but the head's, in files that hold more than the bare model
     layers: ClassVar[str]  # the field that counts them
+    width: ClassVar[str] = "hidden_size"
     only: ClassVar[Mapping[str, tuple]]  # settings that would change the result, and the values that are supported
     required: ClassVar[tuple[str, ...]] = ()
     optional_shapes: ClassVar[Mapping[str, tuple[int, ...]]] = {}  # of parameters that a file may have or not
@@ -86,6 +87,16 @@ class Config:
             raise ValueError(f"{width} is {getattr(self, width)}, which {getattr(self, heads)} heads cannot share "
                              f"equally")
 
+    @property
+    def parameters(self) -> int:
+        """How many elements the parameters have; a table that is the head, too, is counted once."""
+        one, two = (sum(map(math.prod, shapes(replace(self, **{self.layers: count})).values())) for count in (1, 2))
+        return one + (getattr(self, self.layers) - 1) * (two - one)
+
+    @property
+    def size(self) -> str:
+        return f"{getattr(self, self.layers)} layers, {getattr(self, self.width)} wide"
+
     def check_file(self, tensors: Mapping[str, np.ndarray], names: Mapping[str, str]) -> None:
         """Raise ValueError if the file has something that contradicts the configuration."""
 
@@ -126,7 +137,7 @@ def names_in(tensors: Mapping[str, np.ndarray], config: Config) -> dict[str, str
 
 @dataclass(frozen=True)
 class GPT2Config(Config):
-    kind, prefix, layers = "GPT-2", "transformer.", "n_layer"
+    kind, prefix, layers, width = "GPT-2", "transformer.", "n_layer", "n_embd"
     only = {
         "model_type": ("gpt2",),
         "activation_function": ("gelu_new", "gelu_pytorch_tanh"),  # two names of GELU's tanh form
@@ -171,17 +182,6 @@ class GPT2Config(Config):
     def optional_shapes(self) -> dict[str, tuple[int, ...]]:
         """The head, where it is not the table of words."""
         return {HEAD: (self.vocab_size, self.n_embd)}
-
-    @property
-    def parameters(self) -> int:
-        """How many elements they have."""
-        one_layer = shapes(replace(self, n_layer=1))
-        outside = sum(math.prod(shape) for name, shape in one_layer.items() if not name.startswith("h."))
-        return outside + self.n_layer * sum(map(math.prod, self.block.parameters.values()))
-
-    @property
-    def size(self) -> str:
-        return f"{self.n_layer} layers, {self.n_embd} wide"
 
 
 # --- Llama and Qwen3 -------------------------------------------------------------------------------------------------
@@ -294,16 +294,6 @@ class LlamaConfig(Config):
         result["norm.weight"] = (self.hidden_size,)
         return result if self.tie_word_embeddings else result | {HEAD: (self.vocab_size, self.hidden_size)}
 
-    @property
-    def parameters(self) -> int:
-        """How many elements they have; a table that is the head, too, is counted once."""
-        outside = (1 if self.tie_word_embeddings else 2) * self.vocab_size * self.hidden_size + self.hidden_size
-        return outside + self.num_hidden_layers * sum(map(math.prod, self.layer_parameters.values()))
-
-    @property
-    def size(self) -> str:
-        return f"{self.num_hidden_layers} layers, {self.hidden_size} wide"
-
     def check_file(self, tensors, names) -> None:
         prefix = names[EMBEDDING].removesuffix(EMBEDDING)
         biases = [name for name in tensors if name.removeprefix(prefix) not in names and name.endswith(".bias")]
@@ -375,6 +365,10 @@ class BertConfig(Config):
                           "num_hidden_layers", "num_attention_heads", "intermediate_size")
         self.check_epsilon("layer_norm_eps")
         self.check_divides("num_attention_heads", "hidden_size")
+
+    @property
+    def inner(self) -> int:
+        return self.intermediate_size
 
     @property
     def products(self) -> tuple[tuple[int, int], ...]:

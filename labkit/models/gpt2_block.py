@@ -142,8 +142,9 @@ def block_steps(x, weights: Mapping, heads: int, *, causal=False, post_ln=False)
     return s
 
 
-def allowed_error(shape: Shape, expected: np.ndarray, launches: int, dtype=np.float32) -> float:
-    """The error allowed after so many launches, relative to the largest number that they wrote.
+def allowed_error(shape, expected: np.ndarray, launches: int, dtype=np.float32) -> float:
+    """The error allowed after so many launches, relative to the largest number that they wrote. shape: of a block, or
+    a model's configuration; its longest sum has shape.inner products.
 
     float32: one sum of K products has an error of about sqrt(K) * eps/2 of what it adds up, and the errors of the
     launches before it are independent, so that they add up like a random walk. Allowed is twice that. float16: the sums
