@@ -11,7 +11,6 @@ computes whole layers in float64, from the weights as they are in the file.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -174,8 +173,7 @@ def _layers_of_transformers(model, path: Path, ids: list[int]) -> dict[str, np.n
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise UserError(f"transformers cannot load {path}: {reason}") from None
     modules = next(names for ours, names in MODULES.items() if isinstance(model, ours))
-    layers = len(model.layers)
-    outputs: dict[str, np.ndarray] = {}
+    outputs: dict[str, np.ndarray] = {}  # in the order in which they are computed
 
     def record(name: str):
         def hook(module, args, output):
@@ -185,14 +183,8 @@ def _layers_of_transformers(model, path: Path, ids: list[int]) -> dict[str, np.n
         return hook
 
     for ours, module in modules.items():
-        for layer in range(layers) if "{}" in ours else (0,):
+        for layer in range(len(model.layers)) if "{}" in ours else (0,):
             hf_model.get_submodule(module.format(layer)).register_forward_hook(record(ours.format(layer)))
     with torch.inference_mode():
         hf_model.eval()(torch.tensor([ids]))
-    return dict(sorted(outputs.items(), key=lambda item: _order(item[0], layers)))
-
-
-def _order(name: str, layers: int) -> int:
-    """Sort key of an output: the embedding, the layers in order, the final norm, the logits."""
-    match = re.search(r"\.(\d+)\.out$", name)
-    return int(match[1]) if match else {"embedding": -1, "logits": layers + 1}.get(name, layers)
+    return outputs

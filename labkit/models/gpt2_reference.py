@@ -60,11 +60,6 @@ def activations(config: Config, weights: Mapping[str, np.ndarray], ids: Sequence
     return result
 
 
-def launches_of(config: Config) -> int:
-    """How many activations there are, the logits included."""
-    return 1 + 7 * config.n_layer + 2
-
-
 @dataclass(frozen=True)
 class Difference:
     """How far one activation is from the truth, and its worst element. outside: how many elements are not within
