@@ -74,20 +74,14 @@ def _not_finite(part: np.ndarray) -> np.ndarray:
 
 def _check_finite(tensor: np.ndarray, name: str) -> None:
     flat = tensor.reshape(-1)
+    if not any(in_chunks(flat.size, lambda begin, end: _not_finite(flat[begin:end]).any())):
+        return
+    nonfinite = flat[_not_finite(flat)]
+    first, kind = nonfinite[0], flat.dtype
     if flat.dtype == np.uint16:
-        if not any(in_chunks(flat.size, lambda begin, end: _not_finite(flat[begin:end]).any())):
-            return
-    else:
-        with np.errstate(all="ignore"):  # a sum is NaN or infinite where an element is; it may be where none is
-            if np.isfinite(in_chunks(flat.size, lambda begin, end: flat[begin:end].sum())).all():
-                return
-    nonfinite = np.flatnonzero(_not_finite(flat))
-    if nonfinite.size:
-        first, kind = flat[nonfinite[0]], flat.dtype
-        if flat.dtype == np.uint16:
-            first, kind = float32_of(flat[nonfinite[:1]])[0], "bfloat16"
-        raise ValueError(f"{name}: {nonfinite.size:,} of its {flat.size:,} numbers are not finite in {kind}, the first "
-                         f"is {first}")
+        first, kind = float32_of(nonfinite[:1])[0], "bfloat16"
+    raise ValueError(f"{name}: {nonfinite.size:,} of its {flat.size:,} numbers are not finite in {kind}, the first is "
+                     f"{first}")
 
 
 @dataclass(frozen=True)
@@ -109,7 +103,7 @@ class Blob(Named):
     ValueError.
     """
 
-    def __init__(self, tensors: Mapping[str, np.ndarray], dtype=None, names=None, stream=0, *, finite=False):
+    def __init__(self, tensors: Mapping[str, np.ndarray], dtype=None, names=None, *, finite=False):
         dtype = None if dtype is None else np.dtype(dtype)
         names = names if isinstance(names, Mapping) else {name: name for name in (tensors if names is None else names)}
         missing = [name for name in names.values() if name not in tensors]
@@ -126,7 +120,7 @@ class Blob(Named):
             if finite:
                 _check_finite(part, names[name])
             if part.size:
-                self.buffer[entry.offset : entry.offset + entry.nbytes].copy_to_device(part.view(np.uint8), stream)
+                self.buffer[entry.offset : entry.offset + entry.nbytes].copy_to_device(part.view(np.uint8))
         self._views: dict = {}
 
     def __getitem__(self, name: str):
@@ -140,6 +134,10 @@ class Blob(Named):
             part = self.buffer[entry.offset : entry.offset + entry.nbytes].view(entry.dtype)
             self._views[name] = part.reshape(entry.shape) if entry.shape else part
         return self._views[name]
+
+    def under(self, prefix: str) -> dict:
+        """The arrays whose names begin so, by the rest of their names."""
+        return {name.removeprefix(prefix): self[name] for name in self if name.startswith(prefix)}
 
     def __repr__(self):
         return f"<{len(self)} tensors in one device buffer of {self.nbytes:,} bytes>"

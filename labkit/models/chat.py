@@ -52,9 +52,9 @@ class ChatTemplate:
                              f"called default; it is {short(template)}")
         return cls(folder / TOKENIZER_CONFIG, template, tokens)
 
-    def render(self, messages: Sequence[dict], *, answer: bool = True) -> str:
-        """Return the text of a conversation. messages: {"role": ..., "content": ...} each. answer: it ends where the
-        model's answer begins. Raise UserError if it is no conversation, or the template refuses it."""
+    def render(self, messages: Sequence[dict]) -> str:
+        """Return the text of a conversation, up to where the model's answer begins. messages: {"role": ..., "content":
+        ...} each. Raise UserError if it is no conversation, or the template refuses it."""
         if not isinstance(messages, Sequence) or isinstance(messages, str):
             raise UserError(f"the conversation is {short(messages)}; it must be a list of messages, each a dictionary "
                             f"with the texts role and content")
@@ -73,7 +73,7 @@ class ChatTemplate:
             from transformers.utils.chat_template_utils import render_jinja_template
 
         try:
-            (text,), _ = render_jinja_template([list(messages)], chat_template=self.text, add_generation_prompt=answer,
+            (text,), _ = render_jinja_template([list(messages)], chat_template=self.text, add_generation_prompt=True,
                                                **self.tokens)
         except Exception as error:  # of a program that may do anything the sandbox allows
             raise UserError(f"{self.path}: the chat template fails: {error}") from None

@@ -11,7 +11,6 @@ computes whole layers in float64, from the weights as they are in the file.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +22,7 @@ from labkit._common.files import read_json, whole_file
 from labkit.kernels.tolerance import EPS32, EPS_BF16
 from labkit.models import gpt2_reference, llama_reference, minilm_reference, weights
 from labkit.models.gpt2 import GPT2
+from labkit.models.gpt2_block import allowed_error
 from labkit.models.gpt2_reference import Difference, Parity
 from labkit.models.llama import Llama
 from labkit.models.load import CONFIG, folder, load
@@ -146,9 +146,9 @@ def _allowed(model, reference: np.ndarray, launches: int) -> float:
     """The error that may have added up after so many launches: one rounding of the type for each, as if independent."""
     config = model.config
     if isinstance(model, GPT2):
-        return gpt2_reference.allowed_error(config, reference, launches)
+        return allowed_error(config, reference, launches)
     if isinstance(model, MiniLM):
-        return minilm_reference.allowed_error(config, reference, launches, model.dtype)
+        return allowed_error(config, reference, launches, model.dtype)
     largest = float(np.abs(reference).max())
     if model.dtype == "bfloat16":
         return 4 * EPS_BF16 * np.sqrt(launches) * largest
@@ -173,8 +173,7 @@ def _layers_of_transformers(model, path: Path, ids: list[int]) -> dict[str, np.n
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise UserError(f"transformers cannot load {path}: {reason}") from None
     modules = next(names for ours, names in MODULES.items() if isinstance(model, ours))
-    layers = len(model.layers)
-    outputs: dict[str, np.ndarray] = {}
+    outputs: dict[str, np.ndarray] = {}  # in the order in which they are computed
 
     def record(name: str):
         def hook(module, args, output):
@@ -184,14 +183,8 @@ def _layers_of_transformers(model, path: Path, ids: list[int]) -> dict[str, np.n
         return hook
 
     for ours, module in modules.items():
-        for layer in range(layers) if "{}" in ours else (0,):
+        for layer in range(len(model.layers)) if "{}" in ours else (0,):
             hf_model.get_submodule(module.format(layer)).register_forward_hook(record(ours.format(layer)))
     with torch.inference_mode():
         hf_model.eval()(torch.tensor([ids]))
-    return dict(sorted(outputs.items(), key=lambda item: _order(item[0], layers)))
-
-
-def _order(name: str, layers: int) -> int:
-    """Sort key of an output: the embedding, the layers in order, the final norm, the logits."""
-    match = re.search(r"\.(\d+)\.out$", name)
-    return int(match[1]) if match else {"embedding": -1, "logits": layers + 1}.get(name, layers)
+    return outputs

@@ -29,6 +29,13 @@ HEAD = "lm_head.weight"  # (V, C); no file has it where it is the embedding's ta
 EMBEDDING = "embed_tokens.weight"  # (V, C), of a Llama
 PARTS = ("query", "key", "value")  # three products in the files of a BERT
 
+# What a field must be: a check, and in words.
+COUNT = (lambda value: type(value) is int and 1 <= value <= LARGEST, f"a whole number from 1 to {LARGEST:,}")
+SMALL = (lambda value: type(value) in (int, float) and 0 < value < 1, "a number between 0 and 1")
+BASE = (lambda value: type(value) in (int, float) and 1 < value < math.inf, "a number above 1")
+FLAG = (lambda value: type(value) is bool, "true or false")
+OBJECT = (lambda value: isinstance(value, Mapping | None), "an object or null")
+
 
 class Config:
     """The base of the dataclasses below."""
@@ -36,6 +43,7 @@ class Config:
     kind: ClassVar[str]
     prefix: ClassVar[str]  # before every name but the head's, in files that hold more than the bare model
     layers: ClassVar[str]  # the field that counts them
+    width: ClassVar[str] = "hidden_size"
     only: ClassVar[Mapping[str, tuple]]  # settings that would change the result, and the values that are supported
     required: ClassVar[tuple[str, ...]] = ()
     optional_shapes: ClassVar[Mapping[str, tuple[int, ...]]] = {}  # of parameters that a file may have or not
@@ -66,25 +74,38 @@ class Config:
         """Fields that files spell in more than one way."""
         return {}
 
-    def check_counts(self, *names: str) -> None:
+    def check(self, rule: tuple, *names: str) -> None:
+        """Raise ValueError unless these fields obey one of the rules above."""
+        is_valid, description = rule
         for name in names:
-            value = getattr(self, name)
-            if type(value) is not int or not 1 <= value <= LARGEST:
-                raise ValueError(f"{name} is {short(value)}; it must be a whole number from 1 to {LARGEST:,}")
-
-    def check_epsilon(self, name: str) -> None:
-        value = getattr(self, name)
-        if type(value) not in (int, float) or not 0 < value < 1:
-            raise ValueError(f"{name} is {short(value)}; it must be a number between 0 and 1")
-
-    def check_flag(self, name: str) -> None:
-        if type(getattr(self, name)) is not bool:
-            raise ValueError(f"{name} is {short(getattr(self, name))}; it must be true or false")
+            if not is_valid(getattr(self, name)):
+                raise ValueError(f"{name} is {short(getattr(self, name))}; it must be {description}")
 
     def check_divides(self, heads: str, width: str) -> None:
         if getattr(self, width) % getattr(self, heads):
             raise ValueError(f"{width} is {getattr(self, width)}, which {getattr(self, heads)} heads cannot share "
                              f"equally")
+
+    def checked_ids(self, ids, name: str = "ids") -> np.ndarray:
+        """Return token ids as an array of int32. Raise ValueError unless there is one and all are in the vocabulary."""
+        ids = np.asarray(ids)
+        if ids.ndim != 1 or ids.size == 0 or ids.dtype.kind not in "iu":
+            raise ValueError(f"{name} must be a list of token ids, one or more; it has shape {ids.shape}, type "
+                             f"{ids.dtype}")
+        invalid = ids[(ids < 0) | (ids >= self.vocab_size)]
+        if invalid.size:
+            raise ValueError(f"{name}: token {invalid[0]} is not in the vocabulary, which has {self.vocab_size:,}")
+        return ids.astype(np.int32)
+
+    @property
+    def parameters(self) -> int:
+        """How many elements the parameters have; a table that is the head, too, is counted once."""
+        one, two = (sum(map(math.prod, shapes(replace(self, **{self.layers: count})).values())) for count in (1, 2))
+        return one + (getattr(self, self.layers) - 1) * (two - one)
+
+    @property
+    def size(self) -> str:
+        return f"{getattr(self, self.layers)} layers, {getattr(self, self.width)} wide"
 
     def check_file(self, tensors: Mapping[str, np.ndarray], names: Mapping[str, str]) -> None:
         """Raise ValueError if the file has something that contradicts the configuration."""
@@ -126,7 +147,7 @@ def names_in(tensors: Mapping[str, np.ndarray], config: Config) -> dict[str, str
 
 @dataclass(frozen=True)
 class GPT2Config(Config):
-    kind, prefix, layers = "GPT-2", "transformer.", "n_layer"
+    kind, prefix, layers, width = "GPT-2", "transformer.", "n_layer", "n_embd"
     only = {
         "model_type": ("gpt2",),
         "activation_function": ("gelu_new", "gelu_pytorch_tanh"),  # two names of GELU's tanh form
@@ -144,8 +165,9 @@ class GPT2Config(Config):
     n_inner: int | None = None  # None: four times n_embd
 
     def __post_init__(self):
-        self.check_counts("vocab_size", "n_positions", "n_embd", "n_layer", "n_head",
-                          *(() if self.n_inner is None else ("n_inner",)))
+        self.check(COUNT, "vocab_size", "n_positions", "n_embd", "n_layer", "n_head")
+        if self.n_inner is not None:
+            self.check(COUNT, "n_inner")
         self.check_divides("n_head", "n_embd")
 
     @property
@@ -171,17 +193,6 @@ class GPT2Config(Config):
     def optional_shapes(self) -> dict[str, tuple[int, ...]]:
         """The head, where it is not the table of words."""
         return {HEAD: (self.vocab_size, self.n_embd)}
-
-    @property
-    def parameters(self) -> int:
-        """How many elements they have."""
-        one_layer = shapes(replace(self, n_layer=1))
-        outside = sum(math.prod(shape) for name, shape in one_layer.items() if not name.startswith("h."))
-        return outside + self.n_layer * sum(map(math.prod, self.block.parameters.values()))
-
-    @property
-    def size(self) -> str:
-        return f"{self.n_layer} layers, {self.n_embd} wide"
 
 
 # --- Llama and Qwen3 -------------------------------------------------------------------------------------------------
@@ -218,21 +229,22 @@ class LlamaConfig(Config):
     def __post_init__(self):
         if self.num_key_value_heads is None:
             object.__setattr__(self, "num_key_value_heads", self.num_attention_heads)
-        self.check_counts(*self.required, "num_key_value_heads", "max_position_embeddings")
+        self.check(COUNT, *self.required, "num_key_value_heads", "max_position_embeddings")
         if self.head_dim is None:
             self.check_divides("num_attention_heads", "hidden_size")
             object.__setattr__(self, "head_dim", self.hidden_size // self.num_attention_heads)
-        self.check_counts("head_dim")
+        self.check(COUNT, "head_dim")
         if self.head_dim % 2:
             raise ValueError(f"head_dim is {self.head_dim}; rotary positions take pairs, so it must be even")
         if self.num_attention_heads % self.num_key_value_heads:
             raise ValueError(f"num_attention_heads is {self.num_attention_heads}, which {self.num_key_value_heads} "
                              f"heads of keys and values cannot share equally")
-        self.check_epsilon("rms_norm_eps")
-        if type(self.rope_theta) not in (int, float) or not 1 < self.rope_theta < math.inf:
-            raise ValueError(f"rope_theta is {short(self.rope_theta)}; it must be a number above 1")
-        self.check_flag("tie_word_embeddings")
-        object.__setattr__(self, "rope_scaling", self._checked_scaling())
+        self.check(SMALL, "rms_norm_eps")
+        self.check(BASE, "rope_theta")
+        self.check(FLAG, "tie_word_embeddings")
+        self.check(OBJECT, "rope_scaling")
+        if self.rope_scaling is not None:
+            object.__setattr__(self, "rope_scaling", self._checked_scaling(self.rope_scaling))
 
     @classmethod
     def derived(cls, entries: Mapping) -> dict:
@@ -250,13 +262,8 @@ class LlamaConfig(Config):
             theta = entries.get("rope_theta")
         return {"rope_theta": 10_000.0 if theta is None else theta, "rope_scaling": scaling or None}
 
-    def _checked_scaling(self) -> dict | None:
+    def _checked_scaling(self, scaling: Mapping) -> dict | None:
         """The scaling under the names of today; None for angles as they are."""
-        scaling = self.rope_scaling
-        if scaling is None:
-            return None
-        if not isinstance(scaling, Mapping):
-            raise ValueError(f"rope_scaling is {short(scaling)}; it must be an object or null")
         result = {"rope_type": scaling.get("type", "default")} | {name: value for name, value in scaling.items()
                                                                   if name != "type" and value is not None}
         if result["rope_type"] == "llama3":
@@ -294,16 +301,6 @@ class LlamaConfig(Config):
         result["norm.weight"] = (self.hidden_size,)
         return result if self.tie_word_embeddings else result | {HEAD: (self.vocab_size, self.hidden_size)}
 
-    @property
-    def parameters(self) -> int:
-        """How many elements they have; a table that is the head, too, is counted once."""
-        outside = (1 if self.tie_word_embeddings else 2) * self.vocab_size * self.hidden_size + self.hidden_size
-        return outside + self.num_hidden_layers * sum(map(math.prod, self.layer_parameters.values()))
-
-    @property
-    def size(self) -> str:
-        return f"{self.num_hidden_layers} layers, {self.hidden_size} wide"
-
     def check_file(self, tensors, names) -> None:
         prefix = names[EMBEDDING].removesuffix(EMBEDDING)
         biases = [name for name in tensors if name.removeprefix(prefix) not in names and name.endswith(".bias")]
@@ -336,7 +333,7 @@ class Qwen3Config(LlamaConfig):
 
     def __post_init__(self):
         super().__post_init__()
-        self.check_flag("attention_bias")
+        self.check(FLAG, "attention_bias")
 
     @property
     def layer_parameters(self) -> dict[str, tuple[int, ...]]:
@@ -371,16 +368,19 @@ class BertConfig(Config):
     layer_norm_eps: float = 1e-12
 
     def __post_init__(self):
-        self.check_counts("vocab_size", "max_position_embeddings", "type_vocab_size", "hidden_size",
-                          "num_hidden_layers", "num_attention_heads", "intermediate_size")
-        self.check_epsilon("layer_norm_eps")
+        self.check(COUNT, "vocab_size", "max_position_embeddings", "type_vocab_size", "hidden_size",
+                   "num_hidden_layers", "num_attention_heads", "intermediate_size")
+        self.check(SMALL, "layer_norm_eps")
         self.check_divides("num_attention_heads", "hidden_size")
+
+    @property
+    def inner(self) -> int:
+        return self.intermediate_size
 
     @property
     def products(self) -> tuple[tuple[int, int], ...]:
         """(out, in) of a layer's four products, queries, keys and values being one."""
-        C, inner = self.hidden_size, self.intermediate_size
-        return (3 * C, C), (C, C), (inner, C), (C, inner)
+        return gpt2_block.Shape(self.hidden_size, self.num_attention_heads, self.intermediate_size).layers
 
     @property
     def parameter_shapes(self) -> dict[str, tuple[int, ...]]:

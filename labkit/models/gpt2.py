@@ -37,83 +37,7 @@ from labkit.models import gpt2_step
 from labkit.models.blob import Blob
 from labkit.models.configs import HEAD, names_in
 from labkit.models.configs import GPT2Config as Config
-
-# --- The kernels that it is made of ----------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Kernels(block.Kernels):
-    """The launchers of a model: those of a block, and these, each called as launch(*inputs, out, stream=stream). To try
-    one of your own:
-
-    GPT2(config, tensors, Kernels(layernorm=mine))
-    GPT2(config, tensors, Kernels(linear=block.separately(gelu=mine)))
-    """
-
-    embedding: Callable = embedding_vectorized
-    logits: Callable = project_on_vocabulary
-    argmax: Callable = argmax
-
-
-@cuda.jit
-def advance_kernel(start, count):
-    start[0] += int32(count)
-
-
-# --- Its memory ------------------------------------------------------------------------------------------------------
-
-
-class Workspace:
-    """All the memory that a sequence needs besides the weights, allocated once: nothing is allocated for a token.
-
-    context: the capacity of the cache in tokens, at most n_positions. tokens: how many a single pass takes; a longer
-    prompt goes in several. dtype: the model's; with float16 a pass takes one token.
-    """
-
-    def __init__(self, config: Config, context: int | None = None, tokens: int | None = None, dtype=np.float32):
-        self.context = config.n_positions if context is None else context
-        self.dtype = np.dtype(dtype)
-        self.tokens = self._max_tokens if tokens is None else tokens
-        if not 1 <= self.context <= config.n_positions:
-            raise ValueError(f"context is {self.context}; the model has {config.n_positions} positions")
-        if not 1 <= self.tokens <= self.context:
-            raise ValueError(f"tokens is {self.tokens}; at least 1 and at most the context, {self.context}, can be "
-                             f"taken at once")
-        if self.tokens > 1 and self.dtype == np.float16:
-            raise ValueError(f"tokens is {self.tokens}; with float16 a pass takes 1 token")
-        T, C = self.tokens, config.n_embd
-        self.ids = cuda.device_array(T, np.int32)
-        self.start = cuda.to_device(np.zeros(1, np.int32))  # how many tokens are in the cache, for the kernels
-        self.length = 0  # the same for the host
-        self.x = cuda.device_array((T, C), np.float32)  # the residual stream
-        self.block = block.Workspace(config.block, T)  # the intermediates of a layer
-        self.logits = cuda.device_array((1, config.vocab_size), np.float32)
-        # No row of the cache is read before it is written; zeros only make it easier to inspect.
-        self.caches = tuple(cuda.to_device(np.zeros((self.context, 2 * C), self.dtype)) for _ in range(config.n_layer))
-        self.one_row = gpt2_step.Memory(C, config.n_head, self.dtype)
-        self.rows = functools.cache(self._rows)
-
-    @property
-    def _max_tokens(self) -> int:
-        return 1 if self.dtype == np.float16 else min(self.context, 512)
-
-    def _rows(self, count: int) -> SimpleNamespace:
-        """Views of the first `count` rows."""
-        return SimpleNamespace(ids=self.ids[:count], x=self.x[:count], block=self.block.rows(count),
-                               last=self.x[count - 1 : count], last_normed=self.block.normed[count - 1 : count])
-
-    @property
-    def nbytes(self) -> int:
-        arrays = (self.ids, self.start, self.x, self.block, self.logits, self.one_row)
-        return sum(array.nbytes for array in (*arrays, *self.caches))
-
-    def reset(self, length: int = 0) -> None:
-        """Forget all tokens but the first `length`."""
-        if not 0 <= length <= max(self.length, 0):
-            raise ValueError(f"length is {length}; the cache holds {self.length} tokens")
-        self.length = length
-        self.start.copy_to_device(np.array([length], np.int32))
-
+from labkit.models.watch import reporter
 
 # --- The model -------------------------------------------------------------------------------------------------------
 
@@ -140,8 +64,7 @@ class GPT2:
             raise ValueError(f"one_row needs kernels that this model does not have: {problem or 'kernels are given'}")
         self.weights = Blob(tensors, dtype=self.dtype, names=names_in(tensors, config), finite=True)
         self.head = self.weights[HEAD if HEAD in self.weights else "wte.weight"]  # (V, C)
-        self.layers = [{name: self.weights[f"h.{layer}.{name}"] for name in config.block.parameters}
-                       for layer in range(config.n_layer)]
+        self.layers = [self.weights.under(f"h.{layer}.") for layer in range(config.n_layer)]
 
     def with_kernels(self, kernels: Kernels) -> GPT2:
         """The same model, on the same weights, with other kernels, which are launched for every token."""
@@ -156,7 +79,7 @@ class GPT2:
         rows = ws.rows(count)
         block.forward(rows.x, rows.x, self.layers[layer], self.config.n_head, rows.block, causal=True,
                       cache=ws.caches[layer], start=ws.start, kernels=self.kernels, stream=stream,
-                      watch=functools.partial(_report, watch, f"h.{layer}."))
+                      watch=reporter(watch, f"h.{layer}."))
 
     def forward(self, ws: Workspace, count: int, stream=0, watch=None) -> None:
         """Process the tokens ws.ids[:count], which follow those in the cache; ws.logits gets the logits after the last.
@@ -167,15 +90,15 @@ class GPT2:
         if count == 1 and self.one_row and watch is None:
             gpt2_step.forward(self, ws, stream)
             return
-        run, rows, w = self.kernels, ws.rows(count), self.weights
+        run, report, rows, w = self.kernels, reporter(watch), ws.rows(count), self.weights
         run.embedding(rows.ids, w["wte.weight"], w["wpe.weight"], ws.start, rows.x, stream=stream)  # (T, C)
-        _report(watch, "", "embedding", rows.x)
+        report("embedding", rows.x)
         for layer in range(self.config.n_layer):
             self.block(layer, ws, count, stream, watch)
         run.layernorm(rows.last, w["ln_f.weight"], w["ln_f.bias"], rows.last_normed, stream=stream)  # (1, C)
-        _report(watch, "", "ln_f", rows.last_normed)
+        report("ln_f", rows.last_normed)
         run.logits(rows.last_normed, self.head, ws.logits, stream=stream)  # (1, V)
-        _report(watch, "", "logits", ws.logits)
+        report("logits", ws.logits)
 
     def prefill(self, ids: Sequence[int], ws: Workspace, watch=None):
         """Process a prompt, after the tokens already in the cache. Return the logits after its last token, (1, V)."""
@@ -218,25 +141,13 @@ class GPT2:
 
         return launches.needed(run_all)
 
-    def all_logits(self, ids: Sequence[int]) -> np.ndarray:
-        """Logits after each of the tokens, (T, V), on the host: to compare with another implementation."""
-        ws, result = Workspace(self.config, context=len(ids), tokens=1, dtype=self.dtype), []
-        for token in ids:
-            result.append(self.decode(token, ws).copy_to_host()[0])
-        return np.array(result)
-
     def _checked(self, ids: Sequence[int], ws: Workspace) -> np.ndarray:
-        ids = np.asarray(ids)
-        if ids.ndim != 1 or ids.size == 0 or ids.dtype.kind not in "iu":
-            raise ValueError(f"ids must be a list of at least one token id; it has shape {ids.shape}, type {ids.dtype}")
-        if ids.min() < 0 or ids.max() >= self.config.vocab_size:
-            invalid = ids[(ids < 0) | (ids >= self.config.vocab_size)][0]
-            raise ValueError(f"token {invalid} is not in the vocabulary, which has {self.config.vocab_size}")
+        ids = self.config.checked_ids(ids)
         if ws.dtype != self.dtype:
             raise ValueError(f"the workspace is for {ws.dtype}; this model is in {self.dtype}")
         if ws.length + ids.size > ws.context:
             raise ValueError(f"{ids.size} tokens do not fit: {ws.length} of {ws.context} places are taken")
-        return ids.astype(np.int32)
+        return ids
 
 
 class Decoder:
@@ -268,6 +179,77 @@ class Decoder:
         return int(self._token.copy_to_host()[0])
 
 
-def _report(watch, prefix: str, name: str, array) -> None:
-    if watch is not None:
-        watch(prefix + name, array)
+# --- The kernels that it is made of ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Kernels(block.Kernels):
+    """The launchers of a model: those of a block, and these, each called as launch(*inputs, out, stream=stream). To try
+    one of your own:
+
+    GPT2(config, tensors, Kernels(layernorm=mine))
+    GPT2(config, tensors, Kernels(linear=block.separately(gelu=mine)))
+    """
+
+    embedding: Callable = embedding_vectorized
+    logits: Callable = project_on_vocabulary
+    argmax: Callable = argmax
+
+
+@cuda.jit
+def advance_kernel(start, count):
+    start[0] += int32(count)
+
+
+# --- Its memory ------------------------------------------------------------------------------------------------------
+
+
+class Workspace:
+    """All the memory that a sequence needs besides the weights, allocated once: nothing is allocated for a token.
+
+    context: the capacity of the cache in tokens, at most n_positions. tokens: how many a single pass takes; a longer
+    prompt goes in several. dtype: the model's; with float16 a pass takes one token.
+    """
+
+    def __init__(self, config: Config, context: int | None = None, tokens: int | None = None, dtype=np.float32):
+        self.context = config.n_positions if context is None else context
+        self.dtype = np.dtype(dtype)
+        if tokens is None:
+            tokens = 1 if self.dtype == np.float16 else min(self.context, 512)
+        self.tokens = tokens
+        if not 1 <= self.context <= config.n_positions:
+            raise ValueError(f"context is {self.context}; the model has {config.n_positions} positions")
+        if not 1 <= self.tokens <= self.context:
+            raise ValueError(f"tokens is {self.tokens}; at least 1 and at most the context, {self.context}, can be "
+                             f"taken at once")
+        if self.tokens > 1 and self.dtype == np.float16:
+            raise ValueError(f"tokens is {self.tokens}; with float16 a pass takes 1 token")
+        T, C = self.tokens, config.n_embd
+        self.ids = cuda.device_array(T, np.int32)
+        self.start = cuda.to_device(np.zeros(1, np.int32))  # how many tokens are in the cache, for the kernels
+        self.length = 0  # the same for the host
+        self.x = cuda.device_array((T, C), np.float32)  # the residual stream
+        self.block = block.Workspace(config.block, T)  # the intermediates of a layer
+        self.logits = cuda.device_array((1, config.vocab_size), np.float32)
+        # No row of the cache is read before it is written; zeros only make it easier to inspect.
+        self.caches = tuple(cuda.to_device(np.zeros((self.context, 2 * C), self.dtype)) for _ in range(config.n_layer))
+        self.one_row = gpt2_step.Memory(C, config.n_head, self.dtype)
+        self.rows = functools.cache(self._rows)
+
+    def _rows(self, count: int) -> SimpleNamespace:
+        """Views of the first `count` rows."""
+        block_rows = self.block.rows(count)
+        return SimpleNamespace(ids=self.ids[:count], x=self.x[:count], block=block_rows,
+                               last=self.x[count - 1 : count], last_normed=block_rows.normed[count - 1 : count])
+
+    @property
+    def nbytes(self) -> int:
+        arrays = (self.ids, self.start, self.x, self.block, self.logits, self.one_row)
+        return sum(array.nbytes for array in (*arrays, *self.caches))
+
+    def reset(self, length: int = 0) -> None:
+        """Forget all tokens but the first `length`."""
+        if not 0 <= length <= max(self.length, 0):
+            raise ValueError(f"length is {length}; the cache holds {self.length} tokens")
+        self.length = length
+        self.start.copy_to_device(np.array([length], np.int32))

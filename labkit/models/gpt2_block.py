@@ -19,6 +19,7 @@ import functools
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from types import SimpleNamespace
 
 import numpy as np
 
@@ -33,6 +34,7 @@ from labkit.kernels.norm.half import layernorm_half_warp
 from labkit.kernels.norm.layernorm import layernorm, layernorm_block_tree, layernorm_reference
 from labkit.kernels.residual_add import residual_add_per_thread, residual_add_vectorized
 from labkit.kernels.tolerance import EPS16, EPS32
+from labkit.models.watch import reporter
 
 LONGEST = 4096  # tokens that solve takes
 
@@ -111,49 +113,101 @@ class Shape:
 
 GPT2_SMALL = Shape()
 
-# --- Reference -------------------------------------------------------------------------------------------------------
+
+# --- The block -------------------------------------------------------------------------------------------------------
 
 
-def block_steps(x, weights: Mapping, heads: int, *, causal=False, post_ln=False) -> dict[str, np.ndarray]:
-    """The output of each launch in float64, by the name that it is reported under. weights: by name, as split gives."""
-    x = x.astype(np.float64)
+def forward(x, out, w: Mapping, heads: int, rows: SimpleNamespace, *, causal=False, cache=None, start=None,
+            kernels: Kernels | None = None, stream=0, watch=None) -> None:
+    """out = y + mlp(layernorm(y)), where y = x + attention(layernorm(x)). `out` may be `x`.
 
-    def norm(value, name):
-        return layernorm_reference(value, weights[f"{name}.weight"], weights[f"{name}.bias"])
-
-    def product(value, name, **epilogue):
-        return fused_reference(value, weights[f"{name}.weight"], weights[f"{name}.bias"], **epilogue)
-
-    s = {}
-    if not post_ln:
-        s["ln_1"] = norm(x, "ln_1")
-    s["attn.c_attn"] = product(x if post_ln else s["ln_1"], "attn.c_attn")
-    s["attn"] = attention_reference(s["attn.c_attn"], heads, causal=causal)
-    s["attn.added"] = product(s["attn"], "attn.c_proj", residual=x)
-    if post_ln:
-        s["ln_1"] = norm(s["attn.added"], "ln_1")
-        s["mlp.gelu"] = product(s["ln_1"], "mlp.c_fc", gelu=True)
-        s["mlp.added"] = product(s["mlp.gelu"], "mlp.c_proj", residual=s["ln_1"])
-        s["out"] = norm(s["mlp.added"], "ln_2")
-    else:
-        s["ln_2"] = norm(s["attn.added"], "ln_2")
-        s["mlp.gelu"] = product(s["ln_2"], "mlp.c_fc", gelu=True)
-        s["out"] = product(s["mlp.gelu"], "mlp.c_proj", residual=s["attn.added"])
-    return s
-
-
-def allowed_error(shape: Shape, expected: np.ndarray, launches: int, dtype=np.float32) -> float:
-    """The error allowed after so many launches, relative to the largest number that they wrote.
-
-    float32: one sum of K products has an error of about sqrt(K) * eps/2 of what it adds up, and the errors of the
-    launches before it are independent, so that they add up like a random walk. Allowed is twice that. float16: the sums
-    are in float32, but every launch rounds what it writes, and LayerNorm and the sums spread that; allowed is eight
-    times the walk of these roundings.
+    w: the parameters by name. rows: as Workspace.rows gives them. cache, start: keys and values of earlier tokens, as
+    attention_three_pass takes them. watch(name, array) is called after each launch, to inspect its output.
     """
-    largest = float(np.abs(expected).max())
-    if np.dtype(dtype) == np.float16:
-        return 4 * EPS16 * math.sqrt(launches) * largest
-    return EPS32 * math.sqrt(shape.inner * launches) * largest
+    run, report = kernels or FUSED, reporter(watch)
+    linear = functools.partial(run.linear, parts=rows.parts, stream=stream)
+
+    run.layernorm(x, w["ln_1.weight"], w["ln_1.bias"], rows.normed, stream=stream)  # (S, C)
+    report("ln_1", rows.normed)
+    linear(rows.normed, w["attn.c_attn.weight"], w["attn.c_attn.bias"], rows.qkv)  # (S, C) x (C, 3C) -> (S, 3C)
+    report("attn.c_attn", rows.qkv)
+    if cache is None:
+        run.attention(rows.qkv, heads, rows.attended, causal=causal, stream=stream)  # (S, C)
+    else:
+        run.append_to_cache(rows.qkv, start, cache, stream=stream)  # rows start to start + S of (N, 2C)
+        run.attention(rows.qkv, heads, rows.attended, cache=cache, start=start, causal=causal, stream=stream)  # (S, C)
+    report("attn", rows.attended)
+    linear(rows.attended, w["attn.c_proj.weight"], w["attn.c_proj.bias"], rows.added, residual=x)  # (S, C)
+    report("attn.added", rows.added)
+    run.layernorm(rows.added, w["ln_2.weight"], w["ln_2.bias"], rows.normed, stream=stream)  # (S, C)
+    report("ln_2", rows.normed)
+    linear(rows.normed, w["mlp.c_fc.weight"], w["mlp.c_fc.bias"], rows.hidden, gelu=True)  # (S, inner)
+    report("mlp.gelu", rows.hidden)
+    linear(rows.hidden, w["mlp.c_proj.weight"], w["mlp.c_proj.bias"], out, residual=rows.added)  # (S, C)
+    report("out", out)
+
+
+def forward_post_ln(x, out, w: Mapping, heads: int, rows: SimpleNamespace, *, causal=False,
+                    kernels: Kernels | None = None, stream=0, watch=None) -> None:
+    """The first transformer's order: out = layernorm(y + mlp(y)), where y = layernorm(x + attention(x)).
+
+    The same kernels, weights and buffers as forward, but a different result: the sum itself is normalised each time,
+    where in a Pre-LN block it runs from the first layer to the last untouched. `out` may be `x`.
+    """
+    run, report = kernels or FUSED, reporter(watch)
+    linear = functools.partial(run.linear, parts=rows.parts, stream=stream)
+
+    linear(x, w["attn.c_attn.weight"], w["attn.c_attn.bias"], rows.qkv)  # (S, 3C)
+    report("attn.c_attn", rows.qkv)
+    run.attention(rows.qkv, heads, rows.attended, causal=causal, stream=stream)  # (S, C)
+    report("attn", rows.attended)
+    linear(rows.attended, w["attn.c_proj.weight"], w["attn.c_proj.bias"], rows.added, residual=x)  # (S, C)
+    report("attn.added", rows.added)
+    run.layernorm(rows.added, w["ln_1.weight"], w["ln_1.bias"], rows.normed, stream=stream)  # (S, C)
+    report("ln_1", rows.normed)
+    linear(rows.normed, w["mlp.c_fc.weight"], w["mlp.c_fc.bias"], rows.hidden, gelu=True)  # (S, inner)
+    report("mlp.gelu", rows.hidden)
+    linear(rows.hidden, w["mlp.c_proj.weight"], w["mlp.c_proj.bias"], rows.added, residual=rows.normed)  # (S, C)
+    report("mlp.added", rows.added)
+    run.layernorm(rows.added, w["ln_2.weight"], w["ln_2.bias"], out, stream=stream)  # (S, C)
+    report("out", out)
+
+
+def solve(x, out, weights, seq_len: int, *, shape: Shape = GPT2_SMALL, workspace: Workspace | None = None,
+          causal: bool = False, post_ln: bool = False, kernels: Kernels | None = None, memory: Callable | None = None,
+          stream=0, watch=None) -> None:
+    """One block over the first seq_len rows of x, into those of out. `out` may be `x`.
+
+    x, out: device arrays of shape (at least seq_len, width), or flat. weights: the flat buffer; its type, float32 or
+    float16, is that of everything. Without a workspace one is allocated for this call, by memory(shape, seq_len, dtype)
+    or by Workspace, and freed after it.
+    """
+    if isinstance(seq_len, bool) or not isinstance(seq_len, int | np.integer) or not 1 <= seq_len <= LONGEST:
+        raise ValueError(f"seq_len is {seq_len!r}; it must be a whole number from 1 to {LONGEST:,}")
+    dtype = np.dtype(getattr(weights, "dtype", np.float32))
+    if dtype not in (np.float32, np.float16):
+        raise TypeError(f"weights has dtype {dtype}; float32 and float16 are allowed")
+    check_array("weights", weights, dtype=dtype)
+    w = shape.split(weights)
+    x, out = (_first_rows(name, array, seq_len, shape.width, dtype) for name, array in (("x", x), ("out", out)))
+    if workspace is None:
+        workspace = (memory or Workspace)(shape, seq_len, dtype)
+    elif workspace.shape != shape or workspace.dtype != dtype:
+        raise ValueError(f"the workspace is for {workspace.shape} in {workspace.dtype}; this block is {shape} in "
+                         f"{dtype}")
+    kernels = kernels or (HALF if dtype == np.float16 else FUSED)
+    run = forward_post_ln if post_ln else forward
+    run(x, out, w, shape.heads, workspace.rows(seq_len), causal=causal, kernels=kernels, stream=stream, watch=watch)
+
+
+def _first_rows(name: str, array, count: int, width: int, dtype):
+    """`array` as a matrix of `count` rows."""
+    check_array(name, array, dtype=dtype)
+    if len(array.shape) == 2 and array.shape[1] != width:
+        raise ValueError(f"{name} has shape {tuple(array.shape)}; its rows must have {width} numbers")
+    if array.size < count * width:
+        raise ValueError(f"{name} has {array.size:,} numbers; {count} tokens of {width} need {count * width:,}")
+    return array.reshape(array.size)[: count * width].reshape(count, width)
 
 
 # --- The kernels that it is made of ----------------------------------------------------------------------------------
@@ -201,6 +255,7 @@ HALF = Kernels(layernorm_half_warp, linear, attention_half)
 KERNEL_FOR_EACH_STEP = Kernels(layernorm_block_tree, separately(fused_tiled, gelu_per_thread, residual_add_per_thread),
                                attention_three_pass)
 
+
 def traffic(shape: Shape, tokens: int, *, fused: bool = True, itemsize: int = 4) -> dict[str, int]:
     """The bytes that each launch must read and write, by name: fused, or with a kernel for each step."""
     S, C, inner = tokens, shape.width, shape.inner
@@ -229,28 +284,23 @@ class Workspace:
             raise ValueError(f"tokens is {tokens}; it must be at least 1")
         self.shape, self.tokens, self.dtype = shape, tokens, np.dtype(dtype)
         S, C = tokens, shape.width
-        self.normed = cuda.device_array((S, C), dtype)
-        self.qkv = cuda.device_array((S, 3 * C), dtype)
-        self.attended = cuda.device_array((S, C), dtype)
-        self.added = cuda.device_array((S, C), dtype)  # x + attention
-        self.hidden = cuda.device_array((S, shape.inner), dtype)
+        widths = {"normed": C, "qkv": 3 * C, "attended": C, "added": C, "hidden": shape.inner}  # added: x + attention
+        self.buffers = {name: cuda.device_array((S, width), dtype) for name, width in widths.items()}
         # Where the K of a product is split: its parts. Fewer tokens may need more of them than many.
         lengths = [*range(1, min(S, 256)), *range(256, S, 64), S]
         num_partials = max(scratch_size(rows, *layer, dtype) for rows in lengths for layer in shape.layers)
         self.parts = cuda.device_array(num_partials, np.float32) if num_partials else None
         self.rows = functools.lru_cache(maxsize=64)(self._rows)
 
-    def _rows(self, count: int) -> Rows:
-        """Views of the first `count` rows."""
+    def _rows(self, count: int) -> SimpleNamespace:
+        """The first `count` rows of each buffer, by its name, and memory for the parts of products."""
         if count > self.tokens:
             raise ValueError(f"the workspace's capacity is {self.tokens} tokens; {count} were asked for")
-        return Rows(self.normed[:count], self.qkv[:count], self.attended[:count], self.added[:count],
-                    self.hidden[:count], self.parts)
+        return SimpleNamespace(**{name: array[:count] for name, array in self.buffers.items()}, parts=self.parts)
 
     @property
     def nbytes(self) -> int:
-        arrays = (self.normed, self.qkv, self.attended, self.added, self.hidden, self.parts)
-        return sum(array.nbytes for array in arrays if array is not None)
+        return sum(array.nbytes for array in self.buffers.values()) + (0 if self.parts is None else self.parts.nbytes)
 
 
 def eight_buffers(shape: Shape, tokens: int, dtype=np.float32) -> Workspace:
@@ -258,135 +308,55 @@ def eight_buffers(shape: Shape, tokens: int, dtype=np.float32) -> Workspace:
     Two of them are not used: what they would hold is added in the kernel that computes it."""
     workspace = Workspace.__new__(Workspace)
     workspace.shape, workspace.tokens, workspace.dtype = shape, tokens, np.dtype(dtype)
-    multiples = (1, 3, 1, 1, 1)
-    workspace.normed, workspace.qkv, workspace.attended, _, workspace.added = (
-        cuda.device_array((tokens, multiple * shape.width), dtype) for multiple in multiples)
-    cuda.device_array((tokens, shape.width), dtype)
-    workspace.hidden = cuda.device_array((tokens, shape.inner), dtype)
-    cuda.device_array((tokens, shape.width), dtype)
-    workspace.parts = None
-    workspace.rows = workspace._rows
+    C = shape.width
+    normed, qkv, attended, _, added, _, hidden, _ = (
+        cuda.device_array((tokens, width), dtype) for width in (C, 3 * C, C, C, C, C, shape.inner, C))
+    workspace.buffers = {"normed": normed, "qkv": qkv, "attended": attended, "added": added, "hidden": hidden}
+    workspace.parts, workspace.rows = None, workspace._rows
     return workspace
 
 
-@dataclass(frozen=True)
-class Rows:
-    """What a block writes between x and out: S rows of each, and memory for the parts of products."""
-
-    normed: object  # (S, C)
-    qkv: object  # (S, 3C)
-    attended: object  # (S, C)
-    added: object  # (S, C)
-    hidden: object  # (S, inner)
-    parts: object
+# --- Reference -------------------------------------------------------------------------------------------------------
 
 
-# --- The block -------------------------------------------------------------------------------------------------------
+def block_steps(x, weights: Mapping, heads: int, *, causal=False, post_ln=False) -> dict[str, np.ndarray]:
+    """The output of each launch in float64, by the name that it is reported under. weights: by name, as split gives."""
+    x = x.astype(np.float64)
 
+    def norm(value, name):
+        return layernorm_reference(value, weights[f"{name}.weight"], weights[f"{name}.bias"])
 
-def forward(x, out, w: Mapping, heads: int, rows: Rows, *, causal=False, cache=None, start=None, kernels=FUSED,
-            stream=0, watch=None) -> None:
-    """out = y + mlp(layernorm(y)), where y = x + attention(layernorm(x)). `out` may be `x`.
+    def product(value, name, **epilogue):
+        return fused_reference(value, weights[f"{name}.weight"], weights[f"{name}.bias"], **epilogue)
 
-    w: the parameters by name. cache, start: keys and values of earlier tokens, as attention_three_pass takes them.
-    watch(name, array) is called after each launch, to inspect its output.
-    """
-    run, report = kernels, watch or _ignore
-    linear = functools.partial(run.linear, parts=rows.parts, stream=stream)
-
-    run.layernorm(x, w["ln_1.weight"], w["ln_1.bias"], rows.normed, stream=stream)  # (S, C)
-    report("ln_1", rows.normed)
-    linear(rows.normed, w["attn.c_attn.weight"], w["attn.c_attn.bias"], rows.qkv)  # (S, C) x (C, 3C) -> (S, 3C)
-    report("attn.c_attn", rows.qkv)
-    if cache is None:
-        run.attention(rows.qkv, heads, rows.attended, causal=causal, stream=stream)  # (S, C)
+    s = {}
+    if not post_ln:
+        s["ln_1"] = norm(x, "ln_1")
+    s["attn.c_attn"] = product(x if post_ln else s["ln_1"], "attn.c_attn")
+    s["attn"] = attention_reference(s["attn.c_attn"], heads, causal=causal)
+    s["attn.added"] = product(s["attn"], "attn.c_proj", residual=x)
+    if post_ln:
+        s["ln_1"] = norm(s["attn.added"], "ln_1")
+        s["mlp.gelu"] = product(s["ln_1"], "mlp.c_fc", gelu=True)
+        s["mlp.added"] = product(s["mlp.gelu"], "mlp.c_proj", residual=s["ln_1"])
+        s["out"] = norm(s["mlp.added"], "ln_2")
     else:
-        run.append_to_cache(rows.qkv, start, cache, stream=stream)  # rows start to start + S of (N, 2C)
-        run.attention(rows.qkv, heads, rows.attended, cache=cache, start=start, causal=causal, stream=stream)  # (S, C)
-    report("attn", rows.attended)
-    linear(rows.attended, w["attn.c_proj.weight"], w["attn.c_proj.bias"], rows.added, residual=x)  # (S, C)
-    report("attn.added", rows.added)
-    run.layernorm(rows.added, w["ln_2.weight"], w["ln_2.bias"], rows.normed, stream=stream)  # (S, C)
-    report("ln_2", rows.normed)
-    linear(rows.normed, w["mlp.c_fc.weight"], w["mlp.c_fc.bias"], rows.hidden, gelu=True)  # (S, inner)
-    report("mlp.gelu", rows.hidden)
-    linear(rows.hidden, w["mlp.c_proj.weight"], w["mlp.c_proj.bias"], out, residual=rows.added)  # (S, C)
-    report("out", out)
+        s["ln_2"] = norm(s["attn.added"], "ln_2")
+        s["mlp.gelu"] = product(s["ln_2"], "mlp.c_fc", gelu=True)
+        s["out"] = product(s["mlp.gelu"], "mlp.c_proj", residual=s["attn.added"])
+    return s
 
 
-def forward_post_ln(x, out, w: Mapping, heads: int, rows: Rows, *, causal=False, kernels=FUSED, stream=0,
-                    watch=None) -> None:
-    """The first transformer's order: out = layernorm(y + mlp(y)), where y = layernorm(x + attention(x)).
+def allowed_error(shape, expected: np.ndarray, launches: int, dtype=np.float32) -> float:
+    """The error allowed after so many launches, relative to the largest number that they wrote. shape: of a block, or
+    a model's configuration; its longest sum has shape.inner products.
 
-    The same kernels, weights and buffers as forward, but a different result: the sum itself is normalised each time,
-    where in a Pre-LN block it runs from the first layer to the last untouched. `out` may be `x`.
+    float32: one sum of K products has an error of about sqrt(K) * eps/2 of what it adds up, and the errors of the
+    launches before it are independent, so that they add up like a random walk. Allowed is twice that. float16: the sums
+    are in float32, but every launch rounds what it writes, and LayerNorm and the sums spread that; allowed is eight
+    times the walk of these roundings.
     """
-    run, report = kernels, watch or _ignore
-    linear = functools.partial(run.linear, parts=rows.parts, stream=stream)
-
-    linear(x, w["attn.c_attn.weight"], w["attn.c_attn.bias"], rows.qkv)  # (S, 3C)
-    report("attn.c_attn", rows.qkv)
-    run.attention(rows.qkv, heads, rows.attended, causal=causal, stream=stream)  # (S, C)
-    report("attn", rows.attended)
-    linear(rows.attended, w["attn.c_proj.weight"], w["attn.c_proj.bias"], rows.added, residual=x)  # (S, C)
-    report("attn.added", rows.added)
-    run.layernorm(rows.added, w["ln_1.weight"], w["ln_1.bias"], rows.normed, stream=stream)  # (S, C)
-    report("ln_1", rows.normed)
-    linear(rows.normed, w["mlp.c_fc.weight"], w["mlp.c_fc.bias"], rows.hidden, gelu=True)  # (S, inner)
-    report("mlp.gelu", rows.hidden)
-    linear(rows.hidden, w["mlp.c_proj.weight"], w["mlp.c_proj.bias"], rows.added, residual=rows.normed)  # (S, C)
-    report("mlp.added", rows.added)
-    run.layernorm(rows.added, w["ln_2.weight"], w["ln_2.bias"], out, stream=stream)  # (S, C)
-    report("out", out)
-
-
-def solve(x, out, weights, seq_len: int, *, shape: Shape = GPT2_SMALL, workspace: Workspace | None = None,
-          causal: bool = False, post_ln: bool = False, kernels: Kernels | None = None, memory: Callable | None = None,
-          stream=0, watch=None) -> None:
-    """One block over the first seq_len rows of x, into those of out. `out` may be `x`.
-
-    x, out: device arrays of shape (at least seq_len, width), or flat. weights: the flat buffer; its type, float32 or
-    float16, is that of everything. Without a workspace one is allocated for this call, by memory(shape, seq_len, dtype)
-    or by Workspace, and freed after it.
-    """
-    seq_len = _checked_length(seq_len)
-    dtype = np.dtype(getattr(weights, "dtype", np.float32))
-    if dtype not in (np.float32, np.float16):
-        raise TypeError(f"weights has dtype {dtype}; float32 and float16 are allowed")
-    check_array("weights", weights, dtype=dtype)
-    w = shape.split(weights)
-    x, out = (_first_rows(name, array, seq_len, shape.width, dtype) for name, array in (("x", x), ("out", out)))
-    if workspace is None:
-        workspace = (memory or Workspace)(shape, seq_len, dtype)
-    elif workspace.shape != shape or workspace.dtype != dtype:
-        raise ValueError(f"the workspace is for {workspace.shape} in {workspace.dtype}; this block is {shape} in "
-                         f"{dtype}")
-    run = forward_post_ln if post_ln else forward
-    run(x, out, w, shape.heads, workspace.rows(seq_len), causal=causal, kernels=kernels or kernels_for(dtype),
-        stream=stream, watch=watch)
-
-
-@functools.cache
-def kernels_for(dtype) -> Kernels:
-    """The fastest kernels for numbers of this type."""
-    return HALF if np.dtype(dtype) == np.float16 else FUSED
-
-
-def _checked_length(count) -> int:
-    if isinstance(count, bool) or not isinstance(count, (int, np.integer)) or not 1 <= count <= LONGEST:
-        raise ValueError(f"seq_len is {count!r}; it must be a whole number from 1 to {LONGEST:,}")
-    return int(count)
-
-
-def _first_rows(name: str, array, count: int, width: int, dtype):
-    """`array` as a matrix of `count` rows."""
-    check_array(name, array, dtype=dtype)
-    if len(array.shape) == 2 and array.shape[1] != width:
-        raise ValueError(f"{name} has shape {tuple(array.shape)}; its rows must have {width} numbers")
-    if array.size < count * width:
-        raise ValueError(f"{name} has {array.size:,} numbers; {count} tokens of {width} need {count * width:,}")
-    return array.reshape(array.size)[: count * width].reshape(count, width)
-
-
-def _ignore(name: str, array) -> None:
-    """The watch that does nothing."""
+    largest = float(np.abs(expected).max())
+    if np.dtype(dtype) == np.float16:
+        return 4 * EPS16 * math.sqrt(launches) * largest
+    return EPS32 * math.sqrt(shape.inner * launches) * largest

@@ -20,16 +20,8 @@ import numpy as np
 from labkit.kernels.baselines import Baseline
 from labkit.kernels.libraries import nvcc
 from labkit.kernels.op import Op, Work, rung, uniform
-from labkit.models.gpt2_block import (
-    FUSED,
-    GPT2_SMALL,
-    HALF,
-    KERNEL_FOR_EACH_STEP,
-    Workspace,
-    allowed_error,
-    block_steps,
-    solve,
-)
+from labkit.models import gpt2_block as block
+from labkit.models.gpt2_block import GPT2_SMALL, Workspace
 
 SIZES = ({"S": 16}, {"S": 128}, {"S": 1024}, {"S": 4096})
 LAUNCHES = 10  # of the longest form: what their roundings add up to is allowed
@@ -41,33 +33,33 @@ def workspace_for(tokens: int, dtype) -> Workspace:
 
 
 def _solve(x, weights, out, kernels, stream) -> None:
-    solve(x, out, weights, x.shape[0], workspace=workspace_for(x.shape[0], np.dtype(x.dtype)), kernels=kernels,
-          stream=stream)
+    workspace = workspace_for(x.shape[0], np.dtype(x.dtype))
+    block.solve(x, out, weights, x.shape[0], workspace=workspace, kernels=kernels, stream=stream)
 
 
 @rung(kernel=(), idea="a kernel for each of ten steps: tiles of 16 x 16, three passes of attention")
 def block_ten_kernels(x, weights, out, stream=0):
     """Ten launches, none of them tuned."""
-    _solve(x, weights, out, KERNEL_FOR_EACH_STEP, stream)
+    _solve(x, weights, out, block.KERNEL_FOR_EACH_STEP, stream)
 
 
 @rung(kernel=(), idea="seven launches: bias, GELU and residual in the products, attention in tiles")
 def block_fused(x, weights, out, stream=0):
     """The fastest kernels for each length."""
-    _solve(x, weights, out, FUSED, stream)
+    _solve(x, weights, out, block.FUSED, stream)
 
 
 @rung(kernel=(), idea="seven launches on tensor cores, accumulators in float32", needs=(8, 0))
 def block_half(x, weights, out, stream=0):
     """As block_fused, in float16."""
-    _solve(x, weights, out, HALF, stream)
+    _solve(x, weights, out, block.HALF, stream)
 
 
 # --- Reference -------------------------------------------------------------------------------------------------------
 
 
 def block_reference(x, weights):
-    return block_steps(x, GPT2_SMALL.split(weights.astype(np.float64)), GPT2_SMALL.heads)["out"]
+    return block.block_steps(x, GPT2_SMALL.split(weights.astype(np.float64)), GPT2_SMALL.heads)["out"]
 
 
 def _inputs(rng, S, dtype=np.float32):
@@ -76,7 +68,7 @@ def _inputs(rng, S, dtype=np.float32):
 
 def _tolerance(x, weights, dtype=np.float32):
     expected = block_reference(x, weights)
-    return np.full(expected.shape, allowed_error(GPT2_SMALL, expected, LAUNCHES, dtype))
+    return np.full(expected.shape, block.allowed_error(GPT2_SMALL, expected, LAUNCHES, dtype))
 
 
 # --- Beside it -------------------------------------------------------------------------------------------------------

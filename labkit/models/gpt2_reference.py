@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -14,31 +14,34 @@ import numpy as np
 from labkit._common.tables import ResultTable
 from labkit.kernels.dtypes import float64_of
 from labkit.kernels.norm.layernorm import layernorm_reference
-from labkit.kernels.tolerance import EPS32
-from labkit.models.configs import HEAD
+from labkit.models import configs
+from labkit.models.blob import converted, is_bfloat16
+from labkit.models.configs import HEAD, names_in
 from labkit.models.gpt2 import GPT2, Config, Workspace
-from labkit.models.gpt2_block import block_steps
+from labkit.models.gpt2_block import allowed_error, block_steps
+from labkit.models.safetensors import Named
 
 
-class Converted(Mapping):
+class Converted(Named):
     """Parameters by name, each converted when it is read: in float64 a large model does not fit into memory."""
 
     def __init__(self, names: Iterable[str], convert: Callable[[str], np.ndarray]):
-        self._names, self._convert = dict.fromkeys(names), convert
+        self.entries, self._convert = dict.fromkeys(names), convert
 
     def __getitem__(self, name: str) -> np.ndarray:
-        if name not in self._names:
+        if name not in self.entries:
             raise KeyError(name)
         return self._convert(name)
 
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._names)
 
-    def __len__(self) -> int:
-        return len(self._names)
+def weights_of(tensors: Mapping[str, np.ndarray], config: configs.Config, dtype="float32") -> Converted:
+    """The parameters as a file holds them, rounded to `dtype` as the model's are, in float64."""
+    names, stored = names_in(tensors, config), np.dtype(np.uint16 if dtype == "bfloat16" else dtype)
 
-    def __contains__(self, name) -> bool:  # without converting it
-        return name in self._names
+    def read(param: str) -> np.ndarray:
+        return float64_of(converted(tensors[names[param]], stored, is_bfloat16(tensors, names[param])))
+
+    return Converted(names, read)
 
 
 def activations(config: Config, weights: Mapping[str, np.ndarray], ids: Sequence[int]) -> dict[str, np.ndarray]:
@@ -55,20 +58,6 @@ def activations(config: Config, weights: Mapping[str, np.ndarray], ids: Sequence
     result["ln_f"] = layernorm_reference(x, w["ln_f.weight"], w["ln_f.bias"])
     result["logits"] = result["ln_f"] @ w[HEAD if HEAD in w else "wte.weight"].T
     return result
-
-
-def launches_of(config: Config) -> int:
-    """How many activations there are, the logits included."""
-    return 1 + 7 * config.n_layer + 2
-
-
-def allowed_error(config: Config, expected: np.ndarray, launches: int) -> float:
-    """The error allowed in float32 after so many launches, relative to the largest number of the activation.
-
-    One sum of C products has an error of about sqrt(C) * eps/2 of what it adds up; those of all launches before are
-    independent, and grow like the square root of their number. Allowed is twice that.
-    """
-    return EPS32 * np.sqrt(config.inner * launches) * float(np.abs(expected).max())
 
 
 @dataclass(frozen=True)

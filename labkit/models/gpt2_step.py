@@ -25,13 +25,7 @@ from labkit import cuda
 from labkit.kernels.attention.one_query import Parts, one_query, one_row_attended, takes_head
 from labkit.kernels.linear import next_token
 from labkit.kernels.linear.next_token import pick_next, row_logits
-from labkit.kernels.linear.one_row import (
-    allowed,
-    one_row_embedding,
-    one_row_gelu,
-    one_row_qkv,
-    one_row_residual,
-)
+from labkit.kernels.linear.one_row import allowed, one_row_embedding, one_row_gelu, one_row_qkv, one_row_residual
 
 AHEAD_OF_LOGITS = 1 << 23  # bytes of the table that each of the last two launches before it fetches
 

@@ -29,7 +29,7 @@ import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from types import SimpleNamespace
 
 import numpy as np
 
@@ -49,8 +49,198 @@ from labkit.models.blob import Blob, LazyTensor, converted, is_bfloat16
 from labkit.models.configs import EMBEDDING, HEAD, LARGEST, names_in, shapes
 from labkit.models.configs import LlamaConfig as Config
 from labkit.models.step import Inputs, Piece, Shape, Step
+from labkit.models.watch import reporter
 
 DTYPES = {"bfloat16": np.dtype(np.uint16), "float32": np.dtype(np.float32)}
+
+# --- The model -------------------------------------------------------------------------------------------------------
+
+
+class Llama:
+    """The weights of a Llama on the device, and the launches that use them.
+
+    tensors: name -> NumPy array, as labkit.models.safetensors.read gives them; any floating-point type.
+    dtype: "bfloat16" or "float32". positions: how many of them the table of angles has; at most the model's.
+    """
+
+    def __init__(self, config: Config, tensors: Mapping[str, np.ndarray], dtype: str = "bfloat16",
+                 kernels: Kernels | None = None, positions: int | None = None):
+        if dtype not in DTYPES:
+            raise ValueError(f"dtype is {dtype!r}; {' and '.join(map(repr, DTYPES))} are allowed")
+        self.config, self.dtype, self.kernels = config, dtype, kernels or Kernels()
+        self.tensors = tensors
+        self.weights = Blob(arranged(tensors, config, DTYPES[dtype], self.kernels.arrange_gate_up), finite=True)
+        self.head = self.weights[EMBEDDING if config.tie_word_embeddings else HEAD]  # (V, C)
+        self.layers = [self.weights.under(f"layers.{layer}.") for layer in range(config.num_hidden_layers)]
+        self.positions = min(positions or config.max_position_embeddings, config.max_position_embeddings)
+        self.table = cuda.to_device(rope_table(self.positions, config.head_dim, config.rope_theta, config.rope_scaling))
+        self.scale = config.head_dim**-0.5
+        self.fused_rows = self._fused_rows()
+
+    def with_kernels(self, kernels: Kernels) -> Llama:
+        """The same model with other kernels; on the same weights, if these kernels take them as they are."""
+        if kernels.arrange_gate_up is not self.kernels.arrange_gate_up:
+            return type(self)(self.config, self.tensors, self.dtype, kernels, self.positions)
+        other = copy.copy(self)
+        other.kernels = kernels
+        other.fused_rows = other._fused_rows()
+        return other
+
+    def _fused_rows(self) -> int:
+        """Return up to how many rows a step's norms are fused into the products after them: one, with the default
+        kernels and no biases, on a GPU with tensor cores; else none."""
+        run = self.kernels
+        default = (run.add_rmsnorm, run.linear, run.linear_swiglu) == (add_rmsnorm, linear, linear_swiglu)
+        return int(default and type(self).linear is Llama.linear and self.dtype == "bfloat16"
+                   and fits_normed(1, self.config.hidden_size) and device.on_gpu() and not missing(MMA))
+
+    # What other architectures override: see qwen3.py.
+
+    def linear(self, x, w, name: str, out, stream) -> None:
+        """A linear layer of attention; a Llama's have no biases."""
+        self.kernels.linear(x, w[f"{name}.weight"], out, stream=stream)
+
+    def split_heads(self, w, step: Step, keys, values, b: SimpleNamespace, stream) -> None:
+        """Queries to b.q, rotated; keys, rotated, and values to the cache."""
+        self.kernels.rope_split_cache(b.qkv, self.table, step.positions, step.slots, b.q, keys, values, stream=stream)
+
+    # Common to all architectures.
+
+    def attend(self, step: Step, keys, values, b: SimpleNamespace, stream) -> None:
+        """Write b.attended: sequences with one row by a kernel that splits the cache among blocks, the others by one
+        that splits the rows. Rows attend causally, within their sequence. The decode kernel runs first: for an empty
+        sequence it writes zeros, to a row that may belong to another one."""
+        run, shape = self.kernels, step.shape
+        if shape.decoding:
+            run.paged_decode(b.q_decoding, keys, values, *step.of_decoding, b.attended_decoding, self.scale, b.parts,
+                             stream=stream)
+        if shape.decoding < shape.sequences:
+            run.paged_prefill(b.q, keys, values, *step.of_others, b.attended, self.scale, shape.longest, stream=stream)
+
+    def layer(self, index: int, step: Step, cache: Cache, b: SimpleNamespace, stream=0, watch=None) -> None:
+        """One layer: x += attention(norm(x)), x += mlp(norm(x)). The next norm, which reads x
+        anyway, does the second sum."""
+        run, w, eps = self.kernels, self.layers[index], self.config.rms_norm_eps
+        keys, values = cache.keys[index], cache.values[index]
+        report = reporter(watch, f"layers.{index}.")
+
+        if index == 0:
+            run.rmsnorm(b.x, w["input_layernorm.weight"], b.normed, eps, stream=stream)  # (T, C)
+        else:
+            run.add_rmsnorm(b.projected, b.x, w["input_layernorm.weight"], b.normed, eps, stream=stream)  # both (T, C)
+            reporter(watch, f"layers.{index - 1}.")("out", b.x)
+        report("input_norm", b.normed)
+        self.linear(b.normed, w, "self_attn.qkv_proj", b.qkv, stream)  # (T, (H + 2K) * D)
+        report("qkv", b.qkv)
+        self.split_heads(w, step, keys, values, b, stream)  # (T, H, D), and to the pages
+        report("q", b.q)
+        report("keys", keys)
+        report("values", values)
+        self.attend(step, keys, values, b, stream)  # (T, H, D)
+        report("attended", b.flat)
+        self.linear(b.flat, w, "self_attn.o_proj", b.projected, stream)  # (T, C)
+        report("projected", b.projected)
+        run.add_rmsnorm(b.projected, b.x, w["post_attention_layernorm.weight"], b.normed, eps, stream=stream)  # both
+        report("added", b.x)
+        report("post_norm", b.normed)
+        run.linear_swiglu(b.normed, w["mlp.gate_up_proj.weight"], b.gated, stream=stream)  # (T, I)
+        report("gated", b.gated)
+        run.linear(b.gated, w["mlp.down_proj.weight"], b.projected, stream=stream)  # (T, C)
+        report("down", b.projected)
+
+    def layer_of_one_row(self, index: int, step: Step, cache: Cache, b: SimpleNamespace, stream=0) -> None:
+        """As `layer` for a single row: a norm and the sum before it are fused into the product after them. x alternates
+        between b.x and b.summed; the results are bitwise the same."""
+        run, w, eps = self.kernels, self.layers[index], self.config.rms_norm_eps
+        keys, values = cache.keys[index], cache.values[index]
+
+        if index == 0:
+            run.rmsnorm(b.x, w["input_layernorm.weight"], b.normed, eps, stream=stream)
+            self.linear(b.normed, w, "self_attn.qkv_proj", b.qkv, stream)
+        else:
+            linear_normed(b.projected, b.summed, w["input_layernorm.weight"], b.x, w["self_attn.qkv_proj.weight"],
+                          b.qkv, eps, stream=stream)
+        self.split_heads(w, step, keys, values, b, stream)
+        self.attend(step, keys, values, b, stream)
+        self.linear(b.flat, w, "self_attn.o_proj", b.projected, stream)
+        linear_normed(b.projected, b.x, w["post_attention_layernorm.weight"], b.summed, w["mlp.gate_up_proj.weight"],
+                      b.gated, eps, swiglu=True, stream=stream)
+        run.linear(b.gated, w["mlp.down_proj.weight"], b.projected, stream=stream)
+
+    def forward(self, step: Step, cache: Cache, ws: Workspace, stream=0, watch=None):
+        """Return the logits after the last token of each sequence in the step, (B, V) float32 on the device, and write
+        the keys and values of its tokens to the cache. Nothing is allocated.
+
+        watch(name, array): called after each launch, to inspect its output.
+        """
+        run, report, w, shape = self.kernels, reporter(watch), self.weights, step.shape
+        b = ws.rows(shape)
+        run.embedding(step.ids, w[EMBEDDING], b.x, stream=stream)  # (T, C)
+        report("embedding", b.x)
+        fused = shape.rows <= self.fused_rows and watch is None
+        for index in range(self.config.num_hidden_layers):
+            if fused:
+                self.layer_of_one_row(index, step, cache, b, stream)
+            else:
+                self.layer(index, step, cache, b, stream, watch)
+        residual = b.summed if fused else b.x
+        run.add_rmsnorm(b.projected, residual, w["norm.weight"], b.normed, self.config.rms_norm_eps, stream=stream)
+        report(f"layers.{self.config.num_hidden_layers - 1}.out", b.x)
+        report("norm", b.normed)
+        last = b.normed
+        if shape.decoding < max(shape.rows, shape.sequences):  # else every row is the last of its sequence
+            run.embedding(step.last, b.normed, b.last, stream=stream)  # (B, C)
+            last = b.last
+        run.linear(last, self.head, b.logits, stream=stream)  # (B, V)
+        report("logits", b.logits)
+        return b.logits
+
+    def logits_of_rows(self, ws: Workspace, begin: int, end: int, stream=0):
+        """The logits after rows begin .. end of the step that `forward` ran last, (end - begin, V) float32, for at most
+        ws.sequences rows. They overwrite those that it returned."""
+        logits = ws.logits[: end - begin]
+        self.kernels.linear(ws.normed[begin:end], self.head, logits, stream=stream)
+        return logits
+
+    def needed(self, step: Step, cache: Cache, ws: Workspace) -> list[tuple]:
+        """List the kernels that such a step launches, for labkit.device.compile_ahead. Nothing runs."""
+        return launches.needed(lambda: self.forward(step, cache, ws))
+
+
+class SingleSequence:
+    """A single sequence with its own cache, in pages 0, 1, 2, ...: runs a model without an engine.
+
+        sequence = SingleSequence(model, context=256)
+        logits = sequence(prompt)            # (1, V) on the device; the tokens are appended to those of earlier calls
+        logits = sequence([token])
+    """
+
+    def __init__(self, model: Llama, context: int, tokens: int | None = None):
+        if not 1 <= context <= model.positions:
+            raise ValueError(f"context is {context}; the model has {model.positions} positions")
+        self.model, self.context, self.length = model, context, 0
+        self.tokens = min(context, tokens or 512)  # in one step; a longer prompt takes several
+        self.pages = list(range(pages_for(context)))
+        self.cache = Cache(model.config, len(self.pages), model.dtype)
+        self.inputs = Inputs(self.tokens, 1, len(self.pages))
+        self.workspace = Workspace(model.config, self.tokens, 1, model.dtype)
+
+    def __call__(self, ids: Sequence[int], watch=None):
+        ids = self.model.config.checked_ids(ids)
+        if self.length + ids.size > self.context:
+            raise ValueError(f"{ids.size} tokens do not fit: {self.length} of {self.context} places are taken")
+        for begin in range(0, ids.size, self.tokens):
+            chunk = ids[begin : begin + self.tokens]
+            step = self.inputs.step([Piece(chunk, self.length, self.pages)])
+            logits = self.model.forward(step, self.cache, self.workspace, watch=watch)
+            self.length += chunk.size
+        return logits
+
+    def reset(self, length: int = 0) -> None:
+        """Forget all tokens but the first `length`."""
+        if not 0 <= length <= self.length:
+            raise ValueError(f"length is {length}; the cache holds {self.length} tokens")
+        self.length = length
 
 
 # --- Its parameters --------------------------------------------------------------------------------------------------
@@ -136,23 +326,8 @@ class Cache:
         return self.memory.nbytes
 
 
-class Rows(NamedTuple):
-    """The first rows of each buffer, for a step of one shape."""
-
-    x: object  # (T, C): the residual stream
-    summed: object  # (T, C): the same in the middle of a layer, where norms are fused into products
-    normed: object  # (T, C)
-    qkv: object  # (T, (H + 2K) * D)
-    q: object  # (T, H, D)
-    attended: object  # (T, H, D)
-    q_decoding: object  # the rows of q and attended of the decoding sequences, which come first
-    attended_decoding: object
-    flat: object  # (T, H * D): a view of attended
-    projected: object  # (T, C): what a product adds to x
-    gated: object  # (T, I)
-    last: object  # (B, C)
-    logits: object  # (B, V) float32
-    parts: object
+OF_ROWS = ("x", "summed", "normed", "qkv", "q", "attended", "projected", "gated")  # buffers with a row for each token
+OF_SEQUENCES = ("last", "logits")
 
 
 class Workspace:
@@ -163,232 +338,30 @@ class Workspace:
             raise ValueError(f"sequences is {sequences}; a step of {tokens} tokens has at least 1 and at most {tokens}")
         self.tokens, self.sequences, kind = tokens, sequences, DTYPES[dtype]
         C, H, D = config.hidden_size, config.num_attention_heads, config.head_dim
-        # Attention never writes rows of padding, but the other launches read them.
+        # x is the residual stream, summed the same in the middle of a layer whose norms are fused into products, and
+        # projected what a product adds to it. Attention never writes rows of padding, but the other launches read them.
         self.x, self.normed, self.projected = (cuda.to_device(np.zeros((tokens, C), kind)) for _ in range(3))
         self.summed = cuda.to_device(np.zeros((min(tokens, ROWS), C), kind))
         self.q, self.attended = (cuda.to_device(np.zeros((tokens, H, D), kind)) for _ in range(2))
-        self.qkv = cuda.device_array((tokens, config.qkv), kind)
+        self.qkv = cuda.device_array((tokens, config.qkv), kind)  # (T, (H + 2K) * D)
         self.gated = cuda.device_array((tokens, config.intermediate_size), kind)
         self.last = cuda.device_array((sequences, C), kind)
         self.logits = cuda.device_array((sequences, config.vocab_size), np.float32)
         self.parts = decode_parts(sequences, H, D, kind)
         self.rows = functools.lru_cache(maxsize=256)(self._rows)
 
-    def _rows(self, shape: Shape) -> Rows:
-        rows, sequences, n, _ = shape
-        if rows > self.tokens or sequences > self.sequences:
-            raise ValueError(f"the step has {rows} rows of {sequences} sequences; memory was allocated for "
+    def _rows(self, shape: Shape) -> SimpleNamespace:
+        """The first rows of each buffer, for a step of this shape. flat is attended as (T, H * D); the rows of the
+        decoding sequences come first."""
+        if shape.rows > self.tokens or shape.sequences > self.sequences:
+            raise ValueError(f"the step has {shape.rows} rows of {shape.sequences} sequences; memory was allocated for "
                              f"{self.tokens} of {self.sequences}")
-        q, attended = self.q[:rows], self.attended[:rows]
-        return Rows(self.x[:rows], self.summed[:rows], self.normed[:rows], self.qkv[:rows], q, attended, q[:n],
-                    attended[:n], attended.reshape(rows, attended.shape[1] * attended.shape[2]), self.projected[:rows],
-                    self.gated[:rows], self.last[:sequences], self.logits[:sequences], self.parts)
+        rows = {name: getattr(self, name)[: shape.rows] for name in OF_ROWS}
+        rows |= {name: getattr(self, name)[: shape.sequences] for name in OF_SEQUENCES}
+        return SimpleNamespace(**rows, q_decoding=self.q[: shape.decoding], parts=self.parts,
+                               attended_decoding=self.attended[: shape.decoding],
+                               flat=rows["attended"].reshape(shape.rows, math.prod(self.attended.shape[1:])))
 
     @property
     def nbytes(self) -> int:
-        return sum(array.nbytes for array in (self.x, self.summed, self.normed, self.projected, self.q, self.attended,
-                                              self.qkv, self.gated, self.last, self.logits, *self.parts))
-
-
-# --- The model -------------------------------------------------------------------------------------------------------
-
-
-class Llama:
-    """The weights of a Llama on the device, and the launches that use them.
-
-    tensors: name -> NumPy array, as labkit.models.safetensors.read gives them; any floating-point type.
-    dtype: "bfloat16" or "float32". positions: how many of them the table of angles has; at most the model's.
-    """
-
-    def __init__(self, config: Config, tensors: Mapping[str, np.ndarray], dtype: str = "bfloat16",
-                 kernels: Kernels | None = None, positions: int | None = None):
-        if dtype not in DTYPES:
-            raise ValueError(f"dtype is {dtype!r}; {' and '.join(map(repr, DTYPES))} are allowed")
-        self.config, self.dtype, self.kernels = config, dtype, kernels or Kernels()
-        self.tensors = tensors
-        self.weights = Blob(arranged(tensors, config, DTYPES[dtype], self.kernels.arrange_gate_up), finite=True)
-        self.head = self.weights[EMBEDDING if config.tie_word_embeddings else HEAD]  # (V, C)
-        self.layers = []
-        for layer in range(config.num_hidden_layers):
-            prefix = f"layers.{layer}."
-            self.layers.append({name.removeprefix(prefix): self.weights[name] for name in self.weights
-                                if name.startswith(prefix)})
-        self.positions = min(positions or config.max_position_embeddings, config.max_position_embeddings)
-        self.table = cuda.to_device(rope_table(self.positions, config.head_dim, config.rope_theta, config.rope_scaling))
-        self.scale = config.head_dim**-0.5
-        self.fused_rows = self._fused_rows()
-
-    def with_kernels(self, kernels: Kernels) -> Llama:
-        """The same model with other kernels; on the same weights, if these kernels take them as they are."""
-        if kernels.arrange_gate_up is not self.kernels.arrange_gate_up:
-            return type(self)(self.config, self.tensors, self.dtype, kernels, self.positions)
-        other = copy.copy(self)
-        other.kernels = kernels
-        other.fused_rows = other._fused_rows()
-        return other
-
-    def _fused_rows(self) -> int:
-        """Return up to how many rows a step's norms are fused into the products after them: one, with the default
-        kernels and no biases, on a GPU with tensor cores; else none."""
-        run = self.kernels
-        default = (run.add_rmsnorm, run.linear, run.linear_swiglu) == (add_rmsnorm, linear, linear_swiglu)
-        return int(default and type(self).linear is Llama.linear and self.dtype == "bfloat16"
-                   and fits_normed(1, self.config.hidden_size) and device.on_gpu() and not missing(MMA))
-
-    # What other architectures override: see qwen3.py.
-
-    def linear(self, x, w, name: str, out, stream) -> None:
-        """A linear layer of attention; a Llama's have no biases."""
-        self.kernels.linear(x, w[f"{name}.weight"], out, stream=stream)
-
-    def split_heads(self, w, step: Step, keys, values, b: Rows, stream) -> None:
-        """Queries to b.q, rotated; keys, rotated, and values to the cache."""
-        self.kernels.rope_split_cache(b.qkv, self.table, step.positions, step.slots, b.q, keys, values, stream=stream)
-
-    # Common to all architectures.
-
-    def attend(self, step: Step, keys, values, b: Rows, stream) -> None:
-        """Write b.attended: sequences with one row by a kernel that splits the cache among blocks, the others by one
-        that splits the rows. Rows attend causally, within their sequence. The decode kernel runs first: for an empty
-        sequence it writes zeros, to a row that may belong to another one."""
-        run, shape = self.kernels, step.shape
-        if shape.decoding:
-            run.paged_decode(b.q_decoding, keys, values, *step.of_decoding, b.attended_decoding, self.scale, b.parts,
-                             stream=stream)
-        if shape.decoding < shape.sequences:
-            run.paged_prefill(b.q, keys, values, *step.of_others, b.attended, self.scale, shape.longest, stream=stream)
-
-    def layer(self, index: int, step: Step, cache: Cache, b: Rows, stream=0, watch=None) -> None:
-        """One layer: x += attention(norm(x)), x += mlp(norm(x)). The next norm, which reads x
-        anyway, does the second sum."""
-        run, w, eps = self.kernels, self.layers[index], self.config.rms_norm_eps
-        keys, values = cache.keys[index], cache.values[index]
-        report = functools.partial(_report, watch, f"layers.{index}.")
-
-        if index == 0:
-            run.rmsnorm(b.x, w["input_layernorm.weight"], b.normed, eps, stream=stream)  # (T, C)
-        else:
-            run.add_rmsnorm(b.projected, b.x, w["input_layernorm.weight"], b.normed, eps, stream=stream)  # both (T, C)
-            _report(watch, f"layers.{index - 1}.", "out", b.x)
-        report("input_norm", b.normed)
-        self.linear(b.normed, w, "self_attn.qkv_proj", b.qkv, stream)  # (T, (H + 2K) * D)
-        report("qkv", b.qkv)
-        self.split_heads(w, step, keys, values, b, stream)  # (T, H, D), and to the pages
-        report("q", b.q)
-        report("keys", keys)
-        report("values", values)
-        self.attend(step, keys, values, b, stream)  # (T, H, D)
-        report("attended", b.flat)
-        self.linear(b.flat, w, "self_attn.o_proj", b.projected, stream)  # (T, C)
-        report("projected", b.projected)
-        run.add_rmsnorm(b.projected, b.x, w["post_attention_layernorm.weight"], b.normed, eps, stream=stream)  # both
-        report("added", b.x)
-        report("post_norm", b.normed)
-        run.linear_swiglu(b.normed, w["mlp.gate_up_proj.weight"], b.gated, stream=stream)  # (T, I)
-        report("gated", b.gated)
-        run.linear(b.gated, w["mlp.down_proj.weight"], b.projected, stream=stream)  # (T, C)
-        report("down", b.projected)
-
-    def layer_of_one_row(self, index: int, step: Step, cache: Cache, b: Rows, stream=0) -> None:
-        """As `layer` for a single row: a norm and the sum before it are fused into the product after them. x alternates
-        between b.x and b.summed; the results are bitwise the same."""
-        run, w, eps = self.kernels, self.layers[index], self.config.rms_norm_eps
-        keys, values = cache.keys[index], cache.values[index]
-
-        if index == 0:
-            run.rmsnorm(b.x, w["input_layernorm.weight"], b.normed, eps, stream=stream)
-            self.linear(b.normed, w, "self_attn.qkv_proj", b.qkv, stream)
-        else:
-            linear_normed(b.projected, b.summed, w["input_layernorm.weight"], b.x, w["self_attn.qkv_proj.weight"],
-                          b.qkv, eps, stream=stream)
-        self.split_heads(w, step, keys, values, b, stream)
-        self.attend(step, keys, values, b, stream)
-        self.linear(b.flat, w, "self_attn.o_proj", b.projected, stream)
-        linear_normed(b.projected, b.x, w["post_attention_layernorm.weight"], b.summed, w["mlp.gate_up_proj.weight"],
-                      b.gated, eps, swiglu=True, stream=stream)
-        run.linear(b.gated, w["mlp.down_proj.weight"], b.projected, stream=stream)
-
-    def forward(self, step: Step, cache: Cache, ws: Workspace, stream=0, watch=None):
-        """Return the logits after the last token of each sequence in the step, (B, V) float32 on the device, and write
-        the keys and values of its tokens to the cache. Nothing is allocated.
-
-        watch(name, array): called after each launch, to inspect its output.
-        """
-        run, w, shape = self.kernels, self.weights, step.shape
-        b = ws.rows(shape)
-        run.embedding(step.ids, w[EMBEDDING], b.x, stream=stream)  # (T, C)
-        _report(watch, "", "embedding", b.x)
-        fused = shape.rows <= self.fused_rows and watch is None
-        for index in range(self.config.num_hidden_layers):
-            if fused:
-                self.layer_of_one_row(index, step, cache, b, stream)
-            else:
-                self.layer(index, step, cache, b, stream, watch)
-        residual = b.summed if fused else b.x
-        run.add_rmsnorm(b.projected, residual, w["norm.weight"], b.normed, self.config.rms_norm_eps, stream=stream)
-        _report(watch, f"layers.{self.config.num_hidden_layers - 1}.", "out", b.x)
-        _report(watch, "", "norm", b.normed)
-        last = b.normed
-        if shape.decoding < max(shape.rows, shape.sequences):  # else every row is the last of its sequence
-            run.embedding(step.last, b.normed, b.last, stream=stream)  # (B, C)
-            last = b.last
-        run.linear(last, self.head, b.logits, stream=stream)  # (B, V)
-        _report(watch, "", "logits", b.logits)
-        return b.logits
-
-    def logits_of_rows(self, ws: Workspace, begin: int, end: int, stream=0):
-        """The logits after rows begin .. end of the step that `forward` ran last, (end - begin, V) float32, for at most
-        ws.sequences rows. They overwrite those that it returned."""
-        logits = ws.logits[: end - begin]
-        self.kernels.linear(ws.normed[begin:end], self.head, logits, stream=stream)
-        return logits
-
-    def needed(self, step: Step, cache: Cache, ws: Workspace) -> list[tuple]:
-        """List the kernels that such a step launches, for labkit.device.compile_ahead. Nothing runs."""
-        return launches.needed(lambda: self.forward(step, cache, ws))
-
-
-class SingleSequence:
-    """A single sequence with its own cache, in pages 0, 1, 2, ...: runs a model without an engine.
-
-        sequence = SingleSequence(model, context=256)
-        logits = sequence(prompt)            # (1, V) on the device; the tokens are appended to those of earlier calls
-        logits = sequence([token])
-    """
-
-    def __init__(self, model: Llama, context: int, tokens: int | None = None):
-        if not 1 <= context <= model.positions:
-            raise ValueError(f"context is {context}; the model has {model.positions} positions")
-        self.model, self.context, self.length = model, context, 0
-        self.tokens = min(context, tokens or 512)  # in one step; a longer prompt takes several
-        self.pages = list(range(pages_for(context)))
-        self.cache = Cache(model.config, len(self.pages), model.dtype)
-        self.inputs = Inputs(self.tokens, 1, len(self.pages))
-        self.workspace = Workspace(model.config, self.tokens, 1, model.dtype)
-
-    def __call__(self, ids: Sequence[int], watch=None):
-        ids = np.asarray(ids)
-        if ids.ndim != 1 or not ids.size or ids.dtype.kind not in "iu":
-            raise ValueError(f"ids must be a list of at least one token id; it has shape {ids.shape}, type {ids.dtype}")
-        if ids.min() < 0 or ids.max() >= self.model.config.vocab_size:
-            invalid = ids[(ids < 0) | (ids >= self.model.config.vocab_size)][0]
-            raise ValueError(f"token {invalid} is not in the vocabulary, which has {self.model.config.vocab_size}")
-        if self.length + ids.size > self.context:
-            raise ValueError(f"{ids.size} tokens do not fit: {self.length} of {self.context} places are taken")
-        for begin in range(0, ids.size, self.tokens):
-            chunk = ids[begin : begin + self.tokens]
-            step = self.inputs.step([Piece(chunk, self.length, self.pages)])
-            logits = self.model.forward(step, self.cache, self.workspace, watch=watch)
-            self.length += chunk.size
-        return logits
-
-    def reset(self, length: int = 0) -> None:
-        """Forget all tokens but the first `length`."""
-        if not 0 <= length <= self.length:
-            raise ValueError(f"length is {length}; the cache holds {self.length} tokens")
-        self.length = length
-
-
-def _report(watch, prefix: str, name: str, array) -> None:
-    if watch is not None:
-        watch(prefix + name, array)
+        return sum(array.nbytes for array in (*(getattr(self, name) for name in OF_ROWS + OF_SEQUENCES), *self.parts))

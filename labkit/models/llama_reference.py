@@ -15,22 +15,10 @@ from labkit.kernels.attention.pages import gather, pages_for
 from labkit.kernels.dtypes import bfloat16_of, float32_of, float64_of
 from labkit.kernels.rope import frequencies
 from labkit.kernels.tolerance import EPS32, EPS_BF16
-from labkit.models.blob import converted, is_bfloat16
-from labkit.models.configs import EMBEDDING, HEAD, names_in
-from labkit.models.gpt2_reference import Compared, Converted, Difference, Parity
-from labkit.models.llama import DTYPES, Cache, Config, Llama, Workspace
+from labkit.models.configs import EMBEDDING, HEAD
+from labkit.models.gpt2_reference import Compared, Difference, Parity, weights_of
+from labkit.models.llama import Cache, Config, Llama, Workspace
 from labkit.models.step import Inputs, Piece
-
-
-def weights_of(tensors: Mapping[str, np.ndarray], config: Config, dtype: str = "float32") -> Converted:
-    """The parameters as a file holds them, rounded to `dtype` as the model's are, in float64."""
-    names = names_in(tensors, config)
-
-    def read(param: str) -> np.ndarray:
-        tensor_name = names[param]
-        return float64_of(converted(tensors[tensor_name], DTYPES[dtype], is_bfloat16(tensors, tensor_name)))
-
-    return Converted(names, read)
 
 
 def bfloat16(values) -> np.ndarray:

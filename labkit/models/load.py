@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -60,9 +60,8 @@ def load(name: str = TINY, kernels=None, path: Path | None = None, **options) ->
     path = path or folder(name)
     with reading(path, f"{CONFIG}, {WEIGHTS}, and tokenizer.json or vocab.json with merges.txt"):
         shape, architecture = ARCHITECTURES[model_type(path)]
-        config, weights = shape.read(path / CONFIG), tensors(path)
-        with of_file(weights.path):
-            model = architecture(config, weights, kernels=kernels, **options)
+        config = shape.read(path / CONFIG)
+        model = on_device(path, lambda weights: architecture(config, weights, kernels=kernels, **options))
         tokenizer = Tokenizer.of(path)
     check_vocabulary(path, tokenizer, config.vocab_size)
     return Loaded(name, path, model, tokenizer, time.perf_counter() - start)
@@ -91,13 +90,13 @@ def reading(path: Path, needed: str) -> Iterator[None]:
         raise UserError(str(error) if str(path) in str(error) else f"{path}: {error}") from None
 
 
-@contextlib.contextmanager
-def of_file(path: Path) -> Iterator[None]:
-    """Prefix a ValueError about numbers from a file with the file's name."""
+def on_device(path: Path, model: Callable[[Mapping[str, np.ndarray]], object]):
+    """model(tensors) of the folder's tensors; a ValueError about their numbers names their file."""
+    weights = tensors(path)
     try:
-        yield
+        return model(weights)
     except ValueError as error:
-        raise ValueError(f"{path}: {error}") from None
+        raise ValueError(f"{weights.path}: {error}") from None
 
 
 def check_vocabulary(path: Path, tokenizer, size: int) -> None:
@@ -159,7 +158,8 @@ def tensors(path: Path) -> Mapping[str, np.ndarray]:
     if (path / WEIGHTS).is_file() or not (path / INDEX).is_file():
         return read(path / WEIGHTS)
     index = read_json(path / INDEX).get("weight_map")
-    if not isinstance(index, dict) or not all(isinstance(file, str) and _is_name(file) for file in index.values()):
+    if not isinstance(index, dict) or not all(isinstance(file, str) and file == Path(file).name and "\0" not in file
+                                              for file in index.values()):  # no path leads out of the folder
         raise SafetensorsError(f"{path / INDEX}: weight_map must say of each tensor in which file of this folder it "
                                f"is; it is {short(index)}")
     files = {file: read(path / file) for file in sorted(set(index.values()))}
@@ -167,11 +167,6 @@ def tensors(path: Path) -> Mapping[str, np.ndarray]:
     if missing:
         raise SafetensorsError(f"{path / INDEX}: {missing[0]} should be in {index[missing[0]]}, but is not")
     return Shards(path / INDEX, {name: files[file] for name, file in index.items()})
-
-
-def _is_name(file: str) -> bool:
-    """Whether this is a plain file name, without a path out of the folder."""
-    return file == Path(file).name and "\0" not in file
 
 
 class Shards(Named):

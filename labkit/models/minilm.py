@@ -30,6 +30,7 @@ import functools
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import NamedTuple
 
 import numpy as np
@@ -51,25 +52,142 @@ from labkit.kernels.pooling import mean_pool, mean_pool_normalized
 from labkit.models.blob import Blob, converted, is_bfloat16
 from labkit.models.configs import PARTS, names_in
 from labkit.models.configs import BertConfig as Config
+from labkit.models.watch import reporter
 
-# --- Its parameters --------------------------------------------------------------------------------------------------
+# --- The model -------------------------------------------------------------------------------------------------------
 
 
-def arranged(tensors: Mapping[str, np.ndarray], config: Config, dtype, in_out: bool) -> dict[str, np.ndarray]:
-    """Arrange the parameters for the launches: queries, keys and values as one product, "attention.self.qkv".
+class MiniLM:
+    """The weights of a BERT on the device, and the launches that make embeddings with them.
 
-    in_out: weights of linear layers are (in, out), transposed.
+    tensors: name -> NumPy array, as labkit.models.safetensors.read gives them; any floating-point type.
+    dtype: float16 or float32. kernels: the launchers; left out, the fastest for this type and device.
     """
-    result = {}
-    for param, tensor_name in names_in(tensors, config).items():
-        result[param] = converted(tensors[tensor_name], np.dtype(dtype), is_bfloat16(tensors, tensor_name))
-    for layer in range(config.num_hidden_layers):
-        prefix = f"encoder.layer.{layer}.attention.self."
-        for kind in ("weight", "bias"):
-            result[f"{prefix}qkv.{kind}"] = np.concatenate([result.pop(f"{prefix}{part}.{kind}") for part in PARTS])
-    if in_out:
-        result |= {name: value.T for name, value in result.items() if name.startswith("encoder.") and value.ndim == 2}
-    return result
+
+    def __init__(self, config: Config, tensors: Mapping[str, np.ndarray], dtype=np.float16,
+                 kernels: Kernels | None = None):
+        self.config, self.tensors, self.dtype = config, tensors, np.dtype(dtype)
+        if self.dtype not in (np.float16, np.float32):
+            raise TypeError(f"dtype is {self.dtype}; float16 and float32 are allowed")
+        self.kernels = kernels or kernels_for(dtype)
+        self.weights = Blob(arranged(tensors, config, dtype, self.kernels.in_out), finite=True)
+        self.layers = [self.weights.under(f"encoder.layer.{layer}.") for layer in range(config.num_hidden_layers)]
+        self.workspace: Workspace | None = None  # allocated for the first batch, and again for a larger one
+
+    def with_kernels(self, kernels: Kernels) -> MiniLM:
+        """The same model with other kernels; on the same weights, if these kernels take them as they are."""
+        if kernels.in_out != self.kernels.in_out:
+            return MiniLM(self.config, self.tensors, self.dtype, kernels)
+        other = copy.copy(self)
+        other.kernels, other.workspace = kernels, None
+        return other
+
+    def layer(self, index: int, x, out, b: SimpleNamespace, stream=0, watch=None) -> None:
+        """One layer: out = norm(y + feed_forward(y)), where y = norm(x + attention(x)). `out` is not `x`."""
+        run, w, epsilon = self.kernels, self.layers[index], self.config.layer_norm_eps
+        linear = functools.partial(run.linear, parts=b.scratch.get("parts"), stream=stream)
+        report = reporter(watch, f"layer.{index}.")
+
+        run.self_attention(x, w, b, run, self.config.num_attention_heads, stream, report)  # (T, C) in b.attended
+        linear(b.attended, w["attention.output.dense.weight"], w["attention.output.dense.bias"], b.projected)  # (T, C)
+        report("attention.projected", b.projected)
+        run.add_layernorm(b.projected, x, w["attention.output.LayerNorm.weight"], w["attention.output.LayerNorm.bias"],
+                          out, epsilon=epsilon, stream=stream)  # (T, C)
+        report("attention.normed", out)
+        linear(out, w["intermediate.dense.weight"], w["intermediate.dense.bias"], b.inner, gelu="erf")  # (T, inner)
+        report("gelu", b.inner)
+        linear(b.inner, w["output.dense.weight"], w["output.dense.bias"], b.projected)  # (T, C)
+        report("projected", b.projected)
+        run.add_layernorm(b.projected, out, w["output.LayerNorm.weight"], w["output.LayerNorm.bias"], out,
+                          epsilon=epsilon, stream=stream)  # (T, C), in place
+        report("out", out)
+
+    def forward(self, b: SimpleNamespace, normalize: bool = True, stream=0, watch=None) -> None:
+        """Run all launches, from the inputs on the device to b.pooled. watch(name, array): called after each launch, to
+        inspect its output."""
+        run, w, report = self.kernels, self.weights, reporter(watch)
+        x, out = b.ping, b.pong
+        run.embed(b.ids, b.types, b.positions, w["embeddings.word_embeddings.weight"],
+                  w["embeddings.position_embeddings.weight"], w["embeddings.token_type_embeddings.weight"],
+                  w["embeddings.LayerNorm.weight"], w["embeddings.LayerNorm.bias"], x,
+                  epsilon=self.config.layer_norm_eps, stream=stream)  # (T, C)
+        report("embedding", x)
+        for index in range(self.config.num_hidden_layers):
+            self.layer(index, x, out, b, stream, watch)
+            x, out = out, x
+        (run.pool_normalized if normalize else run.pool)(x, b.begins, b.lengths, b.pooled, stream=stream)  # (B, C)
+        report("pooled", b.pooled)
+
+    def embed(self, sentences: Sequence[Sequence[int]], form: str = "packed", normalize: bool = True,
+              workspace: Workspace | None = None, watch=None) -> np.ndarray:
+        """The embeddings of one batch, (n, C) float32 on the host. A sentence without tokens has zeros.
+
+        sentences: token ids of each. form: "packed", "padded" (to the longest, rounded up to 16) or "padded_to_128".
+        normalize: rows of length 1. workspace: left out, the model's, which grows where a batch needs more.
+        From its second use on, a shape runs as one graph.
+        """
+        sentences = self._checked(sentences, form)
+        if not sentences:
+            return np.zeros((0, self.config.hidden_size), np.float32)
+        shape, host = lay_out(sentences, form)
+        ws = workspace or self._workspace_for(shape)
+        b = ws.batch(shape)
+        b.inputs.copy_to_device(host)
+        key = (self, shape, normalize)
+        if watch is not None:
+            self.forward(b, normalize, watch=watch)
+        elif key in ws.graphs:
+            ws.graphs[key].launch()
+        else:  # this run compiles the kernels, so that they can be captured
+            self.forward(b, normalize)
+            if len(ws.graphs) >= MAX_GRAPHS:
+                ws.graphs.pop(next(iter(ws.graphs)))
+            ws.graphs[key] = graphs.capture(lambda stream: self.forward(b, normalize, stream), warm_up=False)
+        return b.pooled.copy_to_host()[: len(sentences)]
+
+    def needed(self, shape: Shape) -> list[tuple]:
+        """List the kernels that a batch of this shape launches, for labkit.device.compile_ahead. Nothing runs."""
+        b = self._workspace_for(Shape(*shape)).batch(Shape(*shape))
+        return launches.needed(lambda: self.forward(b))
+
+    def _workspace_for(self, shape: Shape) -> Workspace:
+        """The model's own workspace, allocated again, half as large again, where the batch does not fit."""
+        if self.workspace is None or not self.workspace.fits(shape):
+            if self.workspace is not None:
+                shape = Shape(*(capacity if size <= capacity else up(size * 3 // 2, ROUND)
+                                for size, capacity in zip(shape, self.workspace.shape, strict=True)))
+            self.workspace = None  # free its memory for the next one
+            self.workspace = Workspace(self.config, shape, self.dtype, self.kernels)
+        return self.workspace
+
+    def _checked(self, sentences, form: str) -> list:
+        if form not in FORMS:
+            raise ValueError(f"form is {form!r}; {', '.join(map(repr, FORMS))} are allowed")
+        if isinstance(sentences, str):
+            raise TypeError("sentences is a text; it must be a list of lists of token ids")
+        sentences = list(sentences)
+        try:
+            ids = flat(sentences) if sentences else np.zeros(0, np.int32)
+            valid = ids.size == 0 or (ids.ndim == 1 and ids.dtype.kind in "iu" and ids.min() >= 0
+                                      and ids.max() < self.config.vocab_size)
+            valid = valid and max(map(len, sentences), default=0) <= self.config.max_position_embeddings
+        except (TypeError, ValueError):  # of sentences that are no lists of numbers
+            valid = False
+        if not valid:
+            for index, sentence in enumerate(sentences):
+                self._check(index, np.asarray(sentence))
+        return sentences
+
+    def _check(self, index: int, ids: np.ndarray) -> None:
+        """Raise ValueError if a sentence is invalid."""
+        if ids.size > self.config.max_position_embeddings:
+            raise ValueError(f"sentence {index} has {ids.size:,} tokens; the model has "
+                             f"{self.config.max_position_embeddings:,} positions")
+        if ids.size or ids.ndim != 1:
+            self.config.checked_ids(ids, f"sentence {index}")
+
+
+MAX_GRAPHS = 64  # of a workspace; the oldest is evicted first
 
 
 # --- A batch ---------------------------------------------------------------------------------------------------------
@@ -142,6 +260,26 @@ def lay_out(sentences: Sequence[Sequence[int]], form: str) -> tuple[Shape, np.nd
     return shape, host
 
 
+# --- Its parameters --------------------------------------------------------------------------------------------------
+
+
+def arranged(tensors: Mapping[str, np.ndarray], config: Config, dtype, in_out: bool) -> dict[str, np.ndarray]:
+    """Arrange the parameters for the launches: queries, keys and values as one product, "attention.self.qkv".
+
+    in_out: weights of linear layers are (in, out), transposed.
+    """
+    result = {}
+    for param, tensor_name in names_in(tensors, config).items():
+        result[param] = converted(tensors[tensor_name], np.dtype(dtype), is_bfloat16(tensors, tensor_name))
+    for layer in range(config.num_hidden_layers):
+        prefix = f"encoder.layer.{layer}.attention.self."
+        for kind in ("weight", "bias"):
+            result[f"{prefix}qkv.{kind}"] = np.concatenate([result.pop(f"{prefix}{part}.{kind}") for part in PARTS])
+    if in_out:
+        result |= {name: value.T for name, value in result.items() if name.startswith("encoder.") and value.ndim == 2}
+    return result
+
+
 # --- The kernels that it is made of ----------------------------------------------------------------------------------
 
 
@@ -162,7 +300,7 @@ def attention_of_one_product(x, w, b, kernels, heads, stream, report) -> None:
                    parts=b.scratch.get("parts"), stream=stream)  # (T, 3C)
     report("qkv", b.qkv)
     kernels.attention(b.qkv, heads, b.begins, b.lengths, b.longest, b.attended,
-                      **b.scratch_args(kernels.attention_takes), stream=stream)  # (T, C)
+                      **b.attention_scratch, stream=stream)  # (T, C)
     report("attended", b.attended)
 
 
@@ -213,6 +351,8 @@ def kernels_for(dtype) -> Kernels:
 
 # --- Its memory ------------------------------------------------------------------------------------------------------
 
+OF_ROWS = ("ping", "pong", "attended", "projected", "qkv", "inner")  # buffers with a row for each of the batch
+
 
 class Workspace:
     """All the memory that batches up to this shape need besides the weights, allocated once.
@@ -227,206 +367,37 @@ class Workspace:
         self.config, self.shape, self.dtype = config, shape, np.dtype(dtype)
         T, B, C = shape.rows, shape.sentences, config.hidden_size
         self.inputs = cuda.device_array(3 * T + 2 * B, np.int32)  # ids, types, positions, begins, lengths
+        # projected is a product, before LayerNorm adds the residual.
         self.ping, self.pong, self.attended, self.projected = (cuda.device_array((T, C), dtype) for _ in range(4))
         self.qkv = cuda.device_array((T, 3 * C), dtype)
         self.inner = cuda.device_array((T, config.intermediate_size), dtype)
         self.pooled = cuda.device_array((B, C), np.float32)
-        needed = {}
-        for scratch_of in (kernels or kernels_for(dtype)).scratch:
+        needed, kernels = {}, kernels or kernels_for(dtype)
+        for scratch_of in kernels.scratch:
             needed |= scratch_of(config, shape, self.dtype)
         self.scratch = {name: cuda.device_array(elements, kind)
                         for name, (elements, kind) in needed.items() if elements}
+        self.attention_scratch = {name: self.scratch[name] for name in kernels.attention_takes}
         self.graphs: dict = {}  # of (model, shape, normalize)
         self.batch = functools.lru_cache(maxsize=256)(self._batch)
 
     def fits(self, shape: Shape) -> bool:
         return all(size <= capacity for size, capacity in zip(shape, self.shape, strict=True))
 
-    def _batch(self, shape: Shape) -> Batch:
-        """The first rows of each buffer, for a batch of this shape."""
+    def _batch(self, shape: Shape) -> SimpleNamespace:
+        """A batch of this shape: its inputs, and the first rows of each buffer."""
         if not self.fits(shape):
             raise ValueError(f"the workspace's capacity is {self.shape}; the batch is {shape}")
         T, B = shape.rows, shape.sentences
-        ids, types, positions = (self.inputs[i * T : (i + 1) * T] for i in range(3))
+        ids, types, positions = (self.inputs[i * T : (i + 1) * T] for i in range(3))  # (T,) int32
+        # (B,) int32: the first row of each sentence, and how many tokens it has
         begins, lengths = (self.inputs[3 * T + i * B : 3 * T + (i + 1) * B] for i in range(2))
-        return Batch(ids, types, positions, begins, lengths, shape.longest, self.inputs[: 3 * T + 2 * B],
-                     self.ping[:T], self.pong[:T], self.qkv[:T], self.attended[:T], self.projected[:T], self.inner[:T],
-                     self.pooled[:B], self.scratch)
+        return SimpleNamespace(
+            ids=ids, types=types, positions=positions, begins=begins, lengths=lengths, longest=shape.longest,
+            inputs=self.inputs[: 3 * T + 2 * B], pooled=self.pooled[:B], scratch=self.scratch,
+            attention_scratch=self.attention_scratch, **{name: getattr(self, name)[:T] for name in OF_ROWS})
 
     @property
     def nbytes(self) -> int:
-        arrays = (self.inputs, self.ping, self.pong, self.attended, self.projected, self.qkv, self.inner, self.pooled)
-        return sum(array.nbytes for array in (*arrays, *self.scratch.values()))
-
-
-class Batch(NamedTuple):
-    """A batch on the device: its inputs, and what the launches write."""
-
-    ids: object  # (T,) int32, as types and positions
-    types: object
-    positions: object
-    begins: object  # (B,) int32: the first row of each sentence
-    lengths: object  # (B,) int32: its tokens
-    longest: int
-    inputs: object  # all five in one
-    ping: object  # (T, C)
-    pong: object  # (T, C)
-    qkv: object  # (T, 3C)
-    attended: object  # (T, C)
-    projected: object  # (T, C): a product, before LayerNorm adds the residual
-    inner: object  # (T, inner)
-    pooled: object  # (B, C) float32
-    scratch: Mapping
-
-    def scratch_args(self, names: Sequence[str]) -> dict:
-        return {name: self.scratch[name] for name in names}
-
-
-# --- The model -------------------------------------------------------------------------------------------------------
-
-
-class MiniLM:
-    """The weights of a BERT on the device, and the launches that make embeddings with them.
-
-    tensors: name -> NumPy array, as labkit.models.safetensors.read gives them; any floating-point type.
-    dtype: float16 or float32. kernels: the launchers; left out, the fastest for this type and device.
-    """
-
-    def __init__(self, config: Config, tensors: Mapping[str, np.ndarray], dtype=np.float16,
-                 kernels: Kernels | None = None):
-        self.config, self.tensors, self.dtype = config, tensors, np.dtype(dtype)
-        if self.dtype not in (np.float16, np.float32):
-            raise TypeError(f"dtype is {self.dtype}; float16 and float32 are allowed")
-        self.kernels = kernels or kernels_for(dtype)
-        self.weights = Blob(arranged(tensors, config, dtype, self.kernels.in_out), finite=True)
-        self.layers = []
-        for layer in range(config.num_hidden_layers):
-            prefix = f"encoder.layer.{layer}."
-            self.layers.append({name.removeprefix(prefix): self.weights[name] for name in self.weights
-                                if name.startswith(prefix)})
-        self.workspace: Workspace | None = None  # allocated for the first batch, and again for a larger one
-
-    def with_kernels(self, kernels: Kernels) -> MiniLM:
-        """The same model with other kernels; on the same weights, if these kernels take them as they are."""
-        if kernels.in_out != self.kernels.in_out:
-            return MiniLM(self.config, self.tensors, self.dtype, kernels)
-        other = copy.copy(self)
-        other.kernels, other.workspace = kernels, None
-        return other
-
-    def layer(self, index: int, x, out, b: Batch, stream=0, watch=None) -> None:
-        """One layer: out = norm(y + feed_forward(y)), where y = norm(x + attention(x)). `out` is not `x`."""
-        run, w, epsilon = self.kernels, self.layers[index], self.config.layer_norm_eps
-        linear = functools.partial(run.linear, parts=b.scratch.get("parts"), stream=stream)
-        report = functools.partial(_report, watch, f"layer.{index}.")
-
-        run.self_attention(x, w, b, run, self.config.num_attention_heads, stream, report)  # (T, C) in b.attended
-        linear(b.attended, w["attention.output.dense.weight"], w["attention.output.dense.bias"], b.projected)  # (T, C)
-        report("attention.projected", b.projected)
-        run.add_layernorm(b.projected, x, w["attention.output.LayerNorm.weight"], w["attention.output.LayerNorm.bias"],
-                          out, epsilon=epsilon, stream=stream)  # (T, C)
-        report("attention.normed", out)
-        linear(out, w["intermediate.dense.weight"], w["intermediate.dense.bias"], b.inner, gelu="erf")  # (T, inner)
-        report("gelu", b.inner)
-        linear(b.inner, w["output.dense.weight"], w["output.dense.bias"], b.projected)  # (T, C)
-        report("projected", b.projected)
-        run.add_layernorm(b.projected, out, w["output.LayerNorm.weight"], w["output.LayerNorm.bias"], out,
-                          epsilon=epsilon, stream=stream)  # (T, C), in place
-        report("out", out)
-
-    def forward(self, b: Batch, normalize: bool = True, stream=0, watch=None) -> None:
-        """Run all launches, from the inputs on the device to b.pooled. watch(name, array): called after each launch, to
-        inspect its output."""
-        run, w = self.kernels, self.weights
-        x, out = b.ping, b.pong
-        run.embed(b.ids, b.types, b.positions, w["embeddings.word_embeddings.weight"],
-                  w["embeddings.position_embeddings.weight"], w["embeddings.token_type_embeddings.weight"],
-                  w["embeddings.LayerNorm.weight"], w["embeddings.LayerNorm.bias"], x,
-                  epsilon=self.config.layer_norm_eps, stream=stream)  # (T, C)
-        _report(watch, "", "embedding", x)
-        for index in range(self.config.num_hidden_layers):
-            self.layer(index, x, out, b, stream, watch)
-            x, out = out, x
-        (run.pool_normalized if normalize else run.pool)(x, b.begins, b.lengths, b.pooled, stream=stream)  # (B, C)
-        _report(watch, "", "pooled", b.pooled)
-
-    def embed(self, sentences: Sequence[Sequence[int]], form: str = "packed", normalize: bool = True,
-              workspace: Workspace | None = None, watch=None) -> np.ndarray:
-        """The embeddings of one batch, (n, C) float32 on the host. A sentence without tokens has zeros.
-
-        sentences: token ids of each. form: "packed", "padded" (to the longest, rounded up to 16) or "padded_to_128".
-        normalize: rows of length 1. workspace: left out, the model's, which grows where a batch needs more.
-        From its second use on, a shape runs as one graph.
-        """
-        sentences = self._checked(sentences, form)
-        if not sentences:
-            return np.zeros((0, self.config.hidden_size), np.float32)
-        shape, host = lay_out(sentences, form)
-        ws = workspace or self._workspace_for(shape)
-        b = ws.batch(shape)
-        b.inputs.copy_to_device(host)
-        key = (self, shape, normalize)
-        if watch is not None:
-            self.forward(b, normalize, watch=watch)
-        elif key in ws.graphs:
-            ws.graphs[key].launch()
-        else:  # this run compiles the kernels, so that they can be captured
-            self.forward(b, normalize)
-            if len(ws.graphs) >= MAX_GRAPHS:
-                ws.graphs.pop(next(iter(ws.graphs)))
-            ws.graphs[key] = graphs.capture(lambda stream: self.forward(b, normalize, stream), warm_up=False)
-        return b.pooled.copy_to_host()[: len(sentences)]
-
-    def needed(self, shape: Shape) -> list[tuple]:
-        """List the kernels that a batch of this shape launches, for labkit.device.compile_ahead. Nothing runs."""
-        b = self._workspace_for(Shape(*shape)).batch(Shape(*shape))
-        return launches.needed(lambda: self.forward(b))
-
-    def _workspace_for(self, shape: Shape) -> Workspace:
-        """The model's own workspace, allocated again, half as large again, where the batch does not fit."""
-        if self.workspace is None or not self.workspace.fits(shape):
-            if self.workspace is not None:
-                shape = Shape(*(capacity if size <= capacity else up(size * 3 // 2, ROUND)
-                                for size, capacity in zip(shape, self.workspace.shape, strict=True)))
-            self.workspace = None  # free its memory for the next one
-            self.workspace = Workspace(self.config, shape, self.dtype, self.kernels)
-        return self.workspace
-
-    def _checked(self, sentences, form: str) -> list:
-        if form not in FORMS:
-            raise ValueError(f"form is {form!r}; {', '.join(map(repr, FORMS))} are allowed")
-        if isinstance(sentences, str):
-            raise TypeError("sentences is a text; it must be a list of lists of token ids")
-        sentences = list(sentences)
-        try:
-            ids = flat(sentences) if sentences else np.zeros(0, np.int32)
-            valid = ids.size == 0 or (ids.ndim == 1 and ids.dtype.kind in "iu" and ids.min() >= 0
-                                      and ids.max() < self.config.vocab_size)
-            valid = valid and max(map(len, sentences), default=0) <= self.config.max_position_embeddings
-        except (TypeError, ValueError):  # of sentences that are no lists of numbers
-            valid = False
-        if not valid:
-            for index, sentence in enumerate(sentences):
-                self._check(index, np.asarray(sentence))
-        return sentences
-
-    def _check(self, index: int, ids: np.ndarray) -> None:
-        """Raise ValueError if a sentence is invalid."""
-        max_tokens = self.config.max_position_embeddings
-        if ids.ndim != 1 or (ids.size and ids.dtype.kind not in "iu"):
-            raise ValueError(f"sentence {index} must be a list of token ids; it has shape {ids.shape}, type "
-                             f"{ids.dtype}")
-        if ids.size > max_tokens:
-            raise ValueError(f"sentence {index} has {ids.size:,} tokens; the model has {max_tokens:,} positions")
-        if ids.size and (ids.min() < 0 or ids.max() >= self.config.vocab_size):
-            invalid = ids[(ids < 0) | (ids >= self.config.vocab_size)][0]
-            raise ValueError(f"sentence {index}: token {invalid} is not in the vocabulary, which has "
-                             f"{self.config.vocab_size:,}")
-
-
-MAX_GRAPHS = 64  # of a workspace; the oldest is evicted first
-
-
-def _report(watch, prefix: str, name: str, array) -> None:
-    if watch is not None:
-        watch(prefix + name, array)
+        arrays = (self.inputs, self.pooled, *(getattr(self, name) for name in OF_ROWS), *self.scratch.values())
+        return sum(array.nbytes for array in arrays)

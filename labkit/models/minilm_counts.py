@@ -2,7 +2,6 @@
 
     layer = launches_of_layer(step("one product"), Config(), lengths)
     len(layer), sum(one.bytes for one in layer), sum(one.flops for one in layer)
-    outside_layers(step("one product"), Config(), lengths)        # launches of the embedding and the pooling
 
 Bytes are what a launch cannot do without: each number that it needs read once, each result written once. What a kernel
 reads again is not in them, nor is what a cache saves. Flops are those of products alone, attention's among them.
@@ -13,12 +12,13 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from types import SimpleNamespace
 
 import numpy as np
 
 from labkit.device import launches
 from labkit.models.configs import shapes
-from labkit.models.minilm import FORMS, Batch, Config, MiniLM, Workspace
+from labkit.models.minilm import FORMS, Config, MiniLM, Workspace
 from labkit.models.minilm_steps import Step
 
 ITEM = 2  # bytes of a float16
@@ -83,20 +83,12 @@ def launches_of_layer(step: Step, config: Config, lengths: Sequence[int]) -> lis
     return [products.get(index) or _count(launch, sizes) for index, launch in enumerate(recorded)]
 
 
-def outside_layers(step: Step, config: Config, lengths: Sequence[int]) -> int:
-    """How many launches a pass has besides those of its layers: the embedding's and the pooling's."""
-    model, b, _ = _prepare(step, config, lengths)
-    total, layer = (len(launches.planned(work)) for work in
-                    (lambda: model.forward(b), lambda: model.layer(0, b.ping, b.pong, b)))
-    return total - layer  # the model has one layer
-
-
 def _count(launch: launches.Launch, sizes: Sizes) -> Counted:
     name, kind, elements, flops = COSTS[launch.kernel.__name__]
     return Counted(name, kind, ITEM * elements(sizes), flops(sizes))
 
 
-def _prepare(step: Step, config: Config, lengths) -> tuple[MiniLM, Batch, Sizes]:
+def _prepare(step: Step, config: Config, lengths) -> tuple[MiniLM, SimpleNamespace, Sizes]:
     lengths = np.asarray(lengths, np.int64)
     shape, _ = FORMS[step.form](lengths)
     model = _empty(replace(config, vocab_size=1, num_hidden_layers=1)).with_kernels(step.kernels)
@@ -110,4 +102,3 @@ def _empty(config: Config) -> MiniLM:
     """A model of this shape whose weights are zeros: none of its launches runs."""
     tensors = {name: np.zeros(shape, np.float16) for name, shape in shapes(config).items()}
     return MiniLM(config, tensors, np.float16)
-

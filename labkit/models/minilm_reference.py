@@ -11,24 +11,17 @@ import numpy as np
 
 from labkit.kernels.attention.three_pass import attention_reference
 from labkit.kernels.gelu import gelu_erf_reference
-from labkit.kernels.tolerance import EPS16, EPS32
-from labkit.models.blob import converted, is_bfloat16
-from labkit.models.configs import PARTS, names_in
+from labkit.kernels.norm.layernorm import layernorm_reference
+from labkit.models import gpt2_reference
+from labkit.models.configs import PARTS
+from labkit.models.gpt2_block import allowed_error
 from labkit.models.gpt2_reference import Compared, Difference, Parity
 from labkit.models.minilm import Config, MiniLM, lay_out
 
 
 def weights_of(tensors: Mapping[str, np.ndarray], config: Config, dtype=np.float32) -> dict[str, np.ndarray]:
-    """The parameters as a file holds them, rounded to `dtype` as the model's are, in float64."""
-    return {param: converted(tensors[tensor_name], np.dtype(dtype),
-                             is_bfloat16(tensors, tensor_name)).astype(np.float64)
-            for param, tensor_name in names_in(tensors, config).items()}
-
-
-def norm(x, weight, bias, epsilon: float) -> np.ndarray:
-    mean = x.mean(axis=1, keepdims=True)
-    variance = ((x - mean) ** 2).mean(axis=1, keepdims=True)
-    return (x - mean) / np.sqrt(variance + epsilon) * weight + bias
+    """The parameters in float64, as of any model, but each converted once: every sentence needs them."""
+    return dict(gpt2_reference.weights_of(tensors, config, dtype))
 
 
 def activations(config: Config, w: Mapping[str, np.ndarray], ids: Sequence[int]) -> dict[str, np.ndarray]:
@@ -44,7 +37,7 @@ def activations(config: Config, w: Mapping[str, np.ndarray], ids: Sequence[int])
         return x @ w[f"{name}.weight"].T + w[f"{name}.bias"]
 
     def normed(x, name):
-        return norm(x, w[f"{name}.weight"], w[f"{name}.bias"], config.layer_norm_eps)
+        return layernorm_reference(x, w[f"{name}.weight"], w[f"{name}.bias"], config.layer_norm_eps)
 
     s = {}
     total = (w["embeddings.word_embeddings.weight"][ids] + w["embeddings.position_embeddings.weight"][: len(ids)]
@@ -79,15 +72,6 @@ def cosines(one: np.ndarray, other: np.ndarray) -> np.ndarray:
     lengths = np.linalg.norm(one, axis=1) * np.linalg.norm(other, axis=1)
     both_zero = ~one.any(axis=1) & ~other.any(axis=1)
     return np.where(both_zero, 1.0, (one * other).sum(axis=1) / np.where(lengths > 0, lengths, 1.0))
-
-
-def allowed_error(config: Config, expected: np.ndarray, launches: int, dtype) -> float:
-    """The error allowed after so many launches, relative to the largest number that they wrote: as for a block of GPT-2
-    (gpt2_block.allowed_error), whose roundings are the same."""
-    largest = float(np.abs(expected).max())
-    if np.dtype(dtype) == np.float16:
-        return 4 * EPS16 * np.sqrt(launches) * largest
-    return EPS32 * np.sqrt(config.intermediate_size * launches) * largest
 
 
 def parity(model: MiniLM, sentences: Sequence, form: str = "packed", normalize: bool = True,

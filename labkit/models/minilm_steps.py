@@ -22,18 +22,7 @@ from labkit.kernels.attention.sentences import (
     scores_shape,
 )
 from labkit.kernels.embedding_sum import embedding_sum
-from labkit.kernels.linear.layers import (
-    GELU_ERF,
-    add_float16_kernel,
-    after,
-    linear_double_buffered,
-    linear_f16_accumulators,
-    linear_gelu_double_buffered,
-    linear_gelu_f16_accumulators,
-    linear_naive,
-    linear_tensor_core,
-    linear_tiled,
-)
+from labkit.kernels.linear import layers
 from labkit.kernels.norm.half import add_layernorm_half_warp, layernorm_half_warp
 from labkit.kernels.norm.half_block import layernorm_half_block
 from labkit.models.configs import PARTS
@@ -47,7 +36,7 @@ def then_gelu(linear: Callable) -> Callable:
     def in_two_launches(x, weights, bias, out, *, gelu=False, parts=None, stream=0):
         linear(x, weights, bias, out, stream=stream)
         if gelu:
-            after(GELU_ERF, out, stream=stream)
+            layers.after(layers.GELU_ERF, out, stream=stream)
 
     return in_two_launches
 
@@ -63,7 +52,7 @@ def with_gelu(linear: Callable, linear_gelu: Callable) -> Callable:
 def add_then_layernorm(layernorm: Callable) -> Callable:
     """The residual as a launch of its own, into x, and LayerNorm."""
     def in_two_launches(x, residual, weight, bias, out, *, epsilon, stream=0):
-        after(add_float16_kernel, x, residual, stream=stream)
+        layers.after(layers.add_float16_kernel, x, residual, stream=stream)
         layernorm(x, weight, bias, out, epsilon=epsilon, stream=stream)
 
     return in_two_launches
@@ -97,7 +86,7 @@ def attention_of_three_products(x, w, b, kernels, heads, stream, report) -> None
     for i in range(len(PARTS)):
         split_heads(products[i], i, b.lengths, heads, per_head, begins, lengths, stream=stream)  # (T*H, 3D)
     kernels.attention(per_head, 1, begins, lengths, b.longest, context,
-                      **b.scratch_args(kernels.attention_takes), stream=stream)
+                      **b.attention_scratch, stream=stream)
     merge_heads(context, B, heads, b.attended, stream=stream)  # (T, C)
     report("attended", b.attended)
 
@@ -139,16 +128,17 @@ class Step:
 
 
 SIMPLE = Kernels(
-    linear=then_gelu(linear_tensor_core), attention=three_launches(16),
+    linear=then_gelu(layers.linear_tensor_core), attention=three_launches(16),
     add_layernorm=add_then_layernorm(layernorm_half_block), embed=sum_then_layernorm(layernorm_half_block),
     self_attention=attention_of_three_products, scratch=(memory_apart, memory_for_scores), attention_takes=("scores",),
 )  # fmt: skip
-COPIES = replace(SIMPLE, linear=then_gelu(linear_double_buffered))
+COPIES = replace(SIMPLE, linear=then_gelu(layers.linear_double_buffered))
 ONE_PRODUCT = replace(COPIES, self_attention=attention_of_one_product, scratch=(memory_for_scores,))
 WARP_NORM = replace(ONE_PRODUCT, add_layernorm=add_layernorm_half_warp, embed=sum_then_layernorm(layernorm_half_warp))
-EPILOGUE = replace(WARP_NORM, linear=with_gelu(linear_double_buffered, linear_gelu_double_buffered))
+EPILOGUE = replace(WARP_NORM, linear=with_gelu(layers.linear_double_buffered, layers.linear_gelu_double_buffered))
 BLOCKED_SCORES = replace(EPILOGUE, attention=three_launches())
-F16_ACCUMULATORS = replace(BLOCKED_SCORES, linear=with_gelu(linear_f16_accumulators, linear_gelu_f16_accumulators))
+F16_ACCUMULATORS = replace(BLOCKED_SCORES, linear=with_gelu(layers.linear_f16_accumulators,
+                                                            layers.linear_gelu_f16_accumulators))
 WGMMA = replace(BLOCKED_SCORES, linear=linear_half, embed=HALF.embed)
 
 STEPS = (
@@ -168,8 +158,8 @@ STEPS = (
     Step("packed", "no padding at all: sentences end to end", HALF, "packed"),
 )  # fmt: skip
 # Before the first step: all linear layers by the plain kernels of lesson 05. The last one is that step.
-PRODUCTS = {"naive": replace(SIMPLE, linear=then_gelu(linear_naive)),
-            "tiled": replace(SIMPLE, linear=then_gelu(linear_tiled)), "tensor cores": SIMPLE}
+PRODUCTS = {"naive": replace(SIMPLE, linear=then_gelu(layers.linear_naive)),
+            "tiled": replace(SIMPLE, linear=then_gelu(layers.linear_tiled)), "tensor cores": SIMPLE}
 # What the step "scores in registers" is to "float16 accumulators": the same with float32 ones.
 CONTROL = {"float16 accumulators": "scores in registers"}
 # Attention in each form, beside the same kernels.

@@ -7,6 +7,8 @@ Source  A. Yang et al., "Qwen3 Technical Report" (2025); parameters are named as
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 from labkit.models import llama
 from labkit.models.step import Step
 
@@ -15,7 +17,7 @@ class Qwen3(llama.Llama):
     def linear(self, x, w, name: str, out, stream) -> None:
         self.kernels.linear(x, w[f"{name}.weight"], out, bias=w.get(f"{name}.bias"), stream=stream)
 
-    def split_heads(self, w, step: Step, keys, values, b: llama.Rows, stream) -> None:
+    def split_heads(self, w, step: Step, keys, values, b: SimpleNamespace, stream) -> None:
         self.kernels.rope_split_cache(
             b.qkv, self.table, step.positions, step.slots, b.q, keys, values, q_norm=w["self_attn.q_norm.weight"],
             k_norm=w["self_attn.k_norm.weight"], eps=self.config.rms_norm_eps, stream=stream)

@@ -99,47 +99,46 @@ def read(path) -> Tensors:
     path = Path(path)
     try:
         size = path.stat().st_size
-        contents = np.memmap(path, np.uint8, "r") if size and path.is_file() else None
+        contents = np.memmap(path, np.uint8, "r") if size and path.is_file() else np.zeros(0, np.uint8)
     except FileNotFoundError:
         raise
     except OSError as error:
         raise SafetensorsError(f"{path} cannot be read: {error.strerror or error}") from None
     if not path.is_file():
         raise SafetensorsError(f"{path} is no file")
-    if size < 8:
-        raise SafetensorsError(f"{path}: {size} bytes; a safetensors file begins with 8 that say how long its header "
-                               f"is. Was the download cut off?")
-    length = int.from_bytes(contents[:8].tobytes(), "little")
-    if length > LARGEST_HEADER:
-        raise SafetensorsError(f"{path}: a header of {length:,} bytes is announced, at most {LARGEST_HEADER:,} are "
-                               f"allowed. This is no safetensors file, or a damaged one")
-    if 8 + length > size:
-        raise SafetensorsError(f"{path}: a header of {length:,} bytes is announced, but the file ends after "
-                               f"{size - 8:,}. Was the download cut off?")
-    entries, metadata = parse_header(contents[8 : 8 + length].tobytes(), f"{path}")
-    data = np.asarray(contents)[8 + length :]
-    check_layout(entries, data.size, f"{path}")
+    try:
+        length = int.from_bytes(contents[:8].tobytes(), "little")
+        if size < 8:
+            raise SafetensorsError(f"{size} bytes; a safetensors file begins with 8 that say how long its header is. "
+                                   f"Was the download cut off?")
+        if length > LARGEST_HEADER:
+            raise SafetensorsError(f"a header of {length:,} bytes is announced, at most {LARGEST_HEADER:,} are "
+                                   f"allowed. This is no safetensors file, or a damaged one")
+        if 8 + length > size:
+            raise SafetensorsError(f"a header of {length:,} bytes is announced, but the file ends after {size - 8:,}. "
+                                   f"Was the download cut off?")
+        entries, metadata = parse_header(contents[8 : 8 + length].tobytes())
+        data = np.asarray(contents)[8 + length :]
+        check_layout(entries, data.size)
+    except SafetensorsError as error:
+        raise SafetensorsError(f"{path}: {error}") from None
     return Tensors(path, entries, metadata, data)
 
 
-def parse_header(text: bytes, path: str) -> tuple[dict[str, Entry], dict[str, str]]:
+def parse_header(text: bytes) -> tuple[dict[str, Entry], dict[str, str]]:
     """Parse the header into entries and metadata. check_layout compares them with the file's size."""
     if not text.startswith(b"{"):
-        raise SafetensorsError(f"{path}: the header must begin with '{{'; it begins with {text[:8]!r}")
+        raise SafetensorsError(f"the header must begin with '{{'; it begins with {text[:8]!r}")
     try:
         header = json.loads(text.decode("utf-8"), object_pairs_hook=_without_duplicates)
-    except DuplicateName as error:
-        raise SafetensorsError(f"{path}: the header names {error} twice") from None
+    except SafetensorsError:
+        raise
     except (ValueError, RecursionError) as error:  # not UTF-8, not JSON, JSON nested without end
-        raise SafetensorsError(f"{path}: the header is not JSON: {error}") from None
+        raise SafetensorsError(f"the header is not JSON: {error}") from None
     metadata = header.pop(METADATA, {})
     if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
-        raise SafetensorsError(f"{path}: {METADATA} must be a dictionary of strings; it is {short(metadata)}")
-    return {name: _entry(name, header_entry, path) for name, header_entry in header.items()}, metadata
-
-
-class DuplicateName(Exception):
-    pass
+        raise SafetensorsError(f"{METADATA} must be a dictionary of strings; it is {short(metadata)}")
+    return {name: _entry(name, header_entry) for name, header_entry in header.items()}, metadata
 
 
 def _without_duplicates(pairs: list) -> dict:
@@ -147,13 +146,14 @@ def _without_duplicates(pairs: list) -> dict:
     result = dict(pairs)
     if len(result) < len(pairs):
         seen: set[str] = set()
-        raise DuplicateName(repr(next(name for name, _ in pairs if name in seen or seen.add(name))))
+        repeated = next(name for name, _ in pairs if name in seen or seen.add(name))
+        raise SafetensorsError(f"the header names {repeated!r} twice")
     return result
 
 
-def _entry(name: str, header_entry, path: str) -> Entry:
+def _entry(name: str, header_entry) -> Entry:
     def bad(problem: str) -> SafetensorsError:
-        return SafetensorsError(f"{path}: tensor {name!r}: {problem}")
+        return SafetensorsError(f"tensor {name!r}: {problem}")
 
     if not isinstance(header_entry, dict) or set(header_entry) != {"dtype", "shape", "data_offsets"}:
         raise bad(f"must have dtype, shape and data_offsets, and nothing else; the header says {short(header_entry)}")
@@ -180,21 +180,19 @@ def _counts(value) -> bool:
     return isinstance(value, list) and all(type(n) is int and n >= 0 for n in value)
 
 
-def check_layout(entries: Mapping[str, Entry], size: int, path: str) -> None:
+def check_layout(entries: Mapping[str, Entry], size: int) -> None:
     """Raise SafetensorsError unless the tensors fill the `size` bytes after the header, side by side."""
     position, previous = 0, "the header"
     for entry in sorted(entries.values(), key=lambda entry: (entry.begin, entry.end)):
-        span = f"data_offsets [{entry.begin:,}, {entry.end:,}]"
+        span = f"tensor {entry.name!r}: data_offsets [{entry.begin:,}, {entry.end:,}]"
         if entry.end > size:
-            raise SafetensorsError(f"{path}: tensor {entry.name!r}: {span}, but only {size:,} bytes follow the "
-                                   f"header. Was the download cut off?")
+            raise SafetensorsError(f"{span}, but only {size:,} bytes follow the header. Was the download cut off?")
         if entry.begin < position:
-            raise SafetensorsError(f"{path}: tensor {entry.name!r}: {span} overlap {previous}, which ends at "
-                                   f"{position:,}")
+            raise SafetensorsError(f"{span} overlap {previous}, which ends at {position:,}")
         if entry.begin > position:
-            raise SafetensorsError(f"{path}: tensor {entry.name!r}: {span} leave a gap of "
-                                   f"{entry.begin - position:,} bytes after {previous}, which ends at {position:,}")
+            raise SafetensorsError(f"{span} leave a gap of {entry.begin - position:,} bytes after {previous}, which "
+                                   f"ends at {position:,}")
         position, previous = entry.end, f"tensor {entry.name!r}"
     if position != size:
-        raise SafetensorsError(f"{path}: {size - position:,} bytes at the end belong to no tensor: "
-                               f"{previous} ends at {position:,} of {size:,}")
+        raise SafetensorsError(f"{size - position:,} bytes at the end belong to no tensor: {previous} ends at "
+                               f"{position:,} of {size:,}")

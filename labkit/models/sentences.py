@@ -18,7 +18,7 @@ import numpy as np
 from labkit._common.errors import UserError, short
 from labkit._common.files import read_json
 from labkit.models import weights
-from labkit.models.load import CONFIG, INDEX, WEIGHTS, check_vocabulary, from_hub, of_file, reading, tensors
+from labkit.models.load import CONFIG, INDEX, WEIGHTS, check_vocabulary, from_hub, on_device, reading
 from labkit.models.tokenizer import WHOLE, SentenceTokenizer
 
 LIMIT, MODULES, POOLING = "sentence_bert_config.json", "modules.json", "1_Pooling/config.json"
@@ -61,9 +61,7 @@ class Encoder:
             config = minilm.Config.read(path / CONFIG)
             check_pooling(path)
             tokenizer = SentenceTokenizer.of(path, limit_of(path, config.max_position_embeddings))
-            loaded = tensors(path)
-            with of_file(loaded.path):
-                model = minilm.MiniLM(config, loaded, np.dtype(dtype), kernels)
+            model = on_device(path, lambda tensors: minilm.MiniLM(config, tensors, np.dtype(dtype), kernels))
         check_vocabulary(path, tokenizer, config.vocab_size)
         return cls(model, tokenizer, form, os.fspath(name), time.perf_counter() - start_time)
 

@@ -46,7 +46,25 @@ def read_whole(path: Path):
     return tokenizer
 
 
-class Tokenizer:
+def check_text(text: str, name: str) -> None:
+    """Raise UserError if a text holds half of a surrogate pair."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise UserError(f"{name} is no text: its character {error.start + 1} is {text[error.start]!r}, which belongs "
+                        f"to no character") from None
+
+
+class Vocabulary:
+    """What both kinds of tokenizers below know of the library's."""
+
+    @functools.cached_property
+    def largest_id(self) -> int:
+        """-1 where it knows no token."""
+        return max(self._tokenizer.get_vocab().values(), default=-1)
+
+
+class Tokenizer(Vocabulary):
     """Text to token ids and back, by the library `tokenizers`.
 
     A token is a piece of a text's bytes, and a character may be spread over several tokens: decode them together.
@@ -73,21 +91,12 @@ class Tokenizer:
         stop = dict.fromkeys(token for file in (CONFIG, GENERATION) for token in end_ids(path / file))
         return cls(tokenizer, tuple(stop), ChatTemplate.of(path))
 
-    @functools.cached_property
-    def largest_id(self) -> int:
-        """-1 where it knows no token."""
-        return max(self._tokenizer.get_vocab().values(), default=-1)
-
     def __len__(self) -> int:
         return self._tokenizer.get_vocab_size()
 
     def encode(self, text: str, marks: bool = True) -> list[int]:
         """Encode a text. marks: add the tokenizer's special tokens, if any. Raise UserError if it is no text."""
-        try:
-            text.encode()
-        except UnicodeEncodeError as error:
-            raise UserError(f"the prompt is no text: its character {error.start + 1} is {text[error.start]!r}, which "
-                            f"belongs to no character") from None
+        check_text(text, "the prompt")
         with _wrap_errors("the tokenizer fails on this prompt"):
             return self._tokenizer.encode(text, add_special_tokens=marks).ids
 
@@ -127,7 +136,7 @@ def end_ids(path: Path) -> list[int]:
     return ids
 
 
-class SentenceTokenizer:
+class SentenceTokenizer(Vocabulary):
     """Sentences to token ids, each truncated to `limit`, as the model was trained.
 
     The marks around a sentence, [CLS] and [SEP] of a BERT, are among them.
@@ -148,20 +157,11 @@ class SentenceTokenizer:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path / WHOLE))
         return cls(read_whole(path / WHOLE), limit)
 
-    @functools.cached_property
-    def largest_id(self) -> int:
-        """-1 where it knows no token."""
-        return max(self._tokenizer.get_vocab().values(), default=-1)
-
     def encode(self, sentences: Sequence[str], first: int = 0) -> list[np.ndarray]:
         """The token ids of each, int32. Raises UserError that names the sentence which is no text, counting from
         `first`."""
-        try:
-            for index, text in enumerate(sentences, first):  # noqa: B007
-                text.encode()
-        except UnicodeEncodeError as error:
-            raise UserError(f"sentences[{index}] is no text: its character {error.start + 1} is "
-                            f"{text[error.start]!r}, which belongs to no character") from None
+        for index, text in enumerate(sentences, first):
+            check_text(text, f"sentences[{index}]")
         encode = getattr(self._tokenizer, "encode_batch_fast", self._tokenizer.encode_batch)  # without offsets
         with _wrap_errors("the tokenizer fails on these sentences"):
             return [np.array(encoding.ids, np.int32) for encoding in encode(sentences)]

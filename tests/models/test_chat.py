@@ -23,7 +23,6 @@ def test_from_the_tokenizers_configuration(tmp_path):
     template = ChatTemplate.of(write(tmp_path, chat_template=TEMPLATE))
     assert template.tokens == {"bos_token": "<s>", "eos_token": "</s>"}
     assert template.render(MESSAGES) == TEXT
-    assert template.render(MESSAGES, answer=False) == TEXT.removesuffix("<|assistant|>")
 
 
 def test_of_several_the_one_called_default(tmp_path):

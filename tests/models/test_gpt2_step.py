@@ -10,8 +10,9 @@ from labkit import device
 from labkit._common.paths import REPOSITORY
 from labkit.models import gpt2_step
 from labkit.models.gpt2 import GPT2, Config, Decoder, Kernels, Workspace
-from labkit.models.gpt2_reference import allowed_error, launches_of
+from labkit.models.gpt2_reference import allowed_error
 from labkit.models.safetensors import read
+from tests.models.test_gpt2 import all_logits, launches_of
 
 GOLDEN = REPOSITORY / "tests" / "golden" / "gpt2-random"
 EXPECTED = json.loads((GOLDEN / "expected.json").read_text())
@@ -45,7 +46,7 @@ def written(model, count):
 def test_logits_and_64_greedy_tokens_are_transformers(config, tensors):
     model = GPT2(config, tensors, one_row=True)
     expected = np.load(GOLDEN / "logits.npy")  # float64
-    assert np.abs(model.all_logits(PROMPT) - expected).max() <= allowed_error(config, expected, launches_of(config))
+    assert np.abs(all_logits(model, PROMPT) - expected).max() <= allowed_error(config, expected, launches_of(config))
     tokens, decoder = written(model, 64)
     assert tokens == EXPECTED["greedy"] and decoder.graph.nodes == 3 + 5 * config.n_layer
 
@@ -54,7 +55,7 @@ def test_logits_and_64_greedy_tokens_are_transformers(config, tensors):
 def test_in_float16_only_roundings_are_apart(config, tensors):
     model = GPT2(config, tensors, dtype=np.float16)
     rounded = {name: np.asarray(tensors[name]).astype(np.float16) for name in tensors}
-    logits, expected = model.all_logits(PROMPT), GPT2(config, rounded).all_logits(PROMPT)  # the same weights in both
+    logits, expected = all_logits(model, PROMPT), all_logits(GPT2(config, rounded), PROMPT)  # the same weights in both
     assert 0 < np.abs(logits - expected).max() <= 4 * 2.0**-10 * np.sqrt(2 * config.n_layer) * np.abs(expected).max()
     tokens, _ = written(model, 16)
     assert tokens == EXPECTED["greedy"][:16]

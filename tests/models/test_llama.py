@@ -463,7 +463,7 @@ def test_numbers_that_are_none(dtype):
 def test_what_a_single_sequence_refuses(model):
     alone = SingleSequence(model, context=4)
     for ids, message in (([61], "token 61 is not in the vocabulary, which has 61"), ([3, -1], "token -1"),
-                         ([], "at least one token id"), ([1.5], "at least one token id"),
+                         ([], "one or more"), ([1.5], "one or more"),
                          ([1] * 5, "5 tokens do not fit: 0 of 4 places")):
         with pytest.raises(ValueError, match=message):
             alone(ids)

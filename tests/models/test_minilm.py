@@ -327,7 +327,7 @@ def test_sentences_are_checked(model):
     for sentences, message in (([[61]], "sentence 0: token 61 is not in the vocabulary, which has 61"),
                                ([[1], [-1]], "sentence 1: token -1"), ([[1.5]], "sentence 0 must be a list of token"),
                                ([[[1]]], r"it has shape \(1, 1\)"), ([[2], "hello"], "sentence 1 must be a list"),
-                               ([[2], 7], r"sentence 1 must be a list of token ids; it has shape \(\)"),
+                               ([[2], 7], r"sentence 1 must be a list of token ids, one or more; it has shape \(\)"),
                                ([np.array([1]), np.array([[2]])], "sentence 1 must be a list of token ids"),
                                ([[1] * 97], "sentence 0 has 97 tokens; the model has 96 positions")):
         with pytest.raises(ValueError, match=message):

