@@ -300,8 +300,9 @@ def scale(a):
 
 with compiling.as_if_on((9, 0)):
     kernel = scale.compile((types.Array(types.float32, 1, "C"),))
+    cubin = kernel._codelibrary.get_cubin()
 import hashlib
-print(hashlib.sha256(kernel._codelibrary.get_cubin().code).hexdigest(), kernel_cache.stats().hits)
+print(hashlib.sha256(cubin.code).hexdigest(), kernel_cache.stats().hits)
 """
 
 
