@@ -165,7 +165,6 @@ class Stream:
             self._reader.set_result(None)
 
 
-
 def _deliver(updates: list[tuple]) -> None:
     for stream, update in updates:
         stream.deliver(update.output, update.error, update.ended)
