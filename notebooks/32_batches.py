@@ -147,9 +147,10 @@ Parity(launches.rows[-14:])
 from labkit.engine.block_manager import BlockManager
 from labkit.engine.outputs import Sampled
 from labkit.engine.sampling_params import SamplingParams
-from labkit.engine.scheduler import Scheduler, StaticScheduler
+from labkit.engine.scheduler import Scheduler
 from labkit.engine.sequence import FinishReason, Request
-from labkit.engine.simulation import Cell, Timeline, Work, simulate
+from labkit.measure.simulation import Cell, Timeline, Work, simulate
+from labkit.measure.static_batching import StaticScheduler
 
 things = "hacker", "kludge", "bug", "virus", "daemon", "cookie", "hack", "nerd", "feature", "glitch"
 counts = 24, 3, 9, 14, 4, 6, 20, 3, 10, 5  # tokens of each answer

@@ -117,7 +117,7 @@ show_source(Scheduler.schedule)
 # no prompt, and with a small one. (`simulate` is the same scheduler without a model.)
 
 # %%
-from labkit.engine.simulation import Work, simulate
+from labkit.measure.simulation import Work, simulate
 
 traffic = [Work(6, 24), Work(9, 30), Work(4, 28, arrival=2), Work(120, 12, arrival=8), Work(5, 20, arrival=12)]
 pictures.tokens_of_steps({f"a budget of {budget:,}": simulate(traffic, max_num_batched_tokens=budget)

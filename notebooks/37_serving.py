@@ -42,10 +42,10 @@ import numpy as np
 
 from labkit import agree, measure
 from labkit.engine import LLM, SamplingParams
-from labkit.engine.simulation import ChoosingScheduler, StepCost, Work, serve_trace
 from labkit.kernels.ops.sampling import SAMPLE
 from labkit.measure.plots import queues, serve
 from labkit.measure.serving import server
+from labkit.measure.simulation import ChoosingScheduler, StepCost, Work, serve_trace
 
 llm = LLM("tiny-llama", num_pages=64, max_num_seqs=8)
 question = {"model": "tiny-llama", "max_tokens": 12, "temperature": 0,

@@ -183,9 +183,9 @@ def simulate(given) -> None:
 
     from labkit.course.grade import batch
     from labkit.course.grade.answers import Answer
-    from labkit.course.grade.cluster import judge_with_dask
     from labkit.course.grade.judge import Settings
     from labkit.course.grade.tasks import Plan, Task
+    from labkit.course.grade.workers import judge_with_dask
 
     seconds = recorded(given.record)["classes"][given.chapter]["seconds"]
     draw = random.Random(SEED)
@@ -201,8 +201,7 @@ def simulate(given) -> None:
         with (tempfile.TemporaryDirectory() as folder,
               LocalCluster(n_workers=workers, threads_per_worker=1, processes=False, protocol="tcp",
                            dashboard_address="127.0.0.1:0") as cluster):
-            judged = functools.partial(judge_with_dask, workers=workers, address=cluster.scheduler_address,
-                                       judge=sleeper)
+            judged = functools.partial(judge_with_dask, address=cluster.scheduler_address, judge=sleeper)
             batch.run(Settings(Path(folder), b"none", "namespaces"), Plan(tasks[:count]), judged,
                       lambda task, result, was_kept, times=times: times.append(time.monotonic()))
         begin, end = count // 10, count * 9 // 10  # workers start in the first tenth, and run dry in the last

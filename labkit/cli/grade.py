@@ -45,13 +45,12 @@ def grade(
     from labkit.course import registry as courses
     from labkit.course.grade import batch, feedback, sandbox
     from labkit.course.grade import similar as similarity
-    from labkit.course.grade.cluster import judge_with_dask
     from labkit.course.grade.collect import collect
     from labkit.course.grade.journal import Lock
     from labkit.course.grade.judge import Settings, read_secret
     from labkit.course.grade.notes import lines
     from labkit.course.grade.tasks import plan
-    from labkit.course.grade.workers import judge_locally
+    from labkit.course.grade.workers import judge_locally, judge_with_dask
 
     console, errors = consoles()
     os.environ["LABKIT_DEVICE"] = "cpu"  # the same verdicts on every machine
@@ -91,9 +90,8 @@ def grade(
     if isolation == "limits":
         errors.print(f"[yellow]{isolation_text}[/]")
     settings = Settings(work, key, isolation, (folder.resolve(), secret.resolve()))
-    # A dask scheduler runs whatever reaches it: with limits alone an answer could.
-    if scheduler or isolation != "limits" and importlib.util.find_spec("distributed") is not None:
-        judge = functools.partial(judge_with_dask, workers=workers, address=scheduler)
+    if scheduler:
+        judge = functools.partial(judge_with_dask, address=scheduler)
     else:
         judge = functools.partial(judge_locally, workers=workers)
 

@@ -1,11 +1,11 @@
 """Compile several kernels in parallel before they are launched: a program that needs seventeen waits only for the
 slowest.
 
-    prepare(launches.needed(work))         # what `work` will launch and labkit.device.kernel_cache has not kept yet
+    prepare(launches.needed(work))         # what `work` will launch and no cache on disk holds yet
 
-Numba compiles with the interpreter's lock held, so threads would take turns. Each worker is a process of its own that
-does not touch the GPU; it leaves what it compiled in the cache, where the launch finds it. The CPU device's kernels are
-compiled by forks of this process: labkit.device.compile_forked.
+Numba compiles with the interpreter's lock held, so threads would take turns. A worker is a process that compiles one
+kernel after the other and leaves it in the cache, where the launch finds it. Kernels of the CPU device are compiled by
+forks of this process, which have them in memory; kernels of a GPU by fresh interpreters, which inherit no CUDA context.
 """
 
 from __future__ import annotations
@@ -14,28 +14,27 @@ import contextlib
 import io
 import os
 import queue
+import signal
+import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterable
+import warnings
+from collections.abc import Callable, Iterable, Iterator
 
-from labkit.device import compile_forked, kernel_cache
-from labkit.device.compile_forked import enough_workers
+from labkit import device
+from labkit._common.cores import cores
+from labkit.device import compiling, kernel_cache
 from labkit.device.kernel_key import instruction_name
 from labkit.simt.kernel import Kernel
 
+MIN_JOBS = 3  # for fewer, no worker is started: starting one takes as long as compiling two
+MAX_WORKERS = 16
+FORKS = hasattr(os, "fork") and sys.platform != "darwin"  # macOS's own libraries do not survive a fork
 
-def missing(needed: Iterable[tuple], capability: tuple) -> dict[str, tuple]:
-    """Key -> (kernel, argument types), of those that are neither compiled in this process nor kept on disk."""
-    files, result = kernel_cache.store(), {}
-    for kernel, argument_types in needed:
-        if argument_types in kernel.overloads:
-            continue
-        with contextlib.suppress(Exception):  # kernels without a key are compiled at launch
-            key = kernel_cache.key_for(kernel, argument_types, capability)
-            if not files.path(key).exists():
-                result[key] = (kernel, argument_types)
-    return result
+
+def enough_workers(jobs: int) -> int:
+    return min(MAX_WORKERS, cores()) if jobs >= MIN_JOBS and cores() > 1 else 0
 
 
 def prepare(needed: Iterable[tuple], *, workers: int | None = None, capability: tuple | None = None,
@@ -48,58 +47,153 @@ def prepare(needed: Iterable[tuple], *, workers: int | None = None, capability: 
     KeyboardInterrupt stops the workers; kernels they have cached stay.
     """
     needed = list(needed)
-    of_cpu_device = [item for item in needed if isinstance(item[0], Kernel)]
-    if of_cpu_device:
-        return compile_forked.prepare(of_cpu_device, workers=workers, progress=progress)
+    if of_cpu_device := [item for item in needed if isinstance(item[0], Kernel)]:
+        return _prepare_cpu(of_cpu_device, workers, progress)
     if not needed or kernel_cache.store() is None:
         return 0
-    compiled = compile_missing(needed, workers, capability, progress)
+    jobs = _missing(needed, capability or kernel_cache.capability_here())
+    with contextlib.closing(_compiled(jobs, _start_worker, workers, progress)) as done:
+        compiled = sum(is_kept for _, is_kept in done)
     for kernel, argument_types in needed if load else ():
         with contextlib.suppress(Exception):  # the launch will report the error
             kernel.compile(argument_types).bind()
     return compiled
 
 
-def compile_missing(needed: list[tuple], workers: int | None, capability: tuple | None,
-                    progress: Callable[[int, int], None] | None) -> int:
-    """The part of `prepare` that workers do."""
-    capability = capability or kernel_cache.capability_here()
-    jobs = missing(needed, capability)
-    if workers is None:
-        workers = enough_workers(len(jobs))
-    count = min(workers, len(jobs))
-    if not count:
-        return 0
-    pending, answers = queue.SimpleQueue(), queue.SimpleQueue()
-    for key, (kernel, argument_types) in jobs.items():
-        if (job := _pickled((kernel, argument_types, capability, key))) is not None:
-            pending.put(job)
-    processes = [_start_worker() for _ in range(count)]
+def _prepare_cpu(needed: list[tuple], workers: int | None, progress: Callable[[int, int], None] | None) -> int:
+    jobs = []
+    for kernel, key in needed:
+        with contextlib.suppress(Exception):  # the launch will report the error
+            if not kernel.load(*key):
+                jobs.append((kernel, key))
+
+    def compile_job(index: bytes) -> bool:
+        kernel, key = jobs[int.from_bytes(index, "little")]
+        kernel.compile_for(*key)
+        return True
+
+    indices = [index.to_bytes(4, "little") for index in range(len(jobs))]
+    with contextlib.closing(_compiled(indices, lambda: _Fork(compile_job), workers if FORKS else 0, progress)) as done:
+        for index, _ in done:
+            with contextlib.suppress(Exception):
+                compile_job(index)  # loads what a fork has compiled, and compiles what none has
+    return len(jobs)
+
+
+# --- Processes --------------------------------------------------------------------------------------------------------
+
+
+def _compiled(jobs: list[bytes], start: Callable, workers: int | None,
+              progress: Callable[[int, int], None] | None) -> Iterator[tuple[bytes, bool]]:
+    """Yield (job, whether it is now cached) as they are done; at the end those that no worker took.
+
+    start() returns a worker, as _start_worker does. Where no more can be started, there are fewer.
+    """
+    count = min(enough_workers(len(jobs)) if workers is None else workers, len(jobs))
+    pending, answers, processes = queue.SimpleQueue(), queue.SimpleQueue(), []
+    for job in jobs:
+        pending.put(job)
     try:
-        for worker in processes:
-            threading.Thread(target=_feed, args=(worker, pending, answers), daemon=True).start()
-        done = compiled = finished = 0
-        while finished < count:
+        with contextlib.suppress(OSError):
+            for _ in range(count):
+                processes.append(start())
+        for process in processes:  # after the last fork: a fork has no threads
+            threading.Thread(target=_feed, args=(process, pending, answers), daemon=True).start()
+        running = len(processes)
+        if progress and jobs:
+            progress(0, len(jobs))
+        for done in range(1, len(jobs) + 1):
+            while running and (answer := answers.get()) is None:
+                running -= 1
+            yield answer if running else (pending.get(), False)
             if progress:
                 progress(done, len(jobs))
-            answer = answers.get()
-            if answer is None:
-                finished += 1
-            else:
-                done, compiled = done + 1, compiled + answer
-        return compiled
     finally:
-        for worker in processes:
-            worker.kill()
-        for worker in processes:
-            worker.wait()
+        for process in processes:
+            process.kill()
+        for process in processes:
+            process.wait()
             with contextlib.suppress(OSError):
-                worker.stdin.close()
-            worker.stdout.close()
+                process.stdin.close()
+            process.stdout.close()
 
 
-def _pickled(job: tuple) -> bytes | None:
-    """None for a kernel that cannot be sent to another process."""
+def _feed(process, pending: queue.SimpleQueue, answers: queue.SimpleQueue) -> None:
+    """Send jobs to one worker, one at a time, until there are no more or it has ended; then put None."""
+    answer = b"0"
+    while answer:
+        try:
+            job = pending.get_nowait()
+        except queue.Empty:
+            break
+        answer = b""
+        with contextlib.suppress(OSError, ValueError):
+            process.stdin.write(len(job).to_bytes(8, "little") + job)
+            process.stdin.flush()
+            answer = process.stdout.read(1)
+        answers.put((job, answer == b"1"))
+    answers.put(None)
+
+
+def _work(jobs: io.BufferedIOBase, answers: io.BufferedIOBase, compile_job: Callable[[bytes], bool]) -> None:
+    """The other end of `_feed`: answer each job with 1 if its kernel is now cached, else 0."""
+    while size := int.from_bytes(jobs.read(8), "little"):
+        try:
+            is_kept = compile_job(jobs.read(size))
+        except Exception:  # the launch will report the error
+            is_kept = False
+        answers.write(b"1" if is_kept else b"0")
+        answers.flush()
+
+
+class _Fork:
+    """A worker that is a fork of this process, with what `_compiled` uses of a subprocess.Popen."""
+
+    def __init__(self, compile_job: Callable[[bytes], bool]):
+        here, there = socket.socketpair()
+        with here, there, warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # of threads: the fork uses none of their locks
+            self.pid = os.fork()
+            if self.pid == 0:
+                self._run(here, there, compile_job)
+            self.stdin = self.stdout = here.makefile("rwb")
+
+    @staticmethod
+    def _run(here: socket.socket, there: socket.socket, compile_job: Callable[[bytes], bool]) -> None:
+        """End the fork, too, without the parent's output or exit handlers."""
+        try:
+            here.close()
+            devnull = os.open(os.devnull, os.O_RDWR)
+            os.dup2(devnull, 1), os.dup2(devnull, 2)
+            stream = there.makefile("rwb")
+            _work(stream, stream, compile_job)
+        finally:
+            os._exit(0)
+
+    def kill(self) -> None:
+        os.kill(self.pid, signal.SIGKILL)
+
+    def wait(self) -> None:
+        os.waitpid(self.pid, 0)
+
+
+# --- Kernels of a GPU -------------------------------------------------------------------------------------------------
+
+
+def _missing(needed: Iterable[tuple], capability: tuple) -> list[bytes]:
+    """The jobs for those that are neither compiled in this process nor cached."""
+    files, jobs = kernel_cache.store(), {}
+    for kernel, argument_types in needed:
+        if argument_types in kernel.overloads:
+            continue
+        with contextlib.suppress(Exception):  # what has no key, or cannot be pickled, is compiled at its launch
+            key = kernel_cache.key_for(kernel, argument_types, capability)
+            if key not in jobs and not files.path(key).exists():
+                jobs[key] = _pickled((kernel, argument_types, capability, key))
+    return list(jobs.values())
+
+
+def _pickled(job: tuple) -> bytes:
     from numba.cuda.serialize import NumbaPickler
 
     class Pickler(NumbaPickler):
@@ -112,32 +206,40 @@ def _pickled(job: tuple) -> bytes | None:
             return super().reducer_override(value)
 
     target = io.BytesIO()
-    try:
-        Pickler(target, protocol=4).dump(job)
-    except Exception:  # pickle has many ways to refuse
-        return None
+    Pickler(target, protocol=4).dump(job)
     return target.getvalue()
 
 
 def _start_worker() -> subprocess.Popen:
     """In a session of its own: Ctrl-C reaches this process, which stops the worker."""
-    return subprocess.Popen([sys.executable, "-m", "labkit.device.compile_worker"], stdin=subprocess.PIPE,
+    return subprocess.Popen([sys.executable, "-m", "labkit.device.compile_ahead"], stdin=subprocess.PIPE,
                             stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True,
                             env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))})
 
 
-def _feed(worker: subprocess.Popen, pending: queue.SimpleQueue, answers: queue.SimpleQueue) -> None:
-    """Send kernels to one worker, one at a time, until there are no more or it is gone; then put None."""
-    answer = b"0"
-    while answer:
-        try:
-            job = pending.get_nowait()
-        except queue.Empty:
-            break
-        answer = b""
-        with contextlib.suppress(OSError, ValueError):
-            worker.stdin.write(len(job).to_bytes(8, "little") + job)
-            worker.stdin.flush()
-            answer = worker.stdout.read(1)
-        answers.put(answer == b"1")
-    answers.put(None)
+def _main() -> None:
+    """Of the process that _start_worker starts."""
+    jobs, answers = sys.stdin.buffer, sys.stdout.buffer
+    sys.stdout = sys.stderr  # printed output must not be mistaken for an answer
+    device.numba_cuda()
+    _work(jobs, answers, _compile_and_keep)
+
+
+def _compile_and_keep(job: bytes) -> bool:
+    """Compile a pickled (kernel, argument types, compute capability, key) and cache it. False if it is another kernel
+    here than there, as where a file was edited since."""
+    from numba.cuda import serialize
+    from numba.cuda.dispatcher import _Kernel
+
+    kernel, argument_types, capability, key = serialize.loads(job)
+    files = kernel_cache.store()
+    if files is None or kernel_cache.key_for(kernel, argument_types, capability) != key:
+        return False
+    with compiling.as_if_on(capability):
+        compiled = _Kernel(kernel.py_func, argument_types, **kernel.targetoptions)
+        compiled._codelibrary.get_cubin()
+        return kernel_cache.keep(files, key, compiled)
+
+
+if __name__ == "__main__":
+    _main()

@@ -34,16 +34,19 @@ def _numba_cuda():
 
 
 @contextlib.contextmanager
-def _as_if_on(cc):
-    """Numba asks the current GPU for its compute capability when it compiles a device function; answer in its place."""
-    from numba.cuda import dispatcher
+def as_if_on(cc):
+    """Numba asks the current GPU what to compile for; give it this answer within the block, without a CUDA context."""
+    from numba.cuda import codegen, dispatcher
 
-    original = dispatcher.get_current_device
+    library = codegen.CUDACodeLibrary
+    originals = dispatcher.get_current_device, library._ensure_cc
+    variant = (*cc[:2], "a" if tuple(cc[:2]) >= (9, 0) else "")
     dispatcher.get_current_device = lambda: python_types.SimpleNamespace(compute_capability=cc)
+    library._ensure_cc = lambda self, cc: variant if cc is None else cc
     try:
         yield
     finally:
-        dispatcher.get_current_device = original
+        dispatcher.get_current_device, library._ensure_cc = originals
 
 
 def _gpu_object(obj, cc):
@@ -88,7 +91,7 @@ def ptx(kernel, signature, cc=(9, 0), **options) -> str:
     options = {name: own[name] for name in ("fastmath", "launch_bounds") if own.get(name)} | options
     function = _for_gpu(getattr(kernel, "py_func", kernel), cc)
     try:
-        with _as_if_on(cc):
+        with as_if_on(cc):
             return cuda.compile_ptx(function, signature, cc=cc, **options)[0]
     except Exception as error:
         if type(error).__name__ == "DynamicLibNotFoundError" or "libnvvm" in str(error) or "NVVM" in str(error):

@@ -14,7 +14,6 @@ scheduler           which tokens run in the next step; sequence and block_manage
 runner              what the engine asks of a model; model_runner and batch: a step on the device, as a CUDA graph where
                     it can be one; load_runner: a model by its name
 texts, text         `labkit generate`; sampler: a GPT-2, one text at a time
-simulation          the scheduler without a model
 """
 
 import importlib

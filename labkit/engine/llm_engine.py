@@ -134,7 +134,7 @@ class LLMEngine:
     seed of their own.
 
     overlap: False waits for each step before the next one is scheduled; the outputs are the same.
-    scheduler, blocks: called for a new one; StaticScheduler and ContiguousBlocks are what engines had before.
+    scheduler, blocks: called for a new one; lessons compare others.
     """
 
     def __init__(self, runner: Runner, tokenizer=None, *, max_num_seqs: int = 256, max_num_batched_tokens: int = 2048,

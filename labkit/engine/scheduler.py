@@ -221,17 +221,3 @@ class Scheduler:
     def abort(self, request: Request) -> None:
         for sequence in request.sequences:
             self.finish(sequence, FinishReason.ABORT)
-
-
-class StaticScheduler(Scheduler):
-    """Static batching, the rung before: a batch is filled once, over as many steps as its prompts take, and the next
-    one begins when all of it have ended. The slots of those that end early stay empty until then."""
-
-    _open = True  # the batch is not full yet
-
-    def _admit(self, budget: int, step: Step) -> None:
-        self._open = self._open or not self.running
-        if self._open:
-            super()._admit(budget, step)
-            # With tokens left in the budget, it was slots, pages or requests that ran out.
-            self._open = step.tokens == self.max_num_batched_tokens

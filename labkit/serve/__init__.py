@@ -1,6 +1,7 @@
 """The engine behind an API that existing clients speak: OpenAI's, over HTTP. `labkit serve` runs it.
 
-engine_thread           the one thread that touches an engine; requests come from others, outputs go to event loops
+async_engine            an engine for event loops: requests come from any thread, outputs go to their readers
+engine_thread           the one thread that touches an engine
 engine_process          the same in a separate process
 app, gate, service      the web application; checks before each request; state shared by all answers
 completions, embeddings the endpoints; protocol, errors: their schemas and errors; streaming: their event streams

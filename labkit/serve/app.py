@@ -17,7 +17,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 
 from labkit._common.version import __version__
 from labkit.serve import completions, embeddings, window
-from labkit.serve.engine_thread import Controls
+from labkit.serve.async_engine import AsyncEngine
 from labkit.serve.errors import SERVER, ApiError
 from labkit.serve.gate import Gate, Head, handlers
 from labkit.serve.service import Service, unknown_model
@@ -70,9 +70,8 @@ def described(name: str, service: Service) -> dict:
     return {"id": name, "object": "model", "created": service.began, "owned_by": "labkit", **extra}
 
 
-def create_app(engine: Controls | None, settings: Settings | None = None) -> FastAPI:
-    """engine: an EngineThread that was started, or an EngineProcess; None: `app.state.service.serve` gives it one
-    later. It is not ended with the app."""
+def create_app(engine: AsyncEngine | None, settings: Settings | None = None) -> FastAPI:
+    """engine: None: `app.state.service.serve` gives it one later. It is not ended with the app."""
     settings = settings or Settings()
     service = Service(engine, settings)
 

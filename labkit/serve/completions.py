@@ -14,7 +14,7 @@ from labkit._common.errors import UserError
 from labkit.engine.outputs import RequestOutput
 from labkit.engine.sampling_params import SamplingParams
 from labkit.engine.sequence import Request
-from labkit.serve.engine_thread import Stream
+from labkit.serve.async_engine import Stream
 from labkit.serve.errors import ApiError
 from labkit.serve.metrics import Clock
 from labkit.serve.protocol import ChatBody, ChatShape, CompletionBody, Generation, Shape, usage

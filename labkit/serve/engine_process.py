@@ -1,13 +1,10 @@
-"""An engine in a process of its own, with the interface of EngineThread.
+"""An engine in a process of its own, as the transport of an AsyncEngine.
 
-    engine = EngineProcess(settings, load_model, doing=print)      # returns when the other process has loaded its model
-    stream = engine.submit("A hacker is", SamplingParams(max_tokens=32))
-    ...
-    engine.stop()
+    engine = AsyncEngine(EngineProcess(settings, load_model, doing=print))     # returns when it has loaded its model
 
 HTTP and steps have an interpreter each. In a single one they take turns: while a text is written to its socket no step
 is prepared, and the device waits. Requests and commands go to the other process; outputs and counters come back after
-each step, and a stream's outputs of several steps are merged into one where this side was busy.
+each step, and a request's outputs of several steps are merged into one where this side was busy.
 """
 
 from __future__ import annotations
@@ -30,7 +27,8 @@ from typing import NamedTuple
 from labkit.engine.llm_engine import LLMEngine, Stats
 from labkit.engine.outputs import Logprobs, RequestOutput, unpack
 from labkit.engine.sequence import Request
-from labkit.serve.engine_thread import Controls, Draining, EngineDied, EngineThread, Stream, dispatch
+from labkit.serve.async_engine import Draining, EngineDied, Receiver, Transport, Update
+from labkit.serve.engine_thread import EngineThread
 from labkit.serve.settings import Settings
 
 log = logging.getLogger(__name__)
@@ -128,15 +126,15 @@ class Channel:
 # --- In the engine's process -----------------------------------------------------------------------------------------
 
 
-class Host:
-    """Handles the other process's requests and returns the results. It is the event loop of all streams."""
+class Host(Receiver):
+    """Handles the other process's requests and returns the results."""
 
     def __init__(self, connection, settings: Settings, load: Loading):
         self._settings, self._load = settings, load
         self._lock = threading.Lock()  # of what follows
-        self._updates: dict[str, tuple] = {}  # of each request: its newest output, an error, whether it has ended
+        self._updates: dict[str, Update] = {}  # of each request: its newest output, its error, whether it has ended
         self._sent_logprobs: dict[str, dict[int, int]] = {}  # of each request: as pack_logprobs has them
-        self._waiting: set[str] = set()  # submitted; the other process does not know of a step with them yet
+        self._began: list[str] = []  # requests that have had their first step
         self._status: Status | None = None  # the newest one, and the one last sent
         self._sent_status: Status | None = None
         self.thread: EngineThread | None = None
@@ -160,10 +158,10 @@ class Host:
         try:
             self.thread = thread = self._load(self._settings, lambda what: self.channel.put("doing", what))
             self._status = self._sent_status = status_of(thread)
-            thread.changed = self._on_change
+            thread.receiver = self
             runner = thread.engine.runner
             facts = Facts(RunnerFacts(runner.num_pages, runner.page_size, runner.max_model_len, runner.vocab_size),
-                          thread.tokenizer, thread.embedding_size, self._sent_status)
+                          thread.engine.tokenizer, thread.embedding_size, self._sent_status)
             self.channel.put("loaded", pickle.dumps(facts))
         except BaseException as error:
             self.channel.put("failed", portable(error))
@@ -172,14 +170,9 @@ class Host:
 
     def _submit(self, request: Request, deadline_s: float | None, final_only: bool) -> None:
         try:
-            self.thread.submit(request, deadline_s=deadline_s, loop=self, final_only=final_only)
+            self.thread.submit(request, deadline_s, final_only)
         except Exception as error:
-            with self._lock:
-                self._updates[request.request_id] = None, portable(error), True
-            self.channel.wake()
-            return
-        with self._lock:
-            self._waiting.add(request.request_id)
+            self.on_updates([Update(request.request_id, None, error, True)])
 
     def _cancel(self, request_id: str) -> None:
         self.thread.cancel(request_id)
@@ -195,45 +188,42 @@ class Host:
             self.channel.put("answer", ask_id, None, portable(error))
 
     def _control(self, name: str, *arguments) -> None:
-        if arguments:
-            setattr(self.thread, name, *arguments)
-        else:
-            getattr(self.thread, name)()
+        self.thread.control(name, *arguments)
 
-    # Callbacks from the engine's thread.
+    # Calls of the engine's thread.
 
-    def call_soon_threadsafe(self, deliver: Callable, updates: list[tuple]) -> None:
-        """The method of an event loop that EngineThread's streams call."""
+    def on_updates(self, updates: list[Update]) -> None:
         with self._lock:
-            for stream, output, error, ended in updates:
-                name = stream.request_id
+            for name, output, error, ended in updates:
                 if output:
                     output.prompt, output.prompt_token_ids = None, []  # the other process has them
-                previous, *_ = self._updates.get(name, (None,))
-                self._updates[name] = output or previous, error and portable(error), ended
+                previous = self._updates[name].output if name in self._updates else None
+                self._updates[name] = Update(name, output or previous, error and portable(error), ended)
         self.channel.wake()
 
-    def _on_change(self) -> None:
+    def on_began(self, request_ids: list[str]) -> None:
+        with self._lock:
+            self._began += request_ids
+        self.channel.wake()
+
+    def on_change(self) -> None:
         with self._lock:
             self._status = status_of(self.thread)
         self.channel.wake()
 
     def _take(self) -> list[tuple]:
         with self._lock:
-            updates, self._updates, status = self._updates, {}, self._status
-            started = []
-            if self._waiting:
-                started = list(self._waiting - self.thread.waiting_ids())
-                self._waiting.difference_update(started)
-        messages = [("began", started)] if started else []
-        for name, (output, _, ended) in updates.items():
+            updates, self._updates, status = list(self._updates.values()), {}, self._status
+            began, self._began = self._began, []
+        messages = [("began", began)] if began else []
+        for name, output, _, ended in updates:
             sent = self._sent_logprobs.pop(name, {})
             if not ended:
                 self._sent_logprobs[name] = sent
             if output:
                 pack_logprobs(output, sent)
         if updates:
-            messages.append(("news", [(name, *each) for name, each in updates.items()]))
+            messages.append(("updates", updates))
         if status != self._sent_status:
             self._sent_status = status
             messages.append(("status", status))
@@ -294,18 +284,25 @@ def serve(connection, settings: Settings, load: Loading) -> None:
 # --- In the process that answers -------------------------------------------------------------------------------------
 
 
-class EngineProcess(Controls):
-    """Like EngineThread, but functions go through `ask`, and nothing observes the steps here.
+class Sent(NamedTuple):
+    """A request that the other process has. logprobs: received of it, as unpack_logprobs takes them."""
 
-    engine: no step is ever made with it; it has the tokenizer, and knows which requests can run.
+    request: Request
+    prompt_token_ids: list[int]  # one list for all outputs
+    logprobs: dict[int, list]
+
+
+class EngineProcess(Transport):
+    """engine: no step is ever made with it; it has the tokenizer, and knows which requests can run.
     failed: set once it no longer serves: the process has ended, or its last steps all failed.
     """
 
     def __init__(self, settings: Settings, load: Loading, doing: Callable[[str], None] = lambda stage: None):
         """Raises what `load` raises in the other process, and RuntimeError where that process ends."""
-        super().__init__(settings.max_waiting)
-        self._doing, self._answers = doing, {}
-        self._ask_ids = itertools.count()
+        self._doing, self._ask_ids = doing, itertools.count()
+        self._lock = threading.Lock()  # of what follows
+        self._answers: dict[int, Future] = {}
+        self._sent: dict[str, Sent] = {}
         self._loaded: Future[None] = Future()
         self._stopping, self.running, self.failed = False, True, threading.Event()
         context = multiprocessing.get_context("spawn")
@@ -329,36 +326,35 @@ class EngineProcess(Controls):
 
     # --- To the engine's process -------------------------------------------------------------------------------------
 
-    def _enqueue(self, stream: Stream, deadline_s: float | None) -> None:
-        self._channel.put("submit", stream.request, deadline_s, stream.final_only)
+    def submit(self, request: Request, deadline_s: float | None, final_only: bool) -> None:
+        self._sent[request.request_id] = Sent(request, list(request.prompt), {})
+        self._channel.put("submit", request, deadline_s, final_only)
 
     def cancel(self, request_id: str) -> None:
-        if request_id in self._streams:
+        if request_id in self._sent:
             self._channel.put("cancel", request_id)
 
     def ask(self, function: Callable, *arguments) -> Future:
-        """function(thread, *arguments), which the other process can import, between two steps there."""
         future: Future = Future()
         with self._lock:
             if self._stopping or not self.running:
-                raise self._refusal()
+                raise self.refusal()
             ask_id = next(self._ask_ids)
             self._answers[ask_id] = future
         self._channel.put("ask", ask_id, function, arguments)
         return future
 
-    def _refusal(self) -> Exception:
+    def refusal(self) -> Exception:
         if self._stopping:
             return Draining(ENDED)
-        return super()._refusal() if self.running else EngineDied(self._end_reason)
+        return super().refusal() if self.running else EngineDied(self.end_reason)
 
-    def _on_control(self, name: str, *arguments) -> None:
+    def control(self, name: str, *arguments) -> None:
         self._channel.put("control", name, *arguments)
 
-    def stop(self, drain_s: float = 30.0) -> None:
-        """As EngineThread.stop; the process is gone afterwards."""
+    def stop(self, drain_s: float) -> None:
+        """The process is gone afterwards."""
         with self._lock:
-            self._draining = True
             is_first, self._stopping = not self._stopping, True
         if is_first:
             self._channel.put("stop", drain_s)
@@ -381,20 +377,19 @@ class EngineProcess(Controls):
         self._process.join(5)
         exit_text = in_words(self._process.exitcode)
         with self._lock:
-            self._draining, self.running = True, False
-            self._end_reason = f"the engine's process ended ({exit_text})"
+            self.running, self.end_reason = False, f"the engine's process ended ({exit_text})"
             answers, self._answers = self._answers, {}
         error: Exception = Draining(ENDED)
         if not self._stopping:
-            error = EngineDied(f"{self._end_reason} before the answer was complete")
-            log.error("%s; its requests end", self._end_reason)
+            error = EngineDied(f"{self.end_reason} before the answer was complete")
+            log.error("%s; its requests end", self.end_reason)
         for future in answers.values():
             if future.set_running_or_notify_cancel():
                 future.set_exception(error)
         if not self._loaded.done():
             self._loaded.set_exception(
                 RuntimeError(f"the engine's process ended while it loaded its model ({exit_text})"))
-        dispatch([(self._remove(name), None, error, True) for name in list(self._streams)], self.cancel)
+        self.receiver.on_end(error)
         self.failed.set()
 
     def _on_doing(self, stage: str) -> None:
@@ -416,9 +411,7 @@ class EngineProcess(Controls):
             self.failed.set()
 
     def _on_began(self, request_ids: list[str]) -> None:
-        with self._lock:
-            for request_id in request_ids:
-                self._waiting.pop(request_id, None)
+        self.receiver.on_began(request_ids)
 
     def _on_answer(self, ask_id: int, result, error: BaseException | None) -> None:
         future = self._answers.pop(ask_id, None)
@@ -429,16 +422,13 @@ class EngineProcess(Controls):
         else:
             future.set_exception(error)
 
-    def _on_news(self, messages: list[tuple[str, RequestOutput | None, Exception | None, bool]]) -> None:
-        updates = []
-        for request_id, output, error, ended in messages:
-            stream = self._remove(request_id) if ended else self._streams.get(request_id)
-            if stream:
-                if output:
-                    output.prompt, output.prompt_token_ids = stream.request.text, stream.prompt_token_ids
-                    unpack_logprobs(output, stream.logprobs, self.engine.texts_of(stream.request.params))
-                updates.append((stream, output, error, ended))
-        dispatch(updates, self.cancel)
+    def _on_updates(self, updates: list[Update]) -> None:
+        for name, output, _, ended in updates:
+            sent = self._sent.pop(name) if ended else self._sent[name]
+            if output:
+                output.prompt, output.prompt_token_ids = sent.request.text, sent.prompt_token_ids
+                unpack_logprobs(output, sent.logprobs, self.engine.texts_of(sent.request.params))
+        self.receiver.on_updates(updates)
 
 
 def in_words(exit_code: int | None) -> str:

@@ -9,7 +9,7 @@ from pydantic import ValidationError
 from starlette.responses import JSONResponse
 
 from labkit._common.errors import UserError, short
-from labkit.serve.engine_thread import Busy, DeadlineExceeded, Draining, EngineDied, StepFault
+from labkit.serve.async_engine import Busy, DeadlineExceeded, Draining, EngineDied, StepFault
 
 INVALID, SERVER = "invalid_request_error", "server_error"
 

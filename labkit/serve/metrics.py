@@ -11,7 +11,7 @@ import numpy as np
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
-from labkit.serve.engine_thread import Controls
+from labkit.serve.async_engine import AsyncEngine
 
 LATENCY = (0.005, 0.01, 0.02, 0.05, 0.1, 0.15, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
 INTER_TOKEN = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.25, 0.5, 1, 2.5)
@@ -22,7 +22,7 @@ LAG_EVERY_S, LAG_SAMPLES = 0.02, 3000  # a minute
 class Metrics:
     """engine: returns the engine, or None before there is one."""
 
-    def __init__(self, engine: Callable[[], Controls | None]):
+    def __init__(self, engine: Callable[[], AsyncEngine | None]):
         self._registry = registry = CollectorRegistry()
         self._lags: deque[float] = deque(maxlen=LAG_SAMPLES)
         self._engine = engine

@@ -25,9 +25,10 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from labkit._common.cores import cores
 from labkit._common.errors import UserError
 from labkit.serve.app import create_app
+from labkit.serve.async_engine import AsyncEngine
 from labkit.serve.embeddings import embed
 from labkit.serve.engine_process import SWITCH_S, EngineProcess, Loading
-from labkit.serve.engine_thread import Controls, EngineThread
+from labkit.serve.engine_thread import EngineThread
 from labkit.serve.errors import SERVER, ApiError
 from labkit.serve.gate import is_loopback
 from labkit.serve.service import Service
@@ -149,10 +150,10 @@ def run(settings: Settings, *, say: Callable[[str], None], ready: Callable[[str]
         service.doing = stage
         doing(stage)
 
-    make_engine = partial(EngineProcess, load=load or load_model) if in_process(settings) else load or load_model
+    connect = partial(EngineProcess, load=load or load_model) if in_process(settings) else load or load_model
 
-    def start() -> Controls:
-        engine = make_engine(settings, doing=report)
+    def start() -> AsyncEngine:
+        engine = AsyncEngine(connect(settings, doing=report), settings.max_waiting)
         service.serve(engine)
         if server.stopping.is_set():
             service.drain()
@@ -169,7 +170,7 @@ def run(settings: Settings, *, say: Callable[[str], None], ready: Callable[[str]
             return
         if not server.stopping.is_set():
             ready(ready_message(service, url))
-        if isinstance(engine, EngineProcess):
+        if isinstance(engine.transport, EngineProcess):
             keep_alive(engine, start, began, server)
 
     loader = threading.Thread(target=loading, name="loader", daemon=True)
@@ -208,12 +209,12 @@ def in_process(settings: Settings) -> bool:
     return device.on_gpu() and cores() > 1
 
 
-def keep_alive(engine: EngineProcess, start: Callable[[], EngineProcess], began: float, server: Server) -> None:
+def keep_alive(engine: AsyncEngine, start: Callable[[], AsyncEngine], began: float, server: Server) -> None:
     """Restart an engine's process whenever it fails, at the earliest restart_s after its last start, until the server
     ends. began: when it was started, by time.monotonic()."""
     service = server.service
     while True:
-        engine.failed.wait()
+        engine.transport.failed.wait()
         reason = engine.trouble
         while not server.stopping.is_set():
             again_at = began + service.settings.restart_s
@@ -267,10 +268,10 @@ def load_model(settings: Settings, doing: Callable[[str], None]) -> EngineThread
     except ValueError as error:  # of an option, such as more tokens than the model has positions
         raise UserError(str(error)) from None
     engine = LLMEngine(runner, tokenizer, max_num_seqs=slots, max_num_batched_tokens=token_budget)
-    thread = EngineThread(engine, settings.max_waiting)
+    thread = EngineThread(engine)
     thread.start()
     doing("the first steps are being run")
-    thread.call(lambda engine: warm_up(engine, slots)).result()
+    thread.ask(lambda thread: warm_up(thread.engine, slots)).result()
     if getattr(tokenizer, "template", None):
         tokenizer.chat([{"role": "user", "content": "a"}])  # imports what runs templates
     if weights.is_there(weights.MINILM):

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from labkit._common.errors import short
 from labkit.models.weights import MINILM
-from labkit.serve.engine_thread import Busy, Controls, Draining
+from labkit.serve.async_engine import AsyncEngine, Busy, Draining
 from labkit.serve.errors import SERVER, ApiError
 from labkit.serve.metrics import Metrics
 from labkit.serve.settings import Settings
@@ -28,9 +28,9 @@ class Service:
     "" unless it is to get another one.
     """
 
-    def __init__(self, engine: Controls | None, settings: Settings):
+    def __init__(self, engine: AsyncEngine | None, settings: Settings):
         self.settings = settings
-        self.engine: Controls | None = None
+        self.engine: AsyncEngine | None = None
         self.model_name = Path(settings.model).name if Path(settings.model).is_dir() else settings.model
         self.doing, self.failure, self.draining = "the model is being loaded", "", False
         self.lost, self._again_at = "", None  # by time.monotonic(), when it is started again; None: it is being started
@@ -44,7 +44,7 @@ class Service:
         if engine is not None:
             self.serve(engine)
 
-    def serve(self, engine: Controls) -> None:
+    def serve(self, engine: AsyncEngine) -> None:
         """From now on it is ready."""
         self.engine, self.lost = engine, ""
 
@@ -92,7 +92,7 @@ class Service:
         again_at = self._again_at
         return max(5, math.ceil(again_at - time.monotonic())) if again_at and self.lost else 5
 
-    def ready(self) -> Controls:
+    def ready(self) -> AsyncEngine:
         """Raises ApiError or Draining where it takes no request."""
         engine, (status, message) = self.engine, self.condition
         if status == "draining":
@@ -102,7 +102,7 @@ class Service:
                            headers={"retry-after": str(self.wait_s)})
         return engine
 
-    def ready_or_draining(self) -> Controls:
+    def ready_or_draining(self) -> AsyncEngine:
         """Return the engine for the rest of an accepted request."""
         return self.engine or self.ready()
 
@@ -140,7 +140,7 @@ class Service:
             self._being_read -= 1
 
     def tokens_of(self, prompt: str | list[int], param: str, marks: bool = True) -> dict:
-        """A prompt as Controls.submit takes it, which checks its tokens. marks: with those that the tokenizer sets
+        """A prompt as AsyncEngine.submit takes it, which checks its tokens. marks: with those that the tokenizer sets
         around a text. Raises ApiError for a text that is too long."""
         if isinstance(prompt, list):
             return {"prompt_token_ids": prompt}

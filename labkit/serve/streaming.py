@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from labkit.engine.outputs import CompletionOutput, RequestOutput
-from labkit.serve.engine_thread import Stream
+from labkit.serve.async_engine import Stream
 from labkit.serve.errors import ApiError, of_exception
 from labkit.serve.protocol import Shape, ended_by_token
 

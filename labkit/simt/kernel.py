@@ -170,7 +170,7 @@ class Kernel:
             return InterpretedKernel(program)
         return CompiledKernel(program, tuple(map(passed_type, argument_types)), ordered, flat)
 
-    # What labkit.device.compile_forked needs, in this order.
+    # What labkit.device.compile_ahead needs, in this order.
 
     def compile_key(self, args, flat=False):
         """What a launch with these (host view) arguments compiles: (argument types, flat)."""

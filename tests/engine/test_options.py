@@ -8,7 +8,7 @@ import pytest
 
 from labkit.engine import LLM, options
 from labkit.engine.llm_engine import LLMEngine
-from labkit.engine.scheduler import StaticScheduler
+from labkit.measure.static_batching import StaticScheduler
 from tests.engine.fake_model import FakeRunner
 
 WHOLE, SWITCH = "it must be a whole number", "it must be True or False"

@@ -19,8 +19,9 @@ from hypothesis.stateful import (
 
 from labkit.engine.block_manager import BlockManager
 from labkit.engine.sampling_params import SamplingParams
-from labkit.engine.scheduler import Scheduler, StaticScheduler
+from labkit.engine.scheduler import Scheduler
 from labkit.engine.sequence import FinishReason, Request, State
+from labkit.measure.static_batching import StaticScheduler
 from tests.engine.fake_model import END, VOCABULARY, FakeRunner, alone
 
 MAX_LENGTH = 40

@@ -16,8 +16,8 @@ def load(settings, doing):
     doing(f"in process {os.getpid()}")
     doing("kernels are being compiled, 1 of 2")
     time.sleep(float(os.environ["LOADS_S"]))
-    thread = EngineThread(fake_engine(), settings.max_waiting)
-    thread.delay_s = 0.05
+    thread = EngineThread(fake_engine())
+    thread.control("delay_s", 0.05)
     thread.start()
     return thread
 
@@ -25,7 +25,7 @@ def load(settings, doing):
 def load_tiny(settings, doing):
     doing(f"in process {os.getpid()}")
     thread = server.load_model(settings, doing)
-    thread.delay_s = 0.02
+    thread.control("delay_s", 0.02)
     return thread
 
 

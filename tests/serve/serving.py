@@ -11,6 +11,7 @@ import numpy as np
 from labkit._common.errors import UserError
 from labkit.engine import LLMEngine
 from labkit.serve.app import create_app
+from labkit.serve.async_engine import AsyncEngine
 from labkit.serve.engine_thread import EngineThread
 from labkit.serve.server import Server, address, bound
 from labkit.serve.settings import Settings
@@ -66,8 +67,9 @@ def fake_engine(runner=None, tokenizer=None, **options):
 def served(engine, settings=None, encoder=None):
     """url, thread, service, app. At the end no request is left, and no page is held."""
     settings = replace(settings or Settings(), port=0)
-    thread = EngineThread(engine, settings.max_waiting, encoder)
-    thread.start()
+    transport = EngineThread(engine, encoder)
+    transport.start()
+    thread = AsyncEngine(transport, settings.max_waiting)
     sock = bound(settings)
     app = create_app(thread, settings)
     server = Server(app, settings)

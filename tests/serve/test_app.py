@@ -391,7 +391,7 @@ def test_a_client_that_goes_away_frees_its_pages_within_a_step(server, client, s
     steps = thread.steps
     raw.close()
     until(lambda: thread.unfinished == 0)
-    thread.call(lambda engine: None).result(5)
+    thread.ask(lambda there: None).result(5)
     assert thread.stats.free_pages == PAGES and thread.steps <= steps + 2
     until(lambda: read_metrics(client)["labkit_disconnects_total"] == gone + 1)
 
@@ -435,7 +435,7 @@ def test_a_fault_is_answered_with_500_and_the_server_goes_on():
             assert client.post(TEXT, json=text(prompt="kab")).status_code == 500
         assert "the engine's last 3 steps all failed" in error_of(client.get("/health"))["message"]
         assert client.post(TEXT, json=text()).status_code == 503
-        found.thread.call(lambda engine: None).result(5)
+        found.thread.ask(lambda there: None).result(5)
         assert read_metrics(client)["labkit_step_faults_total"] == 5
 
 

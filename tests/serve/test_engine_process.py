@@ -15,16 +15,17 @@ from labkit._common.paths import REPOSITORY
 from labkit.engine import CompletionOutput, LLMEngine, RequestOutput, SamplingParams
 from labkit.engine.outputs import Logprobs, with_logprobs
 from labkit.engine.sequence import Request
-from labkit.serve.embeddings import embed
-from labkit.serve.engine_process import SIGNALS, EngineProcess, pack_logprobs, portable, unpack_logprobs
-from labkit.serve.engine_thread import (
+from labkit.serve.async_engine import (
+    AsyncEngine,
     Busy,
     DeadlineExceeded,
     Draining,
     EngineDied,
-    EngineThread,
     StepFault,
 )
+from labkit.serve.embeddings import embed
+from labkit.serve.engine_process import SIGNALS, EngineProcess, pack_logprobs, portable, unpack_logprobs
+from labkit.serve.engine_thread import EngineThread
 from labkit.serve.settings import Settings
 from labkit.serve.window.look import look, look_no_more
 from labkit.serve.window.state import Picture
@@ -47,19 +48,19 @@ def load(settings: Settings, doing) -> EngineThread:
     runner = Faulty(PAGES, 4, settings.max_num_seqs or 4, 64)
     runner.poison = POISON if settings.model == "faulty" else None
     engine = LLMEngine(runner, Chatting(), max_num_seqs=settings.max_num_seqs or 4, max_num_batched_tokens=16)
-    thread = EngineThread(engine, settings.max_waiting, Encoder())
+    thread = EngineThread(engine, Encoder())
     thread.start()
     return thread
 
 
 @contextlib.contextmanager
 def running(**settings):
-    engine = EngineProcess(Settings(**settings), load)
+    engine = AsyncEngine(EngineProcess(Settings(**settings), load), settings.get("max_waiting", 256))
     try:
         yield engine
     finally:
         engine.stop(drain_s=5)
-    assert engine.unfinished == 0 and not engine.running and engine._process.exitcode is not None
+    assert engine.unfinished == 0 and not engine.running and engine.transport._process.exitcode is not None
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -162,7 +163,7 @@ def test_each_of_many_streams_in_several_loops_gets_what_it_gets_alone(engine):
 
 def test_what_it_knows_of_the_engine(engine):
     assert engine.alive and engine.max_model_len == 64 and engine.embedding_size == 4
-    assert engine.tokenizer.encode("cab") == [2, 0, 1] and engine.pid != os.getpid()
+    assert engine.tokenizer.encode("cab") == [2, 0, 1] and engine.transport.pid != os.getpid()
 
 
 def test_steps_one_at_a_time_and_a_request_that_is_cancelled(engine):
@@ -321,7 +322,7 @@ def test_a_process_that_ends_leaves_no_one_waiting():
         with pytest.raises(EngineDied, match=r"the engine's process ended \(exit code 9\)"):
             engine.submit("abc", SamplingParams())
         assert engine.trouble == "the engine's process ended (exit code 9)" and engine.unfinished == 0
-        assert engine.failed.wait(30)
+        assert engine.transport.failed.wait(30)
 
     with running() as engine:
         engine.delay_s = 0.01
@@ -341,7 +342,7 @@ def test_a_model_that_cannot_be_loaded():
 @pytest.mark.sweep
 @proc
 def test_signals_do_not_end_it_even_while_it_starts():
-    with running() as early, open(f"/proc/{early.pid}/status") as file:
+    with running() as early, open(f"/proc/{early.transport.pid}/status") as file:
         blocked = int(next(line for line in file if line.startswith("SigBlk")).split()[1], 16)
     assert all(blocked >> (each - 1) & 1 for each in SIGNALS)
 
@@ -349,7 +350,7 @@ def test_signals_do_not_end_it_even_while_it_starts():
 @posix
 def test_signals_do_not_end_it(engine):
     for each in (signal.SIGINT, signal.SIGTERM):
-        os.kill(engine.pid, each)
+        os.kill(engine.transport.pid, each)
     assert engine.ask(divide, 1).result(30) == 1
 
 

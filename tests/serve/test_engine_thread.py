@@ -8,7 +8,8 @@ import time
 import pytest
 
 from labkit.engine import LLMEngine, SamplingParams
-from labkit.serve.engine_thread import Busy, DeadlineExceeded, Draining, EngineThread, StepFault
+from labkit.serve.async_engine import AsyncEngine, Busy, DeadlineExceeded, Draining, StepFault
+from labkit.serve.engine_thread import EngineThread
 from tests.engine.fake_model import FakeRunner
 from tests.engine.test_llm import LONG, Letters, expected, requests, seen
 
@@ -39,8 +40,9 @@ def running(runner=None, max_waiting=256, **options):
     """A thread with an engine of the fake model; at the end it has no request and no page is held."""
     seats = options.setdefault("max_num_seqs", 4)
     runner = runner or FakeRunner(PAGES, 4, seats, 64)
-    thread = EngineThread(LLMEngine(runner, Letters(), **{"max_num_batched_tokens": 16} | options), max_waiting)
-    thread.start()
+    transport = EngineThread(LLMEngine(runner, Letters(), **{"max_num_batched_tokens": 16} | options))
+    transport.start()
+    thread = AsyncEngine(transport, max_waiting)
     try:
         yield thread
     finally:
@@ -70,7 +72,7 @@ def in_threads(client):
 
 def settled(thread):
     """After everything that was asked of it."""
-    thread.call(lambda engine: None).result(5)
+    thread.ask(lambda there: None).result(5)
 
 
 def test_each_of_many_streams_in_several_loops_gets_what_it_gets_alone():
@@ -165,7 +167,7 @@ def test_too_many_that_wait_are_refused_and_wrong_ones_too():
         thread.pause()
         asyncio.run(ask())
     with pytest.raises(ValueError, match="max_waiting is 0"):
-        EngineThread(thread.engine, 0)
+        AsyncEngine(thread.transport, 0)
 
 
 @pytest.mark.parametrize("state", ["running", "waiting", "paused"])
@@ -200,7 +202,7 @@ def test_a_fault_ends_its_batch_alone_and_the_engine_goes_on(at_tokens):
                 await read(stream)
         for stream, prompt in zip(waiting, ("ab", "cd"), strict=True):
             assert seen((await read(stream))[-1].outputs[0]) == expected(prompt, params)
-        assert thread.faults == 1 and str(thread.last_fault) == "the device is on fire" and thread.alive
+        assert thread.faults == 1 and str(thread.transport.last_fault) == "the device is on fire" and thread.alive
 
     runner = Faulty(PAGES, 4, 2, 64)
     runner.poison, runner.at_tokens = 10, at_tokens  # the letter k
@@ -239,7 +241,7 @@ def test_stop_lets_requests_end_and_takes_no_more():
         assert {str(seen(each[-1].outputs[0])) for each in outputs[:-1]} == {str(expected("abc", params))}
         assert not thread.alive
         with pytest.raises(Draining, match="has ended"):
-            thread.call(lambda engine: None)
+            thread.ask(lambda there: None)
 
     with running() as thread:
         asyncio.run(ask())
@@ -276,10 +278,10 @@ def test_reports_say_what_each_step_did_and_one_at_a_time_is_possible():
         raise ZeroDivisionError
 
     with running(max_num_seqs=2) as thread:
-        thread.observers += [failing, reports.append]
+        thread.transport.observers += [failing, reports.append]
         thread.pause()
         asyncio.run(ask())
-        assert thread.observers == [reports.append]
+        assert thread.transport.observers == [reports.append]
     first, second = reports[:2]
     assert first.chunks == (("1", 0, 8, "prefill"), ("2", 1, 2, "prefill"))
     assert (first.number, first.waiting, first.running, first.generated) == (1, 1, 2, 0)
@@ -292,10 +294,10 @@ def test_reports_say_what_each_step_did_and_one_at_a_time_is_possible():
 def test_a_call_runs_between_steps_and_gives_back_what_it_returns_or_raises():
     names = []
     with running() as thread:
-        assert thread.call(lambda engine: names.append(threading.current_thread().name) or engine.blocks.num_free
-                           ).result(5) == PAGES
+        assert thread.ask(lambda there: names.append(threading.current_thread().name) or there.engine.blocks.num_free
+                          ).result(5) == PAGES
         with pytest.raises(ZeroDivisionError):
-            thread.call(lambda engine: 1 / 0).result(5)
+            thread.ask(lambda there: 1 / 0).result(5)
         for wrong in (-1, 61):
             with pytest.raises(ValueError, match="delay_s is"):
                 thread.delay_s = wrong

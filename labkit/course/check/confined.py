@@ -18,7 +18,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 
-from labkit.device.compile_forked import FORKS
+from labkit.device.compile_ahead import FORKS
 
 __all__ = ["FORKS", "confined"]
 LENGTH = struct.Struct("<I")  # before each message

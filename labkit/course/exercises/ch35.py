@@ -6,7 +6,7 @@ n requests; n running sequences and m waiting prompts.
 import numpy as np
 
 from labkit.course.exercises import Edit, FunctionExercise, PredictionExercise, Reach
-from labkit.engine.simulation import Work, simulate
+from labkit.measure.simulation import Work, simulate
 
 # --- A step under a token budget --------------------------------------------------------------------------------------
 

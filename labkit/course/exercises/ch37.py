@@ -7,7 +7,7 @@ from functools import partial
 import numpy as np
 
 from labkit.course.exercises import Edit, FunctionExercise, PredictionExercise, Reach
-from labkit.engine.simulation import ChoosingScheduler, Served, StepCost, Work, serve_trace
+from labkit.measure.simulation import ChoosingScheduler, Served, StepCost, Work, serve_trace
 
 # --- Predict: queues --------------------------------------------------------------------------------------------------
 

@@ -13,8 +13,7 @@ judge.py     one answer: secret inputs, the isolated run, the verdict
 notes.py     what a teacher should know, one line a kind and student
 tasks.py     all answers of a class, as they wait to be judged; which of them are equal
 journal.py   the verdicts that have been reached, and one grader at a time
-workers.py   processes of this machine that judge
-cluster.py   workers of a dask cluster that judge
+workers.py   those who judge: processes of this machine, workers of a dask cluster
 batch.py     a run: the journal's verdicts, then the workers', and a row of the scores for each
 similar.py   which answers are alike: pairs for a teacher to look at
 feedback.py  scores, pages, nbgrader's gradebook

@@ -24,13 +24,12 @@ from pathlib import Path
 from labkit.course.grade import isolate, wire
 
 ATTRIBUTES = ("filename", "line", "thread", "block", "array", "index", "shape", "kernel")
-FINDINGS = ("races", "out_of_bounds_writes", "out_of_bounds_reads", "divergent_barriers", "uninitialized_reads")
 
 
 def main() -> None:
     """Started by labkit.course.grade.sandbox with a socket on stdin: one JSON line of settings, then jobs."""
     control = socket.socket(fileno=os.dup(0))
-    settings = json.loads(_line(control))
+    settings = json.loads(wire.line(control))
     null = os.open(os.devnull, os.O_RDWR)
     for fd in (0, 1, 2):
         os.dup2(null, fd)
@@ -72,16 +71,6 @@ def main() -> None:
         with contextlib.suppress(ChildProcessError):
             while os.waitpid(-1, os.WNOHANG)[0]:
                 pass
-
-
-def _line(connection) -> bytes:
-    data = b""
-    while not data.endswith(b"\n"):
-        byte = connection.recv(1)
-        if not byte:
-            raise SystemExit
-        data += byte
-    return data
 
 
 def _cache_in(folder: str) -> None:
@@ -304,7 +293,7 @@ def _observe(kernel, head: dict, values: dict):
     arguments = tuple(values["arguments"])
     with _as_asked(head):
         report = observe(kernel[values["configuration"]], *arguments)
-    findings = {name: [asdict(finding) for finding in getattr(report, name)] for name in FINDINGS}
+    findings = {name: [asdict(finding) for finding in getattr(report, name)] for name in wire.FINDINGS}
     head = {"report": {"kernel": report.kernel, "grid": list(report.grid), "block": list(report.block), **findings,
                        "counts": report.counts, "lines": sorted(report.lines.items()),
                        "instructions": report.instructions, "arrays": list(report.arrays.items()),

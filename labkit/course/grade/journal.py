@@ -1,5 +1,4 @@
-"""The verdicts that have been reached, kept so that a run that was interrupted loses none; and the lock.
-"""
+"""The verdicts that have been reached, kept so that a run that was interrupted loses none; and the lock."""
 
 from __future__ import annotations
 

@@ -24,7 +24,6 @@ from labkit.simt.arrays import DeviceNDArray
 from labkit.simt.observer.report import KernelFinding, Report
 from labkit.simt.settings import current_order, time_limit_s
 
-FINDINGS = ("races", "out_of_bounds_writes", "out_of_bounds_reads", "divergent_barriers", "uninitialized_reads")
 KINDS = {"race", "out_of_bounds", "divergent_barrier", "uninitialized_read"}
 TEXT = 1_000  # characters of an error that are shown
 
@@ -327,25 +326,17 @@ def with_memory(arguments) -> tuple[list, list, list]:
 def remote_function(name: str, code, connection: Connection):
     """A function that is called elsewhere."""
     def call(*arguments):
-        if connection.server is not None:
-            return called_with_device(*arguments)
-        sent, device = _sent(arguments)
+        server = connection.server
+        if server is None:
+            sent, device = _sent(arguments)
+        else:  # it gets its device arrays by their numbers: what they hold stays here
+            known: dict[int, dict] = {}
+            device = [known.setdefault(id(value), server.describe(value)) if hasattr(value, "copy_to_host") else None
+                      for value in arguments]
+            sent = tuple(value if number is None else None for value, number in zip(arguments, device, strict=True))
         reply, changed = connection.ask({"do": "call", "device": device, **_settings()}, {"arguments": sent})
-        value = changed.pop("value", None)
-        _put_back(arguments, sent, changed)
-        return _of_type(reply) if "opaque" in reply else value
-
-    def called_with_device(*arguments):
-        """The function gets its device arrays by their numbers: what they hold stays here."""
-        known: dict[int, dict] = {}
-        sent, device = [], []
-        for value in arguments:
-            on_device = hasattr(value, "copy_to_host")
-            device.append(known.setdefault(id(value), connection.server.describe(value)) if on_device else None)
-            sent.append(None if on_device else value)
-        reply, changed = connection.ask({"do": "call", "device": device, **_settings()}, {"arguments": tuple(sent)})
-        if "returned" in reply:
-            return connection.server.array(reply["returned"])
+        if server is not None and "returned" in reply:
+            return server.array(reply["returned"])
         value = changed.pop("value", None)
         _put_back(arguments, sent, changed)
         return _of_type(reply) if "opaque" in reply else value
@@ -406,7 +397,7 @@ def report_from(described, kernel: RemoteKernel) -> Report:
     """An observation, rebuilt from what its process sent. ProcessEnded where it is none."""
     try:
         report = Report(kernel.__name__, kernel.connection.file, tuple(described["grid"]), tuple(described["block"]))
-        for name in FINDINGS:
+        for name in wire.FINDINGS:
             for finding in described[name]:
                 if finding["kind"] not in KINDS:
                     raise ValueError

@@ -84,7 +84,7 @@ class Sandbox:
         self._tmp = "/tmp" if bwrap else str(tmp)
         try:
             parent_socket.sendall(json.dumps(settings).encode() + b"\n")
-            reply = json.loads(_line(parent_socket, time.monotonic() + START_S))
+            reply = json.loads(wire.line(parent_socket, time.monotonic() + START_S))
         except (OSError, ValueError, wire.WireError):
             self.stop()
             raise SandboxError(f"the isolated side ({self.isolation}) did not start") from None
@@ -158,21 +158,14 @@ class Job:
             self.rpc.close()
             with contextlib.suppress(OSError, ValueError, wire.WireError):
                 # The process may still be about to end by itself: how it does is worth a moment.
-                line = _line(self.lifeline, time.monotonic() + 0.2)
+                line = wire.line(self.lifeline, time.monotonic() + 0.2)
                 self.ended = json.loads(line)
             with contextlib.suppress(OSError, ValueError, wire.WireError):
                 self.lifeline.shutdown(socket.SHUT_WR)
                 if not self.ended:
-                    self.ended = json.loads(_line(self.lifeline, time.monotonic() + 10))
+                    self.ended = json.loads(wire.line(self.lifeline, time.monotonic() + 10))
             self.lifeline.close()
         return self.ended
-
-
-def _line(connection, deadline: float) -> bytes:
-    data = b""
-    while not data.endswith(b"\n"):
-        data += wire._read(connection, 1, deadline)
-    return data
 
 
 def shown_paths() -> list[str]:

@@ -14,6 +14,7 @@ import numpy as np
 
 MAX_HEAD = 1 << 20
 MAX_BYTES = 256 << 20  # of all arrays of a message
+FINDINGS = ("races", "out_of_bounds_writes", "out_of_bounds_reads", "divergent_barriers", "uninitialized_reads")
 DTYPES = {np.dtype(name).str: np.dtype(name) for name in (
     "bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "float32", "float64",
     "complex64", "complex128")}
@@ -131,6 +132,14 @@ def receive(connection, deadline: float | None = None) -> tuple[dict, dict]:
         raise WireError("a head of this length is not taken")
     text = _read(connection, length, deadline)
     return decode(text, _read(connection, _blob_size(text), deadline))
+
+
+def line(connection, deadline: float | None = None) -> bytes:
+    """Return the next line of plain text, as it comes before and between messages."""
+    data = b""
+    while not data.endswith(b"\n"):
+        data += _read(connection, 1, deadline)
+    return data
 
 
 def _read(connection, size: int, deadline: float | None) -> bytes:

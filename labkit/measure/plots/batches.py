@@ -16,7 +16,6 @@ from matplotlib.colors import ListedColormap
 from matplotlib.ticker import FuncFormatter, NullLocator
 
 from labkit._common.tables import number
-from labkit.engine.simulation import Timeline
 from labkit.measure.plots.style import (
     BLUE,
     FAINT,
@@ -40,6 +39,7 @@ from labkit.measure.plots.style import (
     note,
     panel_title,
 )
+from labkit.measure.simulation import Timeline
 
 SHADES = (BLUE, ORANGE, GREEN, PURPLE, VERMILLION)  # of requests and of buffers, in rotation
 

@@ -13,7 +13,6 @@ import numpy as np
 from matplotlib import rc_context
 
 from labkit.engine.recording import Recorded
-from labkit.engine.simulation import Timeline
 from labkit.measure.plots.style import (
     BLUE,
     GREEN,
@@ -32,6 +31,7 @@ from labkit.measure.plots.style import (
     panel_title,
     width_of,
 )
+from labkit.measure.simulation import Timeline
 
 KINDS = {"prefill": ("prompt", ORANGE), "decode": ("one more token", BLUE), "again": ("computed again", VERMILLION)}
 

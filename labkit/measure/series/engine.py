@@ -30,15 +30,15 @@ from labkit import device, measure
 from labkit.device import compile_ahead, launches
 from labkit.engine import LLM, SamplingParams
 from labkit.engine.block_manager import BlockManager
-from labkit.engine.contiguous import ContiguousBlocks
 from labkit.engine.model_runner import ModelRunner
 from labkit.engine.runner import Handle, Runner, buckets
-from labkit.engine.scheduler import Scheduler, StaticScheduler, Step
+from labkit.engine.scheduler import Scheduler, Step
 from labkit.engine.sequence import Request
 from labkit.kernels import logprobs
 from labkit.kernels.attention.pages import PAGE, pages_for
 from labkit.measure.series.llama import RandomTensors, config_here, random_model, say
 from labkit.measure.series.transformers_batching import served_by_transformers
+from labkit.measure.static_batching import ContiguousBlocks, StaticScheduler
 from labkit.models.llama import Config
 
 REQUESTS, SHORTEST, LONGEST = 128, 100, 1024

@@ -25,7 +25,7 @@ from fastapi.responses import HTMLResponse, StreamingResponse
 from pydantic import BaseModel, ConfigDict, Field
 
 from labkit._common.files import read_text
-from labkit.serve.engine_thread import Controls, Draining
+from labkit.serve.async_engine import AsyncEngine, Draining
 from labkit.serve.errors import ApiError
 from labkit.serve.gate import is_loopback
 from labkit.serve.service import Service
@@ -80,7 +80,7 @@ class Window:
     """model: its name. chat: whether it has a chat template; None: unknown. control: whether the page may pause and
     step the engine, which then all requests wait for."""
 
-    def __init__(self, engine: Controls, *, model: str = "", chat: bool | None = None, control: bool = False):
+    def __init__(self, engine: AsyncEngine, *, model: str = "", chat: bool | None = None, control: bool = False):
         self.engine, self.control = engine, control
         self._facts = {"model": model, "chat": chat, "control": control}
         self._watchers: set[Watcher] = set()

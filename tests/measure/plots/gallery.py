@@ -112,7 +112,7 @@ def _history():
 
 
 def _simulated(**settings):
-    from labkit.engine.simulation import Work, simulate
+    from labkit.measure.simulation import Work, simulate
 
     random = np.random.default_rng(0)
     work = [Work(int(p), int(o)) for p, o in zip(random.integers(3, 40, 10), random.integers(2, 18, 10), strict=True)]
@@ -120,7 +120,8 @@ def _simulated(**settings):
 
 
 def _slots():
-    from labkit.engine.scheduler import Scheduler, StaticScheduler
+    from labkit.engine.scheduler import Scheduler
+    from labkit.measure.static_batching import StaticScheduler
 
     return batches.slots({name: _simulated(scheduler=kind, max_num_seqs=4) for name, kind in (
         ("Static batching", StaticScheduler), ("Continuous batching", Scheduler))}, "Ten requests, four slots")

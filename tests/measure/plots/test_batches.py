@@ -2,9 +2,10 @@
 
 import pytest
 
-from labkit.engine.scheduler import Scheduler, StaticScheduler
-from labkit.engine.simulation import Work, simulate
+from labkit.engine.scheduler import Scheduler
 from labkit.measure.plots import batches as pictures
+from labkit.measure.simulation import Work, simulate
+from labkit.measure.static_batching import StaticScheduler
 from labkit.models.buffers import first_fit, liveness, llama_launches
 
 

@@ -3,8 +3,8 @@
 import pytest
 
 from labkit.engine.recording import Part, Recorded
-from labkit.engine.simulation import Work, simulate
 from labkit.measure.plots import schedules as pictures
+from labkit.measure.simulation import Work, simulate
 
 ONE, OTHER = ("0", 0), ("1", 0)
 HISTORY = [Recorded((Part(ONE, "prefill", 5), Part(OTHER, "prefill", 2)), (), (), 3),

@@ -8,10 +8,10 @@ import pytest
 
 from labkit import device
 from labkit.engine.runner import buckets
-from labkit.engine.scheduler import StaticScheduler
 from labkit.measure import comparisons, validate
 from labkit.measure.series import engine as series
 from labkit.measure.series.llama import TINY
+from labkit.measure.static_batching import StaticScheduler
 from labkit.models.load import load
 from tests.engine.fake_model import FakeRunner
 

@@ -15,6 +15,7 @@ from labkit.engine.outputs import Sampled
 from labkit.models.load import TINY_LLAMA, folder
 from labkit.models.tokenizer import Tokenizer
 from labkit.serve.app import create_app
+from labkit.serve.async_engine import AsyncEngine
 from labkit.serve.engine_thread import EngineThread
 from labkit.serve.settings import Settings
 from tests import browser
@@ -47,8 +48,9 @@ def serving(num_pages=120, template=True, **settings):
     tokenizer = Tokenizer.of(folder(TINY_LLAMA))
     if not template:
         tokenizer.template = None
-    thread = EngineThread(LLMEngine(Paced(num_pages), tokenizer, max_num_seqs=8, max_num_batched_tokens=128))
-    thread.start()
+    transport = EngineThread(LLMEngine(Paced(num_pages), tokenizer, max_num_seqs=8, max_num_batched_tokens=128))
+    transport.start()
+    thread = AsyncEngine(transport)
     server = uvicorn.Server(uvicorn.Config(create_app(thread, Settings(**settings)), port=0, log_level="error"))
     serves = threading.Thread(target=server.run)
     serves.start()
@@ -138,7 +140,7 @@ def test_a_chat_streams_and_stops(opened, width, scheme):
         page.fill("#message", "And then?")
         page.click("#send")
         becomes(page, "document.querySelectorAll('.answer .text')[1]?.textContent.length > 5")
-        (running,) = thread.call(lambda engine: [each.request for each in engine.scheduler.running]).result(5)
+        (running,) = thread.ask(lambda there: [each.request for each in there.engine.scheduler.running]).result(5)
         assert len(running.prompt) > 40, "the conversation so far is no part of the prompt"
         page.click("#stop")
         page.wait_for_selector(".messages .facts >> text=stopped")
@@ -158,11 +160,11 @@ def test_seats_pages_and_queue_are_those_of_the_engine(opened, width):
         page.click("#demo")
         becomes(page, "document.querySelectorAll('.seat').length == 8")
         becomes(page, "document.querySelectorAll('.queue li:not(.note)').length == 4")
-        eventually(lambda: thread.call(lambda engine: engine.scheduler.running[-1].output_length).result(5) > 3)
+        eventually(lambda: thread.ask(lambda there: there.engine.scheduler.running[-1].output_length).result(5) > 3)
         page.click("#pause")
         state(page, "paused")
         time.sleep(0.3)
-        running, blocks = thread.call(lambda engine: (engine.scheduler.running, engine.blocks)).result(5)
+        running, blocks = thread.ask(lambda there: (there.engine.scheduler.running, there.engine.blocks)).result(5)
         shown = [(row.locator(".chip").text_content(), row.locator(".id").text_content())
                  for row in page.locator(".seat").all()]
         assert shown == [(str(each.seat), f"#{each.request.request_id}")
@@ -315,7 +317,7 @@ def test_a_server_that_goes_is_shown_and_found_again(opened):
         state(page, "idle")
         thread.drain()
         state(page, "lost")
-        eventually(lambda: not thread.observers)
+        eventually(lambda: not thread.transport.observers)
         assert "about to end" in page.text_content("#state") or "not connected" in page.text_content("#state")
     opened.complaints.clear()
 
@@ -325,11 +327,11 @@ def test_a_page_that_is_not_looked_at_costs_the_engine_nothing(opened):
     with serving() as (thread, address):
         page = opened(address)
         state(page, "idle")
-        assert len(thread.observers) == 1
+        assert len(thread.transport.observers) == 1
         page.evaluate("""Object.defineProperty(document, "hidden", {value: true, configurable: true});
                          document.dispatchEvent(new Event("visibilitychange"))""")
-        eventually(lambda: not thread.observers)
+        eventually(lambda: not thread.transport.observers)
         page.evaluate("""Object.defineProperty(document, "hidden", {value: false, configurable: true});
                          document.dispatchEvent(new Event("visibilitychange"))""")
-        eventually(lambda: len(thread.observers) == 1)
+        eventually(lambda: len(thread.transport.observers) == 1)
         state(page, "idle")

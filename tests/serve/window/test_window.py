@@ -20,6 +20,7 @@ from labkit._common.paths import PACKAGE, REPOSITORY
 from labkit.engine import LLMEngine, SamplingParams
 from labkit.serve import window as windows
 from labkit.serve.app import create_app
+from labkit.serve.async_engine import AsyncEngine
 from labkit.serve.engine_thread import EngineThread
 from labkit.serve.settings import Settings
 from labkit.serve.window import UNREAD, Window, page
@@ -43,8 +44,9 @@ def watched(seconds=0.0):
     """A window on a thread that serves the fake model."""
     runner = Slow(60, 4, 4, 64)
     runner.seconds = seconds
-    thread = EngineThread(LLMEngine(runner, Letters(), max_num_seqs=4, max_num_batched_tokens=16))
-    thread.start()
+    transport = EngineThread(LLMEngine(runner, Letters(), max_num_seqs=4, max_num_batched_tokens=16))
+    transport.start()
+    thread = AsyncEngine(transport)
     try:
         yield Window(thread, model="letters", control=True)
     finally:
@@ -180,7 +182,7 @@ def test_the_first_event_is_all_and_the_others_what_changed_until_nothing_is_lef
         assert sum(data["sums"]["prompt"] for _, data in found) == 4 * 12 - sum(
             stream.request.num_cached_tokens for stream in streams)
         assert found[0][1]["model"] == "letters" and found[0][1]["control"] is True
-        window.engine.call(lambda engine: check(browser, engine)).result(5)
+        window.engine.ask(lambda there: check(browser, there.engine)).result(5)
         for stream in streams:
             assert [output async for output in stream][-1].finished
 
@@ -190,16 +192,16 @@ def test_the_first_event_is_all_and_the_others_what_changed_until_nothing_is_lef
 
 def test_at_most_ten_times_a_second_and_only_while_someone_watches():
     async def watch(window):
-        assert not window.engine.observers and window.looked == 0
+        assert not window.engine.transport.observers and window.looked == 0
         for _ in range(4):
             window.engine.submit("ghijk", SamplingParams(max_tokens=58, ignore_eos=True))
         end = time.monotonic() + 0.55
         found = await read(window, lambda name, data: time.monotonic() > end)
         assert 3 <= len(found) <= 9 and window.looked <= 9
         assert sum(len(data["steps"]) for _, data in found) > 2 * len(found)
-        assert len(window.engine.observers) == 1
+        assert len(window.engine.transport.observers) == 1
         await asyncio.sleep(0.25)
-        assert not window.engine.observers and window.watchers == 0
+        assert not window.engine.transport.observers and window.watchers == 0
         before = window.looked
         await asyncio.sleep(0.25)
         assert window.looked == before
@@ -232,7 +234,7 @@ def test_a_slow_reader_is_sent_the_whole_anew_and_little_is_kept_for_it(monkeypa
             names.append(name)
             browser.receive(data, whole=name == "whole")
         assert "whole" in names
-        window.engine.call(lambda engine: check(browser, engine)).result(5)
+        window.engine.ask(lambda there: check(browser, there.engine)).result(5)
         await slow.aclose()
 
     with watched(seconds=0.005) as window:
@@ -259,7 +261,7 @@ def test_when_the_engine_takes_no_more_requests_the_events_end():
         window.engine.drain()
         found = await asyncio.wait_for(reading, 2)
         assert found and window.watchers == 0
-        await asyncio.to_thread(until, lambda: not window.engine.observers)
+        await asyncio.to_thread(until, lambda: not window.engine.transport.observers)
 
     with watched() as window:
         asyncio.run(watch(window))
@@ -307,8 +309,8 @@ def test_a_client_that_goes_leaves_nothing_behind():
             assert response.headers["content-type"].startswith("text/event-stream")
             lines = response.iter_lines()
             assert next(line for line in lines if line.startswith("event")) == "event: whole"
-            assert window.watchers == 1 and len(window.engine.observers) == 1
-        until(lambda: window.watchers == 0 and not window.engine.observers)
+            assert window.watchers == 1 and len(window.engine.transport.observers) == 1
+        until(lambda: window.watchers == 0 and not window.engine.transport.observers)
         with client.stream("GET", f"{address}/window/events", headers=KEY) as response:
             until(lambda: window.watchers == 1)
             window.engine.drain()
@@ -370,7 +372,7 @@ def test_pause_one_step_slow_motion_resume():
         computed = []
         for number in range(1, 5):
             assert do(action="step").json()["steps"] == number
-            computed.append(thread.call(lambda engine: engine.scheduler.running[0].computed).result(5))
+            computed.append(thread.ask(lambda there: there.engine.scheduler.running[0].computed).result(5))
         assert computed == [5, 6, 7, 8]
         time.sleep(0.05)
         assert thread.steps == 4

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from labkit.engine.block_manager import BlockManager
-from labkit.engine.contiguous import ContiguousBlocks
-from labkit.engine.scheduler import Scheduler, StaticScheduler
-from labkit.engine.simulation import Cell, ChoosingScheduler, StepCost, Work, serve_trace, simulate
+from labkit.engine.scheduler import Scheduler
+from labkit.measure.simulation import Cell, ChoosingScheduler, StepCost, Work, serve_trace, simulate
+from labkit.measure.static_batching import ContiguousBlocks, StaticScheduler
 
 
 def test_two_requests_written_out():

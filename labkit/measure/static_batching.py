@@ -1,12 +1,7 @@
-"""The KV cache before there were pages: each sequence owns one piece of memory, as long as the longest sequence may be.
+"""What engines had before continuous batching and pages: batches that are filled once, and a contiguous KV cache.
 
     blocks = partial(ContiguousBlocks, longest=2_048)
-    llm = LLM(runner, blocks=blocks, enable_prefix_caching=False)
-
-Here such a piece is pages that lie side by side, so the same kernels read it. What it wastes: a sequence of n tokens
-holds longest - n places that nothing is written to, from its first step to its last; and no two sequences can share the
-beginning of a prompt. Of a memory of 4,096 pages 32 sequences of up to 2,048 tokens have their places, however short
-they are.
+    llm = LLM(runner, scheduler=StaticScheduler, blocks=blocks, enable_prefix_caching=False)
 """
 
 from __future__ import annotations
@@ -14,12 +9,33 @@ from __future__ import annotations
 import heapq
 
 from labkit.engine.block_manager import BlockManager
+from labkit.engine.scheduler import Scheduler, Step
 from labkit.engine.sequence import Request, Sequence
 from labkit.kernels.attention.pages import PAGE
 
 
+class StaticScheduler(Scheduler):
+    """Static batching: a batch is filled once, over as many steps as its prompts take, and the next
+    one begins when all of it have ended. The slots of those that end early stay empty until then."""
+
+    _open = True  # the batch is not full yet
+
+    def _admit(self, budget: int, step: Step) -> None:
+        self._open = self._open or not self.running
+        if self._open:
+            super()._admit(budget, step)
+            # With tokens left in the budget, it was slots, pages or requests that ran out.
+            self._open = step.tokens == self.max_num_batched_tokens
+
+
 class ContiguousBlocks(BlockManager):
-    """longest: in tokens, of any sequence. Pages that make no whole piece are never used."""
+    """Each sequence owns one piece of memory, as long as the longest sequence may be: pages that lie side by side, so
+    the same kernels read it. A sequence of n tokens holds longest - n places that nothing is written to, and no two
+    sequences can share the beginning of a prompt: a memory of 4,096 pages has places for 32 sequences of up to 2,048
+    tokens, however short they are.
+
+    longest: in tokens, of any sequence. Pages that make no whole piece are never used.
+    """
 
     watermark = 0  # whoever runs has all that it may need
 

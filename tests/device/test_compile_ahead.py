@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 
 from labkit import cuda
-from labkit.device import compile_ahead, compile_forked, launches
+from labkit.device import compile_ahead, launches
 from labkit.simt.kernel import Kernel
 
 pytestmark = [pytest.mark.cpu_device,
-              pytest.mark.skipif(not compile_forked.FORKS, reason="this system has no fork that can be used")]
+              pytest.mark.skipif(not compile_ahead.FORKS, reason="this system has no fork that can be used")]
 
 
 @pytest.fixture(autouse=True)
@@ -41,7 +41,7 @@ def test_forks_leave_in_the_cache_what_a_launch_takes(monkeypatch):
     assert steps == [(0, 3), (1, 3), (2, 3), (3, 3)]
 
     again = needed_of([scale_by(factor) for factor in (2, 3, 5)], x)
-    monkeypatch.setattr(compile_forked, "_compiled_by_forks", lambda jobs, count: 1 / 0)
+    monkeypatch.setattr(compile_ahead, "_Fork", lambda compile_job: 1 / 0)
     assert compile_ahead.prepare(again, workers=2) == 0
     compiled = [kernel._compiled.copy() for kernel, _ in again]
     for kernel, _ in again:
@@ -114,5 +114,5 @@ def test_few_kernels_and_systems_without_forks_take_none(monkeypatch):
     monkeypatch.setattr(Kernel, "compile_for", lambda *key: None)
     x = cuda.to_device(np.ones(4, np.float32))
     assert compile_ahead.prepare(needed_of([scale_by(41), scale_by(43)], x)) == 2
-    monkeypatch.setattr(compile_forked, "FORKS", False)
+    monkeypatch.setattr(compile_ahead, "FORKS", False)
     assert compile_ahead.prepare(needed_of([scale_by(factor) for factor in (47, 53, 59)], x), workers=2) == 3

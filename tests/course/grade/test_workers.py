@@ -1,5 +1,6 @@
-"""Answers handed out to a dask cluster whose workers are killed, join, fail or are not there."""
+"""Answers handed out to processes and to a dask cluster whose workers are killed, join, fail or are not there."""
 
+import functools
 import json
 import os
 import signal
@@ -8,12 +9,13 @@ import sys
 import time
 from collections import Counter
 from contextlib import suppress
+from types import SimpleNamespace
 
 import pytest
 
 from labkit._common.errors import UserError
 from labkit._common.paths import REPOSITORY
-from labkit.course.grade import cluster, sandbox
+from labkit.course.grade import sandbox, workers
 from labkit.course.grade.judge import Settings
 from labkit.course.grade.tasks import Task, labkit_digest
 from tests import interrupts
@@ -25,7 +27,7 @@ LIMIT_S = 90  # of the whole, on a machine that does other things
 
 
 def tasks(*students: str) -> list[Task]:
-    answer = type("Named", (), {"exercise": "saxpy"})  # a class is pickled by value
+    answer = SimpleNamespace(exercise="saxpy")
     return [Task(student, answer, f"key of {student}", student, student) for student in students]
 
 
@@ -48,8 +50,8 @@ class Judged:
 
 @pytest.fixture
 def judges(monkeypatch):
-    monkeypatch.setattr(cluster, "Judge", Judged)
-    monkeypatch.setattr(cluster, "_JUDGES", {})
+    monkeypatch.setattr(workers, "Judge", Judged)
+    monkeypatch.setattr(workers, "_JUDGES", {})
     monkeypatch.setattr(Judged, "made", [])
     return Judged.made
 
@@ -58,38 +60,38 @@ def test_each_run_has_a_judge_of_its_own_on_a_worker(tmp_path, judges):
     first, second = (Settings(tmp_path, secret, "namespaces") for secret in (b"one", b"two"))
     (task,) = tasks("alice")
     for settings, secret in ((first, b"one"), (second, b"two"), (first, b"one")):
-        assert cluster.judge_there(settings, task, True, labkit_digest()) == {"secret": secret, "closed": False}
+        assert workers.judge_there(settings, task, True, labkit_digest()) == {"secret": secret, "closed": False}
     assert len(judges) == 2
-    cluster.close_there(first)
+    workers.close_there(first)
     assert [judge.closed for judge in judges] == [True, False]
-    cluster.close_there(first)
-    assert cluster.judge_there(first, task, True, labkit_digest())["closed"] is False
+    workers.close_there(first)
+    assert workers.judge_there(first, task, True, labkit_digest())["closed"] is False
 
 
 def test_a_worker_with_another_labkit_judges_nothing(tmp_path, judges):
     with pytest.raises(RuntimeError, match="install the same on both"):
-        cluster.judge_there(Settings(tmp_path, b"one", "namespaces"), *tasks("alice"), True, "another version")
+        workers.judge_there(Settings(tmp_path, b"one", "namespaces"), *tasks("alice"), True, "another version")
     assert not judges
 
 
 def test_a_worker_of_another_machine_has_folders_of_its_own_and_hides_the_graders(tmp_path, judges, monkeypatch):
-    monkeypatch.setattr(cluster.tempfile, "gettempdir", lambda: str(tmp_path))
+    monkeypatch.setattr(workers.tempfile, "gettempdir", lambda: str(tmp_path))
     settings = Settings(tmp_path / "out" / ".work", b"one", "namespaces", (tmp_path / "class",))
-    cluster.judge_there(settings, *tasks("alice"), False, labkit_digest())
+    workers.judge_there(settings, *tasks("alice"), False, labkit_digest())
     there = judges[0].settings
-    assert there.folder == cluster.own_folder() != settings.folder and there.folder.parent == tmp_path
+    assert there.folder == workers.own_folder() != settings.folder and there.folder.parent == tmp_path
     assert set(there.hidden) == {tmp_path / "class", settings.folder}
 
 
 def test_a_folder_that_others_can_enter_is_not_used(tmp_path, monkeypatch):
-    monkeypatch.setattr(cluster.tempfile, "gettempdir", lambda: str(tmp_path))
-    own = cluster.own_folder()
-    assert own.stat().st_mode & 0o77 == 0 and cluster.own_folder() == own
+    monkeypatch.setattr(workers.tempfile, "gettempdir", lambda: str(tmp_path))
+    own = workers.own_folder()
+    assert own.stat().st_mode & 0o77 == 0 and workers.own_folder() == own
     own.chmod(0o777)
-    assert cluster.own_folder() != own
+    assert workers.own_folder() != own
     own.rmdir()
     own.symlink_to(tmp_path)
-    assert not cluster.own_folder().is_symlink()
+    assert not workers.own_folder().is_symlink()
 
 
 # --- A cluster -----------------------------------------------------------------------------------------------------
@@ -144,34 +146,33 @@ def processes(tmp_path):
 
 def handed_out(processes, some: list[Task], judge=stand_in):
     settings = Settings(processes.file.parent / "work", b"a secret of the tests", "namespaces")
-    return cluster.judge_with_dask(settings, some, 1, processes.address, judge)
+    return workers.judge_with_dask(settings, some, processes.address, judge)
 
 
 def test_a_worker_is_killed_and_another_joins_and_every_answer_has_one_verdict(processes):
-    workers = [processes.worker(), processes.worker()]
+    started = [processes.worker(), processes.worker()]
     processes.wait_for(2)
     found, by = Counter(), []
     for task, result in handed_out(processes, tasks(*(f"student{k}" for k in range(120)))):
         found[task.student] += 1
         by.append(int(result["details"][0]))
         if len(by) == 20:
-            workers[0].send_signal(signal.SIGKILL)
-            workers.append(processes.worker())
+            started[0].send_signal(signal.SIGKILL)
+            started.append(processes.worker())
             limit = time.monotonic() + LIMIT_S
         if len(by) == 60:
             processes.wait_for(2)
     assert time.monotonic() < limit
     assert len(found) == 120 and set(found.values()) == {1}
-    assert set(by) == {worker.pid for worker in workers}
-    assert workers[0].pid in by[:20] and workers[0].pid not in by[22:] and workers[2].pid not in by[:20]
+    assert set(by) == {worker.pid for worker in started}
+    assert started[0].pid in by[:20] and started[0].pid not in by[22:] and started[2].pid not in by[:20]
 
 
-def test_the_only_worker_of_a_local_cluster_is_killed_and_its_answer_is_judged_by_the_next(tmp_path, monkeypatch):
-    pytest.importorskip("distributed", reason="needs dask: pip install -e '.[grade]'")
+def test_the_only_process_of_this_machine_is_killed_and_its_answer_is_judged_by_the_next(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(REPOSITORY))  # the worker, which gets this path, imports stand_in
     found, by = Counter(), []
     settings = Settings(tmp_path / "work", b"a secret of the tests", "namespaces")
-    for task, result in cluster.judge_with_dask(settings, tasks(*(f"s{k}" for k in range(20))), 1, None, stand_in):
+    for task, result in workers.judge_locally(settings, tasks(*(f"s{k}" for k in range(20))), 1, stand_in):
         found[task.student] += 1
         by.append(int(result["details"][0]))
         if len(by) == 5:
@@ -185,11 +186,20 @@ def test_a_slow_answer_holds_no_other_and_a_deadly_one_is_given_up_alone(process
     for _ in range(2):
         processes.worker(nanny=True)
     processes.wait_for(2)
+    check_slow_and_deadly(processes.file.parent / "work", functools.partial(handed_out, processes))
+
+
+def test_slow_and_deadly_answers_are_no_different_on_this_machine(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(REPOSITORY))
+    settings = Settings(tmp_path / "work", b"a secret of the tests", "namespaces")
+    check_slow_and_deadly(settings.folder, lambda some: workers.judge_locally(settings, some, 2, stand_in))
+
+
+def check_slow_and_deadly(folder, judge_all):
     order = []
-    for task, result in handed_out(processes, tasks("slow", *(f"student{k}" for k in range(20)), "deadly")):
+    for task, result in judge_all(tasks("slow", *(f"student{k}" for k in range(20)), "deadly")):
         order.append((task.student, result["verdict"]))
         if len(order) == 20:
-            folder = processes.file.parent / "work"
             folder.mkdir()
             (folder / "go on").touch()
     assert [verdict for _, verdict in order[:20]] == ["passed"] * 20 and len(order) == 22
@@ -210,7 +220,7 @@ def test_a_worker_that_fails_gets_no_more_and_with_no_other_that_is_reported(pro
 
 
 def test_no_scheduler_no_worker_and_a_scheduler_that_ends_are_named(processes, monkeypatch):
-    monkeypatch.setattr(cluster, "WORKERS_S", 0.5)
+    monkeypatch.setattr(workers, "WORKERS_S", 0.5)
     with pytest.raises(UserError, match="has no workers. Start one"):
         list(handed_out(processes, tasks("alice")))
     processes.worker()
@@ -223,8 +233,7 @@ def test_no_scheduler_no_worker_and_a_scheduler_that_ends_are_named(processes, m
 
 
 @pytest.mark.cpu_device
-def test_ctrl_c_ends_a_run_on_a_local_cluster_quietly_and_the_next_goes_on(tmp_path):
-    pytest.importorskip("distributed", reason="needs dask: pip install -e '.[grade]'")
+def test_ctrl_c_ends_a_run_quietly_and_the_next_goes_on(tmp_path):
     if not sandbox.works("namespaces"):
         pytest.skip("this system offers no namespaces")
     for number in range(12):

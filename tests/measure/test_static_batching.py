@@ -5,9 +5,9 @@ from functools import partial
 import pytest
 
 from labkit.engine import LLM, SamplingParams
-from labkit.engine.contiguous import ContiguousBlocks
-from labkit.engine.scheduler import Scheduler, StaticScheduler
+from labkit.engine.scheduler import Scheduler
 from labkit.engine.sequence import Request
+from labkit.measure.static_batching import ContiguousBlocks, StaticScheduler
 from tests.engine.fake_model import FakeRunner, alone
 
 
