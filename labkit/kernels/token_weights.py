@@ -50,7 +50,7 @@ def weight_at(delta, scale):
     z = ZERO if delta == ZERO else delta * scale  # a scale may be infinite
     z = z if z < FADED else FADED  # no branch: the weights of a thread's tokens are computed side by side
     fixed = uint32(z * UNIT)
-    u = fixed << 32 - FRACTION_BITS  # the fraction, times 2**32
+    u = uint32(fixed << 32 - FRACTION_BITS)  # the fraction, times 2**32: the bits before the point are shifted out
     poly = C4 - product_high(u, C5)
     poly = C3 - product_high(u, poly)
     poly = C2 - product_high(u, poly)
