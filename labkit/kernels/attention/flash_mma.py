@@ -1,14 +1,13 @@
-"""The loop over tiles of keys on tensor cores, for every kernel of attention that has one: float16 or bfloat16, keys in
-the rows of a matrix or in pages. The sums are float32.
+"""The loop over tiles of keys on tensor cores, for all attention kernels that have one: float16 or bfloat16, keys in
+the rows of a matrix or in pages. Sums are float32.
 
 Source  T. Dao, "FlashAttention-2" (2023), https://arxiv.org/abs/2307.08691; PTX ISA, "Matrix Fragments for
         mma.m16n8k16"
 
-A warp has 16 or 32 queries, and all keys of a tile: scores = queries @ keys.T, then acc += exponentials @ values. In
-the accumulators of mma.sync lane L holds columns 2 * (L % 4) and the next of rows L // 4 and L // 4 + 8; in its A
-operand it holds words of the same columns and rows. So two products of 16 x 8 scores, side by side, become
-exponentials, are rounded to 16 bits, two to a word, and are the A operand of the product with the values: they never
-leave their registers.
+A warp has 16 or 32 queries, and all keys of a tile: scores = queries @ keys.T, then acc += exponentials @ values. An
+accumulator and an A operand of mma.sync give lane L the same elements: columns 2 * (L % 4) and the next of rows L // 4
+and L // 4 + 8. So the exponentials of two neighbouring 16 x 8 products, packed two to a word, are the A operand of the
+product with the values: they never leave their registers.
 """
 
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from numba import float32, uint32
 from labkit import cuda, u32
 from labkit.device import ptx
 from labkit.kernels.attention.flash import make_copy_rows
+from labkit.kernels.attention.heads import multiprocessors
 from labkit.kernels.matmul.mma import CHUNK, add_product, add_product_bf16, swizzle_of
 from labkit.kernels.reduce import ALL_LANES, NEG_INF, ZERO
 
@@ -79,6 +79,21 @@ class MmaTile:
     @property
     def accumulators(self) -> int:
         return self.lane_rows * self.size // 4
+
+
+FORMS = ((4, 2), (4, 1), (2, 1), (1, 1))  # of a block, or a team: warps, and tiles of 16 queries for each warp
+
+
+def mma_form(size: int, pairs: int, rows: int) -> tuple[int, int]:
+    """Return (warps, m_tiles): the tallest tile of queries that `rows` rows need, so that keys and values are reused
+    most, and with which `pairs` pairs of a sequence and a head have a block for each SM."""
+    min_blocks = multiprocessors()
+    # The tallest takes a CPU twice as long to compile, and is no faster there.
+    for warps, m_tiles in FORMS if size <= 64 and min_blocks > 1 else FORMS[1:]:
+        tile_rows = 16 * warps * m_tiles
+        if tile_rows // 2 < rows and pairs * -(-rows // tile_rows) >= min_blocks:
+            break
+    return warps, m_tiles
 
 
 def make_copy_elements(tile: MmaTile, num_rows: int):
