@@ -1,4 +1,4 @@
-"""Statistics of a row of logits for the kernels of sampling_split: of chunks, merged, and bounds that follow from them."""
+"""Statistics of a row of logits for the kernels of sampling_split: of chunks, merged, and bounds that they imply."""
 
 from numba import float32, int32, int64, uint32
 

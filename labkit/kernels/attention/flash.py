@@ -40,7 +40,7 @@ def check_flash(qkv, heads, out, cache, start, dtype=np.float32, widest: int = 2
 
 
 def takes_flash(size: int, qkv, out, cache) -> bool:
-    """Whether the rungs here that move 16 bytes at a time take heads of `size` and these arguments, already checked."""
+    """Whether kernels that move 16 bytes at a time take heads of `size` elements and these arguments, already checked."""
     return size % STEP == 0 and size <= 256 and aligned(*(array for array in (qkv, out, cache) if array is not None))
 
 
@@ -107,7 +107,7 @@ class FlashTile:
 
     @property
     def columns(self) -> int:
-        """Of the values, those of a thread."""
+        """Columns of the values that a thread has."""
         return self.size // self.lanes
 
     @property
@@ -116,7 +116,7 @@ class FlashTile:
 
     @property
     def offsets(self) -> tuple[int, int, int, int]:
-        """In shared memory, where the keys, the values and the exponentials begin, and the end of these."""
+        """Offsets in shared memory of the keys, the values and the exponentials, and the end of the last."""
         keys = self.rows * self.pitch
         values = keys + self.keys * self.pitch
         exponentials = values + self.keys * self.size
@@ -196,7 +196,7 @@ def make_flash_steps(tile: FlashTile):
 
 
 def make_flash_loop(tile: FlashTile, copy_keys, copy_values):
-    """Make the device functions attend, which goes through the keys of a tile of queries, and store_rows.
+    """Make the device functions attend, which loops over the tiles of keys for a tile of queries, and store_rows.
 
     copy_keys(shared, offset, source, key0, end, thread) starts the copies of the tile of keys from key0 to shared
     memory, with zeros from key `end` on; copy_values does so for the values. `source` is a tuple of their own.
@@ -211,8 +211,9 @@ def make_flash_loop(tile: FlashTile, copy_keys, copy_values):
 
     @cuda.jit(device=True)
     def attend(shared, acc, row_sum, source, visible, scale, thread):
-        """acc and row_sum of this thread's queries, over the keys before visible[0]. All threads see those before
-        visible[1]; query i of a thread sees those before visible[2] + i * GROUPS and before visible[3]."""
+        """Compute acc and row_sum of this thread's queries. visible: (end, min_visible, causal_end, num_keys). Keys from
+        `end` on are not read; every query of the block sees the keys before min_visible, and query i of this thread
+        those before causal_end + i * GROUPS and before num_keys."""
         end, min_visible, causal_end, num_keys = visible
         scores = cuda.local.array(SCORES, float32)
         query_part = cuda.local.array(QUERY_PART, float32)

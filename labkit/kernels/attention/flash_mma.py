@@ -56,22 +56,22 @@ class MmaTile:
 
     @property
     def stages(self) -> int:
-        """Tiles of keys in shared memory; one where all keys fit into it."""
+        """Tiles of keys that shared memory holds: two, or one where all keys fit into a single tile."""
         return 1 if self.keys < KEYS else 2
 
     @property
     def elements(self) -> int:
-        """Of shared memory: the queries, and the keys and values of each stage."""
+        """Elements of shared memory: the queries, and the keys and values of each stage."""
         return (self.rows + self.stages * 2 * self.keys) * rows_in_shared(self.size)[1]
 
     @property
     def lane_rows(self) -> int:
-        """Rows of queries of which a lane has a part."""
+        """Query rows of which each lane holds elements: two in each tile of 16 queries."""
         return 2 * self.m_tiles
 
     @property
     def registers(self) -> int:
-        """Of a thread, for keys in the rows of a matrix."""
+        """Registers of a thread, where keys are rows of a matrix."""
         if self.m_tiles == 1:
             return 128 if self.size <= 64 else 256
         return 168 if self.size <= 32 else 256
@@ -136,7 +136,8 @@ def make_mma_steps(size: int, m_tiles: int, keys: int, pitch: int, bf16: bool = 
 
     @cuda.jit(device=True)
     def mask_scores(scores, key, num_visible, r):
-        """Mask the scores of this lane's row r whose keys, the first of which is `key`, are not visible."""
+        """Set the scores of this lane's row r to -inf for the keys from num_visible on. key: index of the lane's first
+        key in this tile."""
         for j in u32.range(N_TILES):
             for right in u32.range(2):
                 if key + (8 * j + right) >= num_visible:
@@ -187,8 +188,8 @@ def make_mma_steps(size: int, m_tiles: int, keys: int, pitch: int, bf16: bool = 
 
 
 def make_mma_loop(tile: MmaTile, copy_tile):
-    """Make the device functions attend, which goes through the keys of a tile of queries, and store_rows. Both take
-    the offset in shared memory where the queries are, and there the results are staged.
+    """Make the device functions attend, which loops over the tiles of keys for a tile of queries, and store_rows. Both
+    take the offset of the queries in shared memory, where store_rows stages the results.
 
     copy_tile(shared, offset, source, key0, end, thread) starts the copies of the tile of keys from key0 to shared
     memory, and of its values behind them, with zeros from key `end` on. `source` is a tuple of its own.
@@ -217,9 +218,10 @@ def make_mma_loop(tile: MmaTile, copy_tile):
 
     @cuda.jit(device=True)
     def attend(shared, offset, acc, row_sum, source, visible, scale, thread):
-        """acc and row_sum of this lane's rows, over the keys before visible[0]. All queries of this warp see those
-        before visible[1], none sees others than those before visible[2]; row r of a lane sees those before visible[4]
-        and, if the tile is causal, before visible[3] + 8 * r. The copies of the queries have been started."""
+        """Compute acc and row_sum of this lane's rows. The copies of the queries have been started. visible: (end,
+        min_visible, max_visible, causal_end, num_keys). Keys from `end` on are not read; every query of this warp sees
+        the keys before min_visible, none sees any from max_visible on; row r of the lane sees those before num_keys
+        and, in a causal tile, before causal_end + 8 * r."""
         end, min_visible, max_visible, causal_end, num_keys = visible
         scores = cuda.local.array(SCORES, float32)
         query_words = cuda.local.array(QUERY_WORDS, uint32)
@@ -279,8 +281,8 @@ def make_mma_loop(tile: MmaTile, copy_tile):
 
     @cuda.jit(device=True)
     def store_rows(shared, offset, acc, row_sum, out, rows, head_column, thread):
-        """Divide by row_sum, and store this warp's queries. rows: (the row of out from which the others are counted,
-        the first of the tile, the end of those that exist)."""
+        """Divide acc by row_sum and store this warp's rows of out. rows: (begin, row0, end): the tile begins at row
+        begin + row0, and rows from begin + end on do not exist."""
         pairs = cuda.shared.array(0, uint32)  # the same memory as `shared`, two elements at a time
         begin, row0, end = rows
         lane, width = thread % 32, u32.shape(out)[1]
