@@ -40,7 +40,7 @@ def check_flash(qkv, heads, out, cache, start, dtype=np.float32, widest: int = 2
 
 
 def takes_flash(size: int, qkv, out, cache) -> bool:
-    """Whether kernels that move 16 bytes at a time take heads of `size` elements and these arguments, already checked."""
+    """Whether kernels that move 16 bytes at a time take heads of this size and these arguments, already checked."""
     return size % STEP == 0 and size <= 256 and aligned(*(array for array in (qkv, out, cache) if array is not None))
 
 
@@ -211,9 +211,9 @@ def make_flash_loop(tile: FlashTile, copy_keys, copy_values):
 
     @cuda.jit(device=True)
     def attend(shared, acc, row_sum, source, visible, scale, thread):
-        """Compute acc and row_sum of this thread's queries. visible: (end, min_visible, causal_end, num_keys). Keys from
-        `end` on are not read; every query of the block sees the keys before min_visible, and query i of this thread
-        those before causal_end + i * GROUPS and before num_keys."""
+        """Compute acc and row_sum of this thread's queries. visible: (end, min_visible, causal_end, num_keys). Keys
+        from `end` on are not read; every query of the block sees the keys before min_visible, and query i of this
+        thread those before causal_end + i * GROUPS and before num_keys."""
         end, min_visible, causal_end, num_keys = visible
         scores = cuda.local.array(SCORES, float32)
         query_part = cuda.local.array(QUERY_PART, float32)
