@@ -90,6 +90,12 @@ def dynamic_shared(kernel, nbytes: int, *args) -> None:
         _known[kernel, types] = _allowed.get((kernel, numba_types), -1)
 
 
+def launch_tiled(kernel, grid, stream, *args) -> None:
+    """Launch a kernel that its factory gave `threads` and `shared_bytes`, after dynamic_shared."""
+    dynamic_shared(kernel, kernel.shared_bytes, *args)
+    kernel[grid, kernel.threads, stream, kernel.shared_bytes](*args)
+
+
 _allowed: dict[tuple, int] = {}  # (kernel, types of its arguments) -> bytes; never lowered: a launch may need them
 _known: dict[tuple, int] = {}  # the same by types_key, which is faster to compute and compare
 

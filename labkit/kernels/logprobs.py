@@ -1,18 +1,12 @@
 """Logprobs of each row of logits: of a given token, with its rank, and of the k most likely tokens.
 
-Shapes  logits (R, V) float32; tokens, wanted (R,) int32; out (R, COLUMNS) float32; C-contiguous; V up to 2**19
+Shapes  logits (R, V) float32; tokens, wanted (R,) int32; out (R, COLUMNS) float32; C-contiguous; V up to 2**19. wanted
+        is k, from 0 to MOST; below 0, for a row without logprobs. A row of out: the token's logprob x - log(sum of
+        exp(x)); its rank, 1 + the number of larger logits; MOST logprobs, the largest first, of equal logits the lower
+        token first, -inf beyond k or V; their tokens, -1 beyond. Logprob and rank are 0 for a token below 0, and where
+        nothing is wanted. float32 holds ranks and tokens exactly, so that one copy brings all to the host
 Work    R*V exponentials; a row is read once: 4*R*V bytes, and nothing of rows for which nothing is wanted
 Source  vLLM, `gather_logprobs` in `vllm/v1/sample/sampler.py`, for the returned values
-
-wanted is k, from 0 to MOST, for each row; below 0 the row's logprobs are not wanted. A row of out:
-
-    0               the token's logprob, x - log(sum of exp(x))
-    1               its rank: 1 + the number of logits that are larger
-    2, 3, ...       MOST logprobs, the largest first, of equal logits the lower token first; -inf beyond k or V
-    2 + MOST, ...   their tokens; -1 beyond k or V
-
-Both are 0 for a token below 0, and where nothing is wanted. In a row of -inf alone all logprobs are -inf. Ranks and
-tokens are whole numbers below 2**24, which float32 holds exactly, so that one copy brings everything to the host.
 """
 
 import math
@@ -25,7 +19,7 @@ from labkit import cuda, u32
 from labkit.device import ptx
 from labkit.device.lazy import kernel_factory
 from labkit.kernels.argmax import LEAST, key_of, warp_largest_key
-from labkit.kernels.arguments import MAX_GRID_YZ, aligned, check_array
+from labkit.kernels.arguments import aligned, check_array
 from labkit.kernels.op import rung
 from labkit.kernels.reduce import NEG_INF, ZERO, warp_max, warp_sum
 from labkit.kernels.sampling_search import (
@@ -34,12 +28,14 @@ from labkit.kernels.sampling_search import (
     THREADS,
     WARPS,
     block_largest_key,
+    check_logits,
+    check_rows,
     index_of,
     load_narrow,
     load_wide,
     value_of,
 )
-from labkit.kernels.token_weights import LOG2_E, MAX_VOCAB, distance
+from labkit.kernels.token_weights import LOG2_E, distance
 
 MOST = 20  # the maximum of k
 LOGPROB, RANK, TOP, TOKENS = 0, 1, 2, 2 + MOST  # columns of out
@@ -285,10 +281,7 @@ class Scratch:
     @classmethod
     def allocate(cls, rows: int, cols: int) -> "Scratch":
         """About 3 KB for each row of 128,256 logits."""
-        if not 1 <= cols <= MAX_VOCAB:
-            raise ValueError(f"cols is {cols:,}; a row may have 1 to {MAX_VOCAB:,} logits")
-        if not 1 <= rows <= MAX_GRID_YZ:
-            raise ValueError(f"rows is {rows:,}; it must be 1 to {MAX_GRID_YZ:,}")
+        check_rows(rows, cols)
         chunks = -(-cols // CHUNK)
         return cls(rows, cols, cuda.device_array((rows, chunks, 2), np.float32),
                    cuda.device_array((rows, chunks), np.int32), cuda.device_array(rows * chunks * MOST, np.int64))
@@ -296,10 +289,7 @@ class Scratch:
 
 def logprobs(logits, tokens, wanted, out, scratch: Scratch, stream=0):
     """The rung to use, with the caller's scratch: for at least as many rows, of this length. Two launches."""
-    rows, cols = _check(logits, tokens, wanted, out)
-    if scratch.rows < rows or scratch.cols != cols:
-        raise ValueError(f"scratch is for {scratch.rows:,} rows of {scratch.cols:,} logits; these are {rows:,} of "
-                         f"{cols:,}")
+    rows, cols = _check(logits, tokens, wanted, out, scratch)
     s, wide = scratch, cols % 4 == 0 and aligned(logits)
     make_logprobs_chunk(load_wide if wide else load_narrow)[(-(-cols // CHUNK), rows), THREADS, stream](
         logits, tokens, wanted, s.chunk_stats, s.chunk_above, s.chunk_keys)
@@ -315,14 +305,9 @@ def logprobs_split(logits, tokens, wanted, out, stream=0):
     logprobs(logits, tokens, wanted, out, Scratch.allocate(*logits.shape), stream=stream)
 
 
-def _check(logits, tokens, wanted, out) -> tuple:
-    check_array("logits", logits, ndim=2)
-    rows, cols = logits.shape
+def _check(logits, tokens, wanted, out, scratch=None) -> tuple[int, int]:
+    rows, cols = check_logits(logits, scratch)
     check_array("tokens", tokens, shape=(rows,), dtype=np.int32)
     check_array("wanted", wanted, shape=(rows,), dtype=np.int32)
     check_array("out", out, shape=(rows, COLUMNS))
-    if cols > MAX_VOCAB:
-        raise ValueError(f"logits has rows of {cols:,}; at most {MAX_VOCAB:,} are allowed")
-    if rows > MAX_GRID_YZ:
-        raise ValueError(f"logits has {rows:,} rows; at most {MAX_GRID_YZ:,} are allowed")
     return rows, cols

@@ -1,19 +1,13 @@
-"""Penalties for tokens that already occur in a row's text, as vLLM and transformers define them.
+"""Penalties for tokens that already occur in a row's text, as vLLM and transformers define them, in this order. Of the
+tokens of prompt and output, repetition divides the logits above 0 and multiplies the others; 1 is off. frequency is
+subtracted once for each occurrence of the token in the output, presence once if it occurs there; 0 is off.
 
-Shapes  logits, out (R, V) float32; table (S, V) uint32; slots (R,) int32; repetition, frequency, presence (R,) float32
+Shapes  logits, out (R, V) float32; repetition, frequency, presence (R,) float32; slots (R,) int32: a row's index in the
+        table, -1 for a row without penalties, which is left unchanged. table (S, V) uint32, for S requests with
+        penalties at once: a token's count in the output, and in the highest bit whether it occurs in the prompt. So its
+        memory, 0.5 MB a slot for 128,256 tokens, does not grow with the text; `count_tokens` counts what was drawn
 Work    4*R*V bytes of the table; 8*R*V more where out is another array than logits
 Source  vLLM, `apply_penalties`; N. Keskar et al., "CTRL" (2019), section 4.1, for repetition
-
-repetition  logits of tokens of prompt and output: divided by it if above 0, multiplied by it otherwise; 1 is off
-frequency   is subtracted once for each occurrence of the token in the output; 0 is off
-presence    is subtracted once if the token occurs in the output; 0 is off
-In this order.
-
-The table has a word for each token of the vocabulary: its count in the output, and in the highest bit whether it occurs
-in the prompt. So its memory is 4 * S * V bytes, however long the texts grow: 0.5 MB a row for 128,256 tokens.
-S is the number of requests with penalties that may run at once, not of all requests: slots[row] is a row's index in the
-table, or -1 for a row without penalties, which is left unchanged. Nothing passes through the host: `count_tokens`
-counts the tokens that were just drawn.
 """
 
 import numpy as np

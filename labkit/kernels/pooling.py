@@ -1,15 +1,12 @@
 """From a row for each token to one for each sentence: the mean of its tokens, and rows scaled to length 1.
 
-Shapes  x (T, C) float32 or float16, begins and lengths (B,) int32, out (B, C) float32; C-contiguous
-        l2_normalize: x and out (R, C) float32; `out` may be `x`
-Work    T*C additions; 4*T*C bytes (float16: 2*T*C) and 4*B*C written
+Shapes  x (T, C) float32 or float16, begins and lengths (B,) int32, out (B, C) float32; C-contiguous. Sentence b has the
+        rows begins[b] to begins[b] + lengths[b] - 1, in a padded batch or a packed one. Rows of no sentence are not
+        read; a sentence without tokens gives zeros, one that does not lie within x a row of NaN. l2_normalize: x and
+        out (R, C) float32; `out` may be `x`
+Work    T*C additions, in an order that depends on the sentence alone: its mean has the same bits in any batch; 4*T*C
+        bytes (float16: 2*T*C) and 4*B*C written
 Source  Reimers, Gurevych: Sentence-BERT (2019), https://arxiv.org/abs/1908.10084
-
-Sentence b has the rows begins[b] to begins[b] + lengths[b]: a padded batch of S rows each has begins 0, S, 2S and so
-on, a packed one the sums of the lengths. Rows that belong to no sentence are not read, so that nothing in them reaches
-a result, not as 0 * NaN either. A sentence without tokens gives zeros, one that does not lie within x a row of NaN.
-
-Which additions are made, and in which order, depends on the sentence alone: its mean has the same bits in any batch.
 """
 
 

@@ -127,9 +127,19 @@ def block_max(value, partial):
 
 
 # --- The ladder ----------------------------------------------------------------------------------------------------
+# A function makes each rung twice: `combine` and `identity` are those of a sum or of a maximum.
 
 
-def make_reduce_sequential(combine, identity):
+def named(name: str):
+    """Decorate a launcher that a function makes: give it this name."""
+    def rename(launcher):
+        launcher.__name__ = launcher.__qualname__ = name
+        return launcher
+
+    return rename
+
+
+def make_reduce_sequential(name, combine, identity):
     @cuda.jit
     def reduce_sequential_kernel(x, out):
         row = u32.grid(1)
@@ -140,10 +150,17 @@ def make_reduce_sequential(combine, identity):
                 total = combine(total, x[row, col])
             out[row] = total
 
-    return reduce_sequential_kernel
+    @rung(kernel=reduce_sequential_kernel, idea="one thread a row, one element after another")
+    @named(f"reduce_{name}_sequential")
+    def reduce_sequential(x, out, stream=0):
+        """One thread reduces a row: C steps, one after another. Neighbouring threads read from neighbouring rows."""
+        rows, _ = _check(x, out)
+        reduce_sequential_kernel[-(-rows // 32), 32, stream](x, out)  # one warp a block: few rows still reach many SMs
+
+    return reduce_sequential
 
 
-def make_reduce_tree(combine, identity, block_reduce):
+def make_reduce_tree(name, combine, identity, block_reduce):
     @cuda.jit
     def reduce_tree_kernel(x, out):
         shared = cuda.shared.array(0, float32)  # one element per thread: the size is set at launch
@@ -156,10 +173,19 @@ def make_reduce_tree(combine, identity, block_reduce):
         if thread == 0:
             out[row] = total
 
-    return reduce_tree_kernel
+    @rung(kernel=reduce_tree_kernel, idea="one block a row, a tree in shared memory")
+    @named(f"reduce_{name}_tree")
+    def reduce_tree(x, out, stream=0, block=BLOCK):
+        """As sequential, but a block of 2^n threads shares a row; a tree combines their results in n steps, with a
+        barrier each."""
+        rows, _ = _check(x, out)
+        check_tree_block(block)
+        reduce_tree_kernel[rows, block, stream, 4 * block](x, out)
+
+    return reduce_tree
 
 
-def make_reduce_warp(combine, identity, warp_reduce):
+def make_reduce_warp(name, combine, identity, warp_reduce):
     @cuda.jit
     def reduce_warp_kernel(x, out):
         thread = u32.threadIdx.x
@@ -173,10 +199,17 @@ def make_reduce_warp(combine, identity, warp_reduce):
             if thread & 31 == 0:
                 out[row] = total
 
-    return reduce_warp_kernel
+    @rung(kernel=reduce_warp_kernel, idea="one warp a row, five shuffles")
+    @named(f"reduce_{name}_warp")
+    def reduce_warp(x, out, stream=0):
+        """As tree, but a warp shares a row: its lanes exchange values by shuffles, without shared memory or barrier."""
+        rows, _ = _check(x, out)
+        reduce_warp_kernel[-(-rows // WARPS), BLOCK, stream](x, out)
+
+    return reduce_warp
 
 
-def make_reduce_two_level(combine, identity, block_reduce):
+def make_reduce_two_level(name, combine, identity, block_reduce):
     @cuda.jit
     def reduce_two_level_kernel(x, out):
         partial = cuda.shared.array(32, float32)
@@ -189,10 +222,19 @@ def make_reduce_two_level(combine, identity, block_reduce):
         if thread == 0:
             out[row] = total
 
-    return reduce_two_level_kernel
+    @rung(kernel=reduce_two_level_kernel, idea="one block a row: shuffles within warps, then across warps")
+    @named(f"reduce_{name}_two_level")
+    def reduce_two_level(x, out, stream=0, block=BLOCK):
+        """As warp, but several warps share a row. Their results pass through shared memory, and every warp combines
+        them by shuffles."""
+        rows, _ = _check(x, out)
+        check_warp_block(block)
+        reduce_two_level_kernel[rows, block, stream](x, out)
+
+    return reduce_two_level
 
 
-def make_reduce_vectorized(combine, identity, block_reduce):
+def make_reduce_vectorized(name, combine, identity, block_reduce, two_level):
     @cuda.jit
     def reduce_vectorized_kernel(x, out):
         partial = cuda.shared.array(32, float32)
@@ -219,111 +261,31 @@ def make_reduce_vectorized(combine, identity, block_reduce):
         if thread == 0:
             out[row] = total
 
-    return reduce_vectorized_kernel
+    @rung(kernel=(reduce_vectorized_kernel, two_level.kernel), idea="four loads of 128 bits in flight")
+    @named(f"reduce_{name}_vectorized")
+    def reduce_vectorized(x, out, stream=0, block=BLOCK):
+        """As two_level, but a thread loads four neighbours at once, and four times before it combines them. Rows whose
+        length is not a multiple of four are not aligned: two_level takes those."""
+        rows, cols = _check(x, out)
+        check_warp_block(block)
+        (two_level.kernel if cols % 4 else reduce_vectorized_kernel)[rows, block, stream](x, out)
+
+    return reduce_vectorized
 
 
-sum_sequential_kernel = make_reduce_sequential(add, ZERO)
-sum_tree_kernel = make_reduce_tree(add, ZERO, block_reduce_sum)
-sum_warp_kernel = make_reduce_warp(add, ZERO, warp_sum)
-sum_two_level_kernel = make_reduce_two_level(add, ZERO, block_sum)
-sum_vectorized_kernel = make_reduce_vectorized(add, ZERO, block_sum)
+reduce_sum_sequential = make_reduce_sequential("sum", add, ZERO)
+reduce_sum_tree = make_reduce_tree("sum", add, ZERO, block_reduce_sum)
+reduce_sum_warp = make_reduce_warp("sum", add, ZERO, warp_sum)
+reduce_sum_two_level = make_reduce_two_level("sum", add, ZERO, block_sum)
+reduce_sum_vectorized = make_reduce_vectorized("sum", add, ZERO, block_sum, reduce_sum_two_level)
+sum_tree_kernel, sum_warp_kernel, sum_two_level_kernel = (
+    one.kernel for one in (reduce_sum_tree, reduce_sum_warp, reduce_sum_two_level))
 
-max_sequential_kernel = make_reduce_sequential(larger, NEG_INF)
-max_tree_kernel = make_reduce_tree(larger, NEG_INF, block_reduce_max)
-max_warp_kernel = make_reduce_warp(larger, NEG_INF, warp_max)
-max_two_level_kernel = make_reduce_two_level(larger, NEG_INF, block_max)
-max_vectorized_kernel = make_reduce_vectorized(larger, NEG_INF, block_max)
-
-
-@rung(kernel=sum_sequential_kernel, idea="one thread a row, one element after another")
-def reduce_sum_sequential(x, out, stream=0):
-    """One thread adds up a row: C steps, one after another. Neighbouring threads read from neighbouring rows."""
-    _sequential(sum_sequential_kernel, x, out, stream)
-
-
-@rung(kernel=sum_tree_kernel, idea="one block a row, a tree in shared memory")
-def reduce_sum_tree(x, out, stream=0, block=BLOCK):
-    """As sequential, but a block of 2^n threads shares a row; their sums meet in n steps with a barrier each."""
-    _tree(sum_tree_kernel, x, out, stream, block)
-
-
-@rung(kernel=sum_warp_kernel, idea="one warp a row, five shuffles")
-def reduce_sum_warp(x, out, stream=0):
-    """As tree, but a warp shares a row: its lanes hand values to each other, without shared memory or barrier."""
-    _warp(sum_warp_kernel, x, out, stream)
-
-
-@rung(kernel=sum_two_level_kernel, idea="one block a row: shuffles within warps, then across warps")
-def reduce_sum_two_level(x, out, stream=0, block=BLOCK):
-    """As warp, but several warps share a row. Their sums pass through shared memory, and one more warp adds those."""
-    _two_level(sum_two_level_kernel, x, out, stream, block)
-
-
-@rung(kernel=(sum_vectorized_kernel, sum_two_level_kernel), idea="four loads of 128 bits in flight")
-def reduce_sum_vectorized(x, out, stream=0, block=BLOCK):
-    """As two_level, but a thread loads four neighbours at once, and four times before it adds.
-
-    Rows whose length is not a multiple of four are not aligned: two_level takes those.
-    """
-    _vectorized(sum_vectorized_kernel, sum_two_level_kernel, x, out, stream, block)
-
-
-@rung(kernel=max_sequential_kernel, idea="one thread a row, one element after another")
-def reduce_max_sequential(x, out, stream=0):
-    """As reduce_sum_sequential: the largest."""
-    _sequential(max_sequential_kernel, x, out, stream)
-
-
-@rung(kernel=max_tree_kernel, idea="one block a row, a tree in shared memory")
-def reduce_max_tree(x, out, stream=0, block=BLOCK):
-    """As reduce_sum_tree: the largest."""
-    _tree(max_tree_kernel, x, out, stream, block)
-
-
-@rung(kernel=max_warp_kernel, idea="one warp a row, five shuffles")
-def reduce_max_warp(x, out, stream=0):
-    """As reduce_sum_warp: the largest."""
-    _warp(max_warp_kernel, x, out, stream)
-
-
-@rung(kernel=max_two_level_kernel, idea="one block a row: shuffles within warps, then across warps")
-def reduce_max_two_level(x, out, stream=0, block=BLOCK):
-    """As reduce_sum_two_level: the largest."""
-    _two_level(max_two_level_kernel, x, out, stream, block)
-
-
-@rung(kernel=(max_vectorized_kernel, max_two_level_kernel), idea="four loads of 128 bits in flight")
-def reduce_max_vectorized(x, out, stream=0, block=BLOCK):
-    """As reduce_sum_vectorized: the largest."""
-    _vectorized(max_vectorized_kernel, max_two_level_kernel, x, out, stream, block)
-
-
-def _sequential(kernel, x, out, stream):
-    rows, _ = _check(x, out)
-    kernel[-(-rows // 32), 32, stream](x, out)  # one warp a block, so that few rows still reach many multiprocessors
-
-
-def _tree(kernel, x, out, stream, block):
-    rows, _ = _check(x, out)
-    check_tree_block(block)
-    kernel[rows, block, stream, 4 * block](x, out)
-
-
-def _warp(kernel, x, out, stream):
-    rows, _ = _check(x, out)
-    kernel[-(-rows // WARPS), BLOCK, stream](x, out)
-
-
-def _two_level(kernel, x, out, stream, block):
-    rows, _ = _check(x, out)
-    check_warp_block(block)
-    kernel[rows, block, stream](x, out)
-
-
-def _vectorized(kernel, scalar, x, out, stream, block):
-    rows, cols = _check(x, out)
-    check_warp_block(block)
-    (scalar if cols % 4 else kernel)[rows, block, stream](x, out)
+reduce_max_sequential = make_reduce_sequential("max", larger, NEG_INF)
+reduce_max_tree = make_reduce_tree("max", larger, NEG_INF, block_reduce_max)
+reduce_max_warp = make_reduce_warp("max", larger, NEG_INF, warp_max)
+reduce_max_two_level = make_reduce_two_level("max", larger, NEG_INF, block_max)
+reduce_max_vectorized = make_reduce_vectorized("max", larger, NEG_INF, block_max, reduce_max_two_level)
 
 
 def check_tree_block(block: int) -> None:

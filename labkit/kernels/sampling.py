@@ -1,21 +1,12 @@
 """Sample the next token of each row of logits; every row has its own parameters.
 
 Shapes  logits (R, V) float32; temperature, top_p, min_p (R,) float32; top_k, steps (R,) int32; seeds (R, 2) uint32, low
-        word first; tokens (R,) int32, logprobs (R,) float32; C-contiguous; V up to 2**19
-Work    a row is read three times, with few rows twice from the L2 cache: 4*R*V bytes from memory; nothing is sorted
+        word first; tokens (R,) int32, logprobs (R,) float32; C-contiguous; V up to 2**19. A row with a NaN gives
+        NAN_ROW instead of a token, one of -inf alone EMPTY_ROW; if there are logits of +inf, only they are likely
+Work    a row is read three times, with few rows twice from the L2 cache: 4*R*V bytes from memory; nothing is sorted.
+        Sums are of integers (token_weights.py): a draw has the same bits in any batch, on any device
 Source  vLLM, `vllm/v1/sample`, for the parameters and their order; J. Salmon et al., "Parallel Random Numbers: As Easy
         as 1, 2, 3" (2011); D. Merrill and A. Grimshaw, "High Performance and Scalable Radix Sorting" (2011), for digits
-
-temperature  logits are divided by it; 0 takes the most likely token, of equally likely ones the first
-min_p        keeps the tokens at least min_p times as likely as the most likely one; 0 keeps all
-top_k        of these keeps the k most likely; 0, or V and more, keeps all
-top_p        of these keeps the fewest most likely ones whose mass reaches the fraction p; 1 keeps all
-"Most likely" means by logit, of equal logits the lower index: exactly k are kept, and no more than reach p. (vLLM keeps
-all that equal the k-th, and leaves the order of equal ones open.) The host's Sampler keeps the same tokens.
-
-The draw is a function of the row's logits, parameters, seed and step alone, whatever the batch and the device: all sums
-are of integers (see token_weights). A row with a NaN gives NAN_ROW instead of a token, one in which no token is allowed
-(all -inf) EMPTY_ROW; logits of +inf are equally likely, and all others then have probability 0.
 """
 
 import functools
@@ -24,20 +15,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from labkit import cuda
-from labkit.kernels.arguments import MAX_GRID_YZ, check_array
+from labkit.kernels.arguments import check_array
 from labkit.kernels.op import rung
 from labkit.kernels.sampling_rows import PARAMETER_DTYPES, check_sampling
-from labkit.kernels.sampling_search import (
-    BINS,
-    CANDIDATES,
-    CHUNK,
-    THREADS,
-    WARPS,
-    load_narrow,
-    load_wide,
-)
-from labkit.kernels.sampling_split import BOUND_CHUNKS, make_split
-from labkit.kernels.token_weights import MAX_VOCAB
+from labkit.kernels.sampling_search import BINS, CANDIDATES, CHUNK, THREADS, WARPS, check_rows, load_narrow, load_wide
+from labkit.kernels.sampling_split import make_split
+from labkit.kernels.sampling_stats import BOUND_CHUNKS
 
 TARGET_BLOCKS = 264  # two for each SM of an H200
 
@@ -66,10 +49,7 @@ class Scratch:
     @classmethod
     def allocate(cls, rows: int, cols: int) -> "Scratch":
         """About 40 KB for each row."""
-        if not 1 <= cols <= MAX_VOCAB:
-            raise ValueError(f"cols is {cols:,}; a row may have 1 to {MAX_VOCAB:,} logits")
-        if not 1 <= rows <= MAX_GRID_YZ:
-            raise ValueError(f"rows is {rows:,}; it must be 1 to {MAX_GRID_YZ:,}")
+        check_rows(rows, cols)
         chunks = -(-cols // CHUNK)
 
         def per_row(dtype, *shape):
@@ -83,7 +63,13 @@ class Scratch:
 
 @dataclass(frozen=True, eq=False)
 class Parameters:
-    """The parameters of each row, in device arrays: a captured graph reads their current contents."""
+    """The parameters of each row, in device arrays: a captured graph reads their current contents.
+
+    temperature: what logits are divided by; 0 takes the most likely token. min_p: keeps the tokens at least min_p times
+    as likely as the most likely one; 0 keeps all. top_k: of these keeps the k most likely; 0, or V and more, keeps all.
+    top_p: of these keeps the fewest most likely ones whose mass reaches the fraction p; 1 keeps all. "Most likely" is
+    by logit, of equal logits the lower index: exactly k are kept. (vLLM keeps all that equal the k-th.)
+    """
 
     temperature: object
     top_k: object
@@ -122,11 +108,8 @@ def sample(logits, parameters: Parameters, tokens, logprobs, scratch: Scratch, s
 
 
 def _launch_split(logits, parameters, tokens, logprobs, scratch, stream, splits=None) -> None:
-    rows, load = check_sampling(logits, parameters, tokens)
+    rows, load = check_sampling(logits, parameters, tokens, scratch)
     check_array("logprobs", logprobs, shape=(rows,))
-    if scratch.rows < rows or scratch.cols != logits.shape[1]:
-        raise ValueError(f"scratch is for {scratch.rows:,} rows of {scratch.cols:,} logits; these are {rows:,} of "
-                         f"{logits.shape[1]:,}")
     temperature, top_k, top_p, min_p, seeds, steps = parameters
     s, chunks = scratch, -(-scratch.cols // CHUNK)
     find_max, weigh, gather, draw = make_split(load)

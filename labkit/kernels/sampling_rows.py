@@ -6,7 +6,7 @@ from numba import float32, int32, int64, uint32, uint64
 from labkit import cuda, u32
 from labkit.device.lazy import kernel_factory
 from labkit.kernels.argmax import LEAST, key_of
-from labkit.kernels.arguments import MAX_GRID_YZ, aligned, check_array
+from labkit.kernels.arguments import aligned, check_array
 from labkit.kernels.op import rung
 from labkit.kernels.reduce import NEG_INF
 from labkit.kernels.sampling_search import (
@@ -25,6 +25,7 @@ from labkit.kernels.sampling_search import (
     block_largest_keys,
     block_scan,
     block_total,
+    check_logits,
     filters_of,
     kept_weight,
     known_token,
@@ -39,20 +40,16 @@ from labkit.kernels.sampling_search import (
     tally,
     value_of,
 )
-from labkit.kernels.token_weights import MAX_VOCAB, distance, reaching, weight_at
+from labkit.kernels.token_weights import distance, reaching, weight_at
 
 LOADS = 4  # 128-bit loads that a thread has in flight where a block gathers tokens
 BATCH = 4 * LOADS
 PARAMETER_DTYPES = (np.float32, np.int32, np.float32, np.float32, np.uint32, np.int32)
 
 
-def check_sampling(logits, parameters, tokens) -> tuple:
-    """(rows, the function that loads four logits)."""
-    check_array("logits", logits, ndim=2)
-    rows, cols = logits.shape
-    if cols > MAX_VOCAB or rows > MAX_GRID_YZ:
-        raise ValueError(f"logits has shape {tuple(logits.shape)}; at most {MAX_GRID_YZ:,} rows of {MAX_VOCAB:,} are "
-                         f"allowed")
+def check_sampling(logits, parameters, tokens, scratch=None) -> tuple:
+    """Return (rows, the function that loads four logits)."""
+    rows, cols = check_logits(logits, scratch)
     names = ("temperature", "top_k", "top_p", "min_p", "seeds", "steps")
     for name, array, dtype in zip(names, parameters, PARAMETER_DTYPES, strict=True):
         check_array(name, array, shape=(rows, 2) if name == "seeds" else (rows,), dtype=dtype)

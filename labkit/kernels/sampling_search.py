@@ -11,9 +11,10 @@ from numba import float32, int32, int64, uint32, uint64
 from labkit import cuda, u32
 from labkit.device import ptx
 from labkit.kernels.argmax import LEAST, key_of
+from labkit.kernels.arguments import MAX_GRID_YZ, check_array
 from labkit.kernels.philox import philox
 from labkit.kernels.reduce import ALL_LANES, NEG_INF
-from labkit.kernels.token_weights import LOG2_E, ONE, ZERO, distance, high_half, weight_at
+from labkit.kernels.token_weights import LOG2_E, MAX_VOCAB, ONE, ZERO, distance, high_half, weight_at
 from labkit.kernels.wrapping import wrapping_add
 
 THREADS = 512
@@ -29,6 +30,27 @@ TINY, HUGE = float32(1e-35), float32(1e38)
 DRAW, BY_COUNT, BY_MASS = uint32(1), uint32(2), uint32(4)  # bits: what is left to do for a row; 0: its token is known
 NAN_ROW, EMPTY_ROW = int32(-1), int32(-2)  # in place of a token: a logit is NaN; all are -inf
 NO_LOGPROB = float32(np.nan)
+
+
+# --- Arguments -------------------------------------------------------------------------------------------------------
+
+
+def check_rows(rows: int, cols: int) -> None:
+    if not 1 <= cols <= MAX_VOCAB:
+        raise ValueError(f"cols is {cols:,}; a row may have 1 to {MAX_VOCAB:,} logits")
+    if not 1 <= rows <= MAX_GRID_YZ:
+        raise ValueError(f"rows is {rows:,}; it must be 1 to {MAX_GRID_YZ:,}")
+
+
+def check_logits(logits, scratch=None) -> tuple[int, int]:
+    """Return (rows, cols). scratch: of a launch, for at least as many rows, of this length."""
+    check_array("logits", logits, ndim=2)
+    rows, cols = logits.shape
+    check_rows(rows, cols)
+    if scratch is not None and (scratch.rows < rows or scratch.cols != cols):
+        raise ValueError(f"scratch is for {scratch.rows:,} rows of {scratch.cols:,} logits; these are {rows:,} of "
+                         f"{cols:,}")
+    return rows, cols
 
 
 # --- Loads -----------------------------------------------------------------------------------------------------------

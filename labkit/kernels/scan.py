@@ -1,18 +1,13 @@
 """Scan, the running sum of an array. One rung for each idea, slowest first.
 
-Shapes  x (N,), out (N,); int32 or float32, both alike; C-contiguous; any size; out may be x
+Shapes  x (N,), out (N,); int32 or float32, both alike; C-contiguous; any size; out may be x. Inclusive: out[i] = x[0] +
+        ... + x[i]; exclusive=True: out[i] = x[0] + ... + x[i - 1]. Sums of int32 wrap around, as NumPy's do; those of
+        float32 depend on the order of the additions, which in the look-back may differ from launch to launch
+        scratch: scratch_size(N) elements of uint64 for totals of tiles, a tile being what one block scans; if left out,
+        it is cached for each host thread, whose launches must then be on one stream
 Work    N - 1 additions; 8*N bytes. The first four rungs move 16*N bytes and more, reduce_first 12*N
 Source  G. Blelloch, "Prefix Sums and Their Applications"; M. Harris et al., "Parallel Prefix Sum (Scan) with CUDA", GPU
         Gems 3; D. Merrill, M. Garland, "Single-pass Parallel Prefix Scan with Decoupled Look-back"
-
-    inclusive   out[i] = x[0] + ... + x[i]
-    exclusive   out[i] = x[0] + ... + x[i - 1], and out[0] = 0
-
-exclusive=True asks any rung for the second. Sums of int32 wrap around, as NumPy's do. Sums of float32 depend on the
-order of the additions: each rung has its own, and that of the look-back may differ from launch to launch.
-
-A tile is what one block scans. `scratch` is memory for totals of tiles, scratch_size(N) elements of uint64, which no
-other launch uses at the same time. By default it is cached per host thread, whose launches must then be on one stream.
 """
 
 import functools

@@ -1,13 +1,9 @@
-"""A token's weight: its unnormalised probability, as an integer.
+"""A token's weight: its unnormalised probability, as an integer, 2**43 * exp((x - row_max) / temperature) rounded down.
 
-The weight of a logit x is 2**43 * exp((x - row_max) / temperature), rounded down. Integers can be added in any order
-without a rounding, so a sum of weights is the same to the last bit however the row is split over threads and blocks,
-and comparisons of such sums, "do these tokens reach p?", have one answer. Even the exponential is computed in
-integers, from the float32 z = (row_max - x) * log2(e) / temperature, so that a GPU, the CPU device and NumPy agree on
-every bit.
-
-Tokens are ordered by logit, the largest first, of equal ones the lower index first. Every filter keeps a prefix of that
-order.
+Integers can be added in any order without rounding: a sum of weights has the same bits however a row is split over
+threads and blocks, and "do these tokens reach p?" has one answer. Even the exponential is computed in integers, from
+the float32 z = (row_max - x) * log2(e) / temperature, so that a GPU, the CPU device and NumPy agree on every bit.
+Tokens are ordered by logit, the largest first, of equal ones the lower index first. Every filter keeps a prefix.
 
 Error   2**-26 of the weight from the polynomial, 2**-26 from z's last bit, and 2**-43 of the maximum's weight; z is as
         exact as float32, 2**-24 of itself, which for the likely tokens is the largest error
@@ -50,7 +46,7 @@ def weight_at(delta, scale):
     z = ZERO if delta == ZERO else delta * scale  # a scale may be infinite
     z = z if z < FADED else FADED  # no branch: the weights of a thread's tokens are computed side by side
     fixed = uint32(z * UNIT)
-    u = fixed << 32 - FRACTION_BITS  # the fraction, times 2**32
+    u = uint32(fixed << 32 - FRACTION_BITS)  # the fraction, times 2**32: the bits before the point are shifted out
     poly = C4 - product_high(u, C5)
     poly = C3 - product_high(u, poly)
     poly = C2 - product_high(u, poly)

@@ -36,7 +36,8 @@ import numpy as np
 from labkit import cuda, device
 from labkit.device import launches
 from labkit.device.memory import zeros
-from labkit.kernels.attention.paged import decode_parts, paged_decode, paged_prefill
+from labkit.kernels.attention.paged import decode_parts, paged_decode
+from labkit.kernels.attention.paged_prefill import paged_prefill
 from labkit.kernels.attention.pages import cache_shape, pages_for
 from labkit.kernels.embedding import token_embedding
 from labkit.kernels.linear.bf16 import arrange_gate_up, linear, linear_swiglu

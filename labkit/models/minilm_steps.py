@@ -16,11 +16,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from labkit.kernels.attention.head_layout import merge_heads, split_heads
-from labkit.kernels.attention.sentences import (
-    attention_sentences_three_launches_half,
-    attention_sentences_whole_matrix,
-    scores_shape,
-)
+from labkit.kernels.attention.sentences_unfused import attention_sentences_three_launches_half, scores_shape
+from labkit.kernels.attention.whole_matrix import attention_sentences_whole_matrix
 from labkit.kernels.embedding_sum import embedding_sum
 from labkit.kernels.linear import layers
 from labkit.kernels.norm.half import add_layernorm_half_warp, layernorm_half_warp

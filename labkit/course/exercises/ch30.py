@@ -15,8 +15,9 @@ from labkit.course.exercises import Edit, KernelExercise, PredictionExercise, Re
 from labkit.course.exercises.ch29 import ALL_LANES, LLAMA_3_1_8B
 from labkit.course.exercises.demands import asks, shuffles
 from labkit.course.exercises.domains import EQUAL, HUGE_AND_TINY, ZEROS, at, of
-from labkit.kernels.attention.pages import attend_reference, rounding_errors
+from labkit.kernels.attention.pages import attend_reference
 from labkit.kernels.op import uniform
+from labkit.kernels.ops.pages import rounding_errors
 from labkit.kernels.tolerance import EPS32
 
 # --- A gated product --------------------------------------------------------------------------------------------------

@@ -13,9 +13,10 @@ from labkit.course.exercises import Edit, KernelExercise, PredictionExercise, Re
 from labkit.course.exercises.demands import asks, shuffles
 from labkit.course.exercises.domains import parameter
 from labkit.kernels.attention.paged import paged_decode_reference
-from labkit.kernels.attention.pages import PAGE, gather, paged_inputs, pages_for
+from labkit.kernels.attention.pages import PAGE, gather, pages_for
 from labkit.kernels.op import uniform
 from labkit.kernels.ops.paged_decode import tolerance_decode
+from labkit.kernels.ops.pages import paged_inputs
 from labkit.kernels.tolerance import EPS32
 
 UNTOUCHED = -7.0  # where no record is written

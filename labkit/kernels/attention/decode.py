@@ -1,16 +1,23 @@
-"""The kernels of attention for one or a few queries against many keys: first slices of the keys, then a merge of
-their partial results.
+"""Attention for one or a few queries against many keys: first slices of the keys, then a merge of their partial
+results.
 
 Shapes  as in three_pass.py: qkv (S, 3*H*D), out (S, H*D), cache (N, 2*H*D), start (1,); float32 or float16; D a
-        multiple of 16. The launcher is in flash.py
+        multiple of 16
 Source  T. Dao et al., "Flash-Decoding" (2023)
 """
 
+import functools
+
+import numpy as np
 from numba import float32, uint32
 
 from labkit import cuda, u32
 from labkit.device import ptx
 from labkit.device.lazy import kernel_factory
+from labkit.kernels.arguments import MAX_GRID_YZ
+from labkit.kernels.attention.flash import SIZES, check_flash, scale_for_powers_of_two
+from labkit.kernels.attention.heads import keys_and_values, make_load_chunk
+from labkit.kernels.op import rung
 from labkit.kernels.reduce import ALL_LANES, NEG_INF, ZERO, block_max, block_sum
 
 DECODE_THREADS = 128
@@ -40,16 +47,7 @@ def make_decode(size: int, half: bool = False):
     TEAMS, SLICES_AT_ONCE = teams_of(size), 4  # threads that combine slices, for each element; slices in flight
     TEAM_ELEMENTS = TEAMS * size
     PARTIAL_STRIDE = SIZE + 4  # of a slice: acc, row_sum, row_max and two elements of padding
-
-    @cuda.jit(device=True)
-    def load_chunk(elements, dst, array, offset):
-        """elements[dst], ... = the elements in 16 bytes of an array."""
-        vec = ptx.load_global4(array, offset)
-        for n in range(4):
-            if half:
-                elements[dst + 2 * n], elements[dst + 2 * n + 1] = ptx.unpack_half2(vec[n])
-            else:
-                elements[dst + n] = vec[n]
+    load_chunk = make_load_chunk(half)
 
     # Four steps a call, with explicit calls: a loop over all steps would not be unrolled for every head size.
 
@@ -216,3 +214,40 @@ def make_decode(size: int, half: bool = False):
 def decode_workspace_numbers(rows: int, capacity: int, heads: int, size: int) -> int:
     """Return how many float32 elements attention_decode needs between its two launches, for `capacity` keys at most."""
     return rows * heads * -(-capacity // SLICE) * (size + 4)
+
+
+@functools.cache
+def _decode_workspace(num_elements: int):
+    return cuda.device_array(num_elements, np.float32)
+
+
+@rung(kernel=make_decode(64), sizes=f"{SIZES}, and at most 65,535 rows",
+      idea="for a query or a few: blocks share the keys, a second launch combines what they found")
+def attention_decode(qkv, heads, out, *, cache=None, start=None, causal=False, stream=0, workspace=None):
+    """For generation, where a token has one query and a long cache: a block for each head would leave most of the GPU
+    idle. So a block takes 128 keys of a head, and a second kernel combines the slices, with the correction of flash.
+
+    workspace: decode_workspace_numbers float32 elements in device memory; if left out, one is made for each size and
+    kept, and launches in two streams at the same time must not share it. The number of keys is read from `start`, so
+    that one captured graph serves every token.
+    """
+    launch_decode(qkv, heads, out, cache, start, causal, stream, workspace)
+
+
+def launch_decode(qkv, heads, out, cache, start, causal, stream, workspace, dtype=np.float32) -> None:
+    size, capacity = check_flash(qkv, heads, out, cache, start, dtype)
+    rows, slices = out.shape[0], -(-capacity // SLICE)
+    if rows > MAX_GRID_YZ:
+        raise ValueError(f"{rows:,} rows are too many; at most {MAX_GRID_YZ:,} are allowed")
+    num_elements = decode_workspace_numbers(rows, capacity, heads, size)
+    if workspace is None:
+        workspace = _decode_workspace(num_elements)
+    elif np.dtype(workspace.dtype) != np.float32 or workspace.size < num_elements:
+        raise ValueError(f"workspace has {workspace.size:,} elements of {workspace.dtype}; it must have "
+                         f"{num_elements:,} of float32")
+    keys_values, start, kv_offset = keys_and_values(qkv, out, cache, start)
+    slice_kernel, combine_kernel = make_decode(size, dtype == np.float16)
+    slice_kernel[(slices, heads, rows), DECODE_THREADS, stream](
+        qkv, keys_values, start, out, kv_offset, scale_for_powers_of_two(size), np.uint32(causal), workspace)
+    combine_kernel[(heads, rows), size * teams_of(size), stream](
+        workspace, start, out, np.uint32(capacity), np.uint32(slices), np.uint32(causal))

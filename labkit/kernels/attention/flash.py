@@ -1,19 +1,14 @@
-"""Attention that keeps no row of scores: it goes through the keys tile by tile and rescales the running sums when a
-larger score comes up. Two other forms: a whole matrix of scores, and a single query.
+"""Flash attention, float32: a block goes through the keys tile by tile and rescales its running sums whenever a larger
+score comes up, so that no row of scores is kept.
 
 Shapes  as in three_pass.py: qkv (S, 3*H*D), out (S, H*D), cache (N, 2*H*D), start (1,); float32; D a multiple of 16
 Source  T. Dao et al., "FlashAttention" (2022), https://arxiv.org/abs/2205.14135; M. Milakov and N. Gimelshein, "Online
-        normalizer calculation for softmax" (2018); for one query: T. Dao et al., "Flash-Decoding" (2023)
+        normalizer calculation for softmax" (2018)
 
-For a query, over the keys so far, with scores s and values v:
-
-    row_max = max s        row_sum = sum of 2**(s - row_max)        acc = sum of 2**(s - row_max) * v
-
-When a new tile has a larger score, row_sum and acc are multiplied by 2**(old row_max - new row_max); then the tile's
-own sums are added. The scale 1/sqrt(D) and the log2(e) that turns exp into 2** are one factor.
+A query keeps row_max = max s, row_sum = sum of 2**(s - row_max) and acc = sum of 2**(s - row_max) * v, over scores s
+and values v; a larger row_max multiplies both sums by 2**(old - new). log2(e), for exp, is part of the scale 1/sqrt(D).
 """
 
-import functools
 import math
 from dataclasses import dataclass
 
@@ -23,15 +18,13 @@ from numba import float32, uint32
 from labkit import cuda, device, u32
 from labkit.device import ptx
 from labkit.device.lazy import kernel_factory
-from labkit.kernels.arguments import MAX_GRID_YZ, MAX_SHARED, aligned, dynamic_shared
-from labkit.kernels.attention.decode import DECODE_THREADS, SLICE, decode_workspace_numbers, make_decode, teams_of
-from labkit.kernels.attention.heads import check_heads, keys_and_values
+from labkit.kernels.arguments import MAX_GRID_YZ, aligned, launch_tiled
+from labkit.kernels.attention.heads import STEP, check_chunks, check_heads, keys_and_values, multiprocessors
 from labkit.kernels.matmul.mma import swizzle_of
 from labkit.kernels.op import rung
-from labkit.kernels.reduce import ALL_LANES, NEG_INF, ZERO, warp_max, warp_sum
+from labkit.kernels.reduce import ALL_LANES, NEG_INF, ZERO
 
 ASYNC = (8, 0)  # the compute capability that cp.async needs
-STEP = 16  # heads are a multiple of this
 SIZES = f"heads of a multiple of {STEP} numbers, at most 256"
 
 
@@ -42,89 +35,14 @@ def scale_for_powers_of_two(size: int) -> np.float32:
 def check_flash(qkv, heads, out, cache, start, dtype=np.float32, widest: int = 256) -> tuple[int, int]:
     """As check_heads, for rows that move 16 bytes at a time."""
     size, capacity = check_heads(qkv, heads, out, cache, start, dtype)
-    if size % STEP or size > widest:
-        raise ValueError(f"a head has {size} numbers; it must be a multiple of {STEP}, at most {widest}")
-    if not aligned(*(array for array in (qkv, out, cache) if array is not None)):
-        raise ValueError("qkv, out and cache must begin at a multiple of 16 bytes; one is a view that does not")
+    check_chunks(size, widest, qkv=qkv, out=out, **({} if cache is None else {"cache": cache}))
     return size, capacity
 
 
 def takes_flash(size: int, qkv, out, cache) -> bool:
-    """Whether the rungs here that move 16 bytes at a time take heads of `size` and these arguments, already checked."""
+    """Whether kernels that move 16 bytes at a time take heads of this size and these arguments, already checked."""
     return size % STEP == 0 and size <= 256 and aligned(*(array for array in (qkv, out, cache) if array is not None))
 
-
-# --- A head's whole matrix of scores in shared memory -----------------------------------------------------------------
-
-WHOLE_THREADS = 256
-
-
-@cuda.jit
-def attention_whole_matrix_kernel(qkv, keys_values, start, out, kv_offset, size, scale, causal):
-    scores = cuda.shared.array(0, float32)  # rows * capacity
-    thread = u32.threadIdx.x
-    lane, warp = thread % 32, thread // 32
-    rows, width, capacity = u32.shape(out)[0], u32.shape(out)[1], u32.shape(keys_values)[0]
-    head_column = u32.blockIdx.x * size
-    context_len = uint32(start[0])
-    num_keys = min(context_len + rows, capacity)
-
-    for index in u32.range(thread, rows * num_keys, WHOLE_THREADS):  # the scores
-        t, j = index // num_keys, index % num_keys
-        score = ZERO
-        for i in u32.range(size):
-            score += qkv[t, head_column + i] * keys_values[j, kv_offset + head_column + i]
-        masked = causal != 0 and j > context_len + t
-        scores[index] = NEG_INF if masked else score * scale
-    cuda.syncthreads()  # the matrix is complete
-
-    for t in u32.range(warp, rows, WHOLE_THREADS // 32):  # softmax, one warp per row
-        row_max = NEG_INF
-        for j in u32.range(lane, num_keys, 32):
-            row_max = max(row_max, scores[t * num_keys + j])
-        row_max = warp_max(row_max)
-        row_sum = ZERO
-        for j in u32.range(lane, num_keys, 32):
-            exponential = ptx.exp2_approx(scores[t * num_keys + j] - row_max)
-            scores[t * num_keys + j] = exponential
-            row_sum += exponential
-        inv_row_sum = float32(1.0) / warp_sum(row_sum)
-        for j in u32.range(lane, num_keys, 32):
-            scores[t * num_keys + j] *= inv_row_sum
-    cuda.syncthreads()  # the weights are complete
-
-    for index in u32.range(thread, rows * size, WHOLE_THREADS):  # the weighted values
-        t, i = index // size, index % size
-        column = kv_offset + width + head_column + i
-        acc = ZERO
-        for j in u32.range(num_keys):
-            acc += scores[t * num_keys + j] * keys_values[j, column]
-        out[t, head_column + i] = acc
-
-
-@rung(kernel=attention_whole_matrix_kernel, idea="one block a head: its whole matrix of scores in shared memory",
-      sizes="as many scores a head as there is shared memory for: 241 x 241 on an H200",
-      failed="a block for each head: 12 heads keep 12 of an H200's 132 multiprocessors busy, one after the other with "
-             "scores, softmax and values. With 12 heads and 128 tokens it takes 0.66 ms there, and three_pass takes "
-             "0.07. The scores then fill 64 KB, at 241 tokens all that a block can have, so that no second block "
-             "would fit beside it; longer it cannot be at all")
-def attention_whole_matrix(qkv, heads, out, *, cache=None, start=None, causal=False, stream=0):
-    """The obvious fusion: one block computes a head's S x S scores, its softmax and the weighted values, and nothing
-    between them goes to global memory. This saves only what the caches would have held anyway."""
-    size, capacity = check_heads(qkv, heads, out, cache, start)
-    nbytes = 4 * out.shape[0] * capacity
-    if nbytes > MAX_SHARED:
-        raise ValueError(f"the scores of {out.shape[0]:,} queries and {capacity:,} keys take {nbytes:,} bytes of "
-                         f"shared memory; a block can have {MAX_SHARED:,}: {math.isqrt(MAX_SHARED // 4)} x "
-                         f"{math.isqrt(MAX_SHARED // 4)} scores. Tiled attention has no such limit")
-    keys_values, start, kv_offset = keys_and_values(qkv, out, cache, start)
-    arguments = (qkv, keys_values, start, out, kv_offset, np.uint32(size), scale_for_powers_of_two(size),
-                 np.uint32(causal))
-    dynamic_shared(attention_whole_matrix_kernel, nbytes, *arguments)
-    attention_whole_matrix_kernel[heads, WHOLE_THREADS, stream, nbytes](*arguments)
-
-
-# --- Tiles of keys, float32 -------------------------------------------------------------------------------------------
 
 THREADS = 128
 
@@ -189,7 +107,7 @@ class FlashTile:
 
     @property
     def columns(self) -> int:
-        """Of the values, those of a thread."""
+        """Columns of the values that a thread has."""
         return self.size // self.lanes
 
     @property
@@ -198,7 +116,7 @@ class FlashTile:
 
     @property
     def offsets(self) -> tuple[int, int, int, int]:
-        """In shared memory, where the keys, the values and the exponentials begin, and the end of these."""
+        """Offsets in shared memory of the keys, the values and the exponentials, and the end of the last."""
         keys = self.rows * self.pitch
         values = keys + self.keys * self.pitch
         exponentials = values + self.keys * self.size
@@ -278,7 +196,7 @@ def make_flash_steps(tile: FlashTile):
 
 
 def make_flash_loop(tile: FlashTile, copy_keys, copy_values):
-    """Make the device functions attend, which goes through the keys of a tile of queries, and store_rows.
+    """Make the device functions attend, which loops over the tiles of keys for a tile of queries, and store_rows.
 
     copy_keys(shared, offset, source, key0, end, thread) starts the copies of the tile of keys from key0 to shared
     memory, with zeros from key `end` on; copy_values does so for the values. `source` is a tuple of their own.
@@ -293,8 +211,9 @@ def make_flash_loop(tile: FlashTile, copy_keys, copy_values):
 
     @cuda.jit(device=True)
     def attend(shared, acc, row_sum, source, visible, scale, thread):
-        """acc and row_sum of this thread's queries, over the keys before visible[0]. All threads see those before
-        visible[1]; query i of a thread sees those before visible[2] + i * GROUPS and before visible[3]."""
+        """Compute acc and row_sum of this thread's queries. visible: (end, min_visible, causal_end, num_keys). Keys
+        from `end` on are not read; every query of the block sees the keys before min_visible, and query i of this
+        thread those before causal_end + i * GROUPS and before num_keys."""
         end, min_visible, causal_end, num_keys = visible
         scores = cuda.local.array(SCORES, float32)
         query_part = cuda.local.array(QUERY_PART, float32)
@@ -394,6 +313,19 @@ def make_contiguous_loop(tile: FlashTile):
     return make_flash_loop(tile, copy_keys, copy_values)
 
 
+def queries_of_thread(size: int, pairs: int, rows: int) -> int:
+    """Return the queries of a thread in a FlashTile: no more than `rows` rows need, and few enough that `pairs` pairs
+    of a sequence and a head have a block for each SM. On the CPU device, 1."""
+    # With 8, at heads of 64, a thread has 254 registers: 4,096 rows take 1,661 us instead of 1,434.
+    queries = 1 if not device.on_gpu() else 4 if size <= 128 else 2
+    while queries > 1:
+        tile_rows = FlashTile(size, queries).rows
+        if tile_rows // 2 < rows and pairs * -(-rows // tile_rows) >= multiprocessors():
+            break
+        queries //= 2
+    return queries
+
+
 @kernel_factory
 def make_flash(size: int, queries: int):
     """Attention for heads of `size` elements, with a FlashTile of `queries` queries of a thread."""
@@ -429,18 +361,6 @@ def make_flash(size: int, queries: int):
     return attention_flash_kernel
 
 
-def flash_rows(size: int, rows: int, heads: int) -> int:
-    """Queries per thread: as many as leave a block for each SM. On the CPU device, one."""
-    if not device.on_gpu():
-        return 1
-    min_blocks = cuda.get_current_device().MULTIPROCESSOR_COUNT
-    groups = THREADS // (8 if size % 32 == 0 else 4)
-    queries = 4 if size <= 128 else 2  # with 8, at heads of 64, 254 registers: 1,661 instead of 1,434 us for 4096
-    while queries > 1 and heads * -(-rows // (queries * groups)) < min_blocks:
-        queries //= 2
-    return queries
-
-
 @rung(kernel=make_flash(64, 4), needs=ASYNC, sizes=SIZES,
       idea="tiles of keys, corrected accumulators: no row of scores; products from registers")
 def attention_flash(qkv, heads, out, *, cache=None, start=None, causal=False, stream=0):
@@ -448,7 +368,8 @@ def attention_flash(qkv, heads, out, *, cache=None, start=None, causal=False, st
     registers, as in a matrix product, and of the sums: an element from shared memory feeds several products. cp.async
     copies the values during the scores and the next keys during the values. Tiles that no query sees are skipped."""
     size, _ = check_flash(qkv, heads, out, cache, start)
-    launch_flash(make_flash(size, flash_rows(size, out.shape[0], heads)), qkv, heads, out, cache, start, causal, stream)
+    kernel = make_flash(size, queries_of_thread(size, heads, out.shape[0]))
+    launch_flash(kernel, qkv, heads, out, cache, start, causal, stream)
 
 
 def launch_flash(kernel, qkv, heads, out, cache, start, causal, stream) -> None:
@@ -459,45 +380,4 @@ def launch_flash(kernel, qkv, heads, out, cache, start, causal, stream) -> None:
     keys_values, start, kv_offset = keys_and_values(qkv, out, cache, start)
     scale = scale_for_powers_of_two(out.shape[1] // heads)
     arguments = (qkv, keys_values, start, out, kv_offset, scale, np.uint32(causal))
-    dynamic_shared(kernel, kernel.shared_bytes, *arguments)
-    kernel[(heads, tiles), kernel.threads, stream, kernel.shared_bytes](*arguments)
-
-
-# --- A query or a few against many keys -------------------------------------------------------------------------------
-
-
-@functools.cache
-def _decode_workspace(num_elements: int):
-    return cuda.device_array(num_elements, np.float32)
-
-
-@rung(kernel=make_decode(64), sizes=f"{SIZES}, and at most 65,535 rows",
-      idea="for a query or a few: blocks share the keys, a second launch combines what they found")
-def attention_decode(qkv, heads, out, *, cache=None, start=None, causal=False, stream=0, workspace=None):
-    """For generation, where a token has one query and a long cache: a block for each head would leave most of the GPU
-    idle. So a block takes 128 keys of a head, and a second kernel combines the slices, with the correction of flash.
-
-    workspace: decode_workspace_numbers float32 elements in device memory; if left out, one is made for each size and
-    kept, and launches in two streams at the same time must not share it. The number of keys is read from `start`, so
-    that one captured graph serves every token.
-    """
-    launch_decode(qkv, heads, out, cache, start, causal, stream, workspace)
-
-
-def launch_decode(qkv, heads, out, cache, start, causal, stream, workspace, dtype=np.float32) -> None:
-    size, capacity = check_flash(qkv, heads, out, cache, start, dtype)
-    rows, slices = out.shape[0], -(-capacity // SLICE)
-    if rows > MAX_GRID_YZ:
-        raise ValueError(f"{rows:,} rows are too many; at most {MAX_GRID_YZ:,} are allowed")
-    num_elements = decode_workspace_numbers(rows, capacity, heads, size)
-    if workspace is None:
-        workspace = _decode_workspace(num_elements)
-    elif np.dtype(workspace.dtype) != np.float32 or workspace.size < num_elements:
-        raise ValueError(f"workspace has {workspace.size:,} elements of {workspace.dtype}; it must have "
-                         f"{num_elements:,} of float32")
-    keys_values, start, kv_offset = keys_and_values(qkv, out, cache, start)
-    slice_kernel, combine_kernel = make_decode(size, dtype == np.float16)
-    slice_kernel[(slices, heads, rows), DECODE_THREADS, stream](
-        qkv, keys_values, start, out, kv_offset, scale_for_powers_of_two(size), np.uint32(causal), workspace)
-    combine_kernel[(heads, rows), size * teams_of(size), stream](
-        workspace, start, out, np.uint32(capacity), np.uint32(slices), np.uint32(causal))
+    launch_tiled(kernel, (heads, tiles), stream, *arguments)

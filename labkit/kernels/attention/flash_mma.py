@@ -1,14 +1,13 @@
-"""The loop over tiles of keys on tensor cores, for every kernel of attention that has one: float16 or bfloat16, keys in
-the rows of a matrix or in pages. The sums are float32.
+"""The loop over tiles of keys on tensor cores, for all attention kernels that have one: float16 or bfloat16, keys in
+the rows of a matrix or in pages. Sums are float32.
 
 Source  T. Dao, "FlashAttention-2" (2023), https://arxiv.org/abs/2307.08691; PTX ISA, "Matrix Fragments for
         mma.m16n8k16"
 
-A warp has 16 or 32 queries, and all keys of a tile: scores = queries @ keys.T, then acc += exponentials @ values. In
-the accumulators of mma.sync lane L holds columns 2 * (L % 4) and the next of rows L // 4 and L // 4 + 8; in its A
-operand it holds words of the same columns and rows. So two products of 16 x 8 scores, side by side, become
-exponentials, are rounded to 16 bits, two to a word, and are the A operand of the product with the values: they never
-leave their registers.
+A warp has 16 or 32 queries, and all keys of a tile: scores = queries @ keys.T, then acc += exponentials @ values. An
+accumulator and an A operand of mma.sync give lane L the same elements: columns 2 * (L % 4) and the next of rows L // 4
+and L // 4 + 8. So the exponentials of two neighbouring 16 x 8 products, packed two to a word, are the A operand of the
+product with the values: they never leave their registers.
 """
 
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from numba import float32, uint32
 from labkit import cuda, u32
 from labkit.device import ptx
 from labkit.kernels.attention.flash import make_copy_rows
+from labkit.kernels.attention.heads import multiprocessors
 from labkit.kernels.matmul.mma import CHUNK, add_product, add_product_bf16, swizzle_of
 from labkit.kernels.reduce import ALL_LANES, NEG_INF, ZERO
 
@@ -56,22 +56,22 @@ class MmaTile:
 
     @property
     def stages(self) -> int:
-        """Tiles of keys in shared memory; one where all keys fit into it."""
+        """Tiles of keys that shared memory holds: two, or one where all keys fit into a single tile."""
         return 1 if self.keys < KEYS else 2
 
     @property
     def elements(self) -> int:
-        """Of shared memory: the queries, and the keys and values of each stage."""
+        """Elements of shared memory: the queries, and the keys and values of each stage."""
         return (self.rows + self.stages * 2 * self.keys) * rows_in_shared(self.size)[1]
 
     @property
     def lane_rows(self) -> int:
-        """Rows of queries of which a lane has a part."""
+        """Query rows of which each lane holds elements: two in each tile of 16 queries."""
         return 2 * self.m_tiles
 
     @property
     def registers(self) -> int:
-        """Of a thread, for keys in the rows of a matrix."""
+        """Registers of a thread, where keys are rows of a matrix."""
         if self.m_tiles == 1:
             return 128 if self.size <= 64 else 256
         return 168 if self.size <= 32 else 256
@@ -79,6 +79,21 @@ class MmaTile:
     @property
     def accumulators(self) -> int:
         return self.lane_rows * self.size // 4
+
+
+FORMS = ((4, 2), (4, 1), (2, 1), (1, 1))  # of a block, or a team: warps, and tiles of 16 queries for each warp
+
+
+def mma_form(size: int, pairs: int, rows: int) -> tuple[int, int]:
+    """Return (warps, m_tiles): the tallest tile of queries that `rows` rows need, so that keys and values are reused
+    most, and with which `pairs` pairs of a sequence and a head have a block for each SM."""
+    min_blocks = multiprocessors()
+    # The tallest takes a CPU twice as long to compile, and is no faster there.
+    for warps, m_tiles in FORMS if size <= 64 and min_blocks > 1 else FORMS[1:]:
+        tile_rows = 16 * warps * m_tiles
+        if tile_rows // 2 < rows and pairs * -(-rows // tile_rows) >= min_blocks:
+            break
+    return warps, m_tiles
 
 
 def make_copy_elements(tile: MmaTile, num_rows: int):
@@ -121,7 +136,8 @@ def make_mma_steps(size: int, m_tiles: int, keys: int, pitch: int, bf16: bool = 
 
     @cuda.jit(device=True)
     def mask_scores(scores, key, num_visible, r):
-        """Mask the scores of this lane's row r whose keys, the first of which is `key`, are not visible."""
+        """Set the scores of this lane's row r to -inf for the keys from num_visible on. key: index of the lane's first
+        key in this tile."""
         for j in u32.range(N_TILES):
             for right in u32.range(2):
                 if key + (8 * j + right) >= num_visible:
@@ -172,8 +188,8 @@ def make_mma_steps(size: int, m_tiles: int, keys: int, pitch: int, bf16: bool = 
 
 
 def make_mma_loop(tile: MmaTile, copy_tile):
-    """Make the device functions attend, which goes through the keys of a tile of queries, and store_rows. Both take
-    the offset in shared memory where the queries are, and there the results are staged.
+    """Make the device functions attend, which loops over the tiles of keys for a tile of queries, and store_rows. Both
+    take the offset of the queries in shared memory, where store_rows stages the results.
 
     copy_tile(shared, offset, source, key0, end, thread) starts the copies of the tile of keys from key0 to shared
     memory, and of its values behind them, with zeros from key `end` on. `source` is a tuple of its own.
@@ -202,9 +218,10 @@ def make_mma_loop(tile: MmaTile, copy_tile):
 
     @cuda.jit(device=True)
     def attend(shared, offset, acc, row_sum, source, visible, scale, thread):
-        """acc and row_sum of this lane's rows, over the keys before visible[0]. All queries of this warp see those
-        before visible[1], none sees others than those before visible[2]; row r of a lane sees those before visible[4]
-        and, if the tile is causal, before visible[3] + 8 * r. The copies of the queries have been started."""
+        """Compute acc and row_sum of this lane's rows. The copies of the queries have been started. visible: (end,
+        min_visible, max_visible, causal_end, num_keys). Keys from `end` on are not read; every query of this warp sees
+        the keys before min_visible, none sees any from max_visible on; row r of the lane sees those before num_keys
+        and, in a causal tile, before causal_end + 8 * r."""
         end, min_visible, max_visible, causal_end, num_keys = visible
         scores = cuda.local.array(SCORES, float32)
         query_words = cuda.local.array(QUERY_WORDS, uint32)
@@ -264,8 +281,8 @@ def make_mma_loop(tile: MmaTile, copy_tile):
 
     @cuda.jit(device=True)
     def store_rows(shared, offset, acc, row_sum, out, rows, head_column, thread):
-        """Divide by row_sum, and store this warp's queries. rows: (the row of out from which the others are counted,
-        the first of the tile, the end of those that exist)."""
+        """Divide acc by row_sum and store this warp's rows of out. rows: (begin, row0, end): the tile begins at row
+        begin + row0, and rows from begin + end on do not exist."""
         pairs = cuda.shared.array(0, uint32)  # the same memory as `shared`, two elements at a time
         begin, row0, end = rows
         lane, width = thread % 32, u32.shape(out)[1]

@@ -10,9 +10,9 @@ from numba import float32, uint32
 
 from labkit import cuda, device, u32
 from labkit.device.lazy import kernel_factory
-from labkit.kernels.attention.decode import make_decode
-from labkit.kernels.attention.flash import SIZES, check_flash, launch_decode, launch_flash
-from labkit.kernels.attention.flash_mma import MmaTile, make_contiguous_mma_loop, make_copy_elements
+from labkit.kernels.attention.decode import launch_decode, make_decode
+from labkit.kernels.attention.flash import SIZES, check_flash, launch_flash
+from labkit.kernels.attention.flash_mma import MmaTile, make_contiguous_mma_loop, make_copy_elements, mma_form
 from labkit.kernels.attention.heads import check_heads
 from labkit.kernels.attention.three_pass import FEW
 from labkit.kernels.attention.wgmma import attention_flash_wgmma, takes_flash_wgmma
@@ -55,27 +55,13 @@ def make_flash_half(size: int, warps: int, m_tiles: int):
     return attention_flash_half_kernel
 
 
-FORMS = ((4, 2), (4, 1), (2, 1), (1, 1))  # warps of a block, tiles of 16 queries of a warp
-
-
-def flash_half_form(size: int, rows: int, heads: int) -> tuple[int, int]:
-    """Return the form with the most rows that still has a block for each SM. On the CPU device, the one with the most
-    rows."""
-    forms = FORMS if size <= 64 else FORMS[1:]
-    min_blocks = cuda.get_current_device().MULTIPROCESSOR_COUNT if device.on_gpu() else 1
-    for warps, m_tiles in forms:
-        if heads * -(-rows // (16 * warps * m_tiles)) >= min_blocks:
-            return warps, m_tiles
-    return forms[-1]
-
-
 @rung(kernel=make_flash_half(64, 4, 1), needs=MMA, sizes=SIZES,
       idea="tensor cores: scores become exponentials, and a factor of the next product, in registers")
 def attention_flash_half(qkv, heads, out, *, cache=None, start=None, causal=False, stream=0):
     """A block takes 16 to 128 queries of one head, a warp 16 or 32 of them, and the keys in tiles of 64. cp.async
     copies the next tile, swizzled, while this one is multiplied. Tiles that no query sees are skipped."""
     size, _ = check_flash(qkv, heads, out, cache, start, np.float16)
-    kernel = make_flash_half(size, *flash_half_form(size, out.shape[0], heads))
+    kernel = make_flash_half(size, *mma_form(size, heads, out.shape[0]))
     launch_flash(kernel, qkv, heads, out, cache, start, causal, stream)
 
 

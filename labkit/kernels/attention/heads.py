@@ -5,10 +5,17 @@ import functools
 import numpy as np
 from numba import float32, uint32
 
-from labkit import cuda
-from labkit.kernels.arguments import MAX_GRID_YZ, check_array
+from labkit import cuda, device
+from labkit.device import ptx
+from labkit.kernels.arguments import MAX_GRID_YZ, aligned, check_array
 
 NOT_A_NUMBER = float32(np.nan)
+STEP = 16  # of the kernels that move 16 bytes at a time: heads are a multiple of so many elements
+
+
+def multiprocessors() -> int:
+    """Return how many blocks keep the whole GPU busy; on the CPU device, 1."""
+    return device.sm_count() if device.on_gpu() else 1
 
 
 def check_heads(qkv, heads, out, cache, start, dtype=np.float32) -> tuple[int, int]:
@@ -33,6 +40,14 @@ def check_heads(qkv, heads, out, cache, start, dtype=np.float32) -> tuple[int, i
     return columns // 3 // heads, cache.shape[0]
 
 
+def check_chunks(size: int, widest: int, **arrays) -> None:
+    """Raise an error unless kernels that move 16 bytes at a time take heads of `size` elements and these arrays."""
+    if size % STEP or size > widest:
+        raise ValueError(f"a head has {size} numbers; it must be a multiple of {STEP}, at most {widest}")
+    if not aligned(*arrays.values()):
+        raise ValueError(f"{', '.join(arrays)} must begin at a multiple of 16 bytes; one is a view that does not")
+
+
 @functools.cache
 def zero_start():
     """Return `start` for launches without a cache: 0, in device memory. Made once."""
@@ -53,12 +68,16 @@ def check_sentences(qkv, heads, begins, lengths, longest, out, dtype=np.float32)
     size, _ = check_heads(qkv, heads, out, None, None, dtype)
     check_array("lengths", lengths, ndim=1, dtype=np.int32)
     check_array("begins", begins, shape=lengths.shape, dtype=np.int32)
-    if not isinstance(longest, (int, np.integer)) or not 1 <= longest <= qkv.shape[0]:
-        raise ValueError(f"longest is {longest!r}; it must be a whole number from 1 to the {qkv.shape[0]:,} rows of "
-                         f"qkv, and no length may be larger")
-    if lengths.size > MAX_GRID_YZ:
-        raise ValueError(f"lengths has {lengths.size:,} elements; at most {MAX_GRID_YZ:,} sentences are allowed")
+    check_longest(longest, "qkv", qkv, lengths)
     return size
+
+
+def check_longest(longest, name: str, array, lengths) -> None:
+    if not isinstance(longest, (int, np.integer)) or not 1 <= longest <= array.shape[0]:
+        raise ValueError(f"longest is {longest!r}; it must be a whole number from 1 to the {array.shape[0]:,} rows of "
+                         f"{name}, and no length may be larger")
+    if lengths.size > MAX_GRID_YZ:
+        raise ValueError(f"lengths has {lengths.size:,} elements; at most {MAX_GRID_YZ:,} are allowed")
 
 
 @cuda.jit(device=True)
@@ -71,3 +90,19 @@ def find_sentence(begins, lengths, sentence, rows, longest, scale):
     if tokens > limit:
         tokens, scale = limit, NOT_A_NUMBER
     return begin, tokens, scale
+
+
+def make_load_chunk(packed: bool, unpack=ptx.unpack_half2):
+    """Make a device function that loads 16 bytes of an array as float32. packed: the array has 16-bit elements, and
+    `unpack` takes two of them from a word."""
+    @cuda.jit(device=True)
+    def load_chunk(elements, dst, array, offset):
+        """elements[dst], ... = the elements in 16 bytes of an array."""
+        vec = ptx.load_global4(array, offset)
+        for n in range(4):
+            if packed:
+                elements[dst + 2 * n], elements[dst + 2 * n + 1] = unpack(vec[n])
+            else:
+                elements[dst + n] = vec[n]
+
+    return load_chunk

@@ -1,18 +1,12 @@
 """Attention of a single query against the cache of a sequence, and the linear layer after it: two launches.
 
-    found, statistics = partial softmax(q . keys / sqrt(D)) @ values, for each head and split of the keys
-    out = attended @ weights + bias + residual, where attended is merged from these partial results
-
-Shapes  q (1, H*D), cache (N, 2*H*D), keys then values of a row; start (1,) int32: rows 0 to start are visible; weights
+Shapes  q (1, H*D), cache (C, 2*H*D), keys then values of a row; start (1,) int32: rows 0 to start are visible; weights
         (H*D, N), bias (N,), residual and out (1, N). q, cache and parameters are all float32 or all float16, the rest
-        float32
-Sizes   D a multiple of 8 up to 128 (float16: 256); H*D and N as linear/one_row.py has them
-Work    4*(start + 1)*H*D + 2*H*D*N flop; keys, values and weights are read once
+        float32. D a multiple of 8 up to 128 (float16: 256); H*D and N as linear/one_row.py has them
+Work    4*(start + 1)*H*D + 2*H*D*N flop; keys, values and weights are read once. A block has a head and a split of the
+        keys: of 1,024 keys and 12 heads in 11 splits, one round of 12 loads of 16 bytes a thread. Every block of the
+        next launch merges the partial results again, from L2: no block waits for another
 Source  T. Dao et al., "Flash-Decoding" (2023)
-
-A block takes a head and a split of the keys, and loads all of them and their values at once: with 1,024 keys, 12 heads
-and 11 splits that is one round of 12 loads of 16 bytes a thread. Every block of the next launch merges the partial
-results again, from L2: no block waits for another, and no launch is needed in between.
 """
 
 
@@ -24,6 +18,7 @@ from labkit.device import ptx
 from labkit.device.lazy import kernel_factory
 from labkit.kernels.arguments import check_array
 from labkit.kernels.attention.flash import scale_for_powers_of_two
+from labkit.kernels.attention.heads import make_load_chunk
 from labkit.kernels.attention.three_pass import attention_reference
 from labkit.kernels.linear.one_row import (
     JOIN,
@@ -63,16 +58,7 @@ def make_one_query(half: bool, size: int, splits: int, ahead: bool, early: bool 
     SHUFFLES, GROUP_SHUFFLES = LANES.bit_length() - 1, (32 // LANES).bit_length() - 1
     PARTIAL_ELEMENTS, PARTIAL_STRIDE = WARPS * (size + 2), size + 2
     EARLY = early
-
-    @cuda.jit(device=True)
-    def load_chunk(elements, dst, array, offset):
-        """elements[dst], ... = the elements in 16 bytes of an array."""
-        vec = ptx.load_global4(array, offset)
-        for n in range(4):
-            if half:
-                elements[dst + 2 * n], elements[dst + 2 * n + 1] = ptx.unpack_half2(vec[n])
-            else:
-                elements[dst + n] = vec[n]
+    load_chunk = make_load_chunk(half)
 
     @cuda.jit(device=True)
     def add_round(query, acc, row_max, row_sum, cache, key0, end, column):

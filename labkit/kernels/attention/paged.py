@@ -1,42 +1,12 @@
 """Attention of one new token of each sequence over its pages, as decoding has it.
 
-    out[s, h] = sum over the tokens j of sequence s of softmax_j(q[s, h] . k[j, h // R] * scale) * v[j, h // R]
-
 Shapes  q, out (B, H, D), R = H // K; keys, values, page_table as in pages.py; lengths (B,) int32 in device memory, the
-        new token counted: its keys and values are in the cache already. Length 0 is an empty slot: its rows of out are
-        zeros. One for which the page table is too short comes out as NaN: the host does not see the lengths. float32,
-        or uint16 that holds bfloat16
-Work    4*H*D flop for each token of a sequence; the bytes of its keys and values once, 4*K*D a token in bfloat16
-Source  T. Dao et al., "Flash-Decoding" (2023); W. Kwon et al., as pages.py; for the merge in the last block: CUDA C++
-        Programming Guide, "Memory Fence Functions"
-
-For a split of the keys, with scores s and values v, three values are kept for each query head:
-
-    row_max = max s        row_sum = sum of 2**(s - row_max)        acc = sum of 2**(s - row_max) * v
-
-Two splits are merged by rescaling both to the larger row_max and adding them. So lanes and warps each take their own
-pages, and none waits for another before the end of a split. A sequence has up to 16 splits of 8 pages or more: how many
-depends on its own length alone. How many blocks share these splits depends on the batch: all go to one block where
-sequences and heads make enough of them, and each to its own block where they do not. The last block to finish then
-merges all partial results, and there is no second launch. Either way splits are merged in order, by the same
-operations, and the result has the same bits in any batch.
-
-A block serves all H / K query heads that share a head of keys and values (at most 8, on tensor cores 16; a
-larger group is split evenly): these keys and values are read once.
-
-What it should reach
-    On an H200, 64 sequences of 4,096 tokens, H = 32, K = 8, D = 64, bfloat16: the keys and values are 537 MB, in 150 us
-    at 85% of 4.2 TB/s. By count, not measured, for the kernel on tensor cores:
-
-        in flight   an SM's share of 3.57 TB/s is 27 KB a microsecond. It holds 4 blocks of 4 warps, each of which has
-                    two pages of keys and values in flight, 8 KB: 128 KB, enough for a latency of 4.7 us
-        a block     has all 4,096 tokens of a head, 1 MB, in 16 splits; while its warps merge a split, the first pages
-                    of the next are in flight. With one split a block, 64 KB, its chain of latencies (the length, the
-                    page table, the first pages, the partial results, the count) was a third of its time: 164 us
-        arithmetic  a page takes a warp about 170 instructions: 131,072 pages are 24 us of all SMs' issue slots. With
-                    products in registers it is 560 and 79 us: beside the waits of 12 warps an SM that is the limit
-
-    One sequence of 1,024 tokens: 64 blocks of 8 pages, the whole a chain of latencies of 4 to 5 us.
+        new token counted: its keys and values are in the cache. Length 0 is an empty slot, whose rows of out are zeros;
+        a sequence whose page table is too short comes out as NaN. float32, or uint16 that holds bfloat16
+Work    4*H*D flop for each token of a sequence; its keys and values once, 4*K*D bytes a token in bfloat16. On an H200,
+        64 sequences of 4,096 tokens, K = 8, D = 64, are 537 MB: 150 us at 85% of 4.2 TB/s. That is 27 KB a microsecond
+        for each SM, whose 4 blocks of 4 warps have 8 KB each in flight: enough for a latency of 4.7 us
+Source  T. Dao et al., "Flash-Decoding" (2023); W. Kwon et al., as pages.py
 """
 
 import functools
@@ -46,17 +16,14 @@ import numpy as np
 
 from labkit import cuda, device, u32
 from labkit.device.lazy import kernel_factory
-from labkit.kernels.arguments import MAX_GRID_YZ, check_array, dynamic_shared
-from labkit.kernels.attention.paged_prefill import paged_prefill
+from labkit.kernels.arguments import MAX_GRID_YZ, check_array, launch_tiled
+from labkit.kernels.attention.paged_merge import MIN_SPLIT_PAGES, SPLITS, partial_stride
 from labkit.kernels.attention.paged_split import (
-    MIN_SPLIT_PAGES,
     MOST,
     MOST_MMA,
-    SPLITS,
     blocks_of_group,
     make_paged_decode,
     make_paged_decode_mma,
-    partial_stride,
 )
 from labkit.kernels.attention.pages import (
     LOG2_E,
@@ -72,9 +39,6 @@ from labkit.kernels.matmul.mma import MMA
 from labkit.kernels.op import rung
 from labkit.kernels.pdl import uses_pdl
 
-__all__ = ["DecodeParts", "decode_parts", "paged_decode", "paged_decode_mma",
-           "paged_decode_naive", "paged_decode_one_block", "paged_decode_reference", "paged_decode_split",
-           "paged_prefill"]
 NAIVE_THREADS = 32
 
 
@@ -136,12 +100,11 @@ def _launch_decode(factory, max_heads: int, splits: int, arguments, parts, strea
         size, heads_per_block, np.dtype(q.dtype) == np.uint16, splits)
     kernel_arguments = (as_matrix(q), as_matrix(keys), as_matrix(values), page_table, lengths, as_matrix(out),
                         np.float32(scale * LOG2_E), np.uint32(ratio), np.uint32(kv_heads), *parts)
-    dynamic_shared(kernel, kernel.shared_bytes, *kernel_arguments)
     # The sequence's length is not known here: blocks beyond its pages exit at once.
     if grid_x is None:
         grid_x = 1 if splits == 1 else blocks_of_sequence(kv_heads * blocks * sequences, page_table.shape[1])
     grid = grid_x, kv_heads * blocks, sequences
-    kernel[grid, kernel.threads, stream, kernel.shared_bytes](*kernel_arguments)
+    launch_tiled(kernel, grid, stream, *kernel_arguments)
 
 
 # --- The ladder -------------------------------------------------------------------------------------------------------

@@ -1,27 +1,13 @@
-"""Attention of the new tokens of several sequences over their pages, in one launch: a prompt, a part of one, the rest
-of one whose prefix is cached, and single tokens beside them.
-
-    out[t, h] = sum over the tokens j <= t of t's sequence of softmax_j(q[t, h] . k[j, h // R] * scale) * v[j, h // R]
+"""Causal attention of the new tokens of several sequences over their pages, in one launch: a prompt, a part of one, the
+rest of one whose prefix is cached, and single tokens beside them. A row has the same bits in any company.
 
 Shapes  q, out (T, H, D), R = H // K; keys, values, page_table as in pages.py; begins, lengths, contexts (B,) int32 in
-        device memory: sequence s has the rows begins[s] to begins[s] + lengths[s] - 1, which are the last lengths[s] of
-        its contexts[s] tokens; the keys and values of all of them are in the cache already. A length may be 0. longest:
-        no length is larger; it sets the grid. float32, or uint16 that holds bfloat16
-Work    4*H*D flop for each pair of a row and a token that it sees; the bytes of q, out and of the keys and values once
+        device memory: rows begins[s] to begins[s] + lengths[s] - 1 are the last of sequence s's contexts[s] tokens, all
+        in the cache. longest: no length is larger; it sets the grid. float32, or uint16 that holds bfloat16. The host
+        does not see the lengths: a sequence beyond `longest`, the last row or its page table comes out as NaN
+Work    4*H*D flop for each pair of a row and a token that it sees; the bytes of q, out, keys and values once. By count,
+        one prompt of 4,096 tokens, H = 32, D = 64, takes 0.17 to 0.25 ms on an H200's tensor cores in bfloat16
 Source  as flash_mma.py, flash.py and pages.py; the kernels with tiles are in paged_tiles.py
-
-Rows of no sequence may hold anything: none is read, and their rows of out are not written. What cannot be computed
-in full comes out as NaN: a length above `longest` or beyond the last row, a context for which the page table is
-too short or which is shorter than its length: the host does not see them.
-
-A row has the same result, bit for bit, in one launch for the whole prompt, in parts, and in any company.
-
-What it should reach
-    On an H200, one prompt of 4,096 tokens, H = 32, K = 8, D = 64, bfloat16: 68.7 GFLOP, causal. By count, not measured:
-    64 keys for the 32 rows of a warp are 128 mma.sync, about 830 clocks of a quarter of an SM at the 60% of its peak
-    that mma.sync reaches; 68 exponentials of a warp, 540; and about 950 instructions in all. Two warps of a quarter
-    overlap these in part: 1,200 to 1,700 clocks, 133,000 times for 528 quarters, are 0.17 to 0.25 ms a layer. Sixteen
-    layers are 3 to 4 of the 17 ms in which 4,096 tokens are to pass through the whole model.
 """
 
 
@@ -29,9 +15,10 @@ import numpy as np
 
 from labkit import cuda, device, u32
 from labkit.device.lazy import kernel_factory
-from labkit.kernels.arguments import MAX_GRID_YZ, check_array, dynamic_shared
-from labkit.kernels.attention.flash import ASYNC, THREADS
-from labkit.kernels.attention.heads import find_sentence
+from labkit.kernels.arguments import MAX_GRID_YZ, check_array, launch_tiled
+from labkit.kernels.attention.flash import ASYNC, queries_of_thread
+from labkit.kernels.attention.flash_mma import mma_form
+from labkit.kernels.attention.heads import check_longest, find_sentence
 from labkit.kernels.attention.paged_tiles import make_paged_prefill, make_paged_prefill_mma
 from labkit.kernels.attention.pages import (
     LOG2_E,
@@ -43,7 +30,6 @@ from labkit.kernels.attention.pages import (
     gather,
     make_attend,
 )
-from labkit.kernels.attention.sentences_flash import multiprocessors
 from labkit.kernels.matmul.mma import MMA
 from labkit.kernels.op import rung
 
@@ -93,12 +79,9 @@ def check_prefill(q, keys, values, page_table, begins, lengths, contexts, out, s
     check_array("begins", begins, shape=lengths.shape, dtype=np.int32)
     check_array("contexts", contexts, shape=lengths.shape, dtype=np.int32)
     check_array("page_table", page_table, shape=(lengths.size, page_table.shape[1]), dtype=np.int32)
-    if not isinstance(longest, (int, np.integer)) or not 1 <= longest <= q.shape[0]:
-        raise ValueError(f"longest is {longest!r}; it must be a whole number from 1 to the {q.shape[0]:,} rows of q, "
-                         f"and no length may be larger")
-    if lengths.size > MAX_GRID_YZ or q.shape[1] > MAX_GRID_YZ:
-        raise ValueError(f"{lengths.size:,} sequences of {q.shape[1]:,} heads are too many; at most {MAX_GRID_YZ:,} of "
-                         f"each are allowed")
+    check_longest(longest, "q", q, lengths)
+    if q.shape[1] > MAX_GRID_YZ:
+        raise ValueError(f"q has {q.shape[1]:,} heads; at most {MAX_GRID_YZ:,} are allowed")
     return ratio
 
 
@@ -113,17 +96,6 @@ def paged_prefill_naive(q, keys, values, page_table, begins, lengths, contexts, 
                                         np.uint32(longest))
 
 
-def rows_of_thread(size: int, heads: int, sequences: int, longest: int) -> int:
-    """Return how many queries a thread of paged_prefill_flash has: no more than sequences need, and few enough that
-    there is a block for each SM."""
-    num_sms, groups = multiprocessors(), THREADS // (8 if size % 32 == 0 else 4)
-    queries = 4 if device.on_gpu() else 1
-    while queries > 1 and (queries * groups // 2 >= longest
-                           or heads * sequences * -(-longest // (queries * groups)) < num_sms):
-        queries //= 2
-    return queries
-
-
 @rung(kernel=make_paged_prefill(64, 4), needs=ASYNC, sizes=f"float32, {SIZES}",
       idea="tiles of keys, corrected accumulators: no score goes to memory")
 def paged_prefill_flash(q, keys, values, page_table, begins, lengths, contexts, out, scale, longest, *, stream=0):
@@ -133,23 +105,8 @@ def paged_prefill_flash(q, keys, values, page_table, begins, lengths, contexts, 
     check_prefill(*arguments)
     if np.dtype(q.dtype) != np.float32:
         raise ValueError(f"q has dtype {q.dtype}; without tensor cores only float32 is allowed")
-    queries = rows_of_thread(q.shape[2], q.shape[1], lengths.size, longest)
-    _launch(make_paged_prefill(q.shape[2], queries), arguments, stream)
-
-
-FORMS = ((4, 2), (4, 1), (2, 1), (1, 1))  # warps of a block, and tiles of 16 queries for each warp
-
-
-def prefill_form(size: int, heads: int, sequences: int, longest: int) -> tuple[int, int]:
-    """Return (warps, m_tiles): the tallest block that is not more than twice the queries needed and that leaves a
-    block for each SM."""
-    num_sms = multiprocessors()
-    # The widest takes a CPU twice as long to compile, and is no quicker there.
-    for warps, m_tiles in FORMS if size <= 64 and num_sms > 1 else FORMS[1:]:
-        rows = 16 * warps * m_tiles
-        if rows // 2 < longest and heads * sequences * -(-longest // rows) >= num_sms:
-            break
-    return warps, m_tiles
+    _, heads, size = q.shape
+    _launch(make_paged_prefill(size, queries_of_thread(size, heads * lengths.size, longest)), arguments, stream)
 
 
 @rung(kernel=make_paged_prefill_mma(64, 4, 2), needs=MMA, sizes=f"bfloat16, {SIZES}",
@@ -162,8 +119,8 @@ def paged_prefill_mma(q, keys, values, page_table, begins, lengths, contexts, ou
     check_prefill(*arguments)
     if np.dtype(q.dtype) != np.uint16:
         raise ValueError(f"q has dtype {q.dtype}; on tensor cores only uint16, which holds bfloat16, is allowed")
-    form = prefill_form(q.shape[2], q.shape[1], lengths.size, longest)
-    _launch(make_paged_prefill_mma(q.shape[2], *form), arguments, stream)
+    _, heads, size = q.shape
+    _launch(make_paged_prefill_mma(size, *mma_form(size, heads * lengths.size, longest)), arguments, stream)
 
 
 def _launch(kernel, arguments, stream):
@@ -177,8 +134,7 @@ def _launch(kernel, arguments, stream):
     kernel_arguments = (q.reshape(rows, heads * size), as_matrix(keys), as_matrix(values), page_table, begins, lengths,
                         contexts, out.reshape(rows, heads * size), np.float32(scale * LOG2_E), np.uint32(longest),
                         np.uint32(keys.shape[1]))
-    dynamic_shared(kernel, kernel.shared_bytes, *kernel_arguments)
-    kernel[(heads, tiles, lengths.size), kernel.threads, stream, kernel.shared_bytes](*kernel_arguments)
+    launch_tiled(kernel, (heads, tiles, lengths.size), stream, *kernel_arguments)
 
 
 def paged_prefill(q, keys, values, page_table, begins, lengths, contexts, out, scale, longest, stream=0):

@@ -2,35 +2,27 @@
 
     token j of sequence s:  page = page_table[s, j // PAGE],  keys[page, head, j % PAGE],  values[page, head, j % PAGE]
 
-Shapes  keys, values (pages, K, PAGE, D), float32, or uint16 that holds bfloat16; page_table (B, max_pages) int32, of
-        which only the entries of pages in use are read: the others may hold anything. H query heads, K heads of keys
-        and values, H a multiple of K: query head h reads head h // (H // K)
-Source  W. Kwon et al., "Efficient Memory Management for Large Language Model Serving with PagedAttention" (2023),
-        https://arxiv.org/abs/2309.06180
-
-The tokens of one head in one page are PAGE * D contiguous elements, 2 KB of bfloat16 for D = 64: pages may lie
-anywhere, and memory is still read in whole cache lines.
+Shapes  keys, values (pages, K, PAGE, D), float32, or uint16 that holds bfloat16: the tokens of one head in one page are
+        contiguous, 2 KB of bfloat16 for D = 64, so memory is read in whole cache lines wherever the pages lie.
+        page_table (B, max_pages) int32: entries after those of a sequence's pages may hold anything. H query heads, K
+        heads of keys and values, H a multiple of K: query head h reads head h // (H // K)
+Source  W. Kwon et al., "Efficient Memory Management for Large Language Model Serving with PagedAttention" (2023)
 """
 
 import math
-from dataclasses import replace
 
 import numpy as np
 from numba import float32, uint16, uint32
 
 from labkit import cuda, u32
 from labkit.device import ptx
-from labkit.kernels.arguments import aligned, check_array
-from labkit.kernels.attention.heads import NOT_A_NUMBER
-from labkit.kernels.baselines import Baseline, sdpa
-from labkit.kernels.dtypes import bfloat16_of, float64_of
-from labkit.kernels.op import uniform
-from labkit.kernels.tolerance import EPS32
+from labkit.kernels.arguments import check_array
+from labkit.kernels.attention.heads import NOT_A_NUMBER, STEP, check_chunks
+from labkit.kernels.dtypes import float64_of
 
 PAGE = 16  # tokens
-STEP, WIDEST = 16, 128  # of the kernels that move 16 bytes at a time: heads of a multiple of 16 elements
+WIDEST = 128  # heads of the kernels that move 16 bytes at a time
 SIZES = f"heads of a multiple of {STEP} numbers, at most {WIDEST}"
-EPS_BF16 = 2.0**-7  # the gap between 1 and the next bfloat16
 LOG2_E = math.log2(math.e)
 DTYPES = (np.dtype(np.float32), np.dtype(np.uint16))
 
@@ -74,30 +66,7 @@ def place(cache: np.ndarray, page_row: np.ndarray, rows: np.ndarray) -> None:
         cache[page_row[j // PAGE], :, : len(part)] = np.moveaxis(part, 0, 1)
 
 
-def paged_inputs(rng: np.random.Generator, contexts, kv_heads: int, size: int, dtype) -> tuple:
-    """Make (keys, values, page_table) for sequences of these lengths in shuffled pages, one of them unused. Elements of
-    no token are NaN, and table entries past a sequence's last page are indices of no page."""
-    contexts = [int(tokens) for tokens in contexts]
-    counts = [pages_for(tokens) for tokens in contexts]
-    order = rng.permutation(sum(counts) + 1)
-    ends = np.cumsum(counts)
-    lists = [order[end - count : end] for end, count in zip(ends, counts, strict=True)]
-    shape = cache_shape(len(order), kv_heads, size)
-    keys, values = 2 * uniform(rng, *shape), 2 * uniform(rng, *shape)
-    for cache in (keys, values):
-        for tokens, pages in zip(contexts, lists, strict=True):
-            if tokens % PAGE:
-                cache[pages[-1], :, tokens % PAGE :] = np.nan
-        cache[order[-1]] = np.nan
-    if np.dtype(dtype) == np.uint16:
-        keys, values = bfloat16_of(keys), bfloat16_of(values)
-    table = page_table_of(lists, max_pages=max(1, *counts) + 1)
-    unused = np.arange(table.shape[1]) >= np.array(counts)[:, None]
-    table[unused] = rng.choice(np.array([-1, -(2**31), 2**31 - 1], np.int32), int(unused.sum()))
-    return keys, values, table
-
-
-# --- The reference, and the allowed error of a kernel -----------------------------------------------------------------
+# --- The reference ----------------------------------------------------------------------------------------------------
 
 
 def attend_reference(queries, keys, values, context_len: int, scale: float, tolerance=None) -> np.ndarray:
@@ -120,45 +89,6 @@ def attend_reference(queries, keys, values, context_len: int, scale: float, tole
             magnitudes = np.where(visible, np.abs(q) @ np.abs(k).T * abs(scale), 0.0)
             out[:, head] = tolerance(weights, np.where(visible, scores, 0.0), magnitudes, v)
     return out
-
-
-def rounding_errors(bf16: bool, size: int):
-    """Make the tolerance that attend_reference takes. A score is a sum of `size` products; its error is followed by the
-    roundings of the difference from row_max and of the exponential. An error e of score j changes the result by w_j e
-    (v_j - result), nothing for a single key; then the sums are rounded. In bfloat16 each exponential and the result
-    are, too, of which twice is allowed."""
-    def errors(weights, scores, magnitudes, values):
-        diff_bound = np.abs(scores).max(axis=1, keepdims=True) + np.abs(scores)
-        score_error = weights * (2 * math.sqrt(size) * magnitudes + diff_bound + 4)
-        sums = weights @ np.abs(values)
-        # |v_j - result| <= (1 - w_j) |v_j| + sum of w_i |v_i| over the others
-        error = (score_error * (1 - 2 * weights)) @ np.abs(values) + score_error.sum(axis=1, keepdims=True) * sums
-        error = EPS32 * (error + (8 + 2 * math.sqrt(len(values))) * sums)
-        if bf16:
-            error += EPS_BF16 * (sums + np.abs(weights @ values))
-        return error
-
-    return errors
-
-
-def contiguous_by_torch(keys, values, page_table, contexts) -> tuple:
-    """Gather (B, K, tokens, D) keys and values of sequences of one length from pages in PyTorch tensors."""
-    count = int(contexts[0])
-    chosen = page_table[:, : pages_for(count)].long()
-    return tuple(  # (B, pages, K, PAGE, D) -> (B, K, pages * PAGE, D)
-        cache[chosen].transpose(1, 2).flatten(2, 3)[:, :, :count].contiguous() for cache in (keys, values))
-
-
-def on_contiguous(call, prepare, bf16: bool, name: str = "contiguous", unfused=None) -> tuple:
-    """Make baselines of SDPA on contiguous keys and values, with each of its kernels; gathering is not timed. unfused:
-    the same as two products and a softmax."""
-    backends = ("FLASH_ATTENTION", "CUDNN_ATTENTION") if bf16 else ("EFFICIENT_ATTENTION",)
-    baselines = tuple(replace(baseline, name=baseline.name.replace("fused", name))
-                      for baseline in sdpa(call, backends, prepare=prepare))
-    if unfused is not None:
-        baselines += (Baseline(f"PyTorch, {name}, unfused", "torch", unfused, "two products and a softmax",
-                               prepare=prepare, autotune=True),)
-    return baselines
 
 
 # --- What the launchers share -----------------------------------------------------------------------------------------
@@ -184,10 +114,8 @@ def check_paged(q, keys, values, page_table, out, scale, *, whole_lines: bool = 
         raise ValueError(f"q has {heads} heads and keys {kv_heads}; the first must be a multiple of the second")
     if not 0 < scale < math.inf:
         raise ValueError(f"scale is {scale}; it must be above 0, usually 1 / sqrt({size})")
-    if whole_lines and (size % STEP or size > WIDEST):
-        raise ValueError(f"a head has {size} numbers; it must be a multiple of {STEP}, at most {WIDEST}")
-    if whole_lines and not aligned(q, keys, values, out):
-        raise ValueError("q, keys, values and out must begin at a multiple of 16 bytes; one is a view that does not")
+    if whole_lines:
+        check_chunks(size, WIDEST, q=q, keys=keys, values=values, out=out)
     return heads // kv_heads
 
 

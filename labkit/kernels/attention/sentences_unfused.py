@@ -1,14 +1,11 @@
-"""Attention over sentences with the scores in memory: in global memory, between three launches, or in one launch, as a
-whole matrix in shared memory.
+"""Attention over sentences in three launches, with the scores in global memory between them. Heads are read with
+strides: nothing is split into heads or merged.
 
 Shapes  as in sentences.py; scores (B*H, L, L) of qkv's dtype, where L is `longest` rounded up to 16: a matrix for each
-        sentence and head, of which a sentence of n tokens uses n rows and as many columns
+        sentence and head, of which a sentence of n tokens uses n rows and as many columns. A score in float16, times
+        log2(e), must be less than 65,504; the tiled kernels keep it in float32
 Work    beyond that of attention, for n tokens: n*n scores a head are written, read, written as weights and read again
 Source  as sentences.py
-
-Queries, keys and values are read with strides where the linear layer left them, and the context goes where the next
-layer reads it: nothing is split into heads or merged. In float16 a score, times log2(e), is rounded when it is stored
-and must be less than 65,504; the tiled kernels keep it in float32.
 """
 
 import functools
@@ -19,7 +16,7 @@ from numba import float32, uint32
 from labkit import cuda, u32
 from labkit.device import ptx
 from labkit.device.lazy import kernel_factory
-from labkit.kernels.arguments import MAX_GRID_YZ, MAX_SHARED, check_array, dynamic_shared
+from labkit.kernels.arguments import MAX_GRID_YZ, check_array
 from labkit.kernels.attention.flash import make_copy_rows
 from labkit.kernels.attention.flash import scale_for_powers_of_two as scale_of
 from labkit.kernels.attention.flash_mma import make_mma_steps, rows_in_shared
@@ -33,7 +30,6 @@ from labkit.kernels.reduce import NEG_INF, ZERO, warp_max, warp_sum
 ROWS = 4  # per block of the softmax, one per warp
 PAIRS_PER_LANE = (1, 2, 4, 8, 16)  # pairs of neighbouring scores
 MAX_TOKENS = 64 * PAIRS_PER_LANE[-1]
-WARPS = 8  # per block that keeps a whole matrix
 
 
 def padded(longest: int) -> int:
@@ -294,136 +290,3 @@ def attention_sentences_three_launches_half(qkv, heads, begins, lengths, longest
     weights = scores.reshape((pairs * length, length))
     context_kernel[(1, -(-longest // tile), pairs), 2 * tile, stream, context_kernel.shared_bytes](
         qkv, begins, lengths, weights, out, np.uint32(longest), np.uint32(heads))
-
-
-# --- The whole matrix in shared memory --------------------------------------------------------------------------------
-
-
-@kernel_factory
-def make_sentences_whole_matrix(size: int):
-    """Attention for heads of `size` float16 values. Shared memory has queries, keys, values and scores, in this order.
-    A warp takes every eighth strip of 16 queries and computes its scores, its softmax and its context one after the
-    other; no other warp needs them."""
-    SIZE = size
-    SWIZZLED, PITCH, SHIFT, MASK = rows_in_shared(size)
-    K_STEPS, ACCUMULATORS = size // 16, size // 2
-    copy_strip = make_copy_rows(16, SIZE, PITCH, 32, CHUNK, SWIZZLED)
-    read_queries, add_scores, _, _, _ = make_mma_steps(SIZE, 1, 16, PITCH)
-
-    @cuda.jit(device=True)
-    def softmax_of_strip(pairs, strip_offset, pitch, tokens, lane):
-        """Turn the scores of 16 rows into weights, a row at a time; a word has two float16 values."""
-        words, num_words = pitch // 2, (tokens + 15) // 16 * 8
-        for row in u32.range(16):
-            row_offset = strip_offset // 2 + row * words
-            row_max = NEG_INF
-            for word in u32.range(lane, num_words, 32):
-                left, right = ptx.unpack_half2(pairs[row_offset + word])
-                if 2 * word < tokens:
-                    row_max = max(row_max, left)
-                if 2 * word + 1 < tokens:
-                    row_max = max(row_max, right)
-            row_max = warp_max(row_max)
-            row_sum = ZERO
-            for word in u32.range(lane, num_words, 32):
-                left, right = ptx.unpack_half2(pairs[row_offset + word])
-                left = ptx.exp2_approx(left - row_max) if 2 * word < tokens else ZERO
-                right = ptx.exp2_approx(right - row_max) if 2 * word + 1 < tokens else ZERO
-                row_sum += left + right
-                pairs[row_offset + word] = ptx.pack_half2(left, right)
-            inv_row_sum = float32(1.0) / warp_sum(row_sum)
-            for word in u32.range(lane, num_words, 32):
-                left, right = ptx.unpack_half2(pairs[row_offset + word])
-                pairs[row_offset + word] = ptx.pack_half2(left * inv_row_sum, right * inv_row_sum)
-
-    @cuda.jit(launch_bounds=32 * WARPS)
-    def attention_sentences_whole_matrix_kernel(qkv, begins, lengths, out, longest, length, scale):
-        shared = cuda.shared.array(0, np.float16)
-        pairs = cuda.shared.array(0, uint32)  # the same memory, two float16 values at a time
-        scores = cuda.local.array(8, float32)
-        acc = cuda.local.array(ACCUMULATORS, float32)
-        words = cuda.local.array(4, uint32)
-        thread = u32.threadIdx.x
-        lane, warp = thread % 32, thread // 32
-        rows, width = u32.shape(out)
-        head_column = u32.blockIdx.x * SIZE
-        begin, tokens, scale = find_sentence(begins, lengths, u32.blockIdx.y, rows, longest, scale)
-        end = begin + tokens
-        operand_size, pitch = length * PITCH, length + CHUNK
-        for row0 in u32.range(warp * 16, tokens, 16 * WARPS):
-            offset, row = row0 * PITCH, begin + row0
-            copy_strip(shared, offset, qkv, row, end, head_column, lane)
-            copy_strip(shared, operand_size + offset, qkv, row, end, width + head_column, lane)
-            copy_strip(shared, 2 * operand_size + offset, qkv, row, end, 2 * width + head_column, lane)
-        ptx.cp_async_commit()
-        ptx.cp_async_wait(0)
-        cuda.syncthreads()  # queries, keys and values have arrived
-
-        swizzle = lane >> SHIFT & MASK
-        row_chunk = lane // 16 ^ swizzle
-        key_chunk = lane // 8 % 2 ^ swizzle
-        lane_offset = lane % 16 * PITCH
-        key_offset = operand_size + (lane % 8 + lane // 16 * 8) * PITCH
-        for row0 in u32.range(warp * 16, tokens, 16 * WARPS):
-            strip_offset = 3 * operand_size + row0 * pitch
-            score_offset = strip_offset + lane // 4 * pitch + lane % 4 * 2
-            query_offset = row0 * PITCH + lane_offset
-            for key0 in u32.range(0, tokens, 16):
-                for i in range(8):
-                    scores[i] = ZERO
-                for k in range(K_STEPS):
-                    read_queries(words, shared, query_offset, row_chunk, k, 0)
-                    add_scores(scores, words, shared, key_offset + key0 * PITCH, key_chunk, k, 0)
-                for n in u32.range(4):  # rows L // 4 and L // 4 + 8, of the left 8 columns, then of the right
-                    pair_offset = score_offset + n % 2 * 8 * pitch + n // 2 * 8 + key0
-                    pairs[pair_offset // 2] = ptx.pack_half2(scores[n // 2 * 4 + n % 2 * 2] * scale,
-                                                             scores[n // 2 * 4 + n % 2 * 2 + 1] * scale)
-            cuda.syncwarp()  # the strip's scores are complete
-            softmax_of_strip(pairs, strip_offset, pitch, tokens, lane)
-            cuda.syncwarp()  # its weights are complete
-            for i in range(ACCUMULATORS):
-                acc[i] = ZERO
-            weight_offset = strip_offset + lane % 16 * pitch + lane // 16 * CHUNK
-            for key0 in u32.range(0, tokens, 16):
-                a0, a1, a2, a3 = ptx.ldmatrix_x4(shared, weight_offset + key0)
-                value_offset = 2 * operand_size + lane_offset + key0 * PITCH
-                for step in u32.range(K_STEPS):
-                    b0, b1, b2, b3 = ptx.ldmatrix_x4_trans(shared, value_offset + (row_chunk ^ 2 * step) * CHUNK)
-                    add_product(acc, 8 * step, a0, a1, a2, a3, b0, b1)
-                    add_product(acc, 8 * step + 4, a0, a1, a2, a3, b2, b3)
-            for r in u32.range(2):
-                t = row0 + lane // 4 + 8 * r
-                if t < tokens:
-                    for j in u32.range(SIZE // 8):
-                        col = head_column + 8 * j + lane % 4 * 2
-                        ptx.store_global_half2(out, (begin + t) * width + col, acc[4 * j + 2 * r],
-                                               acc[4 * j + 2 * r + 1])
-
-    attention_sentences_whole_matrix_kernel.pitch = PITCH
-    return attention_sentences_whole_matrix_kernel
-
-
-def whole_matrix_bytes(pitch: int, longest: int) -> int:
-    """Return the bytes of shared memory of a block: queries, keys and values in rows of `pitch`, and the scores."""
-    length = padded(longest)
-    return 2 * length * (3 * pitch + length + CHUNK)
-
-
-@rung(kernel=make_sentences_whole_matrix(32), needs=MMA,
-      idea="one block a sentence and head: its whole matrix of scores in shared memory",
-      sizes=f"{SIZES_HALF}; as many tokens as there is shared memory for: 288, in heads of 32")
-def attention_sentences_whole_matrix(qkv, heads, begins, lengths, longest, out, *, stream=0):
-    """The obvious fusion, on tensor cores: scores, softmax and context in one launch. For 128 tokens in heads of 32 a
-    block takes 59,392 bytes of shared memory, and an SM of an H200 holds three of them; tiles of keys need less than
-    half of that, and registers alone for the scores."""
-    size = check_tiled(qkv, heads, begins, lengths, longest, out, np.float16, WIDEST_HALF)
-    kernel = make_sentences_whole_matrix(size)
-    nbytes = whole_matrix_bytes(kernel.pitch, longest)
-    if nbytes > MAX_SHARED:
-        max_tokens = max(n for n in range(16, longest, 16) if whole_matrix_bytes(kernel.pitch, n) <= MAX_SHARED)
-        raise ValueError(f"longest is {longest:,}: a head's scores, queries, keys and values take {nbytes:,} bytes of "
-                         f"shared memory, and a block can have {MAX_SHARED:,}, {max_tokens} tokens. Tiled attention "
-                         f"has no such limit")
-    arguments = (qkv, begins, lengths, out, np.uint32(longest), np.uint32(padded(longest)), scale_of(size))
-    dynamic_shared(kernel, nbytes, *arguments)
-    kernel[(heads, lengths.size), 32 * WARPS, stream, nbytes](*arguments)

@@ -1,17 +1,13 @@
-"""Multi-head attention. Each query is compared with the keys, softmax turns the scores into weights, and the weights
-average the values:
+"""Multi-head attention: the softmax of a query's scores weighs the values. No matrix of scores goes to global memory.
 
-    out[t, h] = sum over j of softmax_j(q[t, h] . k[j, h] / sqrt(D)) * v[j, h]
+    out[t, h] = sum over j of softmax_j(q[t, h] . k[j, h] / sqrt(D)) * v[j, h], causal: over j <= t
 
 Shapes  qkv (S, 3*H*D): in each row the queries of all heads, then their keys, then their values, as one linear layer
-        leaves them; out (S, H*D); float32, C-contiguous; any S, H, D that the rung says it takes
+        leaves them; out (S, H*D); float32, C-contiguous
         With a cache: keys and values of earlier tokens too, cache (N, 2*H*D), and start (1,) int32 in device memory:
         how many tokens precede row 0 of qkv. The rows start to start + S - 1 of the cache are those of qkv
 Work    4*S*S*H*D flop, causal half of it; 16*S*H*D bytes at least
 Source  A. Vaswani et al., "Attention Is All You Need" (2017), https://arxiv.org/abs/1706.03762
-
-Non-causal, a query sees every key; causal, those of its own token and of the tokens before.
-The matrix of scores, S x S for each head, is never written to global memory.
 """
 
 import math
@@ -21,7 +17,8 @@ from numba import float32, uint32
 
 from labkit import cuda, device, u32
 from labkit.kernels.arguments import MAX_SHARED, check_array, dynamic_shared
-from labkit.kernels.attention.flash import attention_decode, attention_flash, takes_flash
+from labkit.kernels.attention.decode import attention_decode
+from labkit.kernels.attention.flash import attention_flash, takes_flash
 from labkit.kernels.attention.heads import check_heads, keys_and_values
 from labkit.kernels.op import rung
 from labkit.kernels.reduce import NEG_INF, ZERO, block_max, block_sum

@@ -1,15 +1,12 @@
 """Attention with its matrix of scores in global memory: the product of queries and keys, then scale, mask and softmax,
-then the product with the values. The middle step is three launches, or one.
+then the product with the values. The middle step is three launches, or one. Fused kernels are compared with it.
 
     attention = AttentionInSteps(fused=False)       # a launcher as Kernels of the block of GPT-2 takes it
-    attention(qkv, heads, out, cache=cache, start=start, causal=True)
     attention.launches(...)                         # the same, one by one: (name, launch(stream)), ...
 
 Shapes  as in three_pass.py; scores (H, T, N): T queries, and N keys at most, of which start + T are in use
-Work    4*T*(start + T)*H*D flop for the two products. Of the scores, each H*T*(start + T) numbers, the three launches
+Work    4*T*(start + T)*H*D flop for the two products. Of the scores, each H*T*(start + T) elements, the three launches
         read five times as many and write four times as many; the fused one reads and writes them once
-
-Attention with one launch for each step is what the fused kernels are compared with.
 """
 
 import math

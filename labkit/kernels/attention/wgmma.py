@@ -1,20 +1,12 @@
-"""Attention in float16 on Hopper: wgmma multiplies, TMA copies, and exponentials are taken while products run.
+"""Attention in float16 on Hopper: wgmma multiplies, TMA copies, and exponentials are computed while products run.
 
-Shapes  as in three_pass.py: qkv (S, 3*H*D), out (S, H*D), cache (N, 2*H*D), float16; start (1,) int32
-Sizes   D 64 or 128; any other
+Shapes  as in three_pass.py: qkv (S, 3*H*D), out (S, H*D), cache (N, 2*H*D), float16; start (1,) int32; D 64 or 128
+Work    of an SM for 64 queries and 128 keys of heads of 64: 512 clocks of its tensor cores for two products, 512 of its
+        special-function units for 64 x 128 exponentials, and about 400 to issue the scaling, maximum, sum and rounding.
+        With mma.sync these add up; wgmma runs while the warps that issued it go on, so here they overlap
 Needs   compute capability 9.0 exactly (sm_90a)
 Source  J. Shah et al., "FlashAttention-3" (2024), https://arxiv.org/abs/2407.08608; PTX ISA, "Asynchronous Warpgroup
         Level Matrix Instructions"
-
-The work of an SM for 64 queries and 128 keys of heads of 64, in clocks:
-
-    tensor cores              two products of 64 x 128 x 64, 4,096 operations a clock          512
-    special-function units    64 x 128 powers of two, 16 a clock                               512
-    the rest                  scaling, maximum, sum, rounding: about 400 instructions          400
-                              for each of the four warps, one a clock from each scheduler
-
-None of these is negligible. One after the other, as with mma.sync, they add up; the aim is to run them at the same
-time. wgmma makes this possible: it runs while the warp that started it does something else.
 """
 
 import math
@@ -25,7 +17,7 @@ from numba import float32, int32, uint32, uint64
 from labkit import cuda, device, u32
 from labkit.device import ptx
 from labkit.device.lazy import kernel_factory
-from labkit.kernels.arguments import MAX_GRID_YZ, dynamic_shared
+from labkit.kernels.arguments import MAX_GRID_YZ, launch_tiled
 from labkit.kernels.attention.flash import check_flash, scale_for_powers_of_two, takes_flash
 from labkit.kernels.attention.heads import keys_and_values
 from labkit.kernels.matmul.wgmma import HOPPER
@@ -38,74 +30,52 @@ BOX = 64 * PANEL  # float16 values of 64 such rows
 REGISTERS = {1: (40, 216), 2: (24, 240), 3: (32, 160)}  # per thread of the producer and of a consumer
 
 
+KEYS, STAGES = 128, 2  # of a tile of keys, of which so many are in shared memory
+
+# A consumer holds in registers the scores of a tile (64 a thread), the exponentials of the preceding tile as float16
+# (32) and the accumulators (size / 2). In the accumulators of a product a thread has pairs of columns which, rounded to
+# float16, are its part of an A operand: the exponentials become an operand without leaving their registers. Each stage
+# of keys, and of values, has a full and an empty barrier: TMA loads it once, and every consumer reads it.
+#
+#     producer, for each tile             consumer, for each tile
+#     wait for keys_empty, load keys      wait for keys_full; start scores = queries @ keys.T
+#     wait for values_empty, load values  wait for values_full; start acc += exponentials @ values of the last tile
+#                                         wait for the scores, arrive at keys_empty
+#                                         exponentials of the scores, row_max, row_sum: products run
+#                                         wait for the products, arrive at values_empty; correct acc, round exponentials
+#
+# Microseconds for 4,096 tokens (causal) of 12 heads of 64 on an H200, in a graph: 101 (57); PyTorch 112 (84), mma.sync
+# 169 (98). Other ways: without overlap inside a warpgroup 109 (60); one consumer, two blocks an SM 114 (64), but up to
+# 1,024 tokens the fastest; 64 keys 115 (64); consumers in turns 100 (59); persistent blocks 105 (60), and with every
+# fourth exponential a polynomial 114 (63).
+
+
 @kernel_factory
-def make_flash_wgmma(size: int, consumers: int, keys: int, stages: int):
-    """Attention for heads of `size` float16 values: a block has `consumers` warpgroups with 64 queries each, takes
-    tiles of `keys` keys, and keeps `stages` of them in shared memory, at least two.
+def make_flash_wgmma(size: int, consumers: int):
+    """Attention for heads of `size` float16 values: `consumers` warpgroups have 64 queries each; the last warpgroup,
+    the producer, gives up its registers, and one thread of it starts every copy.
 
-    The last warpgroup, the producer, gives up its registers, and one thread of it starts every copy. A consumer has,
-    in registers, the scores of a tile (keys / 2 of a thread), the exponentials of the last tile as float16 (keys / 4)
-    and the accumulators (size / 2): 128 of the 160 that a thread of three consumers can have. In the accumulators of a
-    product a thread holds pairs of columns that are, rounded to float16, its part of an A operand: so the exponentials
-    are the A operand of the product with the values, without leaving their registers.
-
-        producer                            consumer
-        queries; then for each tile:        wait for keys_full; start scores = queries @ keys.T
-        wait for keys_empty, copy keys      wait for values_full; start acc += exponentials @ values of the last tile
-        wait for values_empty, copy values  wait for the scores, arrive at keys_empty
-                                            exponentials of the scores, row_max, row_sum: products run
-                                            wait for the products, arrive at values_empty
-                                            correct acc, round the exponentials
-
-    So the tensor cores have work while a warpgroup takes exponentials: its own product with the values, and what the
-    others have started. Keys and values of each stage have a full and an empty barrier: they are loaded once, by TMA,
-    and read by each consumer.
-
-    Shared memory, for three consumers and 128 keys of heads of 64, 88 KB:
-            0  queries, 192 x 64 float16 values; each consumer writes its output to where its queries were, for TMA
-            to store
-        24576  two tiles of keys, 128 x 64 each
-        57344  two tiles of values
-    Heads of 128 lie in two panels of 64 columns each. Rows of queries beyond the end are computed from zeros and not
-    stored; a consumer that has no others only keeps its barriers going. Scores of keys beyond the end are masked. In a
-    cache the rows beyond may hold NaN, values too, and an exponential of zero does not cancel it: so the last tile's
-    values are overwritten with zeros.
-
-    Measured on an H200 in a graph, 12 heads of 64, microseconds for 4,096 tokens (causal), PyTorch 112 (84) in the
-    same runs, mma.sync 169 (98):
-        as it stands: three consumers, 128 keys, two stages; 100 to 102                                  101 (57)
-        waits for all products before it takes exponentials: overlap only with other warpgroups          109 (60)
-        one consumer, two blocks a multiprocessor: up to 1,024 tokens the fastest                        114 (64)
-        two consumers                                                                                    119 (69)
-        three consumers, 64 keys                                                                         115 (64)
-        two consumers, 192 keys                                                                          142 (74)
-        consumers take turns: one starts products when the previous one has started its own              100 (59)
-        two consumers, 192 keys, in turns                                                                121 (69)
-        row_max and row_sum in more chains of instructions, which wait less for each other               102 (57)
-        persistent blocks, which copy the next queries early                                             105 (60)
-        persistent, and acc is corrected only where a row of the warp has a new row_max                  108 (60)
-        persistent, and every fourth exponential is a polynomial of degree three, which takes load off the
-        special-function units: they are not what it waits for                                           114 (63)
-    A round of three tiles takes 1.5 us; 0.8 us of it would be enough for the tensor cores, and as much for the
-    exponentials. Heads of 128 (6 of them, 4,096 tokens): 100 to 122 us in different runs, causal 51; PyTorch 105 and
-    79.
+    Shared memory, 88 KB for three consumers and heads of 64: queries, then the stages of keys, then those of values.
+    Heads of 128 lie in two panels of 64 columns each. Each consumer stages its output where its queries were, for TMA
+    to store. Rows of queries beyond the end are computed from zeros and not stored. Scores of keys beyond the end are
+    masked, and their values, which in a cache may be NaN, are overwritten with zeros.
     """
-    CONSUMERS, KEYS, STAGES = consumers, keys, stages
+    CONSUMERS = consumers
     THREADS, BLOCKS = 128 * (consumers + 1), 2 if consumers == 1 else 1
     PRODUCER_REGISTERS, CONSUMER_REGISTERS = REGISTERS[consumers]
     ROWS, PANELS = 64 * consumers, size // PANEL
-    QUERY_PANEL, KEY_PANEL = ROWS * PANEL, keys * PANEL
-    STAGE = keys * size
-    KEYS_OFFSET, VALUES_OFFSET = ROWS * size, ROWS * size + stages * STAGE
+    QUERY_PANEL, KEY_PANEL = ROWS * PANEL, KEYS * PANEL
+    STAGE = KEYS * size
+    KEYS_OFFSET, VALUES_OFFSET = ROWS * size, ROWS * size + STAGES * STAGE
     QUERY_STEP, KEY_STEP, STAGE_STEP = QUERY_PANEL // 8, KEY_PANEL // 8, STAGE // 8  # in 16 bytes, for descriptors
     VALUES_LEADING = 2 * KEY_PANEL
-    SCORES, CHUNKS, WORDS, ACCUMULATORS = keys // 2, keys // 64, keys // 4, size // 2
+    SCORES, WORDS, ACCUMULATORS = KEYS // 2, KEYS // 4, size // 2
     STAGE_BYTES, QUERY_BYTES = 2 * STAGE, 2 * ROWS * size
-    mma_qk = getattr(ptx, f"wgmma_m64n{keys}k16_f32_f16")
+    mma_qk = ptx.wgmma_m64n128k16_f32_f16
     mma_pv = getattr(ptx, f"wgmma_m64n{size}k16_f32_f16_ra_bmn")
 
-    # The loops of these functions are short enough for the compiler to unroll: an array indexed by a loop left rolled
-    # would no longer live in registers.
+    # The compiler unrolls all loops of these functions: an array indexed by a loop left rolled would no longer live in
+    # registers. A thread has, of each 8 columns of a product, two of its upper row and two of its lower row.
 
     @cuda.jit(device=True, forceinline=True)
     def load(tiles, offset, bars, stage, kv_map, row, column):
@@ -124,67 +94,30 @@ def make_flash_wgmma(size: int, consumers: int, keys: int, stages: int):
         ptx.wgmma_commit()
 
     @cuda.jit(device=True, forceinline=True)
-    def pv_chunk(acc, words, tile, chunk):
-        for i in range(4):
-            w = 16 * chunk + 4 * i
-            mma_pv(acc, words[w], words[w + 1], words[w + 2], words[w + 3], tile + uint64(128 * (4 * chunk + i)), 1)
-
-    @cuda.jit(device=True, forceinline=True)
     def start_pv(acc, words, tile):
-        pv_chunk(acc, words, tile, 0)
-        if CHUNKS > 1:
-            pv_chunk(acc, words, tile, 1)
-        if CHUNKS > 2:
-            pv_chunk(acc, words, tile, 2)
+        for i in range(KEYS // 16):
+            w = 4 * i
+            mma_pv(acc, words[w], words[w + 1], words[w + 2], words[w + 3], tile + uint64(128 * i), 1)
         ptx.wgmma_commit()
-
-    @cuda.jit(device=True, forceinline=True)
-    def mask_chunk(scores, chunk, key, upper, lower):
-        for j in u32.range(8):
-            for right in u32.range(2):
-                offset = 32 * chunk + 4 * j + right
-                col = key + (64 * chunk + 8 * j + right)
-                if col >= upper:
-                    scores[offset] = NEG_INF
-                if col >= lower:
-                    scores[offset + 2] = NEG_INF
 
     @cuda.jit(device=True, forceinline=True)
     def mask_scores(scores, key, upper, lower):
         """Mask the scores of keys from `upper` on for a thread's upper row, from `lower` on for its lower row."""
-        mask_chunk(scores, 0, key, upper, lower)
-        if CHUNKS > 1:
-            mask_chunk(scores, 1, key, upper, lower)
-        if CHUNKS > 2:
-            mask_chunk(scores, 2, key, upper, lower)
-
-    @cuda.jit(device=True, forceinline=True)
-    def max_chunk(scores, chunk, upper, lower):
-        for j in range(8):
-            s = 32 * chunk + 4 * j
-            upper = max(upper, max(scores[s], scores[s + 1]))
-            lower = max(lower, max(scores[s + 2], scores[s + 3]))
-        return upper, lower
-
-    @cuda.jit(device=True, forceinline=True)
-    def exp_chunk(scores, chunk, scale, upper, lower, upper_sum, lower_sum):
-        for j in range(8):
-            s = 32 * chunk + 4 * j
-            a, b = ptx.exp2_approx(scores[s] * scale + upper), ptx.exp2_approx(scores[s + 1] * scale + upper)
-            c, d = ptx.exp2_approx(scores[s + 2] * scale + lower), ptx.exp2_approx(scores[s + 3] * scale + lower)
-            upper_sum += a + b
-            lower_sum += c + d
-            scores[s], scores[s + 1], scores[s + 2], scores[s + 3] = a, b, c, d
-        return upper_sum, lower_sum
+        for j in u32.range(KEYS // 8):
+            for right in u32.range(2):
+                col = key + (8 * j + right)
+                if col >= upper:
+                    scores[4 * j + right] = NEG_INF
+                if col >= lower:
+                    scores[4 * j + right + 2] = NEG_INF
 
     @cuda.jit(device=True, forceinline=True)
     def online_softmax_update(scores, row_max, row_sum, correction, scale):
         """Turn scores into exponentials; leave the factors for the running sums in `correction`."""
-        upper, lower = max_chunk(scores, 0, row_max[0], row_max[1])
-        if CHUNKS > 1:
-            upper, lower = max_chunk(scores, 1, upper, lower)
-        if CHUNKS > 2:
-            upper, lower = max_chunk(scores, 2, upper, lower)
+        upper, lower = row_max[0], row_max[1]
+        for s in range(0, SCORES, 4):
+            upper = max(upper, max(scores[s], scores[s + 1]))
+            lower = max(lower, max(scores[s + 2], scores[s + 3]))
         upper = max(upper, cuda.shfl_xor_sync(ALL_LANES, upper, 1))
         lower = max(lower, cuda.shfl_xor_sync(ALL_LANES, lower, 1))
         upper = max(upper, cuda.shfl_xor_sync(ALL_LANES, upper, 2))
@@ -193,39 +126,28 @@ def make_flash_wgmma(size: int, consumers: int, keys: int, stages: int):
         correction[1] = ptx.exp2_approx((row_max[1] - lower) * scale)
         row_max[0], row_max[1] = upper, lower
         upper_shift, lower_shift = -(upper * scale), -(lower * scale)
-        a, b = exp_chunk(scores, 0, scale, upper_shift, lower_shift, ZERO, ZERO)
-        if CHUNKS > 1:
-            a, b = exp_chunk(scores, 1, scale, upper_shift, lower_shift, a, b)
-        if CHUNKS > 2:
-            a, b = exp_chunk(scores, 2, scale, upper_shift, lower_shift, a, b)
-        row_sum[0] = row_sum[0] * correction[0] + a  # over this thread's keys; the whole row's at the end
-        row_sum[1] = row_sum[1] * correction[1] + b
+        upper_sum, lower_sum = ZERO, ZERO
+        for s in range(0, SCORES, 4):
+            a = ptx.exp2_approx(scores[s] * scale + upper_shift)
+            b = ptx.exp2_approx(scores[s + 1] * scale + upper_shift)
+            c = ptx.exp2_approx(scores[s + 2] * scale + lower_shift)
+            d = ptx.exp2_approx(scores[s + 3] * scale + lower_shift)
+            upper_sum += a + b
+            lower_sum += c + d
+            scores[s], scores[s + 1], scores[s + 2], scores[s + 3] = a, b, c, d
+        row_sum[0] = row_sum[0] * correction[0] + upper_sum  # over this thread's keys; the whole row's at the end
+        row_sum[1] = row_sum[1] * correction[1] + lower_sum
 
     @cuda.jit(device=True, forceinline=True)
     def scale_rows(acc, factors):
-        for j in range(8):
-            s = 4 * j
+        for s in range(0, ACCUMULATORS, 4):
             acc[s], acc[s + 1] = acc[s] * factors[0], acc[s + 1] * factors[0]
             acc[s + 2], acc[s + 3] = acc[s + 2] * factors[1], acc[s + 3] * factors[1]
-        if PANELS > 1:
-            for j in range(8):
-                s = 32 + 4 * j
-                acc[s], acc[s + 1] = acc[s] * factors[0], acc[s + 1] * factors[0]
-                acc[s + 2], acc[s + 3] = acc[s + 2] * factors[1], acc[s + 3] * factors[1]
-
-    @cuda.jit(device=True, forceinline=True)
-    def pack_chunk(words, scores, chunk):
-        for i in range(16):
-            w = 16 * chunk + i
-            words[w] = ptx.pack_half2(scores[2 * w], scores[2 * w + 1])
 
     @cuda.jit(device=True, forceinline=True)
     def pack(words, scores):
-        pack_chunk(words, scores, 0)
-        if CHUNKS > 1:
-            pack_chunk(words, scores, 1)
-        if CHUNKS > 2:
-            pack_chunk(words, scores, 2)
+        for w in range(WORDS):
+            words[w] = ptx.pack_half2(scores[2 * w], scores[2 * w + 1])
 
     @cuda.jit(device=True, forceinline=True)
     def epilogue(acc, panel, pairs, pair_offset, group):
@@ -295,11 +217,8 @@ def make_flash_wgmma(size: int, consumers: int, keys: int, stages: int):
             row_max = cuda.local.array(2, float32)
             row_sum = cuda.local.array(2, float32)
             correction = cuda.local.array(2, float32)
-            for j in range(16):
-                acc[j], acc[j + 16] = ZERO, ZERO
-            if PANELS > 1:
-                for j in range(16):
-                    acc[j + 32], acc[j + 48] = ZERO, ZERO
+            for j in range(ACCUMULATORS):
+                acc[j] = ZERO
             for r in range(2):
                 row_max[r], row_sum[r] = NEG_INF, ZERO
 
@@ -417,8 +336,7 @@ def make_flash_wgmma(size: int, consumers: int, keys: int, stages: int):
 
     kernel = attention_flash_wgmma_kernel
     kernel.blocks = BLOCKS  # per multiprocessor
-    kernel.rows, kernel.keys, kernel.threads = ROWS, KEYS, THREADS
-    kernel.shared_bytes = 2 * (VALUES_OFFSET + stages * STAGE)
+    kernel.rows, kernel.threads, kernel.shared_bytes = ROWS, THREADS, 2 * (VALUES_OFFSET + STAGES * STAGE)
     return kernel
 
 
@@ -428,46 +346,44 @@ def launch_flash_wgmma(kernel, qkv, heads, out, cache, start, causal, stream) ->
     if tiles > MAX_GRID_YZ:
         raise ValueError(f"{out.shape[0]:,} rows are too many; at most {MAX_GRID_YZ * kernel.rows:,} are allowed")
     keys_values, start, kv_offset = keys_and_values(qkv, out, cache, start)
-    arguments = (ptx.tensor_map_2d(qkv, kernel.rows, PANEL), ptx.tensor_map_2d(keys_values, kernel.keys, PANEL),
+    arguments = (ptx.tensor_map_2d(qkv, kernel.rows, PANEL), ptx.tensor_map_2d(keys_values, KEYS, PANEL),
                  ptx.tensor_map_2d(out, 64, PANEL), start, np.uint32(out.shape[0]), np.uint32(keys_values.shape[0]),
                  kv_offset, np.uint32(out.shape[1]), scale_for_powers_of_two(out.shape[1] // heads), np.uint32(causal))
-    dynamic_shared(kernel, kernel.shared_bytes, *arguments)
-    kernel[(heads, tiles), kernel.threads, stream, kernel.shared_bytes](*arguments)
+    launch_tiled(kernel, (heads, tiles), stream, *arguments)
 
 
 SIZES = "heads of 64 or 128 numbers"
-# For each head size: forms, and the microseconds a multiprocessor takes for a tile of each of its resident blocks.
-FORMS = {64: {(3, 128, 2): 1.55, (1, 128, 2): 1.2}, 128: {(2, 128, 2): 1.55}}
+# For each head size: consumers -> the microseconds an SM takes for a tile of keys of each of its resident blocks
+CONSUMERS_OF = {64: {3: 1.55, 1: 1.2}, 128: {2: 1.55}}
 
 
-def flash_wgmma_form(size: int, rows: int, heads: int, causal: bool) -> tuple[int, int, int]:
-    """The arguments of make_flash_wgmma after the size that finish first. On the CPU device, the smallest."""
-    forms = FORMS[size]
+def consumers_for(size: int, rows: int, heads: int, causal: bool) -> int:
+    """Return the consumers of a block with which these rows take the least time; on the CPU device, the fewest."""
+    times = CONSUMERS_OF[size]
     if not device.on_gpu():
-        return min(forms)
+        return min(times)
     sms = cuda.get_current_device().MULTIPROCESSOR_COUNT
 
-    def time(form):
-        consumers = form[0]
+    def time(consumers):
         rounds = heads * -(-rows // (64 * consumers)) / (sms * (2 if consumers == 1 else 1))
         # Causal blocks take half the time on average, the longest one all of it, and it comes first.
-        return forms[form] * (max(1, rounds / 2) if causal else math.ceil(rounds))
+        return times[consumers] * (max(1, rounds / 2) if causal else math.ceil(rounds))
 
-    return min(forms, key=time)
+    return min(times, key=time)
 
 
 def takes_flash_wgmma(size: int, qkv, out, cache) -> bool:
     """Whether attention_flash_wgmma can run here and takes heads of `size` and these arguments, already checked."""
-    return size in FORMS and not missing(HOPPER) and takes_flash(size, qkv, out, cache)
+    return size in CONSUMERS_OF and not missing(HOPPER) and takes_flash(size, qkv, out, cache)
 
 
-@rung(kernel=tuple(make_flash_wgmma(64, *form) for form in FORMS[64]), needs=HOPPER, sizes=SIZES,
+@rung(kernel=tuple(make_flash_wgmma(64, consumers) for consumers in CONSUMERS_OF[64]), needs=HOPPER, sizes=SIZES,
       idea="wgmma and TMA: products run while warpgroups take exponentials, which are a factor in registers")
 def attention_flash_wgmma(qkv, heads, out, *, cache=None, start=None, causal=False, stream=0):
     """As flash, but wgmma in place of mma.sync: a block has 192 queries, or 64 where there are few, a warpgroup 64 of
     them, and the products of one tile run while the scores of the next become exponentials. TMA copies."""
     size, _ = check_flash(qkv, heads, out, cache, start, np.float16)
-    if size not in FORMS:
-        raise ValueError(f"a head has {size} numbers; it must have {' or '.join(map(str, FORMS))}")
-    kernel = make_flash_wgmma(size, *flash_wgmma_form(size, out.shape[0], heads, causal))
+    if size not in CONSUMERS_OF:
+        raise ValueError(f"a head has {size} numbers; it must have {' or '.join(map(str, CONSUMERS_OF))}")
+    kernel = make_flash_wgmma(size, consumers_for(size, out.shape[0], heads, causal))
     launch_flash_wgmma(kernel, qkv, heads, out, cache, start, causal, stream)

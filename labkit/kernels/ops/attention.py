@@ -7,7 +7,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from labkit.kernels.attention.flash import attention_decode, attention_flash, attention_whole_matrix
+from labkit.kernels.attention.decode import attention_decode
+from labkit.kernels.attention.flash import attention_flash
 from labkit.kernels.attention.flash_plain import attention_flash_plain
 from labkit.kernels.attention.three_pass import (
     attention_all_threads,
@@ -16,6 +17,7 @@ from labkit.kernels.attention.three_pass import (
     attention_weights,
     split_heads,
 )
+from labkit.kernels.attention.whole_matrix import attention_whole_matrix
 from labkit.kernels.baselines import Baseline, numpy_cupy_torch, sdpa
 from labkit.kernels.op import Op, Work, uniform
 from labkit.kernels.tolerance import EPS32

@@ -12,9 +12,9 @@ from labkit.kernels.attention.sentences_flash import attention_sentences_flash, 
 from labkit.kernels.attention.sentences_unfused import (
     attention_sentences_three_launches,
     attention_sentences_three_launches_half,
-    attention_sentences_whole_matrix,
 )
 from labkit.kernels.attention.three_pass import attention_weights, split_heads
+from labkit.kernels.attention.whole_matrix import attention_sentences_whole_matrix
 from labkit.kernels.baselines import Baseline, numpy_cupy_torch, sdpa, unfused_attention
 from labkit.kernels.op import Op, Work, uniform
 from labkit.kernels.ops.attention import tolerance_of

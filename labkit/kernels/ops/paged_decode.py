@@ -14,15 +14,10 @@ from labkit.kernels.attention.paged import (
     paged_decode_reference,
     paged_decode_split,
 )
-from labkit.kernels.attention.pages import (
-    contiguous_by_torch,
-    on_contiguous,
-    paged_inputs,
-    rounding_errors,
-)
 from labkit.kernels.baselines import unfused_attention
 from labkit.kernels.dtypes import bfloat16_of
 from labkit.kernels.op import Op, Work, uniform
+from labkit.kernels.ops.pages import contiguous_by_torch, on_contiguous, paged_inputs, rounding_errors
 
 
 def _contexts(B: int, S: int, shortest: int) -> np.ndarray:

@@ -13,15 +13,10 @@ from labkit.kernels.attention.paged_prefill import (
     paged_prefill_naive,
     paged_prefill_reference,
 )
-from labkit.kernels.attention.pages import (
-    contiguous_by_torch,
-    on_contiguous,
-    paged_inputs,
-    rounding_errors,
-)
 from labkit.kernels.dtypes import bfloat16_of
 from labkit.kernels.op import Op, Work, uniform
 from labkit.kernels.ops.attention_sentences import begins_of
+from labkit.kernels.ops.pages import contiguous_by_torch, on_contiguous, paged_inputs, rounding_errors
 
 
 def _lengths(B: int, S: int, shortest: int) -> np.ndarray:

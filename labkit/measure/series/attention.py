@@ -16,7 +16,8 @@ from numba import float32, uint32
 
 from labkit import cuda, device, measure
 from labkit.kernels.arguments import MAX_SHARED
-from labkit.kernels.attention.flash import attention_decode, attention_flash, attention_whole_matrix
+from labkit.kernels.attention.decode import attention_decode
+from labkit.kernels.attention.flash import attention_flash
 from labkit.kernels.attention.half import attention_decode_half, attention_half
 from labkit.kernels.attention.heads import keys_and_values
 from labkit.kernels.attention.linear_attention import state_shape
@@ -29,6 +30,7 @@ from labkit.kernels.attention.three_pass import (
     weigh_keys,
 )
 from labkit.kernels.attention.unfused import AttentionInSteps
+from labkit.kernels.attention.whole_matrix import attention_whole_matrix
 from labkit.kernels.op import uniform
 from labkit.kernels.ops.linear_attention import LINEAR_ATTENTION
 from labkit.kernels.reduce import ZERO

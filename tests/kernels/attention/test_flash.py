@@ -7,22 +7,18 @@ from labkit import cuda, observe
 from labkit.kernels.agree import agree
 from labkit.kernels.arguments import dynamic_shared
 from labkit.kernels.attention import flash as module
-from labkit.kernels.attention.decode import decode_workspace_numbers
-from labkit.kernels.attention.flash import (
-    attention_decode,
-    attention_flash,
-    attention_whole_matrix,
-    launch_flash,
-    make_flash,
-)
+from labkit.kernels.attention import flash_mma
+from labkit.kernels.attention.decode import attention_decode, decode_workspace_numbers
+from labkit.kernels.attention.flash import attention_flash, launch_flash, make_flash
+from labkit.kernels.attention.flash_mma import FORMS, mma_form
 from labkit.kernels.attention.half import (
-    FORMS,
     attention_decode_half,
     attention_flash_half,
     attention_half,
     make_flash_half,
 )
 from labkit.kernels.attention.three_pass import attention_reference
+from labkit.kernels.attention.whole_matrix import attention_whole_matrix
 from labkit.kernels.dtypes import float64_of
 from labkit.kernels.op import uniform
 from labkit.kernels.ops.attention import tolerance_of
@@ -197,12 +193,8 @@ def test_decode_takes_a_workspace():
 
 
 def test_the_form_leaves_no_multiprocessor_without_a_block(monkeypatch):
-    class Device:
-        MULTIPROCESSOR_COUNT = 132
-
     monkeypatch.setattr(module.device, "on_gpu", lambda: True)
-    monkeypatch.setattr(cuda, "get_current_device", Device, raising=False)
-    from labkit.kernels.attention.half import flash_half_form
-
-    assert [module.flash_rows(64, rows, 12) for rows in (16, 128, 1024, 4096)] == [1, 1, 4, 4]
-    assert [flash_half_form(64, rows, 12) for rows in (16, 128, 1024, 4096)] == [(1, 1), (1, 1), (4, 1), (4, 2)]
+    for one in (module, flash_mma):
+        monkeypatch.setattr(one, "multiprocessors", lambda: 132)
+    assert [module.queries_of_thread(64, 12, rows) for rows in (16, 128, 1024, 4096)] == [1, 1, 4, 4]
+    assert [mma_form(64, 12, rows) for rows in (16, 128, 1024, 4096)] == [(1, 1), (1, 1), (4, 1), (4, 2)]

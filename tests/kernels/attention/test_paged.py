@@ -33,19 +33,11 @@ from labkit.kernels.attention.paged_split import (
     make_paged_decode_mma,
     split_range,
 )
-from labkit.kernels.attention.pages import (
-    LOG2_E,
-    PAGE,
-    as_matrix,
-    gather,
-    page_table_of,
-    paged_inputs,
-    pages_for,
-    place,
-)
+from labkit.kernels.attention.pages import LOG2_E, PAGE, as_matrix, gather, page_table_of, pages_for, place
 from labkit.kernels.dtypes import bfloat16_of, float32_of
 from labkit.kernels.op import uniform
 from labkit.kernels.ops.paged_decode import PAGED_DECODE, PAGED_DECODE_BF16
+from labkit.kernels.ops.pages import paged_inputs
 
 AWKWARD = (0, 1, 15, 16, 17, 128, 129, 1003)
 F32, BF16 = np.dtype(np.float32), np.dtype(np.uint16)

@@ -12,7 +12,9 @@ from labkit import cuda, observe
 from labkit.device import compiling, occupancy
 from labkit.kernels.agree import agree, allowed_error, differences, is_poison, poison, same_bits
 from labkit.kernels.arguments import dynamic_shared
+from labkit.kernels.attention import flash_mma
 from labkit.kernels.attention import paged_prefill as module
+from labkit.kernels.attention.flash_mma import mma_form
 from labkit.kernels.attention.paged import paged_decode_reference
 from labkit.kernels.attention.paged_prefill import (
     paged_prefill,
@@ -20,14 +22,14 @@ from labkit.kernels.attention.paged_prefill import (
     paged_prefill_mma,
     paged_prefill_naive,
     paged_prefill_reference,
-    prefill_form,
 )
 from labkit.kernels.attention.paged_tiles import make_paged_prefill, make_paged_prefill_mma
-from labkit.kernels.attention.pages import LOG2_E, as_matrix, paged_inputs
+from labkit.kernels.attention.pages import LOG2_E, as_matrix
 from labkit.kernels.dtypes import bfloat16_of, float32_of
 from labkit.kernels.op import uniform
 from labkit.kernels.ops.attention_sentences import begins_of
 from labkit.kernels.ops.paged_prefill import PAGED_PREFILL, PAGED_PREFILL_BF16
+from labkit.kernels.ops.pages import paged_inputs
 
 F32, BF16 = np.dtype(np.float32), np.dtype(np.uint16)
 RUNGS = [(paged_prefill_naive, F32), (paged_prefill_naive, BF16), (paged_prefill_flash, F32),
@@ -139,8 +141,8 @@ def test_every_form_gives_the_same_bits(launch, dtype, monkeypatch):
     inputs = inputs_of((1, 16, 17, 64, 65, 129), (1, 50, 17, 100, 65, 129), 32, 2, dtype)
     expected = check(launch, inputs)
     for sms, down in ((2, 4), (50, 2), (10_000, 1)):  # the more SMs, the smaller the tiles of queries
-        monkeypatch.setattr(module, "multiprocessors", lambda sms=sms: sms)
-        monkeypatch.setattr(module, "rows_of_thread", lambda *size, down=down: down)
+        monkeypatch.setattr(flash_mma, "multiprocessors", lambda sms=sms: sms)
+        monkeypatch.setattr(module, "queries_of_thread", lambda *size, down=down: down)
         assert same_bits(run(launch, inputs), expected), sms
 
 
@@ -178,11 +180,11 @@ def test_what_is_refused():
 
 
 def test_the_form_suits_the_sequences_and_leaves_no_sm_without_a_block(monkeypatch):
-    monkeypatch.setattr(module, "multiprocessors", lambda: 132)
-    assert prefill_form(64, 32, 1, 4096) == (4, 2)
-    assert prefill_form(64, 32, 1, 300) == (4, 1)
-    assert prefill_form(64, 32, 8, 1) == (1, 1)
-    assert prefill_form(128, 32, 1, 4096) == (4, 1)
+    monkeypatch.setattr(flash_mma, "multiprocessors", lambda: 132)
+    assert mma_form(64, 32, 4096) == (4, 2)
+    assert mma_form(64, 32, 300) == (4, 1)
+    assert mma_form(64, 256, 1) == (1, 1)
+    assert mma_form(128, 32, 4096) == (4, 1)
 
 
 @pytest.mark.sweep

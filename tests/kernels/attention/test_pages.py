@@ -12,11 +12,11 @@ from labkit.kernels.attention.pages import (
     check_paged,
     gather,
     page_table_of,
-    paged_inputs,
     pages_for,
     place,
 )
 from labkit.kernels.dtypes import float32_of
+from labkit.kernels.ops.pages import paged_inputs
 
 
 def test_tokens_fill_pages():

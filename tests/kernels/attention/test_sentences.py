@@ -9,19 +9,22 @@ from labkit import cuda, observe
 from labkit.device import compiling, occupancy
 from labkit.kernels.agree import agree, is_poison, poison, same_bits
 from labkit.kernels.arguments import dynamic_shared
+from labkit.kernels.attention import flash, flash_mma
 from labkit.kernels.attention import sentences_flash as module
 from labkit.kernels.attention.flash import scale_for_powers_of_two
-from labkit.kernels.attention.sentences import (
-    attention_sentences,
+from labkit.kernels.attention.sentences import attention_sentences, attention_sentences_reference
+from labkit.kernels.attention.sentences_flash import (
     attention_sentences_flash,
     attention_sentences_flash_half,
-    attention_sentences_reference,
+    make_sentences_flash,
+    make_sentences_flash_half,
+)
+from labkit.kernels.attention.sentences_unfused import (
     attention_sentences_three_launches,
     attention_sentences_three_launches_half,
-    attention_sentences_whole_matrix,
     scores_shape,
 )
-from labkit.kernels.attention.sentences_flash import make_sentences_flash, make_sentences_flash_half
+from labkit.kernels.attention.whole_matrix import attention_sentences_whole_matrix
 from labkit.kernels.op import uniform
 from labkit.kernels.ops.attention_sentences import ATTENTION_SENTENCES, ATTENTION_SENTENCES_HALF, begins_of
 from labkit.measure.ops import op as registered
@@ -116,7 +119,8 @@ def test_every_form_gives_the_same_bits(launch, monkeypatch):
     lengths = (1, 15, 16, 17, 33, 48, 50, 64, 65, 127, 128, 200)
     alone = {length: run(launch, [length], [0], length, 4, 32)[0] for length in lengths}
     for sms in (1, 2, 50, 200, 10_000):  # the more SMs, the smaller the tiles of queries
-        monkeypatch.setattr(module, "multiprocessors", lambda sms=sms: sms)
+        for one in (module, flash, flash_mma):
+            monkeypatch.setattr(one, "multiprocessors", lambda sms=sms: sms)
         for longest in lengths:
             batch = [length for length in lengths if length <= longest]
             out, _ = run(launch, batch, begins_of(batch), sum(batch), 4, 32)
@@ -209,7 +213,8 @@ def test_no_race_and_no_bank_conflict(kernel, lengths, dtype):
 
 
 def test_the_form_suits_the_sentences_and_leaves_no_sm_without_a_block(monkeypatch):
-    monkeypatch.setattr(module, "multiprocessors", lambda: 132)
+    for one in (module, flash_mma):
+        monkeypatch.setattr(one, "multiprocessors", lambda: 132)
     form = module.sentences_half_form
     assert form(32, 12, 64, 128) == (4, 2, 64, 1)  # keys and values are loaded once
     assert form(32, 12, 1, 128) == (1, 1, 64, 1)

@@ -6,9 +6,9 @@ import pytest
 from labkit import cuda, device
 from labkit.kernels.agree import agree
 from labkit.kernels.attention import three_pass as module
-from labkit.kernels.attention.flash import attention_whole_matrix
 from labkit.kernels.attention.half import attention_half
 from labkit.kernels.attention.three_pass import append_to_cache, attention, attention_reference, attention_three_pass
+from labkit.kernels.attention.whole_matrix import attention_whole_matrix
 from labkit.kernels.op import uniform
 from labkit.kernels.ops.attention import ATTENTION, ATTENTION_CACHED, ATTENTION_CAUSAL, LAUNCHERS, tolerance_of
 from labkit.measure.ops import op

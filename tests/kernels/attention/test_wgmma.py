@@ -1,5 +1,5 @@
-"""Attention by wgmma and TMA: each form at sizes that are no multiple of its tiles, caches, what is refused, what the
-kernels compile to."""
+"""Attention by wgmma and TMA: every kernel at sizes that are no multiple of its tiles, caches, what is refused, what
+they compile to."""
 
 import re
 
@@ -11,9 +11,9 @@ from labkit import cuda
 from labkit.device import compiling
 from labkit.kernels.attention import wgmma as module
 from labkit.kernels.attention.wgmma import (
-    FORMS,
+    CONSUMERS_OF,
     attention_flash_wgmma,
-    flash_wgmma_form,
+    consumers_for,
     launch_flash_wgmma,
     make_flash_wgmma,
 )
@@ -22,8 +22,8 @@ from tests.kernels.attention.test_flash import check
 pytestmark = pytest.mark.skipif(bool(attention_flash_wgmma.missing), reason=attention_flash_wgmma.missing)
 
 
-def launch_form(size, form):
-    kernel = make_flash_wgmma(size, *form)
+def launcher_of(size, consumers):
+    kernel = make_flash_wgmma(size, consumers)
 
     def launch(qkv, heads, out, *, cache=None, start=None, causal=False):
         launch_flash_wgmma(kernel, qkv, heads, out, cache, start, causal, 0)
@@ -31,22 +31,22 @@ def launch_form(size, form):
     return launch
 
 
-ALL = [(size, form) for size, forms in FORMS.items() for form in forms]
+ALL = [(size, consumers) for size, times in CONSUMERS_OF.items() for consumers in times]
 
 
 @pytest.mark.sampled(1)
-@pytest.mark.parametrize(("size", "form"), ALL)
+@pytest.mark.parametrize(("size", "consumers"), ALL)
 @pytest.mark.parametrize("causal", [False, True])
-def test_agrees_at_awkward_sizes(size, form, causal):
-    launch = launch_form(size, form)
+def test_agrees_at_awkward_sizes(size, consumers, causal):
+    launch = launcher_of(size, consumers)
     for S, H in ((1, 1), (17, 2), (65, 1), (270, 1)):  # 270: three tiles of keys, the ring goes round
         check(launch, S, H, size, causal, dtype=np.float16)
 
 
 @pytest.mark.sampled(1)
-@pytest.mark.parametrize(("size", "form"), ALL)
-def test_a_cache_of_which_the_rest_is_not_a_number(size, form):
-    launch = launch_form(size, form)
+@pytest.mark.parametrize(("size", "consumers"), ALL)
+def test_a_cache_of_which_the_rest_is_not_a_number(size, consumers):
+    launch = launcher_of(size, consumers)
     for S, before, causal in ((5, 0, True), (1, 127, True), (3, 140, False), (70, 64, True)):
         check(launch, S, 2, size, causal, before, dtype=np.float16)
 
@@ -69,15 +69,15 @@ def test_neighbouring_heads_are_not_mixed():
     np.testing.assert_array_equal(outs[0].copy_to_host()[:, 64:128], outs[1].copy_to_host())
 
 
-def test_the_form_is_the_one_that_is_done_first(monkeypatch):
+def test_the_consumers_are_those_that_are_done_first(monkeypatch):
     class Device:
         MULTIPROCESSOR_COUNT = 132
 
     monkeypatch.setattr(module.device, "on_gpu", lambda: True)
     monkeypatch.setattr(cuda, "get_current_device", Device, raising=False)
     for causal, few, many in ((False, (64, 1024), (1536, 2048, 3072, 4096)), (True, (64, 1024, 2048), (4096, 8192))):
-        assert {flash_wgmma_form(64, rows, 12, causal)[0] for rows in few} == {1}
-        assert {flash_wgmma_form(64, rows, 12, causal)[0] for rows in many} == {3}
+        assert {consumers_for(64, rows, 12, causal) for rows in few} == {1}
+        assert {consumers_for(64, rows, 12, causal) for rows in many} == {3}
 
 
 def test_what_is_refused():
@@ -95,9 +95,9 @@ ARGUMENTS = (*[types.Array(types.uint64, 1, "C")] * 3, types.Array(types.int32, 
 
 
 @pytest.mark.sampled(1)
-@pytest.mark.parametrize(("size", "form"), ALL)
-def test_accumulators_stay_in_registers_and_exponentials_are_taken_while_products_run(size, form):
-    kernel = make_flash_wgmma(size, *form)
+@pytest.mark.parametrize(("size", "consumers"), ALL)
+def test_accumulators_stay_in_registers_and_exponentials_are_taken_while_products_run(size, consumers):
+    kernel = make_flash_wgmma(size, consumers)
     try:
         text = compiling.ptx(kernel, types.void(*ARGUMENTS), cc=(9, 0, "a"))
     except compiling.NoCompiler as error:
