@@ -28,7 +28,7 @@ from labkit.kernels.norm.layernorm import (
     layernorm,
     layernorm_reference,
 )
-from labkit.kernels.norm.rows import EPSILON, FOUR, QUADS, SINGLES, fitting, flat, kind_of, put_four, small
+from labkit.kernels.norm.rows import EPSILON, FOUR, QUADS, SINGLES, fitting, flat, kind_of, make_row, put_four, small
 from labkit.kernels.reduce import warp_sum
 
 BLOCK = 128
@@ -94,27 +94,6 @@ def sum_of_eight(a, b, c):
             a[4] + b[4] + c[4], a[5] + b[5] + c[5], a[6] + b[6] + c[6], a[7] + b[7] + c[7])
 
 
-@cuda.jit(device=True)
-def normalised_four(v, i, scale, w, b):
-    return (v[i] * scale * w[0] + b[0], v[i + 1] * scale * w[1] + b[1], v[i + 2] * scale * w[2] + b[2],
-            v[i + 3] * scale * w[3] + b[3])
-
-
-@cuda.jit(device=True)
-def normalised_eight(v, i, scale, w, b):
-    return (v[i] * scale * w[0] + b[0], v[i + 1] * scale * w[1] + b[1], v[i + 2] * scale * w[2] + b[2],
-            v[i + 3] * scale * w[3] + b[3], v[i + 4] * scale * w[4] + b[4], v[i + 5] * scale * w[5] + b[5],
-            v[i + 6] * scale * w[6] + b[6], v[i + 7] * scale * w[7] + b[7])
-
-
-def _store_of_four(store_four):
-    @cuda.jit(device=True)
-    def store(array, i, valid, e):
-        store_four(array, i, valid, e[0], e[1], e[2], e[3])
-
-    return store
-
-
 @kernel_factory
 def make_embedding_layernorm(pieces: int, access: str, is_half: bool, epsilon: float):
     """Return a kernel for rows of up to 128 * pieces columns, float16: 256 * pieces. access: WHOLE, QUADS or SINGLES,
@@ -122,11 +101,12 @@ def make_embedding_layernorm(pieces: int, access: str, is_half: bool, epsilon: f
     if is_half:
         vectorized = access != SINGLES
         load, store = (half.load_eight, half.store_eight) if vectorized else (half.load_singles, half.store_singles)
-        put, add, normalised, VEC = half.put_eight, sum_of_eight, normalised_eight, 8
+        put, add, VEC = half.put_eight, sum_of_eight, 8
     else:
-        load, store = FOUR[access][0], _store_of_four(FOUR[access][1])
-        put, add, normalised, VEC = put_four, sum_of_four, normalised_four, 4
+        load, store = FOUR[access]
+        put, add, VEC = put_four, sum_of_four, 4
     ITEMS, STEP, EPS = VEC * pieces, 32 * VEC, small(epsilon)
+    centre, store_normalised = make_row(pieces, STEP, load, store, vec=VEC)
 
     @cuda.jit
     def embedding_layernorm_kernel(ids, types, positions, words, places, kinds, weight, bias, out):  # tables flat
@@ -153,16 +133,8 @@ def make_embedding_layernorm(pieces: int, access: str, is_half: bool, epsilon: f
             for e in range(ITEMS):
                 total += v[e]
             mean = warp_sum(total) * inv_cols if in_range else NAN
-            squares = ZERO
-            for e in range(ITEMS):
-                v[e] -= mean
-                if remaining > int32(STEP * (e // VEC) + e % VEC):
-                    squares += v[e] * v[e]
-            scale = cuda.rsqrt(warp_sum(squares) * inv_cols + EPS)
-            for p in u32.range(pieces):
-                col, valid = lane_offset + STEP * p, remaining - int32(STEP * p)
-                store(out, row * columns + col, valid,
-                      normalised(v, VEC * p, scale, load(weight, col, valid), load(bias, col, valid)))
+            scale = cuda.rsqrt(warp_sum(centre(v, mean, remaining)) * inv_cols + EPS)
+            store_normalised(v, scale, weight, bias, out, row * columns + lane_offset, lane_offset, remaining)
 
     return embedding_layernorm_kernel
 
