@@ -124,26 +124,26 @@ def make_skinny(rows_per_block: int, vec4: bool, split: bool, gelu: bool | str, 
         row0 = u32.blockIdx.x * ROWS
         col0 = u32.blockIdx.y * COLS
         split_idx = u32.blockIdx.z
-        k0 = split_idx * k_per_split
-        k_end = min(k0 + k_per_split, u32.shape(x)[1])
+        start = uint32(split_idx * k_per_split)
+        k_end = min(start + k_per_split, u32.shape(x)[1])
         for i in u32.range(ACCUMULATORS):
             acc[i] = ZERO
 
-        while k0 < k_end:
+        for k0 in u32.range(start, k_end, CHUNK):
             k, col = k0 + group, col0 + quad * 4  # loaded before x is staged
             w0, w1 = load(weights, k, col), load(weights, k + GROUPS, col)
             w2 = load(weights, k + 2 * GROUPS, col)
             w3 = load(weights, k + 3 * GROUPS, col)
-            k = k0 + thread
+            x_k = k0 + thread
             if QUADS > 0:
                 for r in u32.range(QUADS):
                     row = row0 + 4 * r
                     ptx.store_shared4(x_tile, thread * PITCH + 4 * r,
-                                      load_x(x, row, k), load_x(x, row + 1, k),
-                                      load_x(x, row + 2, k), load_x(x, row + 3, k))
+                                      load_x(x, row, x_k), load_x(x, row + 1, x_k),
+                                      load_x(x, row + 2, x_k), load_x(x, row + 3, x_k))
             else:
                 for r in u32.range(ROWS):
-                    x_tile[thread * PITCH + r] = load_x(x, row0 + r, k)
+                    x_tile[thread * PITCH + r] = load_x(x, row0 + r, x_k)
             cuda.syncthreads()  # x is staged
             offset = group * PITCH
             add_step(acc, x_tile, offset, w0)
@@ -151,7 +151,6 @@ def make_skinny(rows_per_block: int, vec4: bool, split: bool, gelu: bool | str, 
             add_step(acc, x_tile, offset + 2 * GROUPS * PITCH, w2)
             add_step(acc, x_tile, offset + 3 * GROUPS * PITCH, w3)
             cuda.syncthreads()  # x is free to overwrite
-            k0 += CHUNK
 
         # Reduce-scatter among the eight groups of a warp: each lane ends with an eighth of the sums.
         reduce_16(acc, lane)

@@ -19,7 +19,7 @@ the bytes of the partial sums.
 import functools
 
 import numpy as np
-from numba import float32
+from numba import float32, uint32
 
 from labkit import cuda, device, u32
 from labkit.device import graphs, ptx
@@ -30,15 +30,10 @@ from labkit.kernels.matmul.float32_tiles import (
     A_STRIDE,
     BLOCK_K,
     BLOCK_TILE,
-    IN_FLIGHT,
-    PAIR,
     RING,
-    STAGES,
     STRIDE,
-    add_products_serpentine,
     copy_pair_guarded,
-    read_eight,
-    two_steps,
+    make_pipeline,
 )
 
 TILE = 16
@@ -185,7 +180,7 @@ def copy_pair_any_rows(shared, fill, a, a_row, a_col, b, b_row, b_col):
 def make_fused_pipelined(exact: bool, split: bool, gelu: bool | str, residual: bool):
     """exact: N is a multiple of 128, K of 16, and all begin at multiples of 16 bytes. split: out is (splits, M, N), and
     a block computes one split of its tile, `k_per_split` steps along K, without the epilogue."""
-    copy = copy_pair_any_rows if exact else copy_pair_guarded
+    multiply = make_pipeline(copy_pair_any_rows if exact else copy_pair_guarded)
     epilogue = epilogue_for(gelu, residual)
 
     @cuda.jit(device=True)
@@ -217,68 +212,13 @@ def make_fused_pipelined(exact: bool, split: bool, gelu: bool | str, residual: b
 
     @cuda.jit(launch_bounds=(256, 2))
     def fused_pipelined_kernel(a, b, bias, residual_of, out, k_per_split):
-        shared = cuda.shared.array(0, float32)
         acc = cuda.local.array(64, float32)
-        even = a_even, b_even = cuda.local.array(8, float32), cuda.local.array(8, float32)
-        odd = a_odd, b_odd = cuda.local.array(8, float32), cuda.local.array(8, float32)
-        thread = u32.threadIdx.x
-        lane, warp = thread % 32, thread // 32
         row0 = u32.blockIdx.x * BLOCK_TILE
         col0 = u32.blockIdx.y * BLOCK_TILE
         split_idx = u32.blockIdx.z
-        start = split_idx * k_per_split
-        depth = min(start + k_per_split, u32.shape(a)[1])  # where this split ends
-        # The thread tile: 2 x 4 warps, each with a tile of 64 x 32, made of 8 x 4 lanes.
-        row = warp // 4 * 64 + lane // 4 * 4
-        col = warp % 4 * 32 + lane % 4 * 4
-        # What this thread copies.
-        a_row, a_col = row0 + thread // BLOCK_K, start + thread % BLOCK_K
-        b_row, b_col = start + thread // 32, col0 + thread % 32 * 4
-        for i in u32.range(64):
-            acc[i] = ZERO
-
-        next_k, fill = start, 0  # where the next copies begin, in K and in the ring
-        for _ in range(STAGES - 1):
-            if next_k < depth:
-                copy(shared, fill, a, a_row, a_col, b, b_row, b_col)
-            ptx.cp_async_commit()  # a group may be empty: what counts is that there is one for each pair
-            next_k, fill = next_k + BLOCK_K, fill + PAIR
-            a_col, b_row = a_col + BLOCK_K, b_row + BLOCK_K
-        ptx.cp_async_wait(IN_FLIGHT)
-        cuda.syncthreads()  # the first pair is complete
-        a_offset, b_offset = row, A_STRIDE + col
-        read_eight(shared, a_offset, 32, a_even)
-        read_eight(shared, b_offset, 16, b_even)
-
-        while start < depth:
-            if next_k < depth:
-                copy(shared, fill, a, a_row, a_col, b, b_row, b_col)
-            ptx.cp_async_commit()
-            next_k, fill = next_k + BLOCK_K, fill + PAIR
-            a_col, b_row = a_col + BLOCK_K, b_row + BLOCK_K
-            if fill == RING:
-                fill = 0
-            two_steps(shared, a_offset, b_offset, 0, acc, even, odd)
-            two_steps(shared, a_offset, b_offset, 2, acc, even, odd)
-            two_steps(shared, a_offset, b_offset, 4, acc, even, odd)
-            two_steps(shared, a_offset, b_offset, 6, acc, even, odd)
-            two_steps(shared, a_offset, b_offset, 8, acc, even, odd)
-            two_steps(shared, a_offset, b_offset, 10, acc, even, odd)
-            two_steps(shared, a_offset, b_offset, 12, acc, even, odd)
-            read_eight(shared, a_offset + 15 * STRIDE, 32, a_odd)
-            read_eight(shared, b_offset + 15 * STRIDE, 16, b_odd)
-            add_products_serpentine(acc, a_even, b_even)
-
-            ptx.cp_async_wait(IN_FLIGHT)
-            cuda.syncthreads()  # the next pair is complete; and this one has been read by all, and may be filled again
-            a_offset, b_offset = a_offset + PAIR, b_offset + PAIR
-            if a_offset >= RING:
-                a_offset, b_offset = row, A_STRIDE + col
-            read_eight(shared, a_offset, 32, a_even)
-            read_eight(shared, b_offset, 16, b_even)
-            add_products_serpentine(acc, a_odd, b_odd)
-            start += BLOCK_K
-
+        start = uint32(split_idx * k_per_split)
+        end = min(start + k_per_split, u32.shape(a)[1])
+        row, col = multiply(acc, a, b, row0, col0, start, end)
         for i in u32.range(8):
             out_row = row0 + row + (i // 4 * 32 + i % 4)
             for j in u32.range(0, 8, 4):
