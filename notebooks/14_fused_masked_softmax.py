@@ -144,10 +144,10 @@ show_source(ms.ALIGNED[1])
 show_source(ms.make_row)
 
 # %% [markdown]
-# With `vec4`, eight loads of four neighbours each come first, and a lane whose four are hidden does not load. The factor $\log_2 e$
-# of the exponential is part of `factor`, so that both take one multiplication. At the end every column gets a value:
-# the hidden ones get zeros, without having been looked at. That can be tested. Put NaN where the mask is, and the
-# result must not change.
+# With `vec4`, eight loads of four neighbours each come first, and a lane whose four are hidden does not load. The
+# factor $\log_2 e$ of the exponential is part of `factor`, so that both take one multiplication. At the end every
+# column gets a value: the hidden ones get zeros, without having been looked at. That can be tested. Put NaN where the
+# mask is, and the result must not change.
 
 # %%
 poisoned = np.where(np.triu(np.ones((64, 64), bool), 1), np.float32(np.nan), scores)

@@ -1,16 +1,12 @@
-"""The first layer of BERT: rows of words, of positions and of token types gathered and added, then normalised.
-
-    out[t] = layernorm(words[ids[t]] + kinds[types[t]] + places[positions[t]])
+"""The first layer of BERT: out[t] = layernorm(words[ids[t]] + kinds[types[t]] + places[positions[t]]).
 
 Shapes  ids, types, positions (T,) int32, words (V, C), places (P, C), kinds (K, C), weight and bias (C,), out (T, C);
         all float32, or all float16 with float32 arithmetic; C-contiguous; up to 4,096 columns (float16: 2,048)
-Work    about 10 flops an element; 8*T*C bytes (float16: 4*T*C): a word's row is read and one written, while the few
-        rows of positions and types stay in the cache
+Work    about 10 flops an element; 8*T*C bytes (float16: 4*T*C): the few rows of positions and types stay in the cache
 Source  Devlin, Chang, Lee, Toutanova: BERT (2019), https://arxiv.org/abs/1810.04805
 
-Types are 0 or 1, which of two texts a token belongs to. Positions are an input: in a packed batch each sentence
-starts at 0 again. An index that is out of range gives a row of NaN: a launcher cannot read device memory
-without a synchronisation.
+Positions are an input: in a packed batch each sentence starts at 0 again. An index that is out of range gives a row of
+NaN: a launcher cannot read device memory without a synchronisation.
 """
 
 

@@ -5,15 +5,8 @@ Sizes   any. pipelined moves 128 bits at a time where N is a multiple of 128 and
 Work    2*M*N*K flop; 4*(M*K + K*N + N + M*N) bytes, and 4*M*N more with a residual
 Source  torch.nn.functional.linear; NVIDIA CUTLASS, "Efficient GEMM in CUDA", for the epilogue and for split-K
 
-gelu is False, True for the tanh form of GPT-2, or "erf" for the exact one of BERT.
-
-The epilogue runs while the product's accumulators are still in registers: GELU as a kernel of its own reads and
-writes M*N elements again, a residual as well. residual may be `out`: each element is read by the thread that writes it.
-
-A product with few tiles leaves SMs idle: 128 x 768 elements are 6 tiles of 128 x 128, and an H200 has 132 SMs. Split-K
-divides the K of one tile among several blocks. Each writes its partial sums, and a second kernel reduces them, always
-in the same order, and runs the epilogue. The number of splits is chosen by a model: the time of the busiest SM against
-the bytes of the partial sums.
+gelu: False, True for the tanh form of GPT-2, "erf" for the exact one of BERT. residual may be `out`: each element is
+read by the thread that writes it. The epilogue runs while the accumulators are in registers, and saves M*N accesses.
 """
 
 import functools
@@ -24,7 +17,8 @@ from numba import float32, uint32
 from labkit import cuda, device, u32
 from labkit.device import graphs, ptx
 from labkit.device.lazy import kernel_factory
-from labkit.kernels.arguments import aligned, blocks_for, check_array, dynamic_shared
+from labkit.kernels.arguments import aligned, blocks_for, check_array, dynamic_shared, product_sizes, unsigned
+from labkit.kernels.elements import unchanged
 from labkit.kernels.gelu import gelu_erf, gelu_erf_reference, gelu_sigmoid, gelu_tanh_reference
 from labkit.kernels.matmul.float32_tiles import (
     A_STRIDE,
@@ -48,22 +42,6 @@ def fused_reference(x, weights, bias, residual=None, *, gelu=False):
     return value if residual is None else value + residual.astype(np.float64)
 
 
-@functools.cache
-def make_epilogue(gelu: bool, residual: bool):
-    """A device function: turn a sum of products into an element of out."""
-
-    @cuda.jit(device=True)
-    def epilogue(total, bias_of, residual_of, row, col):
-        value = total + float32(bias_of[col])
-        if gelu:
-            value = gelu_sigmoid(value)
-        if residual:
-            value += float32(residual_of[row, col])
-        return value
-
-    return epilogue
-
-
 GELUS = {False: None, True: gelu_sigmoid, "erf": gelu_erf}
 
 
@@ -76,15 +54,12 @@ def gelu_of(gelu: bool | str):
 
 @functools.cache
 def epilogue_for(gelu: bool | str, residual: bool):
-    """Return the function of make_epilogue; with gelu="erf" the same with the exact GELU."""
-    activation = gelu_of(gelu)
-    if activation is not gelu_erf:
-        return make_epilogue(gelu, residual)
-    add_bias = make_epilogue(False, False)
+    """Return a device function: turn a sum of products into an element of out."""
+    activation = gelu_of(gelu) or unchanged
 
     @cuda.jit(device=True)
     def epilogue(total, bias_of, residual_of, row, col):
-        value = activation(add_bias(total, bias_of, residual_of, row, col))
+        value = activation(total + float32(bias_of[col]))
         if residual:
             value += float32(residual_of[row, col])
         return value
@@ -159,6 +134,8 @@ def fused_tiled(x, weights, bias, out, *, residual=None, gelu=False, parts=None,
 
 
 # --- The pipeline of the matmul ladder, with split-K ------------------------------------------------------------------
+# A product with few tiles leaves SMs idle: 128 x 768 elements are 6 tiles of 128 x 128. Split-K divides the K of a tile
+# among several blocks. Each writes its partial sums; a second kernel reduces them, always in the same order.
 
 
 @cuda.jit(device=True)
@@ -290,18 +267,27 @@ def fused_pipelined(x, weights, bias, out, *, residual=None, gelu=False, parts=N
     tiles ahead. Where tiles are few, their K is split. `parts` is memory for that, scratch_size(M, N, K) elements;
     without it memory is allocated at each call."""
     rows, cols, depth = check_fused(x, weights, bias, residual, out)
-    count, slice_ = parts_of(rows, cols, depth)
-    target = out
+
+    def make(target, *options):
+        exact = cols % BLOCK_TILE == 0 and depth % BLOCK_K == 0 and aligned(x, weights, target)
+        return make_fused_pipelined(exact, *options)
+
+    launch_split(make, parts_of(rows, cols, depth), (BLOCK_TILE, BLOCK_TILE), x, weights, bias, residual, out,
+                 gelu=gelu, parts=parts, stream=stream, shared=4 * RING)
+
+
+def launch_split(make, split, tile, x, weights, bias, residual, out, *, gelu, parts, stream, shared=0) -> None:
+    """Launch the kernel of 256 threads that make(target, is_split, gelu, residual) returns, and where K is split the
+    one that adds the partial sums. split: (splits, steps of K in each). tile: rows and columns of a block."""
+    (rows, cols), (count, slice_) = out.shape, split
+    target, epilogue = out, (gelu, residual is not None)
     if count > 1:
         parts = memory_for(parts, count, rows, cols)
-        target = parts.reshape(count, rows, cols)
-    exact = cols % BLOCK_TILE == 0 and depth % BLOCK_K == 0 and aligned(x, weights, target)
-    epilogue = (gelu, residual is not None) if count == 1 else (False, False)
-    kernel = make_fused_pipelined(exact, count > 1, *epilogue)
-    arguments = (x, weights, bias, out if residual is None else residual, target, np.uint32(slice_))
-    dynamic_shared(kernel, 4 * RING, *arguments)
-    grid = (*blocks_for((rows, cols), (BLOCK_TILE, BLOCK_TILE)), count)
-    kernel[grid, 256, stream, 4 * RING](*arguments)
+        target, epilogue = parts.reshape(count, rows, cols), (False, False)
+    kernel = make(target, count > 1, *epilogue)
+    arguments = (x, weights, bias, out if residual is None else residual, target, *unsigned(slice_))
+    dynamic_shared(kernel, shared, *arguments)
+    kernel[(*blocks_for((rows, cols), tile), count), 256, stream, shared](*arguments)
     if count > 1:
         add_parts(parts, bias, residual, out, count, gelu, stream)
 
@@ -328,14 +314,9 @@ def check_fused(x, weights, bias, residual, out, dtype=None) -> tuple:
     dtype = np.dtype(getattr(x, "dtype", np.float32)) if dtype is None else np.dtype(dtype)
     if dtype not in (np.float32, np.float16):
         raise TypeError(f"x has dtype {dtype}; float32 and float16 are allowed")
-    check_array("x", x, ndim=2, dtype=dtype)
-    check_array("weights", weights, ndim=2, dtype=dtype)
-    if weights.shape[0] != x.shape[1]:
-        raise ValueError(f"x has shape {tuple(x.shape)} and weights {tuple(weights.shape)}; the columns of x "
-                         f"({x.shape[1]}) must equal the rows of weights ({weights.shape[0]})")
-    shape = (x.shape[0], weights.shape[1])
-    check_array("bias", bias, shape=shape[1:], dtype=dtype)
-    check_array("out", out, shape=shape, dtype=dtype)
+    rows, cols, depth = product_sizes(x, weights, names=("x", "weights"), dtype=dtype)
+    check_array("bias", bias, shape=(cols,), dtype=dtype)
+    check_array("out", out, shape=(rows, cols), dtype=dtype)
     if residual is not None:
-        check_array("residual", residual, shape=shape, dtype=dtype)
-    return (*shape, x.shape[1])
+        check_array("residual", residual, shape=(rows, cols), dtype=dtype)
+    return rows, cols, depth

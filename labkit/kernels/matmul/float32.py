@@ -14,7 +14,7 @@ from numba import float32
 
 from labkit import cuda, u32
 from labkit.device import ptx
-from labkit.kernels.arguments import aligned, blocks_for, check_array, dynamic_shared
+from labkit.kernels.arguments import aligned, blocks_for, check_array, dynamic_shared, product_sizes
 from labkit.kernels.matmul.float32_tiles import (
     A_STRIDE,
     BLOCK_K,
@@ -397,10 +397,6 @@ def matmul_pipelined(a, b, out, stream=0):
 
 
 def _check(a, b, out):
-    check_array("a", a, ndim=2)
-    check_array("b", b, ndim=2)
-    if a.shape[1] != b.shape[0]:
-        raise ValueError(f"a has shape {tuple(a.shape)} and b {tuple(b.shape)}; "
-                         f"the columns of a ({a.shape[1]}) must equal the rows of b ({b.shape[0]})")
-    check_array("out", out, shape=(a.shape[0], b.shape[1]))
-    return out.shape
+    rows, cols, _ = product_sizes(a, b)
+    check_array("out", out, shape=(rows, cols))
+    return rows, cols

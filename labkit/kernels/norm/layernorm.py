@@ -1,17 +1,13 @@
 """Layer normalisation of each row, with its weight and bias; and the same with a residual added first.
 
 Shapes  layernorm: x, out (R, C), weight, bias (C,).  add_layernorm: also residual (R, C).  residual_layernorm: out
-        (2, R, C), the normalised rows and the sums.  float32, C-contiguous
-        epsilon is 1e-5 unless a launcher is given another; a kernel is compiled for each
+        (2, R, C), the normalised rows and the sums.  float32, C-contiguous. A kernel is compiled for each epsilon
 Work    about 8 flops an element; 8*R*C bytes: each row read once, written once
 Source  Ba, Kiros, Hinton: Layer Normalization (2016), https://arxiv.org/abs/1607.06450
 
-The variance is that of the differences from the mean, summed after the mean is known. The other formula, the mean of
-the squares less the square of the mean, needs a single pass, but loses all its digits where the mean is large compared
-with the spread.
-
-A row is kept in registers, four neighbours in each of a thread's quads. The number of quads per thread and the
-divisibility of a row's length are compile-time constants; the launchers pick the kernel.
+The variance is that of the differences from the mean: the mean of the squares less the square of the mean needs one
+pass, but loses all its digits where the mean is large compared with the spread. One file has both ladders, which share
+their kernels, and is longer than others.
 """
 
 import numpy as np

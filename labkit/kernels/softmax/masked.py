@@ -19,14 +19,14 @@ from numba import float32, uint32
 from labkit import cuda, u32
 from labkit.device import ptx
 from labkit.device.lazy import kernel_factory
-from labkit.kernels.arguments import MAX_GRID_YZ, check_array
+from labkit.kernels.arguments import MAX_GRID_YZ, check_array, unsigned
 from labkit.kernels.op import rung
 from labkit.kernels.reduce import NEG_INF, ZERO, block_max, block_sum, warp_max, warp_sum
 from labkit.kernels.softmax.rows import ONE, block_max_once, block_sum_once, softmax_block_tree_kernel
 
 BLOCK = 256
 SCALE = 0.125  # 1 / sqrt(64), for heads of 64 elements
-CAUSAL, PADDING = uint32(1), uint32(2)  # bits of `mask`
+CAUSAL, PADDING = 1, 2  # bits of `mask`
 WARP_ROW = 1024  # the longest row that one warp holds: 32 elements a lane
 LONGEST_ROW = 16_384  # the longest that 512 threads hold
 ROWS = 4  # rows, and warps, per block
@@ -65,7 +65,7 @@ def num_visible(row, size, lengths, sequence, mask):
         visible = row + 1
     if mask & PADDING:
         visible = min(visible, uint32(lengths[sequence]))
-    return uint32(visible)
+    return visible
 
 
 @cuda.jit
@@ -86,7 +86,7 @@ def masked_softmax_unfused(scores, out, lengths=None, *, causal=False, scale=SCA
         raise ValueError(f"scores has shape {tuple(scores.shape)}; unfused takes at most {MAX_GRID_YZ:,} on each axis")
     scale_kernel[columns, BLOCK, stream](scores, out, np.float32(scale))
     if mask:
-        mask_kernel[columns, BLOCK, stream](out, lengths, np.uint32(grid[0]), mask)
+        mask_kernel[columns, BLOCK, stream](out, lengths, *unsigned(grid[0]), mask)
     rows = out.reshape((num_matrices * size, size))
     softmax_block_tree_kernel[num_matrices * size, BLOCK, stream, 4 * BLOCK](rows, rows)
 
@@ -302,7 +302,7 @@ def _check(scores, out, lengths, causal):
     if size != columns:
         raise ValueError(f"scores has shape {tuple(scores.shape)}; its last two axes, queries and keys, must be equal")
     check_array("out", out, shape=scores.shape)
-    mask = CAUSAL if causal else uint32(0)
+    mask = CAUSAL if causal else 0
     sequences = num_matrices
     if lengths is not None:
         check_array("lengths", lengths, ndim=1, dtype=np.int32)
