@@ -136,16 +136,19 @@ plots.traffic(counted, "What the threads ask for", "passes over the array", plac
 # ## One pass
 #
 # A row of up to 1,024 elements fits into the registers of one warp, 32 for each lane. Then there is no shared memory
-# and no barrier at all.
+# and no barrier at all. Here is the kernel, and `make_row`, which makes its three device functions.
 
 # %%
 show_source(ms.ALIGNED[1])
 
+# %%
+show_source(ms.make_row)
+
 # %% [markdown]
-# Eight loads of four neighbours each come first, and a lane whose four are hidden does not load. The factor $\log_2 e$
-# of the exponential is part of `factor`, so that both take one multiplication. At the end every column gets a value:
-# the hidden ones get zeros, without having been looked at. That can be tested. Put NaN where the mask is, and the
-# result must not change.
+# With `vec4`, eight loads of four neighbours each come first, and a lane whose four are hidden does not load. The
+# factor $\log_2 e$ of the exponential is part of `factor`, so that both take one multiplication. At the end every
+# column gets a value: the hidden ones get zeros, without having been looked at. That can be tested. Put NaN where the
+# mask is, and the result must not change.
 
 # %%
 poisoned = np.where(np.triu(np.ones((64, 64), bool), 1), np.float32(np.nan), scores)

@@ -157,8 +157,12 @@ plots.quads(columns=27, lanes=4)
 
 # %%
 from labkit.kernels.norm.layernorm import make_layernorm_warp
+from labkit.kernels.norm.rows import make_row
 
 show_source(make_layernorm_warp)
+
+# %%
+show_source(make_row)
 
 # %% [markdown]
 # `v` is an array of each thread's own that never reaches memory: the loops have constant bounds, so the compiler
@@ -167,8 +171,8 @@ show_source(make_layernorm_warp)
 # nothing spills to local memory.
 #
 # The sums go through `warp_sum`, five shuffles. This kernel has no shared memory and no barrier. Zeros beyond the end
-# of a row do not change the sum. In the variance they would count, since a zero differs from the mean, so there the
-# kernel has a guard.
+# of a row do not change the sum. In the variance they would count, since a zero differs from the mean, so `centre` has
+# a guard.
 #
 # `load_four` comes in three kinds, and the launcher chooses. If a row fills all lanes, no guard is needed. If its
 # length is a multiple of four, a quad lies inside or outside as a whole. For any other length rows can begin at any

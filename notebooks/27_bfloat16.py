@@ -92,8 +92,8 @@ from labkit.kernels.dtypes import bfloat16_of, float32_of
 
 
 def rounded_bits(bits):  # uint32: the bits of float32 numbers
-    even = bits >> np.uint32(16) & np.uint32(1)  # the last bit that is kept
-    return ((bits + np.uint32(0x7FFF) + even) >> np.uint32(16)).astype(np.uint16)
+    even = bits >> 16 & 1  # the last bit that is kept
+    return ((bits + 0x7FFF + even) >> 16).astype(np.uint16)
 
 
 for extra in (1, 3):
@@ -213,7 +213,7 @@ for name, rounded in (("bfloat16", as_bfloat16), ("float32", lambda acc: acc)):
 # %%
 pair = bfloat16_of([12.34, -1.5])
 (word,) = pair.view(np.uint32)
-first, second = np.array([word << np.uint32(16), word & np.uint32(0xFFFF0000)]).view(np.float32)
+first, second = np.array([word << 16, word & 0xFFFF0000]).view(np.float32)
 print(f"0x{word:08X}: {first}, {second}")
 
 # %% [markdown]

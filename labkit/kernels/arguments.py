@@ -37,6 +37,18 @@ def check_array(name: str, array, *, shape: tuple | None = None, ndim: int | Non
     cache[key] = True
 
 
+def product_sizes(a, b, *, weights: bool = False, names="ab", dtype=np.float32) -> tuple:
+    """Return (rows, cols, depth) of a @ b, or with weights of a @ b.T, or raise an error that names the argument."""
+    a_name, b_name = names
+    check_array(a_name, a, ndim=2, dtype=dtype)
+    check_array(b_name, b, ndim=2, dtype=dtype)
+    (rows, depth), (b_depth, cols) = a.shape, b.shape[::-1] if weights else b.shape
+    if b_depth != depth:
+        raise ValueError(f"{a_name} has shape {tuple(a.shape)} and {b_name} {tuple(b.shape)}; the columns of {a_name} "
+                         f"({depth}) must equal the {'columns' if weights else 'rows'} of {b_name} ({b_depth})")
+    return rows, cols, depth
+
+
 def aligned(*arrays) -> bool:
     """Whether all begin at a multiple of 16 bytes, as 128-bit accesses need. Only a view of an array may not."""
     return all(map(_aligned, arrays))
@@ -48,6 +60,11 @@ def _aligned(array) -> bool:
         address = array.device_ctypes_pointer.value if device.on_gpu() else array._array.ctypes.data
         cache["aligned"] = address % 16 == 0
     return cache["aligned"]
+
+
+def unsigned(*values) -> tuple:
+    """Return a launch's sizes as uint32, the type of kernels' indices; a Python int would be an int64."""
+    return tuple(map(np.uint32, values))
 
 
 def check_block(name: str, block: tuple) -> None:

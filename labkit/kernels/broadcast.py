@@ -11,7 +11,7 @@ import numpy as np
 from numba import uint32
 
 from labkit import cuda, u32
-from labkit.kernels.arguments import blocks_for, check_array, check_block
+from labkit.kernels.arguments import blocks_for, check_array, check_block, unsigned
 from labkit.kernels.op import rung
 
 
@@ -67,7 +67,7 @@ def _check(a, b, c, out, block):
     check_array("c", c, shape=a.shape[:1])
     check_array("out", out, shape=a.shape)
     check_block("block", block)
-    return tuple(np.uint32(extent) for extent in a.shape)
+    return unsigned(*a.shape)
 
 
 def _flat(*arrays):

@@ -18,14 +18,14 @@ def bfloat16_of(values) -> np.ndarray:
     """The nearest bfloat16, ties to even, as uint16. NaN stays NaN; beyond the largest is infinity."""
     values = np.ascontiguousarray(values, np.float32)
     bits = values.view(np.uint32)
-    nearest = ((bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)).astype(np.uint16)
-    quiet_nan = ((bits >> np.uint32(16)) | np.uint32(0x40)).astype(np.uint16)
+    nearest = ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
+    quiet_nan = ((bits >> 16) | 0x40).astype(np.uint16)
     return np.where(np.isnan(values), quiet_nan, nearest)
 
 
 def float32_of(bits: np.ndarray) -> np.ndarray:
     """The same values as float32, of the uint16 that hold bfloat16."""
-    return (bits.astype(np.uint32) << np.uint32(16)).view(np.float32)
+    return (bits.astype(np.uint32) << 16).view(np.float32)
 
 
 def float64_of(value):

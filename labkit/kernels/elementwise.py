@@ -10,7 +10,7 @@ Indices are unsigned, in 32 bits (labkit.u32). Numba's own may be negative, and 
 import numpy as np
 
 from labkit import cuda, u32
-from labkit.kernels.arguments import blocks_for, check_array, check_block
+from labkit.kernels.arguments import blocks_for, check_array, check_block, unsigned
 from labkit.kernels.op import rung
 
 BLOCK = 256
@@ -113,7 +113,7 @@ def volume_add_3d(a, b, out, stream=0, block=(16, 8, 8)):
     nz, ny, nx = out.shape
     grid = blocks_for((nx, ny, nz), block)
     flat = (array.reshape(array.size) for array in (a, b, out))
-    volume_add_3d_kernel[grid, block, stream](*flat, np.uint32(nx), np.uint32(ny), np.uint32(nz))
+    volume_add_3d_kernel[grid, block, stream](*flat, *unsigned(nx, ny, nz))
 
 
 def _check_volumes(a, b, out):

@@ -1,16 +1,12 @@
-"""The first layer of BERT: rows of words, of positions and of token types gathered and added, then normalised.
-
-    out[t] = layernorm(words[ids[t]] + kinds[types[t]] + places[positions[t]])
+"""The first layer of BERT: out[t] = layernorm(words[ids[t]] + kinds[types[t]] + places[positions[t]]).
 
 Shapes  ids, types, positions (T,) int32, words (V, C), places (P, C), kinds (K, C), weight and bias (C,), out (T, C);
         all float32, or all float16 with float32 arithmetic; C-contiguous; up to 4,096 columns (float16: 2,048)
-Work    about 10 flops an element; 8*T*C bytes (float16: 4*T*C): a word's row is read and one written, while the few
-        rows of positions and types stay in the cache
+Work    about 10 flops an element; 8*T*C bytes (float16: 4*T*C): the few rows of positions and types stay in the cache
 Source  Devlin, Chang, Lee, Toutanova: BERT (2019), https://arxiv.org/abs/1810.04805
 
-Types are 0 or 1, which of two texts a token belongs to. Positions are an input: in a packed batch each sentence
-starts at 0 again. An index that is out of range gives a row of NaN: a launcher cannot read device memory
-without a synchronisation.
+Positions are an input: in a packed batch each sentence starts at 0 again. An index that is out of range gives a row of
+NaN: a launcher cannot read device memory without a synchronisation.
 """
 
 
@@ -28,7 +24,7 @@ from labkit.kernels.norm.layernorm import (
     layernorm,
     layernorm_reference,
 )
-from labkit.kernels.norm.rows import EPSILON, FOUR, QUADS, SINGLES, fitting, flat, kind_of, put_four, small
+from labkit.kernels.norm.rows import EPSILON, FOUR, QUADS, SINGLES, fitting, flat, kind_of, make_row, put_four, small
 from labkit.kernels.reduce import warp_sum
 
 BLOCK = 128
@@ -94,27 +90,6 @@ def sum_of_eight(a, b, c):
             a[4] + b[4] + c[4], a[5] + b[5] + c[5], a[6] + b[6] + c[6], a[7] + b[7] + c[7])
 
 
-@cuda.jit(device=True)
-def normalised_four(v, i, scale, w, b):
-    return (v[i] * scale * w[0] + b[0], v[i + 1] * scale * w[1] + b[1], v[i + 2] * scale * w[2] + b[2],
-            v[i + 3] * scale * w[3] + b[3])
-
-
-@cuda.jit(device=True)
-def normalised_eight(v, i, scale, w, b):
-    return (v[i] * scale * w[0] + b[0], v[i + 1] * scale * w[1] + b[1], v[i + 2] * scale * w[2] + b[2],
-            v[i + 3] * scale * w[3] + b[3], v[i + 4] * scale * w[4] + b[4], v[i + 5] * scale * w[5] + b[5],
-            v[i + 6] * scale * w[6] + b[6], v[i + 7] * scale * w[7] + b[7])
-
-
-def _store_of_four(store_four):
-    @cuda.jit(device=True)
-    def store(array, i, valid, e):
-        store_four(array, i, valid, e[0], e[1], e[2], e[3])
-
-    return store
-
-
 @kernel_factory
 def make_embedding_layernorm(pieces: int, access: str, is_half: bool, epsilon: float):
     """Return a kernel for rows of up to 128 * pieces columns, float16: 256 * pieces. access: WHOLE, QUADS or SINGLES,
@@ -122,11 +97,12 @@ def make_embedding_layernorm(pieces: int, access: str, is_half: bool, epsilon: f
     if is_half:
         vectorized = access != SINGLES
         load, store = (half.load_eight, half.store_eight) if vectorized else (half.load_singles, half.store_singles)
-        put, add, normalised, VEC = half.put_eight, sum_of_eight, normalised_eight, 8
+        put, add, VEC = half.put_eight, sum_of_eight, 8
     else:
-        load, store = FOUR[access][0], _store_of_four(FOUR[access][1])
-        put, add, normalised, VEC = put_four, sum_of_four, normalised_four, 4
+        load, store = FOUR[access]
+        put, add, VEC = put_four, sum_of_four, 4
     ITEMS, STEP, EPS = VEC * pieces, 32 * VEC, small(epsilon)
+    centre, store_normalised = make_row(pieces, STEP, load, store, vec=VEC)
 
     @cuda.jit(launch_bounds=(32 * WARPS, 4))  # a bound lets ptxas load all pieces of a row before it adds the first
     def embedding_layernorm_kernel(ids, types, positions, words, places, kinds, weight, bias, out):  # tables flat
@@ -153,16 +129,8 @@ def make_embedding_layernorm(pieces: int, access: str, is_half: bool, epsilon: f
             for e in range(ITEMS):
                 total += v[e]
             mean = warp_sum(total) * inv_cols if in_range else NAN
-            squares = ZERO
-            for e in range(ITEMS):
-                v[e] -= mean
-                if remaining > int32(STEP * (e // VEC) + e % VEC):
-                    squares += v[e] * v[e]
-            scale = cuda.rsqrt(warp_sum(squares) * inv_cols + EPS)
-            for p in u32.range(pieces):
-                col, valid = lane_offset + STEP * p, remaining - int32(STEP * p)
-                store(out, row * columns + col, valid,
-                      normalised(v, VEC * p, scale, load(weight, col, valid), load(bias, col, valid)))
+            scale = cuda.rsqrt(warp_sum(centre(v, mean, remaining)) * inv_cols + EPS)
+            store_normalised(v, scale, weight, bias, out, row * columns + lane_offset, lane_offset, remaining)
 
     return embedding_layernorm_kernel
 

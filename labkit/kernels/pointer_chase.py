@@ -9,7 +9,7 @@ import numpy as np
 from numba import uint32
 
 from labkit import cuda, u32
-from labkit.kernels.arguments import check_array
+from labkit.kernels.arguments import check_array, unsigned
 
 LINE_ELEMENTS = 32  # of a cache line of 128 bytes: the chain visits each line once
 SHARED = 4096  # elements: 16 KB
@@ -43,9 +43,9 @@ def chase(chain, steps, out, shared=False, stream=0):
     if shared and chain.size != SHARED:
         raise ValueError(f"chain has {chain.size:,} elements; in shared memory it must have {SHARED:,}")
     if shared:
-        chase_shared_kernel[1, 256, stream](chain, np.uint32(steps), out)
+        chase_shared_kernel[1, 256, stream](chain, *unsigned(steps), out)
     else:
-        chase_global_kernel[1, 1, stream](chain, np.uint32(steps), out)
+        chase_global_kernel[1, 1, stream](chain, *unsigned(steps), out)
 
 
 def random_cycle(count: int, spacing: int = LINE_ELEMENTS, seed: int = 0) -> np.ndarray:

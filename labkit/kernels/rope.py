@@ -1,22 +1,11 @@
 """Rotary position embedding, fused with its neighbours: QKV is split, queries and keys are rotated, and keys and
-values are written into the pages of the cache.
+values are written into the pages of the cache. With q_norm and k_norm each head is normalised first (Qwen3).
 
-Shapes  qkv (T, (H + 2K) * D): the H query heads of a token, its K key heads, its K value heads
-        table (P, D) float32 from rope_table; positions, slots (T,) int32; q (T, H, D)
-        keys, values (pages, K, page, D), where `page` tokens fill a page; q_norm, k_norm (D,) or both None
-        qkv, q, keys, values and the norms: all float32, or all uint16, which holds bfloat16. D is even, 512 at most
-Work    6 flops for each pair that is rotated; each element of qkv is read once and written once, and a row of table
-        for each token
-Source  Su et al.: RoFormer (2021), https://arxiv.org/abs/2104.09864; the pairs (d, d + D/2) are those of GPT-NeoX and
-        transformers, not the paper's (2d, 2d + 1)
-
-Pair d of a head at position p is rotated by the angle p * theta^(-2d/D), so that the product of a query and a key
-depends on their distance alone. With q_norm and k_norm each head is normalised first (Qwen3), as rows are
-in kernels/norm/rmsnorm.py.
-
-slots[t] = page index * page + offset in the page. A slot outside the cache, such as -1, marks a row of padding:
-nothing is written for it. A position outside the table gives NaN: a launcher cannot read device memory without a
-synchronisation. Arithmetic is float32; in bfloat16 the result is rounded once.
+Shapes  qkv (T, (H + 2K) * D): the H query heads of a token, its K key heads, its K value heads; all float32, or uint16,
+        which holds bfloat16, as q (T, H, D), keys and values (pages, K, page, D), q_norm and k_norm (D,). D even
+        table (P, D) float32 from rope_table; positions, slots (T,) int32: page index * page + offset in the page
+Work    6 flops for each pair that is rotated; each element of qkv is read once and written once
+Source  Su et al.: RoFormer (2021), https://arxiv.org/abs/2104.09864; the pairs (d, d + D/2) are those of transformers
 """
 
 import numpy as np
@@ -26,7 +15,7 @@ from labkit import cuda, u32
 from labkit._common.chunks import in_chunks
 from labkit.device import ptx
 from labkit.device.lazy import kernel_factory
-from labkit.kernels.arguments import blocks_for, check_array
+from labkit.kernels.arguments import blocks_for, check_array, unsigned
 from labkit.kernels.dtypes import float64_of
 from labkit.kernels.eights import ACCESS, in_eights, rounded_as
 from labkit.kernels.elements import BFLOAT16, FLOAT32, Element, element_of
@@ -41,6 +30,11 @@ MAX_DIM = 512
 ALL_LANES = 0xFFFFFFFF
 ZERO, ONE, NAN = float32(0.0), float32(1.0), float32(np.nan)
 SCALINGS = ("default", "linear", "llama3")
+
+
+# Pair d of a head at position p is rotated by the angle p * theta^(-2d/D), so that the product of a query and a key
+# depends on their distance alone. A slot outside the cache, such as -1, marks a row of padding: nothing is written for
+# it. A position outside the table gives NaN: a launcher cannot read device memory without a synchronisation.
 
 
 # --- The angles, on the host ------------------------------------------------------------------------------------------
@@ -207,7 +201,7 @@ def rope_split_cache_three_launches(qkv, table, positions, slots, q, keys, value
         kernel = make_rotate(element, in_cache, weight is not None, eps)
         kernel[blocks_for((num_tokens, num_heads), (1, 32)), 32, stream](
             flat(rows), table, positions, slots, flat(qkv) if weight is None else weight,
-            *map(np.uint32, (num_heads, dim, page, pages * page)))
+            *unsigned(num_heads, dim, page, pages * page))
 
 
 # --- One launch -------------------------------------------------------------------------------------------------------

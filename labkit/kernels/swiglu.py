@@ -15,7 +15,7 @@ from numba import float32, int32
 
 from labkit import cuda, u32
 from labkit.device.lazy import kernel_factory
-from labkit.kernels.arguments import blocks_for, check_array
+from labkit.kernels.arguments import blocks_for, check_array, unsigned
 from labkit.kernels.dtypes import float64_of
 from labkit.kernels.eights import ACCESS, in_eights, rounded_as
 from labkit.kernels.elements import BFLOAT16, Element, element_of, silu_fast
@@ -55,7 +55,7 @@ def swiglu_per_thread(gate_up, out, stream=0):
     """One thread computes one output."""
     element = _check(gate_up, out)
     grid = blocks_for((out.size,), (BLOCK,))
-    make_swiglu_per_thread(element)[grid, BLOCK, stream](flat(gate_up), flat(out), np.uint32(out.shape[1]))
+    make_swiglu_per_thread(element)[grid, BLOCK, stream](flat(gate_up), flat(out), *unsigned(out.shape[1]))
 
 
 @kernel_factory
@@ -95,7 +95,7 @@ def swiglu(gate_up, out, stream=0):
     kernel = make_swiglu(element, in_eights(width, gate_up, out))
     grid = blocks_for((rows * eights,), (BLOCK,))
     kernel[grid, min(BLOCK, -(-rows * eights // 32) * 32), stream](
-        flat(gate_up), flat(out), np.uint32(width), np.uint32(eights))
+        flat(gate_up), flat(out), *unsigned(width, eights))
 
 
 def _check(gate_up, out) -> Element:

@@ -9,12 +9,11 @@ one step if its lanes use 32 different banks (or the same element); otherwise it
 has different elements.
 """
 
-import numpy as np
 from numba import float32
 
 from labkit import cuda, u32
 from labkit.device import ptx
-from labkit.kernels.arguments import aligned, blocks_for, check_array
+from labkit.kernels.arguments import aligned, blocks_for, check_array, unsigned
 from labkit.kernels.op import rung
 
 TILE = 32
@@ -142,8 +141,8 @@ def transpose_vectorized(a, out, stream=0):
         transpose_padded(a, out, stream=stream)
     else:
         grid = blocks_for((cols, rows), (WIDE_TILE, WIDE_TILE))
-        transpose_vectorized_kernel[grid, BLOCK, stream](a.reshape(a.size), out.reshape(out.size), np.uint32(rows),
-                                                         np.uint32(cols))
+        transpose_vectorized_kernel[grid, BLOCK, stream](a.reshape(a.size), out.reshape(out.size),
+                                                         *unsigned(rows, cols))
 
 
 def _check(a, out):

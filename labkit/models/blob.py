@@ -60,7 +60,7 @@ def converted(tensor: np.ndarray, dtype: np.dtype | None, bfloat16: bool = False
     if bfloat16:
         if dtype == np.uint16:
             return tensor
-        tensor = (tensor.astype(np.uint32) << np.uint32(16)).view(np.float32)
+        tensor = (tensor.astype(np.uint32) << 16).view(np.float32)
     if dtype == np.uint16:
         return bfloat16_of(tensor.astype(np.float32))
     with np.errstate(over="ignore"):  # the caller checks for infinities

@@ -13,7 +13,7 @@ import math
 import numpy as np
 
 from labkit import cuda, u32
-from labkit.kernels.arguments import blocks_for, check_array
+from labkit.kernels.arguments import blocks_for, check_array, unsigned
 from labkit.kernels.libraries import blas
 from labkit.kernels.op import rung
 from labkit.kernels.ops.softmax import SOFTMAX
@@ -53,9 +53,9 @@ def softmax_by_isamax(x, out, stream=0):
     for row in range(rows):
         index = blas.isamax(cols, blas.at(x, row * cols))  # the host waits
         biggest = x[row, index - 1]  # counted from 1; and a copy of four bytes
-        sub_max_exp_kernel[grid, BLOCK, stream](x, out, np.uint32(row), biggest)
+        sub_max_exp_kernel[grid, BLOCK, stream](x, out, *unsigned(row), biggest)
         total = blas.asum(cols, blas.at(out, row * cols))  # the host waits
-        normalize_kernel[grid, BLOCK, stream](out, np.uint32(row), np.float32(total))
+        normalize_kernel[grid, BLOCK, stream](out, *unsigned(row), np.float32(total))
 
 
 @rung(kernel=(sub_max_exp_kernel, normalize_kernel), idea="row by row; a true maximum, from a kernel")
@@ -66,9 +66,9 @@ def softmax_by_row_max(x, out, stream=0):
     maxima = cuda.device_array(rows, np.float32)
     reduce_max_warp(x, maxima, stream=stream)
     for row, biggest in enumerate(maxima.copy_to_host()):
-        sub_max_exp_kernel[grid, BLOCK, stream](x, out, np.uint32(row), biggest)
+        sub_max_exp_kernel[grid, BLOCK, stream](x, out, *unsigned(row), biggest)
         total = blas.asum(cols, blas.at(out, row * cols))  # the host waits
-        normalize_kernel[grid, BLOCK, stream](out, np.uint32(row), np.float32(total))
+        normalize_kernel[grid, BLOCK, stream](out, *unsigned(row), np.float32(total))
 
 
 @cuda.jit
@@ -93,9 +93,9 @@ def softmax_on_device(x, out, stream=0):
     maxima, total = cuda.device_array(rows, np.float32), cuda.device_array(1, np.float32)
     reduce_max_warp(x, maxima, stream=stream)
     for row in range(rows):
-        sub_row_max_exp_kernel[grid, BLOCK, stream](x, out, np.uint32(row), maxima)
+        sub_row_max_exp_kernel[grid, BLOCK, stream](x, out, *unsigned(row), maxima)
         blas.asum(cols, blas.at(out, row * cols), result=total)
-        normalize_by_kernel[grid, BLOCK, stream](out, np.uint32(row), total)
+        normalize_by_kernel[grid, BLOCK, stream](out, *unsigned(row), total)
 
 
 def _check(x, out) -> tuple[int, int]:

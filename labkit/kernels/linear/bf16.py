@@ -5,22 +5,8 @@ Shapes  x (T, K), weight (N, K), bias (N,), out (T, N); bfloat16 in arrays of ui
 Work    2*T*N*K flop; 2*(T*K + N*K + T*N) bytes of bfloat16
 Source  torch.nn.functional.linear; LlamaMLP in transformers' modeling_llama.py
 
-On a GPU, bfloat16, K a multiple of 8:
-
-    up to 8 rows     the weights are streamed to tensor cores by mma.sync (streamed.py); up to 32 rows if the layer has
-                     fewer than 8,192 rows of weights and K is below 4,096
-    up to 256 rows   128 rows of weights at a time by wgmma and TMA, tokens as columns (swap_ab.py), on Hopper
-    more             128 rows of x at a time by wgmma and TMA (matmul/wgmma.py) on Hopper, if N is a multiple of 8. On
-                     other GPUs by mma.sync: rounded outputs in tiles (matmul/mma.py), SwiGLU and float32 outputs
-                     streamed, 32 rows at a time
-
-Other shapes, and float32, are computed by a warp for each output; on the CPU device by a thread.
-
-These limits were measured on an H200, in a decoder's step, where a kernel begins while the previous one ends.
-
-Bitwise reproducibility. The order of additions in an output depends on the shape of the weights and on the kernel,
-never on the rest of a batch. So it changes where the kernel does, at the numbers of rows above, and for layers with a
-split K at 64, 128 and 192 rows; it is the same for any number in between. On the CPU device it never changes.
+The order of additions in an output depends on the shape of the weights and on the kernel, never on the rest of a batch:
+its bits change where _pick changes the kernel, and for layers with a split K at 64, 128 and 192 rows.
 """
 
 import functools
@@ -44,7 +30,6 @@ from labkit.kernels.linear.streamed import (
     loads_whole,
     make_tensor,
     make_thread,
-    make_thread_wide,
 )
 from labkit.kernels.linear.swap_ab import IDEA as IDEA_SWAP_AB
 from labkit.kernels.linear.swap_ab import MOST_TOKENS, check_swap_ab, multiply_swap_ab, swap_ab_kernels
@@ -108,7 +93,10 @@ def arrange_gate_up(gate: np.ndarray, up: np.ndarray) -> np.ndarray:
 
 
 def _pick(x, weight, out, bias, swiglu: bool = False):
-    """Return a launcher (x, weight, bias, out, elements, stream)."""
+    """Return a launcher (x, weight, bias, out, elements, stream). On a GPU, of bfloat16 with K a multiple of 8: up to 8
+    rows, or 32 of a small layer, stream the weights to mma.sync (streamed.py); up to 256 are the columns of a product
+    by wgmma (swap_ab.py); more are its rows (matmul/wgmma.py), or on other GPUs tiles of mma.sync (matmul/mma.py).
+    Measured on an H200, in a decoder's step. Otherwise a warp computes an output, or on the CPU device a thread."""
     wide = loads_whole(x, weight)
     options = {"swiglu": True} if swiglu else {}
     if not device.on_gpu():
@@ -182,7 +170,7 @@ def linear_bf16_left(x, weight, out, stream=0):
     multiply_swap_ab(x, weight, out, stream=stream)
 
 
-@rung(kernel=(make_thread_wide(BFLOAT16, BFLOAT16), make_thread(BFLOAT16, BFLOAT16), make_tensor(1, 1)),
+@rung(kernel=(make_thread(BFLOAT16, BFLOAT16, wide=True), make_thread(BFLOAT16, BFLOAT16), make_tensor(1, 1)),
       idea="the one to use, by the number of rows")
 def linear_bf16_picked(x, weight, out, stream=0):
     """Streamed weights for few rows, tiles for many."""
@@ -214,7 +202,7 @@ def linear_swiglu_left(x, gate_up, out, stream=0):
     multiply_swap_ab(x, gate_up, out, swiglu=True, stream=stream)
 
 
-@rung(kernel=(make_thread_wide(BFLOAT16, BFLOAT16, swiglu=True), make_thread(BFLOAT16, BFLOAT16, swiglu=True)),
+@rung(kernel=(make_thread(BFLOAT16, BFLOAT16, wide=True, swiglu=True), make_thread(BFLOAT16, BFLOAT16, swiglu=True)),
       idea="the one to use, by the number of rows")
 def linear_swiglu_picked(x, gate_up, out, stream=0):
     """Streamed weights for few rows, tiles for many."""
@@ -245,7 +233,7 @@ def lm_head_left(x, weight, out, stream=0):
     multiply_swap_ab(x, weight, out, stream=stream)
 
 
-@rung(kernel=make_thread_wide(BFLOAT16, FLOAT32), idea="the one to use, by the number of rows")
+@rung(kernel=make_thread(BFLOAT16, FLOAT32, wide=True), idea="the one to use, by the number of rows")
 def lm_head_picked(x, weight, out, stream=0):
     """Streamed weights for few rows, tiles for many."""
     linear(x, weight, out, stream=stream)

@@ -4,13 +4,10 @@ residual.
 Shapes  x (M, K), weights (K, N), bias (N,), residual and out (M, N); all float32, or all float16 with float32
         accumulators
 Sizes   any for float32, K and N multiples of 8 for float16; fast for M up to 64 (float32) and 128 (float16)
-Work    2*M*N*K flop; 4 (2) * (M*K + K*N + N + M*N) bytes, nearly all of them weights where M is small
-Source  PTX ISA, "Matrix Fragments for mma.m16n8k16", "ldmatrix"; NVIDIA CUTLASS, "Efficient GEMM in CUDA" (slices of K)
-
-A decoder has one row for each new token and a few for a prompt: the weights have to come from memory for a handful of
-products each, and what counts is how many bytes are in flight. A block has 16 columns, so that there are many blocks;
-its eight warps share K, and their sums are added in shared memory. Where there are still too few blocks, K is also
-split among blocks (fused.py).
+Work    2*M*N*K flop; 4 (2) * (M*K + K*N + N + M*N) bytes, nearly all of them weights where M is small: what counts is
+        how many are in flight. So a block has only 16 columns; its eight warps share K, and more blocks do (fused.py).
+        float32 and float16 have a kernel each in this file
+Source  PTX ISA, "Matrix Fragments for mma.m16n8k16", "ldmatrix"; NVIDIA CUTLASS, "Efficient GEMM in CUDA"
 """
 
 import functools
@@ -21,7 +18,7 @@ from numba import float32, uint32
 from labkit import cuda, device, u32
 from labkit.device import ptx
 from labkit.device.lazy import kernel_factory
-from labkit.kernels.arguments import aligned, blocks_for
+from labkit.kernels.arguments import aligned
 from labkit.kernels.linear import fused as fused_linear
 from labkit.kernels.linear.fused import (
     ZERO,
@@ -32,6 +29,7 @@ from labkit.kernels.linear.fused import (
     fused_pipelined,
     fused_tiled,
     gelu_of,
+    launch_split,
     memory_for,
     seconds_between,
 )
@@ -45,7 +43,7 @@ from labkit.kernels.op import missing
 
 COLS = 16  # of a block
 WARPS = 8
-THREADS = 32 * WARPS
+THREADS = 32 * WARPS  # 256, as launch_split has them
 ALL_LANES = 0xFFFFFFFF
 
 # --- float32 ----------------------------------------------------------------------------------------------------------
@@ -124,26 +122,26 @@ def make_skinny(rows_per_block: int, vec4: bool, split: bool, gelu: bool | str, 
         row0 = u32.blockIdx.x * ROWS
         col0 = u32.blockIdx.y * COLS
         split_idx = u32.blockIdx.z
-        k0 = split_idx * k_per_split
-        k_end = min(k0 + k_per_split, u32.shape(x)[1])
+        start = uint32(split_idx * k_per_split)
+        k_end = min(start + k_per_split, u32.shape(x)[1])
         for i in u32.range(ACCUMULATORS):
             acc[i] = ZERO
 
-        while k0 < k_end:
+        for k0 in u32.range(start, k_end, CHUNK):
             k, col = k0 + group, col0 + quad * 4  # loaded before x is staged
             w0, w1 = load(weights, k, col), load(weights, k + GROUPS, col)
             w2 = load(weights, k + 2 * GROUPS, col)
             w3 = load(weights, k + 3 * GROUPS, col)
-            k = k0 + thread
+            x_k = k0 + thread
             if QUADS > 0:
                 for r in u32.range(QUADS):
                     row = row0 + 4 * r
                     ptx.store_shared4(x_tile, thread * PITCH + 4 * r,
-                                      load_x(x, row, k), load_x(x, row + 1, k),
-                                      load_x(x, row + 2, k), load_x(x, row + 3, k))
+                                      load_x(x, row, x_k), load_x(x, row + 1, x_k),
+                                      load_x(x, row + 2, x_k), load_x(x, row + 3, x_k))
             else:
                 for r in u32.range(ROWS):
-                    x_tile[thread * PITCH + r] = load_x(x, row0 + r, k)
+                    x_tile[thread * PITCH + r] = load_x(x, row0 + r, x_k)
             cuda.syncthreads()  # x is staged
             offset = group * PITCH
             add_step(acc, x_tile, offset, w0)
@@ -151,7 +149,6 @@ def make_skinny(rows_per_block: int, vec4: bool, split: bool, gelu: bool | str, 
             add_step(acc, x_tile, offset + 2 * GROUPS * PITCH, w2)
             add_step(acc, x_tile, offset + 3 * GROUPS * PITCH, w3)
             cuda.syncthreads()  # x is free to overwrite
-            k0 += CHUNK
 
         # Reduce-scatter among the eight groups of a warp: each lane ends with an eighth of the sums.
         reduce_16(acc, lane)
@@ -344,8 +341,9 @@ def skinny(x, weights, bias, out, *, residual=None, gelu=False, parts=None, stre
     four weights at once and uses them for all rows. `parts`: as for fused_pipelined."""
     sizes = check_fused(x, weights, bias, residual, out, np.float32)
     vec4 = sizes[1] % 4 == 0 and aligned(weights)
-    make = functools.partial(make_skinny, rows_of_block(sizes[0], np.float32), vec4)
-    _launch(make, sizes, x, weights, bias, residual, out, gelu=gelu, parts=parts, stream=stream)
+    rows = rows_of_block(sizes[0], np.float32)
+    launch_split(lambda _, *options: make_skinny(rows, vec4, *options), parts_of(*sizes, x.dtype), (rows, COLS),
+                 x, weights, bias, residual, out, gelu=gelu, parts=parts, stream=stream)
 
 
 def skinny_half(x, weights, bias, out, *, residual=None, gelu=False, parts=None, stream=0):
@@ -353,8 +351,9 @@ def skinny_half(x, weights, bias, out, *, residual=None, gelu=False, parts=None,
     eight warps takes every eighth step of K and has its own ring, so that no warp waits at a barrier."""
     sizes = check_fused(x, weights, bias, residual, out, np.float16)
     check_multiples_of_8(sizes, x, weights)
-    make = functools.partial(make_skinny_half, rows_of_block(sizes[0], np.float16) // 16)
-    _launch(make, sizes, x, weights, bias, residual, out, gelu=gelu, parts=parts, stream=stream)
+    rows = rows_of_block(sizes[0], np.float16)
+    launch_split(lambda _, *options: make_skinny_half(rows // 16, *options), parts_of(*sizes, x.dtype), (rows, COLS),
+                 x, weights, bias, residual, out, gelu=gelu, parts=parts, stream=stream)
 
 
 def check_multiples_of_8(sizes, x, weights) -> None:
@@ -364,20 +363,6 @@ def check_multiples_of_8(sizes, x, weights) -> None:
                              f"16 bytes")
     if not aligned(x, weights):
         raise ValueError("x and weights must begin at multiples of 16 bytes; one is a view that does not")
-
-
-def _launch(make, sizes, x, weights, bias, residual, out, *, gelu, parts, stream):
-    rows, cols, depth = sizes
-    count, slice_ = parts_of(rows, cols, depth, np.dtype(x.dtype))
-    target = out
-    if count > 1:
-        parts = memory_for(parts, count, rows, cols)
-        target = parts.reshape(count, rows, cols)
-    kernel = make(count > 1, *((gelu, residual is not None) if count == 1 else (False, False)))
-    grid = (*blocks_for((rows, cols), (rows_of_block(rows, x.dtype), COLS)), count)
-    kernel[grid, THREADS, stream](x, weights, bias, out if residual is None else residual, target, np.uint32(slice_))
-    if count > 1:
-        add_parts(parts, bias, residual, out, count, gelu, stream)
 
 
 # --- Any shape --------------------------------------------------------------------------------------------------------

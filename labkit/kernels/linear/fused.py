@@ -5,40 +5,29 @@ Sizes   any. pipelined moves 128 bits at a time where N is a multiple of 128 and
 Work    2*M*N*K flop; 4*(M*K + K*N + N + M*N) bytes, and 4*M*N more with a residual
 Source  torch.nn.functional.linear; NVIDIA CUTLASS, "Efficient GEMM in CUDA", for the epilogue and for split-K
 
-gelu is False, True for the tanh form of GPT-2, or "erf" for the exact one of BERT.
-
-The epilogue runs while the product's accumulators are still in registers: GELU as a kernel of its own reads and
-writes M*N elements again, a residual as well. residual may be `out`: each element is read by the thread that writes it.
-
-A product with few tiles leaves SMs idle: 128 x 768 elements are 6 tiles of 128 x 128, and an H200 has 132 SMs. Split-K
-divides the K of one tile among several blocks. Each writes its partial sums, and a second kernel reduces them, always
-in the same order, and runs the epilogue. The number of splits is chosen by a model: the time of the busiest SM against
-the bytes of the partial sums.
+gelu: False, True for the tanh form of GPT-2, "erf" for the exact one of BERT. residual may be `out`: each element is
+read by the thread that writes it. The epilogue runs while the accumulators are in registers, and saves M*N accesses.
 """
 
 import functools
 
 import numpy as np
-from numba import float32
+from numba import float32, uint32
 
 from labkit import cuda, device, u32
 from labkit.device import graphs, ptx
 from labkit.device.lazy import kernel_factory
-from labkit.kernels.arguments import aligned, blocks_for, check_array, dynamic_shared
+from labkit.kernels.arguments import aligned, blocks_for, check_array, dynamic_shared, product_sizes, unsigned
+from labkit.kernels.elements import unchanged
 from labkit.kernels.gelu import gelu_erf, gelu_erf_reference, gelu_sigmoid, gelu_tanh_reference
 from labkit.kernels.matmul.float32_tiles import (
     A_STRIDE,
     BLOCK_K,
     BLOCK_TILE,
-    IN_FLIGHT,
-    PAIR,
     RING,
-    STAGES,
     STRIDE,
-    add_products_serpentine,
     copy_pair_guarded,
-    read_eight,
-    two_steps,
+    make_pipeline,
 )
 
 TILE = 16
@@ -53,22 +42,6 @@ def fused_reference(x, weights, bias, residual=None, *, gelu=False):
     return value if residual is None else value + residual.astype(np.float64)
 
 
-@functools.cache
-def make_epilogue(gelu: bool, residual: bool):
-    """A device function: turn a sum of products into an element of out."""
-
-    @cuda.jit(device=True)
-    def epilogue(total, bias_of, residual_of, row, col):
-        value = total + float32(bias_of[col])
-        if gelu:
-            value = gelu_sigmoid(value)
-        if residual:
-            value += float32(residual_of[row, col])
-        return value
-
-    return epilogue
-
-
 GELUS = {False: None, True: gelu_sigmoid, "erf": gelu_erf}
 
 
@@ -81,15 +54,12 @@ def gelu_of(gelu: bool | str):
 
 @functools.cache
 def epilogue_for(gelu: bool | str, residual: bool):
-    """Return the function of make_epilogue; with gelu="erf" the same with the exact GELU."""
-    activation = gelu_of(gelu)
-    if activation is not gelu_erf:
-        return make_epilogue(gelu, residual)
-    add_bias = make_epilogue(False, False)
+    """Return a device function: turn a sum of products into an element of out."""
+    activation = gelu_of(gelu) or unchanged
 
     @cuda.jit(device=True)
     def epilogue(total, bias_of, residual_of, row, col):
-        value = activation(add_bias(total, bias_of, residual_of, row, col))
+        value = activation(total + float32(bias_of[col]))
         if residual:
             value += float32(residual_of[row, col])
         return value
@@ -164,6 +134,8 @@ def fused_tiled(x, weights, bias, out, *, residual=None, gelu=False, parts=None,
 
 
 # --- The pipeline of the matmul ladder, with split-K ------------------------------------------------------------------
+# A product with few tiles leaves SMs idle: 128 x 768 elements are 6 tiles of 128 x 128. Split-K divides the K of a tile
+# among several blocks. Each writes its partial sums; a second kernel reduces them, always in the same order.
 
 
 @cuda.jit(device=True)
@@ -185,7 +157,7 @@ def copy_pair_any_rows(shared, fill, a, a_row, a_col, b, b_row, b_col):
 def make_fused_pipelined(exact: bool, split: bool, gelu: bool | str, residual: bool):
     """exact: N is a multiple of 128, K of 16, and all begin at multiples of 16 bytes. split: out is (splits, M, N), and
     a block computes one split of its tile, `k_per_split` steps along K, without the epilogue."""
-    copy = copy_pair_any_rows if exact else copy_pair_guarded
+    multiply = make_pipeline(copy_pair_any_rows if exact else copy_pair_guarded)
     epilogue = epilogue_for(gelu, residual)
 
     @cuda.jit(device=True)
@@ -217,68 +189,13 @@ def make_fused_pipelined(exact: bool, split: bool, gelu: bool | str, residual: b
 
     @cuda.jit(launch_bounds=(256, 2))
     def fused_pipelined_kernel(a, b, bias, residual_of, out, k_per_split):
-        shared = cuda.shared.array(0, float32)
         acc = cuda.local.array(64, float32)
-        even = a_even, b_even = cuda.local.array(8, float32), cuda.local.array(8, float32)
-        odd = a_odd, b_odd = cuda.local.array(8, float32), cuda.local.array(8, float32)
-        thread = u32.threadIdx.x
-        lane, warp = thread % 32, thread // 32
         row0 = u32.blockIdx.x * BLOCK_TILE
         col0 = u32.blockIdx.y * BLOCK_TILE
         split_idx = u32.blockIdx.z
-        start = split_idx * k_per_split
-        depth = min(start + k_per_split, u32.shape(a)[1])  # where this split ends
-        # The thread tile: 2 x 4 warps, each with a tile of 64 x 32, made of 8 x 4 lanes.
-        row = warp // 4 * 64 + lane // 4 * 4
-        col = warp % 4 * 32 + lane % 4 * 4
-        # What this thread copies.
-        a_row, a_col = row0 + thread // BLOCK_K, start + thread % BLOCK_K
-        b_row, b_col = start + thread // 32, col0 + thread % 32 * 4
-        for i in u32.range(64):
-            acc[i] = ZERO
-
-        next_k, fill = start, 0  # where the next copies begin, in K and in the ring
-        for _ in range(STAGES - 1):
-            if next_k < depth:
-                copy(shared, fill, a, a_row, a_col, b, b_row, b_col)
-            ptx.cp_async_commit()  # a group may be empty: what counts is that there is one for each pair
-            next_k, fill = next_k + BLOCK_K, fill + PAIR
-            a_col, b_row = a_col + BLOCK_K, b_row + BLOCK_K
-        ptx.cp_async_wait(IN_FLIGHT)
-        cuda.syncthreads()  # the first pair is complete
-        a_offset, b_offset = row, A_STRIDE + col
-        read_eight(shared, a_offset, 32, a_even)
-        read_eight(shared, b_offset, 16, b_even)
-
-        while start < depth:
-            if next_k < depth:
-                copy(shared, fill, a, a_row, a_col, b, b_row, b_col)
-            ptx.cp_async_commit()
-            next_k, fill = next_k + BLOCK_K, fill + PAIR
-            a_col, b_row = a_col + BLOCK_K, b_row + BLOCK_K
-            if fill == RING:
-                fill = 0
-            two_steps(shared, a_offset, b_offset, 0, acc, even, odd)
-            two_steps(shared, a_offset, b_offset, 2, acc, even, odd)
-            two_steps(shared, a_offset, b_offset, 4, acc, even, odd)
-            two_steps(shared, a_offset, b_offset, 6, acc, even, odd)
-            two_steps(shared, a_offset, b_offset, 8, acc, even, odd)
-            two_steps(shared, a_offset, b_offset, 10, acc, even, odd)
-            two_steps(shared, a_offset, b_offset, 12, acc, even, odd)
-            read_eight(shared, a_offset + 15 * STRIDE, 32, a_odd)
-            read_eight(shared, b_offset + 15 * STRIDE, 16, b_odd)
-            add_products_serpentine(acc, a_even, b_even)
-
-            ptx.cp_async_wait(IN_FLIGHT)
-            cuda.syncthreads()  # the next pair is complete; and this one has been read by all, and may be filled again
-            a_offset, b_offset = a_offset + PAIR, b_offset + PAIR
-            if a_offset >= RING:
-                a_offset, b_offset = row, A_STRIDE + col
-            read_eight(shared, a_offset, 32, a_even)
-            read_eight(shared, b_offset, 16, b_even)
-            add_products_serpentine(acc, a_odd, b_odd)
-            start += BLOCK_K
-
+        start = uint32(split_idx * k_per_split)
+        end = min(start + k_per_split, u32.shape(a)[1])
+        row, col = multiply(acc, a, b, row0, col0, start, end)
         for i in u32.range(8):
             out_row = row0 + row + (i // 4 * 32 + i % 4)
             for j in u32.range(0, 8, 4):
@@ -350,18 +267,27 @@ def fused_pipelined(x, weights, bias, out, *, residual=None, gelu=False, parts=N
     tiles ahead. Where tiles are few, their K is split. `parts` is memory for that, scratch_size(M, N, K) elements;
     without it memory is allocated at each call."""
     rows, cols, depth = check_fused(x, weights, bias, residual, out)
-    count, slice_ = parts_of(rows, cols, depth)
-    target = out
+
+    def make(target, *options):
+        exact = cols % BLOCK_TILE == 0 and depth % BLOCK_K == 0 and aligned(x, weights, target)
+        return make_fused_pipelined(exact, *options)
+
+    launch_split(make, parts_of(rows, cols, depth), (BLOCK_TILE, BLOCK_TILE), x, weights, bias, residual, out,
+                 gelu=gelu, parts=parts, stream=stream, shared=4 * RING)
+
+
+def launch_split(make, split, tile, x, weights, bias, residual, out, *, gelu, parts, stream, shared=0) -> None:
+    """Launch the kernel of 256 threads that make(target, is_split, gelu, residual) returns, and where K is split the
+    one that adds the partial sums. split: (splits, steps of K in each). tile: rows and columns of a block."""
+    (rows, cols), (count, slice_) = out.shape, split
+    target, epilogue = out, (gelu, residual is not None)
     if count > 1:
         parts = memory_for(parts, count, rows, cols)
-        target = parts.reshape(count, rows, cols)
-    exact = cols % BLOCK_TILE == 0 and depth % BLOCK_K == 0 and aligned(x, weights, target)
-    epilogue = (gelu, residual is not None) if count == 1 else (False, False)
-    kernel = make_fused_pipelined(exact, count > 1, *epilogue)
-    arguments = (x, weights, bias, out if residual is None else residual, target, np.uint32(slice_))
-    dynamic_shared(kernel, 4 * RING, *arguments)
-    grid = (*blocks_for((rows, cols), (BLOCK_TILE, BLOCK_TILE)), count)
-    kernel[grid, 256, stream, 4 * RING](*arguments)
+        target, epilogue = parts.reshape(count, rows, cols), (False, False)
+    kernel = make(target, count > 1, *epilogue)
+    arguments = (x, weights, bias, out if residual is None else residual, target, *unsigned(slice_))
+    dynamic_shared(kernel, shared, *arguments)
+    kernel[(*blocks_for((rows, cols), tile), count), 256, stream, shared](*arguments)
     if count > 1:
         add_parts(parts, bias, residual, out, count, gelu, stream)
 
@@ -388,14 +314,9 @@ def check_fused(x, weights, bias, residual, out, dtype=None) -> tuple:
     dtype = np.dtype(getattr(x, "dtype", np.float32)) if dtype is None else np.dtype(dtype)
     if dtype not in (np.float32, np.float16):
         raise TypeError(f"x has dtype {dtype}; float32 and float16 are allowed")
-    check_array("x", x, ndim=2, dtype=dtype)
-    check_array("weights", weights, ndim=2, dtype=dtype)
-    if weights.shape[0] != x.shape[1]:
-        raise ValueError(f"x has shape {tuple(x.shape)} and weights {tuple(weights.shape)}; the columns of x "
-                         f"({x.shape[1]}) must equal the rows of weights ({weights.shape[0]})")
-    shape = (x.shape[0], weights.shape[1])
-    check_array("bias", bias, shape=shape[1:], dtype=dtype)
-    check_array("out", out, shape=shape, dtype=dtype)
+    rows, cols, depth = product_sizes(x, weights, names=("x", "weights"), dtype=dtype)
+    check_array("bias", bias, shape=(cols,), dtype=dtype)
+    check_array("out", out, shape=(rows, cols), dtype=dtype)
     if residual is not None:
-        check_array("residual", residual, shape=shape, dtype=dtype)
-    return (*shape, x.shape[1])
+        check_array("residual", residual, shape=(rows, cols), dtype=dtype)
+    return rows, cols, depth

@@ -1,16 +1,10 @@
 """The end of a decoder's greedy step: the last norm, logits, and the most likely token, in two launches.
 
-    logits = layernorm(x) @ table.T, and the largest logit of each block of the launch
-    ids[0] = the token with the largest logit, the first of equal ones; start[0] += 1
-
 Shapes  x (1, K) float32, norm_weight and norm_bias (K,), table (V, K), all float32 or all float16; logits (1, V)
         float32, best (blocks,) int64, ids and start (1,) int32
 Sizes   K a multiple of 8, at most 2,048
 Work    2*V*K flop; the bytes of the table; the rest is negligible
 Source  numpy.argmax, with the same rules: argmax.py
-
-Every warp normalises the row, keeps it in registers, and takes rows of the table in turn, enough at once for 12 loads
-of 16 bytes a lane in flight. It computes each logit, so the largest costs a comparison and no pass over the logits.
 """
 
 
@@ -35,7 +29,9 @@ BLOCKS = 2  # that an SM holds
 
 @kernel_factory
 def make_row_logits(half: bool, depth: int, early: bool = False):
-    """early: as in kernels/pdl.py, the first rows of the table first."""
+    """Every warp normalises the row, keeps it in registers, and takes rows of the table in turn, enough at once for 12
+    loads of 16 bytes a lane in flight; it compares each logit as it is computed, so that none is read again. early: as
+    in kernels/pdl.py, the first rows of the table first."""
     VEC = 8 if half else 4
     WORD = uint32 if half else float32
     DEPTH, VECS = depth, -(-depth // (32 * VEC))

@@ -1,20 +1,11 @@
-"""A bfloat16 linear layer of up to eight rows fused with the residual sum and the RMSNorm before it in a Llama.
-
-    summed = x + residual
-    out = rmsnorm(summed) @ weight.T              or with SwiGLU, as linear_swiglu
+"""A bfloat16 linear layer of up to eight rows fused with the residual sum and the RMSNorm before it in a Llama:
+summed = x + residual, out = rmsnorm(summed) @ weight.T, or with SwiGLU, as linear_swiglu.
 
 Shapes  x, residual, summed (T, C), T at most 8; norm_weight (C,); weight (N, C) and out (T, N), or as linear_swiglu has
-        them; bfloat16 in arrays of uint16
-Sizes   C a multiple of 256, at most 2,048
+        them; bfloat16 in arrays of uint16. C a multiple of 256, at most 2,048
 Needs   compute capability 8.0
 Work    2*T*N*C flop; 2*N*C bytes of weights; the rest is negligible
 Source  as streamed.py; one_row.py, which does the same for GPT-2
-
-A kernel of a few rows that writes what the next one reads costs two to three microseconds, however little it computes.
-Here every block of the product normalises the rows again, while its weights are in flight: at T = 1 that is 8 KB
-from L2 beside 64 KB from memory. `summed` must not be `residual`, which other blocks still read; block 0 writes it.
-
-The sums are in the order of norm/rmsnorm.py and streamed.py: the result equals that of the two kernels bit for bit.
 """
 
 import numpy as np
@@ -74,7 +65,10 @@ def scale_pair(word, scale, weight):
 
 @kernel_factory
 def make_normed(columns: int, max_rows: int, eps: float, *, swiglu: bool = False, early: bool = False):
-    """As streamed.make_tensor of one tile of tokens and one of weights, whose tokens come from shared memory.
+    """As streamed.make_tensor of one tile of tokens and one of weights, whose tokens come from shared memory: every
+    block normalises the rows again, while its weights are in flight (at T = 1 8 KB from L2 beside 64 KB from memory),
+    which saves a launch of two to three microseconds. Sums are in the order of norm/rmsnorm.py and streamed.py: the
+    result has the bits of the two kernels. Block 0 writes `summed`, which must not be `residual`: others read it.
     max_rows: of x; shared memory for more would take away L1 from the loads in flight."""
     COLUMNS, SMALL, INV_COLUMNS, EARLY = columns, small(eps), ONE / float32(columns), early
     WARPS_PER_ROW = columns // COLUMNS_PER_WARP  # warps that share a row

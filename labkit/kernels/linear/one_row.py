@@ -1,32 +1,11 @@
 """The linear layers of a decoder's step, one row each, fused with the operations before and after.
 
-    one_row_gelu        out = gelu(layernorm(x) @ weights + bias)
-    one_row_residual    out = x @ weights + bias + residual
-    one_row_qkv         q, and a row of the cache = layernorm(x) @ weights + bias
-    one_row_attended    out = attended @ weights + bias + residual, where attended is merged from the partials
-                        that attention/one_query.py writes
-
 Shapes  x and residual (1, K), norm_weight and norm_bias (K,), weights (K, N), bias (N,), out (1, N), cache (rows, 2*K),
         start (1,) int32. Parameters, q and cache are all float32 or all float16; x, residual and out are float32 in
         either case, and so are the accumulators
 Sizes   K and N multiples of 8, K at most 8,192
 Work    2*K*N flop; the bytes of the weights; the rest is negligible
 Source  Little, "A Proof for the Queuing Formula: L = lambda W" (1961); PTX ISA, "cp.async.bulk.prefetch.L2"
-
-A step of GPT-2 small with one launch for each operation is a hundred launches of a few microseconds, of which the bytes
-explain a fifth. The cost of a launch is a chain of latencies: it starts, loads its row from L2, normalises it, loads
-the weights, adds up products, and stores the result. Four things shorten it:
-
-    fewer chains     the norm is computed by every block again, 768 elements each, and so needs no launch of its own
-    overlap          the weights do not depend on the row: a thread issues all its loads of them before the row is
-                     normalised, up to 12 loads of 16 bytes
-    ahead            what the next launch reads is prefetched into L2 meanwhile (`ahead`): a latency-bound launch leaves
-                     memory idle, and the next one finds its weights in L2. Compute capability 9.0
-    early            in a graph a launch begins while the previous one ends, and loads its weights before it waits for
-                     its row (kernels/pdl.py). Compute capability 9.0
-
-A block has 16 columns (8 where float32 columns are few, for more blocks); its threads share K, and their partial sums
-are reduced in shared memory, always in the same order.
 """
 
 
@@ -36,7 +15,7 @@ from numba import float32, uint32
 from labkit import cuda, device, u32
 from labkit.device import ptx
 from labkit.device.lazy import kernel_factory
-from labkit.kernels.arguments import aligned, check_array
+from labkit.kernels.arguments import aligned, check_array, unsigned
 from labkit.kernels.gelu import gelu_sigmoid, gelu_tanh_reference
 from labkit.kernels.linear.few_rows import make_reduce_scatter
 from labkit.kernels.norm.layernorm import layernorm_reference
@@ -101,6 +80,13 @@ def make_row_statistics(depth: int, vec: int = 4):
 
 
 # --- The kernel -------------------------------------------------------------------------------------------------------
+
+
+# The cost of a launch is a chain of latencies: it starts, loads its row from L2, normalises it, loads the weights, adds
+# up products, stores. Every block computes the norm again, 768 elements, which saves a launch. A thread issues all its
+# loads of weights before the row is normalised, up to 12 of 16 bytes. What the next launch reads is prefetched into L2
+# meanwhile (`ahead`), as this one leaves memory idle. A block has 16 columns, or 8 where float32 columns are few; its
+# threads share K, and their partial sums are reduced in shared memory, always in the same order.
 
 
 @kernel_factory
@@ -315,7 +301,7 @@ def fetches_ahead() -> bool:
 def what_is_ahead(array, otherwise) -> tuple:
     """Return a kernel's last two arguments: what it prefetches, as a vector, and its size; or `otherwise` and 0."""
     array, count = (otherwise, 0) if array is None else (array, array.size)
-    return array.reshape(array.size), np.uint32(count)
+    return array.reshape(array.size), *unsigned(count)
 
 
 def allowed(depth: int, cols: int) -> bool:

@@ -12,7 +12,7 @@ import numpy as np
 from numba import float32
 
 from labkit import cuda, device, u32
-from labkit.kernels.arguments import MAX_GRID_YZ, blocks_for, check_array
+from labkit.kernels.arguments import MAX_GRID_YZ, blocks_for, check_array, product_sizes
 from labkit.kernels.matmul.float32 import (
     matmul_pipelined,
     matmul_pipelined_any_kernel,
@@ -125,14 +125,10 @@ def projection(x, weights, bias, out, stream=0):
 
 
 def _check_projection(x, weights, bias, out) -> tuple:
-    check_array("x", x, ndim=2)
-    check_array("weights", weights, ndim=2)
-    if weights.shape[0] != x.shape[1]:
-        raise ValueError(f"x has shape {tuple(x.shape)} and weights {tuple(weights.shape)}; the columns of x "
-                         f"({x.shape[1]}) must equal the rows of weights ({weights.shape[0]})")
-    check_array("bias", bias, shape=weights.shape[1:])
-    check_array("out", out, shape=(x.shape[0], weights.shape[1]))
-    return out.shape
+    rows, cols, _ = product_sizes(x, weights, names=("x", "weights"))
+    check_array("bias", bias, shape=(cols,))
+    check_array("out", out, shape=(rows, cols))
+    return rows, cols
 
 
 # --- Logits ----------------------------------------------------------------------------------------------------------
@@ -186,9 +182,6 @@ def logits(x, table, out, stream=0):
 
 
 def _check_logits(x, table, out) -> tuple:
-    check_array("x", x, ndim=2)
-    check_array("table", table, ndim=2)
-    if x.shape[1] != table.shape[1]:
-        raise ValueError(f"x has shape {tuple(x.shape)} and table {tuple(table.shape)}; both must have as many columns")
-    check_array("out", out, shape=(x.shape[0], table.shape[0]))
-    return out.shape
+    rows, cols, _ = product_sizes(x, table, weights=True, names=("x", "table"))
+    check_array("out", out, shape=(rows, cols))
+    return rows, cols

@@ -3,27 +3,10 @@
 Shapes  x (T, K), weight (N, K) as files have it, bias (N,), out (T, N); float32, or bfloat16 in arrays of uint16; out
         may also be float32 where x is bfloat16 (logits). Accumulators in float32
 Sizes   any for `thread` and `warp`; K a multiple of 8 (bfloat16) or 4 (float32) where 128 bits are loaded at once
-Work    2*T*N*K flop; 2*N*K bytes of weights; the rest is negligible
+Work    2*T*N*K flop; 2*N*K bytes of weights, each for T products; the rest is negligible
 Source  Little, "A Proof for the Queuing Formula: L = lambda W" (1961); PTX ISA, "Matrix Fragments for mma.m16n8k16"
 
-One token needs every weight for a single product, so that the time is that of reading the weights, if enough bytes are
-in flight at any moment. By Little's law, bytes in flight are the bandwidth times the latency. An H200 reads some
-4.2 TB/s, and a load takes about 700 ns: 2.9 MB must be in flight, 22 KB for each of the 132 SMs. A thread that waits
-for each of its weights has 2 bytes in flight, and the 2,048 threads of an SM 4 KB: a fifth of that. A load of 16 bytes
-makes it 32 KB, if the SM is full of threads and all of them wait. With eight such loads issued before the first is
-used, 512 threads have 64 KB in flight: a layer of 2,048 outputs, 128 blocks, needs no more.
-
-    kernel            registers   threads an SM holds      bytes of weights a thread loads      in flight in an SM
-    thread, warp             31                 2,048                                    2                    4 KB
-    wide                     32                 2,048                                   16                   32 KB
-    several                  40                 1,536                                   64                   96 KB
-    tensor, T <= 8           64                 1,024                                  128                  128 KB
-    tensor, T <= 32   88 to 118                   512                                  128                   64 KB
-
-Registers are those that ptxas counts for sm_90, without spills.
-
-For more tokens arithmetic matters as well: while a weight arrives, an H200's CUDA cores have time for 13 FMAs
-at their peak, besides unpacking it, and its tensor cores for some 200. A token needs one.
+All rungs are in one file, longer than others, as they share its epilogues and launchers with linear/bf16.py.
 """
 
 import numpy as np
@@ -38,6 +21,18 @@ from labkit.kernels.matmul.mma import MMA, add_product_bf16
 from labkit.kernels.op import rung
 from labkit.kernels.pdl import CARVEOUT, load_of, uses_pdl
 from labkit.kernels.reduce import warp_sum
+
+# By Little's law, bytes in flight are bandwidth times latency: 4.2 TB/s and some 700 ns on an H200, so 22 KB for each
+# of its 132 SMs. Registers are those that ptxas counts for sm_90, without spills.
+#
+#     kernel            registers   threads an SM holds      bytes of weights a thread loads      in flight in an SM
+#     thread, warp             31                 2,048                                    2                    4 KB
+#     wide                     32                 2,048                                   16                   32 KB
+#     several                  40                 1,536                                   64                   96 KB
+#     tensor, T <= 8           64                 1,024                                  128                  128 KB
+#     tensor, T <= 32   88 to 118                   512                                  128                   64 KB
+#
+# While a weight arrives, the CUDA cores have time for 13 FMAs at their peak, the tensor cores for some 200.
 
 ZERO = float32(0.0)
 GROUP = 8  # gates, and then their ups, among the rows of a weight that make_swiglu's kernels take
@@ -86,10 +81,9 @@ def make_dot(element: Element):
 # --- A thread for each output -----------------------------------------------------------------------------------------
 
 
-@kernel_factory
-def make_thread(element: Element, out_element: Element, *, bias: bool = False, swiglu: bool = False):
-    epilogue, to_float = make_epilogue(element, out_element, bias), element.number
-    combine, to_element = SWIGLU[element], out_element.element
+def make_row_dot(element: Element):
+    """A device function: the dot product of a row of x and one of the weights."""
+    to_float = element.number
 
     @cuda.jit(device=True)
     def dot(x, weight, row, col):
@@ -99,24 +93,12 @@ def make_thread(element: Element, out_element: Element, *, bias: bool = False, s
             total += to_float(x[row, k]) * to_float(weight[col, k])
         return total
 
-    @cuda.jit
-    def streamed_thread_kernel(x, weight, bias_of, out):
-        col, row = u32.grid(2)
-        if col < u32.shape(out)[1]:
-            if swiglu:
-                gate = gate_row(col)
-                out[row, col] = to_element(combine(dot(x, weight, row, gate), dot(x, weight, row, gate + GROUP)))
-            else:
-                out[row, col] = epilogue(dot(x, weight, row, col), bias_of, col)
-
-    return streamed_thread_kernel
+    return dot
 
 
-@kernel_factory
-def make_thread_wide(element: Element, out_element: Element, *, bias: bool = False, swiglu: bool = False):
-    """As make_thread with 128-bit loads and an accumulator for each element of a load: for the CPU device, where one
+def make_row_dot_wide(element: Element):
+    """As make_row_dot with 128-bit loads and an accumulator for each element of a load: for the CPU device, where one
     thread runs after the other, and additions are then independent."""
-    epilogue, combine, to_element = make_epilogue(element, out_element, bias), SWIGLU[element], out_element.element
     bf16 = element is BFLOAT16
 
     @cuda.jit(device=True)
@@ -154,8 +136,17 @@ def make_thread_wide(element: Element, out_element: Element, *, bias: bool = Fal
                 x_offset, w_offset = x_offset + 4, w_offset + 4
         return ((a + b) + (c + d)) + ((e + f) + (g + h))
 
+    return dot
+
+
+@kernel_factory
+def make_thread(element: Element, out_element: Element, *, wide: bool = False, bias: bool = False,
+                swiglu: bool = False):
+    epilogue, combine, to_element = make_epilogue(element, out_element, bias), SWIGLU[element], out_element.element
+    dot = make_row_dot_wide(element) if wide else make_row_dot(element)
+
     @cuda.jit
-    def streamed_thread_wide_kernel(x, weight, bias_of, out):
+    def streamed_thread_kernel(x, weight, bias_of, out):
         col, row = u32.grid(2)
         if col < u32.shape(out)[1]:
             if swiglu:
@@ -164,7 +155,7 @@ def make_thread_wide(element: Element, out_element: Element, *, bias: bool = Fal
             else:
                 out[row, col] = epilogue(dot(x, weight, row, col), bias_of, col)
 
-    return streamed_thread_wide_kernel
+    return streamed_thread_kernel
 
 
 # --- A warp for each output -------------------------------------------------------------------------------------------
@@ -413,8 +404,7 @@ def check_wide(x, weight) -> None:
 
 
 def by_thread(x, weight, bias, out, elements, *, wide: bool, swiglu: bool = False, stream=0) -> None:
-    make = make_thread_wide if wide else make_thread
-    kernel = make(*elements, bias=bias is not None, swiglu=swiglu)
+    kernel = make_thread(*elements, wide=wide, bias=bias is not None, swiglu=swiglu)
     grid = blocks_for(out.shape[::-1], (BLOCK, 1))
     kernel[grid, (BLOCK, 1), stream](x, weight, out if bias is None else bias, out)
 

@@ -5,19 +5,8 @@ Work    2*T*N*K flop; 2*N*K bytes of weights; the rest is negligible
 Needs   compute capability 9.0 exactly (sm_90a)
 Source  as matmul/wgmma.py; for the reduction in the last block: CUDA C++ Programming Guide, "Memory Fence Functions"
 
-A decoder's step has tens of rows, and its time is that of reading the weights. wgmma multiplies 64 rows at a time, and
-a block of matmul/wgmma.py 128: with 32 tokens as rows, three quarters of the products are of zeros, and the
-copies wait for the tensor cores. Here 128 rows of the weights are the left factor and tokens the columns, 64, 128
-or 256 of them. With 64 columns a stage of 24 KB takes 0.14 us to multiply, and an SM's share of 4.2 TB/s needs 0.5 us
-to bring the 16 KB of weights in it; eight stages are 128 KB of weights in flight.
-
-A layer of 2,048 outputs is only 16 such tiles. Where tiles are few, several blocks share the K of one, so that about
-132 blocks work: the last block to arrive reduces the partial sums of all, in order. How K is divided depends on the
-shape of the weights and on how many tiles of 64 tokens lie side by side, and with it the order of additions in an
-output: it has the same bits for any number of tokens up to 64, and then within each 64 more. (Between one kernel and
-another they differ, too; see bf16.py.)
-
-It begins while the kernel before it ends (kernels/pdl.py): all stages' weights are in flight before x is ready.
+With 32 tokens as rows of a tile, as in matmul/wgmma.py, three quarters of the products are of zeros. Here 128 rows of
+the weights are the left factor and tokens the columns. The time is that of reading the weights.
 """
 
 import functools
@@ -30,11 +19,13 @@ from numba import float32, uint32, uint64
 from labkit import cuda, u32
 from labkit.device import ptx
 from labkit.device.lazy import kernel_factory
-from labkit.kernels.arguments import aligned, dynamic_shared
+from labkit.kernels.arguments import aligned, dynamic_shared, unsigned
 from labkit.kernels.elements import bfloat16_bits, swiglu_bfloat16
 from labkit.kernels.matmul.wgmma import block_count
 from labkit.kernels.matmul.wgmma_tiles import BOX, DEPTH, ROW_GROUP, Tile, b_layout, wgmma_of
 
+# With 64 columns a stage of 24 KB takes 0.14 us to multiply, and an SM's share of 4.2 TB/s needs 0.5 us to bring the 16
+# KB of weights in it; eight stages are 128 KB of weights in flight.
 TILES = (Tile(cols=64, stages=8), Tile(cols=128, stages=6), Tile(cols=256, stages=4))  # 192 KB each
 MOST_TOKENS = 256
 MOST_SHARED = 64  # columns of a tile whose K is split: with more, the last block has too much to reduce
@@ -68,7 +59,9 @@ def tiles_of(rows: int, tiles_n: int = 1) -> int:
 
 
 def parts_of(rows: int, depth: int, tiles_n: int = 1) -> tuple[int, int]:
-    """Return (splits of the K of a tile, K of each) for weights (rows, depth), with `tiles_n` tiles side by side."""
+    """Return (splits of the K of a tile, K of each) for weights (rows, depth), with `tiles_n` tiles side by side. The
+    order of additions follows, so an output has the same bits for any number of tokens up to 64, and within each 64
+    more."""
     tiles, steps = tiles_of(rows, tiles_n), -(-depth // DEPTH)
     splits = 1 if tiles >= HALF_SMS else min(SMS // tiles, steps, MAX_SPLITS)
     slice_ = -(-steps // splits) * DEPTH
@@ -120,7 +113,9 @@ def make_loads(tile: Tile):
 @kernel_factory
 def make_swap_ab(tile: Tile, *, shared_k: bool, swiglu: bool = False, floats: bool = False):
     """One block for each SM, which computes one tile after another: a producer copies, two consumers multiply, as in
-    make_wgmma_specialised. shared_k: split-K, `splits` blocks for each tile. out: flat."""
+    make_wgmma_specialised. shared_k: split-K, `splits` blocks for each tile, of which the last to arrive reduces the
+    partial sums of all, in order. out: flat. All stages' weights are in flight before the kernel before it has ended
+    (kernels/pdl.py)."""
     COLS, STAGES, STAGE_SIZE = tile.cols, tile.stages, tile.stage_elements
     A_SIZE, DESC_STEP = ROWS * DEPTH, STAGE_SIZE * 2 // 16
     ACCUMULATORS, BUF_SIZE = COLS // 2, 8 * MAX_SPLITS
@@ -295,8 +290,7 @@ def multiply_swap_ab(x, weight, out, *, swiglu: bool = False, scratch: Scratch |
     partial, arrived = scratch or _cached_scratch(rows, depth, threading.get_ident())
     kernel = make_swap_ab(tile, shared_k=parts > 1, swiglu=swiglu, floats=np.dtype(out.dtype) == np.float32)
     arguments = (ptx.tensor_map_2d(weight, ROWS, DEPTH), ptx.tensor_map_2d(x, tile.cols, DEPTH), out.reshape(-1),
-                 partial, arrived, np.uint32(rows), np.uint32(out.shape[1]), np.uint32(tokens), np.uint32(depth),
-                 np.uint32(parts), np.uint32(slice_))
+                 partial, arrived, *unsigned(rows, out.shape[1], tokens, depth, parts, slice_))
     shared = 2 * tile.stages * tile.stage_elements
     dynamic_shared(kernel, shared, *arguments)
     kernel[min(block_count(), parts * tiles_of(rows, tiles_n)), 384, stream, shared](*arguments)

@@ -14,26 +14,21 @@ from numba import float32
 
 from labkit import cuda, u32
 from labkit.device import ptx
-from labkit.kernels.arguments import aligned, blocks_for, check_array, dynamic_shared
+from labkit.kernels.arguments import aligned, blocks_for, check_array, dynamic_shared, product_sizes
 from labkit.kernels.matmul.float32_tiles import (
     A_STRIDE,
     BLOCK_K,
     BLOCK_TILE,
-    IN_FLIGHT,
-    PAIR,
     RING,
-    STAGES,
-    STRIDE,
     add_products,
-    add_products_serpentine,
     copy_pair,
     copy_pair_guarded,
     load_four,
     load_four_scalar,
+    make_pipeline,
     read_eight,
     store_four,
     store_four_scalar,
-    two_steps,
 )
 from labkit.kernels.op import rung
 
@@ -221,13 +216,28 @@ TILES_SIZE = DEPTH * (A_STRIDE + BLOCK_TILE)  # elements in a pair of tiles: tha
 TWO_PAIRS_SIZE = 2 * TILES_SIZE
 
 
-def _vec4_or_scalar(vec4: bool):
-    return (load_four, store_four) if vec4 else (load_four_scalar, store_four_scalar)
+def make_store_tile(store, row_gap: int, col_gap: int):
+    """A device function: store a thread tile at (row, col), four quarters of 4 x 4 elements with these distances."""
+
+    @cuda.jit(device=True)
+    def store_tile(acc, out, row, col):
+        for i in u32.range(8):
+            for j in u32.range(0, 8, 4):
+                n = i * 8 + j
+                store(out, row + (i // 4 * row_gap + i % 4), col + j // 4 * col_gap,
+                      acc[n], acc[n + 1], acc[n + 2], acc[n + 3])
+
+    return store_tile
+
+
+def _load_and_store_tile(vec4: bool):
+    return (load_four if vec4 else load_four_scalar,
+            make_store_tile(store_four if vec4 else store_four_scalar, 64, 64))
 
 
 def make_matmul_vectorized(vec4: bool):
     """vec4: load and store 128 bits at a time; the rows of all three matrices begin at multiples of 16 bytes."""
-    load, store = _vec4_or_scalar(vec4)
+    load, store_tile = _load_and_store_tile(vec4)
 
     @cuda.jit(launch_bounds=(256, 2))
     def matmul_vectorized_kernel(a, b, out):
@@ -262,11 +272,7 @@ def make_matmul_vectorized(vec4: bool):
                 a_offset, b_offset = a_offset + A_STRIDE, b_offset + BLOCK_TILE
             cuda.syncthreads()  # both tiles are free to overwrite
 
-        for i in u32.range(8):
-            out_row = row0 + row + (i // 4 * 64 + i % 4)
-            for j in u32.range(0, 8, 4):
-                n = i * 8 + j
-                store(out, out_row, col0 + col + j * 16, acc[n], acc[n + 1], acc[n + 2], acc[n + 3])
+        store_tile(acc, out, row0 + row, col0 + col)
 
     return matmul_vectorized_kernel
 
@@ -280,20 +286,21 @@ def matmul_vectorized(a, b, out, stream=0):
     """As register_blocked, but four elements a load, from global memory and from shared: 4 loads feed 64 products. For
     that the tile of a is transposed: the rows of a thread tile become neighbours. Where rows do not begin at multiples
     of 16 bytes, global memory is read and written element by element."""
+    _launch_tiles(matmul_vectorized_kernel, matmul_vectorized_any_kernel, a, b, out, stream)
+
+
+def _launch_tiles(vec4_kernel, any_kernel, a, b, out, stream):
     rows, cols = _check(a, b, out)
-    kernel = matmul_vectorized_kernel if _rows_aligned(a, b, out) else matmul_vectorized_any_kernel
+    vec4 = a.shape[1] % 4 == 0 and cols % 4 == 0 and aligned(a, b, out)
+    kernel = vec4_kernel if vec4 else any_kernel
     kernel[blocks_for((cols, rows), (BLOCK_TILE, BLOCK_TILE)), 256, stream](a, b, out)
-
-
-def _rows_aligned(a, b, out) -> bool:
-    return a.shape[1] % 4 == 0 and b.shape[1] % 4 == 0 and aligned(a, b, out)
 
 
 # --- Double buffering: the next tiles load while these are multiplied -------------------------------------------------
 
 
 def make_matmul_double_buffered(vec4: bool):
-    load, store = _vec4_or_scalar(vec4)
+    load, store_tile = _load_and_store_tile(vec4)
 
     @cuda.jit(launch_bounds=(256, 2))
     def matmul_double_buffered_kernel(a, b, out):
@@ -334,11 +341,7 @@ def make_matmul_double_buffered(vec4: bool):
                 a_offset, b_offset = a_offset + A_STRIDE, b_offset + BLOCK_TILE
             fill = TILES_SIZE - fill
 
-        for i in u32.range(8):
-            out_row = row0 + row + (i // 4 * 64 + i % 4)
-            for j in u32.range(0, 8, 4):
-                n = i * 8 + j
-                store(out, out_row, col0 + col + j * 16, acc[n], acc[n + 1], acc[n + 2], acc[n + 3])
+        store_tile(acc, out, row0 + row, col0 + col)
 
     return matmul_double_buffered_kernel
 
@@ -352,9 +355,7 @@ matmul_double_buffered_any_kernel = make_matmul_double_buffered(vec4=False)
 def matmul_double_buffered(a, b, out, stream=0):
     """As vectorized, but with two pairs of tiles: the loads of the next pair are in flight during the products, and
     wait in registers until shared memory is free. One barrier a tile is enough."""
-    rows, cols = _check(a, b, out)
-    kernel = matmul_double_buffered_kernel if _rows_aligned(a, b, out) else matmul_double_buffered_any_kernel
-    kernel[blocks_for((cols, rows), (BLOCK_TILE, BLOCK_TILE)), 256, stream](a, b, out)
+    _launch_tiles(matmul_double_buffered_kernel, matmul_double_buffered_any_kernel, a, b, out, stream)
 
 
 # --- A pipeline: copies past the registers, and the next step's fragments read during this one's products -------------
@@ -362,77 +363,16 @@ def matmul_double_buffered(a, b, out, stream=0):
 
 def make_matmul_pipelined(exact: bool):
     """exact: out is a multiple of the tile, K of BLOCK_K, and the matrices are aligned; then nothing needs a guard."""
-    copy = copy_pair if exact else copy_pair_guarded
-    store = store_four if exact else store_four_scalar
+    multiply = make_pipeline(copy_pair if exact else copy_pair_guarded)
+    store_tile = make_store_tile(store_four if exact else store_four_scalar, 32, 16)
 
     @cuda.jit(launch_bounds=(256, 2))
     def matmul_pipelined_kernel(a, b, out):
-        shared = cuda.shared.array(0, float32)  # RING elements: more than 48 KB, so the launch requests them
         acc = cuda.local.array(64, float32)
-        even = a_even, b_even = cuda.local.array(8, float32), cuda.local.array(8, float32)
-        odd = a_odd, b_odd = cuda.local.array(8, float32), cuda.local.array(8, float32)
-        thread = u32.threadIdx.x
-        lane, warp = thread % 32, thread // 32
         row0 = u32.blockIdx.y * BLOCK_TILE
         col0 = u32.blockIdx.x * BLOCK_TILE
-        depth = u32.shape(a)[1]
-        # The thread tile: 2 x 4 warps, each with a tile of 64 x 32, made of 8 x 4 lanes.
-        row = warp // 4 * 64 + lane // 4 * 4
-        col = warp % 4 * 32 + lane % 4 * 4
-        # What this thread copies.
-        a_row, a_col = row0 + thread // BLOCK_K, thread % BLOCK_K
-        b_row, b_col = thread // 32, col0 + thread % 32 * 4
-        for i in u32.range(64):
-            acc[i] = float32(0.0)
-
-        next_k, fill = 0, 0  # where the next copies begin, in K and in the ring
-        for _ in u32.range(STAGES - 1):
-            if next_k < depth:
-                copy(shared, fill, a, a_row, a_col, b, b_row, b_col)
-            ptx.cp_async_commit()  # a group may be empty: what counts is that there is one for each pair
-            next_k, fill = next_k + BLOCK_K, fill + PAIR
-            a_col, b_row = a_col + BLOCK_K, b_row + BLOCK_K
-        ptx.cp_async_wait(IN_FLIGHT)
-        cuda.syncthreads()  # the first pair is complete
-        a_offset, b_offset = row, A_STRIDE + col
-        read_eight(shared, a_offset, 32, a_even)
-        read_eight(shared, b_offset, 16, b_even)
-
-        for _ in u32.range(0, depth, BLOCK_K):
-            if next_k < depth:
-                copy(shared, fill, a, a_row, a_col, b, b_row, b_col)
-            ptx.cp_async_commit()
-            next_k, fill = next_k + BLOCK_K, fill + PAIR
-            a_col, b_row = a_col + BLOCK_K, b_row + BLOCK_K
-            if fill == RING:
-                fill = 0
-
-            # Written out, as the compiler would not unroll a loop of this size: with one it took a fifth longer.
-            two_steps(shared, a_offset, b_offset, 0, acc, even, odd)
-            two_steps(shared, a_offset, b_offset, 2, acc, even, odd)
-            two_steps(shared, a_offset, b_offset, 4, acc, even, odd)
-            two_steps(shared, a_offset, b_offset, 6, acc, even, odd)
-            two_steps(shared, a_offset, b_offset, 8, acc, even, odd)
-            two_steps(shared, a_offset, b_offset, 10, acc, even, odd)
-            two_steps(shared, a_offset, b_offset, 12, acc, even, odd)
-            read_eight(shared, a_offset + 15 * STRIDE, 32, a_odd)
-            read_eight(shared, b_offset + 15 * STRIDE, 16, b_odd)
-            add_products_serpentine(acc, a_even, b_even)
-
-            ptx.cp_async_wait(IN_FLIGHT)
-            cuda.syncthreads()  # the next pair is complete; and this one has been read by all, and may be filled again
-            a_offset, b_offset = a_offset + PAIR, b_offset + PAIR
-            if a_offset >= RING:
-                a_offset, b_offset = row, A_STRIDE + col
-            read_eight(shared, a_offset, 32, a_even)
-            read_eight(shared, b_offset, 16, b_even)
-            add_products_serpentine(acc, a_odd, b_odd)
-
-        for i in u32.range(8):
-            out_row = row0 + row + (i // 4 * 32 + i % 4)
-            for j in u32.range(0, 8, 4):
-                n = i * 8 + j
-                store(out, out_row, col0 + col + j * 4, acc[n], acc[n + 1], acc[n + 2], acc[n + 3])
+        row, col = multiply(acc, a, b, row0, col0, 0, u32.shape(a)[1])
+        store_tile(acc, out, row0 + row, col0 + col)
 
     return matmul_pipelined_kernel
 
@@ -457,10 +397,6 @@ def matmul_pipelined(a, b, out, stream=0):
 
 
 def _check(a, b, out):
-    check_array("a", a, ndim=2)
-    check_array("b", b, ndim=2)
-    if a.shape[1] != b.shape[0]:
-        raise ValueError(f"a has shape {tuple(a.shape)} and b {tuple(b.shape)}; "
-                         f"the columns of a ({a.shape[1]}) must equal the rows of b ({b.shape[0]})")
-    check_array("out", out, shape=(a.shape[0], b.shape[1]))
-    return out.shape
+    rows, cols, _ = product_sizes(a, b)
+    check_array("out", out, shape=(rows, cols))
+    return rows, cols

@@ -132,3 +132,71 @@ def two_steps(shared, a_offset, b_offset, step, acc, even, odd):
     read_eight(shared, a_offset + next_offset, 32, a_even)
     read_eight(shared, b_offset + next_offset, 16, b_even)
     add_products_serpentine(acc, a_odd, b_odd)
+
+
+def make_pipeline(copy):
+    """A device function: acc += a[its rows, start:end] @ b[start:end, its columns] for the tile of a block at
+    (row0, col0), from a ring of RING elements of dynamic shared memory. Return the first row and column of the thread
+    tile in that of the block; the rows of its quarters are 32 apart, the columns 16."""
+
+    @cuda.jit(device=True)
+    def multiply(acc, a, b, row0, col0, start, end):
+        shared = cuda.shared.array(0, float32)  # more than 48 KB, so the launch requests them
+        even = a_even, b_even = cuda.local.array(8, float32), cuda.local.array(8, float32)
+        odd = a_odd, b_odd = cuda.local.array(8, float32), cuda.local.array(8, float32)
+        thread = u32.threadIdx.x
+        lane, warp = thread % 32, thread // 32
+        # The thread tile: 2 x 4 warps, each with a tile of 64 x 32, made of 8 x 4 lanes.
+        row = warp // 4 * 64 + lane // 4 * 4
+        col = warp % 4 * 32 + lane % 4 * 4
+        # What this thread copies.
+        a_row, a_col = row0 + thread // BLOCK_K, start + thread % BLOCK_K
+        b_row, b_col = start + thread // 32, col0 + thread % 32 * 4
+        for i in u32.range(64):
+            acc[i] = float32(0.0)
+
+        next_k, fill = start, 0  # where the next copies begin, in K and in the ring
+        for _ in u32.range(STAGES - 1):
+            if next_k < end:
+                copy(shared, fill, a, a_row, a_col, b, b_row, b_col)
+            ptx.cp_async_commit()  # a group may be empty: what counts is that there is one for each pair
+            next_k, fill = next_k + BLOCK_K, fill + PAIR
+            a_col, b_row = a_col + BLOCK_K, b_row + BLOCK_K
+        ptx.cp_async_wait(IN_FLIGHT)
+        cuda.syncthreads()  # the first pair is complete
+        a_offset, b_offset = row, A_STRIDE + col
+        read_eight(shared, a_offset, 32, a_even)
+        read_eight(shared, b_offset, 16, b_even)
+
+        for _ in u32.range(start, end, BLOCK_K):
+            if next_k < end:
+                copy(shared, fill, a, a_row, a_col, b, b_row, b_col)
+            ptx.cp_async_commit()
+            next_k, fill = next_k + BLOCK_K, fill + PAIR
+            a_col, b_row = a_col + BLOCK_K, b_row + BLOCK_K
+            if fill == RING:
+                fill = 0
+
+            # Written out, as the compiler would not unroll a loop of this size: with one it took a fifth longer.
+            two_steps(shared, a_offset, b_offset, 0, acc, even, odd)
+            two_steps(shared, a_offset, b_offset, 2, acc, even, odd)
+            two_steps(shared, a_offset, b_offset, 4, acc, even, odd)
+            two_steps(shared, a_offset, b_offset, 6, acc, even, odd)
+            two_steps(shared, a_offset, b_offset, 8, acc, even, odd)
+            two_steps(shared, a_offset, b_offset, 10, acc, even, odd)
+            two_steps(shared, a_offset, b_offset, 12, acc, even, odd)
+            read_eight(shared, a_offset + 15 * STRIDE, 32, a_odd)
+            read_eight(shared, b_offset + 15 * STRIDE, 16, b_odd)
+            add_products_serpentine(acc, a_even, b_even)
+
+            ptx.cp_async_wait(IN_FLIGHT)
+            cuda.syncthreads()  # the next pair is complete; and this one has been read by all, and may be filled again
+            a_offset, b_offset = a_offset + PAIR, b_offset + PAIR
+            if a_offset >= RING:
+                a_offset, b_offset = row, A_STRIDE + col
+            read_eight(shared, a_offset, 32, a_even)
+            read_eight(shared, b_offset, 16, b_even)
+            add_products_serpentine(acc, a_odd, b_odd)
+        return row, col
+
+    return multiply

@@ -14,11 +14,12 @@ mma.sync multiplies 16 x 16 by 16 x 8 float16 values in one instruction of a war
 
 
 import numpy as np
-from numba import float32, uint32
+from numba import float32
 
 from labkit import cuda, device, u32
 from labkit.device import ptx
 from labkit.kernels.arguments import blocks_for
+from labkit.kernels.elements import bfloat16_number
 from labkit.kernels.matmul.mma import MMA, Tile, add_product, check_product, launch, make_pipelined, make_staged
 from labkit.kernels.op import rung, uniform
 from labkit.kernels.tolerance import EPS16, SMALLEST16
@@ -307,8 +308,8 @@ def matmul_bf16_naive_kernel(a, b, out):
         depth = u32.shape(a)[1]
         total = float32(0.0)
         for k in u32.range(depth):  # a bfloat16 is the upper half of a float32
-            a_value = ptx.bits_float(uint32(a[row, k]) << 16)
-            b_value = ptx.bits_float(uint32(b[k, col]) << 16)
+            a_value = bfloat16_number(a[row, k])
+            b_value = bfloat16_number(b[k, col])
             total += a_value * b_value
         out[row, col] = total
 

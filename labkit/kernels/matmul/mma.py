@@ -7,7 +7,7 @@ Needs   compute capability 8.0 (cp.async, mma m16n8k16)
 Source  PTX ISA, "Matrix Fragments for mma.m16n8k16", "ldmatrix", "cp.async"; NVIDIA CUTLASS, "Efficient GEMM in CUDA"
 
 Every kernel takes (a, b, bias, residual, out). bias (N,) and residual (M, N) are read only by a kernel that was made
-for them; pass `out` for one that is not there.
+for them; pass `out` for one that is not there. The file is longer than others, for two kernels and all their epilogues.
 """
 
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ from numba import float32, uint32
 from labkit import cuda, u32
 from labkit.device import ptx
 from labkit.device.lazy import kernel_factory
-from labkit.kernels.arguments import aligned, blocks_for, check_array, dynamic_shared
+from labkit.kernels.arguments import aligned, blocks_for, check_array, dynamic_shared, product_sizes
 from labkit.kernels.elements import bfloat16_number
 
 BAND = 8  # height in tiles of the bands in which blocks are rasterised
@@ -498,13 +498,7 @@ def make_pipelined(tile: Tile, *, weights: bool = False, bias: bool = False, res
 def check_product(a, b, bias, residual, out, *, weights: bool, dtype=np.float16, out_dtype=np.float16, names="ab",
                   multiple: int = CHUNK) -> tuple:
     """Return (rows, cols, depth) of the product, or raise an error that names the argument and the limits."""
-    a_name, b_name = names
-    check_array(a_name, a, ndim=2, dtype=dtype)
-    check_array(b_name, b, ndim=2, dtype=dtype)
-    (rows, depth), (b_depth, cols) = a.shape, b.shape[::-1] if weights else b.shape
-    if b_depth != depth:
-        raise ValueError(f"{a_name} has shape {tuple(a.shape)} and {b_name} {tuple(b.shape)}; the columns of {a_name} "
-                         f"({depth}) must equal the {'columns' if weights else 'rows'} of {b_name} ({b_depth})")
+    rows, cols, depth = product_sizes(a, b, weights=weights, names=names, dtype=dtype)
     check_array("out", out, shape=(rows, cols), dtype=out_dtype)
     if bias is not None:
         check_array("bias", bias, shape=(cols,), dtype=dtype)

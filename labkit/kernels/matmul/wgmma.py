@@ -6,22 +6,7 @@ Sizes   K and N multiples of 8: TMA wants rows of a multiple of 16 bytes. Any M
 Needs   compute capability 9.0 exactly (sm_90a)
 Source  PTX ISA, "Asynchronous Warpgroup Level Matrix Instructions", "Tensors", "mbarrier"; NVIDIA CUTLASS, "Efficient
         GEMM in CUDA: Hopper Warp Specialization"; P. Shankhdhar, "Outperforming cuBLAS on H100" (2024)
-
-Three parts of the chip work at the same time, each controlled by few threads:
-
-    TMA           copies boxes of a matrix to shared memory. One thread starts a copy, with the box's coordinates
-                  and the mbarrier that counts its bytes; outside the matrix it fills in zeros. No thread computes
-                  addresses.
-    tensor cores  multiply. wgmma reads both operands from shared memory and adds to accumulators in the registers of
-                  128 threads, a warpgroup: 64 rows x up to 256 columns. It is asynchronous.
-    threads       only wait, and convert the accumulators at the end.
-
-The layout of a tile in shared memory: rows of 64 float16 values are 128 bytes, all 32 banks. TMA writes 16-byte piece c
-of row r to position c ^ (r % 8), the 128-byte swizzle, so that the same piece of eight rows lies in eight different
-groups of banks. wgmma's descriptor encodes this layout, and code that writes a tile for TMA to store has to follow it.
-
-    a, and weights (N, K)   a box has 64 float16 values of K and a row for each row of the tile: "K-major"
-    b (K, N)                boxes of 64 columns, with a row for each k: "MN-major". wgmma transposes as it reads
+It is longer than other files for one kernel of many roles, and for the measurements that led to it.
 """
 
 import functools
@@ -32,7 +17,7 @@ from numba import float32, uint32, uint64
 from labkit import cuda, device, u32
 from labkit.device import ptx
 from labkit.device.lazy import kernel_factory
-from labkit.kernels.arguments import aligned, check_array, dynamic_shared
+from labkit.kernels.arguments import aligned, check_array, dynamic_shared, product_sizes, unsigned
 from labkit.kernels.elements import bfloat16_number, swiglu_bfloat16
 from labkit.kernels.linear.fused import seconds_between
 from labkit.kernels.matmul.wgmma_tiles import (
@@ -51,6 +36,16 @@ from labkit.kernels.matmul.wgmma_tiles import (
     wgmma_of,
 )
 from labkit.kernels.op import rung
+
+# TMA copies boxes of a matrix to shared memory: one thread starts a copy, with the box's coordinates and the mbarrier
+# that counts its bytes; outside the matrix it fills in zeros. wgmma multiplies asynchronously, both operands from
+# shared memory, and adds to accumulators in the registers of 128 threads, a warpgroup: 64 rows x up to 256 columns.
+#
+# The layout of a tile: rows of 64 float16 values are 128 bytes, all 32 banks. TMA writes 16-byte piece c of row r to
+# position c ^ (r % 8), the 128-byte swizzle, so that the same piece of eight rows lies in eight different groups of
+# banks. wgmma's descriptor encodes it, and code that writes a tile for TMA to store has to follow it.
+#     a, and weights (N, K)   a box has 64 float16 values of K and a row for each row of the tile: "K-major"
+#     b (K, N)                boxes of 64 columns, with a row for each k: "MN-major". wgmma transposes as it reads
 
 CPU_BLOCKS = 2  # persistent blocks on the CPU device: few, so that each has several tiles
 
@@ -449,7 +444,7 @@ def multiply_parts(a, b, out, parts, count: int, slice_: int, *, weights: bool, 
     tile = choose_tile(*out.shape, a.shape[1], block_count())
     kernel = make_wgmma_specialised(tile, weights=weights, bias=False, activation=unchanged, split=True)
     a_map, b_map, out_map, _, rows, cols, depth = _arguments(a, b, None, out, tile, weights)
-    arguments = (a_map, b_map, out_map, parts, out_map, rows, cols, depth, np.uint32(slice_))
+    arguments = (a_map, b_map, out_map, parts, out_map, rows, cols, depth, *unsigned(slice_))
     _launch_specialised(kernel, tile, count * tile.count(*out.shape), arguments, stream)
 
 
@@ -463,7 +458,7 @@ def _arguments(a, b, bias, out, tile: Tile, weights: bool) -> tuple:
     """Return the kernels' arguments: the tensor maps of the matrices, then the sizes."""
     a_map = ptx.tensor_map_2d(a, tile.rows, DEPTH)
     b_map = ptx.tensor_map_2d(b, *((tile.cols, DEPTH) if weights else (DEPTH, 64)))
-    sizes = np.uint32(a.shape[0]), np.uint32(b.shape[0 if weights else 1]), np.uint32(a.shape[1])
+    sizes = unsigned(a.shape[0], b.shape[0 if weights else 1], a.shape[1])
     if np.dtype(out.dtype) == np.float32:  # stored by the threads
         return a_map, b_map, a_map, out.reshape(-1), *sizes
     return a_map, b_map, ptx.tensor_map_2d(out, 64, 64), out if bias is None else bias, *sizes
@@ -472,12 +467,7 @@ def _arguments(a, b, bias, out, tile: Tile, weights: bool) -> tuple:
 def _check(a, b, bias, out, weights: bool, residual=None, *, dtype=None, out_dtype=None, columns_each=1) -> None:
     """Raise an error that names what does not fit. columns_each: of the product, for each column of out."""
     dtype = dtype or (np.uint16 if getattr(a, "dtype", None) == np.uint16 else np.float16)
-    check_array("a", a, ndim=2, dtype=dtype)
-    check_array("b", b, ndim=2, dtype=dtype)
-    (rows, depth), (b_depth, cols) = a.shape, b.shape[::-1] if weights else b.shape
-    if b_depth != depth:
-        raise ValueError(f"a has shape {tuple(a.shape)} and b {tuple(b.shape)}; the columns of a ({depth}) must equal "
-                         f"the {'columns' if weights else 'rows'} of b ({b_depth})")
+    rows, cols, depth = product_sizes(a, b, weights=weights, dtype=dtype)
     for name, size, multiple in (("K", depth, 8), ("N", cols, 8 * columns_each)):
         if size % multiple:
             raise ValueError(f"{name} is {size}; it must be a multiple of {multiple}: TMA takes rows of a multiple of "

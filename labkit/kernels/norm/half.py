@@ -17,7 +17,7 @@ from labkit.device.lazy import kernel_factory
 from labkit.kernels.arguments import aligned, check_array
 from labkit.kernels.norm import layernorm as full
 from labkit.kernels.norm.layernorm import EPSILON, ONE, ZERO
-from labkit.kernels.norm.rows import fitting, flat, small
+from labkit.kernels.norm.rows import fitting, flat, make_row, small
 from labkit.kernels.op import rung
 from labkit.kernels.reduce import warp_sum
 
@@ -99,6 +99,7 @@ def make_layernorm_half(octets: int, vectorized: bool, with_residual: bool, epsi
     """Make a kernel for rows of up to 256 * octets columns. vectorized: whole octets, at multiples of 16 bytes."""
     load, store = (load_eight, store_eight) if vectorized else (load_singles, store_singles)
     elements, EPS = 8 * octets, small(epsilon)
+    centre, store_normalised = make_row(octets, 256, load, store, vec=8)
 
     @cuda.jit
     def layernorm_half_kernel(x, residual, weight, bias, out):
@@ -121,20 +122,8 @@ def make_layernorm_half(octets: int, vectorized: bool, with_residual: bool, epsi
             for e in range(elements):
                 total += v[e]
             mean = warp_sum(total) * inv_cols
-            squares = ZERO
-            for e in range(elements):
-                v[e] -= mean
-                if remaining > int32(256 * (e // 8) + e % 8):
-                    squares += v[e] * v[e]
-            rstd = cuda.rsqrt(warp_sum(squares) * inv_cols + EPS)
-            for o in u32.range(octets):
-                col, valid = 8 * lane + 256 * o, remaining - int32(256 * o)
-                w, b = load(weight, col, valid), load(bias, col, valid)
-                store(out, offset + 256 * o, valid,
-                      (v[8 * o] * rstd * w[0] + b[0], v[8 * o + 1] * rstd * w[1] + b[1],
-                       v[8 * o + 2] * rstd * w[2] + b[2], v[8 * o + 3] * rstd * w[3] + b[3],
-                       v[8 * o + 4] * rstd * w[4] + b[4], v[8 * o + 5] * rstd * w[5] + b[5],
-                       v[8 * o + 6] * rstd * w[6] + b[6], v[8 * o + 7] * rstd * w[7] + b[7]))
+            rstd = cuda.rsqrt(warp_sum(centre(v, mean, remaining)) * inv_cols + EPS)
+            store_normalised(v, rstd, weight, bias, out, offset, 8 * lane, remaining)
 
     return layernorm_half_kernel
 

@@ -1,21 +1,17 @@
 """Layer normalisation of each row, with its weight and bias; and the same with a residual added first.
 
 Shapes  layernorm: x, out (R, C), weight, bias (C,).  add_layernorm: also residual (R, C).  residual_layernorm: out
-        (2, R, C), the normalised rows and the sums.  float32, C-contiguous
-        epsilon is 1e-5 unless a launcher is given another; a kernel is compiled for each
+        (2, R, C), the normalised rows and the sums.  float32, C-contiguous. A kernel is compiled for each epsilon
 Work    about 8 flops an element; 8*R*C bytes: each row read once, written once
 Source  Ba, Kiros, Hinton: Layer Normalization (2016), https://arxiv.org/abs/1607.06450
 
-The variance is that of the differences from the mean, summed after the mean is known. The other formula, the mean of
-the squares less the square of the mean, needs a single pass, but loses all its digits where the mean is large compared
-with the spread.
-
-A row is kept in registers, four neighbours in each of a thread's quads. The number of quads per thread and the
-divisibility of a row's length are compile-time constants; the launchers pick the kernel.
+The variance is that of the differences from the mean: the mean of the squares less the square of the mean needs one
+pass, but loses all its digits where the mean is large compared with the spread. One file has both ladders, which share
+their kernels, and is longer than others.
 """
 
 import numpy as np
-from numba import float32, int32, uint32
+from numba import float32, int32
 
 from labkit import cuda, u32
 from labkit.device.lazy import kernel_factory
@@ -29,6 +25,7 @@ from labkit.kernels.norm.rows import (
     fitting,
     flat,
     kind_of,
+    make_row,
     put_four,
     small,
 )
@@ -218,8 +215,9 @@ WARP_QUADS = {128: 1, 384: 3, 768: 6, 1024: 8, 2048: 16, 4096: 32}  # most colum
 @kernel_factory
 def make_layernorm_warp(quads: int, kind: str, epsilon: float):
     """Make a kernel for rows of up to 128 * quads columns."""
-    (load_four, store_four), full = FOUR[kind], kind == WHOLE
+    load_four, store_four = FOUR[kind]
     elements, EPS = 4 * quads, small(epsilon)
+    centre, store_normalised = make_row(quads, 128, load_four, store_four, full=kind == WHOLE)
 
     @cuda.jit
     def layernorm_warp_kernel(x, weight, bias, out):  # x and out are flat
@@ -237,21 +235,8 @@ def make_layernorm_warp(quads: int, kind: str, epsilon: float):
                 v[4 * q], v[4 * q + 1], v[4 * q + 2], v[4 * q + 3] = a, b, c, d
                 total += (a + b) + (c + d)
             mean = warp_sum(total) * inv_cols
-
-            squares = ZERO
-            for e in range(elements):
-                v[e] -= mean
-                if full or remaining > int32(128 * (e // 4) + e % 4):
-                    squares += v[e] * v[e]
-            rstd = cuda.rsqrt(warp_sum(squares) * inv_cols + EPS)
-
-            for q in u32.range(quads):
-                col, valid = 4 * lane + 128 * q, remaining - int32(128 * q)
-                wa, wb, wc, wd = load_four(weight, col, valid)
-                ba, bb, bc, bd = load_four(bias, col, valid)
-                store_four(out, offset + 128 * q, valid,
-                           v[4 * q] * rstd * wa + ba, v[4 * q + 1] * rstd * wb + bb,
-                           v[4 * q + 2] * rstd * wc + bc, v[4 * q + 3] * rstd * wd + bd)
+            rstd = cuda.rsqrt(warp_sum(centre(v, mean, remaining)) * inv_cols + EPS)
+            store_normalised(v, rstd, weight, bias, out, offset, 4 * lane, remaining)
 
     return layernorm_warp_kernel
 
@@ -276,8 +261,9 @@ BLOCK_QUADS = {1024: (256, 1), 2048: (256, 2), 4096: (512, 2), 8192: (512, 4), 1
 @kernel_factory
 def make_layernorm_registers(threads: int, quads: int, kind: str, epsilon: float):
     """Make a kernel for rows of up to 4 * threads * quads columns."""
-    (load_four, store_four), full = FOUR[kind], kind == WHOLE
+    load_four, store_four = FOUR[kind]
     elements, step, warps, EPS = 4 * quads, 4 * threads, threads // 32, small(epsilon)
+    centre, store_normalised = make_row(quads, step, load_four, store_four, full=kind == WHOLE)
 
     @cuda.jit
     def layernorm_registers_kernel(x, weight, bias, out):
@@ -294,21 +280,9 @@ def make_layernorm_registers(threads: int, quads: int, kind: str, epsilon: float
             v[4 * q], v[4 * q + 1], v[4 * q + 2], v[4 * q + 3] = a, b, c, d
             total += (a + b) + (c + d)
         mean = block_sum_once(total, partial[0], lane, warp, warps) * inv_cols
-
-        squares = ZERO
-        for e in range(elements):
-            v[e] -= mean
-            if full or remaining > int32(step * (e // 4) + e % 4):
-                squares += v[e] * v[e]
-        rstd = cuda.rsqrt(block_sum_once(squares, partial[1], lane, warp, warps) * inv_cols + EPS)
-
-        for q in u32.range(quads):
-            col, valid = 4 * thread + step * q, remaining - int32(step * q)
-            wa, wb, wc, wd = load_four(weight, col, valid)
-            ba, bb, bc, bd = load_four(bias, col, valid)
-            store_four(out, offset + step * q, valid,
-                       v[4 * q] * rstd * wa + ba, v[4 * q + 1] * rstd * wb + bb,
-                       v[4 * q + 2] * rstd * wc + bc, v[4 * q + 3] * rstd * wd + bd)
+        squares = block_sum_once(centre(v, mean, remaining), partial[1], lane, warp, warps)
+        rstd = cuda.rsqrt(squares * inv_cols + EPS)
+        store_normalised(v, rstd, weight, bias, out, offset, 4 * thread, remaining)
 
     return layernorm_registers_kernel
 
@@ -327,8 +301,9 @@ def layernorm_registers(x, weight, bias, out, epsilon=EPSILON, stream=0):
 @kernel_factory
 def make_layernorm_persistent(threads: int, quads: int, kind: str, epsilon: float):
     """As make_layernorm_registers, for a grid that is smaller than the number of rows."""
-    (load_four, store_four), full = FOUR[kind], kind == WHOLE
+    load_four, store_four = FOUR[kind]
     elements, step, warps, EPS = 4 * quads, 4 * threads, threads // 32, small(epsilon)
+    centre, _ = make_row(quads, step, load_four, store_four, full=kind == WHOLE)
 
     @cuda.jit
     def layernorm_persistent_kernel(x, weight, bias, out):
@@ -354,21 +329,17 @@ def make_layernorm_persistent(threads: int, quads: int, kind: str, epsilon: floa
                 v[e] = next_v[e]
                 total += v[e]
             next_row = row + u32.gridDim.x
-            next_offset = min(next_row, uint32(rows - 1)) * columns  # no branch: it would wait for the loads
+            next_offset = min(next_row, rows - 1) * columns  # no branch: it would wait for the loads
             for q in u32.range(quads):  # in flight until this row is done
                 put_four(next_v, 4 * q, load_four(x, next_offset + col + step * q, remaining - int32(step * q)))
             mean = block_sum_once(total, partial[0], lane, warp, warps) * inv_cols
-            squares = ZERO
-            for e in range(elements):
-                v[e] -= mean
-                if full or remaining > int32(step * (e // 4) + e % 4):
-                    squares += v[e] * v[e]
-            rstd = cuda.rsqrt(block_sum_once(squares, partial[1], lane, warp, warps) * inv_cols + EPS)
+            squares = block_sum_once(centre(v, mean, remaining), partial[1], lane, warp, warps)
+            rstd = cuda.rsqrt(squares * inv_cols + EPS)
             for q in u32.range(quads):
                 store_four(out, row * columns + col + step * q, remaining - int32(step * q),
-                           v[4 * q] * rstd * w[4 * q] + b[4 * q], v[4 * q + 1] * rstd * w[4 * q + 1] + b[4 * q + 1],
-                           v[4 * q + 2] * rstd * w[4 * q + 2] + b[4 * q + 2],
-                           v[4 * q + 3] * rstd * w[4 * q + 3] + b[4 * q + 3])
+                           (v[4 * q] * rstd * w[4 * q] + b[4 * q], v[4 * q + 1] * rstd * w[4 * q + 1] + b[4 * q + 1],
+                            v[4 * q + 2] * rstd * w[4 * q + 2] + b[4 * q + 2],
+                            v[4 * q + 3] * rstd * w[4 * q + 3] + b[4 * q + 3]))
             row = next_row
 
     return layernorm_persistent_kernel
@@ -395,8 +366,13 @@ def layernorm_persistent(x, weight, bias, out, epsilon=EPSILON, stream=0):
 @kernel_factory
 def make_residual_layernorm(warps: int, quads: int, kind: str, keep: bool, epsilon: float):
     """As make_layernorm_warp (warps = 1) and make_layernorm_registers. keep: also store the sum."""
-    (load_four, store_four), full = FOUR[kind], kind == WHOLE
+    load_four, store_four = FOUR[kind]
     elements, step, EPS = 4 * quads, 128 * warps, small(epsilon)
+    centre, store_normalised = make_row(quads, step, load_four, store_four, full=kind == WHOLE)
+
+    @cuda.jit(device=True)
+    def row_sum(value, partial, lane, warp):
+        return warp_sum(value) if warps == 1 else block_sum_once(value, partial, lane, warp, warps)
 
     @cuda.jit
     def residual_layernorm_kernel(x, residual, weight, bias, total, out):
@@ -416,27 +392,13 @@ def make_residual_layernorm(warps: int, quads: int, kind: str, keep: bool, epsil
                 e, f, g, h = load_four(residual, i, valid)
                 a, b, c, d = a + e, b + f, c + g, d + h
                 if keep:
-                    store_four(total, i, valid, a, b, c, d)
+                    store_four(total, i, valid, (a, b, c, d))
                 v[4 * q], v[4 * q + 1], v[4 * q + 2], v[4 * q + 3] = a, b, c, d
                 thread_sum += (a + b) + (c + d)
-            mean = (warp_sum(thread_sum) * inv_cols if warps == 1
-                    else block_sum_once(thread_sum, partial[0], lane, warp, warps) * inv_cols)
-            squares = ZERO
-            for e in range(elements):
-                v[e] -= mean
-                if full or remaining > int32(step * (e // 4) + e % 4):
-                    squares += v[e] * v[e]
-            if warps == 1:
-                rstd = cuda.rsqrt(warp_sum(squares) * inv_cols + EPS)
-            else:
-                rstd = cuda.rsqrt(block_sum_once(squares, partial[1], lane, warp, warps) * inv_cols + EPS)
-            for q in u32.range(quads):
-                col, valid = 4 * thread + step * q, remaining - int32(step * q)
-                wa, wb, wc, wd = load_four(weight, col, valid)
-                ba, bb, bc, bd = load_four(bias, col, valid)
-                store_four(out, offset + step * q, valid,
-                           v[4 * q] * rstd * wa + ba, v[4 * q + 1] * rstd * wb + bb,
-                           v[4 * q + 2] * rstd * wc + bc, v[4 * q + 3] * rstd * wd + bd)
+            mean = row_sum(thread_sum, partial[0], lane, warp) * inv_cols
+            squares = row_sum(centre(v, mean, remaining), partial[1], lane, warp)
+            rstd = cuda.rsqrt(squares * inv_cols + EPS)
+            store_normalised(v, rstd, weight, bias, out, offset, 4 * thread, remaining)
 
     return residual_layernorm_kernel
 

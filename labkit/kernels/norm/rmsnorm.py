@@ -1,17 +1,12 @@
-"""RMSNorm of each row, alone or with the residual stream updated first; float32 or bfloat16.
+"""RMSNorm of each row, alone or with the residual stream updated first: out = x / sqrt(mean(x^2) + eps) * weight.
 
 Shapes  x, residual, out (T, C), weight (C,); all float32, or all uint16, which holds bfloat16; C-contiguous
         `out` may be `x`. eps is a constant of the kernel: one is compiled for each
-Work    rmsnorm: 4 flops an element, a row read once and written once: 4*T*C bytes in bfloat16, 8*T*C in float32
-        add_rmsnorm: 5 flops an element, two rows read and two written: twice the bytes
+Work    4 flops an element, 4*T*C bytes in bfloat16, 8*T*C in float32; add_rmsnorm: 5 flops, twice the bytes
 Source  Zhang, Sennrich: Root Mean Square Layer Normalization (2019), https://arxiv.org/abs/1910.07467
 
-out = x / sqrt(mean(x^2) + eps) * weight. There is no mean to subtract, so one pass is enough, and its terms are all
-positive: nothing cancels.
-
-The arithmetic is float32. In bfloat16 the normalised row is rounded before it is multiplied by the weight, the product
-again, and the residual sum before it is normalised: where the modules of transformers round. The order in which a
-row's squares are added depends on C alone, so that a row has the same bits in any batch.
+In bfloat16 the normalised row is rounded before it is multiplied by the weight, the product again, and the residual
+sum before it is normalised: where transformers' modules round. A row has the same bits in any batch.
 """
 
 import numpy as np

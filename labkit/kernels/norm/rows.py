@@ -3,7 +3,7 @@ among kernels for different widths; epsilon; and the tolerance.
 """
 
 import numpy as np
-from numba import float32
+from numba import float32, int32
 
 from labkit import cuda, u32
 from labkit.device import ptx
@@ -23,8 +23,8 @@ def load_whole(array, i, remaining):
 
 
 @cuda.jit(device=True)
-def store_whole(array, i, remaining, a, b, c, d):
-    ptx.store_global4(array, i, a, b, c, d)
+def store_whole(array, i, remaining, four):
+    ptx.store_global4(array, i, four[0], four[1], four[2], four[3])
 
 
 @cuda.jit(device=True)
@@ -36,9 +36,9 @@ def load_quads(array, i, remaining):
 
 
 @cuda.jit(device=True)
-def store_quads(array, i, remaining, a, b, c, d):
+def store_quads(array, i, remaining, four):
     if remaining > 0:
-        ptx.store_global4(array, i, a, b, c, d)
+        ptx.store_global4(array, i, four[0], four[1], four[2], four[3])
 
 
 @cuda.jit(device=True)
@@ -56,15 +56,15 @@ def load_singles(array, i, remaining):
 
 
 @cuda.jit(device=True)
-def store_singles(array, i, remaining, a, b, c, d):
+def store_singles(array, i, remaining, four):
     if remaining > 0:
-        array[i] = a
+        array[i] = four[0]
     if remaining > 1:
-        array[i + 1] = b
+        array[i + 1] = four[1]
     if remaining > 2:
-        array[i + 2] = c
+        array[i + 2] = four[2]
     if remaining > 3:
-        array[i + 3] = d
+        array[i + 3] = four[3]
 
 
 # `remaining` of the four neighbours from flat index i on are in the row; the others load as zero and are not stored.
@@ -81,6 +81,45 @@ def kind_of(columns: int, capacity: int, *arrays) -> str:
 @cuda.jit(device=True)
 def put_four(local, i, values):
     local[i], local[i + 1], local[i + 2], local[i + 3] = values[0], values[1], values[2], values[3]
+
+
+@cuda.jit(device=True)
+def normalised_four(v, i, scale, w, b):
+    return (v[i] * scale * w[0] + b[0], v[i + 1] * scale * w[1] + b[1], v[i + 2] * scale * w[2] + b[2],
+            v[i + 3] * scale * w[3] + b[3])
+
+
+@cuda.jit(device=True)
+def normalised_eight(v, i, scale, w, b):
+    return (v[i] * scale * w[0] + b[0], v[i + 1] * scale * w[1] + b[1], v[i + 2] * scale * w[2] + b[2],
+            v[i + 3] * scale * w[3] + b[3], v[i + 4] * scale * w[4] + b[4], v[i + 5] * scale * w[5] + b[5],
+            v[i + 6] * scale * w[6] + b[6], v[i + 7] * scale * w[7] + b[7])
+
+
+def make_row(pieces: int, step: int, load, store, vec: int = 4, full: bool = False):
+    """Two device functions for a row in registers: a thread holds `pieces` times `vec` neighbours in v, from one piece
+    to the next `step` columns; `remaining` columns lie from its first to the row's end. full: all are in the row."""
+    normalised = normalised_four if vec == 4 else normalised_eight
+
+    @cuda.jit(device=True)
+    def centre(v, mean, remaining):
+        """Subtract the mean, and return the thread's sum of squares."""
+        squares = ZERO
+        for e in range(vec * pieces):
+            v[e] -= mean
+            if full or remaining > int32(step * (e // vec) + e % vec):
+                squares += v[e] * v[e]
+        return squares
+
+    @cuda.jit(device=True)
+    def store_normalised(v, scale, weight, bias, out, offset, col, remaining):
+        """Store v * scale * weight + bias. offset, col: of the thread's first column, in out and in the row."""
+        for p in u32.range(pieces):
+            piece_col, valid = col + step * p, remaining - int32(step * p)
+            store(out, offset + step * p, valid,
+                  normalised(v, vec * p, scale, load(weight, piece_col, valid), load(bias, piece_col, valid)))
+
+    return centre, store_normalised
 
 
 @cuda.jit(device=True)

@@ -49,11 +49,22 @@ def layer(rng, M, N, K):
     return random_float16(rng, M, K), weights, random_float16(rng, N)
 
 
-def _op(name, *, timed_gpu, also_gpu=(), **fields):
-    work = Work(flops=lambda M, N, K: 2 * M * N * K, bytes=lambda M, N, K: 2 * (M * K + N * K + N + M * N),
+def layer_f32(rng, M, N, K):
+    return uniform(rng, M, K), uniform(rng, N, K), uniform(rng, N)
+
+
+def layer_and_residual(rng, M, N, K):
+    return *layer(rng, M, N, K), random_float16(rng, M, N)
+
+
+def _op(name, *, timed_gpu, also_gpu=(), inputs=layer, awkward=AWKWARD, dtype=np.float16, by_row=(0,), peak="f16",
+        **fields):
+    residual, itemsize = inputs is layer_and_residual, np.dtype(dtype).itemsize
+    work = Work(flops=lambda M, N, K: 2 * M * N * K + residual * M * N,
+                bytes=lambda M, N, K: itemsize * (M * K + N * K + N + (1 + residual) * M * N),
                 timed_gpu=timed_gpu, timed_cpu={"M": 128, "N": 96, "K": 64}, also_gpu=also_gpu, unit="TFLOP/s",
-                peak="f16")
-    return Op(name, inputs=layer, shape=lambda M, N, K: (M, N), awkward=AWKWARD, dtype=np.float16, by_row=(0,),
+                peak=peak)
+    return Op(name, inputs=inputs, shape=lambda M, N, K: (M, N), awkward=awkward, dtype=dtype, by_row=by_row,
               work=work, **fields)
 
 
@@ -107,51 +118,35 @@ LINEAR_GELU_TANH = _op(
     baselines=(torch_gelu("tanh"), gelu_by_cublas(lambda weights: weights.T)),
 )
 
-LINEAR_RESIDUAL = Op(
+LINEAR_RESIDUAL = _op(
     "linear_residual",
     title="A float16 linear layer and a residual",
     formula="out = x @ weights.T + bias + residual",
     reference=linear_residual_reference,
     rungs=(linear_residual_unfused, linear_residual_fused),
-    inputs=lambda rng, M, N, K: (*layer(rng, M, N, K), random_float16(rng, M, N)),
-    shape=lambda M, N, K: (M, N),
-    awkward=AWKWARD,
+    inputs=layer_and_residual,
     tolerance=lambda x, weights, bias, residual: (
         sum_error(x, weights, bias) + EPS16 * (np.abs(x @ weights.T + bias) + np.abs(residual)) + SMALLEST16),
-    dtype=np.float16,
     by_row=(0, 3),
-    work=Work(
-        flops=lambda M, N, K: 2 * M * N * K + M * N,
-        bytes=lambda M, N, K: 2 * (M * K + N * K + N + 2 * M * N),
-        timed_gpu=WIDE[3],
-        timed_cpu={"M": 128, "N": 96, "K": 64},
-        unit="TFLOP/s",
-        peak="f16",
-    ),
+    timed_gpu=WIDE[3],
     baselines=(Baseline("PyTorch", "torch", lambda torch, x, weights, bias, residual, out: torch.add(
         torch.nn.functional.linear(x, weights, bias), residual, out=out),
                         note="unfused: cuBLAS with the bias, then add", autotune=True),),
 )
 
-LINEAR_F32 = Op(
+LINEAR_F32 = _op(
     "linear_f32",
     title="A linear layer of float32",
     formula="out = x @ weights.T + bias",
     reference=linear_reference,
     rungs=(linear_f32_naive, linear_f32_tiled),
-    inputs=lambda rng, M, N, K: (uniform(rng, M, K), uniform(rng, N, K), uniform(rng, N)),
-    shape=lambda M, N, K: (M, N),
+    inputs=layer_f32,
     awkward=tuple({"M": M, "N": N, "K": K} for M, N, K in
                   ((1, 1, 1), (1, 48, 65), (30, 48, 65), (100, 33, 64), (37, 23, 19), (33, 17, 1))),
     tolerance=sum_error,
-    by_row=(0,),
-    work=Work(
-        flops=lambda M, N, K: 2 * M * N * K,
-        bytes=lambda M, N, K: 4 * (M * K + N * K + N + M * N),
-        timed_gpu={"M": 8192, "N": 1152, "K": 384},
-        timed_cpu={"M": 128, "N": 96, "K": 64},
-        unit="TFLOP/s",
-    ),
+    dtype=np.float32,
+    timed_gpu={"M": 8192, "N": 1152, "K": 384},
+    peak="fp32",
     baselines=numpy_cupy_torch(lambda xp, x, weights, bias, out: xp.add(xp.matmul(x, weights.T), bias, out=out),
                                note="cuBLAS, then the bias"),
 )

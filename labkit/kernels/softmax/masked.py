@@ -19,14 +19,14 @@ from numba import float32, uint32
 from labkit import cuda, u32
 from labkit.device import ptx
 from labkit.device.lazy import kernel_factory
-from labkit.kernels.arguments import MAX_GRID_YZ, check_array
+from labkit.kernels.arguments import MAX_GRID_YZ, check_array, unsigned
 from labkit.kernels.op import rung
 from labkit.kernels.reduce import NEG_INF, ZERO, block_max, block_sum, warp_max, warp_sum
-from labkit.kernels.softmax.rows import softmax_block_tree_kernel
+from labkit.kernels.softmax.rows import ONE, block_max_once, block_sum_once, softmax_block_tree_kernel
 
 BLOCK = 256
 SCALE = 0.125  # 1 / sqrt(64), for heads of 64 elements
-CAUSAL, PADDING = uint32(1), uint32(2)  # bits of `mask`
+CAUSAL, PADDING = 1, 2  # bits of `mask`
 WARP_ROW = 1024  # the longest row that one warp holds: 32 elements a lane
 LONGEST_ROW = 16_384  # the longest that 512 threads hold
 ROWS = 4  # rows, and warps, per block
@@ -65,7 +65,7 @@ def num_visible(row, size, lengths, sequence, mask):
         visible = row + 1
     if mask & PADDING:
         visible = min(visible, uint32(lengths[sequence]))
-    return uint32(visible)
+    return visible
 
 
 @cuda.jit
@@ -86,7 +86,7 @@ def masked_softmax_unfused(scores, out, lengths=None, *, causal=False, scale=SCA
         raise ValueError(f"scores has shape {tuple(scores.shape)}; unfused takes at most {MAX_GRID_YZ:,} on each axis")
     scale_kernel[columns, BLOCK, stream](scores, out, np.float32(scale))
     if mask:
-        mask_kernel[columns, BLOCK, stream](out, lengths, np.uint32(grid[0]), mask)
+        mask_kernel[columns, BLOCK, stream](out, lengths, *unsigned(grid[0]), mask)
     rows = out.reshape((num_matrices * size, size))
     softmax_block_tree_kernel[num_matrices * size, BLOCK, stream, 4 * BLOCK](rows, rows)
 
@@ -171,193 +171,106 @@ def masked_softmax_bounded(scores, out, lengths=None, *, causal=False, scale=SCA
 # factor is scale * log2(e): the exponential is then 2 ** (factor * x - row_max).
 
 
-@kernel_factory
-def make_warp_row(vectors: int):
-    """One warp per row, rows of up to 128 * vectors elements, of which a lane holds `vectors` times four neighbours."""
-    elements = 4 * vectors
+def make_row(elements: int, vec4: bool):
+    """Three device functions for a row that `threads` threads share, each with `elements` of it in registers. vec4: in
+    groups of four neighbours, moved at once: every row begins at a multiple of 16 bytes."""
 
-    @cuda.jit
-    def masked_softmax_warp_row_kernel(scores, lengths, out, factor, mask):
-        values = cuda.local.array(elements, float32)
-        thread = u32.threadIdx.x
-        row = u32.blockIdx.x * ROWS + (thread >> 5)
-        size = u32.shape(scores)[2]
-        if row < size:  # the same for all lanes of a warp
-            matrix = u32.blockIdx.z * u32.gridDim.y + u32.blockIdx.y
-            row_offset = (matrix * size + row) * size
-            lane_col = 4 * (thread & 31)
-            visible = num_visible(row, size, lengths, u32.blockIdx.z, mask)
-
-            for v in u32.range(vectors):  # all loads are issued before the first use
-                col = 128 * v + lane_col
+    @cuda.jit(device=True)
+    def load_scaled(values, scores, matrix, row, size, thread, threads, visible, factor):
+        """Load factor * scores, -inf where masked, and return the thread's maximum."""
+        row_offset = (matrix * size + row) * size
+        if vec4:
+            for v in u32.range(elements // 4):  # all loads are issued before the first use
+                col = 4 * (v * threads + thread)
                 if col < visible:
                     a, b, c, d = ptx.load_nc4(scores, row_offset + col)
                     values[4 * v], values[4 * v + 1], values[4 * v + 2], values[4 * v + 3] = a, b, c, d
-
-            row_max = NEG_INF
-            for i in u32.range(elements):
-                col = 128 * (i // 4) + i % 4 + lane_col
+        row_max = NEG_INF
+        for i in u32.range(elements):
+            if vec4:
+                col = 4 * (i // 4 * threads + thread) + i % 4
                 values[i] = values[i] * factor if col < visible else NEG_INF
-                row_max = max(row_max, values[i])
-            row_max = warp_max(row_max)
+            else:
+                col = i * threads + thread
+                values[i] = scores[matrix, row, col] * factor if col < visible else NEG_INF
+            row_max = max(row_max, values[i])
+        return row_max
 
-            row_sum = ZERO
-            for i in u32.range(elements):
-                values[i] = ptx.exp2_approx(values[i] - row_max)
-                row_sum += values[i]
-            inv_row_sum = float32(1.0) / warp_sum(row_sum)
+    @cuda.jit(device=True)
+    def exponentials(values, row_max):
+        """Replace the values by their exponentials, and return the thread's sum."""
+        row_sum = ZERO
+        for i in u32.range(elements):
+            values[i] = ptx.exp2_approx(values[i] - row_max)
+            row_sum += values[i]
+        return row_sum
 
-            for v in u32.range(vectors):
-                col = 128 * v + lane_col
+    @cuda.jit(device=True)
+    def store(values, inv_row_sum, out, matrix, row, size, thread, threads, visible):
+        row_offset = (matrix * size + row) * size
+        if vec4:
+            for v in u32.range(elements // 4):
+                col = 4 * (v * threads + thread)
                 if col < visible:
                     ptx.store_global4(out, row_offset + col,
                                       values[4 * v] * inv_row_sum, values[4 * v + 1] * inv_row_sum,
                                       values[4 * v + 2] * inv_row_sum, values[4 * v + 3] * inv_row_sum)
                 elif col < size:
                     ptx.store_global4(out, row_offset + col, ZERO, ZERO, ZERO, ZERO)
+        else:
+            for i in u32.range(elements):
+                col = i * threads + thread
+                if col < size:
+                    out[matrix, row, col] = values[i] * inv_row_sum if col < visible else ZERO
+
+    return load_scaled, exponentials, store
+
+
+@kernel_factory
+def make_warp_row(elements: int, vec4: bool):
+    """One warp per row, rows of up to 32 * elements."""
+    load_scaled, exponentials, store = make_row(elements, vec4)
+
+    @cuda.jit
+    def masked_softmax_warp_row_kernel(scores, lengths, out, factor, mask):
+        values = cuda.local.array(elements, float32)
+        lane = u32.threadIdx.x & 31
+        row = u32.blockIdx.x * ROWS + (u32.threadIdx.x >> 5)
+        size = u32.shape(scores)[2]
+        if row < size:  # the same for all lanes of a warp
+            matrix = u32.blockIdx.z * u32.gridDim.y + u32.blockIdx.y
+            visible = num_visible(row, size, lengths, u32.blockIdx.z, mask)
+            row_max = warp_max(load_scaled(values, scores, matrix, row, size, lane, 32, visible, factor))
+            inv_row_sum = ONE / warp_sum(exponentials(values, row_max))
+            store(values, inv_row_sum, out, matrix, row, size, lane, 32, visible)
 
     return masked_softmax_warp_row_kernel
 
 
 @kernel_factory
-def make_warp_row_unaligned(elements: int):
-    """As make_warp_row, one element at a time, for rows that do not all begin at a multiple of 16 bytes."""
-
-    @cuda.jit
-    def masked_softmax_warp_row_unaligned_kernel(scores, lengths, out, factor, mask):
-        values = cuda.local.array(elements, float32)
-        thread = u32.threadIdx.x
-        row = u32.blockIdx.x * ROWS + (thread >> 5)
-        size = u32.shape(scores)[2]
-        if row < size:
-            matrix = u32.blockIdx.z * u32.gridDim.y + u32.blockIdx.y
-            lane = thread & 31
-            visible = num_visible(row, size, lengths, u32.blockIdx.z, mask)
-
-            row_max = NEG_INF
-            for i in u32.range(elements):
-                col = 32 * i + lane
-                values[i] = scores[matrix, row, col] * factor if col < visible else NEG_INF
-                row_max = max(row_max, values[i])
-            row_max = warp_max(row_max)
-
-            row_sum = ZERO
-            for i in u32.range(elements):
-                values[i] = ptx.exp2_approx(values[i] - row_max)
-                row_sum += values[i]
-            inv_row_sum = float32(1.0) / warp_sum(row_sum)
-
-            for i in u32.range(elements):
-                col = 32 * i + lane
-                if col < size:
-                    out[matrix, row, col] = values[i] * inv_row_sum if col < visible else ZERO
-
-    return masked_softmax_warp_row_unaligned_kernel
-
-
-@kernel_factory
-def make_block_row(vectors: int):
+def make_block_row(elements: int, vec4: bool):
     """As make_warp_row, but a block holds a row; the warps exchange their results through shared memory."""
-    elements = 4 * vectors
+    load_scaled, exponentials, store = make_row(elements, vec4)
 
     @cuda.jit(launch_bounds=512)  # so that ptxas stays within the registers that 512 threads can have
     def masked_softmax_block_row_kernel(scores, lengths, out, factor, mask):
         partial_max, partial_sum = cuda.shared.array(32, float32), cuda.shared.array(32, float32)
         values = cuda.local.array(elements, float32)
-        row, thread = u32.blockIdx.x, u32.threadIdx.x
+        row, thread, threads = u32.blockIdx.x, u32.threadIdx.x, u32.blockDim.x
+        size = u32.shape(scores)[2]
         matrix = u32.blockIdx.z * u32.gridDim.y + u32.blockIdx.y
-        size, threads = u32.shape(scores)[2], u32.blockDim.x
-        lane, warp = thread & 31, thread >> 5
-        row_offset = (matrix * size + row) * size
         visible = num_visible(row, size, lengths, u32.blockIdx.z, mask)
-
-        for v in u32.range(vectors):
-            col = 4 * (v * threads + thread)
-            if col < visible:
-                a, b, c, d = ptx.load_nc4(scores, row_offset + col)
-                values[4 * v], values[4 * v + 1], values[4 * v + 2], values[4 * v + 3] = a, b, c, d
-
-        row_max = NEG_INF
-        for i in u32.range(elements):
-            col = 4 * (i // 4 * threads + thread) + i % 4
-            values[i] = values[i] * factor if col < visible else NEG_INF
-            row_max = max(row_max, values[i])
-        row_max = warp_max(row_max)
-        if lane == 0:
-            partial_max[warp] = row_max
-        cuda.syncthreads()
-        valid = lane < threads >> 5
-        row_max = warp_max(partial_max[lane] if valid else NEG_INF)
-
-        row_sum = ZERO
-        for i in u32.range(elements):
-            values[i] = ptx.exp2_approx(values[i] - row_max)
-            row_sum += values[i]
-        row_sum = warp_sum(row_sum)
-        if lane == 0:
-            partial_sum[warp] = row_sum
-        cuda.syncthreads()
-        inv_row_sum = float32(1.0) / warp_sum(partial_sum[lane] if valid else ZERO)
-
-        for v in u32.range(vectors):
-            col = 4 * (v * threads + thread)
-            if col < visible:
-                ptx.store_global4(out, row_offset + col,
-                                  values[4 * v] * inv_row_sum, values[4 * v + 1] * inv_row_sum,
-                                  values[4 * v + 2] * inv_row_sum, values[4 * v + 3] * inv_row_sum)
-            elif col < size:
-                ptx.store_global4(out, row_offset + col, ZERO, ZERO, ZERO, ZERO)
+        row_max = load_scaled(values, scores, matrix, row, size, thread, threads, visible, factor)
+        row_max = block_max_once(row_max, partial_max)
+        inv_row_sum = ONE / block_sum_once(exponentials(values, row_max), partial_sum)
+        store(values, inv_row_sum, out, matrix, row, size, thread, threads, visible)
 
     return masked_softmax_block_row_kernel
 
 
-@kernel_factory
-def make_block_row_unaligned(elements: int):
-    """As make_block_row, one element at a time, for rows that do not all begin at a multiple of 16 bytes."""
-
-    @cuda.jit(launch_bounds=512)
-    def masked_softmax_block_row_unaligned_kernel(scores, lengths, out, factor, mask):
-        partial_max, partial_sum = cuda.shared.array(32, float32), cuda.shared.array(32, float32)
-        values = cuda.local.array(elements, float32)
-        row, thread = u32.blockIdx.x, u32.threadIdx.x
-        matrix = u32.blockIdx.z * u32.gridDim.y + u32.blockIdx.y
-        size, threads = u32.shape(scores)[2], u32.blockDim.x
-        lane, warp = thread & 31, thread >> 5
-        visible = num_visible(row, size, lengths, u32.blockIdx.z, mask)
-
-        row_max = NEG_INF
-        for i in u32.range(elements):
-            col = i * threads + thread
-            values[i] = scores[matrix, row, col] * factor if col < visible else NEG_INF
-            row_max = max(row_max, values[i])
-        row_max = warp_max(row_max)
-        if lane == 0:
-            partial_max[warp] = row_max
-        cuda.syncthreads()
-        valid = lane < threads >> 5
-        row_max = warp_max(partial_max[lane] if valid else NEG_INF)
-
-        row_sum = ZERO
-        for i in u32.range(elements):
-            values[i] = ptx.exp2_approx(values[i] - row_max)
-            row_sum += values[i]
-        row_sum = warp_sum(row_sum)
-        if lane == 0:
-            partial_sum[warp] = row_sum
-        cuda.syncthreads()
-        inv_row_sum = float32(1.0) / warp_sum(partial_sum[lane] if valid else ZERO)
-
-        for i in u32.range(elements):
-            col = i * threads + thread
-            if col < size:
-                out[matrix, row, col] = values[i] * inv_row_sum if col < visible else ZERO
-
-    return masked_softmax_block_row_unaligned_kernel
-
-
 # In this order: rows of up to 512, up to 1,024, and longer ones
-ALIGNED = (make_warp_row(4), make_warp_row(8), make_block_row(8))
-UNALIGNED = (make_warp_row_unaligned(16), make_warp_row_unaligned(32), make_block_row_unaligned(32))
+ALIGNED, UNALIGNED = ((make_warp_row(16, vec4), make_warp_row(32, vec4), make_block_row(32, vec4))
+                      for vec4 in (True, False))
 
 
 @rung(kernel=(*ALIGNED, *UNALIGNED), idea="the row in registers: what the row sees is read once, 128 bits at a time")
@@ -389,7 +302,7 @@ def _check(scores, out, lengths, causal):
     if size != columns:
         raise ValueError(f"scores has shape {tuple(scores.shape)}; its last two axes, queries and keys, must be equal")
     check_array("out", out, shape=scores.shape)
-    mask = CAUSAL if causal else uint32(0)
+    mask = CAUSAL if causal else 0
     sequences = num_matrices
     if lengths is not None:
         check_array("lengths", lengths, ndim=1, dtype=np.int32)

@@ -15,7 +15,6 @@ from numba import float32
 
 from labkit import cuda, u32
 from labkit.device import ptx
-from labkit.device.lazy import kernel_factory
 from labkit.kernels.arguments import check_array
 from labkit.kernels.op import rung
 from labkit.kernels.reduce import (
@@ -31,6 +30,7 @@ from labkit.kernels.reduce import (
 
 BLOCK = 256
 WARPS = BLOCK // 32
+ONE = float32(1.0)
 LOG2_E = float32(math.log2(math.e))
 LEAST_FINITE = float32(np.finfo(np.float32).min)  # -inf minus itself would be NaN
 LONGEST_ROW = 16_384  # 512 threads with 32 elements each
@@ -117,7 +117,7 @@ def softmax_warp_kernel(x, out):
             row_sum += math.exp(x[row, col] - row_max)
         row_sum = warp_sum(row_sum)
 
-        inv_row_sum = float32(1.0) / row_sum
+        inv_row_sum = ONE / row_sum
         for col in u32.range(lane, cols, 32):
             out[row, col] = math.exp(x[row, col] - row_max) * inv_row_sum
 
@@ -177,7 +177,7 @@ def softmax_online_kernel(x, out):
     valid = lane < threads >> 5
     row_max, row_sum = warp_merge(partial_max[lane] if valid else LEAST_FINITE, partial_sum[lane] if valid else ZERO)
 
-    inv_row_sum = float32(1.0) / row_sum
+    inv_row_sum = ONE / row_sum
     for col in u32.range(thread, cols, threads):
         out[row, col] = math.exp(x[row, col] - row_max) * inv_row_sum
 
@@ -195,10 +195,31 @@ def softmax_online(x, out, stream=0):
 # --- Vectorized: the row stays in registers --------------------------------------------------------------------------
 
 
-@kernel_factory
-def make_softmax_vectorized(vectors: int):
-    """Make a kernel whose threads hold `vectors` times four neighbours each: registers are sized at compile time."""
-    elements = 4 * vectors
+@cuda.jit(device=True)
+def block_max_once(value, partial):
+    """As reduce.block_max, with a single barrier: `partial` must not be written again before another one."""
+    lane, warp = u32.threadIdx.x & 31, u32.threadIdx.x >> 5
+    value = warp_max(value)
+    if lane == 0:
+        partial[warp] = value
+    cuda.syncthreads()
+    return warp_max(partial[lane] if lane < u32.blockDim.x >> 5 else NEG_INF)
+
+
+@cuda.jit(device=True)
+def block_sum_once(value, partial):
+    """As block_max_once: the sum."""
+    lane, warp = u32.threadIdx.x & 31, u32.threadIdx.x >> 5
+    value = warp_sum(value)
+    if lane == 0:
+        partial[warp] = value
+    cuda.syncthreads()
+    return warp_sum(partial[lane] if lane < u32.blockDim.x >> 5 else ZERO)
+
+
+def make_softmax_vectorized(elements: int, vec4: bool = True):
+    """Make a kernel whose threads hold `elements` of a row each: registers are sized at compile time. vec4: in groups
+    of four neighbours; without it one by one, for rows that do not begin at a multiple of 16 bytes."""
 
     @cuda.jit(launch_bounds=512)  # so that ptxas stays within the registers that 512 threads can have
     def softmax_vectorized_kernel(x, out):
@@ -206,97 +227,54 @@ def make_softmax_vectorized(vectors: int):
         values = cuda.local.array(elements, float32)
         row, thread = u32.blockIdx.x, u32.threadIdx.x
         threads, cols = u32.blockDim.x, u32.shape(x)[1]
-        lane, warp = thread & 31, thread >> 5
         row_offset = row * cols
 
-        for v in u32.range(vectors):  # all loads are issued before the first use
-            col = 4 * (v * threads + thread)
-            if col < cols:
-                a, b, c, d = ptx.load_nc4(x, row_offset + col)
-            else:
-                a = b = c = d = NEG_INF
-            values[4 * v], values[4 * v + 1], values[4 * v + 2], values[4 * v + 3] = a, b, c, d
+        if vec4:
+            for v in u32.range(elements // 4):  # all loads are issued before the first use
+                col = 4 * (v * threads + thread)
+                if col < cols:
+                    a, b, c, d = ptx.load_nc4(x, row_offset + col)
+                else:
+                    a = b = c = d = NEG_INF
+                values[4 * v], values[4 * v + 1], values[4 * v + 2], values[4 * v + 3] = a, b, c, d
+        else:
+            for i in u32.range(elements):
+                col = i * threads + thread
+                values[i] = x[row, col] if col < cols else NEG_INF
 
         row_max = NEG_INF
         for i in range(elements):
             row_max = max(row_max, values[i])
-        row_max = warp_max(row_max)
-        if lane == 0:
-            partial_max[warp] = row_max
-        cuda.syncthreads()
-        valid = lane < threads >> 5
-        row_max = warp_max(partial_max[lane] if valid else NEG_INF)
+        row_max = block_max_once(row_max, partial_max)
 
         row_sum = ZERO
         for i in range(elements):
             values[i] = ptx.exp2_approx((values[i] - row_max) * LOG2_E)  # exp(x) = 2 ** (x * log2(e))
             row_sum += values[i]
-        row_sum = warp_sum(row_sum)
-        if lane == 0:
-            partial_sum[warp] = row_sum  # a separate array, so that no barrier has to protect partial_max
-        cuda.syncthreads()
-        row_sum = warp_sum(partial_sum[lane] if valid else ZERO)
+        inv_row_sum = ONE / block_sum_once(row_sum, partial_sum)  # an array of its own, so that one barrier is enough
 
-        inv_row_sum = float32(1.0) / row_sum
-        for v in u32.range(vectors):
-            col = 4 * (v * threads + thread)
-            if col < cols:
-                ptx.store_global4(out, row_offset + col,
-                                  values[4 * v] * inv_row_sum, values[4 * v + 1] * inv_row_sum,
-                                  values[4 * v + 2] * inv_row_sum, values[4 * v + 3] * inv_row_sum)
+        if vec4:
+            for v in u32.range(elements // 4):
+                col = 4 * (v * threads + thread)
+                if col < cols:
+                    ptx.store_global4(out, row_offset + col,
+                                      values[4 * v] * inv_row_sum, values[4 * v + 1] * inv_row_sum,
+                                      values[4 * v + 2] * inv_row_sum, values[4 * v + 3] * inv_row_sum)
+        else:
+            for i in u32.range(elements):
+                col = i * threads + thread
+                if col < cols:
+                    out[row, col] = values[i] * inv_row_sum
 
     return softmax_vectorized_kernel
 
 
-@kernel_factory
-def make_softmax_in_registers(elements: int):
-    """As make_softmax_vectorized, one element at a time: for rows that do not begin at a multiple of 16 bytes."""
-
-    @cuda.jit(launch_bounds=512)
-    def softmax_in_registers_kernel(x, out):
-        partial_max, partial_sum = cuda.shared.array(32, float32), cuda.shared.array(32, float32)
-        values = cuda.local.array(elements, float32)
-        row, thread = u32.blockIdx.x, u32.threadIdx.x
-        threads, cols = u32.blockDim.x, u32.shape(x)[1]
-        lane, warp = thread & 31, thread >> 5
-
-        row_max = NEG_INF
-        for i in u32.range(elements):
-            col = i * threads + thread
-            values[i] = x[row, col] if col < cols else NEG_INF
-            row_max = max(row_max, values[i])
-        row_max = warp_max(row_max)
-        if lane == 0:
-            partial_max[warp] = row_max
-        cuda.syncthreads()
-        valid = lane < threads >> 5
-        row_max = warp_max(partial_max[lane] if valid else NEG_INF)
-
-        row_sum = ZERO
-        for i in u32.range(elements):
-            values[i] = ptx.exp2_approx((values[i] - row_max) * LOG2_E)
-            row_sum += values[i]
-        row_sum = warp_sum(row_sum)
-        if lane == 0:
-            partial_sum[warp] = row_sum
-        cuda.syncthreads()
-        row_sum = warp_sum(partial_sum[lane] if valid else ZERO)
-
-        inv_row_sum = float32(1.0) / row_sum
-        for i in u32.range(elements):
-            col = i * threads + thread
-            if col < cols:
-                out[row, col] = values[i] * inv_row_sum
-
-    return softmax_in_registers_kernel
+ELEMENTS = 32  # that a thread holds at most, in as many registers
+softmax_vectorized_kernel = make_softmax_vectorized(ELEMENTS)
+softmax_any_kernel = make_softmax_vectorized(ELEMENTS, vec4=False)
 
 
-VECTORS = 8  # four-element vectors that a thread holds at most: 32 registers
-softmax_vectorized_kernel = make_softmax_vectorized(VECTORS)
-softmax_in_registers_kernel = make_softmax_in_registers(4 * VECTORS)
-
-
-@rung(kernel=(softmax_vectorized_kernel, softmax_in_registers_kernel), idea="the row in registers: read once, 128 bits")
+@rung(kernel=(softmax_vectorized_kernel, softmax_any_kernel), idea="the row in registers: read once, 128 bits")
 def softmax_vectorized(x, out, stream=0):
     """As online, but the row is read once, four elements at a time, and stays in the registers of its block.
 
@@ -306,8 +284,8 @@ def softmax_vectorized(x, out, stream=0):
     rows, cols = _check(x, out)
     if cols > LONGEST_ROW:
         raise ValueError(f"x has {cols:,} columns; vectorized keeps a row in registers: {LONGEST_ROW:,} at most")
-    threads = next(t for t in (32, 64, 128, 256, 512) if 4 * VECTORS * t >= cols)
-    kernel = softmax_in_registers_kernel if cols % 4 else softmax_vectorized_kernel
+    threads = next(t for t in (32, 64, 128, 256, 512) if ELEMENTS * t >= cols)
+    kernel = softmax_any_kernel if cols % 4 else softmax_vectorized_kernel
     kernel[rows, threads, stream](x, out)
 
 
