@@ -20,6 +20,7 @@ from labkit.kernels.arguments import MAX_GRID_YZ, check_array
 from labkit.kernels.op import rung
 
 ZERO, ONE = float32(0.0), float32(1.0)
+IN_FLIGHT = 8  # chunks' states that a thread loads before it stores the first
 CHUNK = 32  # tokens: all pairs within a chunk, the state between chunks
 PAIRS = CHUNK * CHUNK
 MAX_SIZE = 128  # D: a thread keeps a column of the state in registers
@@ -156,16 +157,18 @@ def make_chunked(D: int):
     @cuda.jit
     def linear_attention_scan_kernel(states):
         """The state before each chunk: an exclusive prefix sum over the chunks, in place; a thread for each element."""
+        loaded = cuda.local.array(IN_FLIGHT, float32)
         index, head = u32.grid(1), u32.blockIdx.y
         if index < (D + 1) * D:
             row, col = index // D, index % D
-            prefix = ZERO
-            chunk = 0
-            while chunk < u32.shape(states)[1]:
-                chunk_state = states[head, chunk, row, col]
-                states[head, chunk, row, col] = prefix
-                prefix += chunk_state
-                chunk += 1
+            chunks, prefix = u32.shape(states)[1], ZERO
+            for chunk0 in u32.range(0, chunks, IN_FLIGHT):
+                for i in range(IN_FLIGHT):
+                    loaded[i] = states[head, chunk0 + i, row, col] if chunk0 + i < chunks else ZERO
+                for i in range(IN_FLIGHT):
+                    if chunk0 + i < chunks:
+                        states[head, chunk0 + i, row, col] = prefix
+                    prefix += loaded[i]
 
     @cuda.jit
     def linear_attention_chunk_kernel(q, k, v, states, out):

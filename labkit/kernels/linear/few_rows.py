@@ -154,13 +154,9 @@ def make_skinny(rows_per_block: int, vec4: bool, split: bool, gelu: bool | str, 
         reduce_16(acc, lane)
         reduce_8(acc, lane)
         reduce_4(acc, lane)
-        base = 0  # of 4 * row + column, which the lane keeps
-        if ACCUMULATORS // 2 > 0:
-            base += lane // 16 * (ACCUMULATORS // 2)
-        if ACCUMULATORS // 4 > 0:
-            base += lane // 8 % 2 * (ACCUMULATORS // 4)
-        if ACCUMULATORS // 8 > 0:
-            base += lane // 4 % 2 * (ACCUMULATORS // 8)
+        # The first value of 4 * row + column that the lane keeps:
+        base = (lane // 16 * (ACCUMULATORS // 2) + lane // 8 % 2 * (ACCUMULATORS // 4)
+                + lane // 4 % 2 * (ACCUMULATORS // 8))
         for i in u32.range(LANE_ACCUMULATORS):
             n = base + i
             row, col = n // 4, quad * 4 + n % 4
