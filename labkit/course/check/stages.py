@@ -55,12 +55,6 @@ def run_stages(exercise: Exercise, answer, cases: list[Case], notes: dict | None
     return None, None, Known()
 
 
-def passes(exercise: Exercise, answer, cases: list[Case]) -> bool:
-    """Whether the answer passes every stage, and is in float32 where that is asked for."""
-    return not _not_in_float32(exercise, answer, cases[0]) and all(
-        run(answer).good for stage in stages_of(exercise, cases) for _, run in stage)
-
-
 def _not_in_float32(exercise: Exercise, answer, case: Case) -> tuple[str, ...]:
     return computes_in_float64(exercise, answer, case) if getattr(exercise, "in_float32", False) else ()
 
