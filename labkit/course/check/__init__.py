@@ -29,7 +29,7 @@ from labkit.course.check.cases import draw_cases
 from labkit.course.check.limits import announced_compiling, compile_clock
 from labkit.course.check.numba_kernels import adopted, numba_on_cpu
 from labkit.course.check.predict import check_prediction, written
-from labkit.course.check.preflight import AS_GIVEN, as_given, computes_in_float64, never_used, refused
+from labkit.course.check.preflight import AS_GIVEN, as_given, computes_in_float64, never_used, overflowing, refused
 from labkit.course.check.probes import probed
 from labkit.course.check.run import played
 from labkit.course.check.stages import Known, can_play, run_stages
@@ -101,8 +101,9 @@ def _examined(exercise: Exercise, answer, seed, numbers, tries: int, play_in: st
             elif attempt is not None and attempt.kind == "wrong_result" and not known.exact and not device.on_gpu():
                 later = cases[cases.index(case) + 1 :]
                 attempt = replace(attempt, details=(*attempt.details, *probed(exercise, answer, case, later)))
-            if attempt is not None and attempt.kind == "wrong_result":
-                attempt = replace(attempt, details=(*attempt.details, *never_used(exercise, answer, case)))
+            if attempt is not None and attempt.kind in ("wrong_result", "out_of_bounds"):
+                attempt = replace(attempt, details=(*attempt.details, *never_used(exercise, answer, case),
+                                                    *overflowing(exercise, answer, case)))
     if attempt is not None:
         if case is None:
             common["seed"] = None  # nothing was drawn

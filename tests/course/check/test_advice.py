@@ -12,7 +12,7 @@ from labkit.course.check import run, stages
 from labkit.course.check.cases import Attempt, Case
 from labkit.course.check.compare import compared
 from labkit.course.check.divergence import around, divergent_blocks
-from labkit.course.check.verdict import pattern
+from labkit.course.check.patterns import pattern
 from labkit.course.exercises import ch02, ch07, ch09, demands
 
 pytestmark = pytest.mark.cpu_device

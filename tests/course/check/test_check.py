@@ -17,7 +17,8 @@ from labkit._common.paths import REPOSITORY
 from labkit.course import exercises, progress
 from labkit.course import registry as course
 from labkit.course.check import check, examine, exceptions, limits, run, verdict
-from labkit.course.check.verdict import CheckFailed, Verdict, pattern
+from labkit.course.check.patterns import pattern
+from labkit.course.check.verdict import CheckFailed, Verdict
 from labkit.course.exercises import FunctionExercise, KernelExercise, PredictionExercise
 from labkit.course.exercises.demands import asks
 
@@ -523,7 +524,7 @@ def changed(where, value=-1.0, base=LINE):
 def test_patterns(expected, got, words):
     unwritten = np.isnan(got)
     wrong = ~(np.abs(got - expected) <= 1e-9)
-    assert words in pattern(expected, got, wrong, unwritten, threads=128)
+    assert words in pattern(expected, got, wrong, unwritten, block=(128,))
 
 
 def test_a_copy_of_an_input_is_recognised():
