@@ -68,6 +68,12 @@ def _argument(value) -> str:
     if not isinstance(value, np.ndarray):
         return repr(value)
     if value.size <= SHOWN and value.dtype.kind in "iufb":
-        rows = np.vectorize(show_value, otypes=[object])(value).tolist() if value.size else value.tolist()
-        return f"an array {rows}".replace("'", "")
+        return f"an array {written_out(value)}"
     return f"an array of shape {value.shape}"
+
+
+def written_out(value) -> str:
+    """A number or an array, element by element."""
+    if not isinstance(value, np.ndarray) or not value.size:
+        return show_value(value) if np.ndim(value) == 0 else str(value.tolist())
+    return str(np.vectorize(show_value, otypes=[object])(value).tolist()).replace("'", "")

@@ -31,7 +31,7 @@ def let_through(answer, arguments: tuple, grid, block, error) -> tuple[str, ...]
     parameters = [argument.arg for argument in definition.args.args]
     names = {name: SimpleNamespace(shape=value.shape, size=value.size) if isinstance(value, np.ndarray) else value
              for name, value in zip(parameters, arguments, strict=False)}
-    state = _State(names, _cuda(grid, block, error.block, error.thread), {})
+    state = _State(names, _cuda(grid, block, error.block, error.thread))
     conditions = _reach(definition.body, error.line, state)
     if conditions is None:
         return ()
@@ -57,7 +57,7 @@ def _sentences(index: ast.expr, value: int, state: _State, conditions: list, lin
         text = f"The index `{code}` is {value} there, with {values}."
     else:
         text = f"The index `{code}` is {value} there."
-    used = {name for name in _sources_of_index(index, state) if name in state.made}
+    used = _sources_of_index(index, state) - set(state.parameters)
     parts = [part for test in conditions for part in (
         test.values if isinstance(test, ast.BoolOp) and isinstance(test.op, ast.And) else [test])]
     about = [test for test in parts if used & set(_names(test))]
@@ -72,10 +72,10 @@ def _sentences(index: ast.expr, value: int, state: _State, conditions: list, lin
 
 
 class _State:
-    """What is known of the thread's variables. lines: where they were set last."""
+    """What is known of the thread's variables. lines, made: where they were set last, and to what."""
 
-    def __init__(self, names: dict, cuda, lines: dict):
-        self.names, self.cuda, self.lines, self.made = names, cuda, lines, {}
+    def __init__(self, names: dict, cuda):
+        self.names, self.cuda, self.lines, self.made, self.parameters = names, cuda, {}, {}, tuple(names)
 
     def value(self, node: ast.expr):
         try:
@@ -106,7 +106,8 @@ class _State:
         for statement in statements:
             for node in ast.walk(statement):
                 if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-                    self.names.pop(node.id, None)
+                    for known in (self.names, self.lines, self.made):
+                        known.pop(node.id, None)
 
 
 def _reach(statements: list, line: int, state: _State) -> list[ast.expr] | None:

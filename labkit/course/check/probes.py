@@ -21,6 +21,7 @@ import numpy as np
 
 from labkit._common.tables import size_text
 from labkit.course.check.cases import Case, arguments_of, threads_of
+from labkit.course.check.compare import SHOWN, written_out
 from labkit.course.check.limits import HostTimeout
 from labkit.course.check.run import attempted
 from labkit.course.check.verdict import counted, show_index
@@ -113,9 +114,10 @@ def probed(exercise: Exercise, answer, case: Case, later: list[Case]) -> tuple[s
     probes = [probe for probe in probes if probe.wrong is not None and probe.wrong.any()][:3]
     if not probes:
         return ()
+    names = probes[0].names
     same = _as_if(probes)
     made = _made_from(max(probes, key=_telling))
-    return (*same, *made) or _factors(probes) or _right_without(probes)
+    return (*same, *made) or _factors(probes) or _right_without(probes) or _by_values(probes) or _shown(case, names)
 
 
 def _cost(exercise: Exercise, case: Case) -> float:
@@ -165,7 +167,7 @@ def _made_from(probe: _Probe) -> tuple[str, ...]:
     for which, value in enumerate(probe.case.inputs):
         if isinstance(value, np.ndarray) and value.dtype.kind == "f" and value.size and probe.names[which]:
             sentences += _of_input(probe, which, element)
-    return tuple(sentences[:2])
+    return tuple(sentences[:3])
 
 
 def _of_input(probe: _Probe, which: int, element: tuple) -> list[str]:
@@ -428,3 +430,35 @@ def _all_else_counts(probe: _Probe, which: int, inputs: tuple) -> bool:
         if changed is None or np.allclose(changed, truth, rtol=1e-6, atol=1e-9):
             return False
     return True
+
+
+def _by_values(probes: list[_Probe]) -> tuple[str, ...]:
+    """Where the numbers in a row of an input decide whether the result of that row is right."""
+    for probe in probes:
+        lines = probe.wrong.reshape(len(probe.wrong), -1).any(axis=1) if probe.wrong.ndim else np.zeros(0, bool)
+        if not lines.any() or lines.all():
+            continue
+        for name, value in zip(probe.names, probe.case.inputs, strict=True):
+            if not name or not isinstance(value, np.ndarray) or value.dtype.kind != "f" or (
+                    value.ndim < 2 or len(value) != len(lines)):
+                continue
+            rows = value.astype(np.float64).reshape(len(value), -1)
+            for words, of_rows in (("largest", rows.max(axis=1)), ("smallest", rows.min(axis=1))):
+                wrong, right = of_rows[lines], of_rows[~lines]
+                if wrong.max() < right.min() - 10 or wrong.min() > right.max() + 10:
+                    return (f"At {size_text(probe.case.size)} the {words} number of a row of `{name}` is "
+                            f"{_range(wrong)} in the wrong rows, and {_range(right)} in the right ones.",)
+    return ()
+
+
+def _range(values) -> str:
+    low, high = values.min(), values.max()
+    return f"{low:.4g}" if low == high else f"{low:.4g} to {high:.4g}"
+
+
+def _shown(case: Case, names: list[str]) -> tuple[str, ...]:
+    """The inputs, where they are few."""
+    if not all(names) or sum(np.size(value) for value in case.inputs) > SHOWN:
+        return ()
+    inputs = ", ".join(f"`{name}` = {written_out(value)}" for name, value in zip(names, case.inputs, strict=True))
+    return (f"The inputs there: {inputs}.",)
