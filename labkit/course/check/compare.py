@@ -74,6 +74,8 @@ def _argument(value) -> str:
 
 def written_out(value) -> str:
     """A number or an array, element by element."""
-    if not isinstance(value, np.ndarray) or not value.size:
-        return show_value(value) if np.ndim(value) == 0 else str(value.tolist())
+    if not isinstance(value, np.ndarray):
+        return repr(value) if isinstance(value, (str, bytes, list, tuple, dict)) else show_value(value)
+    if value.dtype.kind not in "iufb" or not value.size:
+        return str(value.tolist())
     return str(np.vectorize(show_value, otypes=[object])(value).tolist()).replace("'", "")

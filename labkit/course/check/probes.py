@@ -28,10 +28,10 @@ from labkit.course.check.verdict import counted, show_index
 from labkit.course.exercises import Exercise
 from labkit.kernels.agree import differences, is_poison
 
-MOST_RUNS = 220  # of the answer
+MOST_RUNS = 500  # of the answer
 MOST_THREADS = 20_000  # in all those runs together, by the hundred
 MOST_ELEMENTS = 2_500  # of all inputs whose elements are looked at one by one
-ONE_BY_ONE = 48  # elements that the result should depend on
+ONE_BY_ONE = 100  # elements that the result should depend on
 CLEAR = 1e-3  # a smaller change of the truth may be lost in rounding
 
 
@@ -106,6 +106,13 @@ class _Probe:
 
 def probed(exercise: Exercise, answer, case: Case, later: list[Case]) -> tuple[str, ...]:
     """What other inputs show, in sentences; () where nothing does. later: cases after the failing one."""
+    try:
+        return _probed(exercise, answer, case, later)
+    except Exception:  # an input that was changed may be outside of the exercise's domain, and the verdict stands
+        return ()
+
+
+def _probed(exercise: Exercise, answer, case: Case, later: list[Case]) -> tuple[str, ...]:
     if getattr(exercise, "judge", None) is not None or case.in_place is not None:
         return ()
     candidates = [case, *(one for one in later if not one.where and one.in_place is None)]
@@ -117,7 +124,8 @@ def probed(exercise: Exercise, answer, case: Case, later: list[Case]) -> tuple[s
     names = probes[0].names
     same = _as_if(probes)
     made = _made_from(max(probes, key=_telling))
-    return (*same, *made) or _factors(probes) or _right_without(probes) or _by_values(probes) or _shown(case, names)
+    return (*same, *made) or _factors(probes) or _right_without(probes) or _by_values(probes) or _shown(
+        exercise, case, names)
 
 
 def _cost(exercise: Exercise, case: Case) -> float:
@@ -162,12 +170,25 @@ def _made_from(probe: _Probe) -> tuple[str, ...]:
     finite &= np.isfinite(probe.truth.astype(np.float64))
     if not finite.any() or probe.truth.dtype.kind not in "fiu":
         return ()
-    element = tuple(int(n) for n in np.unravel_index(int(np.argmax(finite)), finite.shape))
+    element = _telling_element(probe, finite)
     sentences = []
     for which, value in enumerate(probe.case.inputs):
         if isinstance(value, np.ndarray) and value.dtype.kind == "f" and value.size and probe.names[which]:
             sentences += _of_input(probe, which, element)
-    return tuple(sentences[:3])
+    return tuple(sorted(sentences, key=lambda text: ("It should depend" not in text, "does not" not in text))[:3])
+
+
+def _telling_element(probe: _Probe, finite: np.ndarray) -> tuple:
+    """The first of these whose truth depends on the inputs: one that is cut off at 0, or hidden, does not."""
+    elements = [tuple(int(n) for n in index) for index in np.argwhere(finite)[:8]]
+    elements.sort(key=lambda element: probe.truth[element] == 0)
+    arrays = [k for k, value in enumerate(probe.case.inputs) if isinstance(value, np.ndarray) and value.size
+              and value.dtype.kind == "f"]
+    for element in elements:
+        if any(_influence(probe, probe.reference, k, list(range(probe.case.inputs[k].size)), element, sign) > 0
+               for k in arrays for sign in (1, -1)):
+            return element
+    return elements[0]
 
 
 def _of_input(probe: _Probe, which: int, element: tuple) -> list[str]:
@@ -456,9 +477,9 @@ def _range(values) -> str:
     return f"{low:.4g}" if low == high else f"{low:.4g} to {high:.4g}"
 
 
-def _shown(case: Case, names: list[str]) -> tuple[str, ...]:
-    """The inputs, where they are few."""
-    if not all(names) or sum(np.size(value) for value in case.inputs) > SHOWN:
+def _shown(exercise: Exercise, case: Case, names: list[str]) -> tuple[str, ...]:
+    """The inputs, where they are few; those of a function that returns its result are shown already."""
+    if exercise.shape is None or not all(names) or sum(np.size(value) for value in case.inputs) > SHOWN:
         return ()
     inputs = ", ".join(f"`{name}` = {written_out(value)}" for name, value in zip(names, case.inputs, strict=True))
     return (f"The inputs there: {inputs}.",)

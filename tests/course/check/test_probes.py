@@ -84,8 +84,11 @@ def test_runs_are_limited():
 
 
 def test_few_inputs_are_shown():
-    case = draw_cases(FunctionExercise(
-        name="shown", reference=lambda x, k: x + k, inputs=lambda rng, n: (np.arange(n), 3), sizes=({"n": 2},),
-        wrong={"a": abs, "b": abs}, domain="Made up, for a test.", random_size=lambda rng: {"n": 2}), 5)[0]
-    assert probes._shown(case, ["x", "k"]) == ("The inputs there: `x` = [0, 1], `k` = 3.",)
-    assert probes._shown(case, ["x", ""]) == ()
+    exercise = FunctionExercise(
+        name="shown", reference=lambda x, k, s: x + k, inputs=lambda rng, n: (np.arange(n), 3, ("a", "b")),
+        sizes=({"n": 2},), wrong={"a": abs, "b": abs}, domain="Made up, for a test.", shape=lambda n: (n,),
+        random_size=lambda rng: {"n": 2})
+    case = draw_cases(exercise, 5)[0]
+    text = "The inputs there: `x` = [0, 1], `k` = 3, `s` = ('a', 'b')."
+    assert probes._shown(exercise, case, ["x", "k", "s"]) == (text,)
+    assert probes._shown(exercise, case, ["x", "k", ""]) == ()
