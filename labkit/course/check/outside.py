@@ -1,7 +1,7 @@
 """What the index of an access outside an array was made of, and which conditions let it through.
 
 The statements before the access are evaluated for the thread that made it, as far as they are plain arithmetic: a value
-that depends on a loop or on what an array holds stays unknown, and nothing is said of it.
+that depends on a loop or on what an array holds stays unknown, and no sentence names it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ UNKNOWN = object()
 
 
 def let_through(answer, arguments: tuple, grid, block, error) -> tuple[str, ...]:
-    """Where the index comes from, and the conditions around the access; () where that cannot be told. error: the
+    """Where the index comes from, and the conditions around the access; () where that is not known. error: the
     OutOfBoundsError, which names line, array, index, block and thread."""
     source = sources_of(answer).get(getattr(answer, "__name__", getattr(error, "kernel", "")))
     if source is None or not error.thread or not error.block or source.filename != error.filename:

@@ -179,9 +179,9 @@ def _made_from(probe: _Probe) -> tuple[str, ...]:
 
 
 def _telling_element(probe: _Probe, finite: np.ndarray) -> tuple:
-    """The first of these whose truth depends on the inputs: one that is cut off at 0, or hidden, does not."""
+    """The first of these whose truth depends on the inputs, which one that is hidden does not."""
     elements = [tuple(int(n) for n in index) for index in np.argwhere(finite)[:8]]
-    elements.sort(key=lambda element: probe.truth[element] == 0)
+    elements.sort(key=lambda element: (probe.truth[element] == 0) + (probe.got[element] == 0))  # cut off at 0
     arrays = [k for k, value in enumerate(probe.case.inputs) if isinstance(value, np.ndarray) and value.size
               and value.dtype.kind == "f"]
     for element in elements:

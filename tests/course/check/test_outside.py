@@ -43,7 +43,7 @@ def test_conditions_are_named(line, array, index, shape, sentences):
         assert text.startswith(sentence.format(*[FIRST + k for k in range(13)])), found
 
 
-def test_where_no_condition_compares_the_index_that_is_said():
+def test_an_index_that_no_condition_compares():
     @cuda.jit
     def bare(x, out):
         i = cuda.grid(1)

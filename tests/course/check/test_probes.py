@@ -55,7 +55,7 @@ def test_what_the_result_is_made_from_and_what_it_is_as_if(value, sentence):
     assert sentence in details(value)
 
 
-def test_a_constant_multiple_is_said_with_its_formula():
+def test_a_constant_multiple_has_its_formula():
     text = details("a[row, col] * b[col] * float32(out.shape[1] - 1) / float32(out.shape[1]) + b[col]")
     assert "What `a` adds to the result is a multiple of what it should be: 0.6667 times at R=2, C=3" in text
     assert "which is (C - 1) / C" in text
