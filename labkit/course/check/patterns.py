@@ -93,7 +93,7 @@ def _values(expected, got, wrong) -> str:
     if (held == held[0]).all():
         return "" if wrong.all() else f"All of these hold {_number(held[0])}."
     near = 1e-4 if expected.dtype.kind == "f" else 0.0
-    if wrong.all() and np.allclose(np.sort(held), np.sort(right), rtol=near, atol=near / 100):
+    if np.allclose(np.sort(held), np.sort(right), rtol=near, atol=near / 100):
         return "These are the right numbers, in another order."
     for value in _repeated(expected):
         if (got == value).any() and not ((got == value) & (expected == value)).any():

@@ -121,11 +121,10 @@ def _probed(exercise: Exercise, answer, case: Case, later: list[Case]) -> tuple[
     probes = [probe for probe in probes if probe.wrong is not None and probe.wrong.any()][:3]
     if not probes:
         return ()
-    names = probes[0].names
-    same = _as_if(probes)
-    made = _made_from(max(probes, key=_telling))
-    return (*same, *made) or _factors(probes) or _right_without(probes) or _by_values(probes) or _shown(
-        exercise, case, names)
+    found = (*_as_if(probes), *_made_from(max(probes, key=_telling)))
+    for look in (_takes_nan, _factors, _right_without, _by_values):
+        found = found or look(probes)
+    return found or _shown(exercise, case, probes[0].names)
 
 
 def _cost(exercise: Exercise, case: Case) -> float:
@@ -268,6 +267,39 @@ def _one_of(probe: _Probe, which: int, flats: list[int], element: tuple) -> int 
         half = len(flats) // 2
         flats = flats[:half] if _depends(probe, which, flats[:half], element) else flats[half:]
     return flats[0] if _depends(probe, which, flats, element) else None
+
+
+def _takes_nan(probes: list[_Probe]) -> tuple[str, ...]:
+    """An element of an input that holds NaN and counts, where none should."""
+    for probe in probes:
+        held = np.argwhere(probe.wrong & np.isnan(probe.got.astype(np.float64)) & np.isfinite(
+            probe.truth.astype(np.float64)) & ~is_poison(probe.got))
+        if not len(held):
+            continue
+        element = tuple(int(n) for n in held[0])
+        for which, value in enumerate(probe.case.inputs):
+            if not probe.names[which] or not isinstance(value, np.ndarray) or value.dtype.kind != "f":
+                continue
+            flats = np.flatnonzero(np.isnan(value)).tolist()
+            if not flats or _is_nan(probe, which, [], element):
+                continue
+            while len(flats) > 1:
+                half = len(flats) // 2
+                flats = flats[:half] if _is_nan(probe, which, flats[:half], element) else flats[half:]
+            if _is_nan(probe, which, flats, element):
+                what = f"Element {show_index(element)}" if element else "The value"
+                held = _elements(probe.names[which], flats, probe.shapes[which])
+                return (f"{what} (at {size_text(probe.case.size)}) depends on {held}, which holds NaN, and should "
+                        "not.",)
+    return ()
+
+
+def _is_nan(probe: _Probe, which: int, flats: list[int], element: tuple) -> bool:
+    """Whether the element is NaN where these elements of the input alone are."""
+    value = np.nan_to_num(probe.case.inputs[which])
+    value.reshape(-1)[flats] = np.nan
+    got = probe.result(probe.changed(which, value))
+    return got is None or bool(np.isnan(got[element]))
 
 
 # --- As if -----------------------------------------------------------------------------------------------------------

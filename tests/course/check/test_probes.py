@@ -92,3 +92,40 @@ def test_few_inputs_are_shown():
     text = "The inputs there: `x` = [0, 1], `k` = 3, `s` = ('a', 'b')."
     assert probes._shown(exercise, case, ["x", "k", "s"]) == (text,)
     assert probes._shown(exercise, case, ["x", "k", ""]) == ()
+
+
+def test_a_nan_that_should_not_count_is_found():
+    def inputs(rng, n):
+        x = uniform(rng, n, 6)
+        x[:, 4:] = np.nan
+        return (x,)
+
+    exercise = FunctionExercise(
+        name="part", reference=lambda x: x[:, :4].sum(1), inputs=inputs, sizes=({"n": 2}, {"n": 3}),
+        tolerance=lambda *given: 1e-6, wrong={"a": abs, "b": abs}, domain="Made up, for a test.",
+        random_size=lambda rng: {"n": 3})
+    text = " ".join(examine(exercise, lambda x: x[:, :5].sum(1), seed=5).details)
+    assert "Element 0 (at n=2) depends on `x[0, 4]`, which holds NaN, and should not." in text
+
+
+def test_values_that_decide_are_named():
+    def inputs(rng, n):
+        x = uniform(rng, n, 3)
+        x[0] -= 150
+        return (x,)
+
+    exercise = FunctionExercise(
+        name="logs", reference=lambda x: np.log(np.exp(x.astype(np.float64)).sum(1)), inputs=inputs, sizes=(
+            {"n": 4}, {"n": 5}), tolerance=lambda *given: 1e-4, wrong={"a": abs, "b": abs},
+        domain="Made up, for a test.", random_size=lambda rng: {"n": 5})
+
+    def logs(x):
+        with np.errstate(divide="ignore"):
+            return np.log(np.exp(x).astype(np.float32).sum(1))
+
+    assert "the largest number of a row of `x` is -1" in " ".join(examine(exercise, logs, seed=5).details)
+
+
+def test_what_is_set_and_never_read_is_named():
+    text = details("a[row, 0]")
+    assert "`b` is never used, and the result depends on it." in text
