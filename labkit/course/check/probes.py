@@ -295,10 +295,11 @@ def _takes_nan(probes: list[_Probe]) -> tuple[str, ...]:
 
 
 def _is_nan(probe: _Probe, which: int, flats: list[int], element: tuple) -> bool:
-    """Whether the element is NaN where these elements of the input alone are."""
-    value = np.nan_to_num(probe.case.inputs[which])
-    value.reshape(-1)[flats] = np.nan
-    got = probe.result(probe.changed(which, value))
+    """Whether the element is NaN where these elements of one input are, and no others of any."""
+    inputs = [np.where(np.isnan(value), np.zeros((), value.dtype), value)
+              if isinstance(value, np.ndarray) and value.dtype.kind == "f" else value for value in probe.case.inputs]
+    inputs[which].reshape(-1)[flats] = np.nan
+    got = probe.result(tuple(inputs))
     return got is None or bool(np.isnan(got[element]))
 
 

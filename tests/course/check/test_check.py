@@ -535,7 +535,8 @@ def changed(where, value=-1.0, base=LINE):
 def test_patterns(expected, got, words):
     unwritten = np.isnan(got)
     wrong = ~(np.abs(got - expected) <= 1e-9)
-    assert words in pattern(expected, got, wrong, unwritten, block=(128,), size={"M": 5, "K": 3} if "K" in words else {})
+    size = {"M": 5, "K": 3} if "K" in words else {}
+    assert words in pattern(expected, got, wrong, unwritten, block=(128,), size=size)
 
 
 def test_a_copy_of_an_input_is_recognised():
