@@ -20,11 +20,12 @@ def compared(exercise: Exercise | None, case: Case, got: np.ndarray, unwritten: 
     wrong, unwritten, miss = result.wrong, result.unwritten, result.miss
     if not wrong.any():
         return Attempt("passed", got=got, wrong=wrong, unwritten=unwritten)
-    block: tuple = ()
+    block, blocks = (), 0
     if exercise is not None and exercise.kind == "kernel":
-        block = exercise.launch(**case.size)[1]
-        block = tuple(block) if isinstance(block, (tuple, list)) else (block,)
-    summary = "" if wrong.size == 1 else pattern(expected, got, wrong, unwritten, case.inputs, block, case.size)
+        grid, block = exercise.launch(**case.size)[:2]
+        block, blocks = tuple(block) if isinstance(block, (tuple, list)) else (block,), int(np.prod(grid))
+    summary = "" if wrong.size == 1 else pattern(expected, got, wrong, unwritten, case.inputs, block, case.size,
+                                                   blocks)
     if case.start is not None and np.array_equal(got, case.start):
         summary = "It holds what it held before the launch."
     if wrong.size == 1:

@@ -8,14 +8,17 @@ import numpy as np
 
 from labkit.course.check.verdict import show_value
 
+BLOCKS = "blocks"  # the number of them, among the lengths
 
-def pattern(expected, got, wrong, unwritten, inputs: tuple = (), block: tuple = (), size: dict | None = None) -> str:
-    """What the wrong elements have in common, in one or two sentences; "" where nothing stands out. block: of the
-    launch; size: the lengths, by name."""
+
+def pattern(expected, got, wrong, unwritten, inputs: tuple = (), block: tuple = (), size: dict | None = None,
+            blocks: int = 0) -> str:
+    """What the wrong elements have in common, in one or two sentences; "" where nothing stands out. block,
+    blocks: of the launch; size: the lengths, by name."""
     if unwritten.all():
         return "No element was written."
     with np.errstate(all="ignore"):  # any bits may stand there, also a NaN that signals
-        where = _which(expected, got, wrong, unwritten, inputs, block, size or {})
+        where = _which(expected, got, wrong, unwritten, inputs, block, {**(size or {}), BLOCKS: blocks})
         what = "" if unwritten[wrong].any() or "The output is" in where or "Every element is" in where else _values(
             expected, got, wrong)
     return " ".join(filter(None, (where, what)))
@@ -74,6 +77,9 @@ def _along_an_axis(wrong, verb: str, block: tuple, size: dict) -> str:
 def _called(number: int, block: tuple, size: dict) -> str:
     """Which length this number is, where it is one only: ", from K = 2 on"."""
     names = [name for name, value in size.items() if value == number]
+    if names == [BLOCKS] and number > 1:
+        return f"; the launch has {number} blocks"
+    names = [name for name in names if name != BLOCKS]
     block_lengths = {int(length) for length in block if length > 1} | ({int(np.prod(block))} if block else set())
     if number < 2 or len(names) + (number in block_lengths) != 1:
         return ""

@@ -122,7 +122,7 @@ def _probed(exercise: Exercise, answer, case: Case, later: list[Case]) -> tuple[
     if not probes:
         return ()
     found = (*_as_if(probes), *_made_from(max(probes, key=_telling)))
-    for look in (_takes_nan, _factors, _right_without, _by_values):
+    for look in (_off_by_one, _takes_nan, _factors, _right_without, _by_values):
         found = found or look(probes)
     return found or _shown(exercise, case, probes[0].names)
 
@@ -308,7 +308,8 @@ def _is_nan(probe: _Probe, which: int, flats: list[int], element: tuple) -> bool
 
 def _as_if(probes: list[_Probe]) -> tuple[str, ...]:
     """What the inputs would have to be for this result to be right, where it is one thing."""
-    if sum(int(probe.wrong.sum()) for probe in probes) < 3 or any(map(_is_unwritten, probes)):
+    held = np.concatenate([probe.got[probe.wrong].astype(np.float64).reshape(-1) for probe in probes])
+    if held.size < 3 or np.unique(held).size < 2 or any(map(_is_unwritten, probes)):
         return ()
     first = probes[-1]
     for words, change in _changes(first):
@@ -334,7 +335,7 @@ def _is_as_if(probe: _Probe, change: Callable) -> bool:
     if truth is None or truth.shape != probe.got.shape or truth.dtype.kind not in "fiub":
         return False
     got, truth = probe.got.astype(np.float64), truth.astype(np.float64)
-    if not np.isfinite(truth).all() or np.unique(got[probe.wrong]).size < 2 and probe.wrong.size > 1:
+    if not np.isfinite(truth).all():
         return False
     near = 1e-4 if probe.truth.dtype.kind == "f" else 0.0
     return bool(np.allclose(got, truth, rtol=near, atol=near * np.abs(truth).max(initial=0)))
@@ -378,6 +379,9 @@ def _changes(probe: _Probe) -> Iterator[tuple[str, Callable]]:
             yield f"`{name}` were divided by and not multiplied with, or the other way round", _each(
                 k, lambda v: type(v)(1) / v)
     for a, b in itertools.combinations(named, 2):
+        if np.ndim(inputs[a]) == np.ndim(inputs[b]) == 1:
+            yield f"`{names[a]}` and `{names[b]}` were reversed", lambda given, a=a, b=b: tuple(
+                np.flip(value).copy() if k in (a, b) else value for k, value in enumerate(given))
         if np.shape(inputs[a]) == np.shape(inputs[b]) and type(inputs[a]) is type(inputs[b]):
             yield f"`{names[a]}` and `{names[b]}` were exchanged", lambda given, a=a, b=b: _exchanged(given, a, b)
 
@@ -401,6 +405,17 @@ def _exchanged(inputs: tuple, a: int, b: int) -> tuple | None:
     result = list(inputs)
     result[a], result[b] = inputs[b], inputs[a]
     return tuple(result)
+
+
+def _off_by_one(probes: list[_Probe]) -> tuple[str, ...]:
+    """A single whole number that is 1 too small, or 1 too large, at every size that fails."""
+    if len(probes) < 2 or any(probe.truth.size != 1 for probe in probes):
+        return ()
+    offsets = {float(probe.got.reshape(-1)[0]) - float(probe.truth.reshape(-1)[0]) for probe in probes}
+    if offsets not in ({1.0}, {-1.0}):
+        return ()
+    which = "large: is something rounded up" if offsets == {1.0} else "small: is something rounded down"
+    return (f"At {len(probes)} sizes that fail it is 1 too {which}, or an end left out?",)
 
 
 def _factors(probes: list[_Probe]) -> tuple[str, ...]:
