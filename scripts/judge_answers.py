@@ -59,7 +59,7 @@ def judged(answer: dict) -> dict:
             made = answer_cells.solution(exercise.name).run(source, f"<{key(answer)}>")
         except Exception as error:
             return {"passed": False, "verdict": "cell", "headline": f"{type(error).__name__}: {error}", "seconds": 0.0}
-        outcome = examine(exercise, made, seed=SEED, look=True)
+        outcome = examine(exercise, made, seed=SEED)
     return {**outcome.result(), "table": None, "seconds": round(time.perf_counter() - begin, 2),
             "cpu_seconds": round(cpu_seconds() - cpu_begin, 2)}
 

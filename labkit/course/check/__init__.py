@@ -29,8 +29,8 @@ from labkit.course.check.cases import draw_cases
 from labkit.course.check.limits import announced_compiling, compile_clock
 from labkit.course.check.numba_kernels import adopted, numba_on_cpu
 from labkit.course.check.predict import check_prediction, written
-from labkit.course.check.preflight import AS_GIVEN, as_given, computes_in_float64, never_used, refused
-from labkit.course.check.repair import repairs, sentences
+from labkit.course.check.preflight import AS_GIVEN, as_given, computes_in_float64, never_used, overflowing, refused
+from labkit.course.check.probes import probed
 from labkit.course.check.run import played
 from labkit.course.check.stages import Known, can_play, run_stages
 from labkit.course.check.timing import time_answer
@@ -51,7 +51,7 @@ def check(name: str, answer=None, /, *, seed: int | None = None, **numbers) -> V
     with warnings.catch_warnings(), announced_compiling():
         warnings.simplefilter("ignore")  # nbgrader gives no points to a cell that wrote to stderr
         verdict = examine(exercise, answer, seed=seed, numbers=numbers, tries=tried.previous if tried else 0,
-                          look=True, play_in=os.environ.get("LABKIT_PLAY"))
+                          play_in=os.environ.get("LABKIT_PLAY"))
     if tried and verdict.kind == "wrong_result":
         tried.remember()
     if verdict.passed:
@@ -65,19 +65,18 @@ def check(name: str, answer=None, /, *, seed: int | None = None, **numbers) -> V
 
 
 def examine(exercise: Exercise, answer, *, seed: int | None = None, numbers: dict | None = None,
-            tries: int = 0, look: bool = False, play_in: str | None = None) -> Verdict:
+            tries: int = 0, play_in: str | None = None) -> Verdict:
     """As check, for an Exercise at hand; shows and records nothing.
 
-    tries: how many wrong predictions came before. look: whether to look for the place of a mistake that is not known,
-    which runs changed copies of the answer in this process, for some seconds. play_in: the folder in which a page is
-    written that plays the case in which a kernel failed.
+    tries: how many wrong predictions came before. play_in: the folder in which a page is written that plays the case in
+    which a kernel failed.
     """
     with compile_clock() as clock:
-        verdict = _examined(exercise, answer, seed, numbers, tries, look, play_in)
+        verdict = _examined(exercise, answer, seed, numbers, tries, play_in)
     return replace(verdict, compiling=min(clock.seconds(), verdict.seconds))
 
 
-def _examined(exercise: Exercise, answer, seed, numbers, tries: int, look: bool, play_in: str | None) -> Verdict:
+def _examined(exercise: Exercise, answer, seed, numbers, tries: int, play_in: str | None) -> Verdict:
     seed = secrets.randbelow(2**31) if seed is None else seed
     begin = time.perf_counter()
     common = {"exercise": exercise.name, "title": _title(exercise.name), "where": _where(), "seed": seed}
@@ -99,11 +98,12 @@ def _examined(exercise: Exercise, answer, seed, numbers, tries: int, look: bool,
             remark = computes_in_float64(exercise, answer, cases[0]) if attempt is None else ()
             if attempt is not None and as_given(exercise, answer):
                 attempt, known = replace(attempt, details=(*attempt.details, AS_GIVEN)), Known()
-            elif attempt is not None and look and not known.exact:
-                fixes = repairs(exercise, answer, attempt.kind, case, cases)
-                attempt = replace(attempt, details=(*attempt.details, *sentences(fixes)))
-            if attempt is not None and attempt.kind == "wrong_result":
-                attempt = replace(attempt, details=(*attempt.details, *never_used(exercise, answer, case)))
+            elif attempt is not None and attempt.kind == "wrong_result" and not known.exact and not device.on_gpu():
+                later = cases[cases.index(case) + 1 :]
+                attempt = replace(attempt, details=(*attempt.details, *probed(exercise, answer, case, later)))
+            if attempt is not None and attempt.kind in ("wrong_result", "out_of_bounds"):
+                attempt = replace(attempt, details=(*attempt.details, *never_used(exercise, answer, case),
+                                                    *overflowing(exercise, answer, case)))
     if attempt is not None:
         if case is None:
             common["seed"] = None  # nothing was drawn

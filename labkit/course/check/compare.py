@@ -6,9 +6,12 @@ import numpy as np
 
 from labkit._common.tables import size_text
 from labkit.course.check.cases import Attempt, Case
-from labkit.course.check.verdict import pattern, show_value, table_of
+from labkit.course.check.patterns import pattern
+from labkit.course.check.verdict import show_value, table_of
 from labkit.course.exercises import Exercise
 from labkit.kernels.agree import differences
+
+SHOWN = 12  # elements of an array that is written out
 
 
 def compared(exercise: Exercise | None, case: Case, got: np.ndarray, unwritten: np.ndarray) -> Attempt:
@@ -17,10 +20,12 @@ def compared(exercise: Exercise | None, case: Case, got: np.ndarray, unwritten: 
     wrong, unwritten, miss = result.wrong, result.unwritten, result.miss
     if not wrong.any():
         return Attempt("passed", got=got, wrong=wrong, unwritten=unwritten)
-    threads = 0
-    if exercise is not None and exercise.kind == "kernel" and expected.ndim == 1:
-        threads = int(np.prod(exercise.launch(**case.size)[1]))
-    summary = "" if wrong.size == 1 else pattern(expected, got, wrong, unwritten, case.inputs, threads)
+    block, blocks = (), 0
+    if exercise is not None and exercise.kind == "kernel":
+        grid, block = exercise.launch(**case.size)[:2]
+        block, blocks = tuple(block) if isinstance(block, (tuple, list)) else (block,), int(np.prod(grid))
+    summary = "" if wrong.size == 1 else pattern(expected, got, wrong, unwritten, case.inputs, block, case.size,
+                                                   blocks)
     if case.start is not None and np.array_equal(got, case.start):
         summary = "It holds what it held before the launch."
     if wrong.size == 1:
@@ -56,4 +61,22 @@ def shaped(array: np.ndarray) -> str:
 
 
 def called_with(case: Case) -> str:
-    return ", ".join(f"an array of shape {v.shape}" if isinstance(v, np.ndarray) else repr(v) for v in case.inputs)
+    return ", ".join(map(_argument, case.inputs))
+
+
+def _argument(value) -> str:
+    """A small array in full."""
+    if not isinstance(value, np.ndarray):
+        return repr(value)
+    if value.size <= SHOWN and value.dtype.kind in "iufb":
+        return f"an array {written_out(value)}"
+    return f"an array of shape {value.shape}"
+
+
+def written_out(value) -> str:
+    """A number or an array, element by element."""
+    if not isinstance(value, np.ndarray):
+        return repr(value) if isinstance(value, (str, bytes, list, tuple, dict)) else show_value(value)
+    if value.dtype.kind not in "iufb" or not value.size:
+        return str(value.tolist())
+    return str(np.vectorize(show_value, otypes=[object])(value).tolist()).replace("'", "")

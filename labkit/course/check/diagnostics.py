@@ -429,11 +429,6 @@ def mentions(answer, *words: str) -> bool:
     return any(word in ast.unparse(source.tree) for source in sources_of(answer).values() for word in words)
 
 
-def uses_shared(answer) -> bool:
-    """Return whether threads of a block can hand anything to one another."""
-    return mentions(answer, "shared", "shfl", "cp_async")
-
-
 def made_in_kernel(answer) -> set[str]:
     """The names of the shared and local arrays of a kernel, and of the functions that it calls."""
     arrays = set()

@@ -12,6 +12,7 @@ from labkit._common.tables import size_text
 from labkit.course.check.cases import Attempt, Case, arguments_of, threads_of
 from labkit.course.check.diagnostics import complaint, made_in_kernel
 from labkit.course.check.limits import KERNEL_LIMIT_S, HostTimeout
+from labkit.course.check.outside import let_through
 from labkit.course.check.python_errors import in_words, learners_frame, raised_by_labkit
 from labkit.course.check.verdict import (
     bare_code,
@@ -181,13 +182,19 @@ def _outside(exercise: Exercise, answer, case: Case, error, prefix: str, filenam
     reached = (f"{prefix}{_who(error)} uses `{error.array}[{show_index(index).strip('[]')}]`, and `{error.array}` has "
                f"the shape {shape}: its last index is {last}.")
     guard = question_outside(exercise, answer, case, error.array, shape, error.thread, error.block)
+    own, found = error.array in made_in_kernel(answer), ()
+    if exercise.kind == "kernel" and not own:
+        arguments = arguments_of(exercise, case.inputs, case.expected, case.size)
+        found = let_through(answer, arguments, *exercise.launch(**case.size)[:2], error)
     if min(index) < 0:
         guard = ("A negative index: is something subtracted before the guard?",)
-    elif error.array not in made_in_kernel(answer) and not any((*(error.thread or (1,)), *(error.block or ()))):
+    elif not own and not any((*(error.thread or (1,)), *(error.block or ()))):
         guard = ("This is the very first thread. Is the index right, and is it the index itself that is compared with "
                  "the size?",)
+    elif found and "through" in found[-1]:
+        guard = ()  # there is one, and it is named
     return Attempt("out_of_bounds", f"A thread reaches outside `{error.array}`.",
-                   (reached, quote_line(filename, error.line), *guard), trace=(shape,), exact=(index,),
+                   (reached, quote_line(filename, error.line), *found, *guard), trace=(shape,), exact=(index,),
                    whole=(error.thread, error.block, error.array, index, code))
 
 

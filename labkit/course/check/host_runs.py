@@ -7,6 +7,7 @@ even where launches and calls do nothing.
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -19,6 +20,7 @@ from labkit.course.exercises import Exercise
 from labkit.device import graphs
 from labkit.kernels.libraries import blas
 from labkit.kernels.libraries import cutile_model as tiles
+from labkit.simt import observe
 from labkit.simt.arrays import DeviceNDArray
 from labkit.simt.launch import ConfiguredKernel
 from labkit.simt.streams import Event, Stream
@@ -35,6 +37,7 @@ class Launched:
     host_arrays: int  # how many of its arguments are arrays of the host
     stream: int = 0  # 0 is the default stream
     types: tuple[str, ...] = ()  # of the elements of its arrays
+    observed: Callable = field(default=None, compare=False)  # () -> the Report of the same launch, made once more
 
 
 @dataclass
@@ -91,7 +94,8 @@ def _recording(host_run: HostRun):
         arrays = sum(isinstance(value, np.ndarray) for value in args)
         host_run.launches.append(Launched(configured.kernel.__name__, configured.grid, configured.block, bool(replays),
                                           arrays, _stream_handle(configured.stream),
-                                          tuple(str(value.dtype) for value in args if hasattr(value, "shape"))))
+                                          tuple(str(value.dtype) for value in args if hasattr(value, "shape")),
+                                          lambda: observe(configured, *args)))
         host_run.order.append(("launch", _stream_handle(configured.stream)))
         if not active:  # a graph is ordered by the stream that replays it
             stream = replays[-1] if replays else _stream_handle(configured.stream)

@@ -187,29 +187,6 @@ def announced_compiling():
             watcher.join(5.0)
 
 
-@contextlib.contextmanager
-def announced(text: str):
-    """Show `text` while the block runs, if that takes longer than QUIET_S; remove it afterwards."""
-    if os.environ.get("NBGRADER_EXECUTION"):
-        yield
-        return
-    done = threading.Event()
-
-    def watch():
-        if not done.wait(QUIET_S):
-            clear = _shown_line(text)
-            done.wait()
-            clear()
-
-    watcher = threading.Thread(target=watch, daemon=True, name="labkit-announcing")
-    watcher.start()
-    try:
-        yield
-    finally:
-        done.set()
-        watcher.join(5.0)
-
-
 def _shown_line(text: str):
     """Show a line below the notebook's cell, or on stderr; return the function that removes it."""
     module = sys.modules.get("IPython")

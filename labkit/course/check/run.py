@@ -38,17 +38,17 @@ def run_once(exercise: Exercise, answer, case: Case, order: str = "forward") -> 
         return explained(exercise, answer, case, error)
 
 
-def attempted(exercise: Exercise, answer, case: Case, order: str = "forward", seconds: float | None = None) -> Attempt:
-    """As run_once, and raises what the answer raises. seconds: the limit, if it is another than for an answer."""
+def attempted(exercise: Exercise, answer, case: Case, order: str = "forward") -> Attempt:
+    """As run_once, and raises what the answer raises."""
     if exercise.kind == "function" and exercise.shape is None:
-        with host_limit(seconds or FUNCTION_LIMIT_S):
+        with host_limit(FUNCTION_LIMIT_S):
             arguments = copy.deepcopy(case.inputs)
             if exercise.judge is not None:
                 return _judged(case, exercise.judge(answer, case.expected, *arguments))
             value = answer(*arguments)
         attempt = _returned(exercise, case, value)
         return inputs_changed(case, arguments) or attempt if attempt.good else attempt
-    return _launched(exercise, answer, case, order, seconds)
+    return _launched(exercise, answer, case, order)
 
 
 def _judged(case: Case, missed: str | None) -> Attempt:
@@ -70,17 +70,17 @@ def inputs_changed(case: Case, arguments: tuple) -> Attempt | None:
     return None
 
 
-def _launched(exercise: Exercise, answer, case: Case, order: str, seconds: float | None) -> Attempt:
+def _launched(exercise: Exercise, answer, case: Case, order: str) -> Attempt:
     dtype = np.dtype(exercise.dtype)
     start = poison(case.expected.shape, dtype) if case.start is None else case.start
     out = guarded(start, sentinel_of(dtype))
     on_device = [guarded(v).array if isinstance(v, np.ndarray) else v for v in case.inputs]
     arguments = arguments_for(exercise, case, tuple(on_device), out.array)
-    with limited(order, seconds):
+    with limited(order):
         if exercise.kind == "kernel":
             answer[exercise.launch(**case.size)](*arguments)
         else:
-            with host_limit(seconds or LAUNCHER_LIMIT_S):
+            with host_limit(LAUNCHER_LIMIT_S):
                 answer(*arguments)
         wait()
     got, outside = out.read()
@@ -210,16 +210,16 @@ ADVICE = re.compile(r" Put cuda\.syncthreads\(\)[^.]*\.")  # where a barrier is 
 ONE_WARP = re.compile(r" These threads are of one warp: for them cuda\.syncwarp\(\) is enough\.")
 
 
-def observed(exercise: Exercise, answer, case: Case, seconds: float | None = None, steps: int | None = None) -> tuple:
+def observed(exercise: Exercise, answer, case: Case, steps: int | None = None) -> tuple:
     """(report, inputs, output) of a kernel run under observe on fresh copies. Raises whatever the answer raises, and
-    KernelTimeout on the CPU device after `seconds` of a block (limits.KERNEL_LIMIT_S if None) or, where they are given,
-    after so many steps of all threads."""
+    KernelTimeout on the CPU device after limits.KERNEL_LIMIT_S of a block or, where they are given, after so many steps
+    of all threads."""
     from labkit import observe  # looked up late, so that a test can put another in its place
 
     out = poison(case.expected.shape, np.dtype(exercise.dtype)) if case.start is None else case.start.copy()
     inputs = tuple(v.copy() if isinstance(v, np.ndarray) else v for v in case.inputs)
     counted = contextlib.nullcontext() if steps is None else step_limit(steps)
-    with host_limit(LAUNCHER_LIMIT_S if steps is None else OBSERVED_CPU_S), limited("forward", seconds), counted:
+    with host_limit(LAUNCHER_LIMIT_S if steps is None else OBSERVED_CPU_S), limited("forward"), counted:
         report = observe(answer[exercise.launch(**case.size)], *arguments_for(exercise, case, inputs, out))
     return report, inputs, out
 

@@ -9,9 +9,9 @@ import numpy as np
 from labkit import device
 from labkit._common.tables import size_text
 from labkit.course.check.cases import Attempt, Case, threads_of
-from labkit.course.check.diagnostics import mentions, uses_shared
+from labkit.course.check.diagnostics import mentions
 from labkit.course.check.preflight import computes_in_float64
-from labkit.course.check.run import depends_on_before, explained_by_before, observer, run_once
+from labkit.course.check.run import ADVICE, ONE_WARP, depends_on_before, explained_by_before, observer, run_once
 from labkit.course.exercises import Exercise
 
 ORDERS = ("reverse", "scattered")  # after "forward"
@@ -36,13 +36,15 @@ def run_stages(exercise: Exercise, answer, cases: list[Case], notes: dict | None
 
     notes: takes, as its keys, what attempts that passed have to say all the same.
     """
-    for stage in stages_of(exercise, cases):
+    stages = stages_of(exercise, cases)
+    for stage in stages:
         for position, (case, run) in enumerate(stage):
             attempt = run(answer)
             if attempt.good and notes is not None:
                 notes.update(dict.fromkeys(attempt.details))
             if not attempt.good:
-                later, earlier = stage[position + 1 :], stage[:position]
+                later = stage[position + 1 :]
+                earlier = [*(stages[0] if stage is not stages[0] else ()), *stage[:position]]
                 before = depends_on_before(exercise, answer, case, attempt)
                 known = _known_mistake(exercise, answer, attempt, run, earlier, later, case, before is not None)
                 if before is not None:
@@ -53,12 +55,6 @@ def run_stages(exercise: Exercise, answer, cases: list[Case], notes: dict | None
         head = "The result is right, but one thing is asked for besides."
         return Attempt("demand", head, wide, trace=wide), cases[0], Known()
     return None, None, Known()
-
-
-def passes(exercise: Exercise, answer, cases: list[Case]) -> bool:
-    """Whether the answer passes every stage, and is in float32 where that is asked for."""
-    return not _not_in_float32(exercise, answer, cases[0]) and all(
-        run(answer).good for stage in stages_of(exercise, cases) for _, run in stage)
 
 
 def _not_in_float32(exercise: Exercise, answer, case: Case) -> tuple[str, ...]:
@@ -95,13 +91,16 @@ def _with_larger(answer, attempt: Attempt, case: Case, later: list) -> Attempt:
 
 
 def _with_observed(exercise: Exercise, answer, attempt: Attempt, cases: list[Case]) -> Attempt:
-    """Add what observe finds, where shared memory is used: a missing barrier gives wrong numbers, too."""
-    if attempt.kind != "wrong_result" or exercise.kind != "kernel" or device.on_gpu() or not uses_shared(answer):
+    """Add what observe finds: a race or a missing barrier gives wrong numbers, too."""
+    if attempt.kind != "wrong_result" or exercise.kind != "kernel" or device.on_gpu():
         return attempt
     for case in observed_cases(exercise, cases):
         observed = observer(exercise, case)(answer)
         if observed.kind in ("race", "uninitialized", "barrier"):
-            return replace(attempt, details=(*attempt.details[:1], f"{observed.headline} {observed.details[0]}",
+            found = observed.details[0]
+            if not mentions(answer, "shared", "shfl", "cp_async"):  # two threads have one index: no barrier helps
+                found = ADVICE.sub("", ONE_WARP.sub("", found))
+            return replace(attempt, details=(*attempt.details[:1], f"{observed.headline} {found}",
                                              *attempt.details[1:]))
     return attempt
 
@@ -158,8 +157,9 @@ def _known_mistake(exercise: Exercise, answer, attempt: Attempt, run, passed: li
         if sum(scores) == best:
             matches.append((mistake, wrong, pairs))
     matches = [one for one in matches if _same_code(answer, one[1])] or matches
-    if len(matches) > 1:  # one that fails where this answer is right is another mistake
-        matches = [one for one in matches if all(run(one[1]).good for _, run in passed)] or matches
+    # One that fails where this answer is right is another mistake.
+    matches = [one for one in matches
+               if _same_code(answer, one[1]) or all(passed_run(one[1]).good for _, passed_run in passed)]
     for _, next_run in later[MORE:]:
         if len(matches) < 2:
             break

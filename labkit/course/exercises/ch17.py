@@ -85,7 +85,7 @@ QUERY_SCORES = KernelExercise(
         "divided by 8, the root of 64: here the keys have other sizes":
             Edit("math.sqrt(float32(keys.shape[1]))", "float32(8.0)"),
         "no mask: a query does not see the keys of later tokens": Edit(" if j <= t else float32(-1e30)", ""),
-        "a query sees its own key, too": Edit("j <= t else", "j < t else"),
+        "a query does not see its own key": Edit("j <= t else", "j < t else"),
         "a hidden score is 0, which is not hidden at all: its exponential is 1": Edit("float32(-1e30)", "float32(0.0)"),
         "query `j` against key `t`: the other way round":
             Edit("score += queries[t, i] * keys[j, i]", "score += queries[j, i] * keys[t, i]"),
@@ -290,7 +290,7 @@ ATTEND_WINDOW = KernelExercise(
             Edit("t - window + 1", "t - window"),
         "near the beginning the window would begin before the first key": Edit("max(t - window + 1, 0)",
                                                                               "t - window + 1"),
-        "a query sees its own key, too": Edit("seen = t + 1 - begin", "seen = max(t - begin, 1)"),
+        "a query does not see its own key": Edit("seen = t + 1 - begin", "seen = max(t - begin, 1)"),
         "all keys before the query are gone through, and those before the window hidden": attend_all_before,
         "every thread computes all scores": attend_window_alone,
         "`row_max` begins at 0, and scores far below it vanish": Edit("(-math.inf)", "(0.0)"),

@@ -222,7 +222,8 @@ BEST_SCORES = KernelExercise(
             Edit("min(cuda.blockIdx.x * 32 + 32, tokens)", "cuda.blockIdx.x * 32"),
         "in the tile on the diagonal nothing is hidden":
             Edit("if first + j <= t and t < tokens:", "if first + j < tokens and t < tokens:"),
-        "a query sees its own key, too": Edit("if first + j <= t and t < tokens:", "if first + j < t and t < tokens:"),
+        "a query does not see its own key":
+            Edit("if first + j <= t and t < tokens:", "if first + j < t and t < tokens:"),
         "threads without a query stay away from the barriers": best_barrier_for_some,
         "no tiles: every thread walks through the keys in global memory": best_without_tiles,
         "the search begins at 0, and all scores may be less": Edit("(-math.inf)", "(0.0)"),

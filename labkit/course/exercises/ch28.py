@@ -4,6 +4,7 @@ Sizes: count files of so many tensors; T tokens of a vocabulary of V, each C wid
 """
 
 import json
+from collections import Counter
 from math import prod
 
 import numpy as np
@@ -191,6 +192,13 @@ def _one_launch(run):
     if threads * 64 < numbers:
         return (f"{threads:,} threads move {numbers:,} numbers. Spread the work over more threads: at most 64 "
                 f"numbers for each.")
+    if run.size["C"] <= 64:
+        return None
+    stores = Counter(thread for cells in run.launches[0].observed().touched.values()
+                     for (thread, _), kinds in cells.items() if "store" in kinds)
+    if (most := max(stores.values(), default=0)) > 64:
+        return (f"A thread stores {most:,} numbers, and asked for are 64 at most. Does each thread begin with its own "
+                "number?")
     return None
 
 
@@ -255,6 +263,8 @@ EMBED_ROWS = FunctionExercise(
                 [2**31 - 1, -(2**31)], T))),
             *of_bfloat16((1,), MOVED, NEGATIVE, ZEROS)),
     wrong={
+        "each warp of a block copies the whole row":
+            Edit("cuda.threadIdx.x, out.shape[1], 256", "cuda.threadIdx.x % 32, out.shape[1], 32"),
         "a thread for each column: 2,048 are more than a block may have": embed_rows_thread_a_column,
         "1,024 threads and no loop: further columns are never written": embed_rows_first_1024,
         "negative ids are not checked": Edit("token >= 0 and token < table.shape[0]", "token < table.shape[0]"),

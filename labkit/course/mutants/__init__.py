@@ -1,5 +1,6 @@
 """Mutants of the right answers: small systematic changes, each of which check must reject.
 
+places       where an answer can be changed
 operators    the changes: guards, indices, barriers, identities, types, steps, launches, whole statements
 trial        runs mutants through check, each exercise in a process of its own
 ledger       data/mutants.toml: what was tried, what survived, and why an equivalent mutant is none

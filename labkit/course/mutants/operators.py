@@ -16,7 +16,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
-from labkit.course.syntax import Place, compiles, is_launch, is_shape, places_in, plus, short, with_fields
+from labkit.course.mutants.places import Place, compiles, is_launch, is_shape, places_in, plus, short, with_fields
 
 Changes = Iterator[tuple[str, ast.AST | list]]  # the new code, in words or as code, and the node or nodes
 

@@ -10,11 +10,9 @@ import pytest
 from labkit import cuda
 from labkit.course.check import run, stages
 from labkit.course.check.cases import Attempt, Case
-from labkit.course.check.changes import changes
 from labkit.course.check.compare import compared
 from labkit.course.check.divergence import around, divergent_blocks
-from labkit.course.check.verdict import pattern
-from labkit.course.check.vocabulary import Vocabulary
+from labkit.course.check.patterns import pattern
 from labkit.course.exercises import ch02, ch07, ch09, demands
 
 pytestmark = pytest.mark.cpu_device
@@ -39,15 +37,6 @@ def test_divergent_is_what_depends_on_the_thread_and_what_stands_inside():
     function = ast.parse(SHARED).body[0]
     assert [block.lineno for block in divergent_blocks(function)] == [6, 11, 13]
     assert around(function, 7, 8).lineno == 6 and around(function, 10) is None and around(function, 7, 12) is None
-
-
-def test_a_barrier_is_put_only_where_all_threads_come_by():
-    tree = ast.parse(SHARED)
-    found = changes(tree, Vocabulary(tree.body[0], {}, True))
-    put = [change for change in found if "barrier is missing" in change.words]
-    assert put
-    for change in put:
-        assert all("syncthreads" not in ast.unparse(block) for block in divergent_blocks(change.tree().body[0]))
 
 
 @cuda.jit

@@ -17,7 +17,8 @@ from labkit._common.paths import REPOSITORY
 from labkit.course import exercises, progress
 from labkit.course import registry as course
 from labkit.course.check import check, examine, exceptions, limits, run, verdict
-from labkit.course.check.verdict import CheckFailed, Verdict, pattern
+from labkit.course.check.patterns import pattern
+from labkit.course.check.verdict import CheckFailed, Verdict
 from labkit.course.exercises import FunctionExercise, KernelExercise, PredictionExercise
 from labkit.course.exercises.demands import asks
 
@@ -492,6 +493,8 @@ def test_each_kind_of_exercise_has_only_its_own_fields():
 
 GRID = np.arange(1.0, 26.0).reshape(5, 5) ** 1.5
 LINE = np.sin(np.arange(1.0, 301.0)) * 3
+CUBE = np.arange(1.0, 25.0).reshape(2, 3, 4) ** 1.5
+MARKED = np.array([3, 5, 8, 9, 12, 15, 16, 19, -1, -1, -1, -1])
 
 
 def changed(where, value=-1.0, base=LINE):
@@ -518,12 +521,22 @@ def changed(where, value=-1.0, base=LINE):
         (GRID, GRID.T.copy(), "The output is transposed"),
         (GRID, changed((slice(3, None), slice(None)), base=GRID), "Whole rows are wrong: 3, 4."),
         (GRID, changed((slice(None), 4), base=GRID), "Whole columns are wrong: 4."),
+        (GRID, changed((slice(None), slice(3, None)), base=GRID), "Whole columns are wrong: 3, 4; 3 is K."),
+        (CUBE, CUBE + (np.arange(3) == 1)[:, None] * 5, "All elements [:, k, :] with k = 1 are wrong, and no others. "
+         "Each of these is 5 too large."),
+        (CUBE, CUBE * np.where(np.arange(4) == 2, 3, 1), "[:, :, k] with k = 2 are wrong, and no others. Each of these "
+         "is 3 times what it should be."),
+        (LINE, changed(slice(10, 20)), "All of these hold -1."),
+        (LINE, np.sort(LINE), "These are the right numbers, in another order."),
+        (MARKED, np.roll(MARKED, 4) + (np.roll(MARKED, 4) > 0), "-1 stands at elements 0 to 3, and belongs at elements "
+         "8 to 11."),
     ],
 )
 def test_patterns(expected, got, words):
     unwritten = np.isnan(got)
     wrong = ~(np.abs(got - expected) <= 1e-9)
-    assert words in pattern(expected, got, wrong, unwritten, threads=128)
+    size = {"M": 5, "K": 3} if "K" in words else {}
+    assert words in pattern(expected, got, wrong, unwritten, block=(128,), size=size)
 
 
 def test_a_copy_of_an_input_is_recognised():

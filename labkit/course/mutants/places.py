@@ -1,8 +1,4 @@
-"""Places in the source of an answer, and its text with another node in one of them.
-
-labkit.course.mutants makes right answers wrong at them, labkit.course.check looks there for what makes a wrong one
-right.
-"""
+"""Places in the source of an answer, and its text with another node in one of them."""
 
 from __future__ import annotations
 
@@ -10,8 +6,6 @@ import ast
 import copy
 from collections.abc import Iterator
 from dataclasses import dataclass
-
-RankedChanges = Iterator[tuple[float, str, ast.AST | list]]  # of a repair: rank, words, the new node or nodes
 
 
 @dataclass(frozen=True)
@@ -28,38 +22,18 @@ class Place:
     def text(self) -> str:
         return self.node.name if isinstance(self.node, ast.FunctionDef) else short(self.node)
 
-    @property
-    def parent(self) -> ast.AST:
-        node = self.tree
-        for field, index in self.path[:-1]:
-            node = getattr(node, field) if index is None else getattr(node, field)[index]
-        return node
-
     def with_node(self, node: ast.AST | list) -> str:
         """The source with another node, or several statements, in this place."""
-        return ast.unparse(ast.fix_missing_locations(copy.deepcopy(self.tree_with(node))))
-
-    def tree_with(self, node: ast.AST | list) -> ast.Module:
-        """Return the tree with another node in this place. It shares with `tree` all nodes off the path to it."""
-        tree = parent = copy.copy(self.tree)
+        tree = parent = copy.deepcopy(self.tree)
         for field, index in self.path[:-1]:
-            parent = _own_child(parent, field, index)
+            parent = getattr(parent, field) if index is None else getattr(parent, field)[index]
         field, index = self.path[-1]
         if index is None:
-            setattr(parent, field, node)
-            return tree
-        children = list(getattr(parent, field))
-        children[index : index + 1] = (node or [ast.Pass()]) if isinstance(node, list) else [node]
-        setattr(parent, field, children)
-        return tree
-
-
-def _own_child(parent: ast.AST, field: str, index: int | None) -> ast.AST:
-    """A copy of a child, in the place of that child."""
-    value = getattr(parent, field)
-    child = copy.copy(value if index is None else value[index])
-    setattr(parent, field, child if index is None else [*value[:index], child, *value[index + 1 :]])
-    return child
+            setattr(parent, field, copy.deepcopy(node))
+        else:
+            children = getattr(parent, field)
+            children[index : index + 1] = copy.deepcopy((node or [ast.Pass()]) if isinstance(node, list) else [node])
+        return ast.unparse(ast.fix_missing_locations(tree))
 
 
 def places_in(tree: ast.Module) -> Iterator[Place]:
@@ -110,10 +84,6 @@ def short(node: ast.AST) -> str:
     text = ast.unparse(node).split("\n")
     line = text[0] + (" ..." if len(text) > 1 else "")
     return line if len(line) <= 90 else line[:87] + "..."
-
-
-def quoted(node: ast.AST) -> str:
-    return f"`{short(node)}`"
 
 
 def compiles(source: str) -> bool:

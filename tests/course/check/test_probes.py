@@ -1,0 +1,131 @@
+"""What other inputs show about a wrong answer: only what is so, and enough to find the mistake."""
+
+import numpy as np
+import pytest
+
+from labkit import cuda
+from labkit.course import answer_cells
+from labkit.course.check import examine, probes
+from labkit.course.check.cases import draw_cases
+from labkit.course.exercises import FunctionExercise, KernelExercise
+
+pytestmark = pytest.mark.cpu_device
+
+
+def uniform(rng, *shape):
+    return rng.uniform(0.5, 1.5, shape).astype(np.float32)
+
+
+@cuda.jit
+def nothing(a, b, out):
+    pass
+
+
+SCALED = KernelExercise(
+    name="scaled", reference=lambda a, b: a.astype(np.float64) * b + b, inputs=lambda rng, R, C: (
+        uniform(rng, R, C), uniform(rng, C)), shape=lambda R, C: (R, C), sizes=({"R": 2, "C": 3}, {"R": 5, "C": 4}),
+    launch=lambda R, C: ((1, 1), (8, 8)), tolerance=lambda *given: 1e-5, wrong={"a": nothing, "b": nothing},
+    domain="Made up, for a test.", random_size=lambda rng: {"R": 5, "C": 4})
+KERNEL = """
+from numba import float32
+from labkit import cuda
+@cuda.jit
+def scaled(a, b, out):
+    col, row = cuda.grid(2)
+    if row < out.shape[0] and col < out.shape[1]:
+        out[row, col] = {value}
+"""
+
+
+def details(value: str, exercise=SCALED):
+    answer = answer_cells.run(KERNEL.format(value=value), "scaled", f"<{value}>")
+    verdict = examine(exercise, answer, seed=5)
+    assert not verdict.passed
+    return " ".join(verdict.details)
+
+
+@pytest.mark.parametrize("value, sentence", [
+    ("a[row, col] * b[0] + b[col]", "depends on `b[0]`, and should not."),
+    ("a[row, 0] * b[col] + b[col]", "depends on `a[0, 0]`, and should not. It should depend on `a[0, 1]`"),
+    ("b[col]", "The result is what it would be if `a` were 0 everywhere."),
+    ("-a[row, col] * b[col] + b[col]", "if `a` had the other sign."),
+    ("a[row, col] * a[row, col] * b[col] + b[col]", "if `a` were its square."),
+])
+def test_what_the_result_is_made_from_and_what_it_is_as_if(value, sentence):
+    assert sentence in details(value)
+
+
+def test_a_constant_multiple_has_its_formula():
+    text = details("a[row, col] * b[col] * float32(out.shape[1] - 1) / float32(out.shape[1]) + b[col]")
+    assert "What `a` adds to the result is a multiple of what it should be: 0.6667 times at R=2, C=3" in text
+    assert "which is (C - 1) / C" in text
+
+
+def test_an_input_without_which_it_is_right_is_named_only_if_all_else_counts():
+    exercise = FunctionExercise(
+        name="shifted", reference=lambda x, y: np.tanh(x + y), inputs=lambda rng, n: (uniform(rng, n), uniform(rng, n)),
+        sizes=({"n": 5}, {"n": 9}), tolerance=lambda *given: 1e-6, wrong={"a": abs, "b": abs},
+        domain="Made up, for a test.", random_size=lambda rng: {"n": 9})
+    text = " ".join(examine(exercise, lambda x, y: np.tanh(x + y * y * 0.3 + y ** 3), seed=5).details)
+    assert "the result is right where `y` is 0 everywhere: look at what is done with `y`." in text
+    product = FunctionExercise(
+        name="product", reference=lambda x, y: x * np.tanh(y), inputs=exercise.inputs, sizes=exercise.sizes,
+        tolerance=exercise.tolerance, wrong=exercise.wrong, domain=exercise.domain, random_size=exercise.random_size)
+    text = " ".join(examine(product, lambda x, y: x * np.sin(y) + np.cos(x) * y, seed=5).details)
+    assert "the result is right where" not in text  # 0 times anything is 0
+
+
+def test_runs_are_limited():
+    answer = answer_cells.run(KERNEL.format(value="a[row, 0]"), "scaled", "<few>")
+    case = draw_cases(SCALED, 5)[0]
+    probe = probes._Probe(SCALED, answer, case, *probes.inputs_as_given(SCALED, answer, case), runs_left=3)
+    assert probe.wrong.any() and probes._made_from(probe) == ()
+    assert probe.names == ["a", "b"] and probe.shapes == [(2, 3), (3,)]
+
+
+def test_few_inputs_are_shown():
+    exercise = FunctionExercise(
+        name="shown", reference=lambda x, k, s: x + k, inputs=lambda rng, n: (np.arange(n), 3, ("a", "b")),
+        sizes=({"n": 2},), wrong={"a": abs, "b": abs}, domain="Made up, for a test.", shape=lambda n: (n,),
+        random_size=lambda rng: {"n": 2})
+    case = draw_cases(exercise, 5)[0]
+    text = "The inputs there: `x` = [0, 1], `k` = 3, `s` = ('a', 'b')."
+    assert probes._shown(exercise, case, ["x", "k", "s"]) == (text,)
+    assert probes._shown(exercise, case, ["x", "k", ""]) == ()
+
+
+def test_a_nan_that_should_not_count_is_found():
+    def inputs(rng, n):
+        x = uniform(rng, n, 6)
+        x[:, 4:] = np.nan
+        return (x,)
+
+    exercise = FunctionExercise(
+        name="part", reference=lambda x: x[:, :4].sum(1), inputs=inputs, sizes=({"n": 2}, {"n": 3}),
+        tolerance=lambda *given: 1e-6, wrong={"a": abs, "b": abs}, domain="Made up, for a test.",
+        random_size=lambda rng: {"n": 3})
+    text = " ".join(examine(exercise, lambda x: x[:, :5].sum(1), seed=5).details)
+    assert "Element 0 (at n=2) depends on `x[0, 4]`, which holds NaN, and should not." in text
+
+
+def test_values_that_decide_are_named():
+    def inputs(rng, n):
+        x = uniform(rng, n, 3)
+        x[0] -= 150
+        return (x,)
+
+    exercise = FunctionExercise(
+        name="logs", reference=lambda x: np.log(np.exp(x.astype(np.float64)).sum(1)), inputs=inputs, sizes=(
+            {"n": 4}, {"n": 5}), tolerance=lambda *given: 1e-4, wrong={"a": abs, "b": abs},
+        domain="Made up, for a test.", random_size=lambda rng: {"n": 5})
+
+    def logs(x):
+        with np.errstate(divide="ignore"):
+            return np.log(np.exp(x).astype(np.float32).sum(1))
+
+    assert "the largest number of a row of `x` is -1" in " ".join(examine(exercise, logs, seed=5).details)
+
+
+def test_what_is_set_and_never_read_is_named():
+    text = details("a[row, 0]")
+    assert "`b` is never used, and the result depends on it." in text
