@@ -15,7 +15,8 @@ import pytest
 from tests import browser
 from tests.sampling import mark_sweeps
 
-os.environ.setdefault("NUMBA_OPT", "1")  # kernels of tests run for milliseconds: a tenth less time in the compiler
+os.environ.setdefault("NUMBA_OPT", "0")  # kernels of tests run for milliseconds: a fifth less time in the compiler
+sys.modules.setdefault("rfc3987_syntax", None)  # a grammar that jsonschema builds in 2 s and no notebook's schema uses
 
 
 def pytest_configure():

@@ -139,6 +139,7 @@ KINDS = (
 )
 
 
+@pytest.mark.sampled(6, sweep=14)
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: f"{kind[0]}: {kind[4]}")
 def test_each_kind_of_change_is_found_on_its_line(kind):
     which, old, new, line, words = kind

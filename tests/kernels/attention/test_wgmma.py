@@ -34,7 +34,7 @@ def launch_form(size, form):
 ALL = [(size, form) for size, forms in FORMS.items() for form in forms]
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.sampled(1, quick="True-64-form0")
 @pytest.mark.parametrize(("size", "form"), ALL)
 @pytest.mark.parametrize("causal", [False, True])
 def test_agrees_at_awkward_sizes(size, form, causal):
@@ -43,7 +43,7 @@ def test_agrees_at_awkward_sizes(size, form, causal):
         check(launch, S, H, size, causal, dtype=np.float16)
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.sampled(1, quick="64-form0")
 @pytest.mark.parametrize(("size", "form"), ALL)
 def test_a_cache_of_which_the_rest_is_not_a_number(size, form):
     launch = launch_form(size, form)
