@@ -24,7 +24,7 @@ from labkit.kernels.ops.matmul import MATMUL
 every_rung = pytest.mark.parametrize("launch", MATMUL.rungs, ids=lambda launch: launch.__name__)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(2, sweep=3)
 @every_rung
 def test_every_rung_agrees(launch):
     assert agree(MATMUL, [launch], seed=1).passed
