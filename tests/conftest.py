@@ -16,15 +16,32 @@ from tests import browser
 from tests.sampling import mark_sweeps
 
 os.environ.setdefault("NUMBA_OPT", "1")  # kernels of tests run for milliseconds: a tenth less time in the compiler
+sys.modules.setdefault("rfc3987_syntax", None)  # a grammar that jsonschema builds in 2 s and no notebook's schema uses
 
 
-def pytest_configure():
+def pytest_configure(config):
     refusing = [1] * (not takes_output()) + [2] * (sys.__stderr__ is None)
     if "PYTEST_XDIST_WORKER" not in os.environ and refusing:
         for number in refusing:
             os.dup2(os.open(os.devnull, os.O_WRONLY), number)
         os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])  # pytest keeps hold of the stream it began with
     gc.set_threshold(100_000, 20, 100)  # a compile makes millions of objects that live until it ends
+    if "PYTEST_XDIST_WORKER" in os.environ or not config.getoption("numprocesses", None):
+        leave_kernels_unoptimised()
+
+
+def leave_kernels_unoptimised():
+    """LLVM does the least for the CPU device's kernels in this process: a third less time in the compiler. NUMBA_OPT=0
+    would leave PTX unoptimised, too."""
+    from numba.core import config
+    from numba.core.registry import cpu_target
+
+    before, config.OPT = config.OPT, type(config.OPT)(0)
+    cpu_target.target_context.codegen()  # keeps the level that it is made with: labkit.simt makes it when imported
+    config.OPT = before
+    from labkit.simt import compiled_kernel
+
+    compiled_kernel.HIGHEST_OPT = 0
 
 
 def takes_output() -> bool:

@@ -3,7 +3,9 @@
     @pytest.mark.sampled(6)                 of a parametrised test, six cases stay; the others are a sweep
     @pytest.mark.sampled(1, by="op")        the same for each value of a parameter: one case of each op
     @pytest.mark.sampled(6, sweep=100)      of the others, a hundred are swept; without `sweep`, SWEPT of them
+    @pytest.mark.sampled(1, quick="5-add")  the case with this id is the first that stays
     @pytest.mark.sweep                      expensive: no case stays, SWEPT of them are swept
+    @pytest.mark.sweep(every=True)          no case stays, all of them are swept
 
 The remaining cases are slow: only pytest -m slow runs them, and pytest -m '' runs everything.
 
@@ -28,6 +30,10 @@ def _order(item) -> str:
     return hashlib.sha256(f"{seed} {item.callspec.id}".encode()).hexdigest()
 
 
+def _is_quick(item) -> bool:
+    return any(item.callspec.id == marker.kwargs.get("quick") for marker in item.iter_markers("sampled"))
+
+
 def _name(value) -> str:
     return getattr(value, "name", None) or getattr(value, "__name__", None) or str(value)
 
@@ -38,8 +44,9 @@ def mark_sweeps(items) -> None:
     for item in items:
         if not hasattr(item, "callspec"):
             continue
-        if item.get_closest_marker("sweep"):
-            groups[item.path, item.originalname, None].append((item, 0, SWEPT))
+        if marker := item.get_closest_marker("sweep"):
+            if not marker.kwargs.get("every"):
+                groups[item.path, item.originalname, None].append((item, 0, SWEPT))
             continue
         for marker in item.iter_markers("sampled"):
             by = marker.kwargs.get("by")
@@ -48,7 +55,7 @@ def mark_sweeps(items) -> None:
             swept = marker.kwargs.get("sweep", SWEPT)
             groups[item.path, item.originalname, values].append((item, marker.args[0], swept))
     for members in groups.values():
-        members.sort(key=lambda member: _order(member[0]))
+        members.sort(key=lambda member: (not _is_quick(member[0]), _order(member[0])))
         for number, (item, stay, swept) in enumerate(members):
             if number >= stay:
                 item.add_marker(pytest.mark.sweep if number < stay + swept else pytest.mark.slow)

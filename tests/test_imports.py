@@ -11,6 +11,8 @@ import pytest
 
 from labkit._common.paths import PACKAGE
 
+pytestmark = pytest.mark.sweep(every=True)  # about the repository: .ci/run runs it
+
 # cuda.py, the facade, chooses between device and simt: the three are one step for what stands to their right.
 CHAIN = ("_common", "simt", "device", "kernels", "models", "engine", "serve", "measure", "course", "cli")
 DOORS = ("labkit", "labkit.__main__", "labkit.cuda")  # `import labkit`, `python -m labkit`, `from labkit import cuda`

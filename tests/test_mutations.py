@@ -7,6 +7,8 @@ import pytest
 
 from labkit._common.paths import REPOSITORY
 
+pytestmark = pytest.mark.sweep(every=True)  # about the repository: .ci/run runs it
+
 SCRIPT = REPOSITORY / "scripts" / "mutate_labkit.py"
 
 

@@ -10,6 +10,8 @@ import pytest
 
 from labkit._common.paths import REPOSITORY
 
+pytestmark = pytest.mark.sweep(every=True)  # about the repository: .ci/run runs it
+
 SCRIPT = REPOSITORY / "scripts" / "peer_suite.py"
 RECORD = REPOSITORY / "data" / "peer_suite.json"
 

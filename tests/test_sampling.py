@@ -6,6 +6,8 @@ import pytest
 
 from tests.sampling import mark_sweeps
 
+pytestmark = pytest.mark.sweep(every=True)  # about the repository: .ci/run runs it
+
 
 class Item:
     """What mark_sweeps asks of a case of a parametrised test."""
@@ -56,6 +58,18 @@ def test_of_a_test_that_is_a_sweep_some_cases_are_slow_too():
     items = [Item("add", size, pytest.mark.sweep.mark) for size in range(8)]
     assert staying(items) == []
     assert sorted(map(markers, items)) == [["sweep"], ["sweep"], *[["sweep", "slow"]] * 6]
+
+
+def test_the_quick_case_stays_first(monkeypatch):
+    for word in ("1", "another word"):
+        monkeypatch.setenv("LABKIT_SAMPLE", word)
+        assert staying(cases(1, quick="scale-3")) == [("scale", 3)]
+        assert ("scale", 3) in staying(cases(2, by="op", quick="scale-3"))
+
+
+def test_of_a_sweep_of_every_case_none_is_slow():
+    items = [Item("add", size, pytest.mark.sweep(every=True).mark) for size in range(8)]
+    assert staying(items) == [] and sorted(map(markers, items)) == [["sweep"]] * 8
 
 
 def test_a_case_that_is_a_sweep_by_itself_takes_no_place_of_another():

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.sweep(every=True)  # about the repository: .ci/run runs it
+
 TESTS = """\
 import pytest
 

@@ -14,6 +14,8 @@ import pytest
 
 from labkit._common.paths import REPOSITORY
 
+pytestmark = pytest.mark.sweep(every=True)  # about the repository: .ci/run runs it
+
 
 @dataclass(frozen=True)
 class Word:

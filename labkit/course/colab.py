@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from labkit.course.notebooks import import_nbformat
 from labkit.course.registry import Chapter, Course
 
 GPU, CAPABILITY = "Tesla T4", (7, 5)  # what Colab gives for nothing
@@ -41,9 +42,7 @@ def add_setup(notebook, repository: str) -> None:
     """Put the cell that installs before the others; without an address the notebook stays as it is."""
     if not repository:
         return
-    import nbformat
-
-    cell = nbformat.v4.new_code_cell(setup_source(repository))
+    cell = import_nbformat().v4.new_code_cell(setup_source(repository))
     cell["id"] = SETUP
     notebook.cells.insert(0, cell)
 

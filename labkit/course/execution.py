@@ -19,7 +19,7 @@ from labkit._common.cores import cores
 from labkit._common.errors import UserError
 from labkit._common.files import temporary_space
 from labkit.course import prose
-from labkit.course.notebooks import cell_lines
+from labkit.course.notebooks import cell_lines, import_nbformat
 from labkit.course.registry import Chapter
 
 RESULT = "application/vnd.labkit.result+json"
@@ -181,6 +181,7 @@ def _kernel_manager(folder: str, module: str):
 
 async def _execute(notebook, chapter: Chapter, manager, on_cell: Callable | None) -> Problem | None:
     """Every cell in the kernel of `manager`, which goes on when this returns."""
+    import_nbformat()  # as nbclient does
     from nbclient import NotebookClient
     from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernelError
 

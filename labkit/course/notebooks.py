@@ -9,6 +9,7 @@ import re
 import shutil
 import sys
 from datetime import datetime
+from functools import cache
 from pathlib import Path
 
 from labkit._common.files import read_json, write_text
@@ -20,6 +21,22 @@ NOTEBOOK_METADATA = {
     "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
     "language_info": {"name": "python"},
 }
+
+
+@cache
+def import_nbformat():
+    """Import nbformat without the grammar of web addresses that jsonschema builds where it is installed: two seconds,
+    and no notebook's schema asks for it."""
+    grammar = "rfc3987_syntax"
+    absent = grammar not in sys.modules
+    if absent:
+        sys.modules[grammar] = None
+    try:
+        import nbformat
+    finally:
+        if absent:
+            del sys.modules[grammar]
+    return nbformat
 
 
 def sha256(text: str) -> str:
@@ -48,6 +65,7 @@ def to_notebook(chapter: Chapter):
 
 def parse(text: str, name: str):
     """A py:percent source as a notebook, with stable cell ids and no metadata of its own."""
+    import_nbformat()  # as jupytext does
     import jupytext
 
     try:
@@ -90,8 +108,7 @@ def cell_lines(source_text: str) -> list[int]:
 
 def read_notebook(path: Path):
     """The notebook at `path`, or None where there is none that can be read."""
-    import nbformat
-
+    nbformat = import_nbformat()
     try:
         read_json(path)  # half of a surrogate pair, too: nbformat lets it pass, and nothing can write it
         notebook = nbformat.read(path, as_version=4)
@@ -123,8 +140,7 @@ def _is_well_formed(notebook) -> bool:
 
 def write_notebook(notebook, path: Path) -> None:
     """Write atomically: a reader sees the old file or the new one, never half of one."""
-    import nbformat
-
+    nbformat = import_nbformat()
     try:
         nbformat.validate(notebook)
     except nbformat.ValidationError as error:

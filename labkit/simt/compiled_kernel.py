@@ -17,6 +17,8 @@ from labkit.simt.ir import fingerprint_of
 from labkit.simt.runtime import float16  # noqa: F401 (float16 is registered by its import)
 from labkit.simt.settings import MAX_COOPERATIVE_THREADS, is_checked
 
+HIGHEST_OPT = 2
+
 
 class CompiledKernel:
     """A kernel compiled for one set of argument types."""
@@ -94,7 +96,7 @@ def _signature(all_types):
 def _quicker_compiles():
     """LLVM's -O2: kernels compile in half the time that Numba's -O3 takes, and run as fast."""
     original = numba.core.config.OPT
-    numba.core.config.OPT = type(original)(min(int(original), 2))
+    numba.core.config.OPT = type(original)(min(int(original), HIGHEST_OPT))
     try:
         yield
     finally:

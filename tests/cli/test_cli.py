@@ -324,6 +324,7 @@ print("JupyterLab is given", json.dumps(sys.argv[1:]))
 """
 
 
+@pytest.mark.sampled(1, sweep=1)
 @pytest.mark.parametrize(
     ("typed", "lesson", "passed_on"),
     [
@@ -730,7 +731,8 @@ VARIABLES = {  # nonsense in each, and what says so
 }
 
 
-@pytest.mark.parametrize("variable", VARIABLES)
+@pytest.mark.parametrize("variable", ["LABKIT_DEVICE", "LABKIT_COURSE",
+                                      pytest.param("LABKIT_WORKERS", marks=pytest.mark.sweep)])  # loads a model first
 def test_a_wrong_variable_is_named_in_one_sentence(variable):
     command, value, words = VARIABLES[variable]
     done = python_m_labkit(*command.split(), **{variable: value})

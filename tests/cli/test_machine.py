@@ -61,6 +61,7 @@ def test_an_output_that_lacks_letters(arguments, course_dir):
     assert done.returncode == 0 and "F?rst ? ?" in done.stdout, done.stderr
 
 
+@pytest.mark.sampled(2, sweep=4)
 @pytest.mark.parametrize(("error", "words"), [("ENOSPC", "no space is left on the device"),
                                               ("EROFS", "the file system is read-only")])
 @pytest.mark.parametrize("command", ["build", "site", "run"])

@@ -31,6 +31,7 @@ def test_the_repositorys_registry_is_sound():
     assert all(c.title and c.summary for c in course.chapters)
 
 
+@pytest.mark.sweep
 def test_nothing_in_the_repository_is_stale():
     assert build.check(courses.load(ROOT)) == []
 

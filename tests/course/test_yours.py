@@ -254,6 +254,7 @@ def test_text_is_the_same(solutions, model):
     assert tokens[0] == tokens[1]
 
 
+@pytest.mark.sampled(2, sweep=6)
 @pytest.mark.parametrize("shape", [SMALL, HEADS_OF_64])
 @pytest.mark.parametrize("options", [{"causal": False}, {"post_ln": True}, {"tokens": 1}, {"tokens": 70}])
 def test_other_blocks(solutions, options, shape):

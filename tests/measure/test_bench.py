@@ -24,11 +24,13 @@ def console():
 
 
 # Those with series of their own; the others differ only in their kernels, which their own tests run.
-OFTEN = ("vector_add", "volume_add", "matmul", "masked_softmax_causal")
+OFTEN = ("vector_add", "volume_add")
+SWEPT = ("matmul", "masked_softmax_causal")
 
 
-@pytest.mark.parametrize("name", [name if name in OFTEN else pytest.param(name, marks=pytest.mark.slow)
-                                  for name in bench.HOMES])
+@pytest.mark.parametrize("name", [
+    pytest.param(name, marks=() if name in OFTEN else pytest.mark.sweep if name in SWEPT else pytest.mark.slow)
+    for name in bench.HOMES])
 def test_quick_run_of_each_operation(name):
     shown = []
     data = bench.collect(name, quick=True, show=shown.append)

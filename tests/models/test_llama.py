@@ -169,6 +169,7 @@ def test_every_launch_is_right(name, dtype):
         "embedding", *(f"layers.{layer}.{launch}" for layer in range(2) for launch in LAUNCHES), "norm", "logits"]
 
 
+@pytest.mark.sampled(1, quick="float32")
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_the_first_launch_that_differs_is_named(dtype):
     def forgets_the_weight_once(x, residual, weight, out, eps, stream=0):

@@ -350,7 +350,8 @@ def damage(rng, path, parameters):
     return file
 
 
-@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.sweep) for seed in range(1, 21))])
+@pytest.mark.parametrize("seed", [pytest.param(0, marks=pytest.mark.sweep(every=True)),
+                                  *(pytest.param(seed, marks=pytest.mark.sweep) for seed in range(1, 21))])
 def test_a_folder_damaged_at_random_is_an_error_that_names_it_or_a_model_that_writes(path, parameters, seed):
     """150 folders for each seed, each with a fault or two: the tokenizer as one file or as two, the weights as one file
     or with an index."""

@@ -92,7 +92,7 @@ def test_every_launch_of_the_kernels_for_a_gpu_is_right(tensors):
     parity(MiniLM(SMALL, tensors, np.float16, HALF), SENTENCES).check()
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.sampled(1, quick="float32")
 def test_embeddings_and_means(either, tensors):
     model, w = either, weights_of(tensors, SMALL)
     for normalize in (True, False):
@@ -165,6 +165,7 @@ def test_the_same_bits_in_every_form_of_attention(tensors, kernels):
         np.testing.assert_array_equal(model.embed([SENTENCES[one]])[0], together[one])
 
 
+@pytest.mark.sampled(1, quick="float32")
 def test_rows_of_no_sentence_reach_no_result(either):
     """Every buffer is full of NaN before, and shapes are rounded up so that some of it is read by every launch."""
     model, some = either, SENTENCES[:3]
@@ -400,6 +401,7 @@ def test_goldens_are_what_they_should_be():
     assert (np.sort(expected @ expected.T, axis=1)[:, 0] < 0.3).all()  # not all alike
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("dtype", COSINE)
 def test_short_goldens_on_the_real_weights(real, dtype):
     ids, expected = golden()

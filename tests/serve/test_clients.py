@@ -22,6 +22,7 @@ from tests.serve.serving import Chatting, Encoder, fake_engine, served, until
 SIZES = {"max_num_seqs": 8, "max_num_batched_tokens": 64}
 QUESTION = [{"role": "user", "content": "What is a hacker?"}]
 MODEL = "tiny-llama"
+writes = pytest.mark.sweep(every=True)  # its kernels take half a minute to compile
 
 
 @pytest.fixture(scope="module")
@@ -47,6 +48,7 @@ def llm(tiny):
     return tiny[1]
 
 
+@writes
 def test_a_system_message_is_taken_and_left_out(client, llm):
     (here,) = llm.chat(QUESTION, SamplingParams(temperature=0, max_tokens=8))  # kernels are compiled with it
     given = {"model": MODEL, "temperature": 0, "max_tokens": 8}
@@ -58,6 +60,7 @@ def test_a_system_message_is_taken_and_left_out(client, llm):
         assert other.usage.prompt_tokens == alone.usage.prompt_tokens
 
 
+@writes
 def test_logit_bias_and_words_that_must_not_come(client, llm):
     given = {"model": MODEL, "prompt": "A hacker is", "temperature": 0, "max_tokens": 6}
     llm.generate("A hacker is", SamplingParams(logit_bias={300: 1}, bad_words=["one two", "three"]))
@@ -68,6 +71,7 @@ def test_logit_bias_and_words_that_must_not_come(client, llm):
     assert one.choices[0].text == llm.get_tokenizer().decode([300] * 6)
 
 
+@writes
 def test_a_chat_streamed_or_not_is_that_of_the_engine(client, llm):
     (alone,) = llm.chat(QUESTION, SamplingParams(temperature=0, max_tokens=12))
     whole = client.chat.completions.create(model=MODEL, messages=QUESTION, temperature=0, max_completion_tokens=12)
@@ -85,6 +89,7 @@ def test_a_chat_streamed_or_not_is_that_of_the_engine(client, llm):
         assert alone.outputs[0].text.startswith(final.message.content + " exploring") and final.finish_reason == "stop"
 
 
+@writes
 def test_every_sampling_parameter_comes_to_the_engine(client, llm):
     given = {"temperature": 0.9, "top_p": 0.95, "seed": 11, "presence_penalty": 0.5, "frequency_penalty": 0.3,
              "stop": [" of", "zz"], "n": 2, "max_tokens": 8}
@@ -100,6 +105,7 @@ def test_every_sampling_parameter_comes_to_the_engine(client, llm):
     assert texts == {one.index: one.text for one in alone.outputs}
 
 
+@writes
 def test_several_prompts_as_texts_or_tokens(client, llm):
     params = {"temperature": 0, "max_tokens": 4}
     prompts = ["A hacker is", "recursion:"]
@@ -110,6 +116,7 @@ def test_several_prompts_as_texts_or_tokens(client, llm):
         assert [one.text for one in found.choices] == alone and found.usage.completion_tokens == 8
 
 
+@writes
 def test_logprobs_in_the_format_of_each_api(client, llm):
     params = {"temperature": 0, "max_tokens": 5}
     (alone,) = llm.generate("A hacker is", SamplingParams(logprobs=3, **params))
@@ -161,6 +168,7 @@ def test_errors_are_the_clients_own_exceptions(client):
         client.chat.completions.create(model=MODEL, messages=[{"role": "tool", "content": "a"}])
 
 
+@writes
 def test_extremes_that_are_allowed_break_no_step(tiny, client):
     """Numbers at the ends of their ranges, in float32 and int32."""
     extremes = [{"repetition_penalty": 0.01}, {"repetition_penalty": 100}, {"temperature": 2}, {"min_p": 1},
@@ -216,6 +224,7 @@ def test_many_at_once_each_get_their_own_answer_and_those_who_leave_harm_none(ti
     until(lambda: server.thread.unfinished == 0)
 
 
+@writes
 @pytest.mark.skipif(not shutil.which("curl"), reason="curl is not installed")
 def test_curl(tiny):
     def curl(path, *options, **given):

@@ -107,7 +107,8 @@ def engines(lines):
 
 
 @posix
-@pytest.mark.parametrize("engine", ["process", pytest.param("tiny", marks=pytest.mark.sweep)])
+@pytest.mark.sweep
+@pytest.mark.parametrize("engine", ["process", "tiny"])
 def test_an_engine_that_is_killed_is_started_again(engine):
     with (process(engine=engine, restart_s=0.01) as (child, url, lines),
           httpx.Client(base_url=url, timeout=120) as client):

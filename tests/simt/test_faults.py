@@ -383,6 +383,7 @@ def in_while(out):
             cuda.syncthreads()  # (here)
 
 
+@pytest.mark.sampled(6, sweep=5)
 @pytest.mark.parametrize(
     "kernel, reached, owner",
     [(in_if, 20, None), (trips, 48, None), (after_return, 63, None), (in_device_function, 1, waits),
@@ -536,6 +537,7 @@ def vote(out, mask):
 HALF_A_WARP, OWN_LANE = cuda.jit(half_a_warp), cuda.jit(own_lane)
 
 
+@pytest.mark.sampled(4, sweep=4)
 @pytest.mark.parametrize(
     "kernel, mask, words",
     [(HALF_A_WARP, FULL, "lanes 16 to 31"), (OWN_LANE, 0xFFFF, "leaves out its own lane, 16"),
@@ -799,6 +801,7 @@ def endless(out, which):
     out[t] += 1
 
 
+@pytest.mark.sampled(3, sweep=5)
 @pytest.mark.parametrize("which", range(8))
 def test_endless_loops_are_stopped(which, monkeypatch):
     monkeypatch.setenv("LABKIT_TIME_LIMIT", "0.2")

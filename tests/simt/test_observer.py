@@ -708,7 +708,7 @@ def _small(op):
     return [size for size in op.awkward if math.prod(op.shape(**size)) * size.get("K", 1) <= 5_000]
 
 
-@pytest.mark.sampled(6, sweep=12)
+@pytest.mark.sampled(2, sweep=16, quick="forward-scale_naive")
 @pytest.mark.parametrize("name", RUNGS)
 @pytest.mark.parametrize("order", ["forward", pytest.param("reverse", marks=pytest.mark.slow),
                                    pytest.param("scattered", marks=pytest.mark.slow)])

@@ -20,6 +20,7 @@ def check(compare, programs, folder):
     assert not found, differential.described(found, folder)
 
 
+@pytest.mark.sweep
 def test_random_programs_are_the_same_in_both_runs():
     """Fourteen, of three statements each; with the block below 15. The sweep has 300."""
     check(differential.of_programs, differential.programs(range(14), length=3), KEPT)

@@ -148,6 +148,7 @@ def bounded(which, flag, out):
         cuda.atomic.exch(flag, 0, 1)
 
 
+@pytest.mark.sampled(3, sweep=4)
 @pytest.mark.parametrize("blocks, which", [(1, 0), (1, 1), (1, 2), (2, 0), (2, 1), (2, 3), (2, 4)])
 def test_what_a_loop_waits_for_comes_before_the_loop_gives_up(blocks, which):
     flag, out = np.zeros(1, np.int32), np.zeros(1, np.int32)

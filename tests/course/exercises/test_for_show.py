@@ -146,6 +146,7 @@ def sums_since_by_one_thread(x, heads, out):
         out[i] = sums[i]
 
 
+@pytest.mark.sampled(6, sweep=10)
 @pytest.mark.parametrize(
     ("name", "answer", "words"),
     [("gram", gram_beside_a_tile, "2,048 are enough"),

@@ -201,7 +201,7 @@ def changes_nothing(place, answer: str, exercise: str = "blocks_needed") -> dict
     return result
 
 
-@pytest.mark.sampled(10, sweep=10)
+@pytest.mark.sampled(5, sweep=15)
 @pytest.mark.parametrize("attack", FUNCTIONS)
 def test_a_function_changes_no_grade(attack, place):
     begin = time.monotonic()

@@ -34,7 +34,7 @@ def launcher_of(size, consumers):
 ALL = [(size, consumers) for size, times in CONSUMERS_OF.items() for consumers in times]
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.sampled(1, quick="True-64-1")
 @pytest.mark.parametrize(("size", "consumers"), ALL)
 @pytest.mark.parametrize("causal", [False, True])
 def test_agrees_at_awkward_sizes(size, consumers, causal):
@@ -43,7 +43,7 @@ def test_agrees_at_awkward_sizes(size, consumers, causal):
         check(launch, S, H, size, causal, dtype=np.float16)
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.sampled(1, quick="64-1")
 @pytest.mark.parametrize(("size", "consumers"), ALL)
 def test_a_cache_of_which_the_rest_is_not_a_number(size, consumers):
     launch = launcher_of(size, consumers)

@@ -186,7 +186,7 @@ SIZES = ((3, 16, 72), (130, 264, 200), (66, 80, 328))  # beyond an edge; two til
 
 
 @needs_wgmma
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(1, sweep=4)
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("kind", ["plain", "bias", "float32"])
 @pytest.mark.parametrize("tile", TILES, ids=str)
@@ -238,7 +238,7 @@ def test_from_the_first_wgmma_on_an_output_has_the_same_bits_for_any_number_of_r
 
 
 @needs_wgmma
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(1, sweep=5)
 @pytest.mark.parametrize("alone", [False, True], ids=["K shared", "K alone"])
 @pytest.mark.parametrize("kind", ["plain", "float32", "swiglu"])
 @pytest.mark.parametrize(("tile", "size"), [(0, (3, 16, 72)), (0, (64, 136, 520)), (1, (66, 264, 200)),

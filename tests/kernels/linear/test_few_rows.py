@@ -29,7 +29,7 @@ def test_rung_agrees_at_every_awkward_size(op, launcher):
     assert agree(op, [launcher], seed=1).passed
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.sampled(0, sweep=3)
 @pytest.mark.parametrize(("launch", "dtype", "atol"), [(skinny.skinny, np.float32, 1e-5),
                                                        (skinny.skinny_half, np.float16, 4e-3)])
 @pytest.mark.parametrize("in_parts", [False, True])
@@ -56,6 +56,7 @@ def test_parts_cover_the_depth(rows, dtype):
         assert (count - 1) * slice_ < depth <= count * slice_
 
 
+@pytest.mark.sampled(2, sweep=4)
 @pytest.mark.parametrize("size", [(3, 24, 40), (65, 72, 40), (130, 16, 8)])
 @pytest.mark.parametrize("residual", [False, True])
 def test_float16_of_many_rows(size, residual):
@@ -69,7 +70,7 @@ def test_float16_of_many_rows(size, residual):
     np.testing.assert_allclose(out.copy_to_host(), expected, atol=6e-3)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1, sweep=3, quick="skinny_half-40-False")
 @pytest.mark.parametrize(("launch", "depth", "in_parts"), [
     (skinny.skinny, 520, False), (skinny.skinny, 520, True), (skinny.skinny_half, 40, False),
     (skinny.wide_half, 40, False), (skinny.linear, 40, False)])

@@ -26,6 +26,7 @@ def test_agrees(launch, allowed, size):
     assert (error <= allowed(*(array.astype(np.float64) for array in inputs))).all()
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("kernel", [layers.GELU_DOUBLE_BUFFERED, layers.GELU_F16_ACCUMULATORS])
 def test_accumulators_stay_in_registers(kernel):
     """A loop over them with GELU in it is not unrolled, and would put them on the stack."""

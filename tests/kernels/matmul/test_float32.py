@@ -24,13 +24,13 @@ from labkit.kernels.ops.matmul import MATMUL
 every_rung = pytest.mark.parametrize("launch", MATMUL.rungs, ids=lambda launch: launch.__name__)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(2, sweep=3)
 @every_rung
 def test_every_rung_agrees(launch):
     assert agree(MATMUL, [launch], seed=1).passed
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(1, sweep=6)
 @every_rung
 def test_random_shapes_agree(launch):
     rng = np.random.default_rng(7)
@@ -38,6 +38,7 @@ def test_random_shapes_agree(launch):
     assert agree(MATMUL, [launch], sizes=sizes, seed=2).passed
 
 
+@pytest.mark.sampled(1, sweep=2, quick="4")
 @pytest.mark.parametrize("tile", [1, 4, 8])
 def test_any_tile(tile):
     kernel = make_matmul_tiled(tile)

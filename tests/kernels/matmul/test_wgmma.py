@@ -76,7 +76,7 @@ def test_agrees_at_awkward_sizes(way, weights):
         assert not wrong.any(), f"{wrong.sum()} of {M} x {N} x {K}, the first at {np.argwhere(wrong)[0]}"
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1, sweep=3)
 @pytest.mark.parametrize("way", WAYS)
 def test_every_product_lands_where_it_belongs(way):
     """Row and column numbers as data: a @ b picks row r of the identity; swapped rows or columns would show as such."""
@@ -87,7 +87,7 @@ def test_every_product_lands_where_it_belongs(way):
         np.testing.assert_array_equal(run(WAYS[way], identity, b, None, (size, size), weights=weights), numbers)
 
 
-@pytest.mark.sampled(2, by="bias")
+@pytest.mark.sampled(1, sweep=5)
 @pytest.mark.parametrize("bias", [np.float16, np.float32])
 @pytest.mark.parametrize("way", WAYS)
 def test_bias_of_either_type(way, bias):
@@ -240,7 +240,7 @@ def test_a_residual_is_added_on_the_way_out(tile, in_place):
         assert (np.abs(out.copy_to_host() - (expected + residual)) <= allowed + 2.0**-11 * np.abs(residual)).all()
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(1, sweep=5)
 @pytest.mark.parametrize("weights", [False, True], ids=["a @ b", "x @ w.T"])
 @pytest.mark.parametrize(("M", "N", "K", "count", "slice_"), [
     (3, 16, 72, 2, 64), (130, 264, 200, 2, 128), (66, 72, 328, 3, 128), (5, 8, 64, 1, 64)])

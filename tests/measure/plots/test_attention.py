@@ -14,7 +14,7 @@ def test_where_a_head_lies():
         pictures.qkv_rows(head=12)
 
 
-@pytest.mark.parametrize("block", [0, 4])
+@pytest.mark.parametrize("block", [pytest.param(0, marks=pytest.mark.sweep), 4])
 def test_tiles_of_a_block(block):
     figure = pictures.tiles(queries=40, tile=8, block=block)
     assert f"through 5 tiles without a mask, and through {block + 1} with a causal one" in figure.summary

@@ -9,6 +9,7 @@ from labkit.device import compiling
 from labkit.measure.series import encoder_sizes as series
 
 
+@pytest.mark.sweep
 def test_every_kernel_is_right_in_both_forms():
     launches = series.launches_of(series.SMALL)
     assert [one.form for one in launches] == ["arguments"] * 3 + ["constants"] * 3
