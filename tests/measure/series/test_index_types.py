@@ -18,7 +18,7 @@ def test_each_ladder_is_timed_both_ways():
     json.dumps(found, allow_nan=False)
 
 
-def test_a_rung_that_fails_in_the_other_process_is_said(monkeypatch):
+def test_a_rung_that_fails_in_the_other_process_leaves_its_message(monkeypatch):
     failing = "index_types.time_us = lambda *_: sorted(unsigned.HOMES) or 1 / 0\nindex_types.answer()"
     monkeypatch.setattr(index_types, "WITH_NUMBAS_TYPES",
                         index_types.WITH_NUMBAS_TYPES.replace("index_types.answer()", failing))
