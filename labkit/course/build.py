@@ -18,7 +18,6 @@ from labkit.course.notebooks import (
     read_notebook,
     scrub,
     sha256,
-    to_notebook,
     write_notebook,
 )
 from labkit.course.registry import Chapter, Course, CourseError, shown
@@ -32,7 +31,7 @@ def build_chapter(course: Course, chapter: Chapter, device: str | None = None, o
     """
     if wrong := prose.problems_of_lesson(chapter):
         raise CourseError("\n".join(wrong))
-    notebook = to_notebook(chapter)
+    notebook = prose.to_notebook(chapter)
     with tempfile.TemporaryDirectory(prefix="labkit-") as folder:
         notes = Path(folder) / "quotes"
         outcome = execution.run(notebook, chapter, device=device, on_cell=on_cell, env={recordings.NOTES: str(notes)})
@@ -53,7 +52,7 @@ def rebuild_prose(course: Course, chapter: Chapter) -> bool:
     this code, or if somebody has edited the notebook: nothing is written then."""
     if wrong := prose.problems_of_lesson(chapter):
         raise CourseError("\n".join(wrong))
-    notebook, built = to_notebook(chapter), read_notebook(chapter.built)
+    notebook, built = prose.to_notebook(chapter), read_notebook(chapter.built)
     if built is None or edited(chapter.built):
         return False
     cells, executed = _code(notebook), _code(built)

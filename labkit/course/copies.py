@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from labkit._common.files import locked, read_json, write_text
-from labkit.course import notebooks, progress, workbooks
+from labkit.course import notebooks, progress, prose, workbooks
 from labkit.course.answer_cells import checked_name
 from labkit.course.notebooks import back_up, cell_digest, cells_sha256, edited, read_notebook, write_notebook
 from labkit.course.registry import Chapter, Course, CourseError, shown
@@ -38,13 +38,13 @@ def lesson(course: Course, chapter: Chapter, *, clean: bool = False) -> list[str
             progress.note_finished(course, [chapter])
         if path.is_file() and (clean or learner_copy is None):
             removed = _remove_with_backup(course, path)
-            _update(course, path, notebooks.to_notebook(chapter))
+            _update(course, path, prose.to_notebook(chapter))
             why = "" if clean else ", since yours could not be read"
             return [f"{shown(course, path)} is a clean copy{why}.{_backup_note(course, removed)}"]
         if learner_copy is not None and _is_of(learner_copy, notebooks.sha256(chapter.source_text())):
             return []
         others = [] if path.is_file() else _edited_lessons(course, chapter)
-        backup, _ = _update(course, path, notebooks.to_notebook(chapter), others)
+        backup, _ = _update(course, path, prose.to_notebook(chapter), others)
         return _updated(course, path, backup)
 
 
@@ -100,7 +100,7 @@ def _move_lesson(course: Course, path: Path) -> list[str]:
     if progress.was_run(learner_copy):
         progress.note_finished(course, targets)
     own = targets[0].own_lesson
-    _update(course, own, notebooks.to_notebook(targets[0]), [(learner_copy, _is_newer(path, own))])
+    _update(course, own, prose.to_notebook(targets[0]), [(learner_copy, _is_newer(path, own))])
     return [f"{shown(course, path)} is now {shown(course, own)}."
             f"{_backup_note(course, _remove_with_backup(course, path))}"]
 

@@ -19,7 +19,8 @@ from labkit._common.cores import cores
 from labkit._common.version import __version__
 from labkit.course import execution
 from labkit.course.execution import Problem
-from labkit.course.notebooks import read_notebook, sha256, to_notebook, write_notebook
+from labkit.course.notebooks import read_notebook, sha256, write_notebook
+from labkit.course.prose import to_notebook
 from labkit.course.registry import Chapter, Course, CourseError
 
 

@@ -14,8 +14,7 @@ from pathlib import Path
 
 from labkit._common.files import read_json, write_text
 from labkit._common.version import __version__
-from labkit.course import prose
-from labkit.course.registry import Chapter, Course, CourseError
+from labkit.course.registry import Course, CourseError
 
 NOTEBOOK_METADATA = {
     "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
@@ -51,16 +50,6 @@ def cells_sha256(notebook) -> str:
 def cell_digest(cell) -> str:
     """The same of one cell, in 12 digits."""
     return sha256(f"{cell.cell_type}\0{cell.source}")[:12]
-
-
-def to_notebook(chapter: Chapter):
-    """The chapter's source as a notebook without outputs, its numbers in place, with stable cell ids and its hashes in
-    the metadata."""
-    name, shown = f"notebooks/{chapter.name}.py", prose.rendered(chapter)
-    notebook = parse(shown, name)
-    label(notebook, name, sha256(chapter.source_text()))
-    notebook.metadata["labkit"]["prose_sha256"] = sha256(shown)
-    return notebook
 
 
 def parse(text: str, name: str):

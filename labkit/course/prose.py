@@ -22,6 +22,7 @@ from functools import cache
 from pathlib import Path
 
 from labkit._common.files import read_text
+from labkit.course import notebooks
 from labkit.course.registry import Chapter, Course, CourseError
 
 PAGES = ("README.md", "data/README.md", "data/teaching.md")
@@ -55,6 +56,16 @@ class _Failed(Exception):
 def rendered(chapter: Chapter) -> str:
     """The lesson's source as a reader sees it, on the same lines."""
     return render(chapter.source_text(), f"notebooks/{chapter.name}.py")
+
+
+def to_notebook(chapter: Chapter):
+    """The chapter's source as a notebook without outputs, its numbers in place, with stable cell ids and its hashes in
+    the metadata."""
+    name, shown = f"notebooks/{chapter.name}.py", rendered(chapter)
+    notebook = notebooks.parse(shown, name)
+    notebooks.label(notebook, name, notebooks.sha256(chapter.source_text()))
+    notebook.metadata["labkit"]["prose_sha256"] = notebooks.sha256(shown)
+    return notebook
 
 
 def render(source: str, name: str) -> str:

@@ -164,7 +164,7 @@ def namespace() -> dict:
     """Return every name that an expression may use."""
     data = measure.recorded(gpu=GPU)
     functions = (row, series_of, rates_of, times_of, ncu, profiled, stall, report, block_bytes, mean_rate, file_mb,
-                 words, near, min, max, abs, all, sum, round, len)
+                 words, near, min, max, abs, all, sum, round, len, sorted)
     names = {function.__name__: function for function in functions}
     return names | {"series": Record(data["series"]), "limits": Record(data["limits"]),
                     "machine": Record(data["machine"]), "training": _training(TINY),

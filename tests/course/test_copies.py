@@ -6,7 +6,7 @@ import os
 import nbformat
 import pytest
 
-from labkit.course import copies, notebooks, progress, workbooks
+from labkit.course import copies, notebooks, progress, prose, workbooks
 from labkit.course import registry as courses
 from labkit.course.registry import CourseError
 
@@ -274,7 +274,7 @@ def test_a_shipped_notebook_of_an_earlier_name_is_found(tmp_path):
 def test_a_lesson_that_was_changed_in_notebooks_is_taken_over_at_first(tmp_path):
     course = before(tmp_path)
     chapter = course.chapters[0]
-    notebook = notebooks.to_notebook(chapter)
+    notebook = prose.to_notebook(chapter)
     notebook.cells[1].source = "mine"
     notebooks.write_notebook(notebook, chapter.built)
     copies.lesson(course, chapter)

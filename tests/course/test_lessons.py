@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from labkit._common.errors import UserError
-from labkit.course import execution, notebooks, site
+from labkit.course import execution, notebooks, prose, site
 from labkit.course import lessons as run
 from labkit.course import registry as courses
 
@@ -79,7 +79,7 @@ def test_lessons_in_a_row_have_a_process_each_and_the_next_one_is_started_early(
     async def three():
         async with execution.Kernels("cpu", lessons=3) as kernels:
             for _ in range(3):
-                notebook = notebooks.to_notebook(chapter)
+                notebook = prose.to_notebook(chapter)
                 assert (await kernels.run(notebook, chapter)).problem is None
                 printed.append(notebook.cells[-1].outputs[0].text.split())
             assert kernels._waiting is None  # three were announced: no fourth
@@ -98,7 +98,7 @@ def test_a_kernel_that_was_started_early_and_is_not_needed_ends(course_dir, monk
 
     async def one_of_two():
         async with execution.Kernels("cpu", lessons=2) as kernels:
-            outcome = await kernels.run(notebooks.to_notebook(chapter), chapter)
+            outcome = await kernels.run(prose.to_notebook(chapter), chapter)
             assert "ZeroDivisionError" in outcome.problem.error
             assert kernels._waiting.manager.has_kernel
             return kernels._waiting

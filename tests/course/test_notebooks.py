@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from labkit.course import build, copies, lessons, notebooks, progress
+from labkit.course import build, copies, lessons, notebooks, progress, prose
 from labkit.course import registry as courses
 from labkit.course.registry import CourseError
 
@@ -29,7 +29,7 @@ def test_what_cannot_be_read_counts_as_edited(course):
     assert not notebooks.edited(path)  # there is nothing to keep
     path.write_text("{ half a noteb")
     assert notebooks.edited(path)
-    notebook = notebooks.to_notebook(course.chapters[0])
+    notebook = prose.to_notebook(course.chapters[0])
     notebooks.write_notebook(notebook, path)
     assert not notebooks.edited(path)
     notebook.cells[-1].source += "\n# mine"

@@ -10,7 +10,7 @@ from labkit import measure
 from labkit._common.paths import REPOSITORY
 from labkit.course import build, passages, prose, readme
 from labkit.course import registry as courses
-from labkit.course.notebooks import cell_lines, read_notebook, to_notebook
+from labkit.course.notebooks import cell_lines, read_notebook
 from labkit.course.registry import CourseError
 
 US = "{{ series.launch_overhead.launcher_us:.1f }}"
@@ -68,7 +68,7 @@ def test_every_name_is_used(course):
 
 def test_a_reader_sees_no_marks(course):
     for chapter in course.chapters:
-        text = "".join(cell.source for cell in to_notebook(chapter).cells if cell.cell_type == "markdown")
+        text = "".join(cell.source for cell in prose.to_notebook(chapter).cells if cell.cell_type == "markdown")
         assert "{{ " not in text and "[numbers]" not in text, chapter.name
     assert not any("{{ " in passage.text for passage in passages.passages(course))
     assert "{{ " not in readme.chapters(course)

@@ -10,7 +10,7 @@ import pytest
 from labkit._common import files
 from labkit._common.errors import UserError
 from labkit._common.paths import REPOSITORY
-from labkit.course import build, execution, exercises, notebooks, progress, readme
+from labkit.course import build, execution, exercises, notebooks, progress, prose, readme
 from labkit.course import registry as courses
 
 ROOT = REPOSITORY
@@ -177,9 +177,9 @@ def test_building_twice_gives_the_same_bytes_and_no_path_of_this_machine(course_
 def test_cell_ids_survive_an_inserted_cell_and_stay_unique(course_dir):
     course = courses.load(course_dir)
     chapter = course.chapters[0]
-    before = {cell.source: cell.id for cell in notebooks.to_notebook(chapter).cells}
+    before = {cell.source: cell.id for cell in prose.to_notebook(chapter).cells}
     chapter.source.write_text("# %%\n1 + 1\n\n# %%\n1 + 1\n\n" + chapter.source.read_text())
-    after = notebooks.to_notebook(chapter).cells
+    after = prose.to_notebook(chapter).cells
     assert {cell.source: cell.id for cell in after}.items() >= before.items()
     assert len({cell.id for cell in after}) == len(after)
 
@@ -241,7 +241,7 @@ def fresh(course_dir, monkeypatch):
     """The small course as `labkit build` leaves it, without executing anything."""
     course = courses.load(course_dir)
     for chapter in course.chapters:
-        notebooks.write_notebook(notebooks.to_notebook(chapter), chapter.built)
+        notebooks.write_notebook(prose.to_notebook(chapter), chapter.built)
     readme.write(course)
     monkeypatch.chdir(course_dir)
     assert build.check(course) == []
@@ -393,7 +393,7 @@ def test_a_lesson_is_finished_once_the_learner_has_run_it_all(fresh):
     nbformat.write(notebook, first.built)
     assert progress.next_lesson(fresh) == second
     # A rebuilt notebook takes nothing away, and neither does a damaged file of progress.
-    notebooks.write_notebook(notebooks.to_notebook(first), first.built)
+    notebooks.write_notebook(prose.to_notebook(first), first.built)
     assert progress.next_lesson(fresh) == second
     (fresh.state_dir / "progress.json").write_text("{")
     with pytest.warns(UserWarning, match="progress.json is no JSON"):

@@ -260,6 +260,12 @@ def test_a_range_that_would_wrap_is_an_error_when_observed(load):
         observe(kernel[1, 1], np.array([(1 << 31) + 5], np.uint32), np.zeros(1, np.int64))
 
 
+def test_a_value_computed_once_for_a_block_keeps_the_rule(load):
+    kernel = load("@cuda.jit\ndef once(a, out):\n    split = u32.blockIdx.x\n    begin = split - 1\n"
+                  "    cuda.syncthreads()\n    out[0] = int64(begin)\n").once
+    assert results(kernel, np.zeros(1, np.uint32), count=1) == [2**32 - 1]
+
+
 def test_what_may_not_be_called_says_so(load):
     module = load("@cuda.jit\ndef alone(out):\n    out[0] = u32.range(3)\n\n\n"
                   "@cuda.jit\ndef empty(out):\n    for i in u32.range():\n        out[0] = i\n")

@@ -17,7 +17,7 @@ from markupsafe import Markup
 from nbconvert.filters.ansi import ansi2html, strip_ansi
 from nbconvert.filters.markdown_mistune import IPythonRenderer, MarkdownWithMath
 
-from labkit.course import colab, notebooks
+from labkit.course import colab, notebooks, prose
 from labkit.course.glossary import Glossary, Marker
 from labkit.course.lessons import LessonResult, kept
 from labkit.course.passages import anchor as anchor_of
@@ -72,7 +72,7 @@ def page_of(course: Course, chapter: Chapter, glossary: Glossary, *, from_here: 
         return render(course, chapter, stored[1], glossary, HERE, stored[0], repository)
     if notebook := shipped(chapter):
         return render(course, chapter, notebook, glossary, SHIPPED, None, repository)
-    return render(course, chapter, notebooks.to_notebook(chapter), glossary, NONE, None, repository)
+    return render(course, chapter, prose.to_notebook(chapter), glossary, NONE, None, repository)
 
 
 def shipped(chapter: Chapter):

@@ -29,17 +29,21 @@ def first_rung(name: str):
     return next((rung for rung in op(name).rungs if rung.kernel and not rung.missing), None)
 
 
-def time_us(name: str, quick: bool = False) -> list[float]:
-    """Return the median times, in microseconds, of a ladder's first rung at the size it is timed at, with its arrays in
-    a few places of memory: atomics and weights that just fit into L2 take up to twice as long in one as in another."""
-    operation, rung = op(name), first_rung(name)
-    size, rng = operation.work.timed, np.random.default_rng(0)
-    inputs = operation.inputs(rng, **size)
+def inputs_of(name: str) -> tuple:
+    """Return the arguments of a ladder on the host, at the size it is timed at."""
+    operation = op(name)
+    return operation.inputs(np.random.default_rng(0), **operation.work.timed)
+
+
+def time_us(name: str, inputs: tuple, quick: bool = False) -> list[float]:
+    """Return the median times, in microseconds, of a ladder's first rung, with its arrays in a few places of memory:
+    atomics and weights that just fit into L2 take up to twice as long in one as in another."""
+    operation, rung, rng = op(name), first_rung(name), np.random.default_rng(1)
     times = []
     for _ in range(PLACES):
         gap = cuda.device_array(int(rng.integers(1, 1 << (12 if quick else 26))), np.uint8)
         arrays = to_device(inputs)
-        out = cuda.to_device(np.zeros(operation.shape(**size), operation.dtype))
+        out = cuda.to_device(np.zeros(operation.shape(**operation.work.timed), operation.dtype))
         launch = functools.partial(rung, *arrays, out)
         times.append(1000 * measure.time_kernel(launch, budget_s=0.001 if quick else 0.03).p50)
         del gap
@@ -47,11 +51,13 @@ def time_us(name: str, quick: bool = False) -> list[float]:
 
 
 def answer() -> None:
-    """Time the ladders that the standard input names, one a line; print a line of JSON for each."""
+    """Time the ladders that the standard input names: a line of JSON for each, and one more when the GPU is free."""
     for line in sys.stdin:
         name, quick = json.loads(line)
+        inputs = inputs_of(name)
+        sys.stdin.readline()
         try:
-            found = time_us(name, quick)
+            found = time_us(name, inputs, quick)
         except Exception as error:  # one that does not compile must not cost the measurements of the others
             found = f"{type(error).__name__}: {error}"[:300]
         print(json.dumps(found), flush=True)
@@ -71,9 +77,9 @@ def index_types(names=None, quick: bool = False) -> dict:
             rung = first_rung(name)
             if rung is None:
                 continue
-            ours = time_us(name, quick)
-            other.stdin.write(json.dumps([name, quick]) + "\n")
-            other.stdin.flush()
+            print(json.dumps([name, quick]), file=other.stdin, flush=True)  # it makes its inputs meanwhile
+            ours = time_us(name, inputs_of(name), quick)
+            print(file=other.stdin, flush=True)
             line = other.stdout.readline()
             if not line:
                 raise RuntimeError(f"the process that times {name} with Numba's types ended with {other.wait()}")

@@ -116,7 +116,7 @@ class Generator:
             if not self.out.pretty:
                 self.out.line("_clear_padding(_m0, _T, _P, _B)")
         for name, node in self.plan.uniform.items():
-            self.out.line(f"{name} = {ast.unparse(node.value)}", node.lineno)
+            self.out.line(f"{name} = {self.out.expression(node.value)}", node.lineno)
 
     def _block_index(self):
         self.out.line("_bx = _b % _gdx")

@@ -4,7 +4,7 @@ from dataclasses import asdict, replace
 
 import pytest
 
-from labkit.course import notebooks
+from labkit.course import notebooks, prose
 from labkit.course.lessons import LessonResult, kept_path
 
 RESULT = LessonResult(
@@ -26,7 +26,7 @@ def executed(chapter, outputs=(), text=None):
     """The chapter's notebook with these outputs in its last cell. text: its source from now on."""
     if text is not None:
         chapter.source.write_text(text)
-    notebook = notebooks.to_notebook(chapter)
+    notebook = prose.to_notebook(chapter)
     code = [cell for cell in notebook.cells if cell.cell_type == "code"]
     if code:
         code[-1].outputs = list(outputs)
