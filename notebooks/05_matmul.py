@@ -67,9 +67,9 @@ PlainTable("First kernels: 64-bit sums over 32-bit sums", ("kernel", "us", "fact
            ("Recorded on an NVIDIA H100, medians of three places in memory.",))
 
 # %% [markdown]
-# {{ same_time }} of {{ first_kernels }} take the same time to 3%{{ example }}, this one among them: they wait for memory,
-# and their indices are computed meanwhile. {{ longer }} take longer with 64 bits, the worst {{ worst_factor:.1f }} times
-# as long. {{ shorter }} take less; why is a question for their machine code.
+# {{ same_time }} of {{ first_kernels }} take the same time to 3%{{ example }}, this one among them: they wait for
+# memory, and their indices are computed meanwhile. {{ longer }} take longer with 64 bits, the worst
+# {{ worst_factor:.1f }} times as long. {{ shorter }} take less; why is a question for their machine code.
 #
 # One detail is a mistake. Blocks are 16 × 16, a warp is 32 threads with `threadIdx.x` running fastest, and
 # `row, col = cuda.grid(2)` gives that fastest index to the row. So 16 neighbouring threads read 16 different rows of
