@@ -11,7 +11,7 @@ their kernels, and is longer than others.
 """
 
 import numpy as np
-from numba import float32, int32
+from numba import float32, int32, uint32
 
 from labkit import cuda, u32
 from labkit.device.lazy import kernel_factory
@@ -329,7 +329,7 @@ def make_layernorm_persistent(threads: int, quads: int, kind: str, epsilon: floa
                 v[e] = next_v[e]
                 total += v[e]
             next_row = row + u32.gridDim.x
-            next_offset = min(next_row, rows - 1) * columns  # no branch: it would wait for the loads
+            next_offset = min(next_row, uint32(rows - 1)) * columns  # no branch: it would wait for the loads
             for q in u32.range(quads):  # in flight until this row is done
                 put_four(next_v, 4 * q, load_four(x, next_offset + col + step * q, remaining - int32(step * q)))
             mean = block_sum_once(total, partial[0], lane, warp, warps) * inv_cols
