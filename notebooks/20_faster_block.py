@@ -49,10 +49,10 @@ print(f"launches recorded on {cost['where']}, {cost['date']}")
 
 # %%
 from labkit import show_source
-from labkit.kernels.linear.fused import make_epilogue
+from labkit.kernels.linear.fused import epilogue_for
 from labkit.kernels.ops.fused_linear import FUSED_LINEAR_GELU
 
-show_source(make_epilogue)
+show_source(epilogue_for)
 
 # %%
 from labkit import agree
