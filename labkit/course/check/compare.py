@@ -47,8 +47,9 @@ def compared(exercise: Exercise | None, case: Case, got: np.ndarray, unwritten: 
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         relative = np.max(np.where(wrong, miss / np.abs(expected.astype(np.float64)), 0), initial=0)
     if 0 < relative < 1e-3 and expected.dtype.kind == "f" and np.isfinite(got).all():  # integers may be bits
+        question = "; is something summed in another type?" if relative < 1e-5 else "."
         details.append(f"It is close: at most {relative:.1e} of the value. The allowed error is that of float32 used "
-                       "with care; is something summed in another type, or is a small term missing?")
+                       f"with care{question}")
     return Attempt("wrong_result", headline, tuple(details), table_of(expected, got, wrong, unwritten), got=got,
                    summary=summary, wrong=wrong,
                    unwritten=unwritten if case.start is None else wrong & (got == case.start))

@@ -75,13 +75,13 @@ def _along_an_axis(wrong, verb: str, block: tuple, size: dict) -> str:
 
 
 def _called(number: int, block: tuple, size: dict) -> str:
-    """Which length this number is, where it is one only: ", from K = 2 on"."""
+    """Which length this number is, where it is one only: "; 16 is K". Of 1 and 2, too many are."""
     names = [name for name, value in size.items() if value == number]
     if names == [BLOCKS] and number > 1:
         return f"; the launch has {number} blocks"
     names = [name for name in names if name != BLOCKS]
     block_lengths = {int(length) for length in block if length > 1} | ({int(np.prod(block))} if block else set())
-    if number < 2 or len(names) + (number in block_lengths) != 1:
+    if number < 3 or len(names) + (number in block_lengths) != 1:
         return ""
     return f"; {number} is {names[0]}" if names else f"; a block has {number} threads" + (
         "" if number == int(np.prod(block)) else " along one axis")

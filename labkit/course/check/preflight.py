@@ -183,8 +183,9 @@ def overflowing(exercise: Exercise, answer, case: Case) -> tuple[str, ...]:
                       None)
     if definition is None:
         return ()
-    made = next((node for node in ast.walk(definition) if isinstance(node, ast.Call) and node.args
-                 and ast.unparse(node.func).endswith("int32") and isinstance(node.args[0], ast.BinOp)), None)
+    made = next((node for node in ast.walk(definition)
+                 if isinstance(node, ast.Call) and node.args and isinstance(node.args[0], ast.BinOp)
+                 and ast.unparse(node.func).rpartition(".")[2] == "int32"), None)
     for argument, value in zip(definition.args.args, values, strict=False):
         if made is not None and isinstance(value, np.ndarray) and value.dtype.kind in "iu" and value.ndim and (
                 total := int(value.astype(np.int64).sum(axis=-1).max(initial=0))) > largest:

@@ -218,7 +218,7 @@ def _of_input(probe: _Probe, which: int, element: tuple) -> list[str]:
     elif missing:
         sampled = "" if len(sample) == len(needed) else f", among {len(sample)} that were tried"
         texts.append(f"{what}{where} does not depend on {_elements(name, missing, shape)}, and should{sampled}.")
-    if extra is not None:
+    if extra is not None and needed:  # else this case alone may make the input idle, as softmax over one key does
         texts.append(f"{what}{where} depends on {_elements(name, [extra], shape)}, and should not.")
     return texts
 

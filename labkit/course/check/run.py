@@ -207,6 +207,8 @@ FINDINGS = (
 
 
 ADVICE = re.compile(r" Put cuda\.syncthreads\(\)[^.]*\.")  # where a barrier is missing
+# Of a race that changes nothing by itself: beside a wrong result it is a symptom, and no matter of tidiness.
+BENIGN = re.compile(r"^benign race: | (?:Both leave|The value is) the same .*?(?:== 0:`|changes)\.")
 ONE_WARP = re.compile(r" These threads are of one warp: for them cuda\.syncwarp\(\) is enough\.")
 
 

@@ -11,7 +11,7 @@ from labkit._common.tables import size_text
 from labkit.course.check.cases import Attempt, Case, threads_of
 from labkit.course.check.diagnostics import mentions
 from labkit.course.check.preflight import computes_in_float64
-from labkit.course.check.run import ADVICE, ONE_WARP, depends_on_before, explained_by_before, observer, run_once
+from labkit.course.check.run import ADVICE, BENIGN, ONE_WARP, depends_on_before, explained_by_before, observer, run_once
 from labkit.course.exercises import Exercise
 
 ORDERS = ("reverse", "scattered")  # after "forward"
@@ -97,7 +97,8 @@ def _with_observed(exercise: Exercise, answer, attempt: Attempt, cases: list[Cas
     for case in observed_cases(exercise, cases):
         observed = observer(exercise, case)(answer)
         if observed.kind in ("race", "uninitialized", "barrier"):
-            found = observed.details[0]
+            found = BENIGN.sub("", observed.details[0])
+            found = found[:1].upper() + found[1:]
             if not mentions(answer, "shared", "shfl", "cp_async"):  # two threads have one index: no barrier helps
                 found = ADVICE.sub("", ONE_WARP.sub("", found))
             return replace(attempt, details=(*attempt.details[:1], f"{observed.headline} {found}",

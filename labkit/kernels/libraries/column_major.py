@@ -109,18 +109,21 @@ def read_column_major(memory: np.ndarray, rows: int, cols: int, ld: int | None =
     return _matrix("memory", memory, rows, cols, rows if ld is None else ld)
 
 
+UNNOTICED = "cuBLAS would not notice: it has a pointer and no size"
+
+
 def check_matrix(name: str, size: int, rows: int, cols: int, ld: int) -> None:
     """Raise IndexError if a matrix exceeds a memory of `size` elements, which cuBLAS cannot check."""
     last = (rows - 1) + (cols - 1) * ld
     if rows and cols and last >= size:
         raise IndexError(f"{name} as a matrix of {rows} x {cols} with leading dimension {ld} ends at element {last} of "
-                         f"a memory of {size}. cuBLAS would not notice: it has a pointer and no size")
+                         f"the {size} that its memory has. {UNNOTICED}")
 
 
 def check_vector(n: int, size: int, incx: int) -> None:
     if n > 0 and (n - 1) * incx >= size:
-        raise IndexError(f"x with n = {n} and incx = {incx} ends at element {(n - 1) * incx} of a memory of {size}. "
-                         f"cuBLAS would not notice: it has a pointer and no size")
+        raise IndexError(f"x with n = {n} and incx = {incx} ends at element {(n - 1) * incx} of the {size} that its "
+                         f"memory has. {UNNOTICED}")
 
 
 def _matrix(name: str, memory: np.ndarray, rows: int, cols: int, ld: int) -> np.ndarray:

@@ -124,7 +124,7 @@ def test_each_refusal_names_its_argument(change, sentence):
 
 def test_the_call_says_where_cublas_would_read_foreign_memory():
     A, B, C = on_device(*numbers((14,), (20,), (12,)))
-    with pytest.raises(IndexError, match="ends at element 14 of a memory of 14"):
+    with pytest.raises(IndexError, match="ends at element 14 of the 14 that its memory has"):
         gemm(OP_N, OP_N, 3, 4, 5, 1.0, A, 3, B, 5, 0.0, C, 3)
 
 
