@@ -22,6 +22,7 @@ from labkit._common.errors import UserError
 from labkit._common.paths import REPOSITORY
 from labkit.course import copies, exercises
 from labkit.course import registry as course
+from labkit.measure import expressions  # noqa: F401  with the true labkit.device, before a test puts another in its place
 from tests import interrupts
 
 ROOT = REPOSITORY
