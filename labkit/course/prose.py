@@ -165,7 +165,7 @@ def _line(text: str, at: int) -> int:
 
 
 def _fault(where: str, text: str, match: re.Match, reason: object) -> str:
-    """A sentence on what is wrong at a match, with the prose around it."""
+    """Describe what is wrong at a match in one sentence, and quote the prose around it."""
     around = text[max(0, match.start() - 80) : match.start()], text[match.end() : match.end() + 40]
     before, after = (" ".join(re.sub(r"^# ?", "", part, flags=re.MULTILINE).split()) for part in around)
     return f"{where}: {reason}: ...{before} {match[0]}{'' if after[:1] in ',.;:)' else ' '}{after}..."

@@ -72,7 +72,8 @@ def _sentences(index: ast.expr, value: int, state: _State, conditions: list, lin
 
 
 class _State:
-    """What is known of the thread's variables. lines, made: where they were set last, and to what."""
+    """Hold the thread's variables as far as they can be evaluated. lines, made: the line that last set a variable, and
+    the expression it was set to."""
 
     def __init__(self, names: dict, cuda):
         self.names, self.cuda, self.lines, self.made, self.parameters = names, cuda, {}, {}, tuple(names)
@@ -81,7 +82,7 @@ class _State:
         try:
             found = eval(compile(ast.Expression(node), "<index>", "eval"), {"__builtins__": {}}, {
                 **CONVERSIONS, **self.names, "cuda": self.cuda})
-        except Exception:  # it depends on what is not known here
+        except Exception:  # it depends on a value that cannot be evaluated here
             return UNKNOWN
         return found if isinstance(found, (int, float, bool, tuple, np.number)) else UNKNOWN
 
