@@ -97,7 +97,7 @@ class KeptCode:
         self._store, self.name = store, name  # store: a function, for $LABKIT_CACHE_DIR may change
 
     def key(self, signature, codegen):
-        made_for = f"{VERSIONS} {signature} {codegen.magic_tuple()}"
+        made_for = f"{VERSIONS} {signature} {codegen.magic_tuple()} -O{int(numba.core.config.OPT)}"
         return f"{self.name}.{hashlib.sha256(made_for.encode()).hexdigest()[:20]}"
 
     def load_overload(self, signature, target_context):

@@ -71,7 +71,8 @@ class InterpretedKernel:
 def is_cached(program, argument_types, ordered, flat):
     """Whether an earlier process has compiled this and the cache on disk still has it."""
     name, all_types = _named(program, argument_types, ordered, flat)
-    return is_code_cached(name, code_name(program), _signature(all_types))
+    with _quicker_compiles():
+        return is_code_cached(name, code_name(program), _signature(all_types))
 
 
 def _constants(program):

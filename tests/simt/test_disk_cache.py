@@ -13,7 +13,7 @@ import pytest
 from numba import njit
 
 from labkit import cuda, simt
-from labkit.simt import cache, runtime, store
+from labkit.simt import cache, compiled_kernel, runtime, store
 from labkit.simt.errors import OutOfBoundsError
 from labkit.simt.runtime import collectives, ptx_copies, ptx_matrices, shared_function
 
@@ -277,6 +277,20 @@ def test_types_and_settings_are_part_of_the_key(tmp_path, monkeypatch):
     monkeypatch.delenv("LABKIT_BOUNDS_CHECK")
     with pytest.raises(OutOfBoundsError):
         keeps[1, 32](a, short)
+
+
+def test_how_far_llvm_optimises_is_part_of_the_key(tmp_path, monkeypatch):
+    """What a test compiled in a hurry is not what a lesson runs."""
+    monkeypatch.setenv("LABKIT_CACHE_DIR", str(tmp_path))
+    for level in (0, 1):
+        monkeypatch.setattr(compiled_kernel, "HIGHEST_OPT", level)
+
+        @cuda.jit
+        def one(out):
+            out[cuda.threadIdx.x] = 1
+
+        one[1, 32](np.zeros(32, np.int64))
+        assert len([*tmp_path.glob("one_*.one.*.kernel")]) == level + 1
 
 
 def test_the_version_covers_every_source_of_the_cpu_device(monkeypatch):
