@@ -1,14 +1,16 @@
 """The work of compiling grows with a kernel's length, not with its square: counted, never timed."""
 
 import ast
+import contextlib
+import re
 
 import numba
 import numpy as np
 import pytest
-from numba.core import analysis, codegen
+from numba.core import analysis, codegen, ssa
 
 from labkit.measure.series.simt import long_kernel
-from labkit.simt.codegen import liveness
+from labkit.simt.codegen import inference, liveness
 from labkit.simt.codegen.emit import Generator
 from labkit.simt.compiled_kernel import CompiledKernel
 from labkit.simt.rewrite import rewrite
@@ -77,3 +79,31 @@ def test_what_llvm_is_given_grows_with_the_length(shape, tmp_path, monkeypatch):
         assert long.count(" alloca ") == short.count(" alloca ")
         assert long.count(" = load {") == short.count(" = load {")
     assert long.count("\nstopped:") == short.count("\nstopped:")  # one way out of the loops, for all faults
+
+
+@pytest.mark.parametrize("shape", ["loops", "branches with barriers"])
+def test_versions_of_variables_are_those_that_numba_makes(shape, tmp_path, monkeypatch):
+    """And no statement is visited that does not name the variable."""
+    run, rewrites, visited = ssa._run_ssa, [], []
+
+    def dumped(blocks):
+        after = run(blocks)
+        rewrites.append([re.sub(r"<.*?>", "", str(statement))
+                         for label in sorted(after) for statement in after[label].body])
+        return after
+
+    def compiled(folder):
+        folder.mkdir()
+        rewrites.clear()
+        visited.clear()
+        monkeypatch.setattr(ssa, "_run_ssa", dumped)
+        for name in ("on_assign", "on_other"):
+            visit = getattr(ssa._FixSSAVars, name)
+            monkeypatch.setattr(ssa._FixSSAVars, name, lambda *a, visit=visit: (visited.append(1), visit(*a))[1])
+        llvm_of(shape, 20, folder, monkeypatch)
+        return max(rewrites, key=len), len(visited)
+
+    ours, few = compiled(tmp_path / "ours")
+    monkeypatch.setattr(inference, "quick_ssa", contextlib.nullcontext)
+    of_numba, many = compiled(tmp_path / "of_numba")
+    assert ours == of_numba and any("phi" in line for line in ours) and 8 * few < many

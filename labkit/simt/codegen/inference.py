@@ -28,6 +28,7 @@ from numba.core.untyped_passes import (
 
 from labkit.simt.codegen.liveness import quick_liveness
 from labkit.simt.codegen.lowering import LowerToValues
+from labkit.simt.codegen.ssa import quick_ssa
 from labkit.simt.errors import KernelTypeError, file_label
 from labkit.simt.ir import shown
 
@@ -77,7 +78,7 @@ def _pipelines(*passes):
 
 class _Compiler(compiler.CompilerBase):
     def compile_extra(self, func):
-        with quick_liveness():
+        with quick_liveness(), quick_ssa():
             return super().compile_extra(func)
 
 

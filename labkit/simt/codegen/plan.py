@@ -386,13 +386,13 @@ class Plan:
         ty = known.get(name)
         if ty is None:
             return  # read, never written: Numba will say so
-        line = next((s.lineno for s in self._assignments(name)), self.program.line)
         if isinstance(ty, types.Array):  # a view: its address, shape and strides
             self.kept[name] = [(f"_v{name}_{k}", types.int64) for k in range(1 + 2 * ty.ndim)]
             self.kept_views[name] = ty
             return
         parts = list(ty.types) if isinstance(ty, types.BaseTuple) else [ty]
         if not all(isinstance(p, (types.Number, types.Boolean)) for p in parts):
+            line = next((s.lineno for s in self._assignments(name)), self.program.line)
             raise UnsupportedError(
                 f"{self.program.name}, line {line}: {name} ({ty}) is kept across a barrier; the CPU device can keep "
                 f"numbers and tuples of numbers ({file_label(self.program.filename)})"
