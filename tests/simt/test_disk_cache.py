@@ -293,6 +293,18 @@ def test_how_far_llvm_optimises_is_part_of_the_key(tmp_path, monkeypatch):
         assert len([*tmp_path.glob("one_*.one.*.kernel")]) == level + 1
 
 
+def test_what_a_test_compiles_is_kept_for_the_next_process(tmp_path, monkeypatch):
+    """At LLVM's -O0 it would not be: the addresses of the functions it calls stay in the code."""
+    monkeypatch.setenv("LABKIT_CACHE_DIR", str(tmp_path))
+
+    @cuda.jit
+    def broadcast(out):
+        out[cuda.threadIdx.x] = cuda.shfl_sync(0xFFFFFFFF, cuda.threadIdx.x, 0)
+
+    broadcast[1, 32](np.zeros(32, np.int64))
+    assert len([*tmp_path.glob("broadcast_*.broadcast.*.kernel")]) == 1
+
+
 def test_the_version_covers_every_source_of_the_cpu_device(monkeypatch):
     """A change in any file, in a folder too, compiles the kernels anew."""
     read = []
