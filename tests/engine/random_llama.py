@@ -14,7 +14,7 @@ from labkit.models.llama import Config
 MARKS = ("<|endoftext|>", "<|user|>", "<|assistant|>", "<|end|>")  # tokens 0 to 3; the first stands before every text
 TEMPLATE = ("{{ bos_token }}{% for message in messages %}{{ '<|' + message.role + '|>' + message.content + '<|end|>' }}"
             "{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}")
-SMALL = {"vocab_size": 300, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2,
+SMALL = {"vocab_size": 301, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2,
          "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 32, "max_position_embeddings": 128,
          "tie_word_embeddings": True}
 
