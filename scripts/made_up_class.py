@@ -23,7 +23,7 @@ ROOT = Path(__file__).resolve().parent.parent
 if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
-from labkit.course import answer_cells, exercises, registry, workbooks  # noqa: E402, found beside this script
+from labkit.course import exercise_files, exercises, registry, workbooks  # noqa: E402, found beside this script
 
 WRONG_ANSWERS = ROOT / "tests" / "course" / "check" / "wrong_answers.toml"
 LAYOUTS = ("nbgrader", "moodle", "flat")
@@ -107,7 +107,7 @@ class Maker:
         """(the answer cell's source or None to leave it as it is given, the kind, is it right)."""
         kind = self.draw.choices(list(MIX), MIX.values())[0]
         exercise = self.known[name]
-        solution = answer_cells.solution(name).answer
+        solution = exercise_files.solution(name).answer
         written = self.written.get(name, [])
         if exercise.kind == "predict":
             return self._prediction(name, kind, solution, written)

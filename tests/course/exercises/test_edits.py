@@ -7,7 +7,7 @@ import pytest
 
 from labkit._common import paths
 from labkit._common.paths import REPOSITORY
-from labkit.course import answer_cells, exercises
+from labkit.course import exercise_files, exercises
 from labkit.course.check import examine
 from labkit.course.exercises import Edit
 from labkit.course.exercises.edits import WrongAnswers
@@ -74,11 +74,11 @@ def made_up(tmp_path, monkeypatch):
 
 
 def test_the_answer_is_found_by_the_exercises_name(made_up):
-    solution = answer_cells.solution("scale_vector")
+    solution = exercise_files.solution("scale_vector")
     assert solution.file == "00_first.py" and "SOLUTION" not in solution.answer
     assert solution.run(solution.answer, "<right>").__name__ == "scale_vector"
     with pytest.raises(KeyError, match=r"no file of .* has an answer above check\('scale_vektor', ...\)"):
-        answer_cells.solution("scale_vektor")
+        exercise_files.solution("scale_vektor")
 
 
 @pytest.mark.cpu_device

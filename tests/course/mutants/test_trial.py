@@ -5,7 +5,7 @@ import threading
 import pytest
 
 from labkit._common.paths import REPOSITORY
-from labkit.course import answer_cells, exercises
+from labkit.course import exercise_files, exercises
 from labkit.course.mutants import ledger, trial
 from labkit.course.mutants.operators import Mutant
 from tests.course.expensive import marks_of
@@ -43,7 +43,7 @@ def test_no_mutant_passes_that_is_not_known(name):
 
 
 def test_the_answer_itself_survives_and_so_would_an_equivalent_mutant():
-    answer = Mutant("none", "none", answer_cells.solution("saxpy").answer)
+    answer = Mutant("none", "none", exercise_files.solution("saxpy").answer)
     assert trial.try_mutant(EXERCISES["saxpy"], answer).survived
 
 
@@ -59,7 +59,7 @@ def test_a_process_that_dies_costs_one_mutant(monkeypatch):
 
 
 def test_the_process_gets_the_mutants_that_it_tries():
-    wanted = [Mutant("none", "none", answer_cells.solution("saxpy").answer),
+    wanted = [Mutant("none", "none", exercise_files.solution("saxpy").answer),
               Mutant("none", "no kernel", "saxpy = None")]
     first, second = trial.try_all({"saxpy": wanted}, workers=1)
     assert (first.mutant, first.survived) == ("none: none", True)
