@@ -20,7 +20,7 @@ from pathlib import Path
 from labkit._common import paths
 from labkit._common.errors import UserError, short
 from labkit._common.files import read_text
-from labkit.course.answer_cells import BEGIN, names_bound, program, run, without_markers
+from labkit.course.answer_cells import BEGIN, END, names_bound, program, run, without_markers
 
 OWN = paths.PACKAGE / "course" / "exercises"
 CELL, CHECK = "# %%", "# %% [check]"
@@ -73,7 +73,8 @@ class ExerciseFile:
         before, marker, answer = cell.partition(f"### {BEGIN}")
         if not marker:
             raise UserError(f"{self._where}: no cell with {BEGIN} stands above {CHECK}")
-        if answer.partition("###")[0].split() in ([], ["pass"]):
+        lines = (line.strip() for line in answer.partition(f"### {END}")[0].split("\n"))
+        if all(line in ("", "pass") or line.startswith("#") for line in lines):
             return None
         if not before or before.endswith("\n"):  # at column 0, so that the code above it stays available
             above.append(cell)
@@ -204,7 +205,7 @@ def notebook_source(heading: str, files: Iterable[ExerciseFile]) -> str:
         raise UserError(f"{paths.shown(shared)}: FIRST_CELL is missing, the text of the notebook's first cell")
     cells = [("markdown", f"# {heading}\n\n{_docstring(source, shared).strip()}"), ("code", first.strip("\n"))]
     for number, file in enumerate(files, 1):
-        text = f"## {number} · {file.title}\n\n{file.text}"
+        text = f"## {number} · {file.title}\n\n{file.text}".rstrip()
         if number > 1 and cells[-1][0] == "markdown":  # what stands after the exercise above
             text = f"{cells.pop()[1]}\n\n{text}"
         cells.append(("markdown", text))

@@ -739,7 +739,7 @@ def test_a_wrong_variable_is_named_in_one_sentence(variable):
 
 def test_other_wrong_variables_are_named(monkeypatch, tmp_path):
     monkeypatch.setenv("LABKIT_EXERCISES", "/no/where")
-    with pytest.raises(UserError, match="LABKIT_EXERCISES names '/no/where'; it must name a directory with files chNN"):
+    with pytest.raises(UserError, match="LABKIT_EXERCISES names '/no/where'; it must name a directory with folders"):
         exercises.load(own=False)
     monkeypatch.setenv("LABKIT_QUOTES", "/no/where/at/all")
     (tmp_path / "a.json").write_text('{"ops": {"matmul": 1}}')

@@ -61,4 +61,5 @@ def _module(path: Path):
         if package not in sys.modules:  # so that the modules in it can import from one another
             sys.modules[package] = types.ModuleType(package)
             sys.modules[package].__path__ = [str(folder)]
+        importlib.invalidate_caches()  # the file may be new
     return importlib.import_module(f"{package}.{path.parent.name}.{path.stem}")
