@@ -36,7 +36,7 @@ def products(*sizes):
 
 
 AWKWARD = products((1, 1, 1), (3, 5, 2), (5, 3, 4), (16, 16, 16), (1, 33, 17), (33, 1, 31), (17, 18, 1), (37, 23, 19),
-                    (20, 35, 50))
+                   (20, 35, 50))
 
 
 def through_tiles(loads: Callable, staged: Callable) -> Demand:
@@ -67,7 +67,7 @@ def two_tiles_a_step(depth: int) -> Demand:
     """For a product, whose length is axis `depth` of the first array. Two tiles for each 16 numbers of it, and two
     more, where they are loaded ahead."""
     return through_tiles(lambda shape, blocks: blocks * (-(-shape[depth] // 16) + 1) * 2 * 16 * 16,
-                          lambda shape: min(shape[0], 16) * min(shape[1], 16))
+                         lambda shape: min(shape[0], 16) * min(shape[1], 16))
 
 
 def wide(*arrays):

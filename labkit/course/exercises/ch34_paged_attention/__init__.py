@@ -84,7 +84,7 @@ DOMAIN = (
     with_lengths("the last page of each sequence is full", lambda lengths, most: 0 * lengths + most),
     with_lengths("the last page of each sequence has one token", lambda lengths, most: 0 * lengths + most - 15),
     with_lengths("only the first place in the batch is taken",
-                  lambda lengths, most: np.where(np.arange(len(lengths)) == 0, most, 0)),
+                 lambda lengths, most: np.where(np.arange(len(lengths)) == 0, most, 0)),
     scaled("scores are thousands apart", queries=100, keys=100),
     scaled("values are large", values=10_000),
     scaled("all scores are far below 0", shift=9),
