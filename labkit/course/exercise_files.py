@@ -31,7 +31,7 @@ WIDTH = 120
 
 @dataclass(frozen=True)
 class Solution:
-    """The answer to an exercise, as text: without markers, and the code above it, which begins with imports."""
+    """The answer to an exercise, as text: without markers, and the code above it, the notebook's first cell included."""
 
     exercise: str
     answer: str
@@ -78,7 +78,8 @@ class ExerciseFile:
             return None
         if not before or before.endswith("\n"):  # at column 0, so that the code above it stays available
             above.append(cell)
-        return Solution(self.name, without_markers(cell), tuple(filter(None, (self.imports, *above))), self.path)
+        above = (_shared(self.path.parent)[1], self.imports, *above)
+        return Solution(self.name, without_markers(cell), tuple(filter(None, above)), self.path)
 
     @property
     def call(self) -> str:
@@ -160,6 +161,25 @@ def _read(path: Path, changed_ns: int) -> ExerciseFile:
                         tuple(cell.strip("\n") for cell in cells), check)
 
 
+def _shared(folder: Path) -> tuple[str, str]:
+    """The text above a chapter's exercises, and the notebook's first cell."""
+    path = folder / "__init__.py"
+    if not path.is_file():
+        raise UserError(f"{paths.shown(path)} is missing: its docstring is the text above the first exercise, and "
+                        "FIRST_CELL the code under it")
+    return _read_shared(path, path.stat().st_mtime_ns)
+
+
+@functools.lru_cache(maxsize=128)
+def _read_shared(path: Path, changed_ns: int) -> tuple[str, str]:
+    """`_shared`, remembered until the file changes."""
+    source = read_text(path)
+    first = _constants(source, path, "FIRST_CELL").get("FIRST_CELL")
+    if not isinstance(first, str):
+        raise UserError(f"{paths.shown(path)}: FIRST_CELL is missing, the text of the notebook's first cell")
+    return _docstring(source, path).strip("\n"), first.strip("\n")
+
+
 def _tree(source: str, path: Path) -> ast.Module:
     try:
         return ast.parse(source)
@@ -195,15 +215,8 @@ def _imports(head: str) -> str:
 def notebook_source(heading: str, files: Iterable[ExerciseFile]) -> str:
     """The exercises of a chapter with their answers, as a py:percent source: solutions/NN_topic.py."""
     files = list(files)
-    shared = files[0].path.parent / "__init__.py"
-    if not shared.is_file():
-        raise UserError(f"{paths.shown(shared)} is missing: its docstring is the text above the first exercise, and "
-                        "FIRST_CELL the code under it")
-    source = read_text(shared)
-    first = _constants(source, shared, "FIRST_CELL").get("FIRST_CELL")
-    if not isinstance(first, str):
-        raise UserError(f"{paths.shown(shared)}: FIRST_CELL is missing, the text of the notebook's first cell")
-    cells = [("markdown", f"# {heading}\n\n{_docstring(source, shared).strip()}"), ("code", first.strip("\n"))]
+    text, first = _shared(files[0].path.parent)
+    cells = [("markdown", f"# {heading}\n\n{text}"), ("code", first)]
     for number, file in enumerate(files, 1):
         text = f"## {number} · {file.title}\n\n{file.text}".rstrip()
         if number > 1 and cells[-1][0] == "markdown":  # what stands after the exercise above

@@ -2,7 +2,8 @@
 
 labkit/course/exercises/ch04_broadcast/add_row.py is one exercise, whole: its text, the learner's cell with the answer,
 and below # %% [check] its EXERCISE; labkit.course.check checks answers by it. A wrong answer that differs from the
-right one by a few lines is stated as an Edit of it. What a lesson's exercises share is in __init__.py beside them.
+right one by a few lines is stated as an Edit of it. What a lesson's exercises share is in __init__.py beside them, and
+what most exercises need can be imported from here.
 
 A teacher's own exercises: LABKIT_EXERCISES names a directory (or several, as in PATH) with folders of the same kind.
 """
@@ -17,11 +18,44 @@ from pathlib import Path
 from labkit._common.errors import UserError, did_you_mean, names_like
 from labkit._common.paths import PACKAGE, shown
 from labkit.course import exercise_files
-from labkit.course.exercises.domains import Reach
+from labkit.course.exercises.demands import (
+    Demand,
+    asks,
+    elements_of_argument,
+    elements_of_warps,
+    on_the_device,
+    one_reads_for_all,
+    shuffles,
+    times_used,
+    whole_grid,
+    whole_number,
+)
+from labkit.course.exercises.domains import (
+    EQUAL,
+    EXPONENTIALS,
+    FAR,
+    FAR_ABOVE_ZERO,
+    HUGE_AND_TINY,
+    MOVED,
+    NEGATIVE,
+    ODD_INTEGERS,
+    ODD_SUMS,
+    ONE_FAR_ABOVE,
+    POSITIVE,
+    SUMMED,
+    ZEROS,
+    Reach,
+    any_angles,
+    at,
+    in_place,
+    largest_at,
+    of,
+    parameter,
+)
 from labkit.course.exercises.edits import Edit
 from labkit.course.exercises.kinds import Exercise, FunctionExercise, KernelExercise, PredictionExercise
-
-__all__ = ["Edit", "Exercise", "FunctionExercise", "KernelExercise", "PredictionExercise", "Reach", "find", "load"]
+from labkit.kernels.op import uniform
+from labkit.kernels.tolerance import EPS32, dot_products, relative_to
 
 
 def load(own: bool = True) -> dict[str, Exercise]:

@@ -1,7 +1,7 @@
 """data/mutants.toml: how many mutants of each answer were tried, and the holes: those that check lets pass.
 
     [tried]
-    row_range = 30
+    30 = ["row_range", "saxpy"]
 
     [holes]
     row_range = ["number: 16 -> 8"]
@@ -13,6 +13,7 @@ file says why under EQUIVALENT.
 from __future__ import annotations
 
 import json
+import textwrap
 import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -27,7 +28,9 @@ def read(path: Path) -> dict:
     """{"tried": {exercise: count}, "holes": {exercise: [mutant, ...]}}; empty where there is no file."""
     if not path.is_file():
         return {"tried": {}, "holes": {}}
-    return {"tried": {}, "holes": {}} | tomllib.loads(path.read_text(encoding="utf-8"))
+    content = tomllib.loads(path.read_text(encoding="utf-8"))
+    tried = {name: int(count) for count, names in content.get("tried", {}).items() for name in names}
+    return {"tried": tried, "holes": content.get("holes", {})}
 
 
 def update(path: Path, exercise: str, outcomes: Iterable[Outcome], equivalent: Mapping[str, str]) -> list[str]:
@@ -44,8 +47,10 @@ def update(path: Path, exercise: str, outcomes: Iterable[Outcome], equivalent: M
 
 def _toml(content: dict) -> str:
     """A list of strings of JSON is one of TOML."""
-    lines = ["# Written by `labkit exercises mutate`: how many mutants of each answer were tried.", "", "[tried]"]
-    lines += [f"{name} = {count}" for name, count in sorted(content["tried"].items())]
+    lines = ["# Written by `labkit exercises mutate`: how many mutants of which answers were tried.", "", "[tried]"]
+    for count in sorted(set(content["tried"].values())):
+        names = ", ".join(f'"{name}"' for name, tried in sorted(content["tried"].items()) if tried == count)
+        lines.append(textwrap.fill(f"{count} = [{names}]", 120, subsequent_indent=" " * 6))
     holes = [f"{name} = {json.dumps(mutants, ensure_ascii=False)}"
              for name, mutants in sorted(content["holes"].items()) if mutants]
     if holes:

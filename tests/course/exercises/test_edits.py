@@ -68,7 +68,7 @@ def made_up(tmp_path, monkeypatch):
 def test_the_answer_is_found_by_the_exercises_name(made_up):
     solution = exercise_files.solution("scale_vector")
     assert solution.path == made_up / "scale_vector.py" and "SOLUTION" not in solution.answer
-    assert solution.above == ("from labkit import cuda",)
+    assert solution.above == ("from labkit import check, cuda", "from labkit import cuda")
     assert solution.run(solution.answer, "<right>").__name__ == "scale_vector"
     with pytest.raises(KeyError, match="scale_vektor"):
         exercise_files.solution("scale_vektor")

@@ -6,10 +6,9 @@ blocks of many sizes, and when something is wrong it says what. A wrong answer c
 to learn what a launch does. If you are stuck, `hint("count_down")` gives a first hint, and more when you ask again.
 """
 
-from labkit.course.exercises.domains import at
+from labkit.course.exercises import at
 
-FIRST_CELL = """
-import numpy as np
+FIRST_CELL = """import numpy as np
 
 from labkit import check, cuda, hint
 from labkit.kernels.positions import positions

@@ -13,7 +13,6 @@ HINTS = ("How many elements does one whole block handle?",
          "-(-a // b) is a / b rounded up. Here b is each * threads.")
 POINTS = 1
 
-
 # %%
 def blocks_needed(n, each, threads):
     ### BEGIN SOLUTION
@@ -21,12 +20,10 @@ def blocks_needed(n, each, threads):
     return -(-n // in_a_block)
     ### END SOLUTION
 
-
 # %% [check]
 import numpy as np
 
-from labkit.course.exercises import FunctionExercise
-from labkit.course.exercises.demands import whole_number
+from labkit.course.exercises import FunctionExercise, whole_number
 
 EXERCISE = FunctionExercise(
     name="blocks_needed",

@@ -26,7 +26,6 @@ def count_down(out):
         out[i] = out.size - 1 - i
         ### END SOLUTION
 
-
 # %% [check]
 import numpy as np
 

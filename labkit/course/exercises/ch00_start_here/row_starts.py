@@ -29,7 +29,6 @@ def row_starts_kernel(tokens, out):
     if i < out.size:
         out[i] = tokens[i] * 8
 
-
 # %%
 def row_starts(tokens):
     ### BEGIN SOLUTION
@@ -39,34 +38,14 @@ def row_starts(tokens):
     return out.copy_to_host()
     ### END SOLUTION
 
-
 # %% [check]
-from labkit.course.exercises import Edit, FunctionExercise, Reach
-from labkit.course.exercises.demands import asks, on_the_device
-
-
-def starts_rounded_down(tokens):
-    on_device, out = cuda.to_device(np.array(tokens, np.int32)), cuda.device_array(len(tokens), np.int32)
-    row_starts_kernel[len(tokens) // 64, 64](on_device, out)
-    return out.copy_to_host()
+from labkit.course.exercises import Edit, FunctionExercise, Reach, asks, on_the_device
 
 
 def starts_in_one_block(tokens):
     on_device = cuda.to_device(np.array(tokens, np.int32))
     out = cuda.to_device(np.zeros(len(tokens), np.int32))
     row_starts_kernel[1, 64](on_device, out)
-    return out.copy_to_host()
-
-
-def starts_returns_input(tokens):
-    on_device, out = cuda.to_device(np.array(tokens, np.int32)), cuda.device_array(len(tokens), np.int32)
-    row_starts_kernel[-(-len(tokens) // 64), 64](on_device, out)
-    return on_device.copy_to_host()
-
-
-def starts_in_int64(tokens):
-    on_device, out = cuda.to_device(np.array(tokens)), cuda.device_array(len(tokens), np.int32)
-    row_starts_kernel[-(-len(tokens) // 64), 64](on_device, out)
     return out.copy_to_host()
 
 
@@ -109,10 +88,12 @@ EXERCISE = FunctionExercise(
             Reach("tokens are as large as int32 allows", lambda rng, tokens: ([2**28 - 1] * len(tokens),))),
     demand=_in_blocks_of_64,
     wrong={
-        "the number of blocks is rounded down": starts_rounded_down,
+        "the number of blocks is rounded down": Edit("-(-len(tokens) // 64)", "len(tokens) // 64"),
         "one block is launched, however many tokens there are": starts_in_one_block,
-        "what comes back is the input, not the output": starts_returns_input,
-        "the tokens are sent as int64, which NumPy makes of whole numbers": starts_in_int64,
+        "what comes back is the input, not the output":
+            Edit("return out.copy_to_host()", "return on_device.copy_to_host()"),
+        "the tokens are sent as int64, which NumPy makes of whole numbers":
+            Edit("np.array(tokens, dtype=np.int32)", "np.array(tokens)"),
         "the output comes back without a launch": starts_never_launched,
         "grid and block are exchanged": Edit("[-(-len(tokens) // 64), 64]", "[64, -(-len(tokens) // 64)]"),
         "the result stays on the device": Edit("return out.copy_to_host()", "return out"),

@@ -3,8 +3,7 @@ loop, each with something that the lesson did not have. Write your answer, run i
 it. `hint("saxpy")` gives a hint, and more when you ask again.
 """
 
-FIRST_CELL = """
-import numpy as np
+FIRST_CELL = """import numpy as np
 
 from labkit import check, cuda, hint, plots
 """

@@ -37,14 +37,9 @@ def partial_sums(x, out):
     out[me] = total
     ### END SOLUTION
 
-
 # %% [check]
-from labkit.course.exercises import Edit, KernelExercise
+from labkit.course.exercises import SUMMED, Edit, KernelExercise, asks, dot_products, of, uniform
 from labkit.course.exercises.ch01_vector_add import blocks_of
-from labkit.course.exercises.demands import asks
-from labkit.course.exercises.domains import SUMMED, of
-from labkit.kernels.op import uniform
-from labkit.kernels.tolerance import dot_products
 
 
 def _rows(x, threads):

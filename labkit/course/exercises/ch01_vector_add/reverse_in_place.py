@@ -33,26 +33,8 @@ def reverse_in_place(x):
 ### END SOLUTION
 
 # %% [check]
-from labkit.course.exercises import Edit, KernelExercise
+from labkit.course.exercises import MOVED, Edit, KernelExercise, of, uniform
 from labkit.course.exercises.ch01_vector_add import BLOCK, blocks_of
-from labkit.course.exercises.domains import MOVED, of
-from labkit.kernels.op import uniform
-
-
-@cuda.jit
-def reverse_all_swap(x):
-    i = cuda.grid(1)
-    if i < x.size:
-        mine = x[i]
-        x[i] = x[x.size - 1 - i]
-        x[x.size - 1 - i] = mine
-
-
-@cuda.jit
-def reverse_all_copy(x):
-    i = cuda.grid(1)
-    if i < x.size:
-        x[i] = x[x.size - 1 - i]
 
 
 @cuda.jit
@@ -62,14 +44,6 @@ def reverse_by_one_thread(x):
             mine = x[i]
             x[i] = x[x.size - 1 - i]
             x[x.size - 1 - i] = mine
-
-
-@cuda.jit
-def reverse_lost(x):
-    i = cuda.grid(1)
-    if i < x.size // 2:
-        x[i] = x[x.size - 1 - i]
-        x[x.size - 1 - i] = x[i]
 
 
 EXERCISE = KernelExercise(
@@ -84,9 +58,11 @@ EXERCISE = KernelExercise(
     launch=lambda n: (blocks_of(n), BLOCK),
     domain=of(0, MOVED),
     wrong={
-        "all threads swap, so each pair is swapped by two threads": reverse_all_swap,
-        "all threads copy without a variable in between, and read what others have overwritten": reverse_all_copy,
-        "the first of the two stores destroys what the second was to move": reverse_lost,
+        "all threads swap, so each pair is swapped by two threads": Edit("x.size // 2", "x.size"),
+        "all threads copy without a variable in between, and read what others have overwritten":
+            Edit("x.size // 2", "x.size", "x[partner] = mine", ""),
+        "the first of the two stores destroys what the second was to move":
+            Edit("x[partner] = mine", "x[partner] = x[i]"),
         "the partner of i is taken to be size - i, which is one too far":
             Edit("x[i] = x[partner]", "x[i] = x[x.size - i]",
                  "x[partner] = mine", "x[x.size - i] = mine"),

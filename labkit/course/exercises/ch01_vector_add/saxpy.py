@@ -26,15 +26,11 @@ def saxpy(s, x, y):
         y[i] = s * x[i] + y[i]
     ### END SOLUTION
 
-
 # %% [check]
 import numpy as np
 
-from labkit.course.exercises import Edit, KernelExercise
+from labkit.course.exercises import SUMMED, Edit, KernelExercise, of, parameter, relative_to, uniform
 from labkit.course.exercises.ch01_vector_add import BLOCK, blocks_of
-from labkit.course.exercises.domains import SUMMED, of, parameter
-from labkit.kernels.op import uniform
-from labkit.kernels.tolerance import relative_to
 
 
 @cuda.jit

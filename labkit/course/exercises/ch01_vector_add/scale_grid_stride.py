@@ -42,19 +42,7 @@ def scale_grid_stride(s, x, out):
 # %% [check]
 import numpy as np
 
-from labkit.course.exercises import Edit, KernelExercise
-from labkit.course.exercises.demands import whole_grid
-from labkit.course.exercises.domains import SUMMED, of, parameter
-from labkit.kernels.op import uniform
-from labkit.kernels.tolerance import relative_to
-
-
-@cuda.jit
-def scale_only_first(s, x, out):
-    i = cuda.grid(1)
-    if i < out.size:
-        out[i] = s * x[i]
-
+from labkit.course.exercises import SUMMED, Edit, KernelExercise, of, parameter, relative_to, uniform, whole_grid
 
 EXERCISE = KernelExercise(
     name="scale_grid_stride",
@@ -74,7 +62,8 @@ EXERCISE = KernelExercise(
             Edit("while i < out.size:", "while i + stride < out.size:"),
         "the loop says `<=`, which lets a thread go one element too far":
             Edit("while i < out.size:", "while i <= out.size:"),
-        "there is no loop: each thread does its first element and stops": scale_only_first,
+        "there is no loop: each thread does its first element and stops":
+            Edit("while i < out.size:", "if i < out.size:"),
         "the stride is one more than the threads of the grid":
             Edit("stride = cuda.gridsize(1)", "stride = cuda.gridsize(1) + 1"),
     },

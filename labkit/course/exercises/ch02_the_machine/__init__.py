@@ -4,8 +4,7 @@ page, whose warps must not split. Write your answer, run its cell, then run the 
 `hint("predict_branches")` gives a hint, and more when you ask again.
 """
 
-FIRST_CELL = """
-import numpy as np
+FIRST_CELL = """import numpy as np
 
 from labkit import check, cuda, hint, observe
 """

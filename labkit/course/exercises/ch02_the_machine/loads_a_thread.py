@@ -12,7 +12,6 @@ HINTS = ("How many bytes must be on their way? And how many are, if every thread
          "return -(-(gbs * ns) // (...)), with the bytes of one load in each thread in the parentheses.")
 POINTS = 2
 
-
 # %%
 def loads_a_thread(gbs, ns, sms, threads, each):
     ### BEGIN SOLUTION
@@ -21,12 +20,10 @@ def loads_a_thread(gbs, ns, sms, threads, each):
     return -(-needed // one_load_each)
     ### END SOLUTION
 
-
 # %% [check]
 import numpy as np
 
-from labkit.course.exercises import FunctionExercise
-from labkit.course.exercises.demands import whole_number
+from labkit.course.exercises import FunctionExercise, whole_number
 
 EXERCISE = FunctionExercise(
     name="loads_a_thread",

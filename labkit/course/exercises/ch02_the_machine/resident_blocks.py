@@ -22,7 +22,6 @@ HINTS = ("There are four limits, and each of them alone allows some number of bl
          "-(-(shared + 1024) // 128) * 128 bytes. The smallest of the four is the answer.")
 POINTS = 3
 
-
 # %%
 def resident_blocks(threads, registers, shared):
     warps = -(-threads // 32)
@@ -33,10 +32,8 @@ def resident_blocks(threads, registers, shared):
     return min(64 // warps, 32, by_registers, by_shared)
     ### END SOLUTION
 
-
 # %% [check]
-from labkit.course.exercises import Edit, FunctionExercise
-from labkit.course.exercises.demands import whole_number
+from labkit.course.exercises import Edit, FunctionExercise, whole_number
 from labkit.device import occupancy
 
 

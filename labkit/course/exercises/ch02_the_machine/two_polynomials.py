@@ -47,11 +47,7 @@ def two_polynomials(x, even, odd, out):
 ### END SOLUTION
 
 # %% [check]
-from labkit.course.exercises import Edit, KernelExercise
-from labkit.course.exercises.demands import asks
-from labkit.course.exercises.domains import SUMMED, of
-from labkit.kernels.op import uniform
-from labkit.kernels.tolerance import relative_to
+from labkit.course.exercises import SUMMED, Edit, KernelExercise, asks, of, relative_to, uniform
 
 BLOCK = 64
 
@@ -82,20 +78,6 @@ def _together(report):
 
 
 @cuda.jit
-def two_polynomials_by_lane(x, even, odd, out):
-    i = cuda.grid(1)
-    if i < x.size:
-        value = np.float32(0.0)
-        if i % 2 == 0:
-            for k in range(even.size):
-                value = value * x[i] + even[even.size - 1 - k]
-        else:
-            for k in range(odd.size):
-                value = value * x[i] + odd[odd.size - 1 - k]
-        out[i] = value
-
-
-@cuda.jit
 def two_polynomials_both(x, even, odd, out):
     i = cuda.grid(1)
     if i < x.size:
@@ -106,20 +88,6 @@ def two_polynomials_both(x, even, odd, out):
             second = second * mine + odd[odd.size - 1 - k]
         which = np.float32(i % 2)
         out[i] = first * (np.float32(1.0) - which) + second * which
-
-
-@cuda.jit
-def two_polynomials_without_moving(x, even, odd, out):
-    i = cuda.grid(1)
-    if i < x.size:
-        mine, value = x[i], np.float32(0.0)
-        if cuda.threadIdx.x < 32:
-            for k in range(even.size):
-                value = value * mine + even[even.size - 1 - k]
-        else:
-            for k in range(odd.size):
-                value = value * mine + odd[odd.size - 1 - k]
-        out[i] = value
 
 
 SIZES = tuple({"n": n, "even": even, "odd": odd} for n, even, odd in (
@@ -139,10 +107,11 @@ EXERCISE = KernelExercise(
     domain=of((0, 1, 2), *SUMMED),
     demand=_together,
     wrong={
-        "even and odd elements are neighbours in every warp, so every warp splits": two_polynomials_by_lane,
+        "even and odd elements are neighbours in every warp, so every warp splits":
+            Edit("i = cuda.blockIdx.x * 64 + 2 * lane + warp", "i = cuda.grid(1)", "if warp == 0:", "if i % 2 == 0:"),
         "every thread computes both polynomials and keeps one": two_polynomials_both,
         "the first warp takes one polynomial for all its elements, and they are still neighbours":
-            two_polynomials_without_moving,
+            Edit("i = cuda.blockIdx.x * 64 + 2 * lane + warp", "i = cuda.grid(1)"),
         "the second warp of a block begins at the block's first element, too":
             Edit("2 * lane + warp", "2 * lane"),
         "the elements of a block begin where those of the block before begin":

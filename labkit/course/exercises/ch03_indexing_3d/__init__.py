@@ -3,10 +3,9 @@
 three sides differ. On a cube, half of the mistakes that one can make here do not show.
 """
 
-from labkit.kernels.op import uniform
+from labkit.course.exercises import uniform
 
-FIRST_CELL = """
-import numpy as np
+FIRST_CELL = """import numpy as np
 
 from labkit import check, cuda, hint, plots
 """

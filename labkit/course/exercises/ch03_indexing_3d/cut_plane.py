@@ -26,11 +26,9 @@ def cut_plane(v, y, out, nx, ny):
         out[z, x] = v[x + y * nx + z * nx * ny]
     ### END SOLUTION
 
-
 # %% [check]
-from labkit.course.exercises import Edit, KernelExercise, Reach
+from labkit.course.exercises import MOVED, Edit, KernelExercise, Reach, of
 from labkit.course.exercises.ch03_indexing_3d import VOLUMES, flat, grid_of, random_volume
-from labkit.course.exercises.domains import MOVED, of
 
 EXERCISE = KernelExercise(
     name="cut_plane",

@@ -26,11 +26,9 @@ def flip_y(v, out):
         out[z, y, x] = v[z, ny - 1 - y, x]
     ### END SOLUTION
 
-
 # %% [check]
-from labkit.course.exercises import Edit, KernelExercise
+from labkit.course.exercises import MOVED, Edit, KernelExercise, of
 from labkit.course.exercises.ch03_indexing_3d import VOLUMES, launch, random_volume
-from labkit.course.exercises.domains import MOVED, of
 
 
 def _flip_baseline(xp, v, out):

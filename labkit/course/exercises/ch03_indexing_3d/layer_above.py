@@ -29,11 +29,10 @@ def layer_above(out, nx, ny, nz):
             out[i] = -1
         ### END SOLUTION
 
-
 # %% [check]
 import numpy as np
 
-from labkit.course.exercises import KernelExercise
+from labkit.course.exercises import Edit, KernelExercise
 from labkit.course.exercises.ch03_indexing_3d import VOLUMES, flat, launch
 
 
@@ -41,38 +40,6 @@ def _layer_above(nx, ny, nz):
     above = np.arange(nx * ny, nx * ny * (nz + 1)).reshape(nz, ny, nx)
     above[-1] = -1
     return above
-
-
-@cuda.jit
-def above_next_row(out, nx, ny, nz):
-    x, y, z = cuda.grid(3)
-    if x < nx and y < ny and z < nz:
-        i = x + y * nx + z * nx * ny
-        out[i] = i + nx if z + 1 < nz else -1
-
-
-@cuda.jit
-def above_next_element(out, nx, ny, nz):
-    x, y, z = cuda.grid(3)
-    if x < nx and y < ny and z < nz:
-        i = x + y * nx + z * nx * ny
-        out[i] = i + 1 if z + 1 < nz else -1
-
-
-@cuda.jit
-def above_layer_nx_nz(out, nx, ny, nz):
-    x, y, z = cuda.grid(3)
-    if x < nx and y < ny and z < nz:
-        i = x + y * nx + z * nx * ny
-        out[i] = i + nx * nz if z + 1 < nz else -1
-
-
-@cuda.jit
-def above_no_top(out, nx, ny, nz):
-    x, y, z = cuda.grid(3)
-    if x < nx and y < ny and z < nz:
-        i = x + y * nx + z * nx * ny
-        out[i] = i + nx * ny
 
 
 EXERCISE = KernelExercise(
@@ -86,9 +53,10 @@ EXERCISE = KernelExercise(
     arguments=lambda inputs, out, size: (flat(out), *inputs),
     domain="Its inputs are the lengths of the axes, and `sizes` has the awkward ones.",
     wrong={
-        "the step is one row, nx, which leads to the next y": above_next_row,
-        "the step is one element, which leads to the next x": above_next_element,
-        "a layer is taken to have nx * nz elements": above_layer_nx_nz,
-        "the top layer has nothing above it, and gets an address outside the volume": above_no_top,
+        "the step is one row, nx, which leads to the next y": Edit("i + nx * ny", "i + nx"),
+        "the step is one element, which leads to the next x": Edit("i + nx * ny", "i + 1"),
+        "a layer is taken to have nx * nz elements": Edit("i + nx * ny", "i + nx * nz"),
+        "the top layer has nothing above it, and gets an address outside the volume":
+            Edit("if z + 1 < nz:", "if True:"),
     },
 )

@@ -38,10 +38,8 @@ def layer_difference(v, out, nx, ny, nz):
 # %% [check]
 import numpy as np
 
-from labkit.course.exercises import Edit, KernelExercise
+from labkit.course.exercises import SUMMED, Edit, KernelExercise, of, relative_to
 from labkit.course.exercises.ch03_indexing_3d import VOLUMES, flat, launch, random_volume
-from labkit.course.exercises.domains import SUMMED, of
-from labkit.kernels.tolerance import relative_to
 
 EXERCISE = KernelExercise(
     name="layer_difference",

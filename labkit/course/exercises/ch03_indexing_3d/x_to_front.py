@@ -35,9 +35,8 @@ def x_to_front(v, out):
 # %% [check]
 import numpy as np
 
-from labkit.course.exercises import Edit, KernelExercise
+from labkit.course.exercises import MOVED, Edit, KernelExercise, of
 from labkit.course.exercises.ch03_indexing_3d import VOLUMES, launch, random_volume
-from labkit.course.exercises.domains import MOVED, of
 
 
 def _front_baseline(xp, v, out):

@@ -3,8 +3,7 @@ kernel from a blank page. Write where it says `# Your code here`, run that cell,
 stuck, `hint("add_row")` gives a hint, and a second call a better one.
 """
 
-FIRST_CELL = """
-import numpy as np
+FIRST_CELL = """import numpy as np
 
 from labkit import check, cuda, hint, plots
 """

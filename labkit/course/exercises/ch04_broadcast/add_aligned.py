@@ -43,11 +43,8 @@ def add_aligned(a, b, c, out, nx, ny, nz):
 # %% [check]
 import numpy as np
 
-from labkit.course.exercises import Edit, KernelExercise
+from labkit.course.exercises import SUMMED, Edit, KernelExercise, of, relative_to, uniform
 from labkit.course.exercises.ch04_broadcast import flat, over_volume, volumes
-from labkit.course.exercises.domains import SUMMED, of
-from labkit.kernels.op import uniform
-from labkit.kernels.tolerance import relative_to
 
 EXERCISE = KernelExercise(
     name="add_aligned",

@@ -42,11 +42,8 @@ def add_broadcast(a, b, out, x_step, y_step, z_step):
 # %% [check]
 import numpy as np
 
-from labkit.course.exercises import Edit, KernelExercise
+from labkit.course.exercises import SUMMED, Edit, KernelExercise, of, relative_to, uniform
 from labkit.course.exercises.ch04_broadcast import flat, over_volume
-from labkit.course.exercises.domains import SUMMED, of
-from labkit.kernels.op import uniform
-from labkit.kernels.tolerance import relative_to
 
 
 def steps_of(bX: int, bY: int, bZ: int, **_) -> tuple[int, int, int]:

@@ -26,15 +26,11 @@ def add_row(a, v, out):
         out[row, col] = a[row, col] + v[col]
         ### END SOLUTION
 
-
 # %% [check]
 import numpy as np
 
-from labkit.course.exercises import Edit, KernelExercise
+from labkit.course.exercises import SUMMED, Edit, KernelExercise, of, relative_to, uniform
 from labkit.course.exercises.ch04_broadcast import GRID_TRANSPOSED, matrices, over_matrix
-from labkit.course.exercises.domains import SUMMED, of
-from labkit.kernels.op import uniform
-from labkit.kernels.tolerance import relative_to
 
 EXERCISE = KernelExercise(
     name="add_row",

@@ -30,23 +30,11 @@ def scale_middle(a, g, out, ny, nz):
         out[i] = a[i] * g[y]
     ### END SOLUTION
 
-
 # %% [check]
 import numpy as np
 
-from labkit.course.exercises import Edit, KernelExercise
+from labkit.course.exercises import SUMMED, Edit, KernelExercise, of, relative_to, uniform
 from labkit.course.exercises.ch04_broadcast import flat, volumes
-from labkit.course.exercises.domains import SUMMED, of
-from labkit.kernels.op import uniform
-from labkit.kernels.tolerance import relative_to
-
-
-@cuda.jit
-def middle_one_too_far(a, g, out, ny, nz):
-    i = cuda.grid(1)
-    if i <= out.size:
-        out[i] = a[i] * g[i // nz % ny]
-
 
 EXERCISE = KernelExercise(
     name="scale_middle",
@@ -64,6 +52,6 @@ EXERCISE = KernelExercise(
         "`i % ny`, as if y ran fastest": Edit("out[i] = a[i] * g[y]", "out[i] = a[i] * g[i % ny]"),
         "`i // (ny * nz)`, which is x": Edit("out[i] = a[i] * g[y]", "out[i] = a[i] * g[i // (ny * nz)]"),
         "`ny` and `nz` exchanged": Edit("out[i] = a[i] * g[y]", "out[i] = a[i] * g[i // ny % nz]"),
-        "`<=` in place of `<` in the guard": middle_one_too_far,
+        "`<=` in place of `<` in the guard": Edit("if i < out.size:", "if i <= out.size:"),
     },
 )

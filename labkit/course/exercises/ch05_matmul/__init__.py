@@ -10,10 +10,9 @@ from collections.abc import Callable
 
 import numpy as np
 
-from labkit.course.exercises.demands import Demand, asks, elements_of_warps
+from labkit.course.exercises import Demand, asks, elements_of_warps
 
-FIRST_CELL = """
-from numba import float32
+FIRST_CELL = """from numba import float32
 
 from labkit import check, cuda, hint
 """

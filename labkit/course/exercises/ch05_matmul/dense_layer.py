@@ -43,12 +43,9 @@ def dense_layer(a, b, bias, out):
 # %% [check]
 import numpy as np
 
-from labkit.course.exercises import Edit, KernelExercise
+from labkit.course.exercises import Edit, KernelExercise, asks, dot_products, elements_of_argument, uniform
 from labkit.course.exercises.ch05_matmul import AWKWARD, over, products, wide
-from labkit.course.exercises.demands import asks, elements_of_argument
 from labkit.course.exercises.domains import FAR_ABOVE_ZERO, FAR_BELOW_ZERO, SUMMED, of
-from labkit.kernels.op import uniform
-from labkit.kernels.tolerance import dot_products
 
 
 def _layer_reference(a, b, bias):

@@ -70,11 +70,8 @@ def gram(a, out):
 # %% [check]
 import numpy as np
 
-from labkit.course.exercises import Edit, KernelExercise
+from labkit.course.exercises import SUMMED, Edit, KernelExercise, dot_products, of, uniform
 from labkit.course.exercises.ch05_matmul import over, two_tiles_a_step, wide
-from labkit.course.exercises.domains import SUMMED, of
-from labkit.kernels.op import uniform
-from labkit.kernels.tolerance import dot_products
 
 
 def _gram_reference(a):

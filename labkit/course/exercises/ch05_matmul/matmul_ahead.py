@@ -72,11 +72,8 @@ def matmul_ahead(a, b, out):
 # %% [check]
 import numpy as np
 
-from labkit.course.exercises import Edit, KernelExercise
+from labkit.course.exercises import SUMMED, Edit, KernelExercise, dot_products, of, uniform
 from labkit.course.exercises.ch05_matmul import AWKWARD, over, products, two_tiles_a_step, wide
-from labkit.course.exercises.domains import SUMMED, of
-from labkit.kernels.op import uniform
-from labkit.kernels.tolerance import dot_products
 
 
 def _product_reference(a, b):

@@ -31,15 +31,11 @@ def matmul_bt(a, b, out):
         out[row, col] = total
     ### END SOLUTION
 
-
 # %% [check]
 import numpy as np
 
-from labkit.course.exercises import Edit, KernelExercise
+from labkit.course.exercises import SUMMED, Edit, KernelExercise, dot_products, of, uniform
 from labkit.course.exercises.ch05_matmul import AWKWARD, over, wide
-from labkit.course.exercises.domains import SUMMED, of
-from labkit.kernels.op import uniform
-from labkit.kernels.tolerance import dot_products
 
 
 def _bt_reference(a, b):

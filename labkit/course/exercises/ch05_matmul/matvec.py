@@ -28,23 +28,10 @@ def matvec(a, x, out):
         out[row] = total
         ### END SOLUTION
 
-
 # %% [check]
 import numpy as np
 
-from labkit.course.exercises import Edit, KernelExercise
-from labkit.course.exercises.domains import SUMMED, of
-from labkit.kernels.op import uniform
-from labkit.kernels.tolerance import dot_products
-
-
-@cuda.jit
-def matvec_adds_to_out(a, x, out):
-    row = cuda.grid(1)
-    if row < out.size:
-        for k in range(x.size):
-            out[row] += a[row, k] * x[k]
-
+from labkit.course.exercises import SUMMED, Edit, KernelExercise, dot_products, of, uniform
 
 EXERCISE = KernelExercise(
     name="matvec",
@@ -62,6 +49,12 @@ EXERCISE = KernelExercise(
             Edit("total += a[row, k] * x[k]", "total = a[row, k] * x[k]"),
         "`x` is read at the row": Edit("total += a[row, k] * x[k]", "total += a[row, k] * x[row]"),
         "the last product is left out": Edit("for k in range(x.size):", "for k in range(x.size - 1):"),
-        "the products are added to `out`, which nothing has set to 0 (check fills it with NaN)": matvec_adds_to_out,
+        "the products are added to `out`, which nothing has set to 0 (check fills it with NaN)":
+            Edit("total = float32(0.0)",
+                 "",
+                 "total += a[row, k] * x[k]",
+                 "out[row] += a[row, k] * x[k]",
+                 "out[row] = total",
+                 ""),
     },
 )

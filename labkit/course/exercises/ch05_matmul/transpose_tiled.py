@@ -38,15 +38,11 @@ def transpose_tiled(a, out):
         out[left + y, top + x] = tile[x, y]
     ### END SOLUTION
 
-
 # %% [check]
 import numpy as np
 
-from labkit.course.exercises import Edit, KernelExercise
+from labkit.course.exercises import MOVED, Edit, KernelExercise, asks, of, uniform
 from labkit.course.exercises.ch05_matmul import over, through_tiles
-from labkit.course.exercises.demands import asks
-from labkit.course.exercises.domains import MOVED, of
-from labkit.kernels.op import uniform
 
 
 @asks("Neighbouring threads load neighbours and store neighbours.",

@@ -4,8 +4,7 @@
 
 from numba import float32
 
-FIRST_CELL = """
-from numba import float32, uint32
+FIRST_CELL = """from numba import float32, uint32
 
 from labkit import check, cuda, hint, ptx
 """

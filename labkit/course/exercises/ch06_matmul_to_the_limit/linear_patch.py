@@ -47,16 +47,11 @@ def linear_patch(x, w, out):
                 out[row0 + i, col0 + j] = sums[i, j]
     ### END SOLUTION
 
-
 # %% [check]
 import numpy as np
 
-from labkit.course.exercises import KernelExercise
+from labkit.course.exercises import SUMMED, KernelExercise, asks, dot_products, of, uniform
 from labkit.course.exercises.ch06_matmul_to_the_limit import ZERO
-from labkit.course.exercises.demands import asks
-from labkit.course.exercises.domains import SUMMED, of
-from labkit.kernels.op import uniform
-from labkit.kernels.tolerance import dot_products
 
 
 def _make_linear_patch(transposed=True, guard_loads=True, guard_stores=True, apart=4, reset=True):

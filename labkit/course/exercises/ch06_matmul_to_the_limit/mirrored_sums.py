@@ -71,12 +71,8 @@ def mirrored_sums(a, out):
 # %% [check]
 import numpy as np
 
-from labkit.course.exercises import Edit, KernelExercise
+from labkit.course.exercises import SUMMED, Edit, KernelExercise, asks, dot_products, of, times_used, uniform
 from labkit.course.exercises.ch06_matmul_to_the_limit import ZERO
-from labkit.course.exercises.demands import asks, times_used
-from labkit.course.exercises.domains import SUMMED, of
-from labkit.kernels.op import uniform
-from labkit.kernels.tolerance import dot_products
 
 
 @asks("The rows of `a` come by asynchronous copies, and by nothing else.")

@@ -38,11 +38,7 @@ def outer_tiles(x, y, out):
 # %% [check]
 import numpy as np
 
-from labkit.course.exercises import KernelExercise
-from labkit.course.exercises.demands import asks
-from labkit.course.exercises.domains import SUMMED, of
-from labkit.kernels.op import uniform
-from labkit.kernels.tolerance import dot_products
+from labkit.course.exercises import SUMMED, KernelExercise, asks, dot_products, of, uniform
 
 
 def _make_outer_tiles(swapped=False, guarded=True, apart=4, rows=4):

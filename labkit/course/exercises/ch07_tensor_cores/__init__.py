@@ -7,11 +7,9 @@ They run without a GPU: the CPU device does what the instruction does, lane by l
 import numpy as np
 from numba import float32
 
-from labkit.course.exercises.demands import asks, times_used
-from labkit.kernels.op import uniform
+from labkit.course.exercises import asks, times_used, uniform
 
-FIRST_CELL = """
-from numba import float32, uint32
+FIRST_CELL = """from numba import float32, uint32
 
 from labkit import check, cuda, hint, ptx
 """

@@ -52,10 +52,8 @@ def linear_mma(x, w, out):
 # %% [check]
 import numpy as np
 
-from labkit.course.exercises import KernelExercise
+from labkit.course.exercises import SUMMED, KernelExercise, dot_products, of
 from labkit.course.exercises.ch07_tensor_cores import ZERO, float16, products_in_float16, products_of_warps
-from labkit.course.exercises.domains import SUMMED, of
-from labkit.kernels.tolerance import dot_products
 
 
 def _make_linear_mma(backwards=False, keeps=True, whole=True):

@@ -43,14 +43,11 @@ def one_mma(a, b, out):
     out[row + 8, col], out[row + 8, col + 1] = c2, c3
     ### END SOLUTION
 
-
 # %% [check]
 import numpy as np
 
-from labkit.course.exercises import KernelExercise
+from labkit.course.exercises import SUMMED, KernelExercise, dot_products, of
 from labkit.course.exercises.ch07_tensor_cores import ZERO, float16, products_in_float16, products_of_warps
-from labkit.course.exercises.domains import SUMMED, of
-from labkit.kernels.tolerance import dot_products
 
 
 def _make_one_mma(a1_down=8, a1_right=0, b_transposed=False, swapped=False, c1_down=0, c1_right=1):

@@ -48,35 +48,10 @@ def swizzled_transpose(a, out):
 ### END SOLUTION
 
 # %% [check]
-from labkit.course.exercises import Edit, KernelExercise
-from labkit.course.exercises.demands import asks
-from labkit.course.exercises.domains import SUMMED, of
-from labkit.kernels.op import uniform
+from labkit.course.exercises import SUMMED, Edit, KernelExercise, asks, of, uniform
 
 WRITE = "tile[row * 32 + (lane ^ row)] = a[left + row, lane]"
 READ = "out[col, left + lane] = tile[lane * 32 + (col ^ lane)]"
-
-
-@cuda.jit
-def transpose_in_order(a, out):
-    tile = cuda.shared.array((32, 32), float32)
-    lane, left = cuda.threadIdx.x, 32 * cuda.blockIdx.x
-    for row in range(32):
-        tile[row, lane] = a[left + row, lane]
-    cuda.syncwarp()
-    for col in range(32):
-        out[col, left + lane] = tile[lane, col]
-
-
-@cuda.jit
-def transpose_padded(a, out):
-    tile = cuda.shared.array((32, 33), float32)
-    lane, left = cuda.threadIdx.x, 32 * cuda.blockIdx.x
-    for row in range(32):
-        tile[row, lane] = a[left + row, lane]
-    cuda.syncwarp()
-    for col in range(32):
-        out[col, left + lane] = tile[lane, col]
 
 
 @asks("The tile has no bank conflicts, and no padding: all 1,024 numbers go through its 1,024 places.")
@@ -109,8 +84,15 @@ EXERCISE = KernelExercise(
     wrong={
         "written in order and read swizzled": Edit(WRITE, WRITE.replace("(lane ^ row)", "lane")),
         "written swizzled and read in order": Edit(READ, READ.replace("(col ^ lane)", "col")),
-        "not swizzled at all: a column lies in one bank": transpose_in_order,
-        "a place of padding instead": transpose_padded,
+        "not swizzled at all: a column lies in one bank":
+            Edit("row * 32 + (lane ^ row)", "row * 32 + lane", "lane * 32 + (col ^ lane)", "lane * 32 + col"),
+        "a place of padding instead":
+            Edit("array(1024, float32)",
+                 "array(1056, float32)",
+                 "row * 32 + (lane ^ row)",
+                 "row * 33 + lane",
+                 "lane * 32 + (col ^ lane)",
+                 "lane * 33 + col"),
         "no barrier between the writes and the reads": Edit("cuda.syncwarp()", ""),
         "it reads rows, and so copies":
             Edit(READ, "out[col, left + lane] = tile[col * 32 + (col ^ lane)]"),

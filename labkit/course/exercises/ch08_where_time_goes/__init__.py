@@ -2,8 +2,7 @@
 answer, run its cell, then run the `check` under it. `hint("own_time")` gives a hint, and more when you ask again.
 """
 
-FIRST_CELL = """
-import numpy as np
+FIRST_CELL = """import numpy as np
 
 from labkit import check, hint
 """

@@ -2,8 +2,7 @@
 `check` under it. `hint("predict_launches")` gives a hint, and more when you ask again.
 """
 
-FIRST_CELL = """
-import numpy as np
+FIRST_CELL = """import numpy as np
 from numba import float32
 
 from labkit import check, cuda, graphs, hint

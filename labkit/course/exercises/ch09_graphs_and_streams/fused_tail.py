@@ -33,12 +33,8 @@ def fused_tail(x, bias, residual, out):
 # %% [check]
 import numpy as np
 
-from labkit.course.exercises import Edit, KernelExercise
+from labkit.course.exercises import SUMMED, Edit, KernelExercise, asks, elements_of_argument, of, relative_to, uniform
 from labkit.course.exercises.ch09_graphs_and_streams import BLOCK, blocks_of
-from labkit.course.exercises.demands import asks, elements_of_argument
-from labkit.course.exercises.domains import SUMMED, of
-from labkit.kernels.op import uniform
-from labkit.kernels.tolerance import relative_to
 
 
 @asks("Each thread loads three numbers and stores one.")

@@ -32,7 +32,6 @@ if __name__ == "__main__":
     one = cuda.to_device(np.zeros(1, np.float32))
     step_kernel[1, 32](one, one)
 
-
 # %%
 def run_steps(x, y, steps):
     blocks = -(-y.size // 128)
@@ -52,16 +51,7 @@ def run_steps(x, y, steps):
 ### END SOLUTION
 
 # %% [check]
-from labkit.course.exercises import Edit, FunctionExercise
-from labkit.course.exercises.ch09_graphs_and_streams import BLOCK, blocks_of
-from labkit.course.exercises.demands import asks, on_the_device
-from labkit.course.exercises.domains import SUMMED, of
-from labkit.kernels.op import uniform
-from labkit.kernels.tolerance import relative_to
-
-
-def _step(x, y, stream=0):
-    step_kernel[blocks_of(y.size), BLOCK, stream](x, y)
+from labkit.course.exercises import SUMMED, Edit, FunctionExercise, asks, of, on_the_device, relative_to, uniform
 
 
 @asks("The step is captured as a graph, and replayed.")
@@ -83,32 +73,6 @@ def run_steps_on_the_host(x, y, steps):
     y.copy_to_device(mine)
 
 
-def run_steps_warmed(x, y, steps):
-    graph = graphs.capture(lambda stream: _step(x, y, stream))
-    for _ in range(steps):
-        graph.launch()
-
-
-def run_steps_captured_is_run(x, y, steps):
-    graph = graphs.capture(lambda stream: _step(x, y, stream), warm_up=False)
-    for _ in range(steps - 1):
-        graph.launch()
-
-
-def run_steps_once(x, y, steps):
-    graphs.capture(lambda stream: _step(x, y, stream), warm_up=False).launch()
-
-
-def run_steps_squared(x, y, steps):
-    def work(stream):
-        for _ in range(steps):
-            _step(x, y, stream)
-
-    graph = graphs.capture(work, warm_up=False)
-    for _ in range(steps):
-        graph.launch()
-
-
 EXERCISE = FunctionExercise(
     name="run_steps",
     reference=lambda x, y, steps: 0.5**steps * y.astype(np.float64) + x * 2 * (1 - 0.5**steps),
@@ -123,10 +87,14 @@ EXERCISE = FunctionExercise(
     domain=of((0, 1), *SUMMED),
     demand=_replays_a_graph,
     wrong={
-        "the warm-up runs the step once more than the launches do": run_steps_warmed,
-        "capturing is counted as a run, and it only writes the launch down": run_steps_captured_is_run,
-        "the graph is launched once, and it holds one step": run_steps_once,
-        "the graph holds all the steps, and is launched as many times again": run_steps_squared,
+        "the warm-up runs the step once more than the launches do": Edit(", warm_up=False", ""),
+        "capturing is counted as a run, and it only writes the launch down": Edit("range(steps)", "range(steps - 1)"),
+        "the graph is launched once, and it holds one step": Edit("for _ in range(steps):\n"
+                                                                  "    graph.launch()",
+                                                                  "graph.launch()"),
+        "the graph holds all the steps, and is launched as many times again":
+            Edit("step_kernel[blocks, 128, stream](x, y)",
+                 "[step_kernel[blocks, 128, stream](x, y) for _ in range(steps)]"),
         "there is no graph: each step is launched by the host":
             Edit("graph = graphs.capture(lambda stream: step_kernel[blocks, 128, stream](x, y), warm_up=False)", "",
                  "graph.launch()", "step_kernel[blocks, 128](x, y)"),

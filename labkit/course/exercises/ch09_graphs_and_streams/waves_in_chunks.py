@@ -37,7 +37,6 @@ def wave_kernel(x, out):
             value = float32(0.5) * value + x[i]
         out[i] = value
 
-
 # %%
 waves_in_chunks = None  # write the function here: def waves_in_chunks(x, chunks)
 ### BEGIN SOLUTION
@@ -59,12 +58,8 @@ def waves_in_chunks(x, chunks):
 ### END SOLUTION
 
 # %% [check]
-from labkit.course.exercises import Edit, FunctionExercise, Reach
+from labkit.course.exercises import SUMMED, Edit, FunctionExercise, Reach, asks, of, on_the_device, relative_to, uniform
 from labkit.course.exercises.ch09_graphs_and_streams import BLOCK, blocks_of
-from labkit.course.exercises.demands import asks, on_the_device
-from labkit.course.exercises.domains import SUMMED, of
-from labkit.kernels.op import uniform
-from labkit.kernels.tolerance import relative_to
 
 
 @asks("Each chunk that holds something gets one launch, in blocks of 128. Launches and copies are on the chunk's "

@@ -8,10 +8,9 @@ the array as it lies in memory.
 
 import numpy as np
 
-from labkit.course.exercises.demands import asks, on_the_device
+from labkit.course.exercises import asks, on_the_device
 
-FIRST_CELL = """
-import numpy as np
+FIRST_CELL = """import numpy as np
 
 from labkit import check, hint
 from labkit.kernels.libraries.blas import OP_N, OP_T, at, gemm, gemm_strided_batched

@@ -24,15 +24,11 @@ def at_by_blas(a, b, out):
     gemm(OP_N, OP_T, N, M, K, 1.0, b, N, a, M, 0.0, out, N)
     ### END SOLUTION
 
-
 # %% [check]
 import numpy as np
 
-from labkit.course.exercises import Edit, FunctionExercise
+from labkit.course.exercises import SUMMED, Edit, FunctionExercise, dot_products, of, uniform
 from labkit.course.exercises.ch10_libraries import one_call, wide
-from labkit.course.exercises.domains import SUMMED, of
-from labkit.kernels.op import uniform
-from labkit.kernels.tolerance import dot_products
 
 
 def _products(*sizes):

@@ -35,29 +35,13 @@ def batch_by_blas(a, b, out):
 # %% [check]
 import numpy as np
 
-from labkit.course.exercises import Edit, FunctionExercise
+from labkit.course.exercises import SUMMED, Edit, FunctionExercise, dot_products, of, uniform
 from labkit.course.exercises.ch10_libraries import one_call, wide
-from labkit.course.exercises.domains import SUMMED, of
-from labkit.kernels.libraries.blas import at, gemm
-from labkit.kernels.op import uniform
-from labkit.kernels.tolerance import dot_products
-
-
-def batch_first_only(a, b, out):
-    (count, M, K), N = a.shape, b.shape[1]
-    for _ in range(count):
-        gemm(OP_N, OP_N, N, M, K, 1.0, b, N, a, K, 0.0, out, N)
 
 
 def _batch_reference(a, b):
     a, b = wide(a, b)
     return a @ b
-
-
-def batch_by_a_loop(a, b, out):
-    (count, M, K), N = a.shape, b.shape[1]
-    for i in range(count):
-        gemm(OP_N, OP_N, N, M, K, 1.0, b, N, at(a, i * M * K), K, 0.0, at(out, i * M * N), N)
 
 
 def batch_on_the_host(a, b, out):
@@ -75,11 +59,17 @@ EXERCISE = FunctionExercise(
     domain=of((0, 1), *SUMMED),
     demand=one_call("gemm_strided_batched", "gemm"),
     wrong={
-        "only the first product is computed, again and again": batch_first_only,
+        "only the first product is computed, again and again":
+            Edit("gemm_strided_batched(OP_N, OP_N, N, M, K, 1.0, b, N, 0, a, K, M * K, 0.0, out, N, M * N, count)",
+                 "for _ in range(count):\n"
+                 "    gemm(OP_N, OP_N, N, M, K, 1.0, b, N, a, K, 0.0, out, N)"),
         "every product reads the first matrix of `a`": Edit("M * K, 0.0", "0, 0.0"),
         "`b` moves on from product to product, though there is only one": Edit("0, a, K, M", "K * N, a, K, M"),
         "the stride of `a` is one row, not one matrix": Edit("M * K, 0.0", "K, 0.0"),
-        "a call for each product, in a loop of Python": batch_by_a_loop,
+        "a call for each product, in a loop of Python":
+            Edit("gemm_strided_batched(OP_N, OP_N, N, M, K, 1.0, b, N, 0, a, K, M * K, 0.0, out, N, M * N, count)",
+                 "for i in range(count):\n"
+                 "    gemm(OP_N, OP_N, N, M, K, 1.0, b, N, at(a, i * M * K), K, 0.0, at(out, i * M * N), N)"),
         "NumPy computes the products, on the host": batch_on_the_host,
     },
 )

@@ -31,16 +31,11 @@ def head_scores(qkv, out):
     gemm(OP_T, OP_N, T, T, 4, 0.5, k, row, q, row, 0.0, out, T)  # out.T = k @ q.T
     ### END SOLUTION
 
-
 # %% [check]
 import numpy as np
 
 from labkit import cuda
-from labkit.course.exercises import FunctionExercise
-from labkit.course.exercises.demands import asks, on_the_device
-from labkit.course.exercises.domains import SUMMED, of
-from labkit.kernels.op import uniform
-from labkit.kernels.tolerance import dot_products
+from labkit.course.exercises import SUMMED, Edit, FunctionExercise, asks, dot_products, of, on_the_device, uniform
 
 
 @asks("The product comes from cuBLAS, which reads the data where it lies on the device.")
@@ -54,31 +49,6 @@ def _by_cublas(run) -> str | None:
 
 
 HEADS, WIDTH = 3, 4
-
-
-def scores_leading_dimension_of_a_head(qkv, out):
-    T = qkv.shape[0]
-    gemm(OP_T, OP_N, T, T, WIDTH, 1.0, at(qkv, HEADS * WIDTH + WIDTH), WIDTH, at(qkv, WIDTH), WIDTH, 0.0, out, T)
-
-
-def scores_of_head_zero(qkv, out):
-    T, row = qkv.shape
-    gemm(OP_T, OP_N, T, T, WIDTH, 1.0, at(qkv, HEADS * WIDTH), row, at(qkv, 0), row, 0.0, out, T)
-
-
-def scores_q_against_q(qkv, out):
-    T, row = qkv.shape
-    gemm(OP_T, OP_N, T, T, WIDTH, 1.0, at(qkv, WIDTH), row, at(qkv, WIDTH), row, 0.0, out, T)
-
-
-def scores_transposed(qkv, out):
-    T, row = qkv.shape
-    gemm(OP_T, OP_N, T, T, WIDTH, 1.0, at(qkv, WIDTH), row, at(qkv, HEADS * WIDTH + WIDTH), row, 0.0, out, T)
-
-
-def scores_not_scaled(qkv, out):
-    T, row = qkv.shape
-    gemm(OP_T, OP_N, T, T, WIDTH, 1.0, at(qkv, HEADS * WIDTH + WIDTH), row, at(qkv, WIDTH), row, 0.0, out, T)
 
 
 def scores_of_copies(qkv, out):
@@ -108,10 +78,12 @@ EXERCISE = FunctionExercise(
     tolerance=dot_products(lambda qkv: _scores_reference(np.abs(qkv)), length=lambda qkv: WIDTH),
     domain=of(0, *SUMMED),
     demand=_by_cublas,
-    wrong={"the leading dimension of a head that lies alone": scores_leading_dimension_of_a_head,
-           "head 0 in place of head 1": scores_of_head_zero, "queries against queries": scores_q_against_q,
-           "keys against queries: the scores are transposed": scores_transposed,
-           "the factor 0.5 is missing": scores_not_scaled,
+    wrong={"the leading dimension of a head that lies alone": Edit("k, row, q, row", "k, 4, q, 4"),
+           "head 0 in place of head 1":
+               Edit("at(qkv, 4), at(qkv, 12 + 4)", "at(qkv, 0), at(qkv, 12)"), "queries against queries":
+               Edit("at(qkv, 12 + 4)", "at(qkv, 4)"),
+           "keys against queries: the scores are transposed": Edit("k, row, q, row", "q, row, k, row"),
+           "the factor 0.5 is missing": Edit("0.5", "1.0"),
            "queries and keys are copied out of qkv, and the call was to save that": scores_of_copies,
            "NumPy computes the scores, on the host": scores_on_the_host},
 )

@@ -36,28 +36,12 @@ def peaks(x):
 ### END SOLUTION
 
 # %% [check]
-from labkit.course.exercises import FunctionExercise
+from labkit.course.exercises import Edit, FunctionExercise, uniform
 from labkit.course.exercises.domains import EQUAL, NEGATIVE, ONE_FAR_ABOVE, ONE_FAR_BELOW, POSITIVE, ZEROS, of
-from labkit.kernels.op import uniform
-
-
-def peaks_counted_from_zero(x):
-    rows, cols = x.shape
-    return np.array([x[row, min(isamax(cols, x[row]), cols - 1)] for row in range(rows)], np.float32)
-
-
-def peaks_without_sign(x):
-    rows, cols = x.shape
-    return np.array([abs(x[row, isamax(cols, x[row]) - 1]) for row in range(rows)], np.float32)
 
 
 def peaks_of_largest_value(x):
     return x.max(axis=1)
-
-
-def peaks_off_by_one_wrapped(x):
-    rows, cols = x.shape
-    return np.array([x[row, isamax(cols, x[row]) % cols] for row in range(rows)], np.float32)
 
 
 def _peaks_reference(x):
@@ -77,9 +61,13 @@ EXERCISE = FunctionExercise(
     inputs=_rows,
     sizes=tuple({"R": R, "C": C} for R, C in ((1, 2), (2, 3), (5, 7), (4, 33), (16, 100))),
     domain=of(0, NEGATIVE, POSITIVE, EQUAL, ONE_FAR_ABOVE, ONE_FAR_BELOW, ZEROS),
-    wrong={"isamax counts from 1, and the index is used as if it counted from 0": peaks_counted_from_zero,
-           "the sign is lost": peaks_without_sign, "the largest value, not the largest absolute value":
-           peaks_of_largest_value, "the element after the largest": peaks_off_by_one_wrapped},
+    wrong={"isamax counts from 1, and the index is used as if it counted from 0":
+        Edit("isamax(cols, x[row]) - 1", "min(isamax(cols, x[row]), cols - 1)"),
+           "the sign is lost":
+               Edit("x[row, isamax(cols, x[row]) - 1]",
+                    "abs(x[row, isamax(cols, x[row]) - 1])"), "the largest value, not the largest absolute value":
+           peaks_of_largest_value, "the element after the largest":
+               Edit("isamax(cols, x[row]) - 1", "isamax(cols, x[row]) % cols")},
 )
 
 EQUIVALENT = {

@@ -38,10 +38,7 @@ def safe_softmax(x):
 ### END SOLUTION
 
 # %% [check]
-from labkit.course.exercises import FunctionExercise
-from labkit.course.exercises.domains import EXPONENTIALS, ZEROS, of
-from labkit.kernels.op import uniform
-from labkit.kernels.tolerance import EPS32
+from labkit.course.exercises import EPS32, EXPONENTIALS, ZEROS, FunctionExercise, of, uniform
 
 
 @np.errstate(over="ignore", invalid="ignore")

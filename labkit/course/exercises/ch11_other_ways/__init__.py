@@ -5,8 +5,7 @@ shape of such programs.
 
 import numpy as np
 
-FIRST_CELL = """
-import math
+FIRST_CELL = """import math
 
 import numpy as np
 from numba import float32

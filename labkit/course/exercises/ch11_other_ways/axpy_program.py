@@ -34,33 +34,13 @@ def axpy_program(s, x, y, out):
             out[i] = s * x[i] + y[i]
     ### END SOLUTION
 
-
 # %% [check]
 import numpy as np
 
-from labkit.course.exercises import Edit, KernelExercise
+from labkit.course.exercises import SUMMED, Edit, KernelExercise, of, parameter, relative_to, uniform
 from labkit.course.exercises.ch11_other_ways import wide
-from labkit.course.exercises.domains import SUMMED, of, parameter
-from labkit.kernels.op import uniform
-from labkit.kernels.tolerance import relative_to
 
 BLOCK, THREADS = 256, 64
-
-
-@cuda.jit
-def axpy_first_part_only(s, x, y, out):
-    i = cuda.blockIdx.x * BLOCK + cuda.threadIdx.x
-    if i < out.size:
-        out[i] = s * x[i] + y[i]
-
-
-@cuda.jit
-def axpy_mask_of_the_first(s, x, y, out):
-    start = cuda.blockIdx.x * BLOCK
-    if start + BLOCK - THREADS + cuda.threadIdx.x < out.size:
-        for step in range(0, BLOCK, THREADS):
-            i = start + step + cuda.threadIdx.x
-            out[i] = s * x[i] + y[i]
 
 
 @cuda.jit
@@ -88,9 +68,10 @@ EXERCISE = KernelExercise(
     wrong={
         "the blocks begin 64 elements apart, not 256: they compute the same elements, and the end is never reached":
             Edit("start = cuda.blockIdx.x * 256", "start = cuda.blockIdx.x * 64"),
-        "only the first 64 elements of each block are computed": axpy_first_part_only,
+        "only the first 64 elements of each block are computed": Edit("range(0, 256, 64)", "range(0, 64, 64)"),
         "no mask": Edit("if i < out.size:", "if True:"),
-        "one mask for all four elements of a thread, that of the last": axpy_mask_of_the_first,
+        "one mask for all four elements of a thread, that of the last":
+            Edit("if i < out.size:", "if start + 192 + cuda.threadIdx.x < out.size:"),
         "the steps are 128 apart: every other 64 elements are left out":
             Edit("range(0, 256, 64)", "range(0, 256, 128)"),
         "the first thread of each block does the work of all 64": axpy_by_thread_0,

@@ -63,10 +63,7 @@ def padded_softmax(x, out):
 ### END SOLUTION
 
 # %% [check]
-from labkit.course.exercises import Edit, KernelExercise
-from labkit.course.exercises.domains import EXPONENTIALS, ZEROS, largest_at, of
-from labkit.kernels.op import uniform
-from labkit.kernels.tolerance import EPS32
+from labkit.course.exercises import EPS32, EXPONENTIALS, ZEROS, Edit, KernelExercise, largest_at, of, uniform
 
 
 def _softmax_reference(x):

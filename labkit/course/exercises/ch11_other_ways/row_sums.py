@@ -45,11 +45,7 @@ def row_sums(x, out):
 # %% [check]
 import numpy as np
 
-from labkit.course.exercises import Edit, KernelExercise
-from labkit.course.exercises.demands import shuffles
-from labkit.course.exercises.domains import SUMMED, of
-from labkit.kernels.op import uniform
-from labkit.kernels.tolerance import dot_products
+from labkit.course.exercises import SUMMED, Edit, KernelExercise, dot_products, of, shuffles, uniform
 
 
 @cuda.jit

@@ -42,16 +42,11 @@ def tile_product(a, b, out):
     grid = (ct.cdiv(out.shape[0], 16), ct.cdiv(out.shape[1], 16), 1)
     ct.launch(None, grid, product_of_a_block, (a, b, out, ct.cdiv(a.shape[1], 16)))
 
-
 # %% [check]
 import numpy as np
 
-from labkit.course.exercises import FunctionExercise
+from labkit.course.exercises import SUMMED, FunctionExercise, dot_products, of, on_the_device, uniform
 from labkit.course.exercises.ch11_other_ways import wide
-from labkit.course.exercises.demands import on_the_device
-from labkit.course.exercises.domains import SUMMED, of
-from labkit.kernels.op import uniform
-from labkit.kernels.tolerance import dot_products
 
 
 def _over_tiles(program):

@@ -3,8 +3,7 @@ Five exercises: a reduction by shuffles, a prediction, a bug, the rule of online
 a blank page that uses it. `hint("row_range")` gives a hint, and a second call a better one.
 """
 
-FIRST_CELL = """
-import math
+FIRST_CELL = """import math
 
 import numpy as np
 from numba import float32

@@ -91,7 +91,7 @@ def centre(x, out):
 # %% [check]
 import numpy as np
 
-from labkit.course.exercises import Edit, KernelExercise
+from labkit.course.exercises import Edit, KernelExercise, uniform
 from labkit.course.exercises.ch12_reductions_and_softmax import rows
 from labkit.course.exercises.domains import (
     FAR_ABOVE_ZERO,
@@ -101,7 +101,6 @@ from labkit.course.exercises.domains import (
     ONE_FAR_BELOW,
     of,
 )
-from labkit.kernels.op import uniform
 
 
 def _centre_reference(x):

@@ -27,10 +27,8 @@ def join_parts(largest, totals):
     ### END SOLUTION
     return np.array([m, s])
 
-
 # %% [check]
-from labkit.course.exercises import FunctionExercise, Reach
-from labkit.course.exercises.domains import EXPONENTIALS
+from labkit.course.exercises import EXPONENTIALS, FunctionExercise, Reach
 
 
 def _join_reference(largest, totals):

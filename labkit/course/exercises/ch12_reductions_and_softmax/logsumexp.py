@@ -45,11 +45,8 @@ def logsumexp(x, out):
 import numpy as np
 from numba import float64
 
-from labkit.course.exercises import Edit, KernelExercise
+from labkit.course.exercises import EXPONENTIALS, ZEROS, Edit, KernelExercise, asks, of, uniform
 from labkit.course.exercises.ch12_reductions_and_softmax import rows
-from labkit.course.exercises.demands import asks
-from labkit.course.exercises.domains import EXPONENTIALS, ZEROS, of
-from labkit.kernels.op import uniform
 
 
 @cuda.jit

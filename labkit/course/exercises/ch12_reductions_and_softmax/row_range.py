@@ -37,27 +37,12 @@ def row_range(x, out):
             out[row] = largest - smallest
         ### END SOLUTION
 
-
 # %% [check]
 import numpy as np
 
-from labkit.course.exercises import Edit, KernelExercise
+from labkit.course.exercises import Edit, KernelExercise, relative_to, shuffles, uniform
 from labkit.course.exercises.ch12_reductions_and_softmax import rows
-from labkit.course.exercises.demands import shuffles
 from labkit.course.exercises.domains import EQUAL, HUGE_AND_TINY, ONE_FAR_ABOVE, ONE_FAR_BELOW, POSITIVE, largest_at, of
-from labkit.kernels.op import uniform
-from labkit.kernels.tolerance import relative_to
-
-
-@cuda.jit
-def range_of_one_lane(x, out):
-    row, lane = cuda.grid(1) // 32, cuda.threadIdx.x % 32
-    if row < x.shape[0]:
-        largest, smallest = float32(-math.inf), float32(math.inf)
-        for col in range(lane, x.shape[1], 32):
-            largest, smallest = max(largest, x[row, col]), min(smallest, x[row, col])
-        if lane == 0:
-            out[row] = largest - smallest
 
 
 @cuda.jit
@@ -85,7 +70,11 @@ EXERCISE = KernelExercise(
     wrong={
         "the step with distance 1 is missing: lanes 0 and 1 never meet":
             Edit("for distance in (16, 8, 4, 2, 1):", "for distance in (16, 8, 4, 2):"),
-        "lane 0 stores what it found by itself, without the other lanes' values": range_of_one_lane,
+        "lane 0 stores what it found by itself, without the other lanes' values":
+            Edit("for distance in (16, 8, 4, 2, 1):\n"
+                 "    largest = max(largest, cuda.shfl_xor_sync(0xFFFFFFFF, largest, distance))\n"
+                 "    smallest = min(smallest, cuda.shfl_xor_sync(0xFFFFFFFF, smallest, distance))",
+                 ""),
         "the largest of the lanes' smallest numbers":
             Edit("min(smallest, cuda.shfl_xor_sync", "max(smallest, cuda.shfl_xor_sync"),
         "`shfl_down` gathers in lane 0, and another lane stores":

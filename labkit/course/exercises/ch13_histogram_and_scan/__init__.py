@@ -2,10 +2,9 @@
 from a blank page a compaction. `hint("count_bits")` gives a hint, and a second call a better one.
 """
 
-from labkit.course.exercises.demands import asks, elements_of_argument, one_reads_for_all
+from labkit.course.exercises import asks, elements_of_argument, one_reads_for_all
 
-FIRST_CELL = """
-import numpy as np
+FIRST_CELL = """import numpy as np
 from numba import int32
 
 from labkit import check, cuda, hint

@@ -45,9 +45,8 @@ def pack_positive(x, out):
 # %% [check]
 import numpy as np
 
-from labkit.course.exercises import Edit, KernelExercise, Reach
+from labkit.course.exercises import ODD_INTEGERS, Edit, KernelExercise, Reach, of
 from labkit.course.exercises.ch13_histogram_and_scan import SCANNED, in_steps
-from labkit.course.exercises.domains import ODD_INTEGERS, of
 
 
 @cuda.jit

@@ -42,13 +42,11 @@ def sums_since(x, heads, out):
     if i < x.size:
         out[i] = sums[i]
 
-
 # %% [check]
 import numpy as np
 
-from labkit.course.exercises import Edit, KernelExercise, Reach
+from labkit.course.exercises import ODD_SUMS, Edit, KernelExercise, Reach, of
 from labkit.course.exercises.ch13_histogram_and_scan import SCANNED, in_steps
-from labkit.course.exercises.domains import ODD_SUMS, of
 
 
 @cuda.jit

@@ -4,11 +4,9 @@
 
 import numpy as np
 
-from labkit.course.exercises import Reach
-from labkit.course.exercises.domains import FAR
+from labkit.course.exercises import FAR, Reach
 
-FIRST_CELL = """
-import math
+FIRST_CELL = """import math
 
 from numba import float32
 

@@ -54,10 +54,8 @@ def largest_seen(scores, out):
 # %% [check]
 import numpy as np
 
-from labkit.course.exercises import Edit, KernelExercise
+from labkit.course.exercises import EXPONENTIALS, Edit, KernelExercise, of, uniform
 from labkit.course.exercises.ch14_fused_masked_softmax import few_roundings, hidden_above, matrices, probabilities
-from labkit.course.exercises.domains import EXPONENTIALS, of
-from labkit.kernels.op import uniform
 
 
 @cuda.jit

@@ -40,14 +40,11 @@ def left_padding(scores, lengths, out):
             out[b, q, k] = math.exp(scores[b, q, k] - largest) / total if k >= first else float32(0.0)
         ### END SOLUTION
 
-
 # %% [check]
 import numpy as np
 
-from labkit.course.exercises import Edit, KernelExercise, Reach
+from labkit.course.exercises import EXPONENTIALS, Edit, KernelExercise, Reach, of, uniform
 from labkit.course.exercises.ch14_fused_masked_softmax import few_roundings, hidden_above, matrices, probabilities
-from labkit.course.exercises.domains import EXPONENTIALS, of
-from labkit.kernels.op import uniform
 
 
 @cuda.jit

@@ -44,11 +44,9 @@ def softmax_backward(p, g, scale, out):
 # %% [check]
 import numpy as np
 
-from labkit.course.exercises import Edit, KernelExercise, Reach
+from labkit.course.exercises import Edit, KernelExercise, Reach, asks, elements_of_argument, shuffles, uniform
 from labkit.course.exercises.ch14_fused_masked_softmax import probabilities
-from labkit.course.exercises.demands import asks, elements_of_argument, shuffles
 from labkit.course.exercises.domains import FAR_ABOVE_ZERO, HUGE_AND_TINY, NEGATIVE, ZEROS, of, parameter
-from labkit.kernels.op import uniform
 
 
 def _backward_reference(p, g, scale):

@@ -4,10 +4,9 @@ page. `hint("predict_variance")` gives a hint, and a second call a better one.
 
 import numpy as np
 
-from labkit.kernels.op import uniform
+from labkit.course.exercises import uniform
 
-FIRST_CELL = """
-from numba import float32
+FIRST_CELL = """from numba import float32
 
 from labkit import check, cuda, hint
 """

@@ -86,12 +86,11 @@ def layernorm_two_sums(x, weight, bias, out):
 # %% [check]
 import numpy as np
 
-from labkit.course.exercises import Edit, KernelExercise
+from labkit.course.exercises import Edit, KernelExercise, uniform
 from labkit.course.exercises.ch15_layernorm import rows_and_columns
 from labkit.course.exercises.domains import EQUAL, FAR_BELOW_ZERO, HUGE_AND_TINY, ONE_FAR_ABOVE, ZEROS, of
 from labkit.kernels.norm.layernorm import layernorm_reference
 from labkit.kernels.norm.rows import tolerance as layernorm_tolerance
-from labkit.kernels.op import uniform
 
 EXERCISE = KernelExercise(
     name="layernorm_two_sums",

@@ -45,7 +45,7 @@ def rmsnorm_warp(x, weight, out):
 ### END SOLUTION
 
 # %% [check]
-from labkit.course.exercises import Edit, KernelExercise
+from labkit.course.exercises import Edit, KernelExercise, shuffles, uniform
 from labkit.course.exercises.ch15_layernorm import (
     ALL_LANES,
     four_rows,
@@ -54,9 +54,7 @@ from labkit.course.exercises.ch15_layernorm import (
     rows_and_columns,
     some_rows_small,
 )
-from labkit.course.exercises.demands import shuffles
 from labkit.course.exercises.domains import EQUAL, FAR_BELOW_ZERO, HUGE_AND_TINY, ONE_FAR_ABOVE, ZEROS, of
-from labkit.kernels.op import uniform
 
 
 @cuda.jit

@@ -2,8 +2,7 @@
 norm that read everything once. `hint("predict_banks")` gives a hint, and a second call a better one.
 """
 
-FIRST_CELL = """
-import math
+FIRST_CELL = """import math
 
 from numba import float32
 

@@ -49,7 +49,7 @@ def add_rmsnorm(x, residual, weight, out):
 # %% [check]
 import numpy as np
 
-from labkit.course.exercises import Edit, KernelExercise
+from labkit.course.exercises import Edit, KernelExercise, asks, uniform
 from labkit.course.exercises.ch15_layernorm import (
     ALL_LANES,
     four_rows,
@@ -58,9 +58,7 @@ from labkit.course.exercises.ch15_layernorm import (
     rows_and_columns,
     some_rows_small,
 )
-from labkit.course.exercises.demands import asks
 from labkit.course.exercises.domains import EQUAL, HUGE_AND_TINY, ONE_FAR_ABOVE, ONE_FAR_BELOW, ZEROS, of
-from labkit.kernels.op import uniform
 
 
 @cuda.jit

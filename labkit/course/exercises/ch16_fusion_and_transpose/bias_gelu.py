@@ -33,16 +33,13 @@ def bias_gelu(x, bias, out):
         out[row, col] = float32(0.5) * v * (float32(1.0) + math.erf(v * ROOT_HALF))
     ### END SOLUTION
 
-
 # %% [check]
 import numpy as np
 
-from labkit.course.exercises import Edit, KernelExercise
+from labkit.course.exercises import Edit, KernelExercise, relative_to, uniform
 from labkit.course.exercises.ch15_layernorm import rows_and_columns
 from labkit.course.exercises.domains import FAR_ABOVE_ZERO, FAR_BELOW_ZERO, HUGE_AND_TINY, NEGATIVE, ZEROS, of
 from labkit.kernels.gelu import gelu_erf_reference
-from labkit.kernels.op import uniform
-from labkit.kernels.tolerance import relative_to
 
 EXERCISE = KernelExercise(
     name="bias_gelu",

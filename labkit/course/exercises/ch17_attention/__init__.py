@@ -3,8 +3,7 @@ warp for each key, and from a blank page attention in which each query sees a wi
 `hint("head_values")` gives a hint, and a second call a better one.
 """
 
-FIRST_CELL = """
-import math
+FIRST_CELL = """import math
 
 from numba import float32
 

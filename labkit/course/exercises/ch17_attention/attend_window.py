@@ -58,12 +58,8 @@ def attend_window(queries, keys, values, window, out):
 # %% [check]
 import numpy as np
 
-from labkit.course.exercises import Edit, KernelExercise, Reach
+from labkit.course.exercises import EPS32, HUGE_AND_TINY, ZEROS, Edit, KernelExercise, Reach, asks, of, uniform
 from labkit.course.exercises.ch17_attention import WIDE, sizes_of
-from labkit.course.exercises.demands import asks
-from labkit.course.exercises.domains import HUGE_AND_TINY, ZEROS, of
-from labkit.kernels.op import uniform
-from labkit.kernels.tolerance import EPS32
 
 
 @cuda.jit

@@ -26,12 +26,9 @@ def head_values(flat, heads, head, out):
         out[t, i] = flat[t * 3 * width + 2 * width + head * size + i]
     ### END SOLUTION
 
-
 # %% [check]
-from labkit.course.exercises import Edit, KernelExercise, Reach
+from labkit.course.exercises import MOVED, Edit, KernelExercise, Reach, of, uniform
 from labkit.course.exercises.ch17_attention import sizes_of
-from labkit.course.exercises.domains import MOVED, of
-from labkit.kernels.op import uniform
 
 
 def _values_of(flat, heads, head, size):

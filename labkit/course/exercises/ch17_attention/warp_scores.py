@@ -47,12 +47,8 @@ def warp_scores(query, keys, out):
 # %% [check]
 import numpy as np
 
-from labkit.course.exercises import Edit, KernelExercise
+from labkit.course.exercises import EPS32, SUMMED, Edit, KernelExercise, asks, of, shuffles, uniform
 from labkit.course.exercises.ch17_attention import WIDE, sizes_of
-from labkit.course.exercises.demands import asks, shuffles
-from labkit.course.exercises.domains import SUMMED, of
-from labkit.kernels.op import uniform
-from labkit.kernels.tolerance import EPS32
 
 OBSERVED_KEYS = 8
 

@@ -5,8 +5,7 @@ better one.
 
 import numpy as np
 
-FIRST_CELL = """
-import math
+FIRST_CELL = """import math
 
 from numba import float32
 

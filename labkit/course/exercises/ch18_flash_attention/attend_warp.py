@@ -58,12 +58,8 @@ def attend_warp(queries, keys, values, out):
 # %% [check]
 import numpy as np
 
-from labkit.course.exercises import Edit, KernelExercise, Reach
+from labkit.course.exercises import EPS32, HUGE_AND_TINY, ZEROS, Edit, KernelExercise, Reach, asks, of, uniform
 from labkit.course.exercises.ch18_flash_attention import sizes_of, softmax
-from labkit.course.exercises.demands import asks
-from labkit.course.exercises.domains import HUGE_AND_TINY, ZEROS, of
-from labkit.kernels.op import uniform
-from labkit.kernels.tolerance import EPS32
 
 ALL_LANES = 0xFFFFFFFF
 

@@ -72,12 +72,8 @@ def best_scores(queries, keys, out):
 # %% [check]
 import numpy as np
 
-from labkit.course.exercises import Edit, KernelExercise, Reach
+from labkit.course.exercises import EPS32, SUMMED, Edit, KernelExercise, Reach, asks, elements_of_warps, of, uniform
 from labkit.course.exercises.ch18_flash_attention import sizes_of
-from labkit.course.exercises.demands import asks, elements_of_warps
-from labkit.course.exercises.domains import SUMMED, of
-from labkit.kernels.op import uniform
-from labkit.kernels.tolerance import EPS32
 
 TILE, WIDE = 32, 8
 

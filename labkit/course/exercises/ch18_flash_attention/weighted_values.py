@@ -54,11 +54,8 @@ def weighted_values(scores, values, out):
 # %% [check]
 import numpy as np
 
-from labkit.course.exercises import Edit, KernelExercise
+from labkit.course.exercises import EPS32, EXPONENTIALS, HUGE_AND_TINY, ZEROS, Edit, KernelExercise, of, uniform
 from labkit.course.exercises.ch18_flash_attention import sizes_of, softmax
-from labkit.course.exercises.domains import EXPONENTIALS, HUGE_AND_TINY, ZEROS, of
-from labkit.kernels.op import uniform
-from labkit.kernels.tolerance import EPS32
 
 
 @cuda.jit
@@ -68,18 +65,6 @@ def average_unshifted(scores, values, out):
         row_sum, acc = float32(0.0), float32(0.0)
         for j in range(scores.shape[1]):
             weight = math.exp(scores[row, j])
-            row_sum = row_sum + weight
-            acc = acc + weight * values[j, i]
-        out[row, i] = acc / row_sum
-
-
-@cuda.jit
-def average_first_for_largest(scores, values, out):
-    i, row = cuda.grid(2)
-    if row < out.shape[0] and i < out.shape[1]:
-        row_sum, acc = float32(1.0), values[0, i]
-        for j in range(1, scores.shape[1]):
-            weight = math.exp(scores[row, j] - scores[row, 0])
             row_sum = row_sum + weight
             acc = acc + weight * values[j, i]
         out[row, i] = acc / row_sum
@@ -120,7 +105,7 @@ EXERCISE = KernelExercise(
         "the factor is exp(row_max - new), never more than 1; this is its inverse":
             Edit("math.exp(row_max - new)", "math.exp(new - row_max)"),
         "the first score in place of the largest: exponentials of far larger ones are infinite":
-            average_first_for_largest,
+            Edit("new = max(row_max, scores[row, j])", "new = row_max"),
         "the division by `row_sum` is missing": Edit("acc / row_sum", "acc"),
         "nothing is subtracted, and exp of a large score is infinite": average_unshifted,
     },

@@ -3,8 +3,7 @@ page the first kernel of GPT-2, which takes its place in the model at once. `hin
 a second call a better one.
 """
 
-FIRST_CELL = """
-import math
+FIRST_CELL = """import math
 
 import numpy as np
 from numba import float32

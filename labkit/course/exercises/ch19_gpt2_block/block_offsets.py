@@ -22,7 +22,6 @@ HINTS = ("How many numbers does each parameter hold? Write down the twelve sizes
          "each size: offsets.append(offsets[-1] + size).")
 POINTS = 1
 
-
 # %%
 def block_offsets(width, inner):
     ### BEGIN SOLUTION
@@ -34,54 +33,16 @@ def block_offsets(width, inner):
     return offsets
     ### END SOLUTION
 
-
 # %% [check]
 import numpy as np
 
-from labkit.course.exercises import FunctionExercise
+from labkit.course.exercises import Edit, FunctionExercise
 from labkit.models.gpt2_block import Shape
-
-
-def _offsets(sizes):
-    return np.cumsum([0, *sizes]).tolist()
-
-
-def _sizes(C, inner):
-    return [C, C, C * 3 * C, 3 * C, C * C, C, C, C, C * inner, inner, inner * C, C]
 
 
 def _reference_offsets(width, inner):
     shape = Shape(width, 1, inner)
     return np.array([*shape.offsets.values(), shape.size])
-
-
-def offsets_one_of_three(width, inner):
-    sizes = _sizes(width, inner)
-    sizes[2] = width * width
-    return _offsets(sizes)
-
-
-def offsets_no_biases(width, inner):
-    sizes = _sizes(width, inner)
-    sizes[3] = sizes[5] = sizes[9] = sizes[11] = 0
-    return _offsets(sizes)
-
-
-def offsets_biases_first(width, inner):
-    sizes = _sizes(width, inner)
-    for k in (2, 4, 8, 10):
-        sizes[k], sizes[k + 1] = sizes[k + 1], sizes[k]
-    return _offsets(sizes)
-
-
-def offsets_ends(width, inner):
-    return np.cumsum([*_sizes(width, inner), 0]).tolist()
-
-
-def offsets_inner_bias(width, inner):
-    sizes = _sizes(width, inner)
-    sizes[9] = width
-    return _offsets(sizes)
 
 
 EXERCISE = FunctionExercise(
@@ -91,9 +52,15 @@ EXERCISE = FunctionExercise(
     sizes=tuple({"width": width, "inner": inner} for width, inner in ((2, 3), (5, 4), (48, 80), (768, 3072))),
     domain="Its inputs are two lengths, and `sizes` has the awkward ones.",
     wrong={"attn.c_attn.weight holds queries, keys and values: it has three times as many columns as rows":
-           offsets_one_of_three,
-           "the biases of the four linear layers are left out": offsets_no_biases,
-           "each linear layer's bias is laid before its weights": offsets_biases_first,
-           "these are the ends of the parameters, not their beginnings": offsets_ends,
-           "mlp.c_fc.bias has an element for each of the inner columns": offsets_inner_bias},
+           Edit("C * 3 * C", "C * C"),
+           "the biases of the four linear layers are left out":
+               Edit("3 * C, C * C, C, C, C, C * inner, inner, inner * C, C]",
+                    "0, C * C, 0, C, C, C * inner, 0, inner * C, 0]"),
+           "each linear layer's bias is laid before its weights":
+               Edit("[C, C, C * 3 * C, 3 * C, C * C, C, C, C, C * inner, inner, inner * C, C]",
+                    "[C, C, 3 * C, C * 3 * C, C, C * C, C, C, inner, C * inner, C, inner * C]"),
+           "these are the ends of the parameters, not their beginnings":
+               Edit("return offsets", "return offsets[1:] + offsets[-1:]"),
+           "mlp.c_fc.bias has an element for each of the inner columns":
+               Edit("C * inner, inner, inner", "C * inner, C, inner")},
 )

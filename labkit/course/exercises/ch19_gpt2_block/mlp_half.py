@@ -45,12 +45,9 @@ def mlp_half(x, weight, bias, w_fc, b_fc, w_proj, b_proj, out):
 ### END SOLUTION
 
 # %% [check]
-from labkit.course.exercises import FunctionExercise
-from labkit.course.exercises.demands import on_the_device
-from labkit.course.exercises.domains import NEGATIVE, ONE_FAR_ABOVE, ZEROS, of
+from labkit.course.exercises import NEGATIVE, ONE_FAR_ABOVE, ZEROS, Edit, FunctionExercise, of, on_the_device, uniform
 from labkit.kernels.linear.fused import fused_reference
 from labkit.kernels.norm.layernorm import layernorm_block_tree, layernorm_reference
-from labkit.kernels.op import uniform
 
 
 def _like(x, columns):
@@ -62,34 +59,6 @@ def mlp_normed_last(x, weight, bias, w_fc, b_fc, w_proj, b_proj, out):
     fused_tiled(x, w_fc, b_fc, hidden, gelu=True)
     fused_tiled(hidden, w_proj, b_proj, added, residual=x)
     layernorm_block_tree(added, weight, bias, out)
-
-
-def mlp_adds_the_normed(x, weight, bias, w_fc, b_fc, w_proj, b_proj, out):
-    normed, hidden = _like(x, x.shape[1]), _like(x, w_fc.shape[1])
-    layernorm_block_tree(x, weight, bias, normed)
-    fused_tiled(normed, w_fc, b_fc, hidden, gelu=True)
-    fused_tiled(hidden, w_proj, b_proj, out, residual=normed)
-
-
-def mlp_without_residual(x, weight, bias, w_fc, b_fc, w_proj, b_proj, out):
-    normed, hidden = _like(x, x.shape[1]), _like(x, w_fc.shape[1])
-    layernorm_block_tree(x, weight, bias, normed)
-    fused_tiled(normed, w_fc, b_fc, hidden, gelu=True)
-    fused_tiled(hidden, w_proj, b_proj, out)
-
-
-def mlp_norm_not_used(x, weight, bias, w_fc, b_fc, w_proj, b_proj, out):
-    normed, hidden = _like(x, x.shape[1]), _like(x, w_fc.shape[1])
-    layernorm_block_tree(x, weight, bias, normed)
-    fused_tiled(x, w_fc, b_fc, hidden, gelu=True)
-    fused_tiled(hidden, w_proj, b_proj, out, residual=x)
-
-
-def mlp_gelu_last(x, weight, bias, w_fc, b_fc, w_proj, b_proj, out):
-    normed, hidden = _like(x, x.shape[1]), _like(x, w_fc.shape[1])
-    layernorm_block_tree(x, weight, bias, normed)
-    fused_tiled(normed, w_fc, b_fc, hidden)
-    fused_tiled(hidden, w_proj, b_proj, out, gelu=True, residual=x)
 
 
 def _mlp_reference(x, weight, bias, w_fc, b_fc, w_proj, b_proj):
@@ -122,9 +91,10 @@ EXERCISE = FunctionExercise(
     domain=of(0, ONE_FAR_ABOVE, NEGATIVE, ZEROS),
     demand=on_the_device,
     wrong={"LayerNorm comes last, over the sum: that is Post-LN": mlp_normed_last,
-           "what is added at the end is the normalised row, not the row itself": mlp_adds_the_normed,
-           "the row itself is never added": mlp_without_residual,
-           "LayerNorm is computed and not used": mlp_norm_not_used,
-           "GELU stands behind the second product: it belongs between the two": mlp_gelu_last,
+           "what is added at the end is the normalised row, not the row itself": Edit("residual=x", "residual=normed"),
+           "the row itself is never added": Edit(", residual=x", ""),
+           "LayerNorm is computed and not used": Edit("fused_tiled(normed, w_fc", "fused_tiled(x, w_fc"),
+           "GELU stands behind the second product: it belongs between the two":
+               Edit("hidden, gelu=True)", "hidden)", "residual=x", "gelu=True, residual=x"),
            "NumPy computes it all, on the host": mlp_on_the_host},
 )

@@ -3,8 +3,7 @@ blank page a program that replays one graph for many inputs. `hint("bias_gelu_ta
 a better one.
 """
 
-FIRST_CELL = """
-import math
+FIRST_CELL = """import math
 
 import numpy as np
 from numba import float32

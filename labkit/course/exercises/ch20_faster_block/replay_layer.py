@@ -45,11 +45,8 @@ def replay_layer(batches, weights, bias, out):
 ### END SOLUTION
 
 # %% [check]
-from labkit.course.exercises import Edit, FunctionExercise
-from labkit.course.exercises.demands import asks, on_the_device
-from labkit.course.exercises.domains import SUMMED, of
+from labkit.course.exercises import SUMMED, Edit, FunctionExercise, asks, of, on_the_device, uniform
 from labkit.kernels.linear.fused import fused_reference
-from labkit.kernels.op import uniform
 
 
 def _layer_of_each(batches, weights, bias):

@@ -2,8 +2,7 @@
 blank page the likeliest token. `hint("read_tensor")` gives a hint, and a second call a better one.
 """
 
-FIRST_CELL = """
-import json
+FIRST_CELL = """import json
 import math
 
 import numpy as np

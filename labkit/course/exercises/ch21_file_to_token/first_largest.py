@@ -44,8 +44,7 @@ def first_largest(x, out):
 ### END SOLUTION
 
 # %% [check]
-from labkit.course.exercises import Edit, KernelExercise
-from labkit.course.exercises.demands import asks, shuffles
+from labkit.course.exercises import Edit, KernelExercise, asks, shuffles
 from labkit.course.exercises.domains import (
     EQUAL,
     FAR_ABOVE_ZERO,

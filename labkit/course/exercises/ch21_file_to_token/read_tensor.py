@@ -29,11 +29,10 @@ def read_tensor(raw, name):
     return np.frombuffer(data[begin:end].tobytes(), np.float32).reshape(entry["shape"])
     ### END SOLUTION
 
-
 # %% [check]
 import math
 
-from labkit.course.exercises import FunctionExercise, Reach
+from labkit.course.exercises import Edit, FunctionExercise, Reach
 
 
 def _file(rng, tensors, rows, cols):
@@ -79,40 +78,6 @@ def _with_spaces(rng, raw, name):
     return np.frombuffer(len(header).to_bytes(8, "little") + header + data, np.uint8), name
 
 
-def tensor_of_begin_and_length(raw, name):
-    length, header = _header(raw)
-    begin, count = header[name]["data_offsets"]
-    return _part(raw, 8 + length + begin, 8 + length + begin + count, header[name]["shape"])
-
-
-def tensor_behind_the_text(raw, name):
-    length, header = _header(raw)
-    begin, end = header[name]["data_offsets"]
-    start = 8 + len(raw[8 : 8 + length].tobytes().rstrip())
-    return _part(raw, start + begin, start + end, header[name]["shape"])
-
-
-def tensor_from_the_files_start(raw, name):
-    _, header = _header(raw)
-    return _part(raw, *header[name]["data_offsets"], header[name]["shape"])
-
-
-def tensor_without_the_eight(raw, name):
-    length, header = _header(raw)
-    begin, end = header[name]["data_offsets"]
-    return _part(raw, length + begin, length + end, header[name]["shape"])
-
-
-def tensor_flat(raw, name):
-    return _tensor(raw, name).reshape(-1)
-
-
-def tensor_of_doubles(raw, name):
-    length, header = _header(raw)
-    begin, end = header[name]["data_offsets"]
-    return np.frombuffer(raw[8 + length + begin : 8 + length + end].tobytes()).reshape(header[name]["shape"])
-
-
 def tensor_in_the_headers_order(raw, name):
     length, header = _header(raw)
     begin = 8 + length
@@ -125,13 +90,6 @@ def tensor_in_the_headers_order(raw, name):
         begin = end
 
 
-def tensor_high_byte_first(raw, name):
-    length = int.from_bytes(raw[:8].tobytes(), "big")
-    header = json.loads(raw[8 : 8 + length].tobytes())
-    begin, end = header[name]["data_offsets"]
-    return _part(raw, 8 + length + begin, 8 + length + end, header[name]["shape"])
-
-
 EXERCISE = FunctionExercise(
     name="read_tensor",
     reference=_tensor,
@@ -140,12 +98,14 @@ EXERCISE = FunctionExercise(
     domain=(*(Reach(f"the {words} of three tensors is asked for", _named(number), {"tensors": 3, "rows": 2, "cols": 5})
               for words, number in (("first", 0), ("second", 1), ("last", 2))),
             Reach("the header ends with spaces, which belong to it", _with_spaces)),
-    wrong={"the offsets are counted from the first byte of the file": tensor_from_the_files_start,
-           "the 8 bytes before the header are not counted": tensor_without_the_eight,
-           "the numbers are right, but the shape is missing": tensor_flat,
-           "np.frombuffer takes float64 unless it is given np.float32": tensor_of_doubles,
+    wrong={"the offsets are counted from the first byte of the file": Edit("raw[8 + length :]", "raw"),
+           "the 8 bytes before the header are not counted": Edit("raw[8 + length :]", "raw[length:]"),
+           "the numbers are right, but the shape is missing": Edit(".reshape(entry[\"shape\"])", ""),
+           "np.frombuffer takes float64 unless it is given np.float32": Edit(", np.float32)", ")"),
            "the header's order is taken for the order of the data": tensor_in_the_headers_order,
-           "the header's size is read with its highest byte first": tensor_high_byte_first,
-           "data_offsets are taken for begin and length; they are begin and end": tensor_of_begin_and_length,
-           "the data are taken to begin behind the header's text, and spaces may follow it": tensor_behind_the_text},
+           "the header's size is read with its highest byte first": Edit("\"little\"", "\"big\""),
+           "data_offsets are taken for begin and length; they are begin and end":
+               Edit("data[begin:end]", "data[begin : begin + end]"),
+           "the data are taken to begin behind the header's text, and spaces may follow it":
+               Edit("raw[8 + length :]", "raw[8 + len(raw[8 : 8 + length].tobytes().rstrip()) :]")},
 )

@@ -3,8 +3,7 @@ page a sampler's distribution, and Amdahl's law. One of your kernels goes into t
 a hint, and a second call a better one.
 """
 
-FIRST_CELL = """
-import math
+FIRST_CELL = """import math
 
 import numpy as np
 from numba import float32

@@ -29,13 +29,10 @@ def append_rows(qkv, start, cache):
             cache[row, col] = qkv[t, width + col]
     ### END SOLUTION
 
-
 # %% [check]
 import numpy as np
 
-from labkit.course.exercises import Edit, KernelExercise, Reach
-from labkit.course.exercises.domains import MOVED, of
-from labkit.kernels.op import uniform
+from labkit.course.exercises import MOVED, Edit, KernelExercise, Reach, of, uniform
 
 
 def _appended(qkv, start, cache):
@@ -45,26 +42,8 @@ def _appended(qkv, start, cache):
     return result
 
 
-@cuda.jit
-def append_one_round(qkv, start, cache):
-    t, col = cuda.blockIdx.x, cuda.threadIdx.x
-    width = cache.shape[1] // 2
-    row = start[0] + t
-    if row < cache.shape[0] and col < 2 * width:
-        cache[row, col] = qkv[t, width + col]
-
-
 def _cache_inputs(rng, S, C, N, before):
     return uniform(rng, S, 3 * C), np.array([before], np.int32), uniform(rng, N, 2 * C)
-
-
-@cuda.jit
-def append_by_lane_0(qkv, start, cache):
-    t = cuda.blockIdx.x
-    width = cache.shape[1] // 2
-    if start[0] + t < cache.shape[0] and cuda.threadIdx.x == 0:
-        for col in range(2 * width):
-            cache[start[0] + t, col] = qkv[t, width + col]
 
 
 def _starting_at(place):
@@ -90,9 +69,11 @@ EXERCISE = KernelExercise(
         "queries and keys are copied, not keys and values: the columns begin one width later":
             Edit("qkv[t, width + col]", "qkv[t, col]"),
         "the keys are copied, the values are not": Edit("2 * width, 32", "width, 32"),
-        "one column a thread: rows longer than 32 are left unfinished": append_one_round,
+        "one column a thread: rows longer than 32 are left unfinished":
+            Edit("2 * width, 32)", "min(2 * width, 32), 32)"),
         "no guard: a full cache has no row for the last tokens": Edit("if row < cache.shape[0]:", "if True:"),
-        "the first lane of each block copies the whole row": append_by_lane_0,
+        "the first lane of each block copies the whole row":
+            Edit("range(cuda.threadIdx.x, 2 * width, 32)", "range(2 * width if cuda.threadIdx.x == 0 else 0)"),
     },
 )
 

@@ -69,11 +69,7 @@ def seen_from_start(scores, start, out):
 ### END SOLUTION
 
 # %% [check]
-from labkit.course.exercises import Edit, KernelExercise, Reach
-from labkit.course.exercises.domains import EXPONENTIALS, of
-from labkit.kernels.op import uniform
-
-ALL_LANES = 0xFFFFFFFF
+from labkit.course.exercises import EXPONENTIALS, Edit, KernelExercise, Reach, of, uniform
 
 
 def _seen(scores, start):
@@ -85,54 +81,6 @@ def _masked_softmax(scores, start):
     x = np.where(_seen(scores, start), scores.astype(np.float64), -np.inf)
     exponentials = np.exp(x - x.max(axis=1, keepdims=True))
     return exponentials / exponentials.sum(axis=1, keepdims=True)
-
-
-@cuda.jit(device=True)
-def _softmax_of_first(scores, out, t, seen):
-    """One warp: softmax of the first `seen` scores of row t, zeros behind them."""
-    lane = cuda.threadIdx.x
-    largest = float32(-np.inf)
-    for key in range(lane, seen, 32):
-        largest = max(largest, scores[t, key])
-    for distance in (16, 8, 4, 2, 1):
-        largest = max(largest, cuda.shfl_xor_sync(ALL_LANES, largest, distance))
-    total = float32(0.0)
-    for key in range(lane, seen, 32):
-        total += math.exp(scores[t, key] - largest)
-    for distance in (16, 8, 4, 2, 1):
-        total += cuda.shfl_xor_sync(ALL_LANES, total, distance)
-    for key in range(lane, scores.shape[1], 32):
-        out[t, key] = math.exp(scores[t, key] - largest) / total if key < seen else float32(0.0)
-
-
-@cuda.jit
-def seen_without_start(scores, start, out):
-    t = cuda.blockIdx.x
-    _softmax_of_first(scores, out, t, t + 1)
-
-
-@cuda.jit
-def seen_not_itself(scores, start, out):
-    t = cuda.blockIdx.x
-    _softmax_of_first(scores, out, t, start[0] + t)
-
-
-@cuda.jit
-def seen_all_of_the_pass(scores, start, out):
-    t = cuda.blockIdx.x
-    _softmax_of_first(scores, out, t, start[0] + scores.shape[0])
-
-
-@cuda.jit
-def seen_start_only(scores, start, out):
-    t = cuda.blockIdx.x
-    _softmax_of_first(scores, out, t, start[0] + 1)
-
-
-@cuda.jit
-def seen_everything(scores, start, out):
-    t = cuda.blockIdx.x
-    _softmax_of_first(scores, out, t, scores.shape[1])
 
 
 def _hidden_far_above(rng, scores, start):
@@ -162,11 +110,14 @@ EXERCISE = KernelExercise(
     domain=(*of(0, *EXPONENTIALS), Reach("no token came before", lambda rng, scores, start: (scores, 0 * start)),
             Reach("hidden scores are far above those that are seen", _hidden_far_above)),
     tolerance=_masked_tolerance,
-    wrong={"`start` is forgotten: the queries do not see the tokens that came before this pass": seen_without_start,
-           "a query does not see its own token": seen_not_itself,
-           "every query sees all tokens of the pass, those after it as well": seen_all_of_the_pass,
-           "the query's place in the pass is forgotten: all see as much as the first": seen_start_only,
-           "nothing is hidden": seen_everything,
+    wrong={"`start` is forgotten: the queries do not see the tokens that came before this pass":
+        Edit("start[0] + t + 1", "t + 1"),
+           "a query does not see its own token": Edit("start[0] + t + 1", "start[0] + t"),
+           "every query sees all tokens of the pass, those after it as well":
+               Edit("start[0] + t + 1", "start[0] + scores.shape[0]"),
+           "the query's place in the pass is forgotten: all see as much as the first":
+               Edit("start[0] + t + 1", "start[0] + 1"),
+           "nothing is hidden": Edit("start[0] + t + 1", "scores.shape[1]"),
            "nothing is subtracted, and exp of a large score is infinite":
                Edit("largest = max(largest, scores[t, key])", "largest = float32(0.0)",
                     "float32(-np.inf)", "float32(0.0)"),

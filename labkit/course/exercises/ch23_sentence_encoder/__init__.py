@@ -3,8 +3,7 @@ Three exercises: a word in pieces, what padding costs, and from a blank page BER
 the encoder. `hint("word_pieces")` gives a hint, and a second call a better one.
 """
 
-FIRST_CELL = """
-import math
+FIRST_CELL = """import math
 
 import numpy as np
 from numba import float32

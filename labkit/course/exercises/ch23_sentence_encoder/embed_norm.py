@@ -61,11 +61,9 @@ def embed_norm(ids, types, positions, words, places, kinds, weight, bias, out):
 # %% [check]
 import numpy as np
 
-from labkit.course.exercises import Edit, KernelExercise, Reach
-from labkit.course.exercises.demands import shuffles
+from labkit.course.exercises import Edit, KernelExercise, Reach, shuffles, uniform
 from labkit.course.exercises.domains import FAR_ABOVE_ZERO, HUGE_AND_TINY, NEGATIVE, ONE_FAR_ABOVE, ZEROS, of
 from labkit.kernels.embedding_sum import embedding_layernorm_reference
-from labkit.kernels.op import uniform
 from labkit.kernels.ops.embedding_layernorm import tolerance as embedding_tolerance
 
 ALL_LANES = 0xFFFFFFFF

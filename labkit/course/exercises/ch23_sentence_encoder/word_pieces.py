@@ -14,7 +14,6 @@ HINTS = ("Where does the next piece begin, and which ends do you try, in which o
          "[vocabulary.index(\"[UNK]\")].")
 POINTS = 2
 
-
 # %%
 def word_pieces(word, vocabulary):
     ### BEGIN SOLUTION
@@ -30,7 +29,6 @@ def word_pieces(word, vocabulary):
             return [vocabulary.index("[UNK]")]
     return ids
     ### END SOLUTION
-
 
 # %% [check]
 import numpy as np
@@ -81,20 +79,6 @@ def _word(word, *vocabulary):
     return turn
 
 
-def word_pieces_shortest(word, vocabulary):
-    ids, begin = [], 0
-    while begin < len(word):
-        for end in range(begin + 1, len(word) + 1):
-            piece = ("##" if begin else "") + word[begin:end]
-            if piece in vocabulary:
-                ids.append(vocabulary.index(piece))
-                begin = end
-                break
-        else:
-            return [vocabulary.index("[UNK]")]
-    return ids
-
-
 def word_pieces_by_search(word, vocabulary):
     def rest(begin):
         if begin == len(word):
@@ -107,21 +91,6 @@ def word_pieces_by_search(word, vocabulary):
 
     ids = rest(0)
     return [vocabulary.index("[UNK]")] if ids is None else ids
-
-
-def word_pieces_skips(word, vocabulary):
-    ids, begin = [], 0
-    while begin < len(word):
-        for end in range(len(word), begin, -1):
-            piece = ("##" if begin else "") + word[begin:end]
-            if piece in vocabulary:
-                ids.append(vocabulary.index(piece))
-                begin = end
-                break
-        else:
-            ids.append(vocabulary.index("[UNK]"))
-            begin += 1
-    return ids
 
 
 EXERCISE = FunctionExercise(
@@ -141,9 +110,13 @@ EXERCISE = FunctionExercise(
             Reach("a longer piece would fit, but it is only for the beginning of words",
                   _word("abcd", "ab", "cd", "##c", "##d"))),
     wrong={
-        "the shortest piece is taken, and the longest is wanted": word_pieces_shortest,
+        "the shortest piece is taken, and the longest is wanted":
+            Edit("range(len(word), begin, -1)", "range(begin + 1, len(word) + 1)"),
         "another division is looked for where nothing fits; WordPiece never takes a piece back": word_pieces_by_search,
-        "a letter that fits nothing becomes [UNK], and the rest goes on; the whole word is [UNK]": word_pieces_skips,
+        "a letter that fits nothing becomes [UNK], and the rest goes on; the whole word is [UNK]":
+            Edit("return [vocabulary.index(\"[UNK]\")]",
+                 "ids.append(vocabulary.index(\"[UNK]\"))\n"
+                 "begin += 1"),
         "the pieces before the gap are kept beside [UNK]":
             Edit('return [vocabulary.index("[UNK]")]', 'return [*ids, vocabulary.index("[UNK]")]'),
         "a word that does not fit gives no ids; it is one [UNK]":

@@ -66,11 +66,8 @@ def attend_padded(queries, keys, values, lengths, out):
 # %% [check]
 import numpy as np
 
-from labkit.course.exercises import Edit, KernelExercise, Reach
+from labkit.course.exercises import EPS32, HUGE_AND_TINY, ZEROS, Edit, KernelExercise, Reach, of, uniform
 from labkit.course.exercises.ch24_sentences_as_vectors import random_lengths
-from labkit.course.exercises.domains import HUGE_AND_TINY, ZEROS, of
-from labkit.kernels.op import uniform
-from labkit.kernels.tolerance import EPS32
 
 WIDE = 32
 

@@ -32,14 +32,11 @@ def mean_pool(x, begins, lengths, out):
         out[b, col] = total / float32(max(lengths[b], 1))
     ### END SOLUTION
 
-
 # %% [check]
 import numpy as np
 
-from labkit.course.exercises import Edit, KernelExercise, Reach
+from labkit.course.exercises import SUMMED, Edit, KernelExercise, Reach, of, uniform
 from labkit.course.exercises.ch24_sentences_as_vectors import random_lengths
-from labkit.course.exercises.domains import SUMMED, of
-from labkit.kernels.op import uniform
 from labkit.kernels.ops.pooling import mean_tolerance
 from labkit.kernels.pooling import mean_pool_reference
 

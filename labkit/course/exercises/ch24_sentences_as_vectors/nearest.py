@@ -31,10 +31,8 @@ def nearest(query, passages, k):
 ### END SOLUTION
 
 # %% [check]
-from labkit.course.exercises import Edit, FunctionExercise, Reach
+from labkit.course.exercises import EPS32, Edit, FunctionExercise, Reach, uniform
 from labkit.course.exercises.domains import HUGE_AND_TINY, NEGATIVE, ONE_FAR_ABOVE, of
-from labkit.kernels.op import uniform
-from labkit.kernels.tolerance import EPS32
 
 
 def _cosines(query, passages):
@@ -67,10 +65,6 @@ def _one_empty_among_opposites(rng, query, passages, k):
     passages = signs * np.sign(query) * np.abs(passages)
     passages[2] = 0
     return query, rng.permutation(passages).astype(np.float32), k
-
-
-def nearest_not_sorted(query, passages, k):
-    return np.sort(_nearest(query, passages, k))
 
 
 def nearest_by_distance(query, passages, k):
@@ -114,7 +108,8 @@ EXERCISE = FunctionExercise(
         "one too many is returned": Edit("[:k]", "[: k + 1]"),
         "the cosines are returned, not the places": Edit('np.argsort(-cosines, kind="stable")[:k]',
                                                          "np.sort(cosines)[::-1][:k]"),
-        "the right k, in the order of the passages": nearest_not_sorted,
+        "the right k, in the order of the passages":
+            Edit("np.argsort(-cosines, kind=\"stable\")[:k]", "np.sort(np.argsort(-cosines, kind=\"stable\")[:k])"),
         "the distance is compared, which depends on the lengths": nearest_by_distance,
         "a passage of zeros has the cosine NaN, which is sorted behind all others": nearest_divides_by_nothing,
     },

@@ -5,8 +5,7 @@ hint, and a second call a better one.
 
 import numpy as np
 
-FIRST_CELL = """
-import math
+FIRST_CELL = """import math
 
 import numpy as np
 from numba import float32, int32

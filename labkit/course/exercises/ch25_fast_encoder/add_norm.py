@@ -53,12 +53,10 @@ def add_norm(x, residual, weight, bias, out):
                 out[t, col] = kept[k] * scale * weight[col] + bias[col]
     ### END SOLUTION
 
-
 # %% [check]
 import numpy as np
 
-from labkit.course.exercises import Edit, KernelExercise, Reach
-from labkit.course.exercises.demands import asks, shuffles
+from labkit.course.exercises import EPS32, Edit, KernelExercise, Reach, asks, shuffles, uniform
 from labkit.course.exercises.domains import (
     EQUAL,
     FAR_ABOVE_ZERO,
@@ -71,8 +69,6 @@ from labkit.course.exercises.domains import (
 )
 from labkit.kernels.norm.layernorm import layernorm_reference
 from labkit.kernels.norm.rows import tolerance as layernorm_tolerance
-from labkit.kernels.op import uniform
-from labkit.kernels.tolerance import EPS32
 
 ALL_LANES = 0xFFFFFFFF
 EPSILON = 1e-12

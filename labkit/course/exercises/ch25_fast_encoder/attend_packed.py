@@ -63,11 +63,9 @@ def attend_packed(qkv, heads, begins, lengths, out):
 # %% [check]
 import numpy as np
 
-from labkit.course.exercises import Edit, KernelExercise, Reach
+from labkit.course.exercises import Edit, KernelExercise, Reach, shuffles, uniform
 from labkit.course.exercises.ch25_fast_encoder import GAP, LENGTHS, UNTOUCHED, rows_for, some_begins, some_lengths
-from labkit.course.exercises.demands import shuffles
 from labkit.kernels.attention.sentences import attention_sentences_reference
-from labkit.kernels.op import uniform
 from labkit.kernels.ops.attention_sentences import tolerance_sentences
 
 WIDE = 32

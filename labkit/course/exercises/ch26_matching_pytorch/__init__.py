@@ -2,8 +2,7 @@
 and from a blank page the shapes of its graphs. `hint("pack_ids")` gives a hint, and a second call a better one.
 """
 
-FIRST_CELL = """
-import math
+FIRST_CELL = """import math
 
 import numpy as np
 from numba import float32, int32

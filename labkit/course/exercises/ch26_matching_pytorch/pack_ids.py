@@ -26,7 +26,6 @@ def pack_ids(ids, begins, lengths, out):
         out[begins[b] + place] = ids[b, place]
     ### END SOLUTION
 
-
 # %% [check]
 import numpy as np
 
@@ -59,13 +58,6 @@ def _ids_with(words, lengths, gap):
     return Reach(words, turn, {"B": 4, "S": 9})
 
 
-@cuda.jit
-def pack_ids_one_round(ids, begins, lengths, out):
-    b, place = cuda.blockIdx.x, cuda.threadIdx.x
-    if place < lengths[b]:
-        out[begins[b] + place] = ids[b, place]
-
-
 EXERCISE = KernelExercise(
     name="pack_ids",
     reference=_packed_ids,
@@ -80,7 +72,7 @@ EXERCISE = KernelExercise(
     wrong={
         "sentences are put where padded ones would begin": Edit("begins[b] + place", "b * ids.shape[1] + place"),
         "the tokens are those of the first sentence, for all of them": Edit("ids[b, place]", "ids[0, place]"),
-        "32 tokens a sentence, and the rest is left out": pack_ids_one_round,
+        "32 tokens a sentence, and the rest is left out": Edit("lengths[b], 32)", "min(lengths[b], 32), 32)"),
         "the last token is left out": Edit("lengths[b]", "lengths[b] - 1"),
         "the length is taken for the end": Edit("range(cuda.threadIdx.x, lengths[b], 32)",
                                                 "range(cuda.threadIdx.x, lengths[b] - begins[b], 32)"),

@@ -60,8 +60,7 @@ def sentence_begins(lengths, begins):
 # %% [check]
 import numpy as np
 
-from labkit.course.exercises import Edit, KernelExercise, Reach
-from labkit.course.exercises.demands import asks, elements_of_argument, one_reads_for_all
+from labkit.course.exercises import Edit, KernelExercise, Reach, asks, elements_of_argument, one_reads_for_all
 
 SCANNED = 128  # sentences of a block, a thread each
 

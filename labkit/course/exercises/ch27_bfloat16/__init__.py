@@ -4,8 +4,7 @@ to it, and load eight numbers at once, in a kernel from a blank page. `hint("pac
 second call a better one.
 """
 
-FIRST_CELL = """
-import numpy as np
+FIRST_CELL = """import numpy as np
 from numba import float32
 
 from labkit import check, cuda, hint, ptx

@@ -52,12 +52,9 @@ def dot_rows(w, x, out):
 # %% [check]
 import numpy as np
 
-from labkit.course.exercises import Edit, KernelExercise, Reach
-from labkit.course.exercises.demands import shuffles
+from labkit.course.exercises import EPS32, Edit, KernelExercise, Reach, shuffles, uniform
 from labkit.course.exercises.domains import EQUAL, HUGE_AND_TINY, NEGATIVE, ONE_FAR_ABOVE, POSITIVE, ZEROS, of_bfloat16
 from labkit.kernels.dtypes import bfloat16_of, float32_of
-from labkit.kernels.op import uniform
-from labkit.kernels.tolerance import EPS32
 
 
 def _dots(w, x):

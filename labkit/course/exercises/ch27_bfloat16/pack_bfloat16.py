@@ -38,14 +38,11 @@ def pack_bfloat16(bits, words):
         words[i] = word
     ### END SOLUTION
 
-
 # %% [check]
 import numpy as np
 
-from labkit.course.exercises import Edit, KernelExercise, Reach
-from labkit.course.exercises.demands import asks
+from labkit.course.exercises import Edit, KernelExercise, Reach, asks, uniform
 from labkit.kernels.dtypes import bfloat16_of
-from labkit.kernels.op import uniform
 
 NAN = 0x7FC0  # of bfloat16
 

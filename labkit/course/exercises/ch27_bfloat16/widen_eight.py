@@ -43,12 +43,10 @@ def widen_eight(x, out):
 # %% [check]
 import numpy as np
 
-from labkit.course.exercises import Edit, KernelExercise, Reach
-from labkit.course.exercises.demands import asks
+from labkit.course.exercises import Edit, KernelExercise, Reach, asks, uniform
 from labkit.course.exercises.domains import HUGE_AND_TINY, MOVED, NEGATIVE, ZEROS, of_bfloat16
 from labkit.kernels.dtypes import bfloat16_of, float32_of
 from labkit.kernels.elements import bfloat16_number
-from labkit.kernels.op import uniform
 
 EIGHTS = {"n": 1024}
 

@@ -2,8 +2,7 @@
 Llama from a blank page. `hint("buffer_map")` gives a hint, and a second call a better one.
 """
 
-FIRST_CELL = """
-import json
+FIRST_CELL = """import json
 
 import numpy as np
 from numba import float32

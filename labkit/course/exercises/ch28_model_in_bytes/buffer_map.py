@@ -42,7 +42,6 @@ def buffer_map(files):
     return np.array(rows)
     ### END SOLUTION
 
-
 # %% [check]
 from math import prod
 

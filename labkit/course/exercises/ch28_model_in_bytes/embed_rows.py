@@ -48,11 +48,9 @@ from math import prod
 
 import numpy as np
 
-from labkit.course.exercises import Edit, FunctionExercise, Reach
-from labkit.course.exercises.demands import asks, on_the_device
+from labkit.course.exercises import Edit, FunctionExercise, Reach, asks, on_the_device, uniform
 from labkit.course.exercises.domains import MOVED, NEGATIVE, ZEROS, of_bfloat16
 from labkit.kernels.dtypes import bfloat16_of
-from labkit.kernels.op import uniform
 
 NAN = 0x7FC0  # of bfloat16
 

@@ -7,8 +7,7 @@ import numpy as np
 
 from labkit.models.llama import Config
 
-FIRST_CELL = """
-import math
+FIRST_CELL = """import math
 
 import numpy as np
 from numba import float32

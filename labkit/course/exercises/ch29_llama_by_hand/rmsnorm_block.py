@@ -42,13 +42,11 @@ def rmsnorm_block(x, weight, epsilon, out):
         out[row, col] = x[row, col] * scale * weight[col]
     ### END SOLUTION
 
-
 # %% [check]
 import numpy as np
 
-from labkit.course.exercises import Edit, KernelExercise
+from labkit.course.exercises import EPS32, Edit, KernelExercise, asks, shuffles, uniform
 from labkit.course.exercises.ch29_llama_by_hand import ALL_LANES, normed
-from labkit.course.exercises.demands import asks, shuffles
 from labkit.course.exercises.domains import (
     EQUAL,
     FAR_ABOVE_ZERO,
@@ -61,8 +59,6 @@ from labkit.course.exercises.domains import (
     of,
     parameter,
 )
-from labkit.kernels.op import uniform
-from labkit.kernels.tolerance import EPS32
 
 THREADS = 128
 NORMED = {"T": 2, "C": 130}

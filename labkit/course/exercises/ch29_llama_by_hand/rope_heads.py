@@ -34,16 +34,12 @@ def rope_heads(x, table, positions, out):
         out[t, head, d + half] = b * cos + a * sin
     ### END SOLUTION
 
-
 # %% [check]
 import numpy as np
 
-from labkit.course.exercises import Edit, KernelExercise, Reach
+from labkit.course.exercises import EQUAL, SUMMED, Edit, KernelExercise, Reach, any_angles, asks, in_place, of, uniform
 from labkit.course.exercises.ch29_llama_by_hand import POSITIONS
-from labkit.course.exercises.demands import asks
-from labkit.course.exercises.domains import EQUAL, SUMMED, any_angles, in_place, of
 from labkit.kernels.elements import FLOAT32
-from labkit.kernels.op import uniform
 from labkit.kernels.ops.rope import head_tolerance
 from labkit.kernels.rope import rope_table, rotated_reference
 
@@ -73,20 +69,6 @@ def _pairs_once(report) -> str | None:
 def _at_positions(words, choose):
     return Reach(words, lambda rng, x, table, positions: (x, table, choose(positions).astype(np.int32)),
                  {"T": 4, "H": 3, "D": 8})
-
-
-@cuda.jit
-def rope_heads_second_from_first(x, table, positions, out):
-    tokens, heads, size = x.shape
-    half = size // 2
-    i = cuda.grid(1)
-    if i < tokens * heads * half:
-        d, head, t = i % half, i // half % heads, i // half // heads
-        p = positions[t]
-        cos, sin = table[p, d], table[p, d + half]
-        b = x[t, head, d + half]
-        out[t, head, d] = x[t, head, d] * cos - b * sin
-        out[t, head, d + half] = b * cos + x[t, head, d] * sin
 
 
 @cuda.jit
@@ -138,7 +120,8 @@ EXERCISE = KernelExercise(
             "d, t, head = i % half, i // half % tokens, i // half // tokens", "p = positions[t]",
             "p = positions[i // half // heads]"),
         "no guard: the last block has threads without a pair": Edit("if i < tokens * heads * half:", "if True:"),
-        "in place, the second number is computed from the rotated first one": rope_heads_second_from_first,
+        "in place, the second number is computed from the rotated first one":
+            Edit("b * cos + a * sin", "b * cos + x[t, head, d] * sin"),
         "the position is loaded again for each use": rope_heads_number_by_number,
     },
 )

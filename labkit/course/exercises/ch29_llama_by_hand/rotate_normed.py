@@ -50,9 +50,8 @@ def rotate_normed(x, weight, epsilon, table, positions, out):
 # %% [check]
 import numpy as np
 
-from labkit.course.exercises import Edit, KernelExercise, Reach
+from labkit.course.exercises import EPS32, Edit, KernelExercise, Reach, asks, shuffles, uniform
 from labkit.course.exercises.ch29_llama_by_hand import ALL_LANES, POSITIONS, normed
-from labkit.course.exercises.demands import asks, shuffles
 from labkit.course.exercises.domains import (
     EQUAL,
     FAR_ABOVE_ZERO,
@@ -65,9 +64,7 @@ from labkit.course.exercises.domains import (
     of,
     parameter,
 )
-from labkit.kernels.op import uniform
 from labkit.kernels.rope import rope_table, rotated_reference
-from labkit.kernels.tolerance import EPS32
 
 NORMED_HEAD = 64
 NORMED_ROTATED = {"T": 3, "H": 2}
@@ -112,20 +109,6 @@ def _standing(words, choose):
 
 
 @cuda.jit
-def rotate_normed_weights_last(x, weight, epsilon, table, positions, out):
-    head, t, lane = cuda.blockIdx.x, cuda.blockIdx.y, cuda.threadIdx.x
-    a, b = x[t, head, lane], x[t, head, lane + 32]
-    squares = a * a + b * b
-    for distance in (16, 8, 4, 2, 1):
-        squares += cuda.shfl_xor_sync(ALL_LANES, squares, distance)
-    scale = cuda.rsqrt(squares / float32(64.0) + epsilon)
-    p = positions[t]
-    cos, sin = table[p, lane], table[p, lane + 32]
-    out[t, head, lane] = (a * cos - b * sin) * scale * weight[lane]
-    out[t, head, lane + 32] = (b * cos + a * sin) * scale * weight[lane + 32]
-
-
-@cuda.jit
 def rotate_normed_loaded_again(x, weight, epsilon, table, positions, out):
     head, t, lane = cuda.blockIdx.x, cuda.blockIdx.y, cuda.threadIdx.x
     squares = float32(0.0)
@@ -160,7 +143,13 @@ EXERCISE = KernelExercise(
             any_angles(3, {"T": 4, "H": 3}), *parameter(2, "epsilon", 0, 0.5),
             *of(0, ZEROS, HUGE_AND_TINY, EQUAL, FAR_ABOVE_ZERO, ONE_FAR_ABOVE), *of(1, NEGATIVE)),
     wrong={
-        "the weights multiply what is rotated already": rotate_normed_weights_last,
+        "the weights multiply what is rotated already":
+            Edit("a, b = a * scale * weight[lane], b * scale * weight[lane + 32]",
+                 "",
+                 "a * cos - b * sin",
+                 "(a * cos - b * sin) * scale * weight[lane]",
+                 "b * cos + a * sin",
+                 "(b * cos + a * sin) * scale * weight[lane + 32]"),
         "both numbers of a pair get the weight of the first": Edit("weight[lane + 32]", "weight[lane]"),
         "the weights are left out": Edit(" * weight[lane],", ",", " * weight[lane + 32]", ""),
         "the squares of the second half of the head are left out": Edit("squares = a * a + b * b", "squares = a * a"),

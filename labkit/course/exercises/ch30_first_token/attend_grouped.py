@@ -66,12 +66,9 @@ def attend_grouped(q, keys, values, out):
 # %% [check]
 import numpy as np
 
-from labkit.course.exercises import Edit, KernelExercise, Reach
+from labkit.course.exercises import Edit, KernelExercise, Reach, asks, at, shuffles, uniform
 from labkit.course.exercises.ch29_llama_by_hand import ALL_LANES
-from labkit.course.exercises.demands import asks, shuffles
-from labkit.course.exercises.domains import at
 from labkit.kernels.attention.pages import attend_reference
-from labkit.kernels.op import uniform
 from labkit.kernels.ops.pages import rounding_errors
 
 SIZE, MOST = 32, 8

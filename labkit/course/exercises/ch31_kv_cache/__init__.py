@@ -3,8 +3,7 @@ and from a blank page attention of one query over a slot. `hint("append_rotated"
 better one.
 """
 
-FIRST_CELL = """
-import math
+FIRST_CELL = """import math
 
 import numpy as np
 from numba import float32

@@ -37,17 +37,13 @@ def append_rotated(k, v, table, lengths, cache):
         cache[1, b, head, place, 32 + lane] = v[b, head, 32 + lane]
     ### END SOLUTION
 
-
 # %% [check]
 import numpy as np
 
-from labkit.course.exercises import Edit, KernelExercise, Reach
+from labkit.course.exercises import EPS32, Edit, KernelExercise, Reach, asks, uniform
 from labkit.course.exercises.ch31_kv_cache import HALF, WIDE
-from labkit.course.exercises.demands import asks
 from labkit.course.exercises.domains import HUGE_AND_TINY, ZEROS, any_angles, of
-from labkit.kernels.op import uniform
 from labkit.kernels.rope import rope_table
-from labkit.kernels.tolerance import EPS32
 
 ANGLES = rope_table(128, WIDE, 10_000.0, None)
 APPENDED = {"B": 3, "K": 2, "N": 5}

@@ -63,12 +63,9 @@ def attend_slots(q, cache, lengths, out):
 # %% [check]
 import numpy as np
 
-from labkit.course.exercises import Edit, KernelExercise, Reach
+from labkit.course.exercises import EPS32, Edit, KernelExercise, Reach, asks, elements_of_argument, shuffles, uniform
 from labkit.course.exercises.ch31_kv_cache import WIDE
-from labkit.course.exercises.demands import asks, elements_of_argument, shuffles
 from labkit.course.exercises.domains import EQUAL, at, of
-from labkit.kernels.op import uniform
-from labkit.kernels.tolerance import EPS32
 
 ALL_LANES = 0xFFFFFFFF
 SLOTS = {"B": 1, "H": 4, "K": 2, "N": 6}  # a single slot is full

@@ -32,7 +32,6 @@ def place_buffers(sizes, first, last):
     return offsets
     ### END SOLUTION
 
-
 # %% [check]
 from labkit.course.exercises import Edit, FunctionExercise, Reach
 
@@ -67,18 +66,6 @@ def place_above_all(sizes, first, last):
     return offsets
 
 
-def place_unsorted(sizes, first, last):
-    offsets = np.zeros(len(sizes), np.int64)
-    for i in range(len(sizes)):
-        at = 0
-        for j in range(i):
-            together = first[j] <= last[i] and first[i] <= last[j]
-            if together and at < offsets[j] + sizes[j] and offsets[j] < at + sizes[i]:
-                at = offsets[j] + sizes[j]
-        offsets[i] = at
-    return offsets
-
-
 EXERCISE = FunctionExercise(
     name="place_buffers",
     reference=_placed,
@@ -103,7 +90,8 @@ EXERCISE = FunctionExercise(
         "a buffer that a launch reads may be overwritten by what it writes": Edit(
             "first[j] <= last[i] and first[i] <= last[j]", "first[j] < last[i] and first[i] < last[j]"),
         "gaps are not used: each goes above all that are live with it": place_above_all,
-        "the others are not examined in the order of their addresses: a lower gap is missed": place_unsorted,
+        "the others are not examined in the order of their addresses: a lower gap is missed":
+            Edit("sorted(others, key=lambda j: offsets[j])", "others"),
         "all others count, whether they are live at the same time or not": Edit(
             "if first[j] <= last[i] and first[i] <= last[j]", ""),
         "a gap is taken if its first byte is free, whatever its size": Edit(

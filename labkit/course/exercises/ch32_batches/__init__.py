@@ -2,8 +2,7 @@
 `hint("refill_slots")` gives a hint, and a second call a better one.
 """
 
-FIRST_CELL = """
-import math
+FIRST_CELL = """import math
 
 import numpy as np
 from numba import float32

@@ -27,10 +27,8 @@ def refill_slots(lengths, slots):
     return np.array(found)
     ### END SOLUTION
 
-
 # %% [check]
-from labkit.course.exercises import Edit, FunctionExercise, Reach
-from labkit.course.exercises.domains import at
+from labkit.course.exercises import Edit, FunctionExercise, Reach, at
 
 
 def _refilled(lengths, slots):

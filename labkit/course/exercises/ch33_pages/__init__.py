@@ -3,8 +3,7 @@ Three exercises: a prediction about pages and slots, keys written to their slots
 pages counted. `hint("predict_pages")` gives a hint, and a second call a better one.
 """
 
-FIRST_CELL = """
-import math
+FIRST_CELL = """import math
 
 import numpy as np
 from numba import float32

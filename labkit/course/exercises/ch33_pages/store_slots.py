@@ -29,15 +29,11 @@ def store_slots(rows, slots, out):
                 out[page, head, place, i] = rows[t, head, i]
     ### END SOLUTION
 
-
 # %% [check]
 import numpy as np
 
-from labkit.course.exercises import Edit, KernelExercise, Reach
-from labkit.course.exercises.demands import asks
-from labkit.course.exercises.domains import MOVED, of
+from labkit.course.exercises import MOVED, Edit, KernelExercise, Reach, asks, of, uniform
 from labkit.kernels.attention.pages import PAGE, pages_for
-from labkit.kernels.op import uniform
 
 UNTOUCHED = -7.0  # what nothing is written to
 

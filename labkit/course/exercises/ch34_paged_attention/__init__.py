@@ -7,14 +7,11 @@ import math
 
 import numpy as np
 
-from labkit.course.exercises import Reach
-from labkit.course.exercises.domains import parameter
+from labkit.course.exercises import Reach, parameter, uniform
 from labkit.kernels.attention.pages import PAGE, pages_for
-from labkit.kernels.op import uniform
 from labkit.kernels.ops.pages import paged_inputs
 
-FIRST_CELL = """
-import math
+FIRST_CELL = """import math
 
 import numpy as np
 from numba import float32

@@ -68,11 +68,9 @@ def attend_split(q, keys, values, page_table, lengths, scale, share, out):
 # %% [check]
 import numpy as np
 
-from labkit.course.exercises import Edit, KernelExercise
+from labkit.course.exercises import EPS32, Edit, KernelExercise, asks, shuffles
 from labkit.course.exercises.ch34_paged_attention import DOMAIN, attention_inputs
-from labkit.course.exercises.demands import asks, shuffles
 from labkit.kernels.attention.pages import PAGE, gather, pages_for
-from labkit.kernels.tolerance import EPS32
 
 UNTOUCHED = -7.0  # where no record is written
 WIDE = 32

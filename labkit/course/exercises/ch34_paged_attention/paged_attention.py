@@ -58,11 +58,9 @@ def paged_attention(q, keys, values, page_table, lengths, out, scale):
         out[b, head, lane + 32 * i] = acc[i] / row_sum if row_sum > 0 else float32(0.0)
     ### END SOLUTION
 
-
 # %% [check]
-from labkit.course.exercises import Edit, KernelExercise
+from labkit.course.exercises import Edit, KernelExercise, asks, shuffles
 from labkit.course.exercises.ch34_paged_attention import DOMAIN, attention_inputs
-from labkit.course.exercises.demands import asks, shuffles
 from labkit.kernels.attention.paged import paged_decode_reference
 from labkit.kernels.ops.paged_decode import tolerance_decode
 

@@ -2,8 +2,7 @@
 finds. `hint("plan_step")` gives a hint, and a second call a better one.
 """
 
-FIRST_CELL = """
-import numpy as np
+FIRST_CELL = """import numpy as np
 
 from labkit import check, hint
 """

@@ -53,7 +53,6 @@ def plan_step(running, waiting, budget, seats, free):
     return np.array(planned)
     ### END SOLUTION
 
-
 # %% [check]
 from labkit.course.exercises import Edit, FunctionExercise, Reach
 

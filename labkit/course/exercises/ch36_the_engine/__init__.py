@@ -5,8 +5,7 @@ better one.
 
 import numpy as np
 
-FIRST_CELL = """
-import numpy as np
+FIRST_CELL = """import numpy as np
 from numba import int32, int64, uint32, uint64
 
 from labkit import check, cuda, hint

@@ -44,13 +44,11 @@ def draw_tokens(weights, at, tokens):
         before += cuda.shfl_sync(0xFFFFFFFF, through, 31)
     ### END SOLUTION
 
-
 # %% [check]
 import numpy as np
 
-from labkit.course.exercises import Edit, KernelExercise, Reach
+from labkit.course.exercises import Edit, KernelExercise, Reach, asks, elements_of_argument, shuffles
 from labkit.course.exercises.ch36_the_engine import HIGHEST, drawn, only, random_weights
-from labkit.course.exercises.demands import asks, elements_of_argument, shuffles
 
 
 def _share(rng, weights):

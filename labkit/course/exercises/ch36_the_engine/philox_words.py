@@ -59,8 +59,7 @@ def philox_words(counters, keys, out):
 # %% [check]
 import numpy as np
 
-from labkit.course.exercises import Edit, KernelExercise, Reach
-from labkit.course.exercises.demands import asks, elements_of_argument
+from labkit.course.exercises import Edit, KernelExercise, Reach, asks, elements_of_argument
 from labkit.kernels.philox import philox_reference
 
 

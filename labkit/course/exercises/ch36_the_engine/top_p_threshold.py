@@ -44,13 +44,11 @@ def top_p_threshold(weights, need, thresholds):
         thresholds[row] = threshold
     ### END SOLUTION
 
-
 # %% [check]
 import numpy as np
 
-from labkit.course.exercises import Edit, KernelExercise, Reach
+from labkit.course.exercises import Edit, KernelExercise, Reach, asks, elements_of_argument
 from labkit.course.exercises.ch36_the_engine import HIGHEST, only, random_weights
-from labkit.course.exercises.demands import asks, elements_of_argument
 
 
 def _threshold_of(weights, need):

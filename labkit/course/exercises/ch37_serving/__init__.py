@@ -3,8 +3,7 @@ a client is shown, and from a blank page a policy that beats first come, first s
 `hint("predict_waiting")` gives a hint, and a second call a better one.
 """
 
-FIRST_CELL = """
-import numpy as np
+FIRST_CELL = """import numpy as np
 
 from labkit import check, hint
 """

@@ -42,7 +42,6 @@ def prompt_chunks(contexts, done, left, limit, step, row, cached):
     return chunks
     ### END SOLUTION
 
-
 # %% [check]
 from labkit.course.exercises import Edit, FunctionExercise, Reach
 
@@ -70,19 +69,6 @@ def _step_with(words, contexts, done, left, limit, step=1_000_000, row=4_000, ca
     given = [np.array(each, np.int64) for each in (contexts, done, left)]
     return Reach(words, lambda rng, *_: (*(each.copy() for each in given), limit, step, row, cached),
                  {"n": len(contexts), "m": len(left)})
-
-
-def prompt_chunks_past_a_cut(contexts, done, left, limit, step, row, cached):
-    chunks = np.zeros(len(left), np.int64)
-    rows, read = len(contexts), int(contexts.sum())
-    for i in range(len(left)):
-        room = limit - cached * (read + int(done[i]))
-        chunk = max(min(int(left[i]), (room - step) // cached, (room - rows * row) // (row + cached)), 0)
-        chunks[i] = chunk
-        if chunk:
-            rows += chunk
-            read += int(done[i]) + chunk
-    return chunks
 
 
 EXERCISE = FunctionExercise(
@@ -125,7 +111,10 @@ EXERCISE = FunctionExercise(
         "the rows of the prompts before are not counted": Edit("rows += chunk", ""),
         "the cache of the prompts before is not counted": Edit("read += int(done[i]) + chunk", ""),
         "a chunk below 0": Edit("max(min(", "(min(", ", 0)", ")"),
-        "those behind a prompt that was cut go on": prompt_chunks_past_a_cut,
+        "those behind a prompt that was cut go on": Edit("if chunk < left[i]:\n"
+                                                         "    break",
+                                                         "if not chunk:\n"
+                                                         "    continue"),
         "a prompt is computed whole or not at all": Edit("chunks[i] = chunk",
                                                        "chunk = chunk if chunk == left[i] else 0\nchunks[i] = chunk"),
     },

@@ -5,11 +5,10 @@ a kernel that reads from them. `hint("predict_state")` gives a hint, and a secon
 
 import numpy as np
 
+from labkit.course.exercises import uniform
 from labkit.kernels.attention.linear_attention import phi_reference
-from labkit.kernels.op import uniform
 
-FIRST_CELL = """
-import math
+FIRST_CELL = """import math
 
 from numba import float32
 
