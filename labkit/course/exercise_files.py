@@ -31,7 +31,7 @@ WIDTH = 120
 
 @dataclass(frozen=True)
 class Solution:
-    """The answer to an exercise, as text: without markers, and the code above it, the notebook's first cell included."""
+    """The answer to an exercise, as text: without markers, and the code above it, from the notebook's first cell on."""
 
     exercise: str
     answer: str

@@ -184,8 +184,9 @@ EXERCISE = KernelExercise(
                                                                            "lane == 0", "lane == 31"),
         "a round too few: half a warp": Edit("(16, 8, 4, 2, 1)", "(8, 4, 2, 1)"),
         "a bit is kept where the mass is missed": Edit(">= need[row]", "< need[row]"),
-        "the sum is a float32: it is rounded": Edit("mass = int64(0)", "mass = float32(0)",
-                                                    "mass += weights[row, col]", "mass += float32(weights[row, col])"),
+        "the sum is a float32: it is rounded":
+            Edit("mass = int64(0)", "mass = np.float32(0)",
+                 "mass += weights[row, col]", "mass += np.float32(weights[row, col])"),
         "a pass over the row for each token": top_p_threshold_counts,
         "one thread does it all": top_p_threshold_alone,
     },
