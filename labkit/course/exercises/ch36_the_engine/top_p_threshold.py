@@ -93,6 +93,10 @@ def _one_likely(rng, R, V):
     return weights
 
 
+def _heavy(rng, R, V):
+    return HIGHEST - 1 - rng.permuted(np.tile(np.arange(V), (R, 1)), axis=1)
+
+
 def _reached_exactly(rng, weights):
     """By the largest few together."""
     ordered = -np.sort(-weights.astype(np.int64), axis=1)
@@ -163,8 +167,9 @@ EXERCISE = KernelExercise(
                     random_weights, lambda rng, weights: _reached_exactly(rng, weights) + 1),
             _masses("all weights are equal", lambda rng, R, V: np.full((R, V), 1000)),
             _masses("many weights are equal", lambda rng, R, V: rng.integers(0, 3, (R, V)) + (np.arange(V) == 0)),
-            _masses("weights are close to 2**31, and their sum is far above it",
-                    lambda rng, R, V: HIGHEST - 1 - rng.integers(0, 9, (R, V))),
+            _masses("weights are close to 2**31, and their sum is far above it", _heavy),
+            _masses("weights are close to 2**31, and the mass of a few is missed by one",
+                    _heavy, lambda rng, weights: _reached_exactly(rng, weights) + 1),
             _masses("only one weight is more than 0", only(-1)),
             _masses("the largest weights stand behind the first 32",
                     lambda rng, R, V: np.where(np.arange(V) < 32, 3, 10_000) + rng.integers(0, 3, (R, V)))),
