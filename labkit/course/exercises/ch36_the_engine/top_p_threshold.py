@@ -198,6 +198,7 @@ EXERCISE = KernelExercise(
 )
 
 EQUIVALENT = {
+    "guard: if lane == 0: ... -> if not lane == 0: ...": "All lanes have the threshold: 31 of them store it, not one.",
     "number: 4 -> 5":
         "16, 8, 5, 2 and 1 reach each of the 32 lanes by xor in exactly one way, as 16, 8, 4, 2 and 1 do.",
     "type: int32(1 << 30) -> float32(1 << 30)":
