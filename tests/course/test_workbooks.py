@@ -295,27 +295,6 @@ def test_reset_puts_back_cells_that_were_deleted(small):
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ('"Round up."', '" "', "count_blocks.py: HINTS must be a tuple of three texts, each telling more"),
-        ('"Round up.", ', "", "HINTS must be a tuple of three texts"),
-        ("HINTS", "HINT", "HINTS must be a tuple of three texts.* not None"),
-        ("POINTS = 1", "POINTS = 0", "POINTS must be a whole number, 1 or more, not 0"),
-        ('("scale_vector",)', '"scale_vector"', "NEEDS must be a tuple of names"),
-        ('("scale_vector",)', '("later",)', "needs 'later', which is not the name of an exercise before it"),
-        ("# %% [check]", "", r"the line # %% \[check\] is missing, and below it EXERCISE"),
-        ("# %%\n", "", "the line # %% is missing, and below it the learner's cell"),
-        ('"""Count the blocks"""', "", "the docstring is missing"),
-        ("POINTS = 1", "POINTS = sum(1)", "POINTS must be written out"),
-        ("POINTS = 1", "POINTS = = 1", "count_blocks.py is not valid Python"),
-    ],
-)
-def test_an_exercises_file_is_checked(small, old, new, message):
-    with pytest.raises(UserError, match=message):
-        change(small, "count_blocks", old, new)
-
-
-@pytest.mark.parametrize(
-    ("old", "new", "message"),
-    [
         ('"idle_threads"', '"Idle"', "'exercises' must be a list of names such as scale_vector"),
         ('"idle_threads"', '"count_blocks"', "exercise 'count_blocks' is listed twice"),
         ("[[chapter]]", '[[exercise]]\nname = "one"\n\n[[chapter]]',
@@ -327,14 +306,3 @@ def test_the_registry_is_checked(small, old, new, message):
     path.write_text(path.read_text().replace(old, new, 1))
     with pytest.raises(CourseError, match=message):
         course.load(small.root)
-
-
-def test_what_follows_a_check_and_what_only_a_notebook_runs(small):
-    after = 'AFTER = """\nWas it?\n\n# %%\nprint(1)\n\n# %% [markdown]\nIt was.\n"""\n'
-    small = change(small, "count_blocks", "\nEXERCISE", f"\n{after}\nEXERCISE")
-    small = change(small, "idle_threads", "### END SOLUTION\n",
-                   '### END SOLUTION\n\n# %%\nx = 1\nif __name__ == "__main__":\n    print(x)\n')
-    text = workbook.source_text(small, small.chapters[0])
-    assert ("# %% [markdown]\n# Was it?\n\n# %%\nprint(1)\n\n# %% [markdown]\n# It was.\n#\n"
-            "# ## 3 · Predict the idle threads\n") in text
-    assert "# %%\nx = 1\nprint(x)\n" in text
