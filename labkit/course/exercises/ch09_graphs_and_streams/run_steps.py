@@ -89,9 +89,7 @@ EXERCISE = FunctionExercise(
     wrong={
         "the warm-up runs the step once more than the launches do": Edit(", warm_up=False", ""),
         "capturing is counted as a run, and it only writes the launch down": Edit("range(steps)", "range(steps - 1)"),
-        "the graph is launched once, and it holds one step": Edit("for _ in range(steps):\n"
-                                                                  "    graph.launch()",
-                                                                  "graph.launch()"),
+        "the graph is launched once, and it holds one step": Edit("for _ in range(steps):", "for _ in range(1):"),
         "the graph holds all the steps, and is launched as many times again":
             Edit("step_kernel[blocks, 128, stream](x, y)",
                  "[step_kernel[blocks, 128, stream](x, y) for _ in range(steps)]"),

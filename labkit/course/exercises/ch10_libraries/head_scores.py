@@ -79,9 +79,8 @@ EXERCISE = FunctionExercise(
     domain=of(0, *SUMMED),
     demand=_by_cublas,
     wrong={"the leading dimension of a head that lies alone": Edit("k, row, q, row", "k, 4, q, 4"),
-           "head 0 in place of head 1":
-               Edit("at(qkv, 4), at(qkv, 12 + 4)", "at(qkv, 0), at(qkv, 12)"), "queries against queries":
-               Edit("at(qkv, 12 + 4)", "at(qkv, 4)"),
+           "head 0 in place of head 1": Edit("at(qkv, 4), at(qkv, 12 + 4)", "at(qkv, 0), at(qkv, 12)"),
+           "queries against queries": Edit("at(qkv, 12 + 4)", "at(qkv, 4)"),
            "keys against queries: the scores are transposed": Edit("k, row, q, row", "q, row, k, row"),
            "the factor 0.5 is missing": Edit("0.5", "1.0"),
            "queries and keys are copied out of qkv, and the call was to save that": scores_of_copies,

@@ -52,7 +52,7 @@ EXERCISE = FunctionExercise(
     sizes=tuple({"width": width, "inner": inner} for width, inner in ((2, 3), (5, 4), (48, 80), (768, 3072))),
     domain="Its inputs are two lengths, and `sizes` has the awkward ones.",
     wrong={"attn.c_attn.weight holds queries, keys and values: it has three times as many columns as rows":
-           Edit("C * 3 * C", "C * C"),
+               Edit("C * 3 * C", "C * C"),
            "the biases of the four linear layers are left out":
                Edit("3 * C, C * C, C, C, C, C * inner, inner, inner * C, C]",
                     "0, C * C, 0, C, C, C * inner, 0, inner * C, 0]"),

@@ -8,10 +8,10 @@ lie in the order of the header. `raw[a:b].tobytes()` gives bytes, which `json.lo
 """
 
 HINTS = ("Where does the header end, counted from the first byte of the file? From there the offsets count.",
-         "length = int.from_bytes(raw[:8].tobytes(), \"little\"). The header is raw[8 : 8 + length], the data begin at "
+         'length = int.from_bytes(raw[:8].tobytes(), "little"). The header is raw[8 : 8 + length], the data begin at '
          "8 + length. JSON gives a dictionary: look up the name.",
-         "begin, end = entry[\"data_offsets\"]; then np.frombuffer(raw[8 + length + begin : 8 + length + "
-         "end].tobytes(), np.float32).reshape(entry[\"shape\"]).")
+         'begin, end = entry["data_offsets"]; then np.frombuffer(raw[8 + length + begin : 8 + length + '
+         'end].tobytes(), np.float32).reshape(entry["shape"]).')
 POINTS = 2
 
 import json
@@ -100,10 +100,10 @@ EXERCISE = FunctionExercise(
             Reach("the header ends with spaces, which belong to it", _with_spaces)),
     wrong={"the offsets are counted from the first byte of the file": Edit("raw[8 + length :]", "raw"),
            "the 8 bytes before the header are not counted": Edit("raw[8 + length :]", "raw[length:]"),
-           "the numbers are right, but the shape is missing": Edit(".reshape(entry[\"shape\"])", ""),
+           "the numbers are right, but the shape is missing": Edit('.reshape(entry["shape"])', ""),
            "np.frombuffer takes float64 unless it is given np.float32": Edit(", np.float32)", ")"),
            "the header's order is taken for the order of the data": tensor_in_the_headers_order,
-           "the header's size is read with its highest byte first": Edit("\"little\"", "\"big\""),
+           "the header's size is read with its highest byte first": Edit('"little"', '"big"'),
            "data_offsets are taken for begin and length; they are begin and end":
                Edit("data[begin:end]", "data[begin : begin + end]"),
            "the data are taken to begin behind the header's text, and spaces may follow it":

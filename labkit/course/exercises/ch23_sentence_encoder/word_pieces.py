@@ -9,9 +9,9 @@ however late in the word, the result is the id of `[UNK]` alone. `word` has at l
 HINTS = ("Where does the next piece begin, and which ends do you try, in which order? When may you stop trying?",
          "Two loops: while begin < len(word), and inside it the ends from len(word) down to begin + 1. Inside the "
          "word, ## is put before the letters. If the inner loop finds nothing, the answer is [UNK] alone.",
-         "for end in range(len(word), begin, -1): piece = word[begin:end] if begin == 0 else \"##\" + word[begin:end]; "
+         'for end in range(len(word), begin, -1): piece = word[begin:end] if begin == 0 else "##" + word[begin:end]; '
          "if piece in vocabulary: append vocabulary.index(piece), set begin = end, break. The for's else returns "
-         "[vocabulary.index(\"[UNK]\")].")
+         '[vocabulary.index("[UNK]")].')
 POINTS = 2
 
 # %%
@@ -114,8 +114,8 @@ EXERCISE = FunctionExercise(
             Edit("range(len(word), begin, -1)", "range(begin + 1, len(word) + 1)"),
         "another division is looked for where nothing fits; WordPiece never takes a piece back": word_pieces_by_search,
         "a letter that fits nothing becomes [UNK], and the rest goes on; the whole word is [UNK]":
-            Edit("return [vocabulary.index(\"[UNK]\")]",
-                 "ids.append(vocabulary.index(\"[UNK]\"))\n"
+            Edit('return [vocabulary.index("[UNK]")]',
+                 'ids.append(vocabulary.index("[UNK]"))\n'
                  "begin += 1"),
         "the pieces before the gap are kept beside [UNK]":
             Edit('return [vocabulary.index("[UNK]")]', 'return [*ids, vocabulary.index("[UNK]")]'),

@@ -109,7 +109,7 @@ EXERCISE = FunctionExercise(
         "the cosines are returned, not the places": Edit('np.argsort(-cosines, kind="stable")[:k]',
                                                          "np.sort(cosines)[::-1][:k]"),
         "the right k, in the order of the passages":
-            Edit("np.argsort(-cosines, kind=\"stable\")[:k]", "np.sort(np.argsort(-cosines, kind=\"stable\")[:k])"),
+            Edit('np.argsort(-cosines, kind="stable")[:k]', 'np.sort(np.argsort(-cosines, kind="stable")[:k])'),
         "the distance is compared, which depends on the lengths": nearest_by_distance,
         "a passage of zeros has the cosine NaN, which is sorted behind all others": nearest_divides_by_nothing,
     },

@@ -11,11 +11,11 @@ just that. And yet a user complains: in the chat the word `ST` appeared and vani
 cause that, and mend it.
 """
 
-HINTS = ("Cut the word STOP into other tokens and print the numbers: \"S\", \"T\", \"O\", \"P\". After which token is "
+HINTS = ('Cut the word STOP into other tokens and print the numbers: "S", "T", "O", "P". After which token is '
          "a number too large?",
          "The search for a complete stop string is right. What is held back is decided by comparing the beginnings of "
          "the stop strings with the end of something. Of what?",
-         "After \"S\" and \"T\" the text ends with ST, the beginning of STOP. The last token is only T, and no "
+         'After "S" and "T" the text ends with ST, the beginning of STOP. The last token is only T, and no '
          "beginning of STOP ends with it.")
 POINTS = 2
 
