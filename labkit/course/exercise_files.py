@@ -120,7 +120,8 @@ def by_name(own: bool = True) -> dict[str, Path]:
     for folder in folders(own):
         for path in sorted(folder.glob("ch[0-9][0-9]_*/[a-z]*.py")):
             if path.stem in found:
-                raise ValueError(f"two exercises are named {path.stem!r}: {found[path.stem]} and {path}")
+                raise UserError(f"two exercises are named {path.stem!r}: {paths.shown(found[path.stem])} and "
+                                f"{paths.shown(path)}")
             found[path.stem] = path
     return found
 

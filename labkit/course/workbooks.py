@@ -221,7 +221,7 @@ def unmatched(course: Course) -> list[str]:
                             "its chapter")
         elif course.root == paths.REPOSITORY and path.parent.name != f"ch{listed[name].chapter.name}":
             problems.append(f"{paths.shown(path)}: course.toml lists it in the chapter {listed[name].chapter.name}, so "
-                            f"it belongs into the folder ch{listed[name].chapter.name}")
+                            f"it belongs in the folder ch{listed[name].chapter.name}")
     for entry in course.exercises:
         try:
             exercises.find(entry.name)
