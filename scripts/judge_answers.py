@@ -42,21 +42,21 @@ def drawn(answers: list[dict], wrong: int, right: int, seed: int) -> list[dict]:
 
 def judged(answer: dict) -> dict:
     """What check says of the answer, run after the cells above it as a learner would."""
-    from labkit.course import answer_cells, exercises
+    from labkit.course import answer_cells, exercise_files, exercises
     from labkit.course.check import examine
 
     exercise = exercises.find(answer["exercise"])
     begin, cpu_begin = time.perf_counter(), cpu_seconds()
     if exercise.kind == "predict":
         names: dict = {}
-        above = answer_cells.solution(exercise.name).above
+        above = exercise_files.solution(exercise.name).above
         exec(answer_cells.program(above, answer_cells.without_markers(answer["source"])), names)
         numbers = {name: names.get(name) for name in exercise.truth()}  # as check(name, idle=idle) passes them
         outcome = examine(exercise, None, seed=SEED, numbers=numbers)
     else:
         source = answer_cells.without_markers(answer["source"])
         try:
-            made = answer_cells.solution(exercise.name).run(source, f"<{key(answer)}>")
+            made = exercise_files.solution(exercise.name).run(source, f"<{key(answer)}>")
         except Exception as error:
             return {"passed": False, "verdict": "cell", "headline": f"{type(error).__name__}: {error}", "seconds": 0.0}
         outcome = examine(exercise, made, seed=SEED)

@@ -2,7 +2,7 @@
 
     python scripts/made_up_class.py FOLDER --chapter 04 --students 300 --seed 1 --layout nbgrader
 
-Answers come from solutions/ and from tests/course/check/wrong_answers.toml. Most right ones are the course's own, as it
+Answers come from the exercises and from tests/course/check/wrong_answers.toml. Most right ones are the course's own, as it
 stands there or with other names for its variables; wrong ones are the mistakes of that file, a few of which are made by
 many; a few answers are hostile, a few files cannot be read. The same seed gives the same class, whatever the layout.
 expected.csv beside FOLDER says what each was meant to be.
@@ -23,7 +23,7 @@ ROOT = Path(__file__).resolve().parent.parent
 if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
-from labkit.course import answer_cells, exercises, registry, workbooks  # noqa: E402, found beside this script
+from labkit.course import exercise_files, exercises, registry, workbooks  # noqa: E402, found beside this script
 
 WRONG_ANSWERS = ROOT / "tests" / "course" / "check" / "wrong_answers.toml"
 LAYOUTS = ("nbgrader", "moodle", "flat")
@@ -107,7 +107,7 @@ class Maker:
         """(the answer cell's source or None to leave it as it is given, the kind, is it right)."""
         kind = self.draw.choices(list(MIX), MIX.values())[0]
         exercise = self.known[name]
-        solution = answer_cells.solution(name).answer
+        solution = exercise_files.solution(name).answer
         written = self.written.get(name, [])
         if exercise.kind == "predict":
             return self._prediction(name, kind, solution, written)

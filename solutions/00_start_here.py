@@ -24,6 +24,7 @@ from labkit.measure.plots import drawings as pictures
 #
 # The index and the guard are there. One line is missing.
 
+
 # %%
 @cuda.jit
 def count_down(out):
@@ -45,6 +46,7 @@ check("count_down", count_down)
 # when each thread handles up to `each` of them? No block should be started that has nothing to do.
 #
 # This is a plain function of the host. No kernel is needed.
+
 
 # %%
 def blocks_needed(n, each, threads):
@@ -99,6 +101,7 @@ pictures.launch_map(21, 6)
 #
 # The kernel below has a guard, and it is right for vectors that fit into one block. Run the check, read what it says,
 # and correct one line.
+
 
 # %%
 @cuda.jit
@@ -155,6 +158,7 @@ check("stripes", stripes)
 # Write the host's part. `tokens` is a Python list of whole numbers, of any length from one upwards. Make an int32 array
 # of it, send it to the device, make room for the result there, launch the kernel in blocks of 64 threads, and return
 # the result as a NumPy array.
+
 
 # %%
 @cuda.jit

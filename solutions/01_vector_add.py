@@ -20,6 +20,7 @@ from labkit import check, cuda, hint, plots
 #
 # Write the guard and the store. Could another thread change the element of y that this thread still has to read?
 
+
 # %%
 @cuda.jit
 def saxpy(s, x, y):
@@ -43,6 +44,7 @@ check("saxpy", saxpy)
 # In NumPy, `x[::2]`. The two arrays have different lengths now, and that of `x` may be odd. `out` has `(n + 1) // 2`
 # elements, and one thread is started for each of them, rounded up to whole blocks. Which of the two lengths belongs in
 # the guard?
+
 
 # %%
 @cuda.jit
@@ -85,6 +87,7 @@ check("predict_every_second", idle=idle, deliveries=deliveries, bytes_used=bytes
 # Now observe. The first warp's threads write down which element of `x` they load, once with a step of one and once with
 # a step of two. The picture says *sector* for a piece of 32 bytes, as lesson 03 will.
 
+
 # %%
 @cuda.jit
 def touched_kernel(touched, step):
@@ -111,6 +114,7 @@ plots.warp_addresses({"x[i]": first_warp(1), "x[2 * i]": first_warp(2)})
 # some of the output is never written, and for a single element all of it.
 #
 # Before you run the check: which elements are missing? Whose are they? Then mend the loop.
+
 
 # %%
 @cuda.jit
@@ -150,6 +154,7 @@ check("scale_grid_stride", scale_grid_stride)
 # of millions of numbers; lesson 12 writes the second.
 #
 # `np.float32(0)` starts the total as float32. A plain `0.0` would be a float64, and slow on many GPUs.
+
 
 # %%
 @cuda.jit

@@ -41,6 +41,7 @@ check("predict_branches", guard=guard, by_lane=by_lane, by_warp=by_warp, first_4
 # Now count. `observe` runs a kernel and keeps an account of every branch: here is the last of the five. Change the
 # condition and the size of the blocks, and compare.
 
+
 # %%
 @cuda.jit
 def branching(out):
@@ -86,6 +87,7 @@ check("predict_waves", per_wave=per_wave, waves=waves, last=last, microseconds=m
 # `gbs` is the bandwidth in GB/s and `ns` the latency in nanoseconds. Each of `sms` SMs runs `threads` threads, and one
 # load brings `each` bytes. All five are whole numbers. A GB is 10^9 bytes here, so GB/s times ns are bytes.
 
+
 # %%
 def loads_a_thread(gbs, ns, sms, threads, each):
     ### BEGIN SOLUTION
@@ -113,6 +115,7 @@ check("loads_a_thread", loads_a_thread)
 # - 233,472 bytes of shared memory; a block takes what it asks for and 1,024 bytes more, rounded up to a multiple of 128
 #
 # If not even one block fits, the answer is 0.
+
 
 # %%
 def resident_blocks(threads, registers, shared):

@@ -19,6 +19,7 @@ from labkit import check, cuda, hint, plots
 #
 # `out` is a flat array of int32. The index and the guards are given.
 
+
 # %%
 @cuda.jit
 def layer_above(out, nx, ny, nz):
@@ -45,6 +46,7 @@ check("layer_above", layer_above)
 # `v` and `out` have three axes this time, so `v[z, y, x]` works out the address for you. Write the guards and the
 # store. Blocks are 32 × 4 × 2 and hang over on all sides.
 
+
 # %%
 @cuda.jit
 def flip_y(v, out):
@@ -67,6 +69,7 @@ check("flip_y", flip_y)
 #
 # `v` is flat here and `out` has the shape `(nz, nx)`. The grid has two axes, x along the columns of `out` and z along
 # its rows, in blocks of 32 × 4. You need both coordinates, their guards, and one address.
+
 
 # %%
 @cuda.jit
@@ -109,6 +112,7 @@ check("predict_sectors", rows_of_8=rows_of_8, rows_of_2=rows_of_2, second_warp=s
 # %% [markdown]
 # Now observe: the threads of those warps write down their addresses.
 
+
 # %%
 @cuda.jit
 def touched_kernel(touched, warp, nx, ny):
@@ -141,6 +145,7 @@ plots.warp_addresses({
 # layer less than `v`, hence the third guard. On a volume of 64 × 64 × 64 this kernel is right to the last bit.
 #
 # Check it, and mend it. What would a test on cubes alone have shown you?
+
 
 # %%
 @cuda.jit

@@ -84,7 +84,7 @@ def scale_middle(a, g, out, ny, nz):
 check("scale_middle", scale_middle)
 
 # %% [markdown]
-# ## 4 · Find the bug
+# ## 4 · Find the bug: it agrees on every cube
 #
 # Here the shapes line up on the right, as NumPy likes them: `a + b + c` with (X, Y, Z), (Y, Z) and (Z,), all laid flat.
 #
@@ -120,7 +120,7 @@ def add_aligned(a, b, c, out, nx, ny, nz):
 check("add_aligned", add_aligned)
 
 # %% [markdown]
-# ## 5 · Predict, then observe
+# ## 5 · Predict, then observe: reads and sectors
 #
 # The kernel of exercise 4, mended, runs on X = 6, Y = 10, Z = 8 in blocks of 8 × 2 × 2: eight threads along z, two
 # along y, two along x. Work out on paper:

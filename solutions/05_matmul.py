@@ -39,7 +39,7 @@ def matvec(a, x, out):
 check("matvec", matvec)
 
 # %% [markdown]
-# ## 2 · Rows against rows
+# ## 2 · Rows against rows: A @ B.T
 #
 # $$\text{out}_{r,c} = \sum_k a_{r,k} \, b_{c,k}$$
 #
@@ -107,6 +107,7 @@ check("dense_layer", dense_layer)
 # `top` are where this block's tile begins in `a`. Load, wait, store, so that neighbouring threads store neighbours.
 # Note that a thread stores a different element from the one it loaded, and that the store needs a guard of its own.
 
+
 # %%
 @cuda.jit
 def transpose_tiled(a, out):
@@ -132,6 +133,7 @@ check("transpose_tiled", transpose_tiled)
 # `a`: `mine` from the rows that belong to the block's rows of `out`, `theirs` from those that belong to its columns.
 #
 # The kernel is right for 64 × 64, for 16 × 160 and for every other size that I tried at first.
+
 
 # %%
 @cuda.jit
@@ -246,7 +248,7 @@ def matmul_ahead(a, b, out):
 check("matmul_ahead", matmul_ahead)
 
 # %% [markdown]
-# ## 7 · Predict, then observe
+# ## 7 · Predict, then observe: loads with and without tiles
 #
 # `a` is 40 × 50, `b` is 50 × 24. Blocks are 16 × 16, tiles too. Work out on paper:
 #
@@ -297,7 +299,7 @@ loads, waits = counts.copy_to_host()
 print(f"{loads:,} loads from global memory in tiles of 16 x 16, and {waits} barriers a thread")
 
 # %% [markdown]
-# ## 8 · Columns against columns
+# ## 8 · Columns against columns: A.T @ B in tiles
 #
 # $$\text{out}_{r,c} = \sum_k a_{k,r} \, b_{k,c}$$
 #

@@ -115,6 +115,7 @@ check("outer_tiles", outer_tiles)
 # On a GPU it may pass any number of tests. What does the last round not wait for? (`observe` knows. The lesson's
 # sentence about groups does, too.)
 
+
 # %%
 @cuda.jit
 def mirrored_sums(a, out):

@@ -34,6 +34,7 @@ sum_lane, sum_register = 4 * 2 + 7 // 2, 1  # an odd column: the second of the t
 check("predict_lanes", a_lane=a_lane, a_register=a_register, b_lane=b_lane, b_register=b_register, sum_lane=sum_lane,
       sum_register=sum_register)
 
+
 # %% [markdown]
 # ## 2 · One product on the tensor cores
 #
@@ -183,6 +184,7 @@ place = 5  # 6 ^ 3: row 11 is the row 3 of its group of eight
 # %%
 check("predict_stages", stage_bytes=stage_bytes, stages=stages, accumulators=accumulators, products=products,
       place=place)
+
 
 # %% [markdown]
 # Shared memory decides how many stages there are, and registers how large a tile can be. With 128 accumulators in each

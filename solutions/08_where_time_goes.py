@@ -69,6 +69,7 @@ even_bytes = 10 * 50_000
 check("predict_copies", tiny_us=tiny_us, large_us=large_us, apart_us=apart_us, together_us=together_us,
       even_bytes=even_bytes)
 
+
 # %% [markdown]
 # ## 3 · Predict: what ncu will read
 #

@@ -42,6 +42,7 @@ busy_percent = round(100 * 4 / 30)  # 13
 check("predict_launches", short_us=short_us, long_us=long_us, waiting_us=waiting_us, graph_us=graph_us,
       busy_percent=busy_percent)
 
+
 # %% [markdown]
 # For a kernel shorter than its launch the host sets the pace. Making such a kernel faster changes nothing.
 #
@@ -53,6 +54,7 @@ check("predict_launches", short_us=short_us, long_us=long_us, waiting_us=waiting
 # Before you run the check: when does `graphs.capture` run the function it is given, and what for? Its docstring says
 # how to prevent that. But what then compiles the kernel? (Here it has been compiled before, by the two lines under the
 # kernel.)
+
 
 # %%
 @cuda.jit
@@ -146,6 +148,7 @@ faster_kernel_ms = 8 + 1 + 1  # now the copies there have no gap
 check("predict_overlap", one_stream_ms=one_stream_ms, four_chunks_ms=four_chunks_ms, at_best_ms=at_best_ms,
       faster_kernel_ms=faster_kernel_ms)
 
+
 # %% [markdown]
 # A kernel three times as fast made the whole 1.5 times as fast. Which part would you improve next?
 #
@@ -160,6 +163,7 @@ check("predict_overlap", one_stream_ms=one_stream_ms, four_chunks_ms=four_chunks
 #
 # `cuda.device_array` allocates on the device and `cuda.pinned_array` on the host, `array[a:b]` is a part of either,
 # `there.copy_to_device(part, stream)` and `back.copy_to_host(part, stream)` copy.
+
 
 # %%
 @cuda.jit

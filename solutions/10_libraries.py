@@ -16,7 +16,7 @@ from labkit.kernels.libraries.blas import OP_N, OP_T, at, gemm, gemm_strided_bat
 from labkit.kernels.libraries.column_major import isamax, sasum
 
 # %% [markdown]
-# ## 1 · Predict a call
+# ## 1 · Predict: the six numbers of a call
 #
 # `x` is (20, 64), and only its columns 16 to 47 are wanted: 32 of them. `w` is (10, 32), and `out` is (20, 10), all row
 # by row:
@@ -38,7 +38,7 @@ lda, ldb, ldc = 32, 64, 10  # the rows of w, of the whole x, and of out
 check("predict_call", m=m, n=n, k=k, lda=lda, ldb=ldb, ldc=ldc)
 
 # %% [markdown]
-# ## 2 · Columns against columns
+# ## 2 · Columns against columns, in one call
 #
 #     out = a.T @ b
 #
@@ -60,7 +60,7 @@ def at_by_blas(a, b, out):
 check("at_by_blas", at_by_blas)
 
 # %% [markdown]
-# ## 3 · One head of many
+# ## 3 · The scores of one head, in place
 #
 # In GPT-2 the queries, keys and values of all heads come out of one product, side by side in one matrix `qkv`. Here it
 # is small: 3 heads of width 4, so a row has 36 numbers. Columns 0 to 11 are the queries of heads 0, 1 and 2; columns 12
@@ -87,7 +87,7 @@ def head_scores(qkv, out):
 check("head_scores", head_scores)
 
 # %% [markdown]
-# ## 4 · Many products, one matrix
+# ## 4 · From a blank page: many products, one shared matrix
 #
 # `a` is (B, M, K), `b` is (K, N), `out` is (B, M, N), and every matrix of `a` is multiplied by the same `b`:
 #

@@ -15,7 +15,7 @@ from labkit import check, cuda, hint
 from labkit.kernels.libraries import cutile_model as ct
 
 # %% [markdown]
-# ## 1 · Predict the masks
+# ## 1 · Predict: programs and masks
 #
 # 100,000 elements are added by programs of 1,024. Rows of 781 elements go through softmax, a row a program, in a vector
 # whose length is a power of two.
@@ -37,7 +37,7 @@ length, wasted = 1024, 243
 check("predict_masks", programs=programs, masked=masked, length=length, wasted=wasted)
 
 # %% [markdown]
-# ## 2 · A program by hand
+# ## 2 · A program, by hand
 #
 # This is a program in Triton:
 #

@@ -176,6 +176,7 @@ rounds = 3  # tiles 1 to 32 before it, 33 to 64, 65 to 96
 check("predict_scan", hillis_additions=hillis_additions, blelloch_additions=blelloch_additions,
       global_atomics=global_atomics, look_back_mb=look_back_mb, reduce_first_mb=reduce_first_mb, rounds=rounds)
 
+
 # %% [markdown]
 # ## 5 · From a blank page: what is positive, packed
 #

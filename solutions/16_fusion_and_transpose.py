@@ -36,7 +36,7 @@ pitch_47 = 1  # 15 L + 5: 15 and 32 have no common factor
 check("predict_banks", pitch_32=pitch_32, pitch_33=pitch_33, pitch_34=pitch_34, pitch_40=pitch_40, pitch_47=pitch_47)
 
 # %% [markdown]
-# ## 2 · A bias and a GELU
+# ## 2 · A bias and a GELU in one kernel
 #
 # The end of the first half of a feed-forward layer, in one kernel. With $v = x_{r,c} + \text{bias}_c$:
 #

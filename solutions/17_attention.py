@@ -90,6 +90,7 @@ keys_mb = 4 * 16 * 2048 * 2048 * 96 / 1e6  # 2,048 times what they take in memor
 check("predict_attention", gflop=gflop, least_mb=least_mb, scores_mb=scores_mb, row_bytes=row_bytes, idle=idle,
       lines=lines, keys_mb=keys_mb)
 
+
 # %% [markdown]
 # ## 4 · A warp for each key
 #

@@ -89,6 +89,7 @@ weights_percent = 100  # 28,351,488 bytes of weights; the token's rows are some 
 check("predict_block", launches=launches, gelu_bytes=gelu_bytes, residual_bytes=residual_bytes,
       buffer_bytes=buffer_bytes, weights_percent=weights_percent)
 
+
 # %% [markdown]
 # The last number shows which bytes a GPT-2 moves while it writes text one token at a time: nearly all are its weights.
 # No token can be faster than those. That is one reason why the weights of language models are stored in fewer and

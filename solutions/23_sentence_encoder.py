@@ -68,6 +68,7 @@ pairs_packed = 4**2 + 9**2 + 12**2 + 18**2 + 25**2 + 44**2
 check("predict_padding", rows_to_128=rows_to_128, rows_to_longest=rows_to_longest, rows_packed=rows_packed,
       pairs_to_longest=pairs_to_longest, pairs_packed=pairs_packed)
 
+
 # %% [markdown]
 # ## 3 · From a blank page: BERT's embedding
 #

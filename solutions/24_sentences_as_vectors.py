@@ -82,6 +82,7 @@ nan_numbers = 7 * 384
 check("predict_pooled", length_of_mean=length_of_mean, with_query=with_query, divided_by_16=divided_by_16,
       one_row_more=one_row_more, nan_numbers=nan_numbers)
 
+
 # %% [markdown]
 # ## 3 · Find the bug: padding that takes part
 #

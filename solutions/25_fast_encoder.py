@@ -43,6 +43,7 @@ tiled_warps_3090 = 4 * (102_400 // (3 * 64 * 32 * 2 + 1024))
 check("predict_whole_matrix", score_bytes=score_bytes, block_bytes=block_bytes, blocks_3090=blocks_3090,
       blocks_h200=blocks_h200, tiled_warps_3090=tiled_warps_3090)
 
+
 # %% [markdown]
 # ## 2 · A residual and a LayerNorm, in place
 #

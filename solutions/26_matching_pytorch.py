@@ -44,6 +44,7 @@ sentences_per_second = 90 * 1_000_000 / graph_us  # 1,800 rows are fewer than ev
 check("predict_fair", graph_us=graph_us, unlike=unlike, alike=alike, even_rows=even_rows,
       sentences_per_second=sentences_per_second)
 
+
 # %% [markdown]
 # ## 2 · From padded to packed
 #

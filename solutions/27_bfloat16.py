@@ -71,6 +71,7 @@ requests = 16
 check("predict_rounding", nearest=nearest, by_half=by_half, by_three=by_three, float16_by_three=float16_by_three,
       requests=requests)
 
+
 # %% [markdown]
 # ## 3 · Find the bug: a sum that loses what is added
 #

@@ -78,6 +78,7 @@ microseconds = bytes_read // 4_000_000
 check("predict_token", layer_parameters=layer_parameters, parameters=parameters, bytes_read=bytes_read,
       cache_bytes=cache_bytes, microseconds=microseconds)
 
+
 # %% [markdown]
 # ## 3 · From a blank page: the first launch of a Llama
 #

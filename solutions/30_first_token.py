@@ -64,6 +64,7 @@ saved_bytes = (1 + 1) * 2 * 14_336 * 2  # both rows, written and read
 check("predict_cache", token_bytes=token_bytes, tokens_grouped=tokens_grouped, tokens_ungrouped=tokens_ungrouped,
       saved_bytes=saved_bytes)
 
+
 # %% [markdown]
 # ## 3 · From a blank page: grouped-query attention
 #

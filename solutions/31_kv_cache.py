@@ -45,6 +45,7 @@ all_us_without = rows_without * 2 * 10**9 / (800 * 10**6)  # 400 rows take 1,000
 check("predict_answer", rows_with=rows_with, rows_without=rows_without, kept_bytes=kept_bytes,
       decode_us_with=decode_us_with, all_us_without=all_us_without)
 
+
 # %% [markdown]
 # ## 2 · Into the slots
 #

@@ -40,6 +40,7 @@ rows_at_ridge = 500 * 800 * 10**6 // (2 * 10**9)  # flops in 500 microseconds, b
 check("predict_batch", kept_mb=kept_mb, step_us_1=step_us_1, step_us_125=step_us_125,
       tokens_per_second_125=tokens_per_second_125, rows_at_ridge=rows_at_ridge)
 
+
 # %% [markdown]
 # ## 2 · Slots that are refilled
 #
@@ -73,6 +74,7 @@ counts = np.array([24, 3, 9, 14, 4, 6, 20, 3, 10, 5])
 found = refill_slots(counts, 4)
 if found is not None:
     print("continuous:", (found[:, 1] + counts).max(), "static:", sum(counts[i : i + 4].max() for i in (0, 4, 8)))
+
 
 # %% [markdown]
 # ## 3 · From a blank page: the rows of a step

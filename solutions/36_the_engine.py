@@ -45,6 +45,7 @@ kept_both = 2
 check("predict_sampling", threshold=threshold, passes=passes, token_5=token_5, token_60=token_60, kept_cold=kept_cold,
       kept_both=kept_both)
 
+
 # %% [markdown]
 # ## 2 · Top-p without a sort
 #

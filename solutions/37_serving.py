@@ -42,6 +42,7 @@ ms_faster = 20
 check("predict_waiting", inside=inside, queued=queued, tokens_per_second=tokens_per_second, ms_at_75=ms_at_75,
       ms_at_95=ms_at_95, ms_faster=ms_faster)
 
+
 # %% [markdown]
 # ## 2 · A limit on the time between tokens
 #

@@ -38,6 +38,7 @@ equal_flops_at = 127  # 4 * 64 * n * (n + 1) / 2 = 4 * 64 * 64 * n: n + 1 is 128
 check("predict_state", state_numbers=state_numbers, cache_numbers=cache_numbers, cache_larger_from=cache_larger_from,
       equal_flops_at=equal_flops_at)
 
+
 # %% [markdown]
 # ## 2 · A token more
 #

@@ -8,7 +8,6 @@ from labkit._common.errors import UserError
 PACKAGE = Path(__file__).resolve().parents[1]
 REPOSITORY = PACKAGE.parent  # of a checkout; site-packages where labkit was installed apart from one
 ASSETS = PACKAGE / "_common" / "assets"
-SOLUTIONS_IN_WHEEL = PACKAGE / "course" / "solutions"  # where there is no checkout
 MEASUREMENTS = REPOSITORY / "data" / "measurements"
 
 

@@ -17,8 +17,8 @@ def mutate(
 ):
     """Change each answer in many small ways: check must reject every mutant.
 
-    A survivor is a hole in the check, or equivalent to the answer: data/mutants.toml lists them, with the reason where
-    one was found to be equivalent. Leaves with code 1 if one survives that is not listed there.
+    A survivor is a hole in the check, which data/mutants.toml lists, or equivalent to the answer: then EQUIVALENT in
+    the exercise's file says why. Leaves with code 1 if one survives that is in neither.
     """
     from rich.markup import escape
 
@@ -31,7 +31,8 @@ def mutate(
     names = [entry.name] if entry else [exercise.name for chapter in chapters
                                         for exercise in course.exercises_of(chapter)]
     path = course.root / "data" / ledger.NAME
-    known = ledger.survivors(path)
+    holes = ledger.read(path)["holes"]
+    equivalent = {name: trial.exercises.equivalent(name) for name in names}
     mutants = {name: trial.mutants_of(trial.exercises.find(name), None if all_ else count) for name in names}
     outcomes: dict[str, list] = {name: [] for name in names}
     tested = survived = new = 0
@@ -39,18 +40,21 @@ def mutate(
         with progress_bar(console) as bar:
             task = bar.add_task("Mutants", total=sum(map(len, mutants.values())))
             for outcome in trial.try_all(mutants, workers):
-                results = outcomes[outcome.exercise]
+                name = outcome.exercise
+                results = outcomes[name]
                 results.append(outcome)
                 tested += 1
-                bar.update(task, advance=1, description=f"Mutants, {outcome.exercise}")
+                bar.update(task, advance=1, description=f"Mutants, {name}")
                 if outcome.survived:
                     survived += 1
-                    reason = known.get((outcome.exercise, outcome.mutant))
-                    new += reason is None
-                    say = f"equivalent: {reason}" if reason else "known" if reason == "" else "[bold red]new[/]"
-                    console.print(f"survived  {outcome.exercise}  {escape(outcome.mutant)}  ({say})", soft_wrap=True)
-                if len(results) == len(mutants[outcome.exercise]) and not all_:
-                    ledger.update(path, results)
+                    reason = equivalent[name].get(outcome.mutant)
+                    known = outcome.mutant in holes.get(name, [])
+                    new += not reason and not known
+                    say = f"equivalent: {reason}" if reason else "known" if known else "[bold red]new[/]"
+                    console.print(f"survived  {name}  {escape(outcome.mutant)}  ({say})", soft_wrap=True)
+                if len(results) == len(mutants[name]) and not all_:
+                    for mutant in ledger.update(path, name, results, equivalent[name]):
+                        console.print(f"rejected  {name}  {escape(mutant)}  (EQUIVALENT names it)", soft_wrap=True)
     except KeyboardInterrupt:
         fail(f"Stopped. The exercises that were finished are in {paths.shown(path)}.", code=130)
     console.print(f"{tested} mutants of {len(names)} answers: {tested - survived} rejected, {survived} survived, "

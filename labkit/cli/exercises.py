@@ -292,16 +292,17 @@ def solution(
 
     from labkit.course import next_step
     from labkit.course import progress as memory
-    from labkit.course import workbooks as workbook
 
     console, errors = consoles()
     course = learners_course(errors)
     entry = course.exercise(name)
+    if entry.file.solution is None:
+        fail(f"The answer to {name} was not given out.", code=1)
     if name not in memory.read(course)["passed"]:
         if not give_up:
             fail(f"{name} is not passed yet. Try: labkit hint {name}. To see the answer all the same: "
                  f"labkit solution {name} --give-up", code=1)
         memory.shown(course, name)
-    code = workbook.solution(course, entry)
+    code = entry.file.solution.answer
     console.print(Syntax(code, "python", background_color="default") if console.is_terminal else code, markup=False)
     say_next(errors, next_step.following(course, entry.chapter))

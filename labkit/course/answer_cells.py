@@ -1,4 +1,4 @@
-"""Cells with answers, in solutions/NN_topic.py and in learners' notebooks: finding an answer, running it alone.
+"""Cells with answers, in files of exercises and in learners' notebooks: finding an answer, running it alone.
 
 An answer stands between nbgrader's markers, ### BEGIN SOLUTION and ### END SOLUTION, in the last such cell above the
 one that calls check("name", answer).
@@ -8,73 +8,12 @@ from __future__ import annotations
 
 import ast
 import contextlib
-import functools
 import io
 import linecache
-import os
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
-
-from labkit._common import paths
-from labkit._common.files import read_text
 
 BEGIN, END = "BEGIN SOLUTION", "END SOLUTION"
-
-
-@dataclass(frozen=True)
-class Solution:
-    """The course's answer to an exercise, as text: without markers, and the code of the cells above it."""
-
-    exercise: str
-    answer: str
-    above: tuple[str, ...]
-    file: str
-
-    def run(self, answer: str, filename: str):
-        """What `answer`, put in the place of this one, defines under the exercise's name."""
-        return run(program(self.above, answer), self.exercise, filename)
-
-
-def solutions_directories() -> list[Path]:
-    """Where solutions lie: in the checkout, else where the wheel has them; then in the course that LABKIT_COURSE names.
-    There are none where a teacher gave the exercises out without answers."""
-    own = paths.REPOSITORY / "solutions" if (paths.REPOSITORY / "course.toml").is_file() else paths.SOLUTIONS_IN_WHEEL
-    course_path = os.environ.get("LABKIT_COURSE")
-    return [path for path in (own, *([Path(course_path).resolve() / "solutions"] if course_path else []))
-            if path.is_dir()]
-
-
-def solution(exercise: str) -> Solution | None:
-    """The course's answer to this exercise; None where no solutions are at hand. KeyError where they do not hold it."""
-    directories = solutions_directories()
-    for directory in directories:
-        for path in sorted(directory.glob("[0-9][0-9]_*.py")):
-            if exercise in (answers := _solutions(path, path.stat().st_mtime_ns)):
-                return answers[exercise]
-    if directories:
-        looked = " or ".join(map(str, directories))
-        raise KeyError(f"no file of {looked} has an answer above check({exercise!r}, ...)")
-    return None
-
-
-@functools.lru_cache(maxsize=64)
-def _solutions(path: Path, changed_ns: int) -> dict[str, Solution]:
-    """Exercise -> its answer, in one file. The time of its last change is there for the cache."""
-    solutions_by_name, above = {}, []
-    pending = None  # the last answer, and how many cells stand above it
-    for source in code_cells(read_text(path)):
-        exercise = checked_name(source)
-        if exercise is not None:
-            if pending is not None:
-                solutions_by_name[exercise] = Solution(exercise, pending[0], tuple(above[: pending[1]]), path.name)
-            pending = None
-            continue
-        above.append(source)
-        if BEGIN in source:  # at column 0 the code above the region is in the answer's cell, and stays available
-            pending = (without_markers(source), len(above) if _at_column_0(source) else len(above) - 1)
-    return solutions_by_name
 
 
 def code_cells(text: str) -> list[str]:
@@ -89,10 +28,6 @@ def code_cells(text: str) -> list[str]:
         elif current is not None:
             current.append(line)
     return ["\n".join(cell).strip("\n") for cell in cells]
-
-
-def _at_column_0(source: str) -> bool:
-    return not next(line for line in source.split("\n") if BEGIN in line)[:1].isspace()
 
 
 def without_markers(source: str) -> str:
@@ -136,7 +71,7 @@ def program(above: Sequence[str], answer: str) -> str:
         except SyntaxError:  # a magic, or half a thought
             continue
         for statement in reversed(statements):
-            if _names_bound(statement) & needed:
+            if names_bound(statement) & needed:
                 needed |= _names_read(statement)
                 definitions.append(ast.unparse(statement))
     return "\n".join([*reversed(definitions), answer, ""])
@@ -146,7 +81,7 @@ def _names_read(tree) -> set[str]:
     return {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
 
 
-def _names_bound(statement) -> set[str]:
+def names_bound(statement) -> set[str]:
     if isinstance(statement, (ast.Import, ast.ImportFrom)):
         return {(alias.asname or alias.name).split(".")[0] for alias in statement.names}
     if isinstance(statement, (ast.FunctionDef, ast.ClassDef)):

@@ -1,8 +1,8 @@
 """`labkit build`: executes a lesson's source and writes its notebook; finds stale outputs and wrong prose, without
 executing.
 
-One way only: from notebooks/NN_topic.py, solutions/NN_topic.py, course.toml and data/measurements to the notebooks and
-to the chapter map and the tables of README.
+One way only: from notebooks/NN_topic.py, labkit/course/exercises, course.toml and data/measurements to the notebooks,
+to solutions/NN_topic.py, and to the chapter map and the tables of README.
 """
 
 import tempfile

@@ -12,6 +12,8 @@ from pathlib import Path
 from labkit._common import paths
 from labkit._common.errors import UserError, did_you_mean, names_like, short
 from labkit._common.files import read_text
+from labkit.course import exercise_files
+from labkit.course.exercise_files import ExerciseFile
 
 NAME = re.compile(r"\d\d_[a-z0-9]+(_[a-z0-9]+)*")
 REPOSITORY = re.compile(r"https://github\.com/[\w-]+/[\w.-]*\w")
@@ -52,7 +54,7 @@ class Chapter:
 
     @property
     def solutions(self) -> Path:
-        """solutions/01_vector_add.py, the exercises with their answers, written by people."""
+        """solutions/01_vector_add.py, the exercises with their answers, made by `labkit build`."""
         return self.root / "solutions" / f"{self.name}.py"
 
     @property
@@ -86,14 +88,27 @@ class Part:
 
 @dataclass(frozen=True)
 class Entry:
-    """What course.toml says of an exercise. What check does with it is in labkit.course.exercises."""
+    """An exercise and the chapter that lists it. What check does with it is in labkit.course.exercises."""
 
     name: str  # "scale_vector"
     chapter: Chapter
-    title: str
-    points: int
-    needs: tuple[str, ...]  # exercises to do first
-    hints: tuple[str, str, str]  # each tells more than the one before; the third almost gives it away
+    file: ExerciseFile
+
+    @property
+    def title(self) -> str:
+        return self.file.title
+
+    @property
+    def points(self) -> int:
+        return self.file.points
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        return self.file.needs
+
+    @property
+    def hints(self) -> tuple[str, str, str]:
+        return self.file.hints
 
 
 @dataclass(frozen=True)
@@ -189,17 +204,22 @@ def load(root: Path | None = None) -> Course:
     except RecursionError:
         raise CourseError("course.toml is not valid TOML: it is nested too deeply") from None
 
-    unknown = data.keys() - {"course", "chapter", "exercise"}
+    if "exercise" in data:
+        raise CourseError("course.toml: an [[exercise]] table. An exercise is a file of its own now, such as "
+                          "labkit/course/exercises/ch04_broadcast/add_row.py, and its chapter lists its name: "
+                          'exercises = ["add_row"]')
+    unknown = data.keys() - {"course", "chapter"}
     if unknown:
-        raise CourseError(f"course.toml: unknown table {sorted(unknown)[0]!r}; known are course, chapter, exercise")
-    chapters = _in_parts(_tables(data, "chapter"), root)
+        raise CourseError(f"course.toml: unknown table {sorted(unknown)[0]!r}; known are course and chapter")
+    tables = _tables(data, "chapter")
+    chapters = _in_parts(tables, root)
     if not chapters:
         raise CourseError("course.toml lists no [[chapter]]")
     about = data.get("course", {})
     if not isinstance(about, dict) or not all(isinstance(about.get(key, ""), str) for key in ("title", "tagline")):
         raise CourseError(f"course.toml: [course] must be a table with a title and a tagline, both texts, not "
                           f"{short(about)}")
-    exercises = _exercises(_tables(data, "exercise"), chapters)
+    exercises = _exercises(tables, chapters)
     return Course(root, about.get("title", "labkit"), about.get("tagline", ""), chapters, exercises)
 
 
@@ -231,7 +251,7 @@ def _in_parts(entries: list[dict], root: Path) -> tuple[Chapter, ...]:
 
 def _chapter(entry: dict, position: int, root: Path) -> Chapter:
     where = f"course.toml, chapter {position + 1}"
-    fields, optional = ("name", "title", "summary"), ("part", "formerly")
+    fields, optional = ("name", "title", "summary"), ("part", "formerly", "exercises")
     for key in (*fields, *(entry.keys() & {"part"})):
         if not isinstance(entry.get(key), str) or not entry[key].strip():
             raise CourseError(f"{where}: {key!r} must be a text that is not empty")
@@ -268,43 +288,32 @@ def check_repository(address: object, where: str) -> None:
         raise CourseError(f"{where} must look like https://github.com/owner/name, not {short(address)}")
 
 
-def _exercises(entries: list[dict], chapters: tuple[Chapter, ...]) -> tuple[Entry, ...]:
-    """The [[exercise]] tables in the order of their chapters; within a chapter as they are listed."""
-    by_name = {chapter.name: chapter for chapter in chapters}
-    result = [_exercise(entry, position, by_name) for position, entry in enumerate(entries)]
-    result.sort(key=lambda entry: entry.chapter.number)
+def _exercises(tables: list[dict], chapters: tuple[Chapter, ...]) -> tuple[Entry, ...]:
+    """The exercises that the chapters list, each with what its file says."""
+    files = exercise_files.by_name() if any("exercises" in table for table in tables) else {}
+    result: list[Entry] = []
     known: set[str] = set()
-    for entry in result:
-        where = f"course.toml, exercise {entry.name!r}"
-        if entry.name in known:
-            raise CourseError(f"{where} is listed twice")
-        for need in entry.needs:
-            if need not in known:
-                raise CourseError(f"{where} needs {need!r}, which is not the name of an exercise before it")
-        known.add(entry.name)
+    for table, chapter in zip(tables, chapters, strict=True):
+        for name in _names(table, chapter):
+            where = f"course.toml, chapter {chapter.name}: exercise {name!r}"
+            if name in known:
+                raise CourseError(f"{where} is listed twice")
+            if name not in files:
+                raise CourseError(f"{where} has no file: write labkit/course/exercises/ch{chapter.name}/{name}.py, or "
+                                  "let LABKIT_EXERCISES name the directory in which it lies")
+            entry = Entry(name, chapter, exercise_files.read(files[name]))
+            for need in entry.needs:
+                if need not in known:
+                    raise CourseError(f"{where} needs {need!r}, which is not the name of an exercise before it")
+            known.add(name)
+            result.append(entry)
     return tuple(result)
 
 
-def _exercise(entry: dict, position: int, chapters: dict[str, Chapter]) -> Entry:
-    name = entry.get("name")
-    where = f"course.toml, exercise {name!r}" if isinstance(name, str) else f"course.toml, exercise {position + 1}"
-    fields = ("name", "chapter", "title", "points", "needs", "hints")
-    for key in ("name", "chapter", "title"):
-        if not isinstance(entry.get(key), str) or not entry[key].strip():
-            raise CourseError(f"{where}: {key!r} must be a text that is not empty")
-    unknown = entry.keys() - set(fields)
-    if unknown:
-        raise CourseError(f"{where}: unknown key {sorted(unknown)[0]!r}; allowed are {', '.join(fields)}")
-    if not EXERCISE_NAME.fullmatch(name):
-        raise CourseError(f"{where}: the name must look like scale_vector")
-    if entry["chapter"] not in chapters:
-        raise CourseError(f"{where}: chapter {entry['chapter']!r} is not listed; listed are {', '.join(chapters)}")
-    points = entry.get("points")
-    if not isinstance(points, int) or isinstance(points, bool) or points < 1:
-        raise CourseError(f"{where}: 'points' must be a whole number, 1 or more, not {short(points)}")
-    needs, hints = entry.get("needs", []), entry.get("hints")
-    if not isinstance(needs, list) or not all(isinstance(need, str) for need in needs):
-        raise CourseError(f"{where}: 'needs' must be a list of names of exercises")
-    if not isinstance(hints, list) or len(hints) != 3 or not all(isinstance(h, str) and h.strip() for h in hints):
-        raise CourseError(f"{where}: 'hints' must be a list of three texts, none empty, each telling more")
-    return Entry(name, chapters[entry["chapter"]], entry["title"], points, tuple(needs), tuple(hints))
+def _names(table: dict, chapter: Chapter) -> list[str]:
+    names = table.get("exercises", [])
+    if not isinstance(names, list) or not all(isinstance(each, str) and EXERCISE_NAME.fullmatch(each)
+                                              for each in names):
+        raise CourseError(f"course.toml, chapter {chapter.name}: 'exercises' must be a list of names such as "
+                          f"scale_vector, not {short(names)}")
+    return names

@@ -1,4 +1,4 @@
-"""The exercises' notebooks: built from solutions/NN_topic.py with the answers cut, run, checked, reset.
+"""The exercises' notebooks: built from the files of the exercises with the answers cut, run, checked, reset.
 
 An answer stands between nbgrader's markers, ### BEGIN SOLUTION and ### END SOLUTION. Two ways to cut it:
 - a region that is indented (the inside of a function) becomes "# Your code here" and `pass`. The markers stay, so that
@@ -20,9 +20,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from labkit._common import paths
+from labkit._common.errors import UserError
 from labkit._common.files import read_json, read_text, temporary_space, write_text
-from labkit.course import colab
-from labkit.course.answer_cells import BEGIN, END, checked_name, ended_after, without_markers
+from labkit.course import colab, exercise_files
+from labkit.course.answer_cells import BEGIN, END, checked_name, ended_after
 from labkit.course.notebooks import (
     back_up,
     cells_sha256,
@@ -76,60 +77,54 @@ def cut(source: str, name: str) -> tuple[str, bool, bool]:
 # Building
 
 
-def source_text(chapter: Chapter) -> str:
-    if not chapter.solutions.is_file():
-        raise CourseError(f"solutions/{chapter.name}.py is missing: course.toml lists exercises of {chapter.name!r}")
-    return read_text(chapter.solutions)
+def source_text(course: Course, chapter: Chapter) -> str:
+    """The exercises of a chapter with their answers, as solutions/NN_topic.py has them."""
+    files = [entry.file for entry in course.exercises_of(chapter)]
+    return exercise_files.notebook_source(f"{chapter.number} · {chapter.title}: exercises", files)
 
 
 def digest(course: Course, chapter: Chapter) -> str:
     """Return the hash of all inputs of a workbook: the source, the points, and the requirements."""
     points = [(entry.name, entry.points) for entry in course.exercises_of(chapter)]
-    return sha256(f"{source_text(chapter)}\0{points}\0{asked(chapter)}")
+    return sha256(f"{source_text(course, chapter)}\0{points}\0{asked(course, chapter)}")
 
 
-def asked(chapter: Chapter) -> dict[str, str]:
+def asked(course: Course, chapter: Chapter) -> dict[str, str]:
     """{exercise: what check asks for besides a right result}, of those that ask for something. The sentence stands with
     the demand, and nowhere else."""
     from labkit.course import exercises  # imports Numba
 
-    return {one.name: one.asked for one in exercises.of_chapter(chapter.number) if one.asked}
+    sentences = {entry.name: exercises.find(entry.name).asked for entry in course.exercises_of(chapter)}
+    return {name: sentence for name, sentence in sentences.items() if sentence}
 
 
 def to_notebook(course: Course, chapter: Chapter, *, answers: bool = False):
     """The chapter's exercises as a notebook; with answers=True uncut, as a teacher keeps it."""
     name = f"solutions/{chapter.name}.py"
-    notebook = parse(source_text(chapter), name)
-    listed = {entry.name: entry for entry in course.exercises_of(chapter)}
-    answer, text, seen, also_asked = None, None, set(), asked(chapter)
-    for position, cell in enumerate(notebook.cells, 1):
+    notebook = parse(source_text(course, chapter), name)
+    points = {entry.name: entry.points for entry in course.exercises_of(chapter)}
+    answer, text, also_asked = None, None, asked(course, chapter)
+    for cell in notebook.cells:
         cell["metadata"].clear()
         if cell.cell_type != "code":
             text = cell
             continue
-        where = f"{name}, cell {position}"
         exercise = checked_name(cell.source)
         if exercise is None:
-            cut_source, was_cut, is_left = cut(cell.source, where)
+            cut_source, was_cut, is_left = cut(cell.source, name)
             if was_cut:
                 answer = (cell, is_left)
             if not answers:
                 cell["source"] = cut_source
             continue
-        if exercise not in listed:
-            raise CourseError(f"{where}: check({exercise!r}, ...) is not an exercise of {chapter.name} in course.toml")
-        if exercise in seen:
-            raise CourseError(f"{where}: check({exercise!r}, ...) stands in another cell already")
         if answer is None:
-            raise CourseError(f"{where}: no cell with {BEGIN} stands above check({exercise!r}, ...)")
-        seen.add(exercise)
+            path = course.exercise(exercise).file.path
+            raise CourseError(f"{paths.shown(path)}: {BEGIN} is missing in the learner's cell")
         if exercise in also_asked:
             text["source"] = f"{text.source.rstrip()}\n\n**Also checked.** {also_asked[exercise]}"
-        _mark(cell, exercise, "check", grade=True, points=listed[exercise].points)
+        _mark(cell, exercise, "check", grade=True, points=points[exercise])
         _mark(answer[0], exercise, "answer", solution=answer[1] or answers)
         answer = None
-    if missing := listed.keys() - seen:
-        raise CourseError(f"{name}: no cell calls check({sorted(missing)[0]!r}, ...), which course.toml lists")
     name_cells(notebook)
     colab.add_setup(notebook, course.repository)
     label(notebook, name, digest(course, chapter))
@@ -155,28 +150,12 @@ def _mark(cell, exercise: str, role: str, *, grade: bool = False, solution: bool
         cell["metadata"]["deletable"] = False
 
 
-def as_given(course: Course, chapter: Chapter):
-    """The exercises as a learner gets them: from solutions/, or the built ones where a teacher gave them out without
-    answers."""
-    if chapter.solutions.is_file():
-        return to_notebook(course, chapter)
-    notebook = read_notebook(chapter.workbook)
-    if notebook is None:
-        raise CourseError(f"exercises/{chapter.workbook.name} cannot be read, and solutions/{chapter.name}.py, which "
-                          "it is made from, is not there: get both again, as with git checkout")
-    return notebook
-
-
-def given_digest(course: Course, chapter: Chapter) -> str:
-    """What `as_given` is labelled with, without making it."""
-    if chapter.solutions.is_file():
-        return digest(course, chapter)
-    return as_given(course, chapter).metadata.get("labkit", {}).get("source_sha256", "")
-
-
 def build(course: Course, chapter: Chapter) -> Path | None:
-    """Write exercises/NN_topic.ipynb. Returns the copy made of one that somebody has worked in, if any."""
+    """Write solutions/NN_topic.py and exercises/NN_topic.ipynb. Returns the copy made of a notebook that somebody has
+    worked in, if any."""
     notebook = to_notebook(course, chapter)
+    chapter.solutions.parent.mkdir(parents=True, exist_ok=True)
+    write_text(chapter.solutions, source_text(course, chapter))
     path = chapter.workbook
     backup = None
     if path.exists() and edited(path):
@@ -201,9 +180,15 @@ def stale(course: Course) -> list[str]:
         name = shown(course, chapter.workbook)
         try:
             fresh = to_notebook(course, chapter)
-        except CourseError as error:
+        except UserError as error:
             problems.append(str(error))
             continue
+        solutions = shown(course, chapter.solutions)
+        if not chapter.solutions.is_file():
+            problems.append(f"{solutions} is missing: run labkit build {chapter.number}")
+        elif read_text(chapter.solutions) != source_text(course, chapter):
+            problems.append(f"{solutions} is stale: run labkit build {chapter.number}, which writes it from the files "
+                            "of its exercises")
         notebook = read_notebook(chapter.workbook)
         if notebook is None:
             state = "cannot be read" if chapter.workbook.is_file() else "is missing"
@@ -211,7 +196,7 @@ def stale(course: Course) -> list[str]:
             continue
         about = notebook.metadata.get("labkit", {})
         if about.get("source_sha256") != fresh.metadata["labkit"]["source_sha256"]:
-            problems.append(f"{name} is stale: its source or its points have changed; run labkit build "
+            problems.append(f"{name} is stale: an exercise in it has changed; run labkit build "
                             f"{chapter.number}")
         elif cells_sha256(notebook) != cells_sha256(fresh):
             problems.append(f"{name} was edited by hand: labkit build {chapter.number} makes it afresh and keeps the "
@@ -220,23 +205,31 @@ def stale(course: Course) -> list[str]:
     for folder, suffix in (("solutions", ".py"), ("exercises", ".ipynb")):
         for path in sorted((course.root / folder).glob("*")):
             if path.suffix == suffix and path.stem not in listed:
-                problems.append(f"{shown(course, path)} has no [[exercise]] in course.toml")
+                problems.append(f"{shown(course, path)} belongs to no chapter with exercises in course.toml")
     return problems
 
 
 def unmatched(course: Course) -> list[str]:
-    """Exercises that course.toml lists and labkit.course.exercises does not hold, and the reverse. Imports Numba."""
+    """Exercises whose files cannot be used, or that course.toml does not list. Imports Numba."""
     from labkit.course import exercises
 
-    try:
-        defined = exercises.load(own=course.root == paths.REPOSITORY)
-    except Exception as error:  # a file of exercises that does not import
-        return [f"labkit/course/exercises cannot be imported: {type(error).__name__}: {error}"]
-    listed = {entry.name for entry in course.exercises}
-    return [f"course.toml lists the exercise {name!r}, and labkit/course/exercises holds none of that name"
-            for name in sorted(listed - defined.keys())] + [
-            f"labkit/course/exercises holds {name!r}, and course.toml lists no [[exercise]] of that name"
-            for name in sorted(defined.keys() - listed)]
+    problems = []
+    listed = {entry.name: entry for entry in course.exercises}
+    for name, path in exercise_files.by_name(own=course.root == paths.REPOSITORY).items():
+        if name not in listed:
+            problems.append(f"{paths.shown(path)}: course.toml does not list it; add {name!r} to the `exercises` of "
+                            "its chapter")
+        elif course.root == paths.REPOSITORY and path.parent.name != f"ch{listed[name].chapter.name}":
+            problems.append(f"{paths.shown(path)}: course.toml lists it in the chapter {listed[name].chapter.name}, so "
+                            f"it belongs in the folder ch{listed[name].chapter.name}")
+    for entry in course.exercises:
+        try:
+            exercises.find(entry.name)
+        except UserError as error:
+            problems.append(str(error))
+        except Exception as error:  # the file may raise anything
+            problems.append(f"{paths.shown(entry.file.path)} cannot be imported: {type(error).__name__}: {error}")
+    return problems
 
 
 def unvaried(course: Course, chapters: Collection[Chapter]) -> list[str]:
@@ -273,13 +266,11 @@ def verify(course: Course, chapters, on_chapter: Callable | None = None) -> list
 
 
 def _state(course: Course, chapter: Chapter) -> str:
-    """The hash of all that decides whether a chapter's solutions pass: the solutions, the exercises, and each file of
-    labkit that these import, check and the CPU device among them."""
-    folders = [paths.PACKAGE / "course" / "exercises",
-               *map(Path, filter(None, os.environ.get("LABKIT_EXERCISES", "").split(os.pathsep)))]
-    sources = [chapter.solutions, *(folder / f"ch{chapter.number}.py" for folder in folders)]
-    sources = [path for path in sources if path.is_file()]
-    files = {*sources[1:], *(file for path in sources for file in sources_of(path))}
+    """The hash of all that decides whether a chapter's solutions pass: the exercises, and each file of labkit that
+    these import, check and the CPU device among them."""
+    sources = [path for entry in course.exercises_of(chapter)
+               for path in (entry.file.path, entry.file.path.parent / "__init__.py")]
+    files = {*sources, *(file for each in (*sources, source_text(course, chapter)) for file in sources_of(each))}
     parts = [digest(course, chapter), *(file.read_text(encoding="utf-8") for file in sorted(files))]
     return sha256("\0".join(parts))
 
@@ -436,7 +427,7 @@ def _collect(process, owners: list, names: list[str], on_check: Callable | None)
 def reset(course: Course, chapter: Chapter, entry: Entry | None = None) -> Path | None:
     """Put an exercise (or a whole chapter) back as it was given, in the learner's copy. Returns the copy of what was
     there, if any."""
-    fresh = as_given(course, chapter)
+    fresh = to_notebook(course, chapter)
     path = chapter.own_workbook
     backup = back_up(course, path) if path.is_file() else None
     mine = read_notebook(path)
@@ -467,9 +458,3 @@ def reset(course: Course, chapter: Chapter, entry: Entry | None = None) -> Path 
 def _is_part(cell, exercise: str, role: str) -> bool:
     about = cell.metadata.get("labkit", {})
     return about.get("exercise") == exercise and about.get("role") == role
-
-
-def solution(course: Course, entry: Entry) -> str:
-    """Return the answer from solutions/, without the markers."""
-    notebook = to_notebook(course, entry.chapter, answers=True)
-    return next(without_markers(cell.source) for cell in notebook.cells if _is_part(cell, entry.name, "answer"))

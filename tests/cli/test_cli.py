@@ -23,7 +23,7 @@ from labkit._common.paths import REPOSITORY
 from labkit.course import copies, exercises
 from labkit.course import registry as course
 from labkit.measure import expressions  # noqa: F401  with the true labkit.device, before a test puts another in its place
-from tests import interrupts
+from tests import interrupts, made_up_exercises
 
 ROOT = REPOSITORY
 
@@ -471,7 +471,6 @@ def test_ctrl_c_stops_cleanly(course_dir):
 
 # --- Exercises -----------------------------------------------------------------------------------------------------
 
-MADE_UP = REPOSITORY / "tests" / "made_up_exercises"
 RIGHT = {
     "scale_vector": "@cuda.jit\ndef scale_vector(a, s, out):\n    i = cuda.grid(1)\n    if i < out.size:\n"
                     "        out[i] = a[i] * s\n",
@@ -484,9 +483,7 @@ RIGHT = {
 def exercised(tmp_path, monkeypatch):
     """The command on a course with exercises, built: exercised("check"), exercised.write(count_blocks="...")."""
     root = tmp_path / "small"
-    (root / "solutions").mkdir(parents=True)
-    (root / "course.toml").write_text((MADE_UP / "course.toml").read_text())
-    (root / "solutions" / "00_first.py").write_text((MADE_UP / "solutions_00.py").read_text())
+    made_up_exercises.copy_to(root, monkeypatch)
     for name in ("00_first", "01_second"):
         (root / "notebooks").mkdir(exist_ok=True)
         (root / "notebooks" / f"{name}.py").write_text("# %%\n1\n")
@@ -494,7 +491,6 @@ def exercised(tmp_path, monkeypatch):
         "<!-- chapters: made by labkit build -->\n<!-- end of chapters -->\n\n"
         "<!-- highlights: made by labkit build -->\n<!-- end of highlights -->\n"
     )
-    monkeypatch.setenv("LABKIT_EXERCISES", str(MADE_UP))
     monkeypatch.setenv("LABKIT_COURSE", str(root))
     monkeypatch.setenv("COLUMNS", "200")
     monkeypatch.chdir(root)
@@ -634,8 +630,7 @@ def test_a_copy_that_cannot_be_read_is_a_sentence_and_stays(exercised):
 
 def test_a_copy_that_cannot_be_read_does_not_stop_the_others(exercised):
     toml = exercised.root / "course.toml"
-    toml.write_text(toml.read_text() + '\n[[exercise]]\nname = "later"\nchapter = "01_second"\ntitle = "Later"\n'
-                                       'points = 1\nhints = ["a", "b", "c"]\n')
+    toml.write_text(toml.read_text().replace(', "scale_again"]', "]") + 'exercises = ["scale_again"]\n')
     path = exercised.root / "work" / "exercises" / "00_first.ipynb"
     path.parent.mkdir(parents=True)
     path.write_text("{ mine")
@@ -672,10 +667,10 @@ def test_build_check_looks_at_the_exercises(exercised):
     assert "exercises/00_first.ipynb was edited by hand" in problems()
     done = exercised("build", "--exercises")
     assert "your edited 00_first.ipynb is kept as .labkit/backups/exercises/00_first-" in done.output
-    path = exercised.root / "course.toml"
+    path = exercised.root / "own" / "ch00_first" / "count_blocks.py"
     path.write_text(path.read_text().replace('"Round up."', '""'))
     done = exercised("build", "--check")
-    assert done.exit_code == 2 and "exercise 'count_blocks': 'hints' must be a list of three texts" in done.output
+    assert done.exit_code == 2 and "count_blocks.py: HINTS must be a tuple of three texts" in done.output
 
 
 @pytest.mark.sweep
@@ -744,7 +739,7 @@ def test_a_wrong_variable_is_named_in_one_sentence(variable):
 
 def test_other_wrong_variables_are_named(monkeypatch, tmp_path):
     monkeypatch.setenv("LABKIT_EXERCISES", "/no/where")
-    with pytest.raises(UserError, match="LABKIT_EXERCISES names '/no/where'; it must name a directory with files chNN"):
+    with pytest.raises(UserError, match="LABKIT_EXERCISES names '/no/where'; it must name a directory with folders"):
         exercises.load(own=False)
     monkeypatch.setenv("LABKIT_QUOTES", "/no/where/at/all")
     (tmp_path / "a.json").write_text('{"ops": {"matmul": 1}}')

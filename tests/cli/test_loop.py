@@ -16,7 +16,6 @@ import pytest
 
 from labkit._common.paths import REPOSITORY
 from labkit.course import registry as courses
-from labkit.course import workbooks
 from tests import interrupts
 
 pytestmark = [pytest.mark.sweep, pytest.mark.skipif(sys.platform == "win32", reason="POSIX signals")]
@@ -104,7 +103,7 @@ def test_from_a_clone_to_the_first_passed_exercise(clone):
     learn, check = commands[3:]
     assert learn == "labkit learn" and check == f"labkit check {FIRST}"
     course = courses.load(clone)
-    answer = workbooks.solution(course, course.exercise(FIRST))
+    answer = course.exercise(FIRST).file.solution.answer
     workbook = course.chapters[0].own_workbook.relative_to(clone).as_posix()
 
     learner, begin = Learner(clone), time.monotonic()

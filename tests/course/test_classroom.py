@@ -15,8 +15,8 @@ import pytest
 from labkit._common.paths import REPOSITORY
 from labkit.course import registry as course
 from labkit.course import workbooks as workbook
+from tests import made_up_exercises
 
-MADE_UP = REPOSITORY / "tests" / "made_up_exercises"
 ROOT = REPOSITORY
 
 pytestmark = pytest.mark.slow
@@ -85,10 +85,7 @@ def points(nbgrader, chapter, student: str) -> dict[str, float]:
 @pytest.fixture
 def small(tmp_path, monkeypatch):
     root = tmp_path / "small"
-    (root / "solutions").mkdir(parents=True)
-    shutil.copy(MADE_UP / "course.toml", root)
-    shutil.copy(MADE_UP / "solutions_00.py", root / "solutions" / "00_first.py")
-    monkeypatch.setenv("LABKIT_EXERCISES", str(MADE_UP))
+    made_up_exercises.copy_to(root, monkeypatch)
     monkeypatch.setenv("LABKIT_COURSE", str(root))
     monkeypatch.setenv("LABKIT_DEVICE", "cpu")
     found = course.load(root)
@@ -113,7 +110,7 @@ def test_points_of_three_students(nbgrader, small):
     text = "\n".join(cell.source for cell in nbformat.read(released, as_version=4).cells)
     assert "SOLUTION" not in text and "def scale_vector(a, s, out):\n    i = cuda.grid(1)\n    # YOUR CODE" in text
 
-    all_right = {entry.name: workbook.solution(small, entry) for entry in small.exercises}
+    all_right = {entry.name: entry.file.solution.answer for entry in small.exercises}
     hand_in(nbgrader, released, "ada", all_right)
     hand_in(nbgrader, released, "ben", {"scale_vector": UNGUARDED, "idle_threads": "idle, blocks = 24, 8",
                                         "scale_again": "this is not Python"})
@@ -150,7 +147,7 @@ def test_points_of_the_course(nbgrader, number):
         pytest.skip("the chapter has no exercises")
     released = release(nbgrader, chapter)
     entries = found.exercises_of(chapter)
-    hand_in(nbgrader, released, "ada", {entry.name: workbook.solution(found, entry) for entry in entries})
+    hand_in(nbgrader, released, "ada", {entry.name: entry.file.solution.answer for entry in entries})
     hand_in(nbgrader, released, "nobody", {})
     assert not warnings_in(shown := nbgrader("autograde", "ps1", "--create")), shown
     assert points(nbgrader, chapter, "ada") == {entry.name: entry.points for entry in entries}

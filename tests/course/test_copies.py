@@ -2,6 +2,7 @@
 and when a move is interrupted anywhere."""
 
 import os
+import shutil
 
 import nbformat
 import pytest
@@ -18,13 +19,44 @@ def in_the_course(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)  # from elsewhere, paths are shown absolute
 
 
-def exercise_source(name: str, text: str = "") -> str:
-    return (f"# %% [markdown]\n# ## {name}{text}\n\n# %%\n{name} = None  # write it\n### BEGIN SOLUTION\n{name} = 1\n"
-            f"### END SOLUTION\n\n# %%\ncheck(\"{name}\", {name})\n\n")
+EXERCISE = '''\
+"""{name}"""
+
+HINTS = ("a", "b", "c")
+POINTS = 1
+
+# %%
+{name} = None  # write it
+### BEGIN SOLUTION
+{name} = 1
+### END SOLUTION
+
+# %% [check]
+from labkit.course.exercises import PredictionExercise
+
+EXERCISE = PredictionExercise(name="{name}", truth=lambda: {{"x": 1}}, how={{"x": "Count."}},
+                              wrong={{"a": {{"x": 2}}, "b": {{"x": 3}}}})
+'''
+
+
+@pytest.fixture(autouse=True)
+def exercises_folder(tmp_path, monkeypatch):
+    (tmp_path / "own").mkdir()
+    monkeypatch.setenv("LABKIT_EXERCISES", str(tmp_path / "own"))
+
+
+def change(course, name: str, old: str, new: str):
+    """Change the file of an exercise. Return the course as it is then."""
+    path = course.exercise(name).file.path
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new, 1))
+    return courses.load(course.root)
 
 
 def write_course(root, **chapters):
     """name -> exercises, or (exercises, formerly). What was there of the course, and of it alone, goes."""
+    shutil.rmtree(root / "own", ignore_errors=True)
     for folder, suffix in (("notebooks", "py"), ("solutions", "py"), ("exercises", "ipynb")):
         (root / folder).mkdir(parents=True, exist_ok=True)
         for path in (root / folder).glob(f"*.{suffix}"):
@@ -33,13 +65,13 @@ def write_course(root, **chapters):
     for name, about in chapters.items():
         names, formerly = about if isinstance(about, tuple) else (about, [])
         text += f'[[chapter]]\nname = "{name}"\ntitle = "T {name}"\nsummary = "s"\nformerly = {formerly!r}\n'
-        text += "".join(f'[[exercise]]\nname = "{each}"\nchapter = "{name}"\ntitle = "{each}"\npoints = 1\n'
-                        'hints = ["a", "b", "c"]\n' for each in names)
+        text += f"exercises = {list(names)!r}\n"
         (root / "notebooks" / f"{name}.py").write_text(f"# %% [markdown]\n# # {name[3:]}\n\n# %%\n1 + 1\n\n# %%\n2\n")
-        if names:
-            (root / "solutions" / f"{name}.py").write_text(
-                "# %% [markdown]\n# # Exercises\n\n# %%\nfrom labkit import check\n\n"
-                + "".join(exercise_source(each) for each in names))
+        folder = root / "own" / f"ch{name}"
+        folder.mkdir(parents=True)
+        (folder / "__init__.py").write_text('"""Exercises"""\n\nFIRST_CELL = "from labkit import check"\n')
+        for each in names:
+            (folder / f"{each}.py").write_text(EXERCISE.format(name=each))
     (root / "course.toml").write_text(text)
     course = courses.load(root)
     for chapter in workbooks.with_exercises(course, course.chapters):
@@ -192,21 +224,21 @@ def test_an_update_of_the_exercises_keeps_answers_and_makes_a_backup(tmp_path):
     copies.workbook(course, chapter)
     fill_in(chapter.own_workbook, own_cells=True, two=ANSWERS["two"])
     mine = chapter.own_workbook.read_bytes()
-    text = chapter.solutions.read_text()
-    chapter.solutions.write_text(text.replace("## two", "## Two, better asked").replace("three = None", "three = 0"))
+    change(course, "two", '"""two"""', '"""Two, better asked"""')
+    course = change(course, "three", "three = None", "three = 0")
     (sentence,) = copies.workbook(course, chapter)
     assert "The course has a newer work/exercises/01_attention.ipynb: what you wrote is in it" in sentence
     (backup,) = backups(course)
     assert backup.read_bytes() == mine and backup.name in sentence
     got = sources(chapter.own_workbook)
-    assert "## Two, better asked" in got and "## two" not in got
+    assert "## 2 · Two, better asked" in got and "## 2 · two" not in got
     assert got[got.index(ANSWERS["two"]) - 1] == "helper_of_two = 1"
     assert answers_of(chapter) == {"one": "one = None  # write it", "two": ANSWERS["two"],
                                    "three": "three = 0  # write it"}
     cells = nbformat.read(chapter.own_workbook, as_version=4).cells
     assert all("nbgrader" in cell.metadata for cell in cells if cell.source.startswith("check("))
     # An update of the answers alone, which a learner does not see, changes nothing of theirs.
-    chapter.solutions.write_text(chapter.solutions.read_text().replace("two = 1", "two = 2"))
+    course = change(course, "two", "two = 1", "two = 2")
     assert copies.workbook(course, chapter) == [] and sources(chapter.own_workbook) == got
     assert backups(course) == [backup]
 
@@ -281,19 +313,11 @@ def test_a_lesson_that_was_changed_in_notebooks_is_taken_over_at_first(tmp_path)
     assert sources(chapter.own_lesson) == ["# start", "mine", "2"]
 
 
-def test_without_solutions_the_exercises_are_those_that_were_given_out(tmp_path):
-    course = before(tmp_path)
+def test_without_answers_the_exercises_are_those_that_were_given_out(tmp_path):
+    course = change(before(tmp_path), "two", "two = 1\n", "")
     chapter = course.chapters[1]
-    chapter.solutions.unlink()
     copies.workbook(course, chapter)
     assert answers_of(chapter)["two"] == "two = None  # write it"
-    fill_in(chapter.workbook, two="two = 2")
-    copies.arrange(course)
-    assert answers_of(chapter)["two"] == "two = 2"
-    chapter.own_workbook.unlink()
-    chapter.workbook.unlink()
-    with pytest.raises(CourseError, match="get both again"):
-        copies.workbook(course, chapter)
 
 
 def test_cells_that_lost_their_ids_and_metadata_are_known_by_what_they_hold(tmp_path):
@@ -307,7 +331,7 @@ def test_cells_that_lost_their_ids_and_metadata_are_known_by_what_they_hold(tmp_
         cell.metadata.clear()
         cell["id"] = nbformat.v4.new_code_cell().id
     nbformat.write(notebook, chapter.own_workbook)
-    chapter.solutions.write_text(chapter.solutions.read_text().replace("## one", "## First"))
+    course = change(course, "one", '"""one"""', '"""First"""')
     copies.workbook(course, chapter)
     assert answers_of(chapter) == ANSWERS and len(sources(chapter.own_workbook)) == len(notebook.cells)
 

@@ -13,6 +13,7 @@ from labkit._common.paths import REPOSITORY
 from labkit.course import progress
 from labkit.course import registry as courses
 from labkit.course.registry import CourseError
+from tests import made_up_exercises
 
 MADE_UP = REPOSITORY / "tests" / "made_up_exercises"
 
@@ -23,8 +24,8 @@ def in_the_course(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def course(tmp_path):
-    shutil.copy(MADE_UP / "course.toml", tmp_path)
+def course(tmp_path, monkeypatch):
+    made_up_exercises.copy_to(tmp_path, monkeypatch)
     return courses.load(tmp_path)
 
 
@@ -153,11 +154,11 @@ for entry in course.exercises[int(sys.argv[2])::4]:
 
 
 def test_what_several_processes_report_at_once_is_all_kept(course):
-    chapter = course.chapters[0].name
-    with open(course.root / "course.toml", "a") as file:
-        for n in range(40):
-            file.write(f'[[exercise]]\nname = "more_{n}"\nchapter = "{chapter}"\ntitle = "{n}"\npoints = 1\n'
-                       'hints = ["a", "b", "c"]\n')
+    toml, folder = course.root / "course.toml", course.root / "own" / "ch00_first"
+    more = [f"more_{n}" for n in range(40)]
+    for name in more:
+        shutil.copy(folder / "idle_threads.py", folder / f"{name}.py")
+    toml.write_text(toml.read_text().replace('"scale_again"', ", ".join(map('"{}"'.format, ["scale_again", *more]))))
     course = courses.load(course.root)
     processes = [subprocess.Popen([sys.executable, "-c", MANY, course.root, str(part)]) for part in range(4)]
     assert [process.wait(60) for process in processes] == [0] * 4

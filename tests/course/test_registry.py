@@ -109,7 +109,7 @@ def test_the_repositorys_address_stands_in_pyproject_and_nowhere_else(course_dir
     ("chapter = [3]", "'chapter' must be tables"),
     ("[chapter]\nname = 'x'", "'chapter' must be tables"),
     ("course = 3\n[[chapter]]\nname = '00_a'\ntitle = 'A'\nsummary = 'A'", r"\[course\] must be a table"),
-    ("exercise = 'x'\n[[chapter]]\nname = '00_a'\ntitle = 'A'\nsummary = 'A'", "'exercise' must be tables"),
+    ("exercise = 'x'\n[[chapter]]\nname = '00_a'\ntitle = 'A'\nsummary = 'A'", r"an \[\[exercise\]\] table"),
     ("a = " + "[" * 100_000, "not valid TOML: it is nested too deeply"),
     ("a = '\0'", "not valid TOML"),
     ("", r"lists no \[\[chapter\]\]"),

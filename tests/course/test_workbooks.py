@@ -1,19 +1,18 @@
 """Workbooks: cutting answers, building, what is stale, running a learner's notebook, reset."""
 
 import re
-import shutil
-import textwrap
 
 import nbformat
 import pytest
 
+from labkit._common.errors import UserError
 from labkit._common.paths import PACKAGE, REPOSITORY
 from labkit.course import copies
 from labkit.course import registry as course
 from labkit.course import workbooks as workbook
+from labkit.course.answer_cells import without_markers
 from labkit.course.registry import CourseError
-
-MADE_UP = REPOSITORY / "tests" / "made_up_exercises"
+from tests import made_up_exercises
 
 
 @pytest.fixture
@@ -24,20 +23,19 @@ def small(tmp_path, monkeypatch):
 
 def make_small(tmp_path, monkeypatch):
     root = tmp_path / "small"
-    (root / "solutions").mkdir(parents=True)
-    shutil.copy(MADE_UP / "course.toml", root)
-    shutil.copy(MADE_UP / "solutions_00.py", root / "solutions" / "00_first.py")
-    monkeypatch.setenv("LABKIT_EXERCISES", str(MADE_UP))
+    made_up_exercises.copy_to(root, monkeypatch)
     found = course.load(root)
     workbook.build(found, found.chapters[0])
     return found
 
 
-def change(small, old: str, new: str) -> None:
-    path = small.chapters[0].solutions
+def change(small, name: str, old: str, new: str):
+    """Change a file of the chapter's exercises. Return the course as it is then."""
+    path = small.root / "own" / "ch00_first" / f"{name}.py"
     text = path.read_text()
     assert old in text
     path.write_text(text.replace(old, new, 1))
+    return course.load(small.root)
 
 
 def write(small, path=None, **answers: str) -> None:
@@ -58,13 +56,13 @@ def test_an_indented_region_becomes_a_stub_between_its_markers():
     cut = "def f(x):\n    y = 1\n    ### BEGIN SOLUTION\n    # Your code here\n    pass\n    ### END SOLUTION"
     assert workbook.cut(source, "x") == (cut, True, True)
     compile(cut, "cut", "exec")
-    assert workbook.without_markers(source) == "def f(x):\n    y = 1\n    return x"
+    assert without_markers(source) == "def f(x):\n    y = 1\n    return x"
 
 
 def test_a_region_at_column_0_goes_and_what_stands_above_stays():
     source = "kernel = None  # write it\n### BEGIN SOLUTION\nkernel = 3\n\n\n### END SOLUTION"
     assert workbook.cut(source, "x") == ("kernel = None  # write it", True, False)
-    assert workbook.without_markers(source) == "kernel = 3"
+    assert without_markers(source) == "kernel = 3"
     assert workbook.cut("a = 1", "x") == ("a = 1", False, False)
 
 
@@ -109,21 +107,27 @@ def test_the_built_notebook_carries_nbgraders_metadata(small):
     assert workbook.stale(small) == []
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "message"),
-    [
-        ('check("count_blocks", count_blocks)', "1", r"no cell calls check\('count_blocks', ...\), which course.toml"),
-        ('check("count_blocks"', 'check("count"', r"cell 8: check\('count', ...\) is not an exercise of 00_first"),
-        ('check("count_blocks"', 'check("scale_vector"', r"check\('scale_vector', ...\) stands in another cell"),
-        ("    ### BEGIN SOLUTION\n    return -(-n // threads)\n    ### END SOLUTION\n", "    return 1\n",
-         "no cell with BEGIN SOLUTION stands above"),
-    ],
-)
-def test_a_source_that_does_not_fit_the_registry_is_refused(small, old, new, message):
-    change(small, old, new)
-    with pytest.raises(CourseError, match=message):
+def test_a_learners_cell_without_an_answer_is_refused(small):
+    answer = "    ### BEGIN SOLUTION\n    return -(-n // threads)\n    ### END SOLUTION\n"
+    small = change(small, "count_blocks", answer, "    return 1\n")
+    with pytest.raises(UserError, match="count_blocks.py: BEGIN SOLUTION is missing in the learner's cell"):
         workbook.to_notebook(small, small.chapters[0])
     assert len(workbook.stale(small)) == 1
+
+
+def test_the_solutions_are_written_whole_and_an_edited_or_missing_file_is_named(small):
+    (chapter,) = workbook.with_exercises(small, small.chapters)
+    text = chapter.solutions.read_text()
+    assert text.startswith("# %% [markdown]\n# # 00 · First: exercises\n#\n# Four exercises for tests")
+    assert "# ## 3 · Predict the idle threads" in text and "EXERCISE" not in text
+    assert text.endswith('# %%\ncheck("scale_again", scale_again)\n')
+    chapter.solutions.write_text(text + "# mine\n")
+    (problem,) = workbook.stale(small)
+    assert "solutions/00_first.py is stale: run labkit build 00" in problem
+    chapter.solutions.unlink()
+    assert "solutions/00_first.py is missing" in workbook.stale(small)[0]
+    workbook.build(small, chapter)
+    assert chapter.solutions.read_text() == text and workbook.stale(small) == []
 
 
 def test_what_a_killed_build_left_is_no_exercise_and_goes_with_the_next(small):
@@ -146,18 +150,19 @@ def test_what_is_stale_edited_missing_or_unlisted_is_named(small, monkeypatch):
     assert "return 1" in backup.read_text() and workbook.stale(small) == []
     assert workbook.build(small, chapter) is None
 
-    change(small, "## Count the blocks", "## Count blocks")
-    assert "exercises/00_first.ipynb is stale" in workbook.stale(small)[0]
+    small = change(small, "count_blocks", "Count the blocks", "Count blocks")
+    assert [problem.split(":")[0] for problem in workbook.stale(small)] == [
+        "solutions/00_first.py is stale", "exercises/00_first.ipynb is stale"]
     workbook.build(small, chapter)
-    path = small.root / "course.toml"
-    path.write_text(path.read_text().replace("points = 3", "points = 4"))
-    assert "its points have changed" in workbook.stale(course.load(small.root))[0]
+    small = change(small, "scale_again", "POINTS = 3", "POINTS = 4")
+    (problem,) = workbook.stale(small)
+    assert "exercises/00_first.ipynb is stale: an exercise in it has changed" in problem
 
     chapter.workbook.unlink()
     (small.root / "solutions" / "01_second.py").write_text("")
     problems = workbook.stale(small)
     assert "exercises/00_first.ipynb is missing: run labkit build 00" in problems
-    assert "solutions/01_second.py has no [[exercise]] in course.toml" in problems
+    assert "solutions/01_second.py belongs to no chapter with exercises in course.toml" in problems
     monkeypatch.chdir(small.root.parent)  # from elsewhere, in full
     assert all(problem.startswith(f"{small.root}/") for problem in workbook.stale(small))
 
@@ -168,13 +173,13 @@ def test_answers_pass_and_skeletons_fail(small):
 
 @pytest.mark.sweep
 def test_verify_names_a_solution_that_fails_and_an_exercise_that_passes(small):
-    change(small, "    return -(-n // threads)", "    return n // threads")
-    change(small, "blocks = None", "idle, blocks = 24, 8")
-    change(small, "    i = cuda.grid(1)\n    out[i] = a[i] * s", "    i = undefined(")
+    change(small, "count_blocks", "    return -(-n // threads)", "    return n // threads")
+    change(small, "idle_threads", "blocks = None", "idle, blocks = 24, 8")
+    small = change(small, "scale_again", "# %%\n", '# %%\nassert __name__ != "__main__"\n\n\n')
     problems = workbook.verify(small, small.chapters)
     assert any(p.startswith("the solution of count_blocks fails: The value is wrong.") for p in problems)
     assert "the exercise idle_threads passes before anything is done" in problems
-    assert any(p.startswith("the skeleton of scale_again does not run: in the cell above: Synt") for p in problems)
+    assert any(p.startswith("the skeleton of scale_again does not run: in the cell above: Asser") for p in problems)
 
 
 def test_verify_remembers_what_was_well_until_it_changes(small, monkeypatch):
@@ -183,13 +188,14 @@ def test_verify_remembers_what_was_well_until_it_changes(small, monkeypatch):
     for _ in range(2):
         assert workbook.verify(small, small.chapters) == []
     assert runs == ["00_first"]
-    change(small, "## Count the blocks", "## Count blocks")
+    small = change(small, "count_blocks", "Count the blocks", "Count blocks")
     workbook.verify(small, small.chapters)
     assert runs == ["00_first", "00_first"]
 
 
 def test_a_kernel_that_a_solution_imports_is_looked_at_again_when_it_changes(small, monkeypatch):
-    change(small, "from labkit import check, cuda", "from labkit import check, cuda\nfrom labkit.kernels import gelu")
+    import_cuda = "from labkit import cuda"
+    small = change(small, "scale_again", import_cuda, f"{import_cuda}\nfrom labkit.kernels import gelu")
     read, gelu = type(REPOSITORY).read_text, PACKAGE / "kernels" / "gelu.py"
     before = workbook._state(small, small.chapters[0])
     assert workbook._state(small, small.chapters[0]) == before
@@ -197,7 +203,7 @@ def test_a_kernel_that_a_solution_imports_is_looked_at_again_when_it_changes(sma
         patched.setattr(type(gelu), "read_text",
                         lambda path, *rest, **options: read(path, *rest, **options) + "# changed" * (path == gelu))
         assert workbook._state(small, small.chapters[0]) != before
-    change(small, "\nfrom labkit.kernels import gelu", "")
+    small = change(small, "scale_again", "\nfrom labkit.kernels import gelu", "")
     changed = []
     monkeypatch.setattr(type(gelu), "read_text",
                         lambda path, *rest, **options: changed.append(path) or read(path, *rest, **options))
@@ -205,14 +211,32 @@ def test_a_kernel_that_a_solution_imports_is_looked_at_again_when_it_changes(sma
     assert gelu not in changed and PACKAGE / "course" / "check" / "run.py" in changed
 
 
-def test_the_registry_and_the_exercises_must_name_the_same(small):
+def test_a_step_that_was_forgotten_is_named(small):
     assert workbook.unmatched(small) == []
-    path = small.root / "course.toml"
-    path.write_text(path.read_text().replace('name = "count_blocks"', 'name = "count_rows"'))
-    assert workbook.unmatched(course.load(small.root)) == [
-        "course.toml lists the exercise 'count_rows', and labkit/course/exercises holds none of that name",
-        "labkit/course/exercises holds 'count_blocks', and course.toml lists no [[exercise]] of that name",
-    ]
+    toml, folder = small.root / "course.toml", small.root / "own" / "ch00_first"
+    (folder / "later.py").write_text((folder / "idle_threads.py").read_text())
+    toml.write_text(toml.read_text().replace('"scale_again"', '"scale_again", "later"'))
+    (problem,) = workbook.unmatched(course.load(small.root))
+    assert "later.py: EXERCISE is named 'idle_threads'; it must have the name of its file" in problem
+    (folder / "last.py").write_text((folder / "idle_threads.py").read_text().replace("EXERCISE = ", "EXAMPLE = "))
+    toml.write_text(toml.read_text().replace('"later"', '"last"'))
+    (folder / "later.py").unlink()
+    (problem,) = workbook.unmatched(course.load(small.root))
+    assert "last.py: EXERCISE is missing below # %% [check]" in problem
+    toml.write_text(toml.read_text().replace(', "last"', ""))
+    (folder / "last.py").unlink()
+    toml.write_text(toml.read_text().replace('"count_blocks", ', ""))
+    (problem,) = workbook.unmatched(course.load(small.root))
+    assert problem.endswith("count_blocks.py: course.toml does not list it; add 'count_blocks' to the `exercises` of "
+                            "its chapter")
+    toml.write_text(toml.read_text().replace('"scale_vector", ', '"scale_vector", "count_rows", '))
+    with pytest.raises(CourseError, match="exercise 'count_rows' has no file: write labkit/course/exercises/ch00_first/"
+                                          "count_rows.py, or let LABKIT_EXERCISES name"):
+        course.load(small.root)
+    toml.write_text(toml.read_text().replace('"count_rows"', '"count_blocks"'))
+    small = course.load(small.root)
+    (folder / "__init__.py").unlink()
+    assert "__init__.py is missing: its docstring is the text" in workbook.stale(small)[0]
 
 
 def test_a_learners_notebook_is_run_whatever_fails_in_it(small):
@@ -268,38 +292,17 @@ def test_reset_puts_back_cells_that_were_deleted(small):
     assert sources[-1] == 'check("count_blocks", count_blocks)' and sources[-2].startswith("def count_blocks")
 
 
-REGISTRY = textwrap.dedent("""\
-    [[chapter]]
-    name = "00_first"
-    title = "First"
-    summary = "One."
-
-    [[exercise]]
-    name = "one"
-    chapter = "00_first"
-    title = "One"
-    points = 1
-    hints = ["a", "b", "c"]
-    """)
-
-
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ('"a", "b", "c"', '"a", " ", "c"', "exercise 'one': 'hints' must be a list of three texts, none empty"),
-        ('"a", "b", "c"', '"a", "b"', "'hints' must be a list of three texts"),
-        ("points = 1", "points = 0", "'points' must be a whole number, 1 or more, not 0"),
-        ("points = 1", "pionts = 1", "unknown key 'pionts'"),
-        ('chapter = "00_first"', 'chapter = "01_x"', "chapter '01_x' is not listed; listed are 00_first"),
-        ('name = "one"', 'name = "One"', "the name must look like scale_vector"),
-        ("points = 1", 'points = 1\nneeds = ["two"]', "needs 'two', which is not the name of an exercise before it"),
-        ('title = "One"', 'title = ""', "'title' must be a text that is not empty"),
+        ('"idle_threads"', '"Idle"', "'exercises' must be a list of names such as scale_vector"),
+        ('"idle_threads"', '"count_blocks"', "exercise 'count_blocks' is listed twice"),
+        ("[[chapter]]", '[[exercise]]\nname = "one"\n\n[[chapter]]',
+         r"an \[\[exercise\]\] table. An exercise is a file of its own now, such as labkit/course/exercises/ch04"),
     ],
 )
-def test_the_registry_is_checked(tmp_path, old, new, message):
-    (tmp_path / "course.toml").write_text(REGISTRY)
-    assert [entry.name for entry in course.load(tmp_path).exercises] == ["one"]
-    assert old in REGISTRY
-    (tmp_path / "course.toml").write_text(REGISTRY.replace(old, new))
+def test_the_registry_is_checked(small, old, new, message):
+    path = small.root / "course.toml"
+    path.write_text(path.read_text().replace(old, new, 1))
     with pytest.raises(CourseError, match=message):
-        course.load(tmp_path)
+        course.load(small.root)

@@ -94,7 +94,6 @@ def llama():
 def classroom(tmp_path, monkeypatch):
     """What a learner has at the beginning, to work in."""
     root = course.load().root
-    shutil.copytree(root / "solutions", tmp_path / "solutions")
     shutil.copy(root / "course.toml", tmp_path)
     monkeypatch.setenv("LABKIT_COURSE", str(tmp_path))
     monkeypatch.chdir(tmp_path)

@@ -8,7 +8,7 @@ import re
 
 import numpy as np
 
-from labkit.course import answer_cells
+from labkit.course import answer_cells, exercise_files
 from labkit.course.check.cases import Attempt, Case, arguments_of
 from labkit.course.check.diagnostics import matrix_product
 from labkit.course.check.precision import float64_at
@@ -245,7 +245,7 @@ AS_GIVEN = "This is as it was given, with its bug in it: find the line, and mend
 def as_given(exercise: Exercise, answer) -> bool:
     """Whether the answer is what the learner starts from, where that is whole: a kernel with a bug to be found."""
     try:
-        solution = answer_cells.solution(exercise.name)
+        solution = exercise_files.solution(exercise.name)
     except KeyError:  # made up in a test
         return False
     actual = _definition(parsed(answer)[0], exercise.name)

@@ -1,78 +1,99 @@
 """The exercises as data: the task, inputs, tolerance and known wrong answers.
 
-labkit/course/exercises/chNN.py holds EXERCISES, a tuple, for chapter NN. An exercise's title, points
-and hints are in course.toml, its text and answers in solutions/NN_topic.py; labkit.course.check checks answers.
-A wrong answer that differs from the right one by a few lines is stated as an Edit of it.
+labkit/course/exercises/ch04_broadcast/add_row.py is one exercise, whole: its text, the learner's cell with the answer,
+and below # %% [check] its EXERCISE; labkit.course.check checks answers by it. A wrong answer that differs from the
+right one by a few lines is stated as an Edit of it. What a lesson's exercises share is in __init__.py beside them, and
+what most exercises need can be imported from here.
 
-A teacher's own exercises: LABKIT_EXERCISES names a directory (or several, as in PATH) with files chNN.py of the same
-kind.
+A teacher's own exercises: LABKIT_EXERCISES names a directory (or several, as in PATH) with folders of the same kind.
 """
 
 from __future__ import annotations
 
 import importlib
-import importlib.util
-import os
 import sys
-from collections.abc import Iterator
+import types
 from pathlib import Path
 
 from labkit._common.errors import UserError, did_you_mean, names_like
-from labkit._common.paths import PACKAGE
-from labkit.course.exercises.domains import Reach
+from labkit._common.paths import PACKAGE, shown
+from labkit.course import exercise_files
+from labkit.course.exercises.demands import (
+    Demand,
+    asks,
+    elements_of_argument,
+    elements_of_warps,
+    on_the_device,
+    one_reads_for_all,
+    shuffles,
+    times_used,
+    whole_grid,
+    whole_number,
+)
+from labkit.course.exercises.domains import (
+    EQUAL,
+    EXPONENTIALS,
+    FAR,
+    FAR_ABOVE_ZERO,
+    HUGE_AND_TINY,
+    MOVED,
+    NEGATIVE,
+    ODD_INTEGERS,
+    ODD_SUMS,
+    ONE_FAR_ABOVE,
+    POSITIVE,
+    SUMMED,
+    ZEROS,
+    Reach,
+    any_angles,
+    at,
+    in_place,
+    largest_at,
+    of,
+    parameter,
+)
 from labkit.course.exercises.edits import Edit
 from labkit.course.exercises.kinds import Exercise, FunctionExercise, KernelExercise, PredictionExercise
-
-__all__ = ["Edit", "Exercise", "FunctionExercise", "KernelExercise", "PredictionExercise", "Reach", "find", "load"]
+from labkit.kernels.op import uniform
+from labkit.kernels.tolerance import EPS32, dot_products, relative_to
 
 
 def load(own: bool = True) -> dict[str, Exercise]:
     """Every exercise by name, in the order of the chapters. own=False: only those that LABKIT_EXERCISES names."""
-    found: dict[str, Exercise] = {}
-    for exercise in _all(own):
-        if exercise.name in found:
-            raise ValueError(f"two exercises are named {exercise.name!r}")
-        found[exercise.name] = exercise
-    return found
+    return {name: _exercise(path) for name, path in exercise_files.by_name(own).items()}
 
 
 def find(name: str) -> Exercise:
     """The exercise of this name; KeyError with the near ones where there is none."""
-    names = []
-    for exercise in _all():
-        if exercise.name == name:
-            return exercise
-        names.append(exercise.name)
-    hint = did_you_mean([*map(repr, names_like(str(name), names))]) or "there are none"
-    raise KeyError(f"there is no exercise {name!r}; {hint} (labkit imported from {PACKAGE})")
+    files = exercise_files.by_name()
+    if name not in files:
+        hint = did_you_mean([*map(repr, names_like(str(name), files))]) or "there are none"
+        raise KeyError(f"there is no exercise {name!r}; {hint} (labkit imported from {PACKAGE})")
+    return _exercise(files[name])
 
 
-def of_chapter(number: str) -> list[Exercise]:
-    """Those of one chapter, "05", without a look at the others."""
-    return list(_all(chapter=number))
+def equivalent(name: str) -> dict[str, str]:
+    """Mutant of the answer -> why no check can tell it from the answer. Empty where its file names none."""
+    return getattr(_module(exercise_files.by_name()[name]), "EQUIVALENT", {})
 
 
-def _all(own: bool = True, chapter: str = "[0-9][0-9]") -> Iterator[Exercise]:
-    """One by one, so that a fault in a later chapter does not stop an earlier one's exercises."""
-    for path in sorted(Path(__file__).parent.glob(f"ch{chapter}.py")) if own else ():
-        yield from importlib.import_module(f"{__name__}.{path.stem}").EXERCISES
-    for folder in filter(None, os.environ.get("LABKIT_EXERCISES", "").split(os.pathsep)):
-        if not os.path.isdir(folder):
-            raise UserError(f"LABKIT_EXERCISES names {folder!r}; it must name a directory with files chNN.py, or "
-                            f"several, with {os.pathsep!r} between them")
-        for path in sorted(Path(folder).glob(f"ch{chapter}.py")):
-            yield from _module(path.resolve()).EXERCISES
+def _exercise(path: Path) -> Exercise:
+    exercise = getattr(_module(path), "EXERCISE", None)
+    if not isinstance(exercise, Exercise):
+        raise UserError(f"{shown(path)}: EXERCISE is missing below {exercise_files.CHECK}: a KernelExercise, a "
+                        "FunctionExercise or a PredictionExercise")
+    if exercise.name != path.stem:
+        raise UserError(f"{shown(path)}: EXERCISE is named {exercise.name!r}; it must have the name of its file")
+    return exercise
 
 
 def _module(path: Path):
-    name = f"labkit_exercises_{path.stem}_{abs(hash(str(path.parent)))}"
-    if name not in sys.modules:
-        spec = importlib.util.spec_from_file_location(name, path)
-        module = importlib.util.module_from_spec(spec)
-        sys.modules[name] = module
-        try:
-            spec.loader.exec_module(module)
-        except BaseException:
-            del sys.modules[name]
-            raise
-    return sys.modules[name]
+    folder = path.parents[1]
+    package = __name__
+    if folder != exercise_files.OWN:
+        package = f"labkit_exercises_{abs(hash(str(folder)))}"
+        if package not in sys.modules:  # so that the modules in it can import from one another
+            sys.modules[package] = types.ModuleType(package)
+            sys.modules[package].__path__ = [str(folder)]
+        importlib.invalidate_caches()  # the file may be new
+    return importlib.import_module(f"{package}.{path.parent.name}.{path.stem}")

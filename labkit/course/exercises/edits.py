@@ -8,12 +8,13 @@ import tokenize
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from labkit.course import answer_cells
+from labkit._common.paths import shown
+from labkit.course import exercise_files
 
 
 @dataclass(frozen=True, init=False)
 class Edit:
-    """An edit of the exercise's answer in solutions/NN_topic.py: Edit(old, new), or Edit(old, new, old, new, ...).
+    """An edit of the exercise's answer: Edit(old, new), or Edit(old, new, old, new, ...).
 
     `old` is a part of a line, or several whole lines, and must occur in the answer exactly once, comments excluded.
     `new` replaces it; "" deletes. Several lines are written without their common indentation.
@@ -66,7 +67,7 @@ def _demand_once(old: str, count: int) -> None:
 class WrongAnswers(Mapping):
     """mistake -> an answer that makes it. An Edit is applied to the right answer when it is first asked for.
 
-    Without solutions at hand (a teacher may give exercises out without them) edits are left out.
+    Without the answer (a teacher may cut it before giving the exercise out) edits are left out.
     """
 
     def __init__(self, exercise: str, declared: Mapping[str, object]):
@@ -81,19 +82,20 @@ class WrongAnswers(Mapping):
         return self._made[mistake]
 
     def _make(self, mistake: str, edit: Edit):
-        solution = answer_cells.solution(self.exercise)
+        solution = exercise_files.solution(self.exercise)
         if solution is None:
             raise KeyError(mistake)
         try:
             source = edit.apply(solution.answer)
         except ValueError as error:
-            at = f"exercise {self.exercise!r}, {mistake!r}, solutions/{solution.file}"
+            at = f"exercise {self.exercise!r}, {mistake!r}, {shown(solution.path)}"
             raise ValueError(f"{at}: {error}") from None
         return solution.run(source, f"<{self.exercise}: {mistake}>")
 
     def __iter__(self) -> Iterator[str]:
-        edits = bool(answer_cells.solutions_directories())
-        return (mistake for mistake, wrong in self.declared.items() if edits or not isinstance(wrong, Edit))
+        edits = any(isinstance(wrong, Edit) for wrong in self.declared.values())
+        without = edits and exercise_files.solution(self.exercise) is None
+        return (mistake for mistake, wrong in self.declared.items() if not (without and isinstance(wrong, Edit)))
 
     def __len__(self) -> int:
         return sum(1 for _ in self)

@@ -23,7 +23,7 @@ from labkit.course.grade import isolate, wire
 
 ISOLATIONS = ("namespaces", "bwrap", "limits")
 SHOWN = ("/etc/ld.so.cache", "/etc/ld.so.conf", "/etc/ld.so.conf.d", "/etc/alternatives", "/etc/localtime")
-HIDDEN_IN_COURSE = ("exercises", "check", "solutions", "yours", "site")
+HIDDEN_IN_COURSE = ("exercises", "check", "yours", "site")
 HIDDEN_IN_REPOSITORY = ("solutions", "tests", "exercises", "work", "notebooks", "scripts", "course.toml", ".git",
                         ".labkit")
 SLACK_S = 5  # by which the isolated side waits longer than the grader, who says what happened

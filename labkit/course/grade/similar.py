@@ -306,7 +306,7 @@ def pairs_among(exercise: str, answers: list[Answered], given: Sequence[str] = (
 
 def pairs_of_class(course, collected, plan) -> list[Pair]:
     """The pairs of every exercise that was set but predictions, which are numbers."""
-    from labkit.course import answer_cells, exercises, workbooks
+    from labkit.course import exercise_files, exercises, workbooks
     from labkit.course.grade.answers import Refused, program_of
 
     pairs, handed_out = [], {}
@@ -316,7 +316,7 @@ def pairs_of_class(course, collected, plan) -> list[Pair]:
         if entry.chapter.name not in handed_out:
             handed_out[entry.chapter.name] = [cell.source for cell in workbooks.to_notebook(course, entry.chapter).cells
                                               if cell.cell_type == "code"]
-        solution = answer_cells.solution(entry.name)
+        solution = exercise_files.solution(entry.name)
         answers = []
         for task in plan.tasks:
             if task.exercise == entry.name:

@@ -1,22 +1,21 @@
-"""data/mutants.toml: how many mutants of each answer were tried, and those that check lets pass.
+"""data/mutants.toml: how many mutants of each answer were tried, and the holes: those that check lets pass.
 
     [tried]
-    row_range = 30
+    30 = ["row_range", "saxpy"]
 
-    [[survivor]]
-    exercise = "row_range"
-    mutant = "number: 16 -> 8"
-    equivalent = "why no check can tell it from the right answer"      # left out: a hole in the check
+    [holes]
+    row_range = ["number: 16 -> 8"]
 
-`labkit exercises mutate` writes it. What a person wrote under `equivalent` is kept as long as the mutant is there; a
-run that was out of time, as on a busy machine, does not remove it.
+`labkit exercises mutate` writes it. A mutant that no check can tell from the right answer is no hole: the exercise's
+file says why under EQUIVALENT.
 """
 
 from __future__ import annotations
 
 import json
+import textwrap
 import tomllib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from labkit._common.files import write_text
@@ -26,41 +25,34 @@ NAME = "mutants.toml"
 
 
 def read(path: Path) -> dict:
-    """{"tried": {exercise: count}, "survivor": [{"exercise", "mutant", "equivalent"?}]}; empty where there is none."""
+    """{"tried": {exercise: count}, "holes": {exercise: [mutant, ...]}}; empty where there is no file."""
     if not path.is_file():
-        return {"tried": {}, "survivor": []}
-    return {"tried": {}, "survivor": []} | tomllib.loads(path.read_text(encoding="utf-8"))
+        return {"tried": {}, "holes": {}}
+    content = tomllib.loads(path.read_text(encoding="utf-8"))
+    tried = {name: int(count) for count, names in content.get("tried", {}).items() for name in names}
+    return {"tried": tried, "holes": content.get("holes", {})}
 
 
-def survivors(path: Path) -> dict[tuple[str, str], str]:
-    """(exercise, mutant) -> why it is equivalent; "" for a hole."""
-    return {(one["exercise"], one["mutant"]): one.get("equivalent", "") for one in read(path)["survivor"]}
-
-
-def update(path: Path, outcomes: Iterable[Outcome]) -> dict:
-    """Replace the entries of the exercises among the outcomes, which must be complete; return the new content."""
-    known, reasons = read(path), survivors(path)
-    tried: dict[str, int] = {}
-    survived = []
-    for one in outcomes:
-        tried[one.exercise] = tried.get(one.exercise, 0) + 1
-        key = one.exercise, one.mutant
-        if one.survived or (one.ran_out_of_time and reasons.get(key)):
-            survived.append(key)
-    others = [key for key in reasons if key[0] not in tried]
-    content = {"tried": dict(sorted((known["tried"] | tried).items())),
-               "survivor": [{"exercise": exercise, "mutant": mutant, "equivalent": reasons.get((exercise, mutant), "")}
-                            for exercise, mutant in sorted([*others, *survived])]}
+def update(path: Path, exercise: str, outcomes: Iterable[Outcome], equivalent: Mapping[str, str]) -> list[str]:
+    """Replace the entries of an exercise by its outcomes, which must be complete. Return the mutants that EQUIVALENT
+    names and that did not survive; one that was out of time, as on a busy machine, is none of them."""
+    outcomes, content = list(outcomes), read(path)
+    content["tried"][exercise] = len(outcomes)
+    content["holes"][exercise] = sorted(one.mutant for one in outcomes
+                                        if one.survived and one.mutant not in equivalent)
     write_text(path, _toml(content))
-    return content
+    kept = {one.mutant for one in outcomes if one.survived or one.ran_out_of_time}
+    return sorted(equivalent.keys() - kept)
 
 
 def _toml(content: dict) -> str:
-    """A string of JSON is one of TOML."""
-    lines = ["# Written by `labkit exercises mutate`; people write what stands under `equivalent`.", "", "[tried]"]
-    lines += [f"{name} = {count}" for name, count in content["tried"].items()]
-    for one in content["survivor"]:
-        lines += ["", "[[survivor]]"]
-        lines += [f"{key} = {json.dumps(one[key], ensure_ascii=False)}"
-                  for key in ("exercise", "mutant", "equivalent") if one[key]]
+    """A list of strings of JSON is one of TOML."""
+    lines = ["# Written by `labkit exercises mutate`: how many mutants of which answers were tried.", "", "[tried]"]
+    for count in sorted(set(content["tried"].values())):
+        names = ", ".join(f'"{name}"' for name, tried in sorted(content["tried"].items()) if tried == count)
+        lines.append(textwrap.fill(f"{count} = [{names}]", 120, subsequent_indent=" " * 6))
+    holes = [f"{name} = {json.dumps(mutants, ensure_ascii=False)}"
+             for name, mutants in sorted(content["holes"].items()) if mutants]
+    if holes:
+        lines += ["", "[holes]", *holes]
     return "\n".join(lines) + "\n"

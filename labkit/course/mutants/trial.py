@@ -21,7 +21,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 
 from labkit._common.cores import cores
-from labkit.course import answer_cells, exercises
+from labkit.course import exercise_files, exercises
 from labkit.course.exercises import Exercise
 from labkit.course.mutants.operators import Mutant, chosen, mutants
 
@@ -61,9 +61,9 @@ def mutants_of(exercise: Exercise, count: int | None = None) -> list[Mutant]:
     if exercise.kind == "predict":
         result = _other_numbers(exercise.truth())
     else:
-        solution = answer_cells.solution(exercise.name)
+        solution = exercise_files.solution(exercise.name)
         if solution is None:
-            raise ValueError(f"the answer to {exercise.name!r} is not at hand: there is no directory solutions")
+            raise ValueError(f"the answer to {exercise.name!r} is not at hand: it was cut from the exercise's file")
         result = mutants(solution.answer)
     return result if count is None else chosen(result, count)
 
@@ -98,7 +98,7 @@ def try_mutant(exercise: Exercise, mutant: Mutant) -> Outcome:
         except ValueError as error:  # no numbers at all
             return Outcome(exercise.name, mutant.name, "refused", str(error))
         return Outcome(exercise.name, mutant.name, verdict.kind, verdict.headline)
-    solution = answer_cells.solution(exercise.name)
+    solution = exercise_files.solution(exercise.name)
     solution = dataclasses.replace(solution, above=(TYPES, *solution.above))
     try:
         answer = solution.run(mutant.source, f"<mutant of {exercise.name}: {mutant.name}>")

@@ -184,16 +184,16 @@ def read(course, name: str, *, solutions: bool = False):
     """The answer to an exercise: what its cell defines under its name, with what the cells above it define. None if it
     is unchanged.
 
-    From the learner's notebook, as saved; with solutions=True from solutions/. Test cells are not run, nor anything
-    that the answer does not need.
+    From the learner's notebook, as saved; with solutions=True from the exercise's file. Test cells are not run, nor
+    anything that the answer does not need.
     """
-    chapter = course.exercise(name).chapter
-    notebook = workbook.to_notebook(course, chapter, answers=True) if solutions else copies.learners(course, chapter)
-    cell, preceding = _cell(notebook, name)
-    if not solutions and cell == _cell(workbook.as_given(course, chapter), name)[0]:
+    entry = course.exercise(name)
+    if solutions:
+        return entry.file.solution and entry.file.solution.run(entry.file.solution.answer, f"<the answer: {name}>")
+    cell, preceding = _cell(copies.learners(course, entry.chapter), name)
+    if cell == _cell(workbook.to_notebook(course, entry.chapter), name)[0]:
         return None
-    file = "solutions" if solutions else chapter.workbook.name
-    return answer_cells.run(answer_cells.program(preceding, cell), name, f"<{file}: {name}>")
+    return answer_cells.run(answer_cells.program(preceding, cell), name, f"<{entry.chapter.workbook.name}: {name}>")
 
 
 def _cell(notebook, name: str) -> tuple[str, list[str]]:

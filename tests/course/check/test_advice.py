@@ -13,7 +13,11 @@ from labkit.course.check.cases import Attempt, Case
 from labkit.course.check.compare import compared
 from labkit.course.check.divergence import around, divergent_blocks
 from labkit.course.check.patterns import pattern
-from labkit.course.exercises import ch02, ch07, ch09, demands
+from labkit.course.exercises import demands
+from labkit.course.exercises.ch02_the_machine.two_polynomials import _together
+from labkit.course.exercises.ch07_tensor_cores.swizzled_transpose import _no_conflicts
+from labkit.course.exercises.ch09_graphs_and_streams.fused_tail import _each_array_once
+from labkit.course.exercises.ch09_graphs_and_streams.run_steps import _replays_a_graph
 
 pytestmark = pytest.mark.cpu_device
 SHARED = """
@@ -110,7 +114,7 @@ def test_bits_are_not_close():
 
 def test_a_graph_that_is_never_replayed_is_a_graph():
     run_of = SimpleNamespace(captures=1, replays=0, launches=[SimpleNamespace(in_graph=False)] * 3, size={"steps": 3})
-    assert "never replayed" in ch09._replays_a_graph(run_of)
+    assert "never replayed" in _replays_a_graph(run_of)
 
 
 @pytest.mark.parametrize("threads, words", [((0, 32), "each thread's x once"), ((0, 0), "coefficients of both")])
@@ -118,7 +122,7 @@ def test_of_two_reasons_for_too_many_loads_the_one_that_was_seen_is_given(thread
     touched = {(name, "global"): {(thread, 0): {"load"}} for name, thread in zip(("even", "odd"), threads, strict=True)}
     arrays = {"x": (0, (64,), ""), "even": (0, (3,), ""), "odd": (0, (3,), "")}
     report = SimpleNamespace(arrays=arrays, touched=touched, counts={"divergent_branches": 0, "global_loads": 999})
-    assert words in ch02._together(report)
+    assert words in _together(report)
 
 
 @pytest.mark.parametrize("loads, stores, words", [(300, 100, None), (500, 100, "500 numbers are loaded for 100"),
@@ -126,7 +130,7 @@ def test_of_two_reasons_for_too_many_loads_the_one_that_was_seen_is_given(thread
 def test_a_chain_that_was_fused_is_counted_in_loads_and_in_stores(loads, stores, words):
     arrays = {name: (0, shape, "") for name, shape in (("x", (100,)), ("bias", (10,)), ("r", (100,)), ("out", (100,)))}
     report = SimpleNamespace(arrays=arrays, counts={"global_loads": loads, "global_stores": stores})
-    message = ch09._each_array_once(report)
+    message = _each_array_once(report)
     assert message is None if words is None else words in message
 
 
@@ -138,9 +142,9 @@ def report_of(touched, block=(32, 1, 1), grid=(2, 1, 1), **counts):
 
 
 def test_no_bank_conflicts_needs_a_tile():
-    assert "all 1,024" in ch07._no_conflicts(report_of({}))
+    assert "all 1,024" in _no_conflicts(report_of({}))
     whole = {("tile", "shared"): {(n % 32, 4 * n): {"store", "load"} for n in range(1024)}}
-    assert ch07._no_conflicts(report_of(whole)) is None
+    assert _no_conflicts(report_of(whole)) is None
 
 
 @pytest.mark.parametrize("kind", ["store", "load"])

@@ -5,7 +5,7 @@ import linecache
 import numpy as np
 import pytest
 
-from labkit.course import answer_cells, exercises
+from labkit.course import exercise_files, exercises, registry
 from labkit.course.check import examine
 from labkit.course.check.precision import float64_at
 
@@ -82,7 +82,7 @@ def test_it_is_what_numba_says(body):
 
 
 def test_a_power_with_an_exponent_of_1_is_not_refused():
-    solution = answer_cells.solution("partial_sums")
+    solution = exercise_files.solution("partial_sums")
     assert "+= x[i]" in solution.answer
     answer = solution.run(solution.answer.replace("+= x[i]", "+= x[i] ** 1"), "<to the power of 1>")
     assert examine(exercises.find("partial_sums"), answer, seed=3).passed
@@ -90,7 +90,7 @@ def test_a_power_with_an_exponent_of_1_is_not_refused():
 
 def test_lesson_01_refuses_it_and_others_remark_on_it():
     def verdict_on(name, old, new):
-        solution = answer_cells.solution(name)
+        solution = exercise_files.solution(name)
         assert old in solution.answer
         return examine(exercises.find(name), solution.run(solution.answer.replace(old, new), f"<{name}>"), seed=3)
 
@@ -103,10 +103,11 @@ def test_lesson_01_refuses_it_and_others_remark_on_it():
 
 def test_every_sum_of_lesson_05_stays_in_float32():
     """Its text says how, so it is a demand there."""
-    chapter = {each.name: each for each in exercises.of_chapter("05")}
+    course = registry.load()
+    chapter = {each.name: exercises.find(each.name) for each in course.exercises_of(*course.pick(["05"]))}
     assert [name for name, each in chapter.items() if each.kind == "kernel" and not each.in_float32] == [
         "transpose_tiled"]  # which moves numbers, and computes none
-    solution = answer_cells.solution("matmul_bt")
+    solution = exercise_files.solution("matmul_bt")
     assert "float32(0.0)" in solution.answer
     answer = solution.run(solution.answer.replace("float32(0.0)", "0.0"), "<matmul_bt in float64>")
     verdict = examine(chapter["matmul_bt"], answer, seed=3)

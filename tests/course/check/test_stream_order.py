@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from labkit import cuda
-from labkit.course import answer_cells, exercises
+from labkit.course import exercise_files, exercises
 from labkit.course.check import examine
 from labkit.course.check.host_runs import HostRun, _recording
 from labkit.course.exercises import FunctionExercise
@@ -222,7 +222,7 @@ def test_what_is_ordered_or_apart_is_no_race(work):
 
 def test_check_names_one_buffer_of_three_streams():
     exercise = exercises.find("waves_in_chunks")
-    solution = answer_cells.solution("waves_in_chunks")
+    solution = exercise_files.solution("waves_in_chunks")
     shared = solution.answer.replace("cuda.device_array(x.size,", "cuda.device_array(size,").replace(
         "on_device[0][part], on_device[1][part]", "on_device[0][:x[part].size], on_device[1][:x[part].size]")
     lines = shared.split("\n")
@@ -243,7 +243,7 @@ def test_the_known_race_is_recognised():
 
 def test_check_names_one_buffer_of_three_streams_whose_length_is_given():
     """A whole number among the arguments, which only guards, hides nothing."""
-    solution = answer_cells.solution("waves_in_chunks")
+    solution = exercise_files.solution("waves_in_chunks")
     wave = "\n\n".join([
         "@cuda.jit\ndef my_wave(x, n, out):\n    i = cuda.grid(1)\n    if i < n:\n        total = x[i]\n"
         "        term = x[i]\n        for _ in range(8):\n            term *= np.float32(0.5)\n"

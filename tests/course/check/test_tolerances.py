@@ -4,7 +4,7 @@ passes one day is refused on another."""
 import numpy as np
 import pytest
 
-from labkit.course import answer_cells, exercises
+from labkit.course import exercise_files, exercises
 from labkit.course.check import compare, run
 from labkit.course.check.cases import draw_cases
 from labkit.course.check.numba_kernels import adopted, numba_on_cpu
@@ -30,7 +30,7 @@ def test_a_right_answer_stays_far_below_the_allowed_error(name, monkeypatch):
 
     monkeypatch.setattr(compare, "differences", differences)
     with numba_on_cpu():
-        solution = answer_cells.solution(name)
+        solution = exercise_files.solution(name)
         answer = adopted(solution.run(solution.answer, f"<{name}>"))
         for seed in range(SEEDS):
             for case in draw_cases(exercise, seed):

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from labkit.course import answer_cells, exercises
+from labkit.course import exercise_files, exercises
 from labkit.course.check import examine
 from tests.course.expensive import marks_of
 
@@ -32,7 +32,7 @@ def passed(answer: dict) -> tuple[bool, str]:
         verdict = examine(exercise, None, numbers={**truth_of(exercise.name), **answer["numbers"]})
         return verdict.passed, str(verdict)
     try:
-        given = answer_cells.solution(exercise.name).run(answer["source"], f"<{answer['id']}>")
+        given = exercise_files.solution(exercise.name).run(answer["source"], f"<{answer['id']}>")
     except Exception as error:  # the cell itself fails, and the learner never comes to check
         return False, f"{type(error).__name__}: {error}"
     verdict = examine(exercise, given)
@@ -73,7 +73,7 @@ def test_predicted_numbers_have_the_names_asked_for_and_wrong_ones_differ_from_t
 
 
 def test_every_answer_is_python_and_none_is_there_twice():
-    seen = {(name, ast.dump(ast.parse(answer_cells.solution(name).answer))): "the solution"
+    seen = {(name, ast.dump(ast.parse(exercise_files.solution(name).answer))): "the solution"
             for name, exercise in EXERCISES.items() if exercise.kind != "predict"}
     for answer in ANSWERS:
         if "source" in answer:

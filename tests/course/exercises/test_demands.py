@@ -104,7 +104,7 @@ def test_each_demand_is_a_sentence_of_the_exercises_text_and_of_nothing_else():
             text = cell.source if cell.cell_type == "markdown" else text
             if (about := cell.metadata.get("labkit")) and about["role"] == "check":
                 printed[about["exercise"]] = text
-        assert "**Also checked.**" not in workbooks.source_text(chapter)
+        assert "**Also checked.**" not in workbooks.source_text(course, chapter)
     for name, exercise in exercises.load().items():
         body, _, also = printed[name].partition("**Also checked.** ")
         assert also == exercise.asked

@@ -1,18 +1,14 @@
 """Wrong answers stated as edits of the right one."""
 
 import inspect
-import shutil
 
 import pytest
 
-from labkit._common import paths
-from labkit._common.paths import REPOSITORY
-from labkit.course import answer_cells, exercises
+from labkit.course import exercise_files, exercises
 from labkit.course.check import examine
 from labkit.course.exercises import Edit
 from labkit.course.exercises.edits import WrongAnswers
-
-MADE_UP = REPOSITORY / "tests" / "made_up_exercises"
+from tests import made_up_exercises
 
 ANSWER = """\
 @cuda.jit
@@ -65,20 +61,17 @@ def test_an_edit_takes_pairs(texts):
 
 @pytest.fixture
 def made_up(tmp_path, monkeypatch):
-    """A course of its own, with the made-up exercises and their solutions."""
-    (tmp_path / "solutions").mkdir()
-    shutil.copy(MADE_UP / "solutions_00.py", tmp_path / "solutions" / "00_first.py")
-    monkeypatch.setenv("LABKIT_COURSE", str(tmp_path))
-    monkeypatch.setenv("LABKIT_EXERCISES", str(MADE_UP))
-    return tmp_path
+    """The folder of the made-up exercises."""
+    return made_up_exercises.copy_to(tmp_path, monkeypatch)
 
 
 def test_the_answer_is_found_by_the_exercises_name(made_up):
-    solution = answer_cells.solution("scale_vector")
-    assert solution.file == "00_first.py" and "SOLUTION" not in solution.answer
+    solution = exercise_files.solution("scale_vector")
+    assert solution.path == made_up / "scale_vector.py" and "SOLUTION" not in solution.answer
+    assert solution.above == ("from labkit import check, cuda", "from labkit import cuda")
     assert solution.run(solution.answer, "<right>").__name__ == "scale_vector"
-    with pytest.raises(KeyError, match=r"no file of .* has an answer above check\('scale_vektor', ...\)"):
-        answer_cells.solution("scale_vektor")
+    with pytest.raises(KeyError, match="scale_vektor"):
+        exercise_files.solution("scale_vektor")
 
 
 @pytest.mark.cpu_device
@@ -97,22 +90,22 @@ def test_an_edited_kernel_is_rejected_by_name_and_its_lines_are_found(made_up):
 
 def test_an_edit_that_does_not_apply_names_its_exercise_mistake_and_file(made_up):
     wrong = WrongAnswers("scale_vector", {"it adds": Edit("a[i] / s", "a[i] + s")})
-    with pytest.raises(ValueError, match="exercise 'scale_vector', 'it adds', solutions/00_first.py: 'a.i. / s' must"):
+    with pytest.raises(ValueError, match="exercise 'scale_vector', 'it adds', .*/scale_vector.py: 'a.i. / s' must"):
         wrong["it adds"]
 
 
-def test_without_solutions_the_other_wrong_answers_remain(monkeypatch, tmp_path):
-    monkeypatch.setattr(paths, "REPOSITORY", tmp_path)
-    monkeypatch.setattr(paths, "SOLUTIONS_IN_WHEEL", tmp_path / "none")
-    monkeypatch.delenv("LABKIT_COURSE", raising=False)
-    wrong = WrongAnswers("scale_vector", {"it adds": Edit("a[i] / s", "a[i] + s"), "nothing": print})
+@pytest.mark.parametrize(("name", "answer", "left"), [
+    ("scale_vector", "    if i < out.size:\n        out[i] = a[i] * s\n", "    # Your code here\n    pass\n"),
+    ("idle_threads", "idle, blocks = 24, 8\n", ""),
+])
+def test_without_the_answer_the_other_wrong_answers_remain(made_up, name, answer, left):
+    path = made_up / f"{name}.py"
+    text = path.read_text()
+    assert f"SOLUTION\n{answer}" in text
+    path.write_text(text.replace(answer, left, 1))
+    assert exercise_files.solution(name) is None
+    wrong = WrongAnswers(name, {"it adds": Edit("a[i] / s", "a[i] + s"), "nothing": print})
     assert dict(wrong) == {"nothing": print} and len(wrong) == 1
-    matvec = exercises.find("matvec")
-    monkeypatch.setattr(matvec.wrong, "_made", {})  # what an earlier test had made
-    assert "the last product is left out" not in matvec.wrong
-    verdict = examine(matvec, matvec.wrong["the products are added to `out`, which nothing has set to 0 "
-                                           "(check fills it with NaN)"])
-    assert not verdict.passed
 
 
 def test_every_edit_applies():

@@ -6,7 +6,7 @@ import pytest
 from numba import float32, int32
 
 from labkit import cuda
-from labkit.course import answer_cells, exercises
+from labkit.course import exercise_files, exercises
 from labkit.course.check.cases import draw_cases
 from labkit.course.check.run import observed
 from labkit.course.check.stages import observed_cases
@@ -169,7 +169,7 @@ def sums_since_by_one_thread(x, heads, out):
      ("sums_since", sums_since_by_one_thread, "it does the work of others")],
 )
 def test_a_line_for_show_is_not_enough(name, answer, words):
-    exercise, solution = exercises.find(name), answer_cells.solution(name)
+    exercise, solution = exercises.find(name), exercise_files.solution(name)
     kernel = solution.run(answer.apply(solution.answer), f"<{name}>") if isinstance(answer, Edit) else answer
     missing = [exercise.missing(observed(exercise, kernel, case)[0])
                for case in observed_cases(exercise, draw_cases(exercise, seed=3))]

@@ -45,15 +45,30 @@ def test_the_lint_finds_an_input_that_changes_nothing():
     assert inert(ignoring, [0, 1, 2]) == [0, 1]
 
 
-TEACHERS = """
+TEACHERS = '''"""It ignores x"""
+
+HINTS = ("a", "b", "c")
+POINTS = 1
+
+# %%
+ignores_x = None
+### BEGIN SOLUTION
+ignores_x = 1
+### END SOLUTION
+
+# %% [check]
 from dataclasses import replace
+
 from labkit.course.exercises import find
-EXERCISES = (replace(find("saxpy"), name="ignores_x", reference=lambda a, x, y: 2.0 * y),)
-"""
+
+EXERCISE = replace(find("saxpy"), name="ignores_x", reference=lambda a, x, y: 2.0 * y)
+'''
 
 
 def test_build_check_refuses_it_in_a_teachers_own_registry_too(tmp_path, monkeypatch):
-    (tmp_path / "ch01.py").write_text(TEACHERS)
+    (tmp_path / "ch01_mine").mkdir()
+    (tmp_path / "ch01_mine" / "__init__.py").write_text('FIRST_CELL = "from labkit import check"\n')
+    (tmp_path / "ch01_mine" / "ignores_x.py").write_text(TEACHERS)
     monkeypatch.setenv("LABKIT_EXERCISES", str(tmp_path))
     course = registry.load()
     found = workbooks.unvaried(course, course.pick(["01"]))

@@ -8,7 +8,7 @@ import tomllib
 import pytest
 
 from labkit._common.paths import REPOSITORY
-from labkit.course import answer_cells, exercises, registry, workbooks
+from labkit.course import exercise_files, exercises, registry, workbooks
 from labkit.course.grade import similar
 from labkit.course.grade.collect import collect
 from labkit.course.grade.feedback import write_similar
@@ -26,7 +26,7 @@ def given_of(chapter) -> list[str]:
 
 
 def own_of(name: str) -> str:
-    return answer_cells.solution(name).answer
+    return exercise_files.solution(name).answer
 
 
 GIVEN = given_of(COURSE.exercise("gram").chapter)

@@ -1,0 +1,52 @@
+"""How many blocks?
+
+In the lesson every thread had one element. A thread may just as well have several: in lesson 01, on a GPU, four
+elements a thread turn out to be faster than one. So: how many blocks of `threads` threads are needed for `n` elements
+when each thread handles up to `each` of them? No block should be started that has nothing to do.
+
+This is a plain function of the host. No kernel is needed.
+"""
+
+HINTS = ("How many elements does one whole block handle?",
+         "Divide n by that and round up: a block that is needed in part is needed. Where the division comes out even, "
+         "there is no further block.",
+         "-(-a // b) is a / b rounded up. Here b is each * threads.")
+POINTS = 1
+
+# %%
+def blocks_needed(n, each, threads):
+    ### BEGIN SOLUTION
+    in_a_block = each * threads
+    return -(-n // in_a_block)
+    ### END SOLUTION
+
+# %% [check]
+import numpy as np
+
+from labkit.course.exercises import FunctionExercise, whole_number
+
+EXERCISE = FunctionExercise(
+    name="blocks_needed",
+    reference=lambda n, each, threads: -(-n // (each * threads)),
+    inputs=lambda rng, n, each, threads: (n, each, threads),
+    sizes=(
+        {"n": 1, "each": 4, "threads": 32},
+        {"n": 128, "each": 4, "threads": 32},
+        {"n": 129, "each": 4, "threads": 32},
+        {"n": 1000, "each": 3, "threads": 64},
+        {"n": 1536, "each": 3, "threads": 64},
+        {"n": 1537, "each": 3, "threads": 64},
+        {"n": 10_000_003, "each": 8, "threads": 256},
+    ),
+    domain="Its inputs are three lengths, and `sizes` has the awkward ones.",
+    demand=whole_number,
+    wrong={
+        "the division rounds down, and the rest of the elements gets no block":
+            lambda n, each, threads: n // (each * threads),
+        "it adds a block even where the division comes out even": lambda n, each, threads: n // (each * threads) + 1,
+        "each thread is given one element, not several": lambda n, each, threads: -(-n // threads),
+        "the number of threads is rounded down before the blocks are counted":
+            lambda n, each, threads: -(-(n // each) // threads),
+        "it is rounded up as a float, and stays one": lambda n, each, threads: np.ceil(n / (each * threads)),
+    },
+)

@@ -1,0 +1,116 @@
+"""There and back, with something done in between
+
+The lesson sent a list of tokens to the device and fetched it unchanged. This time a kernel stands between. A language
+model keeps eight numbers for each token in one long table, so those of token 5 begin at place 40: the kernel turns
+each token into the place where its numbers begin.
+
+Write the host's part. `tokens` is a Python list of whole numbers, of any length from one upwards. Make an int32 array
+of it, send it to the device, make room for the result there, launch the kernel in blocks of 64 threads, and return
+the result as a NumPy array.
+"""
+
+HINTS = ("What does the kernel need before it can start: which two arrays, and where do they have to be?",
+         "Five steps: np.array with dtype=np.int32, cuda.to_device, cuda.device_array for the result, the launch with "
+         "enough blocks, copy_to_host of the result.",
+         "row_starts_kernel[-(-len(tokens) // 64), 64](on_device, out), where out = cuda.device_array(len(tokens), "
+         "dtype=np.int32); then return out.copy_to_host().")
+POINTS = 3
+NEEDS = ("blocks_needed",)
+
+import numpy as np
+
+from labkit import cuda
+
+
+# %%
+@cuda.jit
+def row_starts_kernel(tokens, out):
+    i = cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x
+    if i < out.size:
+        out[i] = tokens[i] * 8
+
+# %%
+def row_starts(tokens):
+    ### BEGIN SOLUTION
+    on_device = cuda.to_device(np.array(tokens, dtype=np.int32))
+    out = cuda.device_array(len(tokens), dtype=np.int32)
+    row_starts_kernel[-(-len(tokens) // 64), 64](on_device, out)
+    return out.copy_to_host()
+    ### END SOLUTION
+
+# %% [check]
+from labkit.course.exercises import Edit, FunctionExercise, Reach, asks, on_the_device
+
+
+def starts_in_one_block(tokens):
+    on_device = cuda.to_device(np.array(tokens, np.int32))
+    out = cuda.to_device(np.zeros(len(tokens), np.int32))
+    row_starts_kernel[1, 64](on_device, out)
+    return out.copy_to_host()
+
+
+def starts_never_launched(tokens):
+    return cuda.to_device(np.zeros(len(tokens), np.int32)).copy_to_host()
+
+
+@asks("The tokens travel to the device as int32, and one launch in blocks of 64 threads computes what comes "
+      "back; what is returned is a NumPy array of whole numbers.")
+def _in_blocks_of_64(run):
+    """A launch in blocks of 64 computes what comes back to the host."""
+    if missing := on_the_device(run):
+        return missing
+    for one in run.launches:
+        if one.block != (64, 1, 1):
+            return (f"The launch has a grid of {one.grid[0]} and blocks of {one.block[0]} threads; asked for are "
+                    "blocks of 64. The grid is the first number in the brackets, the block the second.")
+        if one.host_arrays:
+            return (f"The launch is given {one.host_arrays} array(s) of the host, which travel to the device and back "
+                    "with each launch. Asked for is an array that was sent there before, and room for the result.")
+        if one.types[:1] != ("int32",):
+            return (f"The tokens on the device are {one.types[0] if one.types else 'no array'}, and an int32 array is "
+                    "asked for: NumPy makes int64 of whole numbers, unless it is told the dtype.")
+    if hasattr(run.returned, "copy_to_host"):
+        return "What is returned still lies on the device, and asked for is a NumPy array: `copy_to_host` makes one."
+    if not isinstance(run.returned, np.ndarray):
+        return f"What is returned is a {type(run.returned).__name__}, and asked for is a NumPy array."
+    if run.returned.dtype.kind not in "iu":
+        return (f"What is returned holds {run.returned.dtype}, and places are whole numbers: make room on the device "
+                "with a dtype, int32 as for the tokens.")
+    return None
+
+
+EXERCISE = FunctionExercise(
+    name="row_starts",
+    reference=lambda tokens: np.array(tokens) * 8,
+    inputs=lambda rng, n: (rng.integers(1, 128_000, n).tolist(),),
+    sizes=({"n": 1}, {"n": 5}, {"n": 64}, {"n": 65}, {"n": 1000}),
+    domain=(Reach("all tokens are 0", lambda rng, tokens: ([0] * len(tokens),)),
+            Reach("tokens are as large as int32 allows", lambda rng, tokens: ([2**28 - 1] * len(tokens),))),
+    demand=_in_blocks_of_64,
+    wrong={
+        "the number of blocks is rounded down": Edit("-(-len(tokens) // 64)", "len(tokens) // 64"),
+        "one block is launched, however many tokens there are": starts_in_one_block,
+        "what comes back is the input, not the output":
+            Edit("return out.copy_to_host()", "return on_device.copy_to_host()"),
+        "the tokens are sent as int64, which NumPy makes of whole numbers":
+            Edit("np.array(tokens, dtype=np.int32)", "np.array(tokens)"),
+        "the output comes back without a launch": starts_never_launched,
+        "grid and block are exchanged": Edit("[-(-len(tokens) // 64), 64]", "[64, -(-len(tokens) // 64)]"),
+        "the result stays on the device": Edit("return out.copy_to_host()", "return out"),
+        "the room for the result has no dtype, and holds float64": Edit("len(tokens), dtype=np.int32", "len(tokens)"),
+        "NumPy computes what the kernel should": Edit("return out.copy_to_host()",
+                                                      "return np.array(tokens, dtype=np.int32) * 8"),
+    },
+)
+
+EQUIVALENT = {
+    "arithmetic: -len(tokens) // 64 -> -len(tokens)": "More blocks than are needed: the guard stops their threads.",
+    "number: 64 -> 32": "The grid holds as many threads as there are elements, or more: the guard stops the others.",
+    "number: 64 -> 63": "The grid holds as many threads as there are elements, or more: the guard stops the others.",
+}
+
+AFTER = """
+Why does nothing in this function wait for the kernel? Because `copy_to_host` does.
+
+`labkit progress` in a terminal shows how far you are. Next: the exercises of **01 · Vector addition**.
+"""

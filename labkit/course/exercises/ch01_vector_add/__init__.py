@@ -1,0 +1,15 @@
+"""Five kernels and one calculation, all of them neighbours of an addition: the same index, the same guard, the same
+loop, each with something that the lesson did not have. Write your answer, run its cell, then run the `check` under
+it. `hint("saxpy")` gives a hint, and more when you ask again.
+"""
+
+FIRST_CELL = """import numpy as np
+
+from labkit import check, cuda, hint, plots
+"""
+
+BLOCK = 128
+
+
+def blocks_of(n: int, block: int = BLOCK) -> int:
+    return -(-n // block)

@@ -1,0 +1,35 @@
+"""Six exercises about one question: which element of the small array belongs to this thread? They go from one line to a
+kernel from a blank page. Write where it says `# Your code here`, run that cell, then the one below it. When you are
+stuck, `hint("add_row")` gives a hint, and a second call a better one.
+"""
+
+FIRST_CELL = """import numpy as np
+
+from labkit import check, cuda, hint, plots
+"""
+
+# Matrices have the shape (R, C) and volumes (X, Y, Z), as NumPy writes them: C and Z run fastest in memory.
+
+WIDE = (32, 8)  # threads along the columns and the rows of a matrix
+LONG = (32, 4, 2)  # threads along z, y, x of a volume: a grid of them overhangs every axis
+GRID_TRANSPOSED = "`row, col = cuda.grid(2)`, where the grid is laid with its x along the columns"
+
+
+def over_matrix(R, C):
+    return (-(-C // WIDE[0]), -(-R // WIDE[1])), WIDE
+
+
+def over_volume(X, Y, Z, **_):
+    return (-(-Z // LONG[0]), -(-Y // LONG[1]), -(-X // LONG[2])), LONG
+
+
+def flat(array):
+    return array.reshape(array.size)
+
+
+def matrices(*sizes):
+    return tuple({"R": R, "C": C} for R, C in sizes)
+
+
+def volumes(*sizes):
+    return tuple({"X": X, "Y": Y, "Z": Z} for X, Y, Z in sizes)

@@ -1,0 +1,15 @@
+"""Five exercises: two thread tiles in registers, a bug in asynchronous copies, and two predictions to be done on paper.
+`hint("linear_patch")` gives a hint, and a second call a better one.
+"""
+
+from numba import float32
+
+FIRST_CELL = """from numba import float32, uint32
+
+from labkit import check, cuda, hint, ptx
+"""
+
+# Sizes are M (rows of the output), N (its columns) and K (the length of the dot products), as in
+# labkit.kernels.matmul.float32.
+
+ZERO = float32(0.0)

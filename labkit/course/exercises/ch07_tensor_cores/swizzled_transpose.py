@@ -1,0 +1,100 @@
+"""A tile without padding
+
+`a` is (32 T, 32), `out` is its transpose, (32, 32 T). A block is one warp, and transposes 32 rows of `a` through a
+tile of 1,024 numbers in shared memory. It writes rows into the tile and reads columns from it. As the kernel stands,
+a column lies in a single bank. Swizzle the tile, so that neither the writes nor the reads have bank conflicts. It
+stays as large as it is.
+"""
+
+HINTS = ("Number n of shared memory is in bank n % 32. In which banks are tile[0], tile[32], tile[64] and so on, which "
+         "the lanes read for col = 0?",
+         "Let row r of the tile hold its 32 numbers in another order: number c at place c ^ r. For one r these are "
+         "still 32 different places; for one c they are 32 different banks.",
+         "Write tile[row * 32 + (lane ^ row)], and read tile[lane * 32 + (col ^ lane)]: there the lane is the row of "
+         "the tile.")
+POINTS = 2
+
+from numba import float32
+
+from labkit import cuda
+
+
+# %%
+@cuda.jit
+def swizzled_transpose(a, out):
+    tile = cuda.shared.array(1024, float32)
+    lane = cuda.threadIdx.x
+    left = cuda.blockIdx.x * 32  # the first of this block's rows of a
+    for row in range(32):
+        tile[row * 32 + lane] = a[left + row, lane]
+    cuda.syncwarp()
+    for col in range(32):
+        out[col, left + lane] = tile[lane * 32 + col]
+
+
+### BEGIN SOLUTION
+@cuda.jit
+def swizzled_transpose(a, out):
+    tile = cuda.shared.array(1024, float32)
+    lane = cuda.threadIdx.x
+    left = cuda.blockIdx.x * 32  # the first of this block's rows of a
+    for row in range(32):
+        tile[row * 32 + (lane ^ row)] = a[left + row, lane]
+    cuda.syncwarp()
+    for col in range(32):
+        out[col, left + lane] = tile[lane * 32 + (col ^ lane)]
+
+
+### END SOLUTION
+
+# %% [check]
+from labkit.course.exercises import SUMMED, Edit, KernelExercise, asks, of, uniform
+
+WRITE = "tile[row * 32 + (lane ^ row)] = a[left + row, lane]"
+READ = "out[col, left + lane] = tile[lane * 32 + (col ^ lane)]"
+
+
+@asks("The tile has no bank conflicts, and no padding: all 1,024 numbers go through its 1,024 places.")
+def _no_conflicts(report) -> str | None:
+    conflicts = report.counts["bank_conflicts"]
+    if conflicts:
+        return (f"Lanes of a warp wait for one another at the banks of `tile` {conflicts:,} times, and 0 are asked "
+                "for: store number `col` of row `row` at place `col ^ row` of its line, and look for it there.")
+    stored = len({address for (_, space), cells in report.touched.items() if space == "shared"
+                  for (thread, address), kinds in cells.items() if thread < 32 and "store" in kinds})
+    if stored < 32 * 32:
+        return (f"There are no bank conflicts, but {stored:,} numbers are stored in shared memory, and all 1,024 of a "
+                "block have to go through `tile`: rows into it, columns out of it.")
+    places = [address for (_, space), cells in report.touched.items() if space == "shared" for _, address in cells]
+    if places and max(places) - min(places) > 4 * (32 * 32 - 1):
+        return "There are no bank conflicts, by padding: `tile` has 32 numbers in a line, and 1,024 in all."
+    return None
+
+
+EXERCISE = KernelExercise(
+    name="swizzled_transpose",
+    reference=lambda a: a.T,
+    inputs=lambda rng, T: (uniform(rng, 32 * T, 32),),
+    shape=lambda T: (32, 32 * T),
+    sizes=({"T": 1}, {"T": 3}),
+    observe_sizes=({"T": 1},),
+    demand=_no_conflicts,
+    launch=lambda T: (T, 32),
+    domain=of(0, *SUMMED),
+    wrong={
+        "written in order and read swizzled": Edit(WRITE, WRITE.replace("(lane ^ row)", "lane")),
+        "written swizzled and read in order": Edit(READ, READ.replace("(col ^ lane)", "col")),
+        "not swizzled at all: a column lies in one bank":
+            Edit("row * 32 + (lane ^ row)", "row * 32 + lane", "lane * 32 + (col ^ lane)", "lane * 32 + col"),
+        "a place of padding instead":
+            Edit("array(1024, float32)",
+                 "array(1056, float32)",
+                 "row * 32 + (lane ^ row)",
+                 "row * 33 + lane",
+                 "lane * 32 + (col ^ lane)",
+                 "lane * 33 + col"),
+        "no barrier between the writes and the reads": Edit("cuda.syncwarp()", ""),
+        "it reads rows, and so copies":
+            Edit(READ, "out[col, left + lane] = tile[col * 32 + (col ^ lane)]"),
+    },
+)

@@ -1,0 +1,100 @@
+"""From a blank page: whose time is it
+
+A profiler's table counts an outer range with everything inside it. In the lesson's table from `nsys` the whole
+product has 50.0 % of the time and the allocation has 50.0 % as well: the same 125 ms, counted twice.
+
+A range's *own* time is what is left of it without the ranges directly inside. Write the function. Ranges are numbered
+in the order in which they begin. `parent[i]` is the number of the range that contains range `i`, or -1 if none does,
+and `total[i]` is its time in milliseconds.
+
+For the lesson's table, `parent = [-1, 0, 0, 0, 0, 0]`: five ranges side by side in one. Your function must work for
+ranges nested more deeply, too.
+"""
+
+HINTS = ("An outer range of 10 ms holds one of 7 ms, and that one holds one of 3 ms. What are the three own times?",
+         "They are 3, 4 and 3: each range loses the ranges directly inside it, and nothing else. What lies deeper is "
+         "in the child's total already.",
+         "Go through all ranges. Where a range lies in another one, subtract its total from that one's own time: "
+         "own[outer] -= total[child].")
+POINTS = 1
+
+import numpy as np
+
+# %%
+own_time = None  # write the function here: def own_time(parent, total)
+### BEGIN SOLUTION
+def own_time(parent, total):
+    own = np.array(total, np.float64)
+    for child, outer in enumerate(parent):
+        if outer >= 0:
+            own[outer] -= total[child]  # what lies deeper is part of the child's total
+    return own
+
+
+### END SOLUTION
+
+# %% [check]
+from labkit.course.exercises import Edit, FunctionExercise, Reach
+
+
+def _own_time(parent, total):
+    own = np.array(total, np.float64)
+    for child, at in enumerate(parent):
+        if at >= 0:
+            own[at] -= total[child]
+    return own
+
+
+def own_time_is_total(parent, total):
+    return np.array(total, np.float64)
+
+
+def own_time_takes_all_below(parent, total):
+    own = np.array(total, np.float64)
+    for child, at in enumerate(parent):
+        while at >= 0:
+            own[at] -= total[child]
+            at = parent[at]
+    return own
+
+
+def _tree(rng, n):
+    """Ranges in the order in which they begin: each one's parent stands before it, and its children fit into it."""
+    parent = np.array([-1] + [int(rng.integers(0, k)) for k in range(1, n)], np.int64)
+    total = rng.uniform(1, 50, n)
+    for child in range(n - 1, 0, -1):
+        total[parent[child]] += total[child]
+    return parent, total
+
+
+def _within(parent_of):
+    """Ranges that lie in one another as parent_of says, each longer than its children together."""
+    def turn(rng, parent, total):
+        parent = np.array([parent_of(k) for k in range(len(parent))], np.int64)
+        total = rng.uniform(1, 50, len(parent))
+        for child in range(len(parent) - 1, 0, -1):
+            if parent[child] >= 0:
+                total[parent[child]] += total[child]
+        return parent, total
+
+    return turn
+
+
+EXERCISE = FunctionExercise(
+    name="own_time",
+    reference=_own_time,
+    inputs=_tree,
+    sizes=tuple({"n": n} for n in (1, 2, 3, 6, 20, 100)),
+    tolerance=lambda parent, total: np.full(len(total), 1e-6),
+    domain=(Reach("no range lies in another", _within(lambda k: -1)),
+            Reach("each range lies in the one before it", _within(lambda k: k - 1)),
+            Reach("all ranges lie in the first", _within(lambda k: 0 if k else -1))),
+    wrong={
+        "nothing is taken away: an outer range is counted with all that lies in it": own_time_is_total,
+        "grandchildren are taken away from their grandparent as well, and they lie in a child already":
+            own_time_takes_all_below,
+        "the outer range is taken away from the inner one":
+            Edit("own[outer] -= total[child]", "own[child] -= total[outer]"),
+        "only the outermost range loses what lies in it": Edit("if outer >= 0:", "if outer == 0:"),
+    },
+)

@@ -1,0 +1,73 @@
+"""Predict: many small copies
+
+A copy to the device takes 10 µs to start, and then moves 50,000 bytes in a microsecond (that is 50 GB/s). How many
+microseconds, rounded to a whole number, do these take?
+
+- a copy of 4 bytes
+- a copy of 2,000,000 bytes
+- 1,000 copies of 2,000 bytes, one after the other
+- one copy of the same 1,000 arrays, packed into one
+
+And how many bytes does a copy have whose bytes take exactly as long as its start?
+"""
+
+HINTS = ("Which part of a copy's time depends on its bytes, and which does not?",
+         "Every copy costs 10 us and a microsecond for each 50,000 of its bytes. A thousand copies cost a thousand "
+         "times the 10 us.",
+         "10; 10 + 40; 1000 * (10 + 0.04); 10 + 40; and 10 us are worth 10 * 50,000 bytes.")
+POINTS = 1
+
+# %%
+tiny_us = None  # 4 bytes
+large_us = None  # 2,000,000 bytes
+apart_us = None  # 1,000 copies of 2,000 bytes
+together_us = None  # the same in one copy
+even_bytes = None  # as much time for the bytes as for the start
+### BEGIN SOLUTION
+tiny_us = 10
+large_us = 10 + 2_000_000 // 50_000  # 50
+apart_us = round(1000 * (10 + 2000 / 50_000))  # 10,040
+together_us = 10 + 1000 * 2000 // 50_000  # 50
+even_bytes = 10 * 50_000
+### END SOLUTION
+
+# %% [check]
+from labkit.course.exercises import PredictionExercise
+
+START_US, BYTES_PER_US = 10, 50_000
+
+
+def copy_us(nbytes: int) -> float:
+    """Microseconds of one copy."""
+    return START_US + nbytes / BYTES_PER_US
+
+
+def copies_truth() -> dict[str, int]:
+    return {
+        "tiny_us": round(copy_us(4)),
+        "large_us": round(copy_us(2_000_000)),
+        "even_bytes": START_US * BYTES_PER_US,
+        "apart_us": round(1000 * copy_us(2000)),
+        "together_us": round(copy_us(1000 * 2000)),
+    }
+
+
+EXERCISE = PredictionExercise(
+    name="predict_copies",
+    truth=copies_truth,
+    how={
+        "tiny_us": "the copy has to start, and then there are four bytes. How long do four bytes take?",
+        "large_us": "the start, and 2,000,000 bytes at 50,000 bytes in a microsecond.",
+        "even_bytes": "in the time that a start takes, how many bytes could have been copied?",
+        "apart_us": "one of them first: its start, and its 2,000 bytes. Then a thousand times that.",
+        "together_us": "one start, and as many bytes as all of them have.",
+    },
+    wrong={
+        "the start is left out, and only bytes are counted": {"large_us": 40, "tiny_us": 0},
+        "only the start is counted, and the bytes take time as well": {"large_us": 10},
+        "a microsecond's bytes are given; the start takes ten of them": {"even_bytes": 50_000},
+        "all copies share one start, and each has its own": {"apart_us": 50},
+        "one copy pays a start for each array in it": {"together_us": 10_040},
+        "the bytes of small copies are counted as if they cost nothing at all": {"apart_us": 10_000},
+    },
+)

@@ -1,0 +1,41 @@
+"""Six exercises: the numbers of a call, three products through cuBLAS's own door, and two bugs that the reductions of a
+Fortran library invite. Without a GPU the calls go to the model in NumPy, which takes and refuses the same arguments.
+
+One method serves for all the products. Write down the transpose of what you want. Write below each operand what
+cuBLAS sees in its memory. Where the two differ, the flag is `OP_T`. The leading dimension is the length of a row of
+the array as it lies in memory.
+"""
+
+import numpy as np
+
+from labkit.course.exercises import asks, on_the_device
+
+FIRST_CELL = """import numpy as np
+
+from labkit import check, hint
+from labkit.kernels.libraries.blas import OP_N, OP_T, at, gemm, gemm_strided_batched
+from labkit.kernels.libraries.column_major import isamax, sasum
+"""
+
+# The calls go to cuBLAS on a GPU with CuPy, and to its NumPy model elsewhere. No call here leaves the memory of an
+# array.
+
+
+def wide(*arrays):
+    return (array.astype(np.float64) for array in arrays)
+
+
+def one_call(*allowed: str):
+    """A single call of cuBLAS, of one of these functions, that computes the result."""
+    asked = " or ".join(f"`{name}`" for name in allowed)
+
+    @asks(f"A single call of {asked} computes the result.")
+    def demand(run) -> str | None:
+        if run.calls and (len(run.calls) > 1 or run.calls[0] not in allowed):
+            made = " and ".join(f"{run.calls.count(name)} of `{name}`" for name in dict.fromkeys(run.calls))
+            return f"The calls of cuBLAS are {made}, and asked for is a single call, of {asked}."
+        if not run.calls:
+            return f"cuBLAS is not called, and asked for is one call of {asked}."
+        return on_the_device(run)
+
+    return demand

@@ -1,0 +1,53 @@
+"""Predict: 512 threads
+
+A block of 512 threads adds up 512 numbers. On paper:
+
+- `steps`: how many steps does the tree take?
+- `shuffles`: with two levels, how many shuffles does one thread take part in?
+- `stored`: with two levels, how many numbers go into shared memory, from all threads together?
+"""
+
+HINTS = ("In the lesson's picture, eight threads take three steps. How many take four?",
+         "How many warps are 512 threads? Each of them leaves one number behind, and then one warp's worth of lanes "
+         "has to add those.",
+         "512 is 2 to the power of 9. A warp needs five shuffles, whether its lanes hold elements or the sums of "
+         "warps.")
+POINTS = 1
+
+# %%
+steps = None  # of the tree
+shuffles = None  # of one thread, with two levels
+stored = None  # numbers stored into shared memory, with two levels
+### BEGIN SOLUTION
+steps = 9  # 512 = 2 ** 9
+shuffles = 10  # five within the warp, five over the warps' sums
+stored = 16  # one for each warp
+### END SOLUTION
+
+# %% [check]
+import numpy as np
+
+from labkit.course.exercises import PredictionExercise
+
+
+def _steps():
+    """From the kernels of the lesson, run by observe on 512 threads."""
+    from labkit import observe
+    from labkit.kernels.reduce import sum_tree_kernel, sum_two_level_kernel
+
+    ones, out = np.ones((1, 512), np.float32), np.zeros(1, np.float32)
+    tree = observe(sum_tree_kernel[1, 512, 0, 4 * 512], ones, out).counts
+    levels = observe(sum_two_level_kernel[1, 512], ones, out).counts
+    return {"steps": tree["barriers"] - 2, "shuffles": 2 * 5, "stored": levels["shared_stores"]}
+
+
+EXERCISE = PredictionExercise(
+    name="predict_steps",
+    truth=_steps,
+    how={"steps": "Each step halves the number of sums. How often can 512 be halved until 1 is left?",
+         "shuffles": "Five within the thread's own warp. Then every warp adds the warps' sums, in another five.",
+         "stored": "One number for each warp, and a warp has 32 threads."},
+    wrong={"steps as in a sum one after another": {"steps": 511, "shuffles": 10, "stored": 16},
+           "the second level is forgotten": {"steps": 9, "shuffles": 5, "stored": 16},
+           "every thread stores its number": {"steps": 9, "shuffles": 10, "stored": 512}},
+)

@@ -1,0 +1,14 @@
+"""Three exercises: a tensor read from a file by hand, the places of tensors in a file and on the device, and from a
+blank page the likeliest token. `hint("read_tensor")` gives a hint, and a second call a better one.
+"""
+
+FIRST_CELL = """import json
+import math
+
+import numpy as np
+from numba import float32, int32
+
+from labkit import check, cuda, hint
+"""
+
+# Sizes are the numbers of tensors, rows and columns of a file; R rows and C columns.

@@ -1,0 +1,16 @@
+"""Five exercises: rows that go to the cache, what the cache saves, a mask that counts positions wrongly, from a blank
+page a sampler's distribution, and Amdahl's law. One of your kernels goes into the model. `hint("append_rows")` gives
+a hint, and a second call a better one.
+"""
+
+FIRST_CELL = """import math
+
+import numpy as np
+from numba import float32
+
+from labkit import check, cuda, hint
+from labkit.course import yours
+"""
+
+# Sizes are S (tokens), C (width), N (rows of the cache) and before (tokens in it); T queries; V the size of a
+# vocabulary.

@@ -1,0 +1,24 @@
+"""Four exercises: the mean of a sentence, what reaches an embedding, an attention in which padding takes part, and from
+a blank page a search. Your mean has a place in the encoder. `hint("mean_pool")` gives a hint, and a second call a
+better one.
+"""
+
+import numpy as np
+
+FIRST_CELL = """import math
+
+import numpy as np
+from numba import float32
+
+from labkit import check, cuda, hint
+from labkit.course import yours
+"""
+
+# Sizes are B sentences of at most S tokens and C columns; N passages, of which k are wanted.
+
+
+def random_lengths(rng, B, S):
+    """One of them is S; the others may be 0."""
+    lengths = rng.integers(0, S + 1, B).astype(np.int32)
+    lengths[rng.integers(B)] = S
+    return lengths

@@ -1,0 +1,14 @@
+"""
+Four exercises: round to bfloat16 with integers, predict what survives rounding, repair a sum that loses what is added
+to it, and load eight numbers at once, in a kernel from a blank page. `hint("pack_bfloat16")` gives a hint, and a
+second call a better one.
+"""
+
+FIRST_CELL = """import numpy as np
+from numba import float32
+
+from labkit import check, cuda, hint, ptx
+from labkit.kernels.elements import bfloat16_number, bfloat16_rounded
+"""
+
+# Sizes: n numbers; R rows of C columns.

@@ -1,0 +1,103 @@
+"""From a blank page: the rows of a step
+
+In a step, sequence b brings `new[b]` rows: one if it goes on, those of its prompt or of a part of it, or none at all.
+`before[b]` of its tokens are in the cache already. Both are arrays (B,) of integers, and at least one row is brought.
+The rows of all sequences are packed end to end, in the order of the sequences.
+
+Return an array (T, 3) of integers. For each of the T rows it has the number of its sequence, its position in that
+sequence, and 1 if it is the last row of its sequence in this step, whose logits the head computes; else 0. Sequences
+and positions are counted from 0.
+
+Write `rows_of_step(before, new)`.
+"""
+
+HINTS = ("Two sequences have 5 and 0 tokens in the cache and bring 1 and 3 rows. At which positions are these four "
+         "rows, and which of them are the last of their sequence?",
+         "Two loops: over the sequences, and over the rows that each of them brings. Row i of sequence b has position "
+         "before[b] + i, and it is the last one if i is new[b] - 1. A sequence without rows adds nothing, and keeps "
+         "its number.",
+         "rows = []; for b in range(len(new)): for i in range(new[b]): rows.append((b, before[b] + i, int(i == new[b] "
+         "- 1))); return np.array(rows).")
+POINTS = 2
+
+import numpy as np
+
+# %%
+rows_of_step = None  # write the function
+
+
+### BEGIN SOLUTION
+def rows_of_step(before, new):
+    rows = []
+    for b in range(len(new)):
+        for i in range(new[b]):
+            rows.append((b, before[b] + i, int(i == new[b] - 1)))
+    return np.array(rows)
+
+
+### END SOLUTION
+
+# %% [check]
+from labkit.course.exercises import Edit, FunctionExercise, Reach
+
+
+def _rows(before, new):
+    sequence = np.repeat(np.arange(len(new)), new)
+    ends = np.cumsum(new)
+    position = before[sequence] + np.arange(len(sequence)) - (ends - new)[sequence]
+    return np.stack([sequence, position, np.isin(np.arange(len(sequence)), ends[new > 0] - 1)], axis=1).astype(np.int64)
+
+
+def _sequences(rng, B, most):
+    """One sequence at least brings rows."""
+    new = rng.integers(0, most + 1, B)
+    new[rng.integers(B)] = most
+    return rng.integers(0, 40, B), new
+
+
+def _step_of(words, before, new):
+    def turn(rng, *arrays):
+        return np.array(before, np.int64), np.array(new, np.int64)
+
+    return Reach(words, turn, {"B": len(new), "most": max(new)})
+
+
+EXERCISE = FunctionExercise(
+    name="rows_of_step",
+    reference=_rows,
+    inputs=_sequences,
+    sizes=tuple({"B": B, "most": most} for B, most in ((1, 1), (2, 3), (5, 4), (9, 12))),
+    random_size=lambda rng: {"B": int(rng.integers(3, 12)), "most": int(rng.integers(2, 9))},
+    domain=(_step_of("every sequence brings one row", [5, 3, 9, 30], [1, 1, 1, 1]),
+            _step_of("every sequence begins with its prompt", [0, 0, 0], [4, 2, 7]),
+            _step_of("a prompt runs beside sequences that go on", [12, 7, 0], [1, 1, 6]),
+            _step_of("a prompt goes on after a part of it", [16, 4], [5, 1]),
+            _step_of("the first sequence brings nothing", [8, 3, 0], [0, 1, 3]),
+            _step_of("a sequence in the middle brings nothing", [8, 3, 6], [2, 0, 1]),
+            _step_of("the last sequence brings nothing", [8, 3, 5], [1, 2, 0]),
+            _step_of("a prompt has a single token", [0, 4], [1, 1])),
+    wrong={
+        "positions begin at 0: the tokens in the cache are left out": Edit("before[b] + i", "i"),
+        "positions are one too high: the first token has position 0": Edit("before[b] + i", "before[b] + i + 1"),
+        "all rows of a sequence have its first position": Edit("before[b] + i", "before[b]"),
+        "positions go on from one sequence to the next: they are counted from the step's first row": Edit(
+            "before[b] + i", "before[b] + len(rows)"),
+        "the first row of each sequence is marked": Edit("i == new[b] - 1", "i == 0"),
+        "every row is marked: the head would compute logits that are never used": Edit("int(i == new[b] - 1)", "1"),
+        "only sequences that go on are marked: a prompt gives a token as well": Edit("i == new[b] - 1", "new[b] == 1"),
+        "only the last row of the whole step is marked": Edit("i == new[b] - 1",
+                                                             "i == new[b] - 1 and b == len(new) - 1"),
+        "a sequence that brings nothing gets a row all the same": Edit("range(new[b])", "range(max(new[b], 1))"),
+        "sequences are numbered by the rows that they bring: one without rows has a number, too": Edit(
+            "rows.append((b, ", "rows.append((sum(new[:b] > 0), "),
+    },
+)
+
+AFTER = """
+The step of the lesson: two sequences that go on, and a prompt.
+
+# %%
+rows = rows_of_step(np.array([9, 10, 0]), np.array([1, 1, 9])) if rows_of_step else None
+if rows is not None:
+    print(rows.T)
+"""
