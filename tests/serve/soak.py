@@ -1,6 +1,6 @@
 """Hundreds of clients at once for minutes, of whom a tenth vanish in the middle of an answer and a tenth send garbage.
 
-    python -m labkit.measure.serving.soak --clients 200 --seconds 300 --out soak.json
+    python -m tests.serve.soak --clients 200 --seconds 300 --out soak.json
 
 The others are well behaved: they ask one thing after the other, each in its own way (a completion or a chat, streamed
 or not, greedy or drawn, several outputs, stop strings), and every answer must be the one that the same server gave when
@@ -29,7 +29,7 @@ from labkit import measure
 from labkit._common.files import write_text
 from labkit.measure.serving import server
 from labkit.measure.serving.client import Events
-from labkit.measure.serving.garbage import GARBAGE, Peer, read_slowly
+from tests.serve.garbage import GARBAGE, Peer, read_slowly
 
 PROMPTS = ("A hacker is", "The moon", "Once upon a time", "A kernel", "My computer", "The king spoke", "Numbers",
            "What is a shell?", "An editor", "In the beginning", "The network", "Why do programs fail?")
@@ -387,8 +387,7 @@ def run(model: str, *, clients: int, seconds: float, options: Sequence[str] = ()
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m labkit.measure.serving.soak",
-                                     description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(prog="python -m tests.serve.soak", description=__doc__.splitlines()[0])
     parser.add_argument("--model", default="tiny-llama", help="as labkit serve takes it")
     parser.add_argument("--clients", type=int, default=200)
     parser.add_argument("--seconds", type=float, default=300.0)

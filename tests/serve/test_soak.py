@@ -1,6 +1,6 @@
 """What a soak finds: of answers, memory and what is left over, from findings that are given; and a short one for real.
 
-LABKIT_SOAK_S=300 pytest -m sweep tests/measure/serving/test_soak.py        the five minutes
+LABKIT_SOAK_S=300 pytest -m sweep tests/serve/test_soak.py        the five minutes
 """
 
 import asyncio
@@ -14,10 +14,10 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from labkit.measure.serving import garbage, soak
-from labkit.measure.serving.garbage import Answered, Peer
-from labkit.measure.serving.soak import Reply, Tally
 from tests.measure.serving.fake_server import FakeServer, Script
+from tests.serve import garbage, soak
+from tests.serve.garbage import Answered, Peer
+from tests.serve.soak import Reply, Tally
 
 
 def chunk(index=0, text="", reason=None, chat=False, **more):
