@@ -295,8 +295,8 @@ print(f"{(1 - 1 / gain) / (1 - 1 / own):.1%}")
 # The article's authors measured no gain and wrote it down, which is more than most do. The law would have shown it
 # before they wrote the kernel, and before I wrote mine.
 #
-# `labkit report` shows every figure and table of that article with ours beside it. With `--measure` it takes this
-# machine's times as well, and `--prompts FILE` takes the prompts from a text file.
+# `experiment.generation(("tiny",), experiment.prompts_from(FILE))` takes its prompts from a text file, such as
+# WikiText-2's validation text.
 #
 # ## What I learned
 #

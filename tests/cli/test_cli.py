@@ -98,8 +98,8 @@ OPTIONS = {
     "serve": "--model --host --port --api-key --max-num-seqs --max-num-batched-tokens --max-model-len --engine-process "
              "--max-waiting --max-connections --deadline --allow-origin --window-control --device",
     "compare": "--dtype --transformers --dump --device",
-    "report": "--measure --prompts --model --sts --out --device --open",
     "embed": "--out --model --batch-size --device",
+    "sts": "--model --device",
     "weights": "--from --cache",
     "exercises mutate": "--count --all --workers",
 }

@@ -9,8 +9,8 @@
     style              CourseFigure, the colours, the parts of a plot
 
 The plots of single lessons are in attention, batches, flash, generation, gpt2_block, libraries, llama_by_hand,
-machine, matching, model_bytes, numbers, pages, scans, schedules, sentences, streams and tensor_cores; those of reports
-and of the engine's series in minilm and engine.
+machine, matching, model_bytes, numbers, pages, scans, schedules, sentences, streams and tensor_cores; those of the
+engine's series in engine.
 
 Every figure says where its times were measured. Recorded GPU times come first; those of this machine's GPU are beside
 them in the same unit. The CPU device's times are not speeds and are not drawn: a line below the figure says so.

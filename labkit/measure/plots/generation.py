@@ -1,12 +1,10 @@
-"""The pictures of lessons 21 and 22, and of `labkit report`, in the style of the plots.
+"""The pictures of lessons 21 and 22, in the style of the plots.
 
     file_layout(tensors)          what lies where in a safetensors file
     next_token(tokens, panels)    the distribution of the next token, as a sampler shapes it
     cache_curve(series)           the time of a token, with the cache and without it
     step_shares(series)           what each launch takes of a step, beside what its bytes need
     rates(series)                 tokens a second, for each model and each way to compute attention
-    gains(series)                 how much faster the softmax became, and how much faster the whole
-    both_speedups(cases)          the same of any cases: the part and the whole
 """
 
 from __future__ import annotations
@@ -45,7 +43,7 @@ from labkit.measure.plots.style import (
     widen_left,
 )
 from labkit.measure.plots.where_time_goes import lines_over
-from labkit.measure.series.generation import ATTENTIONS, HOWS, SOURCE, judged
+from labkit.measure.series.generation import ATTENTIONS, HOWS, SOURCE
 
 KIND_COLOURS = (BLUE, ORANGE, GREEN)
 SHAPE = "'s shape"  # after the name of a model with random weights
@@ -219,54 +217,6 @@ def _rates_panel(ax, groups: Mapping[str, Mapping[str, float]]) -> None:
     ax.set_xlim(0, 1.45 * max(max(rates.values()) for rates in groups.values()))
     ax.xaxis.set_major_formatter(lambda value, _: f"{value:,g}")
     grid_along(ax, "x")
-
-
-def gains(series: dict) -> CourseFigure:
-    """For each case: how many times as fast the softmax became by fusing, and the whole."""
-    cases = []
-    for one in series["models"]:
-        name = labelled(one["name"])
-        graphed = "called_us" in one["step"]["unfused"]
-        cases.append((f"{name}: a token{', graph' if graphed else ''}", judged(one["step"])))
-        if graphed:
-            cases.append((f"{name}: a token, Python", judged(one["step"], called=True)))
-    cases += [(f"a prompt of {step['count']:,}, graph", judged(step)) for step in series.get("prefill", ())]
-    return both_speedups([(name, case["speedup"], case["measured"], case["predicted"]) for name, case in cases],
-                         "The softmax (grey) and the whole (blue; red: predicted)",
-                         taken(series),
-                         "times as fast, with softmax as one launch in place of three")
-
-
-def both_speedups(cases: Sequence[tuple[str, float, float, float | None]], title: str, heading: str,
-                  x_label: str) -> CourseFigure:
-    """Two bars from 1 on for each case: (name, of the part, of the whole, of the whole as predicted or None)."""
-    figure, (ax,) = new_figure([0.62 * len(cases) + 0.1], title, "Speed-up by fusing: " + "; ".join(
-        f"{' '.join(name.split())}: softmax {part:.2f}, whole {whole:.3f}"
-        + ("" if known is None else f", predicted {known:.3f}") for name, part, whole, known in cases)
-        + f". {heading}.")
-    with rc_context(STYLE):
-        widen_left(ax, [line for name, *_ in cases for line in name.split("\n")])
-        longest = max(max(part, whole) for _, part, whole, _ in cases)
-        for y, (name, part, whole, known) in enumerate(cases):
-            for bar, value, colour in ((y - 0.19, part, GREY), (y + 0.19, whole, BLUE)):
-                ax.barh(bar, value - 1, left=1, height=0.34, color=colour)
-                ax.annotate(f"{value:.2f}", (max(value, 1), bar), xytext=(5, 0), textcoords="offset points",
-                            va="center", fontsize=9)
-            if known is not None:
-                ax.plot([known] * 2, [y + 0.02, y + 0.36], color=VERMILLION, linewidth=1.8)
-            ax.annotate(name, (0, y), xycoords=("axes fraction", "data"), xytext=(-8, 0), textcoords="offset points",
-                        ha="right", va="center", fontsize=9, annotation_clip=False)
-        ax.axvline(1, color=INK, linewidth=1.0)
-        ax.set_ylim(len(cases) - 0.45, -0.55)
-        ax.set_yticks([])
-        smallest = min(min(part, whole) for _, part, whole, _ in cases)
-        ax.set_xlim(min(0.97, smallest - 0.03), 1 + 1.14 * (longest - 1))
-        ax.set_xlabel(x_label)
-        ax.spines["left"].set_visible(False)
-        ax.grid(True, axis="x")
-        ax.tick_params(length=0)
-        panel_title(ax, heading)
-    return figure
 
 
 def speedups(fractions: Sequence[float], factors: Mapping[str, float]) -> dict[str, list[float]]:

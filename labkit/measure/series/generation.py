@@ -23,7 +23,7 @@ import numpy as np
 from labkit import cuda, device, measure
 from labkit._common.errors import UserError
 from labkit._common.files import read_text
-from labkit._common.tables import PlainTable, number
+from labkit._common.tables import PlainTable
 from labkit.kernels.attention.three_pass import attention
 from labkit.kernels.attention.unfused import attention_fused_softmax, attention_unfused
 from labkit.measure import Timing, time_graph, time_host, time_launch
@@ -36,8 +36,6 @@ from labkit.models.gpt2_block import traffic
 LENGTH = 100  # tokens of a text, prompt and all: the article's max_length
 ATTENTIONS = {"unfused": attention_unfused, "fused": attention_fused_softmax, "one kernel": attention}
 NO_BREAK = "\N{NO-BREAK SPACE}"
-WORDS = {name: words.replace(" ", NO_BREAK) for name, words in
-         (("unfused", "softmax in 3"), ("fused", "softmax in 1"), ("one kernel", "one kernel"))}
 SOFTMAX = ("attn.scale", "attn.mask", "attn.softmax")
 
 # The article's prompts, with the numbers that GPT-2's tokenizer gives their tokens.
@@ -53,9 +51,6 @@ SOURCE = {
     "In a world where technology": ((182.31, 5.485, 0.521), (181.56, 5.508, 0.522)),
     "The quick brown fox": ((179.10, 5.583, 0.536), (182.10, 5.492, 0.527)),
 }
-# The last column of its Table 3, "Throughput ratio (Baseline/Fused)": above 1 the fused kernel is the slower one.
-SOURCE_RATIO = {"The future of artificial intelligence": 1.01, "In a world where technology": 1.00,
-                "The quick brown fox": 0.98}
 
 
 # Models that are made here, of random weights.
@@ -478,33 +473,6 @@ def _token_bytes(model: GPT2, keys: int) -> int:
 HOWS = {"called": "launched from Python", "graph": "in a graph"}
 
 
-def generation_table(series: Mapping, model: str | None = None, how: str | None = None) -> PlainTable:
-    """The article's table of generated text, with its numbers beside ours."""
-    one = _of(series, model)
-    how = how or one["prompts"][0]["rows"][0]["how"]
-    rows = []
-    for prompt in one["prompts"]:
-        article = SOURCE.get(prompt["text"], (None, None))
-        for name, known in (("unfused", article[0]), ("fused", article[1]), ("one kernel", None)):
-            row = next(r for r in prompt["rows"] if (r["attention"], r["how"]) == (name, how))
-            quoted = "-" if known is None else "{:.2f}, {:.3f}, {:.3f}".format(*known).replace(" ", NO_BREAK)
-            their_ratio = f"{SOURCE_RATIO[prompt['text']]:.2f}" if known and name == "fused" else "-"
-            rows.append((prompt["text"] if name == "unfused" else "", WORDS[name], f"{row['tokens_per_second']:,.1f}",
-                         f"{row['ms_per_token']:.3f}", f"{row['seconds']['p50']:.3f}", _ratio(prompt, name, how),
-                         "yes" if row["same_tokens"] else "no",
-                         quoted, their_ratio))
-    random = " Random weights: they take the same time, and write no text." if one["weights"] == "random" else ""
-    return PlainTable(
-        f"Generated text: {one['name']}, {HOWS[how]}",
-        ("prompt", "attention", "tokens/s", "ms/token", "p50, s", "ratio", "same text", "theirs: tokens/s, ms, s",
-         "ratio"),
-        tuple(rows),
-        (f"{series['where']}, {series['date']}. {one['log']}.{random}",
-         "Softmax in 3: scale, mask and softmax as three launches; in 1: as one. One kernel: all of attention. Ratio: "
-         "to softmax in 3. Theirs: distilgpt2 on an NVIDIA L4, baseline and fused. The last column is its own "
-         "ratio, baseline over fused, so above 1 fusing lost; ours is the other way up."))
-
-
 def beside_the_article(series: Mapping, model: str | None = None, how: str | None = None) -> PlainTable:
     """A row for each prompt: tokens a second in each of the three ways, and the article's two. In brackets each is
     divided by the first of its own side, so that above 1 is faster. What the CPU device takes is compared with
@@ -536,11 +504,6 @@ def _rates(rates: Sequence[float], compared: bool = True) -> tuple[str, ...]:
                  for k, rate in enumerate(rates))
 
 
-def _ratio(prompt: Mapping, name: str, how: str) -> str:
-    rates = {r["attention"]: r["tokens_per_second"] for r in prompt["rows"] if r["how"] == how}
-    return "-" if name == "unfused" else f"{rates[name] / rates['unfused']:.3f}"
-
-
 def amdahl_table(series: Mapping) -> PlainTable:
     """The softmax's share, and what its speed-up can be worth, for each model, and for prompts of some lengths."""
     rows = []
@@ -561,22 +524,6 @@ def amdahl_table(series: Mapping) -> PlainTable:
                       ("", "its share", "its speed-up", "predicted", "measured", "at most"), tuple(rows),
                       ("Share: softmax in three launches, of the time of the whole. Predicted by Amdahl's law. At "
                        "most: if softmax took no time at all.", f"{series['where']}, {series['date']}."))
-
-
-def step_table(series: Mapping, which: int = 0) -> PlainTable:
-    """What each launch takes of a step, beside the time that its bytes need."""
-    step = series["steps"][which]
-    limits = {} if series["where"] == measure.CPU_DEVICE else (measure.recorded() or {}).get("limits", {})
-    bandwidth = limits.get("bandwidth_gbs")
-    rows = [(row["name"], str(row["count"]), number(row["us"]), f"{row['us'] / step['us']:.0%}",
-             "-" if not row["bytes"] else number(row["bytes"] / 1e6),
-             "-" if not (row["bytes"] and bandwidth) else number(row["bytes"] / bandwidth / 1e3))
-            for row in step["rows"]]
-    rows.append(("the whole step", str(sum(row["count"] for row in step["rows"])), number(step["us"]), "100%",
-                 number(step["bytes"] / 1e6), "-" if not bandwidth else number(step["bytes"] / bandwidth / 1e3)))
-    return PlainTable(f"A token at position {step['position']:,}, {series['model']}",
-                      ("launch", "launches", "us", "share", "MB", "MB need, us"), tuple(rows),
-                      (f"{series['where']}, {series['date']}.",))
 
 
 def _of(series: Mapping, model: str | None) -> Mapping:

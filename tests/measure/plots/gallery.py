@@ -1,7 +1,6 @@
 """Every figure of the course, drawn from the shipped recordings, by name: for tests of how figures look."""
 
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 
@@ -20,7 +19,6 @@ from labkit.measure.plots import (
     llama_by_hand,
     machine,
     matching,
-    minilm,
     model_bytes,
     numbers,
     pages,
@@ -233,28 +231,6 @@ def _engines_seen():
                               "events": panel["events"]} for panel in trace["panels"]))
 
 
-def _both_speedups():
-    drawn, name = generation.labelled("distilgpt2's shape"), generation.labelled("gpt2")
-    cases = [("NVIDIA L4, called from PyTorch:\nthe article's", 3.18, 1.064, None),
-             (f"H200, in a graph: {drawn}", 1.67, 1.012, 1.01), (f"H200, from Python: {name}", 0.82, 0.993, None)]
-    return generation.both_speedups(cases, "The softmax alone (grey) and the text written with it (blue)",
-                                    "Theirs, and ours launched in both ways", "times as fast by fusing")
-
-
-def _forms():
-    times = {"1 \u00d7 12": 4100, "8 \u00d7 28": 2900}
-    rows = [{"work": work, "form": form, "us": us / divided} for work, us in times.items()
-            for form, divided in (("padded to 128", 1.0), ("padded", 3.5), ("packed", 4.0))]
-    return minilm.forms(rows, "NVIDIA H200, 2026-11-21, forward passes, in a graph")
-
-
-def _agreement():
-    random = np.random.default_rng(0)
-    scores = random.random(400) * 5
-    return minilm.agreement(SimpleNamespace(cosines=scores / 5 + 0.1 * random.standard_normal(400), spearman=0.86,
-                                            pairs=SimpleNamespace(scores=scores)))
-
-
 ALL_LADDERS = ("vector_add", "broadcast_add", "reduce_sum", "softmax", "bias_gelu_add", "layernorm", "gelu", "linear",
                "attention", "matmul", "matmul_half", "logits", "attention_cached", "masked_softmax_causal",
                "skinny_linear")
@@ -330,7 +306,6 @@ FIGURES = {
     "next_token": _next_token,
     "step_shares": lambda: generation.step_shares(recorded("step_launches")),
     "generation_rates": lambda: generation.rates(recorded("generation")),
-    "gains": lambda: generation.gains(recorded("generation")),
     "cosines": _cosines,
     "layer_launches": _launches,
     "layouts": lambda: sentences.layouts(LAYOUT_LENGTHS),
@@ -365,7 +340,6 @@ FIGURES = {
     "host_and_device": lambda: schedules.host_and_device(1013.0, 2500.0),
     "decode_steps": lambda: engine.decode_steps(recorded("llama_decode")),
     "seats": lambda: engine.seats(recorded("engine")),
-    "engine_rates": lambda: engine.rates(recorded("engine")),
     "queues_curves": lambda: queues.curves([64, 128, 256, 512, 1024, 2048], {
         "time to first token, ms": {"p50": [34, 12, 6, 4, 3, 2.2], "p99": [159, 120, 90, 80, 70, 64]},
         "between two tokens, ms": {"p50": [2, 2.2, 2.5, 3, 3.5, 4], "p99": [4, 5, 8, 13, 20, 28]}},
@@ -374,13 +348,6 @@ FIGURES = {
     "serve": lambda: serve.load(recorded("serve")),
     "serve_distributions": lambda: serve.distributions(recorded("serve")),
     "serve_against_rate": lambda: serve.against_rate(recorded("serve")),
-    "minilm_agreement": _agreement,
-    "minilm_forms": _forms,
-    "minilm_lengths": lambda: minilm.lengths(here(recorded("minilm_lengths"))),
-    "minilm_lengths_two_gpus": lambda: minilm.lengths(theirs(recorded("minilm_lengths"))),
-    "minilm_shares": lambda: minilm.shares(recorded("minilm_profile")),
-    "minilm_ladder": lambda: minilm.ladder(recorded("minilm_ladder"), "64 x 128"),
-    "both_speedups": _both_speedups,
     "split": lambda: machine.split([lane % 2 for lane in range(32)]),
     "split_in_a_part": lambda: machine.split([lane < 20 for lane in range(32)]),
     "hidden": lambda: machine.hidden(warps=(1, 3, 6), wait=5),

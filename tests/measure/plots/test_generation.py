@@ -35,13 +35,6 @@ def test_those_of_the_cpu_device_do_not():
     assert "shows work, not speed" in figure.summary
 
 
-@pytest.mark.parametrize("known", [None, 1.05])
-def test_the_part_and_the_whole(known):
-    figure = pictures.both_speedups([("a GPU", 3.0, 1.06, known)], "title", "measured", "times as fast")
-    assert drawn(figure) == ["3.00", "1.06", "a GPU"]
-    assert ("predicted" in figure.summary) is (known is not None)
-
-
 def test_a_launch_that_is_quicker_than_its_line_has_its_number_behind_it(monkeypatch):
     monkeypatch.setattr(measure, "recorded", lambda *_, **__: {"limits": {"bandwidth_gbs": 1000.0}})
     rows = [{"name": "logits", "count": 1, "us": 4.0, "bytes": 5e6}, {"name": "ln_1", "count": 12, "us": 6.0,

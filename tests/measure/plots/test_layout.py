@@ -11,10 +11,9 @@ import pytest
 from labkit.measure import plots
 from tests.measure.plots import gallery, layout
 
-PARTS = {  # public functions that no notebook and no report calls, since they are parts of other figures
+PARTS = {  # public functions that no notebook calls, since they are parts of other figures
     ("style", "unrecorded"): "what ladders.ladder and others return where nothing is recorded",
-    ("where_time_goes", "lines_over"): "draws launch_cost, copy_cost, generation.cache_curve and minilm.lengths",
-    ("minilm", "bars"): "draws forms, shares and ladder, and engine.rates",
+    ("where_time_goes", "lines_over"): "draws launch_cost, copy_cost and generation.cache_curve",
 }
 
 
