@@ -17,6 +17,7 @@
 
 # %%
 from labkit import agree, device, measure, plots, roofline, show_source
+from labkit.course.drawings import where_time_goes as pictures
 from labkit.kernels.ops.matmul import MATMUL
 from labkit.measure import nvtx as ranges
 from labkit.measure.series import overheads
@@ -107,7 +108,7 @@ ranges.RecordedRanges(fresh["trips"][0], "Then the first product of a fresh proc
 # %%
 here = {"title": f"Here, the second time. {measure.where()}", "events": second.events()}
 watched = overheads.trace_panel()
-plots.timeline(*([here] if device.on_gpu() else []), watched)
+pictures.timeline(*([here] if device.on_gpu() else []), watched)
 
 # %%
 events = watched["events"]
@@ -200,7 +201,7 @@ ncu_ranges.table()
 # of 4?
 
 # %%
-plots.copy_cost(overheads.copy_sizes())
+pictures.copy_cost(overheads.copy_sizes())
 
 # %% [markdown]
 # The curve is flat at first; then twice the bytes take twice the time. A copy costs something to start, and something

@@ -32,6 +32,7 @@
 import numpy as np
 
 from labkit import agree, cuda, graphs, ladder, measure, plots, show_source
+from labkit.course.drawings import graphs_and_streams as pictures
 from labkit.measure import bench
 from labkit.measure.series import overheads
 
@@ -57,7 +58,7 @@ print(f"\nin {h200['launcher_us']:.1f} us an H200's memory has time for "
 # Here is the cost over the size of the addition. Each point is one addition among many in a row.
 
 # %%
-plots.launch_cost(overheads.launch_sizes())
+pictures.launch_cost(overheads.launch_sizes())
 
 # %% [markdown]
 # The flat part is where *launch overhead* dominates: the GPU waits for Python, and a kernel twice as fast gains
@@ -174,7 +175,6 @@ plots.ladder(ladder(BIAS_GELU_ADD))
 # meanwhile other chunks are at another stage.
 
 # %%
-from labkit.measure.plots import streams as pictures
 from labkit.measure.series import streams
 
 show_source(streams.in_chunks)

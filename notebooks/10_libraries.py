@@ -28,12 +28,12 @@ import textwrap
 import numpy as np
 
 from labkit import agree, cuda, measure, show_source
+from labkit.course.drawings import libraries as pictures
 from labkit.kernels.libraries import blas, blas_softmax
 from labkit.kernels.libraries.blas import OP_N, BlasError, gemm
 from labkit.kernels.libraries.blas_softmax import softmax_by_isamax, softmax_by_row_max, softmax_on_device
 from labkit.kernels.libraries.column_major import gemm_column_major
 from labkit.kernels.op import uniform
-from labkit.measure.plots import libraries as pictures
 from labkit.measure.series import libraries as series
 
 blas.source()

@@ -97,7 +97,7 @@ slow, fast = without_cache(prompt, 16), with_cache(prompt, 16)
 print(f"{len(prompt)} tokens; the same text: {slow[0] == fast[0]}; rows without the cache {slow[1]}, with it {fast[1]}")
 
 # %%
-from labkit.measure.plots import generation as pictures
+from labkit.course.drawings import gpt2_writes as pictures
 from labkit.measure.series import generation as experiment
 
 pictures.cache_curve(experiment.cache_curve())

@@ -5,8 +5,8 @@ import json
 import pytest
 
 from labkit import device, measure
+from labkit.course.drawings import libraries, other_ways
 from labkit.measure import bench
-from labkit.measure.plots import libraries as pictures
 from labkit.measure.series import libraries as series
 
 
@@ -33,18 +33,18 @@ def test_what_needs_a_gpu_is_none_without_one():
 def test_the_h200s_series_are_recorded_and_can_be_drawn():
     recorded = measure.recorded_series("three_languages", gpu="NVIDIA H200")
     assert {row["name"] for job in recorded["jobs"] for row in job["rows"]} >= {"Triton", "cuTile", "PyTorch"}
-    assert "NVIDIA H200" in pictures.languages(recorded).summary
-    assert pictures.over_rows(measure.recorded_series("softmax_rows", gpu="NVIDIA H200"), None).summary
-    assert "tile, Measured on NVIDIA H200" in pictures.over_tiles().summary
+    assert "NVIDIA H200" in other_ways.languages(recorded).summary
+    assert libraries.over_rows(measure.recorded_series("softmax_rows", gpu="NVIDIA H200"), None).summary
+    assert "tile, Measured on NVIDIA H200" in other_ways.over_tiles().summary
 
 
 def test_the_pictures_of_ideas_say_what_they_show():
-    assert "3 x 2" in pictures.two_readings(2, 3).summary
-    assert "5 with none" in pictures.masks(19, 8).summary
+    assert "3 x 2" in libraries.two_readings(2, 3).summary
+    assert "5 with none" in other_ways.masks(19, 8).summary
     with pytest.raises(ValueError, match="at most 4 rows"):
-        pictures.two_readings(5, 5)
+        libraries.two_readings(5, 5)
     with pytest.raises(ValueError, match="1 to 40"):
-        pictures.masks(100, 8)
+        other_ways.masks(100, 8)
 
 
 @pytest.mark.parametrize("known, kept", [("", True), ("cuda-tile is not installed", False), (None, False)])
