@@ -28,7 +28,7 @@ from labkit.course.drawings import vector_add as pictures
 from labkit.kernels import elementwise
 from labkit.kernels.elementwise import vector_add_per_thread
 from labkit.kernels.ops.elementwise import VECTOR_ADD
-from labkit.measure import bench
+from labkit.measure.series import vector
 
 n = 10_000_003
 begin = time.perf_counter()  # how long it takes to send a single number: explained below
@@ -280,7 +280,7 @@ plots.ladder(found, recorded=h200)
 # in each of the three ways?
 
 # %%
-sizes = bench.vector_add_sizes(exponents=device.pick(gpu=range(10, 26), cpu=range(10, 21, 2)))
+sizes = vector.vector_add_sizes(exponents=device.pick(gpu=range(10, 26), cpu=range(10, 21, 2)))
 alone, called = (plots.crossing(s["n"], s[key], s["numpy_ms"])[0] / 1000 for key in ("kernel_ms", "call_ms"))
 n_most, numpy_ms, kernel_ms, trip_ms = (s[key][-1] for key in ("n", "numpy_ms", "kernel_ms", "with_copies_ms"))
 pinned_ms = kernel_ms + 4 * n_most / 1e6 * (2 / copies["h2d_pinned"]["gbs"] + 1 / copies["d2h_pinned"]["gbs"])

@@ -33,10 +33,9 @@ import numpy as np
 
 from labkit import agree, cuda, graphs, ladder, measure, plots, show_source
 from labkit.course.drawings import graphs_and_streams as pictures
-from labkit.measure import bench
 from labkit.measure.series import overheads
 
-here, h200 = bench.launch_overhead(), measure.recorded_series("launch_overhead", gpu="NVIDIA H200")
+here, h200 = overheads.launch_overhead(), measure.recorded_series("launch_overhead", gpu="NVIDIA H200")
 
 print(f"{'':34}{'here':>8}{'H200':>8}   ({measure.where()})")
 names = {"launcher_us": "through the launcher, with its checks",

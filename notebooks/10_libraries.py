@@ -140,7 +140,7 @@ show_source(blas.matmul)
 # at each step would be worth little.
 
 # %%
-here = series.projection()
+here = series.bf16_projection()
 print(f"({here['M']}, {here['K']}) x ({here['N']}, {here['K']})^T in bfloat16, {here['source']}")
 print(f"relative error {here['relative_error']:.4f}, and half a step of bfloat16 is {2**-9:.4f}")
 
@@ -187,7 +187,7 @@ except IndexError as error:
 
 # %%
 h200 = measure.recorded_series("library_products", gpu="NVIDIA H200")
-for found in (series.products(), h200):
+for found in (series.library_products(), h200):
     print(f"{found['where']}, M = N = K = {found['size']:,}")
     for row in found["rows"]:
         speed = row["tflops"] and f"{row['tflops']:.1f} TFLOP/s, {found['rows'][0]['ms'] / row['ms']:4.1f} x SGEMM's"

@@ -1,6 +1,7 @@
 """labkit bench: what it measures, where it writes, what it must never write."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
@@ -8,6 +9,7 @@ from rich.console import Console
 from labkit import device, measure
 from labkit._common import paths
 from labkit.measure import CPU_DEVICE, Ladder, bench
+from labkit.measure.series import overheads, vector
 from tests import made_up
 
 
@@ -39,7 +41,7 @@ def test_quick_run_of_each_operation(name):
     assert list(data["ops"]) == [name]
     assert data["machine"]["device"] == device.name()
     for key in data["series"]:
-        assert bench.SERIES[key][0] == name
+        assert bench.SERIES[key].op == name
         assert data["series"][key]["where"] == measure.where()
     json.dumps(data, allow_nan=False)
 
@@ -131,7 +133,7 @@ def test_draw_makes_a_plot_of_each_ladder_and_series(tmp_path):
 
 
 def test_crossover_series_is_measured_at_each_size():
-    series = bench.vector_add_sizes(exponents=(8, 10), budget_s=0.005)
+    series = vector.vector_add_sizes(exponents=(8, 10), budget_s=0.005)
     assert series["n"] == [256, 1024]
     for key in ("kernel_ms", "call_ms", "with_copies_ms", "numpy_ms"):
         assert len(series[key]) == 2
@@ -139,7 +141,7 @@ def test_crossover_series_is_measured_at_each_size():
 
 
 def test_launch_overhead():
-    series = bench.launch_overhead()
+    series = overheads.launch_overhead()
     assert series["launcher_us"] > 0
     assert series["bound_us"] > 0
     if not device.on_gpu():
@@ -226,8 +228,12 @@ def test_the_command_takes_operations_and_series(tmp_path, monkeypatch):
 
 
 def test_a_series_alone(monkeypatch):
-    monkeypatch.setitem(bench.SERIES, "made_up", ("matmul", lambda: {"n": [1]}))
+    def made_up(name, n):
+        taken = SimpleNamespace(op="matmul", missing="", take=lambda quick: {"n": [n]})
+        monkeypatch.setitem(bench.SERIES, name, taken)
+
+    made_up("made_up", 1)
     data = bench.collect("made_up")
     assert data["ops"] == {} and data["series"] == {"made_up": {"n": [1]}}
-    monkeypatch.setitem(bench.SERIES, "another", ("matmul", lambda: {"n": [2]}))
+    made_up("another", 2)
     assert bench.collect("another", "made_up")["series"] == {"made_up": {"n": [1]}, "another": {"n": [2]}}

@@ -32,7 +32,7 @@ def convert(x, out) -> None:
     convert_kernel[blocks_for((x.size,), (256,)), 256](x.reshape(x.size), out.reshape(x.size))
 
 
-def products(size: int | None = None, budget_s: float = 0.3) -> dict:
+def library_products(size: int | None = None, budget_s: float = 0.3) -> dict:
     """A product of square matrices by cuBLAS in four precisions, and by PyTorch: time, rate, relative error.
 
     The error is ||out - truth|| / ||truth|| over the first rows; the truth is of the float32 inputs, in float64.
@@ -86,7 +86,7 @@ def products(size: int | None = None, budget_s: float = 0.3) -> dict:
     return measure.stamped({"size": size, "rows": rows, "source": blas.source()})
 
 
-def projection(M: int = 5, N: int = 512, K: int = 2048) -> dict:
+def bf16_projection(M: int = 5, N: int = 512, K: int = 2048) -> dict:
     """x (M, K) times w (N, K) transposed, in bfloat16 with accumulators in float32, as a language model's layers need
     it."""
     rng = np.random.default_rng(1)

@@ -11,15 +11,16 @@ from labkit.measure.series import libraries as series
 
 
 def test_every_series_is_json_and_says_where_and_when():
-    for taken in (series.products(16, budget_s=0.01), series.projection(2, 3, 8), series.softmax_check(4, 8),
-                  series.softmax_rows((1, 2), cols=16, budget_s=0.01)):
+    for taken in (series.library_products(16, budget_s=0.01), series.bf16_projection(2, 3, 8),
+                  series.softmax_check(4, 8), series.softmax_rows((1, 2), cols=16, budget_s=0.01)):
         again = json.loads(json.dumps(taken, allow_nan=False))
         assert again["where"] == measure.where()
         assert again["date"]
 
 
 def test_errors_of_the_precisions_stand_in_their_order():
-    rows = {row["name"].split(" ", 1)[1]: row["relative_error"] for row in series.products(64, budget_s=0.01)["rows"]}
+    rows = {row["name"].split(" ", 1)[1]: row["relative_error"]
+            for row in series.library_products(64, budget_s=0.01)["rows"]}
     assert rows["SGEMM"] < 1e-5 < rows["GEMM f16, sums f32"] < 1e-3 < rows["GEMM bf16, sums f32"] < 1e-2
 
 
@@ -49,8 +50,10 @@ def test_the_pictures_of_ideas_say_what_they_show():
 
 @pytest.mark.parametrize("known, kept", [("", True), ("cuda-tile is not installed", False), (None, False)])
 def test_a_recording_with_cutile_is_not_replaced_by_one_without(monkeypatch, capsys, known, kept):
-    monkeypatch.setattr(series, "three_languages", lambda: {"cutile": "cuda-tile is not installed", "jobs": []})
+    taken = {"cutile": "cuda-tile is not installed", "jobs": []}
+    monkeypatch.setattr(series, "three_languages", lambda: taken)
+    monkeypatch.setattr(bench, "HOMES", {})
     monkeypatch.setattr(device, "name", lambda: "NVIDIA H200")
     monkeypatch.setattr(measure, "recorded_series", lambda name, gpu: None if known is None else {"cutile": known})
-    assert (bench.three_languages_to_record() is None) == kept
+    assert bench.collect("three_languages", quick=False)["series"] == ({} if kept else {"three_languages": taken})
     assert ("is kept" in capsys.readouterr().err) == kept
