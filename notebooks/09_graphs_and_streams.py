@@ -144,7 +144,7 @@ agree(BIAS_GELU_ADD)
 # kernel in a graph.
 
 # %%
-overheads.baseline_table(overheads.fair_baseline(times=20))
+pictures.baseline_table(overheads.fair_baseline(times=20))
 
 # %% [markdown]
 # On the H200, PyTorch's three calls from Python cost twice{{ if near(torch_over_fused, 2) }} as much as my one, and as

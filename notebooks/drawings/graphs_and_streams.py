@@ -1,8 +1,9 @@
-"""The figures of the lesson "Graphs and streams", in the course's style.
+"""The figures and tables of the lesson "Graphs and streams".
 
     engines(*panels)       what the two copy engines and the SMs do, along time, a colour for each stream
     chunks(series)         time of the whole over the number of chunks, beside what the schedule predicts
     launch_cost(series)    what a launch costs, over sizes
+    baseline_table()       the fair baseline: a call from Python and in a graph
 """
 
 from __future__ import annotations
@@ -10,7 +11,8 @@ from __future__ import annotations
 from matplotlib import rc_context
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from labkit._common.tables import number
+from labkit import measure
+from labkit._common.tables import PlainTable, number, size_text
 from labkit.measure.plots.lines import lines_over
 from labkit.measure.plots.style import (
     BLUE,
@@ -122,3 +124,17 @@ def chunks(series: dict) -> CourseFigure:
 def launch_cost(series: dict, recorded: dict | None | str = "auto") -> CourseFigure:
     """Time of one vector addition among many, over sizes: the launch sets the floor, memory the slope."""
     return lines_over(series, "launch_sizes", recorded, "What a launch costs", "n", LAUNCH_LINES, "elements", bound=12)
+
+
+def baseline_table(local: dict | None = None, recorded: dict | None | str = "auto") -> PlainTable:
+    """The fair baseline: microseconds for a call from Python and inside a graph, here and as recorded on a GPU."""
+    if recorded == "auto":
+        recorded = measure.recorded_series("fair_baseline") if local is None or local["where"] == measure.CPU_DEVICE \
+            else None
+    rows, notes = [], []
+    for series in filter(None, (recorded, local)):
+        rows += [(row["name"], number(row["kernels"]), number(row["call_us"]), number(row["graph_us"]),
+                  series["where"].split(":")[0]) for row in series["rows"]]
+        notes.append(f"{size_text(series['size'])}: {series['where']}, {series['date']}.")
+    return PlainTable("Bias, GELU, residual: one call in a row of many",
+                      ("", "kernels", "from Python, us", "in a graph, us", "where"), tuple(rows), tuple(notes))

@@ -1,13 +1,16 @@
-"""The figures of the lesson "Where the time goes", in the course's style.
+"""The figures and tables of the lesson "Where the time goes".
 
     timeline(panel, ...)    ranges, driver calls and the GPU's work as bars along time
     copy_cost(series)       what a copy costs, over sizes
+    trips_table(...)        the parts of a small product: the article's, recorded and taken here
 """
 
 from __future__ import annotations
 
 from matplotlib import rc_context
 
+from labkit import measure
+from labkit._common.tables import PlainTable, number
 from labkit.measure.plots.lines import lines_over
 from labkit.measure.plots.style import (
     BLUE,
@@ -26,6 +29,7 @@ from labkit.measure.plots.style import (
     panel_title,
     width_of,
 )
+from labkit.measure.series.overheads import trace
 
 PHASES = {"allocate": ORANGE, "copy to the device": VERMILLION, "kernel": BLUE, "copy to the host": PURPLE,
           "free": GREEN}
@@ -98,3 +102,36 @@ COPY_LINES = (
 def copy_cost(series: dict, recorded: dict | None | str = "auto") -> CourseFigure:
     """Time of a copy over its size: a price for the trip, then a price for each byte."""
     return lines_over(series, "copy_sizes", recorded, "What a copy costs", "bytes", COPY_LINES, "bytes")
+
+
+# What the notebook that this lesson follows read from nsys for a matrix product in CUDA C++, in a cold process.
+SOURCE_US = {"matrix product": 125_366.415, "allocate": 125_357.659, "copy to the device": 3.330, "kernel": 3.652,
+             "copy to the host": 0.110, "free": 0.140}
+
+
+def trips_table(first: list[dict], second: list[dict], recorded: dict | None = None) -> PlainTable:
+    """The parts of the small product in microseconds: the article's, a recorded GPU's cold and warm, and two trips
+    taken here, each as Ranges.to_json() gives it."""
+    recorded = recorded or measure.recorded_series("cold_start", gpu="NVIDIA H200")
+    columns = [SOURCE_US, *({one["path"][-1]: 1000 * one["ms"] for one in trip}
+                            for trip in (recorded["trips"][0], recorded["trips"][-1], first, second))]
+    rows = [(part, *(number(column.get(part)) for column in columns)) for part in SOURCE_US]
+    gpu = recorded["where"].removeprefix("NVIDIA ")
+    notes = ["Microseconds, by the host's clock. The article timed with nsys; its ranges do not wait for the device.",
+             f"Here: {measure.where()}.",
+             f"{recorded['where']}, {recorded['date']}: a fresh process; before the first range it imported "
+             f"labkit and Numba ({recorded['import_ms']:,.0f} ms)."]
+    return PlainTable("A small product, end to end", ("part", "source, cold", f"{gpu}, cold", f"{gpu}, warm",
+                                                      "here, first", "here, second"), tuple(rows), tuple(notes))
+
+
+def trace_panel(series: dict | None = None) -> dict:
+    """The trace taken here, or else the recorded one, as a panel of timeline()."""
+    series = series or trace() or measure.recorded_series("trace", gpu="NVIDIA H200")
+    return {"title": f"Measured on {series['where']}, {series['date']}: warm, by PyTorch's profiler",
+            "events": [_named(event) for event in series["events"]]}
+
+
+def _named(event: dict) -> dict:
+    """The profiler's exporter writes "Kernel" for a range called "kernel"."""
+    return {**event, "name": event["name"].lower()} if event["row"].startswith("ranges") else event

@@ -88,9 +88,7 @@ def _trip(title: str) -> dict:
 
 
 def _timeline():
-    from labkit.measure.series import overheads
-
-    return where_time_goes.timeline(overheads.trace_panel())
+    return where_time_goes.timeline(where_time_goes.trace_panel())
 
 
 def _page_table():

@@ -15,7 +15,7 @@ def texts(figure) -> str:
     return " | ".join(item.get_text() for item in figure.findobj(Text) if item.get_text())
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def nothing_recorded(tmp_path, monkeypatch):
     monkeypatch.setattr(paths, "MEASUREMENTS", tmp_path)
 
@@ -23,7 +23,7 @@ def nothing_recorded(tmp_path, monkeypatch):
 CPU_LINE = "On this machine: the CPU device, which shows work, not speed."
 
 
-def test_costs_over_sizes_say_where_and_leave_out_what_was_not_measured():
+def test_costs_over_sizes_say_where_and_leave_out_what_was_not_measured(nothing_recorded):
     ns = [2**8, 2**16, 2**24]
     here = {"n": ns, "python_us": [30.0, 31.0, 90.0], "where": measure.CPU_DEVICE, "date": "2026-01-02"}
     gpu = {**here, "torch_us": [5.0, 6.0, 60.0], "graph_us": [1.0, 1.5, 50.0], "where": made_up.GPU}
@@ -59,3 +59,8 @@ def test_a_line_for_each_way():
     assert "4 MB there and back" in figure.summary and "the schedule 8 ms in 4 chunks" in figure.summary
     assert len(figure.axes[0].lines) == 5
     assert figure.png().startswith(b"\x89PNG")
+
+
+def test_the_h200s_series_fills_the_table():
+    table = pictures.baseline_table(recorded=measure.recorded_series("fair_baseline", gpu="NVIDIA H200")).table()
+    assert {row[-1] for row in table["rows"]} == {"NVIDIA H200"}

@@ -3,6 +3,7 @@
 import pytest
 from matplotlib.text import Text
 
+from labkit import measure
 from labkit.course.drawings import where_time_goes as pictures
 
 
@@ -23,3 +24,13 @@ def test_timeline_has_a_row_for_each_kind_of_event():
     assert "Memcpy" not in shown, "there is no room for its name in a bar this narrow"
     with pytest.raises(ValueError, match="no events"):
         pictures.timeline({"title": "empty", "events": []})
+
+
+def test_the_h200s_series_fill_the_table_and_the_time_line():
+    trip = [{"path": ["matrix product", part], "ms": 1.0, "count": 1} for part in pictures.SOURCE_US]
+    table = pictures.trips_table(trip, trip).table()
+    assert table["columns"][2:4] == ["H200, cold", "H200, warm"]
+    assert not any("-" in row for row in table["rows"])
+    series = measure.recorded_series("trace", gpu="NVIDIA H200")
+    names = {event["name"] for event in pictures.trace_panel(series)["events"] if event["row"] == "ranges 2"}
+    assert names == set(pictures.SOURCE_US) - {"matrix product"}
