@@ -20,9 +20,12 @@ from labkit import __version__, cli
 from labkit._common import paths, recordings
 from labkit._common.errors import UserError
 from labkit._common.paths import REPOSITORY
-from labkit.course import copies, exercises
+from labkit.course import (
+    copies,
+    exercises,
+    expressions,  # noqa: F401  with the true labkit.device, before a test puts another in its place
+)
 from labkit.course import registry as course
-from labkit.measure import expressions  # noqa: F401  with the true labkit.device, before a test puts another in its place
 from tests import interrupts
 
 ROOT = REPOSITORY
