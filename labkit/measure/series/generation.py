@@ -379,7 +379,7 @@ def token_times(model: GPT2 | None = None, positions=None) -> dict:
 
 def torch_models(config: Config, tensors: Mapping[str, np.ndarray]) -> dict[str, TorchGPT2]:
     """Make PyTorch's models, by the name of their type: none without a GPU or PyTorch."""
-    torch = measure.import_library("torch") if device.on_gpu() else None
+    torch = measure.torch_on_gpu()
     if torch is None:
         return {}
     return {dtype: TorchGPT2(torch, config, tensors, dtype) for dtype in ("float32", "float16")}

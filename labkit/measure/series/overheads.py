@@ -14,9 +14,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import tempfile
 import time
-from pathlib import Path
 
 import numpy as np
 
@@ -25,6 +23,7 @@ from labkit._common import paths
 from labkit.device import launches
 from labkit.kernels.agree import to_device
 from labkit.measure import time_graph, time_host, time_launch, time_torch_graph
+from labkit.measure.series.beside_torch import profiler_events
 
 SIDE = 256  # of the matrices in the small product
 
@@ -92,7 +91,7 @@ def launch_overhead(n: int = 1024) -> dict:
     graph = time_graph(lambda stream: vector_add_per_thread(a, b, out, stream=stream), launches=100)
     if graph is not None:
         series["graph_us"] = 1000 * graph.p50
-    torch = measure.import_library("torch") if device.on_gpu() else None
+    torch = measure.torch_on_gpu()
     if torch is not None:
         x, y, z = (torch.ones(n, device="cuda") for _ in range(3))
 
@@ -140,7 +139,7 @@ def launch_sizes(exponents=None, times: int = 50) -> dict:
     from labkit.kernels.elementwise import vector_add_four_loads
 
     exponents = exponents or device.pick(gpu=range(8, 27, 2), cpu=range(8, 17, 2))
-    torch = measure.import_library("torch") if device.on_gpu() else None
+    torch = measure.torch_on_gpu()
     series = {"n": [], "python_us": [], "graph_us": [], "torch_us": [], "torch_graph_us": []}
     for n in measure.steps("launches over sizes", [2**e for e in exponents]):
         a, b, out = (cuda.to_device(np.ones(n, np.float32)) for _ in range(3))
@@ -207,23 +206,18 @@ def trace() -> dict | None:
     {"events": [{"row": "ranges 1" | "ranges 2" | "driver" | "GPU", "name", "start_us", "us"}]}, from the outer range's
     start on.
     """
-    torch = measure.import_library("torch") if device.on_gpu() else None
-    if torch is None:
+    if measure.torch_on_gpu() is None:
         return None
-    from torch.profiler import ProfilerActivity, profile, record_function
+    from torch.profiler import record_function
 
-    product_trip(record_function)
-    cuda.synchronize()
-    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as watched:
+    def twice():
         product_trip(record_function)  # a profiler's own first time is slow
         cuda.synchronize()
         product_trip(record_function)
-        cuda.synchronize()
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "trace.json"
-        watched.export_chrome_trace(str(path))
-        trace_events = json.loads(path.read_text(encoding="utf-8"))["traceEvents"]
-    return measure.stamped({"events": events_of(trace_events)})
+
+    product_trip(record_function)
+    cuda.synchronize()
+    return measure.stamped({"events": events_of(profiler_events(twice))})
 
 
 ROWS = {"user_annotation": "ranges", "cuda_driver": "driver", "cuda_runtime": "driver", "kernel": "GPU",
