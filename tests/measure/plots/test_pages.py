@@ -8,10 +8,7 @@ from labkit.engine.block_manager import BlockManager
 from labkit.engine.sampling_params import SamplingParams
 from labkit.engine.sequence import Request
 from labkit.measure.plots import pages as pictures
-
-
-def drawn(figure) -> list[str]:
-    return [text.get_text() for ax in figure.axes for text in ax.texts]
+from tests.measure.plots.layout import drawn
 
 
 def begun(blocks, name, prompt):

@@ -9,10 +9,7 @@ from labkit._common import paths
 from labkit.measure import plots
 from labkit.measure.plots import style
 from tests import made_up
-
-
-def texts(figure) -> str:
-    return " | ".join(item.get_text() for item in figure.findobj(Text) if item.get_text())
+from tests.measure.plots.layout import texts
 
 
 @pytest.fixture(autouse=True)

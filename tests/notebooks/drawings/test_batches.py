@@ -4,10 +4,7 @@ from labkit.course.drawings import batches as pictures
 from labkit.engine.scheduler import Scheduler
 from labkit.measure.simulation import Work, simulate
 from labkit.measure.static_batching import StaticScheduler
-
-
-def drawn(figure) -> list[str]:
-    return [text.get_text() for ax in figure.axes for text in ax.texts]
+from tests.measure.plots.layout import drawn
 
 
 def test_slots_over_time():

@@ -4,12 +4,9 @@ from labkit.course.drawings import fast_encoder as pictures
 from labkit.models.minilm import Config
 from labkit.models.minilm_counts import launches_of_layer
 from labkit.models.minilm_steps import STEPS
+from tests.measure.plots.layout import drawn
 
 SMALL = Config(hidden_size=64, num_attention_heads=2, intermediate_size=96)
-
-
-def drawn(figure) -> list[str]:
-    return [text.get_text() for ax in figure.axes for text in ax.texts]
 
 
 def test_a_box_for_each_launch_of_each_step():

@@ -6,6 +6,7 @@ import pytest
 from labkit import measure
 from labkit.course.drawings import gpt2_writes as pictures
 from labkit.measure.series.generation import ATTENTIONS, PROMPTS
+from tests.measure.plots.layout import drawn
 
 
 def series(where, hows):
@@ -15,10 +16,6 @@ def series(where, hows):
     rates = {"unfused": 100.0, "fused": 110.0, "one kernel": 125.0}
     prompts = [{"text": "a", "rows": [row(name, how, rate) for how in hows for name, rate in rates.items()]}]
     return {"where": where, "date": "2026-11-21", "models": [{"name": "small's shape", "prompts": prompts}]}
-
-
-def drawn(figure):
-    return [text.get_text() for ax in figure.axes for text in ax.texts]
 
 
 def test_tokens_a_second_of_a_gpu_stand_beside_the_sources():

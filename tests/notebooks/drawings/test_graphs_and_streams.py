@@ -1,7 +1,6 @@
 """The figures of the lesson "Graphs and streams": what they say, and what they refuse."""
 
 import pytest
-from matplotlib.text import Text
 
 from labkit import measure
 from labkit._common import paths
@@ -9,10 +8,7 @@ from labkit.course.drawings import graphs_and_streams as pictures
 from labkit.course.drawings import where_time_goes
 from labkit.measure.series.streams import schedule
 from tests import made_up
-
-
-def texts(figure) -> str:
-    return " | ".join(item.get_text() for item in figure.findobj(Text) if item.get_text())
+from tests.measure.plots.layout import texts
 
 
 @pytest.fixture

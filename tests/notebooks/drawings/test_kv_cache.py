@@ -4,10 +4,7 @@ import pytest
 
 from labkit.course.drawings import kv_cache as pictures
 from labkit.models.buffers import first_fit, liveness, llama_launches
-
-
-def drawn(figure) -> list[str]:
-    return [text.get_text() for ax in figure.axes for text in ax.texts]
+from tests.measure.plots.layout import drawn
 
 
 def test_rows_on_either_side_of_the_ridge():

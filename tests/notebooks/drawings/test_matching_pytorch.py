@@ -3,10 +3,7 @@
 import pytest
 
 from labkit.course.drawings import matching_pytorch as pictures
-
-
-def drawn(figure) -> list[str]:
-    return [text.get_text() for ax in figure.axes for text in ax.texts]
+from tests.measure.plots.layout import drawn
 
 
 def test_score_matrices_count_what_is_needed():

@@ -4,10 +4,7 @@ import pytest
 from matplotlib.text import Text
 
 from labkit.course.drawings import matmul as pictures
-
-
-def texts(figure) -> str:
-    return " | ".join(item.get_text() for item in figure.findobj(Text) if item.get_text())
+from tests.measure.plots.layout import texts
 
 
 def test_tile_walk_fills_the_tails_with_zeros():

@@ -4,10 +4,7 @@ import numpy as np
 import pytest
 
 from labkit.course.drawings import paged_attention as pictures
-
-
-def drawn(figure) -> list[str]:
-    return [text.get_text() for ax in figure.axes for text in ax.texts]
+from tests.measure.plots.layout import drawn
 
 
 @pytest.mark.parametrize(("size", "keys"), [(16, 16), (64, 4), (128, 2)])

@@ -5,10 +5,7 @@ import base64
 import pytest
 
 from labkit.course.drawings import serving as pictures
-
-
-def drawn(figure) -> list[str]:
-    return [text.get_text() for ax in figure.axes for text in ax.texts]
+from tests.measure.plots.layout import drawn
 
 
 def test_lines_over_what_was_varied():

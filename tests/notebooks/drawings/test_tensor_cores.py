@@ -2,13 +2,9 @@
 
 
 import pytest
-from matplotlib.text import Text
 
 from labkit.course.drawings import tensor_cores as pictures
-
-
-def texts(figure) -> str:
-    return " | ".join(item.get_text() for item in figure.findobj(Text) if item.get_text())
+from tests.measure.plots.layout import texts
 
 
 def test_the_elements_of_a_lane():

@@ -1,16 +1,12 @@
 """The figures of the lesson "Vector addition": what they say, and what they refuse."""
 
 import pytest
-from matplotlib.text import Text
 
 from labkit import measure
 from labkit._common import paths
 from labkit.course.drawings import vector_add as pictures
 from tests import made_up
-
-
-def texts(figure) -> str:
-    return " | ".join(item.get_text() for item in figure.findobj(Text) if item.get_text())
+from tests.measure.plots.layout import texts
 
 
 @pytest.fixture(autouse=True)

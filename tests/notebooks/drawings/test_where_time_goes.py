@@ -1,14 +1,10 @@
 """The figures of the lesson "Where the time goes": what they say, and what they refuse."""
 
 import pytest
-from matplotlib.text import Text
 
 from labkit import measure
 from labkit.course.drawings import where_time_goes as pictures
-
-
-def texts(figure) -> str:
-    return " | ".join(item.get_text() for item in figure.findobj(Text) if item.get_text())
+from tests.measure.plots.layout import texts
 
 
 def test_timeline_has_a_row_for_each_kind_of_event():
