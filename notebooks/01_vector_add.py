@@ -24,10 +24,11 @@ import time
 import numpy as np
 
 from labkit import agree, cuda, device, ladder, measure, plots, roofline, show_source
+from labkit.course.drawings import vector_add as pictures
 from labkit.kernels import elementwise
 from labkit.kernels.elementwise import vector_add_per_thread
 from labkit.kernels.ops.elementwise import VECTOR_ADD
-from labkit.measure import bench
+from labkit.measure.series import vector
 
 n = 10_000_003
 begin = time.perf_counter()  # how long it takes to send a single number: explained below
@@ -183,7 +184,7 @@ recorded = {"steps": dict(zip(list(steps)[:4], (there, there, kernel, home), str
             "title": f"NVIDIA H200, {copies['date']}, n=10,000,000; copies from the recorded rates"}
 here = {"steps": dict(list(median.items())[:4]), "numpy_ms": median["NumPy"],
         "title": f"Here, n={n:,}. {measure.where()}"}
-plots.round_trip(here, recorded)
+pictures.round_trip(here, recorded)
 
 # %% [markdown]
 # On the H200 the kernel is far faster than NumPy, and the whole trip takes about as long as NumPy
@@ -229,7 +230,7 @@ show_source(elementwise.vector_add_four_loads_kernel)
 # Which thread has which of 29 elements, in blocks of four? The numbers are threads; thread 0's boxes are dark.
 
 # %%
-plots.owners(n=29, block=4, rungs=("per_thread", "grid_stride", "four_loads"))
+pictures.owners(n=29, block=4, rungs=("per_thread", "grid_stride", "four_loads"))
 
 # %% [markdown]
 # In all three, neighbouring threads load neighbouring elements at the same moment. That is called *coalesced* access.
@@ -279,7 +280,7 @@ plots.ladder(found, recorded=h200)
 # in each of the three ways?
 
 # %%
-sizes = bench.vector_add_sizes(exponents=device.pick(gpu=range(10, 26), cpu=range(10, 21, 2)))
+sizes = vector.vector_add_sizes(exponents=device.pick(gpu=range(10, 26), cpu=range(10, 21, 2)))
 alone, called = (plots.crossing(s["n"], s[key], s["numpy_ms"])[0] / 1000 for key in ("kernel_ms", "call_ms"))
 n_most, numpy_ms, kernel_ms, trip_ms = (s[key][-1] for key in ("n", "numpy_ms", "kernel_ms", "with_copies_ms"))
 pinned_ms = kernel_ms + 4 * n_most / 1e6 * (2 / copies["h2d_pinned"]["gbs"] + 1 / copies["d2h_pinned"]["gbs"])
@@ -325,7 +326,8 @@ plots.crossover(sizes, recorded=s)
 #
 # - Set `n` to 10,000,128 and run the unguarded kernel again. Predict the outcome first. Is the kernel right now?
 # - Take `cuda.synchronize()` out of the loop. On a GPU: which steps become "faster", and where does their time go?
-# - Change `plots.owners` to `block=8, grid=1`. How many elements does thread 0 add in each rung? Count before you run.
+# - Change `pictures.owners` to `block=8, grid=1`. How many elements does thread 0 add in each rung? Count before you
+#   run.
 #
 # Next: **02 · The machine**: how a GPU runs a kernel, and why four loads in flight are faster than one.
 

@@ -20,9 +20,9 @@
 import numpy as np
 
 from labkit import agree, cuda, measure, observe, show_source
+from labkit.course.drawings import the_machine as pictures
 from labkit.device import occupancy
 from labkit.kernels import machine as kernels
-from labkit.measure.plots import machine as pictures
 
 gpu = occupancy.of_device() or occupancy.H200
 recorded = measure.recorded_series("machine")

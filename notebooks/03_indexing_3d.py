@@ -29,7 +29,7 @@ import numpy as np
 from labkit import agree, cuda, ladder, measure, plots, roofline, show_source
 from labkit.kernels import elementwise
 from labkit.kernels.ops.elementwise import VOLUME_ADD
-from labkit.measure import bench
+from labkit.measure.series import vector
 
 nx, ny, nz = 5, 3, 2
 z, y, x = np.indices((nz, ny, nx))
@@ -197,7 +197,7 @@ plots.warp_addresses({title(block): first_warp(block) for block in [(1024, 1, 1)
 # %%
 sweep = measure.recorded_series("volume_add_block_shapes", gpu="NVIDIA H200")
 
-plots.block_shapes(bench.volume_add_block_shapes(), recorded=sweep)
+plots.block_shapes(vector.volume_add_block_shapes(), recorded=sweep)
 
 # %% [markdown]
 # Read the bars beside a count. Here it is for the blocks of 1,024 threads: sectors and lines of the first warp, and how

@@ -60,8 +60,9 @@ for name, view in views.items():
 
 # %%
 from labkit import plots
+from labkit.course.drawings import broadcast as pictures
 
-plots.broadcast_reads((X, Y, Z), mark=(1, 2, 3))
+pictures.broadcast_reads((X, Y, Z), mark=(1, 2, 3))
 
 # %% [markdown]
 # Each number is a flat index: the place of an element in its array's memory. Follow the frames. Element 23 of the sum
@@ -269,7 +270,7 @@ print(f"broadcast addition   {ms['long_rows']:.3f} ms for  8 bytes an element")
 #
 # - In the cell that draws the warps, replace `(64, 4, 1)` by `(8, 8, 1)`. How many sectors do you expect? If sectors
 #   were everything, which of the two blocks would be faster? The cell below times any block.
-# - Draw `plots.broadcast_reads((3, 2, 4), mark=(2, 0, 1))`. Work out the three indices on paper first.
+# - Draw `pictures.broadcast_reads((3, 2, 4), mark=(2, 0, 1))`. Work out the three indices on paper first.
 # - Let `b` have the shape `(Y, Z)`, so that it enters as `b[None, :, :]`. What are its three steps? Which threads need
 #   the same element now, and would you still count on the cache?
 # - Let each thread add four elements along z, each a block's width after the last, as `four_loads` does in lesson 01.

@@ -83,6 +83,7 @@ PlainTable("First kernels: 64-bit sums over 32-bit sums", ("kernel", "us", "fact
 import numpy as np
 
 from labkit import plots
+from labkit.course.drawings import matmul as pictures
 
 lane = np.arange(32)
 fast, slow = lane % 16, lane // 16  # threadIdx.x and threadIdx.y in a block of 16 x 16
@@ -117,7 +118,7 @@ plots.warp_addresses(touched, "What one warp touches")
 # loads each tile once, and every thread takes what it needs from there.
 
 # %%
-plots.tile_walk(M=7, N=11, K=10, tile=4, block=(2, 1))
+pictures.tile_walk(M=7, N=11, K=10, tile=4, block=(2, 1))
 
 # %% [markdown]
 # The sizes in the picture are awkward on purpose: the block hangs over every edge. Where a tile reaches beyond its

@@ -17,8 +17,9 @@
 
 # %%
 from labkit import measure, plots, show_source
+from labkit.course.drawings import matmul_to_the_limit as pictures
 from labkit.kernels.ops.matmul import MATMUL
-from labkit.measure.plots.tensor_cores import climb
+from labkit.measure.plots.matmul import climb, overlap
 
 h200 = measure.recorded_ladder("matmul", gpu="NVIDIA H200")
 for name in ("matmul_tiled_32", "PyTorch (cuBLAS)"):
@@ -38,7 +39,7 @@ for name in ("matmul_tiled_32", "PyTorch (cuBLAS)"):
 # first with every one of the second.
 
 # %%
-plots.thread_tile(threads=4, size=4)
+pictures.thread_tile(threads=4, size=4)
 
 # %% [markdown]
 # Predict: which p would keep all units busy? And what might stop you from taking p = 16 at once?
@@ -147,7 +148,7 @@ for name in ("register_blocked", "vectorized", "double_buffered", "pipelined", "
 # step can be under way during the products of this one. That is *double buffering*.
 
 # %%
-plots.overlap()
+overlap()
 
 # %%
 from labkit.kernels.matmul.float32 import make_matmul_double_buffered

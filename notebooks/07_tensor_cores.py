@@ -18,10 +18,10 @@
 
 # %%
 from labkit import measure, plots, show_source
+from labkit.course.drawings import tensor_cores as pictures
 from labkit.kernels.matmul.half import matmul_half_tensor_core_kernel
 from labkit.kernels.ops.matmul_half import MATMUL_HALF
-from labkit.measure.plots import tensor_cores
-from labkit.measure.plots.tensor_cores import climb
+from labkit.measure.plots.matmul import climb, overlap
 
 h200 = measure.recorded_ladder("matmul_half", gpu="NVIDIA H200")
 limits = h200.limits
@@ -36,7 +36,7 @@ print(f"peaks of the H200: {limits['fp32_tflops']:.0f} TFLOP/s in float32, "
 # *fragment*. Which lane holds what is fixed. Keep this picture beside your editor.
 
 # %%
-plots.mma_lanes(lane=13)
+pictures.mma_lanes(lane=13)
 
 # %% [markdown]
 # Here is the simplest product with it that I could write. A warp computes 16 × 16 elements, and each lane collects its
@@ -85,7 +85,7 @@ climb(h200, "hand_blocked")
 # packings.
 
 # %%
-tensor_cores.ldmatrix(lane=13)
+pictures.ldmatrix(lane=13)
 
 # %% [markdown]
 # In `double_buffered` a warp computes 64 × 32 elements. For 16 steps of k it loads four fragments of `a` and four of
@@ -108,7 +108,7 @@ climb(h200, "double_buffered")
 # With a third buffer, or *stage* (`stages=3` in the kernel above), a copy has two steps to arrive in. Does that pay?
 
 # %%
-plots.overlap(load=2.2, multiply=1.2)
+overlap(load=2.2, multiply=1.2)
 
 # %%
 climb(h200, "three_stage")
@@ -124,7 +124,7 @@ climb(h200, "three_stage")
 # pieces, and how many different banks does one piece of eight rows reach?
 
 # %%
-tensor_cores.swizzle()
+pictures.swizzle()
 
 # %%
 show_source(make_copy, "for i in u32.range(copies):", "matrix, src_offset")
@@ -150,7 +150,7 @@ climb(h200, "pipelined", against="three_stage")
 # 16 steps of k, and the tensor cores read both from shared memory. Only the accumulators are in registers.
 
 # %%
-tensor_cores.warpgroup(columns=128)
+pictures.warpgroup(columns=128)
 
 # %% [markdown]
 # An instruction that reads shared memory has to know where a tile begins and how it is swizzled. A *descriptor*, a
@@ -175,7 +175,7 @@ show_source(make_wgmma, "ptx.wgmma_fence()", "ptx.wgmma_wait")
 # swizzled, with zeros for what lies beyond the edges.
 
 # %%
-tensor_cores.tma()
+pictures.tma()
 
 # %% [markdown]
 # How do the other threads know that the tile is complete? They wait at an *mbarrier*, a barrier in shared memory that
@@ -213,7 +213,7 @@ climb(h200, "wgmma")
 #   part, the producer already requests tiles for the next.
 
 # %%
-tensor_cores.specialised()
+pictures.specialised()
 
 # %% [markdown]
 # Producer and consumers wait for each other, so each stage has two mbarriers: `loaded` says that it may be read, and
@@ -323,8 +323,8 @@ climb(h200, "f16_accumulators", against="double_buffered")
 #
 # ## Try it
 #
-# - `tensor_cores.swizzle(5)`: predict the places of piece 5 before you draw it.
-# - Draw `tensor_cores.specialised(load=3.0)`. Which warpgroups wait now? Would more stages help?
+# - `pictures.swizzle(5)`: predict the places of piece 5 before you draw it.
+# - Draw `pictures.specialised(load=3.0)`. Which warpgroups wait now? Would more stages help?
 # - Add 100 to `a` before it is rounded in the cell on accumulators. Predict which of the two lines rises, and what
 #   happens at K = 4,096.
 #

@@ -17,6 +17,7 @@
 
 # %%
 from labkit import agree, device, measure, plots, roofline, show_source
+from labkit.course.drawings import where_time_goes as pictures
 from labkit.kernels.ops.matmul import MATMUL
 from labkit.measure import nvtx as ranges
 from labkit.measure.series import overheads
@@ -69,7 +70,7 @@ second
 # them stand the H200 of this course, in a fresh process and then warm, and your own two trips.
 
 # %%
-overheads.trips_table(first.to_json(), second.to_json())
+pictures.trips_table(first.to_json(), second.to_json())
 
 # %% [markdown]
 # In that notebook the allocation takes 125 ms{{ quoted }}, thirty-four thousand times its kernel. Allocating is not
@@ -106,8 +107,8 @@ ranges.RecordedRanges(fresh["trips"][0], "Then the first product of a fresh proc
 
 # %%
 here = {"title": f"Here, the second time. {measure.where()}", "events": second.events()}
-watched = overheads.trace_panel()
-plots.timeline(*([here] if device.on_gpu() else []), watched)
+watched = pictures.trace_panel()
+pictures.timeline(*([here] if device.on_gpu() else []), watched)
 
 # %%
 events = watched["events"]
@@ -155,9 +156,9 @@ for part in ("copy to the device", "kernel", "copy to the host"):
 # This is what `nsys` printed in the notebook that this course follows, rearranged:
 
 # %%
-total_us = sum(overheads.SOURCE_US.values())
+total_us = sum(pictures.SOURCE_US.values())
 
-for part, us in overheads.SOURCE_US.items():
+for part, us in pictures.SOURCE_US.items():
     print(f"{us / total_us:7.1%} {1000 * us:15,.0f} ns   {part}")
 
 # %% [markdown]
@@ -168,7 +169,7 @@ for part, us in overheads.SOURCE_US.items():
 # %%
 outer = "matrix product"
 source = [{"path": [outer] if part == outer else [outer, part], "ms": us / 1000, "count": 1}
-          for part, us in overheads.SOURCE_US.items()]
+          for part, us in pictures.SOURCE_US.items()]
 ranges.RecordedRanges(source, "The same ranges", "CUDA C++, as that notebook printed it")
 
 # %% [markdown]
@@ -200,7 +201,7 @@ ncu_ranges.table()
 # of 4?
 
 # %%
-plots.copy_cost(overheads.copy_sizes())
+pictures.copy_cost(overheads.copy_sizes())
 
 # %% [markdown]
 # The curve is flat at first; then twice the bytes take twice the time. A copy costs something to start, and something

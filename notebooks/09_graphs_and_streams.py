@@ -32,10 +32,10 @@
 import numpy as np
 
 from labkit import agree, cuda, graphs, ladder, measure, plots, show_source
-from labkit.measure import bench
+from labkit.course.drawings import graphs_and_streams as pictures
 from labkit.measure.series import overheads
 
-here, h200 = bench.launch_overhead(), measure.recorded_series("launch_overhead", gpu="NVIDIA H200")
+here, h200 = overheads.launch_overhead(), measure.recorded_series("launch_overhead", gpu="NVIDIA H200")
 
 print(f"{'':34}{'here':>8}{'H200':>8}   ({measure.where()})")
 names = {"launcher_us": "through the launcher, with its checks",
@@ -57,7 +57,7 @@ print(f"\nin {h200['launcher_us']:.1f} us an H200's memory has time for "
 # Here is the cost over the size of the addition. Each point is one addition among many in a row.
 
 # %%
-plots.launch_cost(overheads.launch_sizes())
+pictures.launch_cost(overheads.launch_sizes())
 
 # %% [markdown]
 # The flat part is where *launch overhead* dominates: the GPU waits for Python, and a kernel twice as fast gains
@@ -144,7 +144,7 @@ agree(BIAS_GELU_ADD)
 # kernel in a graph.
 
 # %%
-overheads.baseline_table(overheads.fair_baseline(times=20))
+pictures.baseline_table(overheads.fair_baseline(times=20))
 
 # %% [markdown]
 # On the H200, PyTorch's three calls from Python cost twice{{ if near(torch_over_fused, 2) }} as much as my one, and as
@@ -174,7 +174,6 @@ plots.ladder(ladder(BIAS_GELU_ADD))
 # meanwhile other chunks are at another stage.
 
 # %%
-from labkit.measure.plots import streams as pictures
 from labkit.measure.series import streams
 
 show_source(streams.in_chunks)

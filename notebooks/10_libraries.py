@@ -28,12 +28,12 @@ import textwrap
 import numpy as np
 
 from labkit import agree, cuda, measure, show_source
+from labkit.course.drawings import libraries as pictures
 from labkit.kernels.libraries import blas, blas_softmax
 from labkit.kernels.libraries.blas import OP_N, BlasError, gemm
 from labkit.kernels.libraries.blas_softmax import softmax_by_isamax, softmax_by_row_max, softmax_on_device
 from labkit.kernels.libraries.column_major import gemm_column_major
 from labkit.kernels.op import uniform
-from labkit.measure.plots import libraries as pictures
 from labkit.measure.series import libraries as series
 
 blas.source()
@@ -140,7 +140,7 @@ show_source(blas.matmul)
 # at each step would be worth little.
 
 # %%
-here = series.projection()
+here = series.bf16_projection()
 print(f"({here['M']}, {here['K']}) x ({here['N']}, {here['K']})^T in bfloat16, {here['source']}")
 print(f"relative error {here['relative_error']:.4f}, and half a step of bfloat16 is {2**-9:.4f}")
 
@@ -187,7 +187,7 @@ except IndexError as error:
 
 # %%
 h200 = measure.recorded_series("library_products", gpu="NVIDIA H200")
-for found in (series.products(), h200):
+for found in (series.library_products(), h200):
     print(f"{found['where']}, M = N = K = {found['size']:,}")
     for row in found["rows"]:
         speed = row["tflops"] and f"{row['tflops']:.1f} TFLOP/s, {found['rows'][0]['ms'] / row['ms']:4.1f} x SGEMM's"

@@ -64,7 +64,7 @@ show_source(tile_kernels.vector_add_tiles)
 # the end is dropped. A tile is a value, as a number is. It has no address and cannot be written to.
 
 # %%
-from labkit.measure.plots import libraries as pictures
+from labkit.course.drawings import other_ways as pictures
 
 pictures.masks(n=19, block=8)
 

@@ -28,6 +28,7 @@
 import numpy as np
 
 from labkit import agree, cuda, device, ladder, measure, observe, plots, roofline, show_source
+from labkit.course.drawings import reductions_and_softmax as pictures
 from labkit.kernels import reduce
 from labkit.kernels.ops.reduce import REDUCE_SUM
 
@@ -38,7 +39,7 @@ roofline.predict(REDUCE_SUM, R=8192, C=8192)
 # them up in 255 steps while the others wait. Or the threads could add in pairs.
 
 # %%
-plots.reductions(8)
+pictures.reductions(8)
 
 # %% [markdown]
 # On the left, every step halves the number of sums: 8, 4, 2, 1. This is a *tree*. For 256 sums it takes $\log_2 256 =
@@ -336,7 +337,7 @@ counters.profile("softmax")
 # - In the cell with the races, launch one warp: `kernel[1, 32]`. Does `observe` still find the race? Should it?
 # - In the cell that joins parts, forget the factor of one part: `s + s2 * np.exp(m2 - row_max)`. For which rows does
 #   the result stay right?
-# - `plots.reductions(16)`: before you look, how many lines are there in the last step of each half?
+# - `pictures.reductions(16)`: before you look, how many lines are there in the last step of each half?
 #
 # Next: **histogram and scan**, where threads share counters, and every element gets a sum of its own.
 

@@ -25,11 +25,11 @@ import numpy as np
 from numba import float32, int32
 
 from labkit import agree, cuda, device, ladder, measure, observe, plots, show_source
+from labkit.course.drawings import histogram_and_scan as pictures
 from labkit.device.launches import planned
 from labkit.kernels import histogram, scan, scan_blocks
 from labkit.kernels.ops.histogram import HISTOGRAM
 from labkit.kernels.ops.scan import SCAN
-from labkit.measure.plots import scans
 
 
 @cuda.jit
@@ -160,7 +160,7 @@ times(HISTOGRAM, N=2**28, B=256, S=100)
 # many steps, and with how many additions in all?
 
 # %%
-scans.steps()
+pictures.steps()
 
 # %% [markdown]
 # That is the algorithm of Hillis and Steele. In the first step each element adds the one before it, in the second the
@@ -176,7 +176,7 @@ show_source(scan_blocks.make_scan_hillis_steele(float32))
 # a scan be had for about $n$ additions? Blelloch's algorithm goes up a tree as a reduction does, and down again.
 
 # %%
-scans.tree()
+pictures.tree()
 
 # %% [markdown]
 # On the way up, the last element of each pair becomes the sum of the pair, then of a pair of pairs. On the way down,
@@ -259,7 +259,7 @@ print(f"reduce, scan:     {bytes_moved(scan.scan_reduce_first):6.2f} bytes an el
 # look-back?
 
 # %%
-scans.look_back()
+pictures.look_back()
 
 # %% [markdown]
 # In the chain, tile 7 is five links behind tile 2. With the look-back, tiles 3 to 7 have their sums as soon as tile 2
@@ -313,7 +313,7 @@ times(SCAN, N=2**27)
 # others dropped. The exclusive scan of the flags, 1 for kept, is the place of each kept element in the output.
 
 # %%
-scans.compaction()
+pictures.compaction()
 
 # %% [markdown]
 # This is *compaction*. Sorting works in the same way. A histogram says how many elements have each value, its exclusive
@@ -355,7 +355,7 @@ print("sorted:", np.array_equal(out.copy_to_host(), np.sort(values)))
 #
 # ## Try it
 #
-# - `scans.tree((1,) * 16)`: what does the last row hold, and why?
+# - `pictures.tree((1,) * 16)`: what does the last row hold, and why?
 # - Count with `observe` how many bank conflicts are left if the gap comes after every 16 elements.
 # - Change `take_places` so that it sorts indices by a key of bytes. Are equal keys still in order?
 #

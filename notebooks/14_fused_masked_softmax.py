@@ -26,12 +26,13 @@ import numpy as np
 
 from labkit import agree, cuda, device, ladder, measure, observe, plots, show_source
 from labkit._common.tables import PlainTable, number
+from labkit.course.drawings import fused_masked_softmax as pictures
 from labkit.device import occupancy
 from labkit.device.launches import planned
 from labkit.kernels.ops.masked_softmax import MASKED_SOFTMAX_CAUSAL, MASKED_SOFTMAX_NONE, MASKED_SOFTMAX_PADDING
 from labkit.kernels.softmax import masked as ms
 
-plots.masks()
+pictures.masks()
 
 # %% [markdown]
 # With *padding* the sequences of a batch have different lengths and are stored as if they had the same; what lies
@@ -265,7 +266,7 @@ PlainTable("Called from Python, us: p50 (p5–p95)", columns, tuple(rows),
 # Where does the floor end? Here is one matrix over its size, called and in a graph, in which Python has no part.
 
 # %%
-plots.launch_floor(series)
+pictures.launch_floor(series)
 
 # %% [markdown]
 # In the graph every size has its own time from the start. The called kernel leaves its floor at 4,096. If you have

@@ -90,6 +90,7 @@ print(f"neighbours of 10,000 squared     {np.spacing(np.float32(10_000**2)):.0f}
 
 # %%
 from labkit import cuda, device, plots
+from labkit.course.drawings import layernorm as pictures
 from labkit.kernels.norm.layernorm import (
     layernorm_block_tree,
     layernorm_one_pass,
@@ -149,7 +150,7 @@ show_source(layernorm_welford_kernel)
 # good enough.
 
 # %%
-plots.quads(columns=27, lanes=4)
+pictures.quads(columns=27, lanes=4)
 
 # %% [markdown]
 # A lane loads four neighbours with one instruction, 128 bits, and the lanes of a warp load side by side. These four are

@@ -48,7 +48,7 @@ roofline.predict(ATTENTION, S=1024, H=12, D=64)
 # see it, so the scores of later keys become minus infinity, and their exponentials 0.
 
 # %%
-from labkit.measure.plots import flash as pictures
+from labkit.course.drawings import attention as pictures
 
 pictures.four_steps()
 
@@ -78,9 +78,8 @@ print("the first token sees itself alone:", np.allclose(one_head(q, k, v)[0], v[
 # numbers, and in each third the heads one after the other.
 
 # %%
-from labkit.measure.plots import attention as attention_pictures
 
-attention_pictures.qkv_rows()
+pictures.qkv_rows()
 
 # %% [markdown]
 # The formula under the picture is all a kernel needs. In PyTorch the same is written as a reshape. Do they agree?

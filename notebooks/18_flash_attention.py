@@ -53,8 +53,7 @@ print(f"scores: {scores_mb:,.0f} MB; to write and read them twice takes "
 # %%
 import numpy as np
 
-from labkit.measure.plots import attention as attention_pictures
-from labkit.measure.plots import flash as pictures
+from labkit.course.drawings import flash_attention as pictures
 
 rng = np.random.default_rng(2)
 q, (keys, values) = 3 * rng.standard_normal(64), rng.standard_normal((2, 96, 64))
@@ -84,7 +83,7 @@ pictures.running_maximum(keys @ q / 8, tile=16)
 # Now let a block take many queries. Each tile of keys and values that it loads into shared memory serves all of them.
 
 # %%
-attention_pictures.tiles()
+pictures.tiles()
 
 # %% [markdown]
 # A block goes through all keys and values of its head once. Before you run the cell: what happens to the bytes that all
@@ -223,7 +222,7 @@ for S in (1024, 4096):
 #
 # Both products can run on the tensor cores, with float16 inputs and float32 accumulators. `mma.sync` leaves the scores
 # spread over the lanes as accumulators. The next product needs the exponentials spread over the lanes as its first
-# factor. Do lanes have to exchange them? Look at the picture of lesson 07 (`plots.mma_lanes()`), and write down what
+# factor. Do lanes have to exchange them? Look at the picture of lesson 07 (`mma_lanes`), and write down what
 # lane 13 holds and what it needs.
 
 # %%
@@ -288,7 +287,7 @@ climb("attention_half flash", "attention_half flash_wgmma", "attention_half PyTo
 # an H200 take to read it at {{ round(limits.bandwidth_gbs, -2):,.0f }} GB/s?
 
 # %%
-attention_pictures.over_caches(measure.recorded_series("attention_keys", gpu="NVIDIA H200"))
+pictures.over_caches(measure.recorded_series("attention_keys", gpu="NVIDIA H200"))
 
 # %% [markdown]
 # With the keys split, a cache of two thousand costs little more than one of a hundred{{ if split_flat }}. The bytes of
@@ -305,7 +304,7 @@ attention_pictures.over_caches(measure.recorded_series("attention_keys", gpu="NV
 # ## Over the number of tokens
 
 # %%
-attention_pictures.over_lengths(measure.recorded_series("attention_sizes", gpu="NVIDIA H200"))
+pictures.over_lengths(measure.recorded_series("attention_sizes", gpu="NVIDIA H200"))
 
 # %% [markdown]
 # Both axes are logarithmic. Where the GPU is full, the lines are straight: twice the tokens, four times the work. With

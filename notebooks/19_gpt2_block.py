@@ -107,9 +107,9 @@ print(f"the whole block, 768 wide, 16 tokens: {timing.p50:.1f} ms a call ({measu
 # token.
 
 # %%
-from labkit.measure.plots import gpt2_block as block_pictures
+from labkit.course.drawings import gpt2_block as pictures
 
-block_pictures.ten_launches(tokens=1024)
+pictures.ten_launches(tokens=1024)
 
 # %% [markdown]
 # The products read weights. All other steps only move the rows of tokens from one array to the next. The hatched ones
@@ -118,7 +118,7 @@ block_pictures.ten_launches(tokens=1024)
 # With 16 tokens the picture is different. Before you run the cell: which bars are left?
 
 # %%
-block_pictures.ten_launches(tokens=16)
+pictures.ten_launches(tokens=16)
 
 # %% [markdown]
 # ## Is it right?
@@ -169,7 +169,7 @@ yours.block_parity(yours.kernels({"gelu": gelu_erf_vectorized}))
 # only the order differs. (In the picture GELU and the additions share a box with the product before them.)
 
 # %%
-block_pictures.two_orders()
+pictures.two_orders()
 
 # %% [markdown]
 # Look at the thick line. On the left it goes from x to out through two additions. On the right it also goes through

@@ -200,7 +200,7 @@ print(f"another x, the same graph: largest error {abs(small_out.copy_to_host() -
 
 # %%
 from labkit import device
-from labkit.measure.plots import gpt2_block as block_pictures
+from labkit.course.drawings import faster_block as pictures
 
 if device.on_gpu():
     half, half_flat = x.astype(np.float16), flat.astype(np.float16)
@@ -215,7 +215,7 @@ else:
           "compile as the rest of this page. The cell works there, too: take the `if` away.")
 print("Recorded on an NVIDIA H200:")
 for operation, name in (("gpt2_block", "block_fused"), ("gpt2_block_half", "block_half")):
-    for tokens in block_pictures.LENGTHS:
+    for tokens in pictures.LENGTHS:
         if found := measure.recorded_ladder(operation, {"S": tokens}, gpu="NVIDIA H200"):
             row = found.row(name)
             print(f"{name:12} {tokens:5} tokens: largest error {row.error:.1e}, {row.error_units:.3f} of the allowed")
@@ -247,11 +247,11 @@ for operation, name in (("gpt2_block", "block_fused"), ("gpt2_block_half", "bloc
 # %%
 from labkit._common.tables import PlainTable
 
-times = block_pictures.recorded_times()
+times = pictures.recorded_times()
 rows = []
 for name, microseconds in times.items():
     rows.append((name, *("not measured" if us is None else f"{us:,.1f}" for us in microseconds)))
-heads = ("", *(f"{tokens:,} tokens" for tokens in block_pictures.LENGTHS))
+heads = ("", *(f"{tokens:,} tokens" for tokens in pictures.LENGTHS))
 PlainTable("One block: microseconds", heads, tuple(rows), ("Recorded on an NVIDIA H200.",))
 
 # %%
@@ -260,7 +260,7 @@ from labkit import plots
 wanted = ("CUDA C++, ten kernels", "PyTorch compiled, float32", "seven, float32", "PyTorch compiled, float16",
           "seven, float16")
 shown = {name: [us or np.nan for us in times[name]] for name in wanted if any(times[name])}
-plots.curves(block_pictures.LENGTHS, shown, "One block, over the tokens", "tokens", "microseconds",
+plots.curves(pictures.LENGTHS, shown, "One block, over the tokens", "tokens", "microseconds",
              log_x=True, log_y=True, marks=True, place="Recorded on NVIDIA H200") if shown else "Not recorded."
 
 # %% [markdown]
@@ -274,7 +274,7 @@ pairs = {"allocations: eight a call / none": ("CUDA C++, eight allocations", "CU
          "fusion: compiled / seven, float32": ("PyTorch compiled, float32", "seven, float32"),
          "cuBLAS: PyTorch / seven, float16": ("PyTorch, float16", "seven, float16"),
          "fusion: compiled / seven, float16": ("PyTorch compiled, float16", "seven, float16")}
-print(f"{'tokens':36}" + "".join(f"{tokens:9,}" for tokens in block_pictures.LENGTHS))
+print(f"{'tokens':36}" + "".join(f"{tokens:9,}" for tokens in pictures.LENGTHS))
 for question, (slow, fast) in pairs.items():
     quotients = [f"{a / b:9.2f}" if a and b else " not done" for a, b in zip(times[slow], times[fast], strict=True)]
     print(f"{question:36}" + "".join(quotients))

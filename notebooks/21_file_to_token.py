@@ -69,7 +69,7 @@ by_hand = numbers.reshape(header[name]["shape"])
 print(by_hand.shape, by_hand[0, :4])
 
 # %%
-from labkit.measure.plots import generation as pictures
+from labkit.course.drawings import file_to_token as pictures
 from labkit.models.safetensors import read
 
 ours = read(path)  # labkit's own reader

@@ -97,7 +97,7 @@ slow, fast = without_cache(prompt, 16), with_cache(prompt, 16)
 print(f"{len(prompt)} tokens; the same text: {slow[0] == fast[0]}; rows without the cache {slow[1]}, with it {fast[1]}")
 
 # %%
-from labkit.measure.plots import generation as pictures
+from labkit.course.drawings import gpt2_writes as pictures
 from labkit.measure.series import generation as experiment
 
 pictures.cache_curve(experiment.cache_curve())
@@ -228,7 +228,7 @@ pictures.rates(found)
 # calls the inverse a speed-up, so its 1.01{{ quoted }} is a loss and its 0.98{{ quoted }} a gain.)
 
 # %%
-experiment.beside_the_article(found, "distilgpt2's shape", "called")
+pictures.beside_the_article(found, "distilgpt2's shape", "called")
 
 # %% [markdown]
 # Here is one of the prompts on this machine, with the tiny model. All three ways must write the same text.
@@ -238,7 +238,7 @@ from labkit import device
 
 length = device.pick(gpu=100, cpu=22)  # tokens of a text, the prompt among them
 here = experiment.generation(("tiny",), ["The quick brown fox"], length=length, runs=device.pick(gpu=2, cpu=1))
-experiment.beside_the_article(here)
+pictures.beside_the_article(here)
 
 # %% [markdown]
 # ## Why
@@ -262,9 +262,9 @@ plots.curves(share, lines, "Amdahl's law: what a faster part is worth",
 # predict the whole. How far is it off, at most?
 
 # %%
-for how, missed in experiment.apart(found).items():
-    print(f"{experiment.HOWS[how]}: off by {missed:.1%} at most")
-experiment.amdahl_table(found)
+for how, missed in pictures.apart(found).items():
+    print(f"{pictures.HOWS[how]}: off by {missed:.1%} at most")
+pictures.amdahl_table(found)
 
 # %% [markdown]
 # In a graph the law holds from a single token to a prompt of 1,024. Launched from Python it is rougher, and one
@@ -295,8 +295,8 @@ print(f"{(1 - 1 / gain) / (1 - 1 / own):.1%}")
 # The article's authors measured no gain and wrote it down, which is more than most do. The law would have shown it
 # before they wrote the kernel, and before I wrote mine.
 #
-# `labkit report` shows every figure and table of that article with ours beside it. With `--measure` it takes this
-# machine's times as well, and `--prompts FILE` takes the prompts from a text file.
+# `experiment.generation(("tiny",), experiment.prompts_from(FILE))` takes its prompts from a text file, such as
+# WikiText-2's validation text.
 #
 # ## What I learned
 #

@@ -35,14 +35,15 @@ import json
 import numpy as np
 
 from labkit._common.paths import find_root
-from labkit.measure.plots import sentences as pictures
+from labkit.course.drawings import sentence_encoder as pictures
+from labkit.measure.plots.sentences import cosines
 
 folder = find_root() / "tests" / "golden" / "minilm"
 golden = json.loads((folder / "sentences.json").read_text(encoding="utf-8"))["sentences"]
 recorded = np.load(folder / "embeddings.npy")  # (48, 384), each row of length 1
 chosen = [5, 4, 6, 7, 9, 10, 8, 29, 32, 34]
 texts, ids = [golden[i]["text"] for i in chosen], [golden[i]["ids"] for i in chosen]
-pictures.cosines(texts, recorded[chosen])
+cosines(texts, recorded[chosen])
 
 # %% [markdown]
 # Sentences 2 and 3 say the same thing, one in the active voice and one in the passive, and their vectors have almost

@@ -93,7 +93,7 @@ agree(LINEAR, ["linear_tensor_core", "linear_double_buffered"],
 # GELU and the residuals are launches of their own? How many are left in the last form?
 
 # %%
-from labkit.measure.plots import matching as pictures
+from labkit.course.drawings import fast_encoder as pictures
 from labkit.models.minilm_counts import launches_of_layer
 
 real = minilm.Config()  # all-MiniLM-L6-v2

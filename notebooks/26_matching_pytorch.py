@@ -89,7 +89,7 @@ table("us a sentence, called", "called_us_a_sentence", "")
 # part?
 
 # %%
-from labkit.measure.plots import matching as pictures
+from labkit.course.drawings import matching_pytorch as pictures
 from labkit.models.minilm_counts import launches_of_layer
 from labkit.models.minilm_steps import step
 

@@ -62,8 +62,8 @@ for kept in (555, 556):
 # GPUs and NumPy.
 
 # %%
+from labkit.course.drawings import bfloat16 as pictures
 from labkit.kernels.dtypes import float_table
-from labkit.measure.plots import numbers as pictures
 
 float_table(12.34)
 

@@ -82,7 +82,7 @@ print(f"{same} of {len(ours)} tensors as the library safetensors reads them; {na
 # model has hundreds of tensors. And we choose the order: here it is that of a forward pass.
 
 # %%
-from labkit.measure.plots import model_bytes as pictures
+from labkit.course.drawings import model_in_bytes as pictures
 from labkit.models.blob import Blob
 from labkit.models.configs import names_in
 from labkit.models.llama import Config

@@ -228,8 +228,8 @@ print(f"numbers that differ: {(ours != theirs).sum()} of {ours.size:,}, by at mo
 # 32, how many of pairs 0, 2, 4 and 8 have completed a turn by position 8?
 
 # %%
+from labkit.course.drawings import llama_by_hand as pictures
 from labkit.kernels.rope import frequencies
-from labkit.measure.plots import llama_by_hand as pictures
 
 pictures.rotations(frequencies(tiny.head_dim, tiny.rope_theta), pairs=(0, 2, 4, 8))
 

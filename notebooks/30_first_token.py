@@ -87,7 +87,7 @@ print(f"the kernel's largest error: {np.abs(attended - mixed).max():.1e}, "
       f"rounding to bfloat16 alone allows {np.abs(mixed).max() / 2**8:.1e}")
 
 # %%
-from labkit.measure.plots import llama_by_hand as pictures
+from labkit.course.drawings import first_token as pictures
 
 pieces = [tokenizer.decode([token], marks=True) for token in ids]
 pictures.head_weights(pieces, weights, shared)

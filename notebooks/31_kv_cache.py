@@ -26,7 +26,7 @@ import time
 import numpy as np
 
 from labkit import agree, device, measure, show_source
-from labkit.measure.plots import batches as pictures
+from labkit.course.drawings import kv_cache as pictures
 from labkit.models.configs import LLAMA_3_2_1B as real
 
 

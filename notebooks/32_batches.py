@@ -26,7 +26,7 @@
 import numpy as np
 
 from labkit import measure
-from labkit.measure.plots import batches as pictures
+from labkit.course.drawings import batches as pictures
 from labkit.models.configs import LLAMA_3_2_1B as real
 
 limits = measure.recorded(gpu="NVIDIA H200")["limits"]

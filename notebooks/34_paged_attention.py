@@ -19,11 +19,12 @@
 # %%
 import numpy as np
 
+from labkit.course.drawings import paged_attention as pictures
 from labkit.engine import LLM, SamplingParams
 from labkit.engine.model_runner import ModelRunner
 from labkit.kernels.attention import paged, pages
 from labkit.kernels.ops.paged_decode import PAGED_DECODE, PAGED_DECODE_BF16
-from labkit.measure.plots import pages as pictures
+from labkit.measure.plots.pages import page_table
 from labkit.models.llama import Kernels
 from labkit.models.load import load
 
@@ -44,7 +45,7 @@ for name, prompt in (("a", "A hacker is"), ("b", "Foo, bar, and whatever else co
     served[name] = engine.add_request(name, prompt, params).sequences[0]
 for _ in range(25):
     engine.step()
-pictures.page_table(engine.blocks, served)
+page_table(engine.blocks, served)
 
 # %% [markdown]
 # ## Prediction

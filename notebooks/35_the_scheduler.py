@@ -20,10 +20,10 @@
 # and there are 64 pages of 16 tokens. A step computes at most 32 tokens, so two prompts wait for the second step.
 
 # %%
+from labkit.course.drawings import the_scheduler as pictures
 from labkit.engine import LLM, SamplingParams
 from labkit.engine.model_runner import ModelRunner
 from labkit.engine.recording import RecordingScheduler
-from labkit.measure.plots import schedules as pictures
 from labkit.models.load import load
 
 loaded = load("tiny-llama")

@@ -153,12 +153,12 @@ for token in tokenizer.encode("A naïve user → STOP and more", marks=False):
 # %%
 import time
 
+from labkit.course.drawings import the_engine as pictures
 from labkit.engine.batch import BatchBuilder
 from labkit.engine.block_manager import BlockManager
 from labkit.engine.outputs import Sampled
 from labkit.engine.scheduler import Scheduler
 from labkit.engine.sequence import Request
-from labkit.measure.plots import schedules as pictures
 
 scheduler = Scheduler(BlockManager(num_pages=4_000), max_num_seqs=256, max_num_batched_tokens=8_192)
 builder = BatchBuilder(max_num_seqs=256, max_pages=16)

@@ -41,9 +41,10 @@ from itertools import islice
 import numpy as np
 
 from labkit import agree, measure
+from labkit.course.drawings import serving as pictures
 from labkit.engine import LLM, SamplingParams
 from labkit.kernels.ops.sampling import SAMPLE
-from labkit.measure.plots import queues, serve
+from labkit.measure.plots import serve
 from labkit.measure.serving import server
 from labkit.measure.simulation import ChoosingScheduler, StepCost, Work, serve_trace
 
@@ -184,7 +185,7 @@ def traffic(rate, count=300, seed=0):
 budgets = [128, 256, 512, 1024, 2048, 4096, 8192]
 found = [serve_trace(traffic(100), cost, max_num_seqs=32, max_num_batched_tokens=budget) for budget in budgets]
 print("tokens per second:", *(f"{one.tokens_per_second:,.0f}" for one in found))
-queues.curves(budgets, {
+pictures.curves(budgets, {
     "time to first token, ms": {f"p{p}": [np.percentile(one.first_ms, p) for one in found] for p in (50, 99)},
     "between two tokens, ms": {f"p{p}": [np.percentile(one.gaps_ms, p) for one in found] for p in (50, 99)}},
     "The token budget of a step", "tokens of a step, at most", doubling=True)
@@ -208,7 +209,7 @@ policies = {"FIFO": lambda prompts, waited: 0, "Shortest first": lambda prompts,
 work = traffic(220)
 served = {name: serve_trace(work, cost, partial(ChoosingScheduler, choose=choose), max_num_seqs=32,
                             max_num_batched_tokens=512) for name, choose in policies.items()}
-queues.waits({name: ([one.arrival for one in work], each.first_ms, [one.prompt > 1000 for one in work])
+pictures.waits({name: ([one.arrival for one in work], each.first_ms, [one.prompt > 1000 for one in work])
                 for name, each in served.items()})
 
 # %% [markdown]
@@ -247,7 +248,7 @@ for load in (0.5, 0.75, 0.9, 0.95):
 engine = partial(serve_trace, cost=cost, max_num_seqs=16, max_num_batched_tokens=512)
 capacity, loads = 600e3 / engine(traffic(1e6, 600)).total_ms, [0.3, 0.5, 0.7, 0.8, 0.9, 1.0, 1.1]
 found = [engine(traffic(load * capacity, 600)) for load in loads]
-queues.curves(loads, {
+pictures.curves(loads, {
     "time to first token, ms": {f"p{p}": [np.percentile(one.first_ms, p) for one in found] for p in (50, 99)},
     "between two tokens, ms": {f"p{p}": [np.percentile(one.gaps_ms, p) for one in found] for p in (50, 99)},
     "requests inside": {"λW": [600 / one.total_ms * one.ends_ms.mean() for one in found]}},
@@ -310,7 +311,7 @@ serve.load(recorded)
 # Start a server yourself with `labkit serve`, and open the address that it prints. This page shows the engine at work.
 
 # %%
-queues.window()
+pictures.window()
 
 # %% [markdown]
 # Things to try:

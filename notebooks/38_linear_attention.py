@@ -37,7 +37,7 @@
 # fewer are they at 16,384 tokens?
 
 # %%
-from labkit.measure.plots import attention as pictures
+from labkit.course.drawings import linear_attention as pictures
 
 d = 64
 for n in (16, 127, 1024, 16_384):

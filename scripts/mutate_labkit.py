@@ -165,6 +165,7 @@ class Copy:
             shutil.rmtree(self.root / "labkit")
             shutil.rmtree(self.cache, ignore_errors=True)
             shutil.copytree(self.pristine / "labkit", self.root / "labkit")
+            shutil.copy(self.pristine / mutation.file, self.root / mutation.file)  # one beside the package
         outcome.seconds = time.perf_counter() - begin
         return outcome
 

@@ -26,7 +26,7 @@ def test_each_mutation_still_has_its_place_and_its_tests(tool):
     mutations = tool.read()
     assert tool.problems(mutations) == []
     rooms = {"_common", "simt", "device", "kernels", "models", "engine", "serve", "measure", "course", "cli"}
-    assert {mutation.room for mutation in mutations} == rooms
+    assert {mutation.room for mutation in mutations if mutation.file.startswith("labkit/")} == rooms
 
 
 def checkout(folder):

@@ -36,7 +36,7 @@ COMMANDS = (
     sentences.search,
     exercises.check, exercises.watch, exercises.hint, exercises.reset, exercises.progress, exercises.solution,
     grade.grade,
-    doctor.doctor, measure.bench, models.generate, serve.serve, models.compare, models.report, sentences.embed,
+    doctor.doctor, measure.bench, models.generate, serve.serve, models.compare, sentences.embed, sentences.sts,
     sentences.weights,
 )
 SETTINGS = {lessons.learn: {"ignore_unknown_options": True}}  # they are JupyterLab's

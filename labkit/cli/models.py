@@ -1,11 +1,10 @@
-"""The commands for models: generate, compare and report."""
+"""The commands for models: generate and compare."""
 
 import sys
 from typing import Annotated
 
 import typer
 
-from labkit._common import paths
 from labkit.cli.shared import Device, choose_device, consoles, progress_bar
 
 
@@ -274,116 +273,3 @@ def compare(
                   f"{'all agree' if result.passed else 'not all agree'}. {used.where()}", markup=False, soft_wrap=True)
     if not result.passed:
         raise typer.Exit(1)
-
-
-def report(
-    subject: Annotated[
-        str, typer.Argument(metavar="[gpt2|minilm]", help="Which comparison: a fused softmax in GPT-2, or the sentence "
-                                                          "encoder MiniLM beside PyTorch.")
-    ] = "gpt2",
-    measure: Annotated[
-        bool, typer.Option("--measure", help="gpt2: time it on this machine, too. (minilm always is.)")
-    ] = False,
-    prompts: Annotated[
-        str | None,
-        typer.Option("--prompts", help="gpt2: a text file to take prompts from, such as WikiText-2's validation text."),
-    ] = None,
-    model: Annotated[
-        str | None,
-        typer.Option("--model", help="A folder, or a name on the hub. gpt2: or tiny. minilm: or minilm, the default."),
-    ] = None,
-    sts: Annotated[
-        str | None,
-        typer.Option("--sts", metavar="FILE", help="minilm: pairs of sentences with scores, as the STS benchmark has "
-                                                   "them; Spearman's correlation is taken."),
-    ] = None,
-    out: Annotated[
-        str | None,
-        typer.Option("--out", help="Where to write the page: build/report.html, or build/report-minilm.html, when left "
-                                   "out."),
-    ] = None,
-    device: Device = None,
-    open_: Annotated[bool, typer.Option("--open", help="Open the page in a browser at the end.")] = False,
-):
-    """Write a whole comparison as one page: figures and tables, ours beside theirs.
-
-    gpt2 shows what a GPU recorded; with --measure, --prompts or --model this machine's own times stand beside it.
-    minilm is measured on this machine, with what a GPU recorded beside it.
-
-    For example: labkit report minilm --sts sts-test.csv
-    """
-    from pathlib import Path
-
-    from labkit._common.errors import UserError
-
-    subjects = {"gpt2": "build/report.html", "minilm": "build/report-minilm.html"}
-    if subject not in subjects:
-        raise UserError(f"there is no comparison {subject!r}; there are {' and '.join(subjects)}")
-    unsupported = {"gpt2": {"--sts": sts}, "minilm": {"--prompts": prompts}}[subject]
-    for option, value in unsupported.items():
-        if value:
-            raise UserError(f"{option} is not for {subject}")
-    choose_device(device)
-    path = Path(out or subjects[subject])
-    path = minilm_page(path, model, sts) if subject == "minilm" else gpt2_page(path, measure, model, prompts)
-    consoles()[0].print(f"Wrote {paths.shown(path)}", markup=False, soft_wrap=True)
-    if open_:
-        import webbrowser
-
-        webbrowser.open(path.resolve().as_uri())
-
-
-def gpt2_page(path, measure: bool, model: str | None, prompts: str | None):
-    from labkit.measure import page
-    from labkit.measure import report as comparison
-    from labkit.measure.series.generation import prompts_from
-
-    notes = consoles()[1]
-    texts = prompts_from(prompts) if prompts else None
-    local_results = None
-    if measure or texts or model:
-        notes.print("Measuring on this machine.", style="dim")  # the steps are named as they run
-        local_results = comparison.measure_here(model, texts)
-    with notes.status("Making the page"):
-        path = page.write(path, lambda: comparison.page_of(local_results))
-    for log in [entry["log"] for entry in (local_results or {"generation": {"models": []}})["generation"]["models"]]:
-        notes.print(log, style="dim", markup=False, soft_wrap=True)
-    return path
-
-
-def minilm_page(path, model: str | None, sts_file: str | None):
-    from pathlib import Path
-
-    from labkit._common.errors import UserError
-    from labkit.measure import page, sts
-    from labkit.measure import report_minilm as comparison
-
-    console, notes = consoles()
-    pairs = sts.read(Path(sts_file)) if sts_file else None
-    for problem in pairs.problems[:10] if pairs else ():
-        notes.print(f"{sts_file}: left out: {problem}", style="yellow", markup=False, soft_wrap=True)
-    if pairs and len(pairs.problems) > 10:
-        notes.print(f"{sts_file}: and {len(pairs.problems) - 10:,} lines more, which the page names.", style="yellow",
-                    markup=False)
-
-    def encode(texts):
-        with progress_bar(notes, "texts") as bar:
-            task = bar.add_task("Embedding (the first time, kernels are compiled)", total=len(texts))
-            return loaded.encoder.encode(
-                texts, progress=lambda done, of: bar.update(task, completed=done, description="Embedding"))
-
-    def say(result):
-        value = "not defined: all scores or all cosines are equal" if result.spearman is None else \
-            f"{result.spearman:.4f}"
-        console.print(f"Spearman's correlation over {len(pairs.scores):,} pairs: {value}", markup=False)
-
-    def make():
-        notes.print("Measuring on this machine.", style="dim")  # the steps are named as they run
-        return comparison.page_of(loaded, pairs, encode, say)
-
-    with notes.status("Loading the model"):
-        loaded = comparison.load(model)
-    if pairs and loaded.encoder is None:
-        raise UserError("--sts needs a model with a tokenizer: `labkit weights minilm` fetches MiniLM's weights, or "
-                        "name a folder with --model")
-    return page.write(path, make)

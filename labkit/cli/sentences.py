@@ -1,4 +1,4 @@
-"""The commands for a sentence encoder: weights, embed and search."""
+"""The commands for a sentence encoder: weights, embed, sts and search."""
 
 import io
 import sys
@@ -95,12 +95,7 @@ def embed(
         with whole_file(path) as target:  # before the work: whether it can be written is known now
             encoder = loaded(model, notes)
             began = time.perf_counter()
-            with progress_bar(notes, "texts") as bar:
-                label = "Embedding (the first time, kernels are compiled: up to a minute)"
-                task = bar.add_task(label, total=len(texts))
-                embeddings = encoder.encode(
-                    texts, batch_size=batch_size,
-                    progress=lambda done, of: bar.update(task, completed=done, description="Embedding"))
+            embeddings = embeddings_of(encoder, texts, notes, batch_size)
             seconds = time.perf_counter() - began
             content = io.BytesIO()  # np.save to a file on a full disk does not say that it is full
             np.save(content, embeddings)
@@ -110,6 +105,42 @@ def embed(
     rate = f" ({len(texts) / seconds:,.0f} a second)" if texts else ""
     console.print(f"{len(texts):,} texts in {seconds:.2f} s{rate}: {embeddings.shape[0]:,} x {embeddings.shape[1]:,} "
                   f"float32, {nbytes / 1e6:,.1f} MB, in {out}. {chosen_device.where()}", markup=False, soft_wrap=True)
+
+
+def sts(
+    file: Annotated[str, typer.Argument(metavar="FILE", help="A score and two sentences on each line, separated by "
+                                                             "tabs or commas, as the STS benchmark has them.")],
+    model: Annotated[
+        str, typer.Option("--model", help="minilm, a folder, or the name of a sentence encoder on the hub.")
+    ] = "minilm",
+    device: Device = None,
+):
+    """Print Spearman's correlation between scores that people gave and the cosines of the embeddings.
+
+    Lines that cannot be used are left out and named. Equal scores share the mean of their ranks.
+
+    For example: labkit sts sts-test.csv
+    """
+    choose_device(device)
+    from pathlib import Path
+
+    from labkit.measure import sts as benchmark
+
+    console, notes = consoles()
+    pairs = benchmark.read(Path(file))
+    for problem in pairs.problems:
+        notes.print(f"{file}: left out: {problem}", style="yellow", markup=False, soft_wrap=True)
+    encoder = loaded(model, notes)
+    result = benchmark.judged(pairs, lambda texts: embeddings_of(encoder, texts, notes))
+    value = "not defined: all scores or all cosines are equal" if result.spearman is None else f"{result.spearman:.4f}"
+    console.print(f"Spearman's correlation over {len(pairs.scores):,} pairs: {value}", markup=False, soft_wrap=True)
+
+
+def embeddings_of(encoder, texts: list[str], notes, batch_size: int = 32):
+    with progress_bar(notes, "texts") as bar:
+        task = bar.add_task("Embedding (the first time, kernels are compiled: up to a minute)", total=len(texts))
+        return encoder.encode(texts, batch_size=batch_size,
+                              progress=lambda done, of: bar.update(task, completed=done, description="Embedding"))
 
 
 def lines_of(file: str) -> list[str]:

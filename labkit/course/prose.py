@@ -8,7 +8,7 @@ In the markdown of notebooks/*.py and in the summaries of course.toml:
     9.1 us{{ later series.x.us }}       a number that still has to be recorded: unrecorded() lists it
 
 Longer expressions get a name in the lesson's last cell, `# %% [numbers]`, which the notebook leaves out: assignments in
-Python, commented out. labkit.measure.expressions lists what an expression may use. PAGES are read as they are: there a
+Python, commented out. labkit.course.expressions lists what an expression may use. PAGES are read as they are: there a
 mark is a comment behind the number, 0.96<!-- = row("matmul", "tiled").fraction -->, and the build refreshes the number.
 The exercises are not checked: what they give is made up.
 """
@@ -109,7 +109,7 @@ def evaluator(definitions: str = "") -> Callable[[str], object]:
 
     @cache
     def names() -> dict:
-        from labkit.measure import expressions  # imports Numba
+        from labkit.course import expressions  # imports Numba
 
         return expressions.namespace()
 

@@ -26,7 +26,7 @@ def chapters(course: Course) -> str:
 
 
 def measured(course: Course) -> str:
-    """The table of each GPU that `labkit bench` has recorded, as labkit.measure.bench words it."""
+    """The table of each GPU that `labkit bench` has recorded, as labkit.course.measured words it."""
     tables = _of_each_gpu(course, "readme_table")
     if not tables:
         return "No GPU measurements are recorded yet."
@@ -56,9 +56,9 @@ def _of_each_gpu(course: Course, maker: str) -> list[str]:
     """Return a table of each recording, the fullest first, where there is something to show."""
     tables = []
     for name, data in _recordings(course):
-        bench = importlib.import_module("labkit.measure.bench")  # imports Numba: only where there is something to show
+        tables_of = importlib.import_module("labkit.course.measured")  # imports Numba: only where there is something
         try:
-            tables.append(getattr(bench, maker)(data))
+            tables.append(getattr(tables_of, maker)(data))
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise CourseError(f"data/measurements/{name} is not what labkit bench writes: {error!r}") from None
     return [table for table in tables if table]

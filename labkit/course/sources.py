@@ -1,4 +1,4 @@
-"""Which of labkit's files a lesson, a solution or any other Python source depends on, through all that they import."""
+"""Which of labkit's files, and which drawings, a Python source such as a lesson depends on through all its imports."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ def sources_of(source: Path | str) -> list[Path]:
 
     Imports inside functions count, names in strings do not. A package's __init__.py counts where a module in it is
     imported. A name taken from the door, `from labkit import cuda` or `labkit.cuda`, leads to its home. The source
-    itself is among the files if it is labkit's and they import it.
+    itself is among the files if it is labkit's and they import it. What a lesson draws (labkit.course.drawings) is
+    among them.
     """
     modules = _modules(paths.PACKAGE)
     path = source if isinstance(source, Path) else None
@@ -32,20 +33,23 @@ def sources_of(source: Path | str) -> list[Path]:
     return sorted(files)
 
 
-SHOWN = ("kernels", "models", "engine")  # the rooms whose code a lesson shows and runs
+DRAWINGS = paths.REPOSITORY / "notebooks" / "drawings"
+SHOWN = (*(paths.PACKAGE / room for room in ("kernels", "models", "engine")), DRAWINGS)  # what a lesson shows and runs
 
 
 def kernels_sha256(source: Path) -> dict[str, str]:
-    """File -> the first 16 digits of its hash, for each file with kernels or models that a lesson's source imports."""
-    files = [file for file in sources_of(source) if file.relative_to(paths.PACKAGE).parts[0] in SHOWN]
-    return {file.relative_to(paths.PACKAGE.parent).as_posix():
+    """File -> the first 16 digits of its hash, for each file with kernels, models or drawings that a lesson's source
+    imports."""
+    files = [file for file in sources_of(source) if any(file.is_relative_to(folder) for folder in SHOWN)]
+    return {file.relative_to(paths.REPOSITORY).as_posix():
             hashlib.sha256(file.read_text(encoding="utf-8").encode()).hexdigest()[:16] for file in files}
 
 
 def _modules(package: Path) -> dict[str, Path]:
     """Dotted name -> file."""
-    return {".".join(path.relative_to(package.parent).with_suffix("").parts).removesuffix(".__init__"): path
-            for path in package.rglob("*.py")}
+    modules = {".".join(path.relative_to(package.parent).with_suffix("").parts).removesuffix(".__init__"): path
+               for path in package.rglob("*.py")}
+    return modules | {f"labkit.course.drawings.{path.stem}": path for path in DRAWINGS.glob("*.py")}
 
 
 def _package_of(path: Path | None, modules: dict[str, Path]) -> str:

@@ -20,7 +20,7 @@ from labkit.measure.ladder import (
     ladder,
     recorded_ladder,
 )
-from labkit.measure.machine import import_library, machine, slug, stamped
+from labkit.measure.machine import import_library, machine, slug, stamped, torch_on_gpu
 from labkit.measure.recorded import recorded, recorded_series
 from labkit.measure.timing import (
     SMALL_MS,
@@ -40,5 +40,5 @@ __all__ = [
     "CPU_DEVICE", "SMALL_MS", "TORCH_TENSORS", "Ladder", "LadderRow", "Timing", "baselines_of", "days", "fill_kernel",
     "flush_cache", "hand_over", "import_library", "ladder", "machine", "recorded", "recorded_ladder",
     "recorded_series", "slug", "stamped", "steps", "time_copy", "time_graph", "time_host", "time_kernel",
-    "time_launch", "time_torch_graph", "where",
+    "time_launch", "time_torch_graph", "torch_on_gpu", "where",
 ]

@@ -13,12 +13,11 @@ data/measurements/README.md describes the JSON.
 from __future__ import annotations
 
 import argparse
-import importlib
 import json
 import sys
 import time
 import traceback
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -26,87 +25,13 @@ from labkit import device, measure
 from labkit._common import paths
 from labkit._common.errors import did_you_mean, names_like
 from labkit._common.files import read_json, write_text
-from labkit._common.tables import number, size_text, to_markdown
-from labkit.measure import Ladder, LadderRow, comparisons, roofline, targets, validate
+from labkit._common.tables import size_text
+from labkit.measure import Ladder, comparisons, roofline, targets, validate
 from labkit.measure.ops import HOMES, op
-from labkit.measure.series.matmul import matmul_sizes
-from labkit.measure.series.overheads import copies, launch_overhead
-from labkit.measure.series.vector import vector_add_sizes, volume_add_block_shapes
+from labkit.measure.series import SERIES, Series
 
 SCHEMA = 1
 BUILD = paths.REPOSITORY / "build" / "bench"
-
-
-# --- Series: one quantity over a range, for the lessons --------------------------------------------------------------
-
-
-def _later(name: str, home: str = "libraries") -> Callable[[], dict | None]:
-    """Return a function that measures a series; it imports the module of labkit.measure.series when it is called."""
-    return lambda: getattr(importlib.import_module(f"labkit.measure.series.{home}"), name)()
-
-
-def three_languages_to_record() -> dict | None:
-    """One job in three languages. A recording that has cuTile in it is not replaced by one without."""
-    taken = _later("three_languages")()
-    try:
-        known = measure.recorded_series("three_languages", device.name())
-    except ValueError:  # nothing is recorded for this GPU
-        known = None
-    if taken is not None and taken["cutile"] and known is not None and not known["cutile"]:
-        print(f"three_languages: the recorded one is kept. {taken['cutile']}", file=sys.stderr)
-        return None
-    return taken
-
-
-# Series -> the operation it belongs to, and the function that takes it; None where it cannot be taken here.
-SERIES: dict[str, tuple[str, Callable[[], dict | None]]] = {
-    "vector_add_sizes": ("vector_add", vector_add_sizes),
-    "launch_overhead": ("vector_add", launch_overhead),
-    "copies": ("vector_add", copies),
-    "machine": ("vector_add", _later("machine", "machine")),
-    "volume_add_block_shapes": ("volume_add", volume_add_block_shapes),
-    "matmul_sizes": ("matmul", lambda: matmul_sizes(budget_s=0.12)),
-    "index_types": ("matmul", _later("index_types", "index_types")),
-    "cold_start": ("bias_gelu_add", _later("cold_start", "overheads")),
-    "copy_sizes": ("bias_gelu_add", _later("copy_sizes", "overheads")),
-    "launch_sizes": ("bias_gelu_add", _later("launch_sizes", "overheads")),
-    "fair_baseline": ("bias_gelu_add", _later("fair_baseline", "overheads")),
-    "trace": ("bias_gelu_add", _later("trace", "overheads")),
-    **{name: ("vector_add", _later(name, "streams")) for name in ("streams", "streams_trace")},
-    "library_products": ("matmul", _later("products")),
-    "bf16_projection": ("matmul", _later("projection")),
-    "compile_lengths": ("vector_add", _later("compile_lengths", "simt")),
-    "softmax_check": ("softmax", _later("softmax_check")),
-    "softmax_rows": ("softmax", _later("softmax_rows")),
-    "softmax_cpu": ("softmax", _later("softmax_cpu", "softmax")),
-    "memory_latency": ("softmax", _later("memory_latency", "softmax")),
-    "masked_softmax_sizes": ("masked_softmax_causal", _later("masked_softmax_sizes", "softmax")),
-    "attention_sizes": ("attention", _later("attention_sizes", "attention")),
-    "attention_keys": ("attention", _later("attention_keys", "attention")),
-    "attention_passes": ("attention", _later("attention_passes", "attention")),
-    "attention_steps": ("attention", _later("attention_steps", "attention")),
-    "linear_attention_lengths": ("linear_attention", _later("linear_attention_lengths", "attention")),
-    "generation": ("attention_cached", _later("generation", "generation")),
-    "cache_curve": ("attention_cached", _later("cache_curve", "generation")),
-    "step_launches": ("attention_cached", _later("step_launches", "generation")),
-    "token_times": ("one_row_attended", _later("token_times", "generation")),
-    **{name: ("attention_sentences_half", _later(name, "minilm")) for name in
-       ("minilm", "minilm_corpus", "minilm_single", "minilm_ladder", "minilm_profile", "minilm_lengths")},
-    "encoder_sizes": ("attention_sentences_half", _later("encoder_sizes", "encoder_sizes")),
-    **{name: ("paged_decode_bf16", _later(name, "llama")) for name in ("llama_decode", "llama_prefill")},
-    **{name: ("paged_decode_bf16", _later(name, "engine")) for name in ("engine", "engine_logprobs", "engine_start")},
-    "serve": ("paged_decode_bf16", _later("serve", "serve")),
-    "block_calls": ("gpt2_block", _later("block_calls", "gpt2_block")),
-    "three_languages": ("vector_add", three_languages_to_record),
-    "tile_sizes": ("vector_add", _later("tile_sizes")),
-    "tile_hints": ("softmax", _later("tile_hints")),
-}
-QUICK = {
-    "vector_add_sizes": lambda: vector_add_sizes(exponents=(10, 14), budget_s=0.01),
-    "volume_add_block_shapes": lambda: volume_add_block_shapes({"nx": 16, "ny": 16, "nz": 16}, ((16, 8, 8), (4, 4, 4)),
-                                                               budget_s=0.01),
-    "matmul_sizes": lambda: matmul_sizes((16, 32), budget_s=0.01),
-}
 
 
 # --- Running ---------------------------------------------------------------------------------------------------------
@@ -139,12 +64,12 @@ def collect(*asked: str, quick: bool = False, show: Callable[[object], None] = p
         data["seconds"][each] = time.perf_counter() - begin
         if keep is not None:
             keep(data)
-    for key, (owner, take) in SERIES.items():
-        if (owner in names or key in asked) and not (quick and key not in QUICK):
+    for key, one in SERIES.items():
+        if (one.op in names or key in asked) and not (quick and one.quick is None):
             begin = time.perf_counter()
             try:
-                series = QUICK[key]() if quick else take()
-                if series is not None:
+                series = one.take(quick)
+                if series is not None and not _is_kept(one, series):
                     data["series"][key] = series
             except Exception as error:
                 data["problems"][key] = _problem(error)
@@ -153,6 +78,20 @@ def collect(*asked: str, quick: bool = False, show: Callable[[object], None] = p
             if keep is not None:
                 keep(data)
     return data
+
+
+def _is_kept(one: Series, series: dict) -> bool:
+    """Whether the recorded series has what was missing now: it stays."""
+    if not one.missing or not series[one.missing]:
+        return False
+    try:
+        known = measure.recorded_series(one.name, device.name())
+    except ValueError:  # nothing is recorded for this GPU
+        return False
+    kept = known is not None and not known[one.missing]
+    if kept:
+        print(f"{one.name}: the recorded one is kept. {series[one.missing]}", file=sys.stderr)
+    return kept
 
 
 def _problem(error: Exception) -> str:
@@ -195,7 +134,6 @@ def merge(path: Path, data: dict) -> dict:
 def draw(data: dict, folder: Path) -> list[Path]:
     """Write a PNG for each ladder at its op's own size and for each series that has a plot."""
     from labkit.measure import plots
-    from labkit.measure.plots import engine, serve
 
     written = []
     for name, entries in data["ops"].items():
@@ -204,11 +142,9 @@ def draw(data: dict, folder: Path) -> list[Path]:
     ladders = [Ladder.from_json(entries[0]) for entries in data["ops"].values() if entries]
     if len(ladders) > 1 and all(one.on_gpu for one in ladders):
         written.append(plots.every_rung(ladders).save(folder / "roofline.png"))
-    for key, plot in (("vector_add_sizes", plots.crossover), ("volume_add_block_shapes", plots.block_shapes),
-                      ("matmul_sizes", plots.sizes), ("llama_decode", engine.decode_steps), ("engine", engine.seats),
-                      ("serve", serve.load)):
-        if key in data["series"]:
-            written.append(plot(data["series"][key]).save(folder / f"{key}.png"))
+    for key, series in data["series"].items():
+        if (figure := SERIES[key].draw(series)) is not None:
+            written.append(figure.save(folder / f"{key}.png"))
     return written
 
 
@@ -265,100 +201,6 @@ def beside_the_recording(console, data: dict) -> None:
                       highlight=False)
     for each in differences:
         console.print(f"Recorded, and now: {each}", highlight=False, markup=False, soft_wrap=True)
-
-
-# --- Tables for README and data/measured.md --------------------------------------------------------------------------
-
-
-def highlights_table(measurements: dict) -> str:
-    """Return ten rows of targets_table in Markdown, with what it says of all of them. Empty without any of the ten."""
-    compared = comparisons.compare(measurements)
-    chosen = comparisons.highlights(compared)
-    if not chosen:
-        return ""
-    spec = _as_code(comparisons.table(chosen))
-    spec = {"columns": spec["columns"][:6], "rows": [row[:6] for row in spec["rows"]]}
-    return (f"{comparisons.summary(compared)} Measured on {measurements['machine']['device']}, "
-            f"{_days(measurements, comparisons.SERIES)}.\n\n{to_markdown(spec)}")
-
-
-def targets_table(measurements: dict) -> str:
-    """Markdown: our kernels beside the fastest baseline of each workload, those that lose first, and the goals. Empty
-    without any comparison."""
-    compared = comparisons.compare(measurements)
-    if not compared:
-        return ""
-    slower, equal, faster = comparisons.parted(compared)
-    days = _days(measurements, comparisons.SERIES)
-    parts = [f"{comparisons.summary(compared)} Measured on {measurements['machine']['device']}, {days}. "
-             + " ".join(comparisons.table(compared).notes)]
-    if slower:
-        parts.append(f"**Where a library is faster: {len(slower)}**\n\n{_markdown(comparisons.table(slower))}")
-    for title, group in ((f"Within {comparisons.EQUAL:.0%} of each other", equal), ("Where ours is faster", faster),
-                         ("Without a ratio", [one for one in compared if one.ratio is None])):
-        if group:
-            parts.append(_folded(f"{title}: {len(group)}", _markdown(comparisons.table(group))))
-    goals = targets.evaluate(measurements)
-    if len(measurements["ops"]) < len(HOMES) / 2:  # the recording of a few operations says nothing of the other goals
-        goals = [goal for goal in goals if goal.met is not None]
-    table = targets.table(goals)
-    return "\n\n".join([*parts, _folded("Goals", f"{_markdown(table)}\n\n{' '.join(table.notes)}")])
-
-
-def _markdown(table) -> str:
-    return to_markdown(_as_code(table))
-
-
-def _as_code(table) -> dict:
-    """Return a table's columns and rows, with kernels as code."""
-    spec = table.table()
-    for row in spec["rows"]:
-        row[1] = f"`{row[1]}`" if row[1].isidentifier() else row[1]
-    return spec
-
-
-def _folded(title: str, text: str) -> str:
-    return f"<details>\n<summary>{title}</summary>\n\n{text}\n\n</details>"
-
-
-def _is_called(row: LadderRow) -> bool:
-    """Whether the time of a library is one from Python, because it could not be captured in a graph."""
-    return row.kind == "baseline" and row.graph is None and row.ms < measure.SMALL_MS
-
-
-def _days(measurements: dict, series: Collection[str] = ()) -> str:
-    """Return the dates of all ladders and of these series."""
-    days = {entry["machine"]["date"] for entries in measurements["ops"].values() for entry in entries}
-    days |= {measurements["series"][name]["date"] for name in series if name in measurements["series"]}
-    return ", ".join(sorted(days))
-
-
-def readme_table(measurements: dict) -> str:
-    """Markdown: every operation's rungs, slowest idea first, beside the libraries, with the date and the versions."""
-    ladders = [Ladder.from_json(entries[0]) for entries in measurements["ops"].values() if entries]
-    rows = []
-    for ladder in ladders:
-        for row in ladder.rows:
-            first = row is ladder.rows[0]
-            cached = ladder.fits_the_cache and ladder.binds == "bytes"
-            fraction = "-" if row.fraction is None else "in L2" if cached else f"{ladder.bound_ms / row.ms:.0%}"
-            rows.append([f"**{ladder.title}**, {size_text(ladder.size)}" if first else "",
-                         f"`{row.name}`" if row.kind == "rung" else row.name,
-                         comparisons.time_text(row.ms) + (" (called)" if _is_called(row) else ""),
-                         f"{number(ladder.rate_in(row.ms))} {ladder.unit}", fraction])
-    table = to_markdown({"columns": ["Operation", "Kernel", "time", "rate", "of the limit"], "rows": rows})
-    m, limits = measurements["machine"], measurements["limits"]
-    versions = ", ".join(f"{label} {m[key]}" for label, key in (("driver", "driver"), ("CUDA", "cuda_runtime"),
-                         ("numba-cuda", "numba-cuda"), ("NumPy", "numpy"), ("PyTorch", "torch"), ("CuPy", "cupy"))
-                         if m.get(key))
-    tensor = ""
-    if limits.get("f16_tflops"):
-        tensor = (f", {limits['f16_tflops']:,.0f} TFLOP/s (f16 tensor cores, on tiles that stay in shared memory); for "
-                  f"TF32 half of that is taken")
-    return (f"Measured on {m['device']}, {_days(measurements)} ({versions}). p50: in a CUDA graph below "
-            f"1 ms, where what fits into the L2 cache stays there, otherwise single launches with cold caches. Limits: "
-            f"{limits['bandwidth_gbs']:,.0f} GB/s (a copy, read and write), {limits['fp32_tflops']:.1f} TFLOP/s "
-            f"(float32 multiply-adds in registers){tensor}.\n\n{table}")
 
 
 if __name__ == "__main__":

@@ -84,3 +84,8 @@ def import_library(name: str):
         return module
     except Exception:  # a broken install of a baseline must not stop the measurement
         return None
+
+
+def torch_on_gpu():
+    """PyTorch where it can be measured; None without a GPU or PyTorch."""
+    return import_library("torch") if device.on_gpu() else None

@@ -1,13 +1,10 @@
 """A GPU's own counters, read with Nsight Compute (ncu).
 
-    python -m labkit.measure.ncu --out FOLDER               what `observe` counts, compared with a GPU
     python -m labkit.measure.ncu --profile --out FOLDER     the course's kernels: bytes, occupancy, what warps wait for
-    profile("softmax")                                   the recorded profile of an operation, as a table
+    profile("softmax")                                      the recorded profile of an operation, as a table
 
-The first two need a GPU and ncu; they write observe-and-ncu.json and <gpu>-kernels.json. The comparison launches matmul
-naive, coalesced and tiled (16 x 16), 64 x 64 x 64: requests (one instruction of one warp) and sectors (32 bytes) of
-global memory, shared-memory instructions of warps, bank conflicts. The profile launches every rung of the operations in
-PROFILED, and PyTorch's kernels, once each at full size; before each pass ncu empties the caches.
+The first needs a GPU and ncu, and writes <gpu>-kernels.json. It launches every rung of the operations in PROFILED, and
+PyTorch's kernels, once each at full size; before each pass ncu empties the caches.
 """
 
 import argparse
@@ -19,76 +16,13 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
 from labkit._common import paths, recordings
 from labkit._common.files import write_text
-
-METRICS = {
-    "requests": ("l1tex__t_requests_pipe_lsu_mem_global_op_ld.sum", "l1tex__t_requests_pipe_lsu_mem_global_op_st.sum"),
-    "sectors": ("l1tex__t_sectors_pipe_lsu_mem_global_op_ld.sum", "l1tex__t_sectors_pipe_lsu_mem_global_op_st.sum"),
-    "shared requests": ("smsp__inst_executed_op_shared_ld.sum", "smsp__inst_executed_op_shared_st.sum"),
-    "bank conflicts": ("l1tex__data_bank_conflicts_pipe_lsu_mem_shared.sum",),
-}
-SIZE = 64
-
-
-def compared_launches():
-    """{name: (kernel, grid, block)} of the compared launches."""
-    from labkit.kernels.matmul import float32 as matmul
-
-    blocks = (SIZE // 16, SIZE // 16)
-    kernels = {"naive": matmul.matmul_naive_kernel, "coalesced": matmul.matmul_coalesced_kernel,
-               "tiled": matmul.matmul_tiled_kernel}  # fmt: skip
-    return {name: (kernel, blocks, (16, 16)) for name, kernel in kernels.items()}
-
-
-def _inputs():
-    from labkit import cuda
-
-    rng = np.random.default_rng(0)
-    arrays = [rng.random((SIZE, SIZE), dtype=np.float32) for _ in range(2)]
-    return *map(cuda.to_device, arrays), cuda.to_device(np.zeros((SIZE, SIZE), np.float32))
-
-
-def observed():
-    """{name: counts} from observe."""
-    from labkit import observe
-
-    result = {}
-    for name, (kernel, grid, block) in compared_launches().items():
-        counts = observe(kernel[grid, block], *_inputs()).counts
-        names = {"requests": "global_requests", "sectors": "sectors", "shared requests": "shared_requests",
-                 "bank conflicts": "bank_conflicts"}  # fmt: skip
-        result[name] = {label: counts[key] for label, key in names.items()}
-    return result
-
-
-def measured():
-    """{name: counts} from ncu. Raises RuntimeError where ncu is missing or cannot read the counters."""
-    ncu = shutil.which("ncu")
-    if ncu is None:
-        raise RuntimeError("ncu (Nsight Compute) is not on the PATH")
-    metrics = ",".join(metric for pair in METRICS.values() for metric in pair)
-    command = [ncu, "--clock-control", "none", "--csv", "--metrics", metrics, "--kernel-name", "regex:matmul",
-               sys.executable, "-m", "labkit.measure.ncu", "--workload"]  # fmt: skip
-    result = subprocess.run(command, capture_output=True, text=True, check=False)
-    rows = [line for line in result.stdout.splitlines() if line.startswith('"')]
-    if result.returncode or not rows:
-        raise RuntimeError(f"ncu failed: {(result.stderr or result.stdout).strip()[-400:]}")
-    values = {}
-    for row in csv.DictReader(io.StringIO("\n".join(rows))):
-        value = float(row["Metric Value"].replace(",", ""))
-        values.setdefault(int(row["ID"]), {})[row["Metric Name"]] = int(value)
-    counters = {}
-    for name, (_, counts) in zip(compared_launches(), sorted(values.items()), strict=True):
-        counters[name] = {label: sum(counts[m] for m in pair) for label, pair in METRICS.items()}
-    return counters
-
-
-# --- The course's kernels under ncu ----------------------------------------------------------------------------------
 
 # Operation -> the rungs to profile; all of them if empty. At the operation's own size, PyTorch beside them.
 PROFILED: dict[str, tuple[str, ...]] = {
@@ -154,6 +88,20 @@ STALLS = tuple(REASONS)
 PROFILES = paths.MEASUREMENTS / "ncu"
 
 
+def under_ncu(*options: str, program: Sequence[str], timeout_s: float = 150) -> subprocess.CompletedProcess:
+    """Run `python -m program` under ncu. Raises RuntimeError where ncu is missing."""
+    ncu = shutil.which("ncu")
+    if ncu is None:
+        raise RuntimeError("ncu (Nsight Compute) is not on the PATH")
+    command = [ncu, "--clock-control", "none", *options, sys.executable, "-m", *program]
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=timeout_s)
+
+
+def csv_of(output: str) -> csv.DictReader:
+    """Read what ncu printed with --csv, between its own lines and the program's."""
+    return csv.DictReader(io.StringIO("\n".join(line for line in output.splitlines() if line.startswith('"'))))
+
+
 def _job(name: str) -> tuple[str, tuple[str, ...], dict | None]:
     """(operation, rungs, size) of a profile's name; without a size it is the operation's own."""
     return AT_SIZE.get(name) or (name, PROFILED.get(name, ()), None)
@@ -207,17 +155,13 @@ def workload(name: str, rungs: tuple[str, ...], sequence: Path, with_baseline: b
 
 def profiled(name: str, rungs: tuple[str, ...] = ()) -> dict:
     """{"size", "bytes", "rows": [{"name", "kind", "kernel", values..., "stalls": {reason: warps}}]} of an operation."""
-    ncu = shutil.which("ncu")
-    if ncu is None:
-        raise RuntimeError("ncu (Nsight Compute) is not on the PATH")
     metrics = [*VALUES.values(), *(STALL.format(reason) for reason in STALLS)]
     with tempfile.TemporaryDirectory() as folder:
         sequence = Path(folder) / "sequence.json"
         for _ in range(4):
-            command = [ncu, "--clock-control", "none", "--profile-from-start", "off", "--csv", "--print-units", "base",
-                       "--metrics", ",".join(metrics), sys.executable, "-m", "labkit.measure.ncu", "--workload", name,
-                       "--rungs", ",".join(rungs), "--sequence", str(sequence)]  # fmt: skip
-            result = subprocess.run(command, capture_output=True, text=True, check=False, timeout=150)
+            result = under_ncu("--profile-from-start", "off", "--csv", "--print-units", "base", "--metrics",
+                               ",".join(metrics), program=("labkit.measure.ncu", "--workload", name, "--rungs",
+                                                           ",".join(rungs), "--sequence", str(sequence)))
             unknown = set(re.findall(r"[Ff]ailed to find metric (?:regex:)?\W*([\w.]+)", result.stdout + result.stderr))
             unknown &= set(metrics)
             if not unknown:
@@ -232,11 +176,11 @@ def profiled(name: str, rungs: tuple[str, ...] = ()) -> dict:
 def ncu_report(name: str, rung: str) -> str:
     """What ncu itself prints for one rung: speed of light, launch and occupancy."""
     with tempfile.TemporaryDirectory() as folder:
-        command = ["ncu", "--clock-control", "none", "--profile-from-start", "off", "--section", "SpeedOfLight",
-                   "--section", "LaunchStats", "--section", "Occupancy", sys.executable, "-m", "labkit.measure.ncu",
-                   "--workload", name, "--rungs", rung, "--no-baseline", "--sequence", f"{folder}/x"]  # fmt: skip
-        printed = subprocess.run(command, capture_output=True, text=True, check=True, timeout=90).stdout.splitlines()
-    lines = [line.rstrip() for line in printed if not line.startswith("==")]
+        result = under_ncu("--profile-from-start", "off", "--section", "SpeedOfLight", "--section", "LaunchStats",
+                           "--section", "Occupancy", program=("labkit.measure.ncu", "--workload", name, "--rungs", rung,
+                                                              "--no-baseline", "--sequence", f"{folder}/x"))
+    result.check_returncode()
+    lines = [line.rstrip() for line in result.stdout.splitlines() if not line.startswith("==")]
     while lines and not lines[0].strip():
         lines.pop(0)
     return "\n".join(lines)
@@ -253,9 +197,8 @@ def recorded_report() -> str:
 
 def _launches(output: str) -> list[dict]:
     """ncu's CSV, a line for each metric of each launch -> [{"kernel", metric: value}] in the order of launching."""
-    lines = [line for line in output.splitlines() if line.startswith('"')]
     launches: dict[int, dict] = {}
-    for row in csv.DictReader(io.StringIO("\n".join(lines))):
+    for row in csv_of(output):
         launch = launches.setdefault(int(row["ID"]), {"kernel": row["Kernel Name"]})
         try:
             launch[row["Metric Name"]] = float(row["Metric Value"].replace(",", ""))
@@ -343,9 +286,9 @@ def profile(name: str, data: dict | None = None):
 def main():
     parser = argparse.ArgumentParser(prog="python -m labkit.measure.ncu", description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, default=Path("build/bench"))
-    parser.add_argument("--profile", nargs="*", metavar="OP",
+    parser.add_argument("--profile", nargs="*", metavar="OP", default=[],
                         help="profile these operations, or names of AT_SIZE; all of PROFILED and AT_SIZE if none")
-    parser.add_argument("--workload", nargs="?", const="", help="only launch the kernels: ncu runs this")
+    parser.add_argument("--workload", help="only launch this operation's kernels: ncu runs this")
     parser.add_argument("--rungs", default="", help="with --workload: only these rungs")
     parser.add_argument("--no-baseline", action="store_true", help="with --workload: leave PyTorch out")
     parser.add_argument("--sequence", type=Path, help="with --workload: where to write what was launched")
@@ -353,16 +296,8 @@ def main():
     if options.workload:
         workload(options.workload, tuple(filter(None, options.rungs.split(","))), options.sequence,
                  not options.no_baseline)
-    elif options.workload == "":
-        from labkit import cuda
-
-        for kernel, grid, block in compared_launches().values():
-            kernel[grid, block](*_inputs())
-            cuda.synchronize()
-    elif options.profile is not None:
-        _write_profiles(options.profile or [*PROFILED, *AT_SIZE], options.out)
     else:
-        _write_comparison(options.out)
+        _write_profiles(options.profile or [*PROFILED, *AT_SIZE], options.out)
 
 
 def _write_profiles(names: list[str], out: Path) -> None:
@@ -390,18 +325,6 @@ def _write_profiles(names: list[str], out: Path) -> None:
         print(f"no report: {error}", file=sys.stderr)
     keep()
     print(f"Wrote {path}")
-
-
-def _write_comparison(out: Path) -> None:
-    from labkit import measure
-
-    observed_counts, ncu_counts = observed(), measured()
-    print(f"{'':12}{'':18}{'observe':>10}{'ncu':>10}")
-    for name in observed_counts:
-        for metric in METRICS:
-            print(f"{name:12}{metric:18}{observed_counts[name][metric]:>10,}{ncu_counts[name][metric]:>10,}")
-    result = {"machine": measure.machine(), "size": SIZE, "observe": observed_counts, "ncu": ncu_counts}
-    write_text(out / "observe-and-ncu.json", json.dumps(result, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -9,12 +9,8 @@ The program that ncu watches is `workload`: the small product of lesson 08, then
 from __future__ import annotations
 
 import argparse
-import csv
-import io
 import json
 import re
-import shutil
-import subprocess
 import sys
 import types
 from pathlib import Path
@@ -24,12 +20,12 @@ import numpy as np
 from labkit._common import recordings
 from labkit._common.files import write_text
 from labkit._common.tables import PlainTable, number
-from labkit.measure.ncu import PROFILES, function_name
+from labkit.measure.ncu import PROFILES, csv_of, function_name, under_ncu
 
 TIME = "gpu__time_duration.sum"
 COLUMN = "Push/Pop_Range"  # part of the column's name: "thread Domain:Push/Pop_Range:PL_Type:..."
-COMMAND = ("ncu", "--nvtx", "--clock-control", "none", "--csv", "--print-units", "base", "--metrics", TIME)
-PROGRAM = ("-m", "labkit.measure.ncu_ranges", "--workload")
+OPTIONS = ("--nvtx", "--csv", "--print-units", "base", "--metrics", TIME)
+PROGRAM = ("labkit.measure.ncu_ranges", "--workload")
 TIMEOUT_S = 180
 TITLE, COLUMNS = "Kernels and the ranges around them, as ncu names them", ("kernel", "ranges, from the outermost", "us")
 
@@ -75,8 +71,7 @@ def parse(output: str) -> list[dict]:
 
     Raises ValueError where there is no kernel, or no column for ranges.
     """
-    lines = [line for line in output.splitlines() if line.startswith('"')]
-    table = csv.DictReader(io.StringIO("\n".join(lines)))
+    table = csv_of(output)
     column = next((name for name in table.fieldnames or () if COLUMN in name), None)
     if column is None:
         raise ValueError(f"ncu printed no column {COLUMN}: {output.strip()[-400:]}")
@@ -101,18 +96,14 @@ def traced() -> dict:
 
     Raises RuntimeError where ncu is missing, fails, or names no range.
     """
-    ncu = shutil.which(COMMAND[0])
-    if ncu is None:
-        raise RuntimeError("ncu (Nsight Compute) is not on the PATH")
-    command = [ncu, *COMMAND[1:], sys.executable, *PROGRAM]
-    result = subprocess.run(command, capture_output=True, text=True, check=False, timeout=TIMEOUT_S)
+    result = under_ncu(*OPTIONS, program=PROGRAM, timeout_s=TIMEOUT_S)
     try:
         rows = parse(result.stdout)
     except ValueError as error:
         raise RuntimeError(f"{error} {result.stderr.strip()[-400:]}") from None
     if not any(row["ranges"] for row in rows):
         raise RuntimeError(f"ncu saw {len(rows)} kernels and no range around them: {result.stderr.strip()[-400:]}")
-    return {"command": " ".join((*COMMAND, "python", *PROGRAM)), "rows": rows,
+    return {"command": " ".join(("ncu --clock-control none", *OPTIONS, "python -m", *PROGRAM)), "rows": rows,
             "csv": [line for line in result.stdout.splitlines() if line.startswith('"')]}
 
 

@@ -102,7 +102,7 @@ class Ranges(ResultTable):
         return fitting[0].total_ms
 
     def events(self) -> list[dict]:
-        """Return the ranges by start, for plots.timeline: row, name, start_us (from the first range on) and us."""
+        """Return the ranges by start, for a time line: row, name, start_us (from the first range on) and us."""
         return sorted(self._events, key=lambda event: (event["start_us"], event["row"]))
 
     def to_json(self) -> list[dict]:

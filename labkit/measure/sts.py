@@ -53,10 +53,10 @@ def read(path: Path) -> Pairs:
     try:
         text = read_text(path)
     except FileNotFoundError:
-        raise UserError(f"--sts {path} is not there") from None
+        raise UserError(f"{path} is not there") from None
     rows = _rows(text.removeprefix("\ufeff"), path)
     if not rows:
-        raise UserError(f"--sts {path} is empty; it must hold lines of a score and two sentences")
+        raise UserError(f"{path} is empty; it must hold lines of a score and two sentences")
     columns = _header(rows[0][1])
     if columns is not None:
         rows = rows[1:]
@@ -69,7 +69,7 @@ def read(path: Path) -> Pairs:
         except ValueError as error:
             problems.append(f"line {line_num:,}: {error}")
     if len(scores) < 2:
-        raise UserError(f"--sts {path} has {len(scores)} lines that can be used; two at least are needed, each with a "
+        raise UserError(f"{path} has {len(scores)} lines that can be used; two at least are needed, each with a "
                         f"score and two sentences, separated by tabs or commas"
                         + (f". {'; '.join(problems[:3])}" if problems else ""))
     return Pairs(np.array(scores), tuple(sentences), tuple(problems))
@@ -90,7 +90,7 @@ def _rows(text: str, path: Path) -> list[tuple[int, list[str]]]:
                 rows.append((previous_line + 1, cells))
             previous_line = reader.line_num
     except csv.Error as error:
-        raise UserError(f"--sts {path}: the row that begins in line {previous_line + 1:,} is no CSV: {error}") from None
+        raise UserError(f"{path}: the row that begins in line {previous_line + 1:,} is no CSV: {error}") from None
     return rows
 
 

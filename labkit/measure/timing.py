@@ -50,6 +50,10 @@ class Timing:
         p5, p50, p95 = (float(p) for p in np.percentile(times_ms, (5, 50, 95)))
         return cls(p5, p50, p95, len(times_ms), where)
 
+    def percentiles(self, scale: float = 1) -> dict[str, float]:
+        """Return p5, p50 and p95 as a series records them; scale: 1000 for microseconds."""
+        return {name: scale * getattr(self, name) for name in ("p5", "p50", "p95")}
+
     def __str__(self) -> str:
         return (f"{number(self.p50)} ms (p5 {number(self.p5)}, p95 {number(self.p95)}; {self.runs} runs; "
                 f"{self.where})")

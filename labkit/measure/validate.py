@@ -162,24 +162,19 @@ def _values(value, name: str) -> Iterator[str]:
 
 def _times(recording: Mapping) -> Iterator[tuple[str, float]]:
     """(what it is, its time) of every row's p50 and of every number in a series whose name says that it is a time."""
-    for ladders in recording["ops"].values():
-        for ladder in ladders:
-            for row in ladder["rows"]:
-                for kind in ("timing", "graph", "called"):
-                    if row.get(kind) is not None:
-                        yield f"{ladder['op']}, {size_text(ladder['size'])}: {row['name']}: {kind}", row[kind]["p50"]
+    for name, timing in _timings(recording, ("timing", "graph", "called"), host=True):
+        yield name, timing["p50"]
     for name, series in recording["series"].items():
         yield from _times_within(series, f"series {name}")
 
 
-def _timings(recording: Mapping) -> Iterator[tuple[str, Mapping]]:
-    """(what it is, its percentiles) of what the GPU took, of every row: alone and in a graph."""
-    for ladders in recording["ops"].values():
-        for ladder in ladders:
-            for row in ladder["rows"]:
-                for kind in ("timing", "graph") if row["kind"] != "host" else ():
-                    if row.get(kind) is not None:
-                        yield f"{ladder['op']}, {size_text(ladder['size'])}: {row['name']}: {kind}", row[kind]
+def _timings(recording: Mapping, kinds=("timing", "graph"), host: bool = False) -> Iterator[tuple[str, Mapping]]:
+    """(what it is, its percentiles) of every row: left out, what the GPU took, alone and in a graph."""
+    for ladder in (ladder for ladders in recording["ops"].values() for ladder in ladders):
+        for row in ladder["rows"]:
+            for kind in kinds if host or row["kind"] != "host" else ():
+                if row.get(kind) is not None:
+                    yield f"{ladder['op']}, {size_text(ladder['size'])}: {row['name']}: {kind}", row[kind]
 
 
 def _overlap(one: Mapping, other: Mapping) -> bool:

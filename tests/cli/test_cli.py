@@ -20,9 +20,12 @@ from labkit import __version__, cli
 from labkit._common import paths, recordings
 from labkit._common.errors import UserError
 from labkit._common.paths import REPOSITORY
-from labkit.course import copies, exercises
+from labkit.course import (
+    copies,
+    exercises,
+    expressions,  # noqa: F401  with the true labkit.device, before a test puts another in its place
+)
 from labkit.course import registry as course
-from labkit.measure import expressions  # noqa: F401  with the true labkit.device, before a test puts another in its place
 from tests import interrupts, made_up_exercises
 
 ROOT = REPOSITORY
@@ -98,8 +101,8 @@ OPTIONS = {
     "serve": "--model --host --port --api-key --max-num-seqs --max-num-batched-tokens --max-model-len --engine-process "
              "--max-waiting --max-connections --deadline --allow-origin --window-control --device",
     "compare": "--dtype --transformers --dump --device",
-    "report": "--measure --prompts --model --sts --out --device --open",
     "embed": "--out --model --batch-size --device",
+    "sts": "--model --device",
     "weights": "--from --cache",
     "exercises mutate": "--count --all --workers",
 }

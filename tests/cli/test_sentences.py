@@ -1,4 +1,4 @@
-"""labkit weights, embed and search, and the index of labkit build, with a model in NumPy in the encoder's place."""
+"""labkit weights, embed, sts, search, and the index of labkit build, with a model in NumPy as the encoder."""
 
 import hashlib
 import json
@@ -196,6 +196,24 @@ def test_ctrl_c_leaves_nothing_half_written(tmp_path, before):
     assert process.returncode == 130 and "Stopped." in errors and "Traceback" not in errors
     assert sorted(path.name for path in tmp_path.iterdir()) == (["out.npy"] if before else []) + ["text"]
     assert before is None or (tmp_path / "out.npy").read_bytes() == before
+
+
+# --- sts -------------------------------------------------------------------------------------------------------------
+
+
+def test_pairs_are_judged_and_bad_lines_named(labkit, encoder, course_dir):
+    (course_dir / "sts.csv").write_text("5.0\ta\ta\n1.0\ta\tbbbb\n3.0\ta\tab\n" + "x\ty\tz\n")
+    done = labkit("sts", "sts.csv")
+    assert done.exit_code == 0, done.output
+    assert "Spearman's correlation over 3 pairs: 1.0000" in done.output
+    assert "sts.csv: left out: line 4: the score is 'x', which is no number" in done.output
+    (course_dir / "sts.csv").write_text("1.0\ta\ta\n1.0\ta\tb\n")
+    assert "over 2 pairs: not defined" in labkit("sts", "sts.csv").output
+
+
+def test_a_file_of_pairs_that_is_missing_is_named(labkit):
+    done = labkit("sts", "none.csv")
+    assert done.exit_code == 2 and "none.csv is not there" in done.output
 
 
 # --- search ----------------------------------------------------------------------------------------------------------

@@ -122,7 +122,7 @@ def test_definitions_may_take_several_lines_and_each_other():
 
 
 def test_numbers_in_words():
-    from labkit.measure.expressions import near, words
+    from labkit.course.expressions import near, words
 
     found = [words(value) for value in (0.5, 0.34, 0.74, 2, 7.06, 12.4, 50.5, 97, 0.12)]
     assert found == ["half", "a third", "three quarters", "two", "seven", "twelve", "fifty", "a hundred", "0.12"]

@@ -308,7 +308,7 @@ def test_what_was_measured_on_a_gpu_is_shown(fresh, monkeypatch):
     fake = SimpleNamespace(readme_table=lambda data: f"table of {data['machine']}",
                            targets_table=lambda data: "" if data["machine"] == "a" else "targets of b",
                            highlights_table=lambda data: f"highlights of {data['machine']}")
-    monkeypatch.setitem(sys.modules, "labkit.measure.bench", fake)
+    monkeypatch.setitem(sys.modules, "labkit.course.measured", fake)
     assert "\n\ntable of a\n\ntable of b\n\n</details>" in readme.measured(fresh)
     assert readme.targets(fresh) == "targets of b"
     assert readme.highlights(fresh).startswith("highlights of a\n\n![") and "of b" not in readme.highlights(fresh)

@@ -76,3 +76,8 @@ def test_the_real_package():
     files = [path.relative_to(paths.PACKAGE).as_posix() for path in sources_of("from labkit import check\n")]
     assert {"course/check/run.py", "course/exercises/edits.py", "simt/launch.py", "cuda.py"} <= set(files)
     assert "models/gpt2.py" not in files
+
+
+def test_a_lesson_depends_on_what_it_draws():
+    text = "from labkit.course.drawings import the_machine as pictures\n"
+    assert paths.REPOSITORY / "notebooks" / "drawings" / "the_machine.py" in sources_of(text)

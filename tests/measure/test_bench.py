@@ -1,13 +1,16 @@
 """labkit bench: what it measures, where it writes, what it must never write."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
 
 from labkit import device, measure
 from labkit._common import paths
+from labkit.course import measured
 from labkit.measure import CPU_DEVICE, Ladder, bench
+from labkit.measure.series import overheads, vector
 from tests import made_up
 
 
@@ -39,7 +42,7 @@ def test_quick_run_of_each_operation(name):
     assert list(data["ops"]) == [name]
     assert data["machine"]["device"] == device.name()
     for key in data["series"]:
-        assert bench.SERIES[key][0] == name
+        assert bench.SERIES[key].op == name
         assert data["series"][key]["where"] == measure.where()
     json.dumps(data, allow_nan=False)
 
@@ -114,15 +117,6 @@ def test_merge_leaves_the_old_file_when_writing_fails(tmp_path):
     assert [p.name for p in tmp_path.iterdir()] == ["gpu.json"]
 
 
-def test_readme_table():
-    table = bench.readme_table(made_up.measurements())
-    assert table.startswith("Measured on NVIDIA Imaginary, 2026-01-02 (driver 1.2, CUDA 13.0, numba-cuda 0.30.4")
-    assert "| **Vector addition**, n=1,000,000,000 | `vector_add_slow` |" in table
-    assert "400 GB/s | 40% |" in table
-    assert "`matmul_fast`" in table
-    assert "PyTorch None" not in table
-
-
 def test_draw_makes_a_plot_of_each_ladder_and_series(tmp_path):
     drawn = bench.draw(made_up.measurements(), tmp_path)
     assert {path.stem for path in drawn} == {"vector_add", "matmul", "vector_add_sizes", "volume_add_block_shapes",
@@ -131,7 +125,7 @@ def test_draw_makes_a_plot_of_each_ladder_and_series(tmp_path):
 
 
 def test_crossover_series_is_measured_at_each_size():
-    series = bench.vector_add_sizes(exponents=(8, 10), budget_s=0.005)
+    series = vector.vector_add_sizes(exponents=(8, 10), budget_s=0.005)
     assert series["n"] == [256, 1024]
     for key in ("kernel_ms", "call_ms", "with_copies_ms", "numpy_ms"):
         assert len(series[key]) == 2
@@ -139,7 +133,7 @@ def test_crossover_series_is_measured_at_each_size():
 
 
 def test_launch_overhead():
-    series = bench.launch_overhead()
+    series = overheads.launch_overhead()
     assert series["launcher_us"] > 0
     assert series["bound_us"] > 0
     if not device.on_gpu():
@@ -158,7 +152,7 @@ def test_recorded_files_fit_the_schema():
         assert data["machine"]["kind"] == "gpu"
         for entries in data["ops"].values():
             assert all(Ladder.from_json(entry).on_gpu for entry in entries)
-        assert bench.readme_table(data)
+        assert measured.readme_table(data)
 
 
 def test_one_wrong_rung_does_not_cost_the_other_measurements(monkeypatch, capsys, folders, console):
@@ -177,29 +171,6 @@ def test_one_wrong_rung_does_not_cost_the_other_measurements(monkeypatch, capsys
     assert "problems" not in data
     assert "targets" not in data, "what follows from the rest is not written"
     assert "volume_add_3d: 1 of 9 elements" in console.export_text()
-
-
-def test_targets_table():
-    assert bench.targets_table({**made_up.measurements(), "ops": {}, "series": {}}) == ""
-    data = made_up.measurements()
-    table = bench.targets_table(data)
-    assert "Nothing was measured beside a library yet." in table and "Without a ratio: 2" in table
-    data["ops"]["vector_add"][0]["rows"][3]["name"] = "PyTorch, compiled"
-    data["ops"]["vector_add"][0]["skipped"] = {"PyTorch": "no memory"}
-    table = bench.targets_table(data)
-    assert ("| Vector addition, n=1,000,000,000 | `vector_add_fast` | 15 ms | PyTorch, compiled | 13.3 ms | 0.89 | - | "
-            "- |" in table)
-    assert table.index("Where a library is faster") < table.index("Without a ratio: 1") < table.index("Goals")
-    assert "Measured on NVIDIA Imaginary, 2026-01-02." in table
-
-
-def test_each_table_names_the_days_of_what_it_shows():
-    """Rungs are of the ladders' days alone; comparisons read series, too."""
-    data = made_up.measurements()
-    engine = {"rows": [{"name": "all at once", "tokens_per_second": 9.0}], "date": "2026-01-01"}
-    data["series"] |= {"engine": engine, "copies": {"date": "2025-12-31"}}
-    assert bench.readme_table(data).startswith("Measured on NVIDIA Imaginary, 2026-01-02 (")
-    assert "Measured on NVIDIA Imaginary, 2026-01-01, 2026-01-02." in bench.targets_table(data)
 
 
 def test_the_command_takes_operations_and_series(tmp_path, monkeypatch):
@@ -226,8 +197,12 @@ def test_the_command_takes_operations_and_series(tmp_path, monkeypatch):
 
 
 def test_a_series_alone(monkeypatch):
-    monkeypatch.setitem(bench.SERIES, "made_up", ("matmul", lambda: {"n": [1]}))
+    def made_up(name, n):
+        taken = SimpleNamespace(op="matmul", missing="", take=lambda quick: {"n": [n]})
+        monkeypatch.setitem(bench.SERIES, name, taken)
+
+    made_up("made_up", 1)
     data = bench.collect("made_up")
     assert data["ops"] == {} and data["series"] == {"made_up": {"n": [1]}}
-    monkeypatch.setitem(bench.SERIES, "another", ("matmul", lambda: {"n": [2]}))
+    made_up("another", 2)
     assert bench.collect("another", "made_up")["series"] == {"made_up": {"n": [1]}, "another": {"n": [2]}}

@@ -10,7 +10,7 @@ from labkit import measure
 from labkit._common import paths
 from labkit._common.files import read_json
 from labkit.kernels.baselines import forms, is_eager
-from labkit.measure import Ladder, LadderRow, bench, comparisons
+from labkit.measure import Ladder, LadderRow, comparisons
 from labkit.measure.comparisons import compare, of_ladder
 from labkit.measure.ops import HOMES, op
 from tests import made_up
@@ -156,45 +156,6 @@ def test_a_baseline_of_pytorch_says_so():
         for one in op(name).baselines:
             if one.library == "torch" and one.compile is not False:
                 assert is_eager(one.title)
-
-
-def _rows(markdown: str) -> list[list[str]]:
-    return [[cell.strip() for cell in line.strip("|").split("|")] for line in markdown.splitlines()
-            if line.startswith("|") and not line.startswith("| :--")]
-
-
-def test_the_two_tables_agree():
-    """README has one time for one thing: what the comparison names stands so in the table of all rungs."""
-    every, title = {}, ""
-    for first, kernel, time, *_ in _rows(bench.readme_table(RECORDED))[1:]:
-        title = first.replace("**", "") or title
-        every[title, kernel.strip("`")] = time.removesuffix(" (called)")
-    shared = set()
-    for work, ours, time, baseline, theirs, *_ in _rows(bench.targets_table(RECORDED)):
-        if (work, ours.strip("`")) in every:
-            shared.add(work)
-            assert every[work, ours.strip("`")] == time, work
-            assert theirs == "-" or every[work, baseline.strip("`")] == theirs, work
-    assert {title for title, _ in every} - shared == {
-        "A linear layer with weights (in, out), M=1, N=3,072, K=768"}, "skinny_linear is faster at the same work"
-
-
-def test_the_pages_have_these_tables():
-    front = (paths.REPOSITORY / "README.md").read_text(encoding="utf-8")
-    readme = (paths.REPOSITORY / "data" / "measured.md").read_text(encoding="utf-8")
-    assert comparisons.summary(compare(RECORDED)) in readme and comparisons.summary(compare(RECORDED)) in front
-    chosen = comparisons.highlights(compare(RECORDED))
-    assert len(chosen) == len(comparisons.HIGHLIGHTS) == 10 and all(f"| {one.work} |" in front for one in chosen)
-    assert sum(one.ratio < 1 for one in chosen) >= 3, "what is lost is shown, too"
-    (engine,) = (one for one in compare(RECORDED) if one.source == "engine")
-    rows = [line for line in readme.splitlines() if engine.text(engine.ours) in line]
-    assert len(rows) == 2 and all(comparisons.NO_VLLM in row for row in rows), "in the comparison and among the goals"
-
-
-def test_what_is_lost_comes_first():
-    rows = [row for row in _rows(bench.targets_table(RECORDED)) if len(row) == 8]
-    ratios = [float(row[5]) for row in rows if re.fullmatch(r"\d+\.\d\d", row[5])]
-    assert ratios == sorted(ratios) and ratios[0] < 1
 
 
 # --- What series answer ----------------------------------------------------------------------------------------------

@@ -1,10 +1,8 @@
 """Drawings of ideas, in the style of the plots. Each function computes what it draws and returns a figure.
 
     launch_map(n, threads_per_block)    which thread of which block takes which element
-    owners()                            which thread adds which element of a vector
     warp_addresses(touched)             the memory that one warp touches: sectors, and how much of each is used
     banks(places)                       the banks of a tile
-    broadcast_reads()                   which elements a broadcast sum reads
 """
 
 from __future__ import annotations
@@ -20,7 +18,6 @@ from labkit.measure.plots.style import (
     GREY,
     INK,
     LINES,
-    ORANGE,
     PALE,
     STYLE,
     TEXT,
@@ -32,7 +29,6 @@ from labkit.measure.plots.style import (
     draw_box,
     new_figure,
     note,
-    panel_title,
     width_of,
 )
 
@@ -69,53 +65,6 @@ def launch_map(n: int, threads_per_block: int) -> CourseFigure:
         ax.set_xlim(-0.6, max(threads, 8) - 0.4)
         ax.set_ylim(-0.2, 1.6)
         ax.axis("off")
-    return figure
-
-
-def owners(n: int = 29, block: int = 4, rungs: tuple[str, ...] = ("per_thread",), grid: int = 2) -> CourseFigure:
-    """Which thread adds which element of a vector, for rungs of vector_add: per_thread, grid_stride, four_loads.
-
-    A box is an element, the number in it its thread, counted over the whole grid. Thread 0's elements are filled.
-    `grid` is the number of blocks that grid_stride gets.
-    """
-    tile = {"per_thread": block, "grid_stride": grid * block, "four_loads": 4 * block}
-    unknown = [name for name in rungs if name not in tile]
-    if unknown:
-        raise ValueError(f"rungs holds {unknown[0]!r}; allowed are {', '.join(tile)}")
-    figure, axes = new_figure([0.62] * len(rungs), "Which thread adds which element",
-                              f"Which thread adds which of {n} elements, in blocks of {block}: {', '.join(rungs)}.",
-                              gap=0.62)
-    with rc_context(STYLE):
-        for ax, name in zip(axes, rungs, strict=True):
-            box = ax.get_position()
-            ax.set_position((0.02, box.y0, 0.96, box.height))
-            end = -(-n // tile[name]) * tile[name]
-            for i in range(end):
-                if name == "per_thread":
-                    thread = i
-                elif name == "grid_stride":
-                    thread = i % (grid * block)
-                else:
-                    thread = i // (4 * block) * block + i % block
-                selected, inside = thread == 0, i < n
-                shade = BLUE if selected else ("#DCE9F2", "#F6E7C8")[thread // block % 2]
-                ax.add_patch(Rectangle((i + 0.05, 0.05), 0.9, 0.9, facecolor=shade if inside else "none", linewidth=0.9,
-                                       edgecolor=shade if inside else GREY, linestyle="-" if inside else (0, (2, 2))))
-                ax.text(i + 0.5, 0.5, thread, ha="center", va="center", fontsize=8,
-                        color="white" if selected else INK if inside else FAINT)
-            ax.set_xlim(0, max(end, n))
-            ax.set_ylim(0, 1)
-            ax.set_yticks([])
-            ticks = [i for i in range(end) if i % block == 0 or i == n - 1]
-            ax.set_xticks([i + 0.5 for i in ticks], [str(i) for i in ticks])
-            ax.set_xlabel("element" if ax is axes[-1] else "")
-            for side in ax.spines.values():
-                side.set_visible(False)
-            ax.tick_params(length=0)
-            blocks = grid if name == "grid_stride" else end // tile[name]
-            count = f"{blocks} blocks of {block} threads"
-            idle = f"; {count_of(end - n, 'thread')} beyond the end" if name == "per_thread" and end > n else ""
-            panel_title(ax, f"{name}: {count}{idle}")
     return figure
 
 
@@ -225,58 +174,4 @@ def banks(places: dict, size: int = 8, column: int = 2) -> CourseFigure:
                              ink="white" if hot else FAINT, size=9)
         note(ax, top + size * cell + 0.24, "The number is the bank. Coloured: what the lanes of a warp read in "
                 "one read. A bank gives one element in a step.")
-    return figure
-
-
-def broadcast_reads(shape: tuple[int, int, int] = (2, 3, 4), mark: tuple[int, int, int] = (1, 2, 3)) -> CourseFigure:
-    """out = a + b[:, :, None] + c[:, None, None], element by element. The number in a box is the flat index of the
-    element that is read there; a pale box reads again what the solid box of its row or slab has read. Framed: `mark`.
-    """
-    nx, ny, nz = shape
-    if not all(0 <= m < extent for m, extent in zip(mark, shape, strict=True)):
-        raise ValueError(f"mark is {mark}, which lies outside of shape {shape}")
-    panels = (
-        ("out", f"{shape}", GREY, lambda x, y, z: (x * ny + y) * nz + z, lambda x, y, z: False,
-         f"x\u00b7{ny * nz} + y\u00b7{nz} + z"),
-        ("a", f"{shape}", BLUE, lambda x, y, z: (x * ny + y) * nz + z, lambda x, y, z: True,
-         f"x\u00b7{ny * nz} + y\u00b7{nz} + z"),
-        ("b[:, :, None]", f"{(nx, ny, 1)}", ORANGE, lambda x, y, z: x * ny + y, lambda x, y, z: z == 0,
-         f"x\u00b7{ny} + y + z\u00b70"),
-        ("c[:, None, None]", f"{(nx, 1, 1)}", GREEN, lambda x, y, z: x, lambda x, y, z: y == z == 0,
-         "x + y\u00b70 + z\u00b70"),
-    )
-    left, between = 0.62, 0.30
-    cell = min(0.36, (WIDTH - left - 0.14 - 3 * between) / (4 * nz))
-    tall, top, slab_gap = 0.27, 1.02, 0.16
-    depth = nx * ny * tall + (nx - 1) * slab_gap
-    figure, ax = canvas(top + depth + 0.74, "Which element each element of the sum reads",
-                        f"For a shape of {shape}: the flat indices of a, b and c that each element of out reads. "
-                        + "; ".join(f"{name}: {formula}" for name, _, _, _, _, formula in panels) + ".")
-    with rc_context(STYLE):
-        for i, (name, size, colour, index, solid, formula) in enumerate(panels):
-            x0 = left + i * (nz * cell + between)
-            ax.text(x0, top - 0.44, name, fontsize=9.5, fontweight="bold", va="center")
-            ax.text(x0, top - 0.25, size, fontsize=9, color=FAINT, va="center")
-            if i:
-                ax.text(x0 - between / 2, top + depth / 2, "=++"[i - 1], fontsize=13, ha="center", va="center")
-            for x in range(nx):
-                for y in range(ny):
-                    row = top + (x * ny + y) * tall + x * slab_gap
-                    if i == 0:
-                        ax.text(left - 0.08, row + tall / 2, f"y={y}", fontsize=9, color=FAINT, ha="right", va="center")
-                        if y == 0:
-                            ax.text(0.14, row + ny * tall / 2, f"x={x}", fontsize=9, rotation=90, ha="center",
-                                    va="center")
-                    for z in range(nz):
-                        full = solid(x, y, z)
-                        ink = "white" if full and colour != ORANGE else INK if full or i == 0 else FAINT
-                        draw_box(ax, x0 + z * cell, row, cell, tall, index(x, y, z), ink=ink,
-                                 fill=colour if full else PALE[colour])
-            x, y, z = mark
-            draw_box(ax, x0 + z * cell, top + (x * ny + y) * tall + x * slab_gap, cell, tall, edge=VERMILLION,
-                     linewidth=2.0, zorder=3)
-            ax.text(x0, top + depth + 0.18, formula, fontsize=9, va="center", color=TEXT[colour])
-        ax.text(left, top - 0.09, "z \u2192", fontsize=9, color=FAINT, va="center")
-        note(ax, top + depth + 0.50, f"Framed: out[{', '.join(map(str, mark))}] and the three elements it reads. "
-                "Solid: an element of memory. Pale: the same element, read again.")
     return figure

@@ -2,7 +2,6 @@
 
     decode_steps(series)       the time of a step over the number of its sequences, with the bound from its bytes
     seats(series)              which request holds each seat over the time of a run, static or continuous
-    rates(series)              output tokens per second of each way to run the same requests
 """
 
 from __future__ import annotations
@@ -13,7 +12,6 @@ from matplotlib import rc_context
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter, NullLocator
 
 from labkit._common.tables import number
-from labkit.measure.plots.minilm import bars
 from labkit.measure.plots.style import (
     BLUE,
     GREY,
@@ -133,16 +131,3 @@ def _of_run(row: dict) -> str:
     spans = row["spans"]
     busy = sum(end - begin for begin, end in zip(spans["begin"], spans["end"], strict=True))
     return f"{text}; seats are empty for {max(0.0, 1 - busy / (row['seconds'] * row['seats'])):.0%} of the time"
-
-
-def rates(series: dict) -> CourseFigure:
-    """A bar for each run, longer is faster."""
-    rows = series["rows"]
-    texts = [f"{row['tokens_per_second']:,.0f}" for row in rows]
-    figure = bars(f"{series['requests']:,} requests at once, {series['shortest']:,} to {series['longest']:,} tokens in "
-                  f"and out", taken(series), [f"{row['name']}" for row in rows],
-                  [row["tokens_per_second"] for row in rows], texts,
-                  [BLUE if "pages" in row["name"] or "all" in row["name"] else GREY for row in rows],
-                  "output tokens per second")
-    figure.axes[0].xaxis.set_major_locator(MaxNLocator(5))
-    return figure

@@ -188,6 +188,18 @@ def draw_box(ax, x: float, y: float, width: float, height: float, text="", *, fi
                 va="center" if "\n" in str(text) else "center_baseline")
 
 
+def draw_heading(ax, x: float, y: float, text: str, *below: str, ink=INK) -> None:
+    """A line in bold, and lines below it."""
+    ax.text(x, y, text, fontsize=SMALLEST + 0.5, fontweight="bold", va="center", color=ink)
+    for row, line in enumerate(below):
+        ax.text(x, y + 0.20 + 0.17 * row, line, fontsize=SMALLEST, va="center", color=FAINT)
+
+
+def tint(colour: str, part: float = 0.45) -> tuple[float, ...]:
+    """The colour on white."""
+    return tuple(1 - part * (1 - int(colour[k : k + 2], 16) / 255) for k in (1, 3, 5))
+
+
 def where_taken(where: str, date: str | None) -> str:
     if where == CPU_DEVICE:
         return HERE

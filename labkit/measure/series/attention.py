@@ -69,7 +69,7 @@ def attention_sizes(lengths=None, heads: int | None = None) -> dict:
     """Attention of S tokens over S: three passes, the whole matrix, flash in float32 and float16, PyTorch's SDPA."""
     lengths = lengths or device.pick(gpu=LENGTHS, cpu=(16, 32, 64))
     heads = heads or device.pick(gpu=HEADS, cpu=1)
-    torch = measure.import_library("torch") if device.on_gpu() else None
+    torch = measure.torch_on_gpu()
     launchers = {"three passes": attention_three_pass, "whole matrix": attention_whole_matrix,
                  "flash": attention_flash}
     if device.on_gpu():
@@ -97,7 +97,7 @@ def attention_keys(caches=None, heads: int | None = None) -> dict:
     """One query against a cache of N keys, as for each token that a model writes."""
     caches = caches or device.pick(gpu=CACHES, cpu=(64, 256))
     heads = heads or device.pick(gpu=HEADS, cpu=1)
-    torch = measure.import_library("torch") if device.on_gpu() else None
+    torch = measure.torch_on_gpu()
     launchers = {"three passes": attention_three_pass, "flash": attention_flash, "decode": attention_decode}
     if device.on_gpu():
         launchers[f"decode, {HALF}"] = attention_decode_half
@@ -215,7 +215,7 @@ def linear_attention_lengths(lengths=None, heads: int | None = None) -> dict:
     """Causal attention of S tokens over S in float32: each form of linear attention, flash and PyTorch's SDPA."""
     lengths = lengths or device.pick(gpu=LINEAR_LENGTHS, cpu=(16, 64))
     heads = heads or device.pick(gpu=HEADS, cpu=1)
-    torch = measure.import_library("torch") if device.on_gpu() else None
+    torch = measure.torch_on_gpu()
     lines: dict = {}
     for S in measure.steps("linear attention over lengths", list(lengths)):
         rng = np.random.default_rng(0)

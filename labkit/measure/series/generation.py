@@ -23,7 +23,6 @@ import numpy as np
 from labkit import cuda, device, measure
 from labkit._common.errors import UserError
 from labkit._common.files import read_text
-from labkit._common.tables import PlainTable, number
 from labkit.kernels.attention.three_pass import attention
 from labkit.kernels.attention.unfused import attention_fused_softmax, attention_unfused
 from labkit.measure import Timing, time_graph, time_host, time_launch
@@ -35,9 +34,6 @@ from labkit.models.gpt2_block import traffic
 
 LENGTH = 100  # tokens of a text, prompt and all: the article's max_length
 ATTENTIONS = {"unfused": attention_unfused, "fused": attention_fused_softmax, "one kernel": attention}
-NO_BREAK = "\N{NO-BREAK SPACE}"
-WORDS = {name: words.replace(" ", NO_BREAK) for name, words in
-         (("unfused", "softmax in 3"), ("fused", "softmax in 1"), ("one kernel", "one kernel"))}
 SOFTMAX = ("attn.scale", "attn.mask", "attn.softmax")
 
 # The article's prompts, with the numbers that GPT-2's tokenizer gives their tokens.
@@ -46,17 +42,6 @@ PROMPTS = {
     "In a world where technology": (818, 257, 995, 810, 3037),
     "The quick brown fox": (464, 2068, 7586, 21831),
 }
-
-# Its results, distilgpt2 on an NVIDIA L4: tokens a second, ms a token, p50 in seconds; baseline, then fused.
-SOURCE = {
-    "The future of artificial intelligence": ((179.92, 5.558, 0.528), (178.70, 5.596, 0.530)),
-    "In a world where technology": ((182.31, 5.485, 0.521), (181.56, 5.508, 0.522)),
-    "The quick brown fox": ((179.10, 5.583, 0.536), (182.10, 5.492, 0.527)),
-}
-# The last column of its Table 3, "Throughput ratio (Baseline/Fused)": above 1 the fused kernel is the slower one.
-SOURCE_RATIO = {"The future of artificial intelligence": 1.01, "In a world where technology": 1.00,
-                "The quick brown fox": 0.98}
-
 
 # Models that are made here, of random weights.
 RANDOM = {"distilgpt2's shape": Config(n_layer=6), "GPT-2 small's shape": Config()}
@@ -290,34 +275,6 @@ def prefill_shares(model: GPT2, lengths=(128, 512, 1024)) -> list[dict]:
     return [softmax_share(model, 0, n) for n in measure.steps("prefill", list(lengths))]
 
 
-def amdahl(fraction: float, speedup: float) -> float:
-    """Return the speed-up of the whole, if a part that takes `fraction` of it becomes `speedup` times as fast."""
-    return 1 / (1 - fraction + fraction / speedup)
-
-
-def judged(step: Mapping, called: bool = False) -> dict:
-    """From softmax_share: the softmax's share of a step, its own speed-up, what Amdahl's law predicts from it, the gain
-    if it took no time, and what was measured."""
-    prefix = "called_" if called else ""
-    one, other = step["unfused"], step["fused"]
-    part = one[f"{prefix}softmax_us"] / one[f"{prefix}us"]
-    speedup = one[f"{prefix}softmax_us"] / other[f"{prefix}softmax_us"]
-    return {"share": part, "speedup": speedup, "predicted": amdahl(part, speedup), "most": amdahl(part, np.inf),
-            "measured": one[f"{prefix}us"] / other[f"{prefix}us"]}
-
-
-def apart(series: Mapping) -> dict[str, float]:
-    """Return the largest difference between Amdahl's law and the measurement: for calls from Python, and for a
-    graph."""
-    errors: dict[str, list[float]] = {}
-    for step in [one["step"] for one in series["models"]] + list(series.get("prefill", ())):
-        for called in (False, True)[: 1 + ("called_us" in step["unfused"])]:
-            j = judged(step, called)
-            how = "called" if called or series["where"] == measure.CPU_DEVICE else "graph"
-            errors.setdefault(how, []).append(abs(j["measured"] / j["predicted"] - 1))
-    return {how: max(values) for how, values in errors.items()}
-
-
 # --- With and without the cache --------------------------------------------------------------------------------------
 
 
@@ -422,7 +379,7 @@ def token_times(model: GPT2 | None = None, positions=None) -> dict:
 
 def torch_models(config: Config, tensors: Mapping[str, np.ndarray]) -> dict[str, TorchGPT2]:
     """Make PyTorch's models, by the name of their type: none without a GPU or PyTorch."""
-    torch = measure.import_library("torch") if device.on_gpu() else None
+    torch = measure.torch_on_gpu()
     if torch is None:
         return {}
     return {dtype: TorchGPT2(torch, config, tensors, dtype) for dtype in ("float32", "float16")}
@@ -471,116 +428,3 @@ def _token_bytes(model: GPT2, keys: int) -> int:
     """The least that a token has to read: the parameters of the layers, the table, and the keys and values so far."""
     config, C = model.config, model.config.n_embd
     return model.dtype.itemsize * (config.n_layer * (config.block.size + 2 * C * keys) + config.vocab_size * C)
-
-
-# --- Tables ----------------------------------------------------------------------------------------------------------
-
-HOWS = {"called": "launched from Python", "graph": "in a graph"}
-
-
-def generation_table(series: Mapping, model: str | None = None, how: str | None = None) -> PlainTable:
-    """The article's table of generated text, with its numbers beside ours."""
-    one = _of(series, model)
-    how = how or one["prompts"][0]["rows"][0]["how"]
-    rows = []
-    for prompt in one["prompts"]:
-        article = SOURCE.get(prompt["text"], (None, None))
-        for name, known in (("unfused", article[0]), ("fused", article[1]), ("one kernel", None)):
-            row = next(r for r in prompt["rows"] if (r["attention"], r["how"]) == (name, how))
-            quoted = "-" if known is None else "{:.2f}, {:.3f}, {:.3f}".format(*known).replace(" ", NO_BREAK)
-            their_ratio = f"{SOURCE_RATIO[prompt['text']]:.2f}" if known and name == "fused" else "-"
-            rows.append((prompt["text"] if name == "unfused" else "", WORDS[name], f"{row['tokens_per_second']:,.1f}",
-                         f"{row['ms_per_token']:.3f}", f"{row['seconds']['p50']:.3f}", _ratio(prompt, name, how),
-                         "yes" if row["same_tokens"] else "no",
-                         quoted, their_ratio))
-    random = " Random weights: they take the same time, and write no text." if one["weights"] == "random" else ""
-    return PlainTable(
-        f"Generated text: {one['name']}, {HOWS[how]}",
-        ("prompt", "attention", "tokens/s", "ms/token", "p50, s", "ratio", "same text", "theirs: tokens/s, ms, s",
-         "ratio"),
-        tuple(rows),
-        (f"{series['where']}, {series['date']}. {one['log']}.{random}",
-         "Softmax in 3: scale, mask and softmax as three launches; in 1: as one. One kernel: all of attention. Ratio: "
-         "to softmax in 3. Theirs: distilgpt2 on an NVIDIA L4, baseline and fused. The last column is its own "
-         "ratio, baseline over fused, so above 1 fusing lost; ours is the other way up."))
-
-
-def beside_the_article(series: Mapping, model: str | None = None, how: str | None = None) -> PlainTable:
-    """A row for each prompt: tokens a second in each of the three ways, and the article's two. In brackets each is
-    divided by the first of its own side, so that above 1 is faster. What the CPU device takes is compared with
-    nothing."""
-    one = _of(series, model)
-    how, on_gpu = how or one["prompts"][0]["rows"][0]["how"], series["where"] != measure.CPU_DEVICE
-    rows, differing = [], []
-    for prompt in one["prompts"]:
-        row_of = {row["attention"]: row for row in prompt["rows"] if row["how"] == how}
-        row = _rates([row_of[name]["tokens_per_second"] for name in ATTENTIONS], on_gpu)
-        if on_gpu:
-            article = SOURCE.get(prompt["text"])
-            row += _rates([pair[0] for pair in article]) if article else ("-", "-")
-        rows.append((prompt["text"], *row))
-        differing += [] if all(entry["same_tokens"] for entry in row_of.values()) else [prompt["text"]]
-    columns = ("prompt", "softmax in 3 launches", "softmax in 1", "attention in 1 kernel")
-    notes = (f"{series['where']}, {series['date']}.",)
-    if on_gpu:
-        columns += ("article: PyTorch", "article: fused")
-        notes += ("Article: distilgpt2 on an NVIDIA L4.",
-                  "In brackets: times as fast as softmax in 3 launches, or as the article's PyTorch.")
-    notes += (f"The three ways write the same text{', but for: ' if differing else ''}{', '.join(differing)}.",)
-    return PlainTable(f"Tokens a second: {one['name']}, {HOWS[how]}", columns, tuple(rows), notes)
-
-
-def _rates(rates: Sequence[float], compared: bool = True) -> tuple[str, ...]:
-    """Tokens a second; from the second on with the ratio to the first, if they are compared."""
-    return tuple(f"{rate:,.1f}{NO_BREAK}({rate / rates[0]:.2f})" if k and compared else f"{rate:,.1f}"
-                 for k, rate in enumerate(rates))
-
-
-def _ratio(prompt: Mapping, name: str, how: str) -> str:
-    rates = {r["attention"]: r["tokens_per_second"] for r in prompt["rows"] if r["how"] == how}
-    return "-" if name == "unfused" else f"{rates[name] / rates['unfused']:.3f}"
-
-
-def amdahl_table(series: Mapping) -> PlainTable:
-    """The softmax's share, and what its speed-up can be worth, for each model, and for prompts of some lengths."""
-    rows = []
-
-    def row(label, step, called=False):
-        j = judged(step, called)
-        rows.append((label, f"{j['share']:.1%}", f"{j['speedup']:.2f}", f"{j['predicted']:.3f}", f"{j['measured']:.3f}",
-                     f"{j['most']:.3f}"))
-
-    for one in series["models"]:
-        on_gpu = "called_us" in one["step"]["unfused"]
-        row(f"a token, {one['name']}" + (", in a graph" if on_gpu else ""), one["step"])
-        if on_gpu:
-            row(f"a token, {one['name']}, launched from Python", one["step"], called=True)
-    for step in series.get("prefill", ()):
-        row(f"a prompt of {step['count']:,}, GPT-2 small's shape, in a graph", step)
-    return PlainTable("What a faster softmax is worth",
-                      ("", "its share", "its speed-up", "predicted", "measured", "at most"), tuple(rows),
-                      ("Share: softmax in three launches, of the time of the whole. Predicted by Amdahl's law. At "
-                       "most: if softmax took no time at all.", f"{series['where']}, {series['date']}."))
-
-
-def step_table(series: Mapping, which: int = 0) -> PlainTable:
-    """What each launch takes of a step, beside the time that its bytes need."""
-    step = series["steps"][which]
-    limits = {} if series["where"] == measure.CPU_DEVICE else (measure.recorded() or {}).get("limits", {})
-    bandwidth = limits.get("bandwidth_gbs")
-    rows = [(row["name"], str(row["count"]), number(row["us"]), f"{row['us'] / step['us']:.0%}",
-             "-" if not row["bytes"] else number(row["bytes"] / 1e6),
-             "-" if not (row["bytes"] and bandwidth) else number(row["bytes"] / bandwidth / 1e3))
-            for row in step["rows"]]
-    rows.append(("the whole step", str(sum(row["count"] for row in step["rows"])), number(step["us"]), "100%",
-                 number(step["bytes"] / 1e6), "-" if not bandwidth else number(step["bytes"] / bandwidth / 1e3)))
-    return PlainTable(f"A token at position {step['position']:,}, {series['model']}",
-                      ("launch", "launches", "us", "share", "MB", "MB need, us"), tuple(rows),
-                      (f"{series['where']}, {series['date']}.",))
-
-
-def _of(series: Mapping, model: str | None) -> Mapping:
-    matches = [one for one in series["models"] if model in (None, one["name"])]
-    if not matches:
-        raise ValueError(f"no model {model!r} in the series; there are {[one['name'] for one in series['models']]}")
-    return matches[0]

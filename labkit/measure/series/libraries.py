@@ -32,7 +32,7 @@ def convert(x, out) -> None:
     convert_kernel[blocks_for((x.size,), (256,)), 256](x.reshape(x.size), out.reshape(x.size))
 
 
-def products(size: int | None = None, budget_s: float = 0.3) -> dict:
+def library_products(size: int | None = None, budget_s: float = 0.3) -> dict:
     """A product of square matrices by cuBLAS in four precisions, and by PyTorch: time, rate, relative error.
 
     The error is ||out - truth|| / ||truth|| over the first rows; the truth is of the float32 inputs, in float64.
@@ -86,7 +86,7 @@ def products(size: int | None = None, budget_s: float = 0.3) -> dict:
     return measure.stamped({"size": size, "rows": rows, "source": blas.source()})
 
 
-def projection(M: int = 5, N: int = 512, K: int = 2048) -> dict:
+def bf16_projection(M: int = 5, N: int = 512, K: int = 2048) -> dict:
     """x (M, K) times w (N, K) transposed, in bfloat16 with accumulators in float32, as a language model's layers need
     it."""
     rng = np.random.default_rng(1)
@@ -97,7 +97,7 @@ def projection(M: int = 5, N: int = 512, K: int = 2048) -> dict:
     result = float32_of(out.copy_to_host()).astype(np.float64)
     series = {"M": M, "N": N, "K": K, "max_error": float(np.abs(result - truth).max()),
               "relative_error": float(np.linalg.norm(result - truth) / np.linalg.norm(truth)), "source": blas.source()}
-    torch = measure.import_library("torch") if device.on_gpu() else None
+    torch = measure.torch_on_gpu()
     if torch is not None:
         t_x, t_w = (torch.as_tensor(array, device="cuda").view(torch.bfloat16) for array in (d_x, d_w))
         torch_out = (t_x @ t_w.T).double().cpu().numpy()
@@ -126,7 +126,7 @@ def softmax_rows(counts=None, cols: int = 1024, budget_s: float = 0.2) -> dict:
     one_launch = blas_softmax.SOFTMAX.rung("softmax_warp")
     launchers = [*blas_softmax.BLAS_SOFTMAX.rungs, one_launch]
     lines = {launcher.__name__: [] for launcher in launchers}
-    torch = measure.import_library("torch") if device.on_gpu() else None
+    torch = measure.torch_on_gpu()
     if torch is not None:
         lines["torch.softmax"] = []
     rng = np.random.default_rng(3)
@@ -146,7 +146,7 @@ def softmax_rows(counts=None, cols: int = 1024, budget_s: float = 0.2) -> dict:
 
 def three_languages(budget_s: float = 0.3) -> dict | None:
     """Vector addition and softmax by the course's kernel, by Triton, by cuTile and by PyTorch. None without a GPU."""
-    torch = measure.import_library("torch") if device.on_gpu() else None
+    torch = measure.torch_on_gpu()
     if torch is None:
         return None
     from labkit.kernels.libraries import triton as triton_kernels
@@ -174,7 +174,7 @@ def tile_sizes(n: int = 2**27, budget_s: float = 0.2) -> dict | None:
 
     A grid of cuTile has fewer than 2^24 blocks along an axis: 2^28 elements would be too many for tiles of 16.
     """
-    torch = measure.import_library("torch") if device.on_gpu() else None
+    torch = measure.torch_on_gpu()
     if torch is None:
         return None
     from labkit.kernels.libraries import triton as triton_kernels

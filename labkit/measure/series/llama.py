@@ -93,7 +93,7 @@ def random_model() -> Llama:
 @functools.lru_cache(maxsize=1)
 def torch_model() -> TorchLlama | None:
     """PyTorch's model on the same weights; None without a GPU or PyTorch."""
-    torch = measure.import_library("torch") if device.on_gpu() else None
+    torch = measure.torch_on_gpu()
     if torch is None:
         return None
     torch.set_grad_enabled(False)

@@ -70,7 +70,7 @@ def timed(label: str, launch: Callable[[], None], out, expected: Callable[[np.nd
     threads = np.unique(np.linspace(0, out.size - 1, min(out.size, SAMPLE)).astype(np.int64))
     _same(label, out.copy_to_host()[threads], expected(threads))
     timing = measure.time_kernel(launch, budget_s=BUDGET_S, max_runs=40)
-    return {"p5": 1000 * timing.p5, "p50": 1000 * timing.p50, "p95": 1000 * timing.p95}
+    return timing.percentiles(1000)
 
 
 def resources_of(launch: Callable[[], None]) -> dict | None:

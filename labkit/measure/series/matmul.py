@@ -7,7 +7,7 @@ from labkit.measure import roofline
 from labkit.measure.ops import op
 
 
-def matmul_sizes(sizes=None, budget_s: float = 0.03) -> dict:
+def matmul_sizes(sizes=None, budget_s: float = 0.12) -> dict:
     """The first rungs of the matrix product, the fastest and its baselines over square sizes, each result checked."""
     matmul = op("matmul")
     sizes = sizes or device.pick(gpu=(256, 512, 1024, 2048, 4096), cpu=(32, 64, 96, 128))

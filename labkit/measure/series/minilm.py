@@ -28,6 +28,7 @@ from labkit.kernels.linear import layers
 from labkit.kernels.matmul import half
 from labkit.kernels.ops.linear import layer
 from labkit.measure import corpus, time_graph, time_host
+from labkit.measure.series.beside_torch import why_not
 from labkit.measure.series.torch_bert import (
     TorchBert,
     called_us,
@@ -222,7 +223,7 @@ def text_in(texts: list[str]) -> dict:
         folder = weights.folder(weights.MINILM)
         encoder = Encoder.from_pretrained("minilm")
     except Exception as error:  # no weights, no tokenizer, no library
-        return {"why_not": f"{type(error).__name__}: {error}"[:200]}
+        return {"why_not": why_not(error)}
     result = {f"ours_seconds_{size}": median_seconds(lambda size=size: encoder.encode(texts, batch_size=size))
               for size in (256, 2000)}
     result["tokenizing_seconds"] = median_seconds(lambda: encoder.tokenizer.encode(texts))
@@ -239,7 +240,7 @@ def text_in(texts: list[str]) -> dict:
         library_embeddings = library.encode(texts, batch_size=256, normalize_embeddings=True, show_progress_bar=False)
         result["library_cosine"] = float(cosines(embeddings, np.asarray(library_embeddings)).min())
     except Exception as error:
-        result["why_no_library"] = f"{type(error).__name__}: {error}"[:200]
+        result["why_no_library"] = why_not(error)
     return result
 
 

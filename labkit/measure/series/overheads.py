@@ -14,18 +14,16 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import tempfile
 import time
-from pathlib import Path
 
 import numpy as np
 
 from labkit import cuda, device, measure
 from labkit._common import paths
-from labkit._common.tables import PlainTable, number, size_text
 from labkit.device import launches
 from labkit.kernels.agree import to_device
 from labkit.measure import time_graph, time_host, time_launch, time_torch_graph
+from labkit.measure.series.beside_torch import profiler_events
 
 SIDE = 256  # of the matrices in the small product
 
@@ -93,7 +91,7 @@ def launch_overhead(n: int = 1024) -> dict:
     graph = time_graph(lambda stream: vector_add_per_thread(a, b, out, stream=stream), launches=100)
     if graph is not None:
         series["graph_us"] = 1000 * graph.p50
-    torch = measure.import_library("torch") if device.on_gpu() else None
+    torch = measure.torch_on_gpu()
     if torch is not None:
         x, y, z = (torch.ones(n, device="cuda") for _ in range(3))
 
@@ -141,7 +139,7 @@ def launch_sizes(exponents=None, times: int = 50) -> dict:
     from labkit.kernels.elementwise import vector_add_four_loads
 
     exponents = exponents or device.pick(gpu=range(8, 27, 2), cpu=range(8, 17, 2))
-    torch = measure.import_library("torch") if device.on_gpu() else None
+    torch = measure.torch_on_gpu()
     series = {"n": [], "python_us": [], "graph_us": [], "torch_us": [], "torch_graph_us": []}
     for n in measure.steps("launches over sizes", [2**e for e in exponents]):
         a, b, out = (cuda.to_device(np.ones(n, np.float32)) for _ in range(3))
@@ -199,43 +197,6 @@ def fair_baseline(times: int = 100) -> dict:
     return measure.stamped({"size": size, "rows": rows})
 
 
-# --- Tables for the lesson -------------------------------------------------------------------------------------------
-
-# What the notebook that this lesson follows read from nsys for a matrix product in CUDA C++, in a cold process.
-SOURCE_US = {"matrix product": 125_366.415, "allocate": 125_357.659, "copy to the device": 3.330, "kernel": 3.652,
-             "copy to the host": 0.110, "free": 0.140}
-
-
-def trips_table(first: list[dict], second: list[dict], recorded: dict | None = None) -> PlainTable:
-    """The parts of the small product in microseconds: the article's, a recorded GPU's cold and warm, and two trips
-    taken here, each as Ranges.to_json() gives it."""
-    recorded = recorded or measure.recorded_series("cold_start", gpu="NVIDIA H200")
-    columns = [SOURCE_US, *({one["path"][-1]: 1000 * one["ms"] for one in trip}
-                            for trip in (recorded["trips"][0], recorded["trips"][-1], first, second))]
-    rows = [(part, *(number(column.get(part)) for column in columns)) for part in SOURCE_US]
-    gpu = recorded["where"].removeprefix("NVIDIA ")
-    notes = ["Microseconds, by the host's clock. The article timed with nsys; its ranges do not wait for the device.",
-             f"Here: {measure.where()}.",
-             f"{recorded['where']}, {recorded['date']}: a fresh process; before the first range it imported "
-             f"labkit and Numba ({recorded['import_ms']:,.0f} ms)."]
-    return PlainTable("A small product, end to end", ("part", "source, cold", f"{gpu}, cold", f"{gpu}, warm",
-                                                      "here, first", "here, second"), tuple(rows), tuple(notes))
-
-
-def baseline_table(local: dict | None = None, recorded: dict | None | str = "auto") -> PlainTable:
-    """The fair baseline: microseconds for a call from Python and inside a graph, here and as recorded on a GPU."""
-    if recorded == "auto":
-        recorded = measure.recorded_series("fair_baseline") if local is None or local["where"] == measure.CPU_DEVICE \
-            else None
-    rows, notes = [], []
-    for series in filter(None, (recorded, local)):
-        rows += [(row["name"], number(row["kernels"]), number(row["call_us"]), number(row["graph_us"]),
-                  series["where"].split(":")[0]) for row in series["rows"]]
-        notes.append(f"{size_text(series['size'])}: {series['where']}, {series['date']}.")
-    return PlainTable("Bias, GELU, residual: one call in a row of many",
-                      ("", "kernels", "from Python, us", "in a graph, us", "where"), tuple(rows), tuple(notes))
-
-
 # --- The GPU's own time line ---------------------------------------------------------------------------------------
 
 
@@ -245,35 +206,18 @@ def trace() -> dict | None:
     {"events": [{"row": "ranges 1" | "ranges 2" | "driver" | "GPU", "name", "start_us", "us"}]}, from the outer range's
     start on.
     """
-    torch = measure.import_library("torch") if device.on_gpu() else None
-    if torch is None:
+    if measure.torch_on_gpu() is None:
         return None
-    from torch.profiler import ProfilerActivity, profile, record_function
+    from torch.profiler import record_function
 
-    product_trip(record_function)
-    cuda.synchronize()
-    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as watched:
+    def twice():
         product_trip(record_function)  # a profiler's own first time is slow
         cuda.synchronize()
         product_trip(record_function)
-        cuda.synchronize()
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "trace.json"
-        watched.export_chrome_trace(str(path))
-        trace_events = json.loads(path.read_text(encoding="utf-8"))["traceEvents"]
-    return measure.stamped({"events": events_of(trace_events)})
 
-
-def trace_panel(series: dict | None = None) -> dict:
-    """The trace taken here, or else the recorded one, as a panel of plots.timeline."""
-    series = series or trace() or measure.recorded_series("trace", gpu="NVIDIA H200")
-    return {"title": f"Measured on {series['where']}, {series['date']}: warm, by PyTorch's profiler",
-            "events": [_named(event) for event in series["events"]]}
-
-
-def _named(event: dict) -> dict:
-    """The profiler's exporter writes "Kernel" for a range called "kernel"."""
-    return {**event, "name": event["name"].lower()} if event["row"].startswith("ranges") else event
+    product_trip(record_function)
+    cuda.synchronize()
+    return measure.stamped({"events": events_of(profiler_events(twice))})
 
 
 ROWS = {"user_annotation": "ranges", "cuda_driver": "driver", "cuda_runtime": "driver", "kernel": "GPU",

@@ -119,4 +119,4 @@ def _called(call, runs: int, warm_up: int) -> dict:
 
 
 def _percentiles(timing: Timing | None) -> dict | None:
-    return None if timing is None else {"p5": timing.p5, "p50": timing.p50, "p95": timing.p95}
+    return None if timing is None else timing.percentiles()

@@ -11,15 +11,12 @@ Units   milliseconds; n elements of float32, 4 n bytes there and 4 n back, 2 n *
 
 from __future__ import annotations
 
-import json
-import tempfile
-from pathlib import Path
-
 import numpy as np
 from numba import float32
 
 from labkit import cuda, device, measure
 from labkit.measure import time_host, time_kernel
+from labkit.measure.series.beside_torch import profiler_events
 
 BLOCK = 256
 ENGINES = ("copy to the device", "kernel", "copy to the host")
@@ -119,7 +116,7 @@ def streams(n: int | None = None, rounds: int | None = None, chunks=CHUNKS, budg
                 np.testing.assert_allclose(arrays[1], settled(x, rounds), rtol=1e-5)
                 timing = time_host(work, after=cuda.synchronize, budget_s=budget_s)
                 runs.append({"chunks": count, "streams": lanes, "memory": memory,
-                             "ms": {"p5": timing.p5, "p50": timing.p50, "p95": timing.p95}})
+                             "ms": timing.percentiles()})
     return measure.stamped({"n": n, "rounds": rounds, "parts": {engine: engine_ms[engine] for engine in ENGINES},
                             "runs": runs})
 
@@ -130,27 +127,21 @@ def streams(n: int | None = None, rounds: int | None = None, chunks=CHUNKS, budg
 def streams_trace(n: int | None = None, chunks: int = 4) -> dict | None:
     """in_chunks as PyTorch's profiler sees it: {"panels": [{"streams", "events"}]}, events as schedule() gives them.
     None without a GPU or PyTorch."""
-    torch = measure.import_library("torch") if device.on_gpu() else None
-    if torch is None:
+    if measure.torch_on_gpu() is None:
         return None
-    from torch.profiler import ProfilerActivity, profile
-
     n = n or 2**26
     x, out, on_device = _arrays(n)
     copy_ms = time_host(lambda: on_device[0].copy_to_device(x), after=cuda.synchronize, budget_s=0.1).p50
     rounds, panels = _balanced_rounds(n, on_device, copy_ms), []
     for lanes in (1, 3):
         cuda_streams = [cuda.stream() for _ in range(lanes)]
-        with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as watched:
+
+        def twice(cuda_streams=cuda_streams):
             for _ in range(2):  # a profiler's own first time is slow
                 cuda.synchronize()
                 in_chunks(x, out, on_device, chunks, rounds, cuda_streams)
-            cuda.synchronize()
-        with tempfile.TemporaryDirectory() as folder:
-            path = Path(folder) / "trace.json"
-            watched.export_chrome_trace(str(path))
-            trace_events = json.loads(path.read_text(encoding="utf-8"))["traceEvents"]
-        panels.append({"streams": lanes, "events": engine_events(trace_events)[-3 * chunks:]})
+
+        panels.append({"streams": lanes, "events": engine_events(profiler_events(twice))[-3 * chunks:]})
         start_ms = min(event["start_ms"] for event in panels[-1]["events"])
         for event in panels[-1]["events"]:
             event["start_ms"] -= start_ms

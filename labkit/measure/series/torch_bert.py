@@ -25,6 +25,7 @@ import numpy as np
 
 from labkit import cuda, device, measure
 from labkit.measure import time_host
+from labkit.measure.series.beside_torch import graph_ms, still_compiling, why_not
 from labkit.measure.timing import time_torch_graph
 from labkit.models.configs import names_in, shapes
 from labkit.models.minilm import Config, MiniLM, flat, up
@@ -219,7 +220,7 @@ def owners(torch, packed: Packed):
 
 def torch_bert(model: MiniLM) -> TorchBert | None:
     """PyTorch's model with the same weights; None without a GPU or PyTorch."""
-    torch = measure.import_library("torch") if device.on_gpu() else None
+    torch = measure.torch_on_gpu()
     if torch is None:
         return None
     torch.set_grad_enabled(False)
@@ -256,10 +257,6 @@ def check_same(labkit: np.ndarray, torch_out) -> float:
     return cosine
 
 
-def why_not(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}"[:200]
-
-
 # --- A batch ---------------------------------------------------------------------------------------------------------
 
 
@@ -272,8 +269,9 @@ def torch_rows(bert: TorchBert, sentences, seq: int, compile_until: float = np.i
     ids, mask = bert.inputs(sentences, seq)
     times: dict[str, float | None] = {}
 
-    def both(name, call):
+    def both(name, call, until=np.inf):
         try:
+            still_compiling(until)
             call()
             times[name] = called_us(call, torch.cuda.synchronize)
             timing = time_torch_graph(call, launches=4)
@@ -290,12 +288,8 @@ def torch_rows(bert: TorchBert, sentences, seq: int, compile_until: float = np.i
     both("eager", lambda: bert.forward(ids, mask, sdpa=False))
     both("SDPA", lambda: bert.forward(ids, mask))
     both("transformers", transformers_call(bert, ids, mask, compiled=False))
-    for name, call in (("compiled", lambda: compiled()(ids, mask)),
-                       ("three lines", transformers_call(bert, ids, mask))):
-        if time.monotonic() < compile_until:
-            both(name, call)
-        else:
-            times[name], times[f"{name}: why not"] = None, "the time for compiling was used up"
+    both("compiled", lambda: compiled()(ids, mask), compile_until)
+    both("three lines", transformers_call(bert, ids, mask), compile_until)
     return times
 
 
@@ -384,10 +378,7 @@ def rates(bert: TorchBert, run: Callable, ways: dict[str, Callable[[], Callable]
            "compiled_graph_sentences_per_second": None, "compiled_ways": {}}
 
     def in_graph(call):
-        timing = time_torch_graph(call, launches=1)
-        if timing is None:
-            raise RuntimeError("it could not be captured in a graph")
-        return 1000 * len(truth) / timing.p50
+        return 1000 * len(truth) / graph_ms(call)
 
     try:
         row["cosine"] = check_same(truth, run())
@@ -397,8 +388,7 @@ def rates(bert: TorchBert, run: Callable, ways: dict[str, Callable[[], Callable]
         row["why_not"] = why_not(error)
     for way, compile in ways.items():
         try:
-            if time.monotonic() > compile_until:
-                raise TimeoutError("the time for compiling was used up")
+            still_compiling(compile_until)
             call = compile()
             check_same(truth, call())
             row["compiled_ways"][way] = in_graph(call)

@@ -16,14 +16,13 @@ Shapes at the ends of lines: N keys, H heads of D elements, C = H * D, V the siz
 from __future__ import annotations
 
 import functools
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
 from labkit.kernels.norm.layernorm import EPSILON
-from labkit.measure.timing import time_torch_graph
+from labkit.measure.series.beside_torch import graph_ms, still_compiling, why_not
 from labkit.models.configs import HEAD, names_in
 from labkit.models.gpt2 import Config
 from labkit.models.minilm_reference import cosines
@@ -166,18 +165,15 @@ class TorchGPT2:
         compile_until: on time.monotonic's clock, when not to begin to compile any more."""
         result = {"way": way.name, "us": None, "cosine": None}
         try:
-            if way.mode is not None and time.monotonic() > compile_until:
-                raise TimeoutError("the time for compiling was used up")
+            if way.mode is not None:
+                still_compiling(compile_until)
             call = self.call(cache, way)
             self.token.fill_(token)
             cosine = float(cosines(key, call().double().cpu().numpy()).min())
             if not cosine > MIN_COSINE:
                 raise ArithmeticError(f"logits unlike ours, cosine {cosine:.6f}")
             result["cosine"] = cosine
-            timing = time_torch_graph(call, launches=STEPS_IN_A_GRAPH)
-            if timing is None:
-                raise RuntimeError("not captured in a graph")
-            result["us"] = 1000 * timing.p50
+            result["us"] = 1000 * graph_ms(call, STEPS_IN_A_GRAPH)
         except Exception as error:  # what cannot be compiled here must not cost the other rows
-            result["why"] = f"{type(error).__name__}: {error}"[:200]
+            result["why"] = why_not(error)
         return result

@@ -14,12 +14,12 @@ from __future__ import annotations
 
 import copy
 import functools
-import time
 from collections.abc import Callable, Mapping
 
 import numpy as np
 
 from labkit.kernels.rope import rope_table
+from labkit.measure.series.beside_torch import still_compiling, why_not
 from labkit.measure.timing import time_torch_graph
 from labkit.models.configs import EMBEDDING, HEAD, names_in
 from labkit.models.llama import Config
@@ -138,13 +138,13 @@ class TorchLlama:
         result: dict[str, float | str | None] = {}
         for name in ("eager", "compiled"):
             try:
-                if name == "compiled" and time.monotonic() > compile_until:
-                    raise TimeoutError("the time for compiling was used up")
+                if name == "compiled":
+                    still_compiling(compile_until)
                 call = self.call(ids, positions, cache, **(self.compiled if name == "compiled" else {}))
                 call()
                 timing = time_torch_graph(call, launches=1)
                 result[f"{name}, in a graph"] = None if timing is None else timing.p50
             except Exception as error:  # what cannot be compiled here must not cost the other rows
                 result[f"{name}, in a graph"] = None
-                result[f"{name}: why not"] = f"{type(error).__name__}: {error}"[:200]
+                result[f"{name}: why not"] = why_not(error)
         return result

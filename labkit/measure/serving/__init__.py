@@ -6,5 +6,4 @@ drive       the clients together: started, watched, stopped
 results     summaries of the answers' times
 server      a server in a process of its own, and its /metrics
 command     `labkit bench serve` with a load of one's own
-soak        hundreds of clients for minutes, some of which vanish or send garbage
 """

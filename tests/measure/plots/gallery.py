@@ -1,37 +1,49 @@
 """Every figure of the course, drawn from the shipped recordings, by name: for tests of how figures look."""
 
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 
 from labkit import measure
-from labkit.course.readme import CLIMBED
-from labkit.measure import CPU_DEVICE, plots
-from labkit.measure.plots import (
+from labkit.course.drawings import (
     attention,
     batches,
-    drawings,
-    engine,
-    flash,
-    generation,
+    bfloat16,
+    broadcast,
+    fast_encoder,
+    file_to_token,
+    first_token,
+    flash_attention,
+    fused_masked_softmax,
     gpt2_block,
+    gpt2_writes,
+    graphs_and_streams,
+    histogram_and_scan,
+    kv_cache,
+    layernorm,
     libraries,
+    linear_attention,
     llama_by_hand,
-    machine,
-    matching,
-    minilm,
-    model_bytes,
-    numbers,
-    pages,
-    queues,
-    scans,
-    schedules,
-    sentences,
-    serve,
-    streams,
+    matching_pytorch,
+    matmul,
+    matmul_to_the_limit,
+    model_in_bytes,
+    other_ways,
+    paged_attention,
+    reductions_and_softmax,
+    sentence_encoder,
+    serving,
     tensor_cores,
+    the_engine,
+    the_machine,
+    the_scheduler,
+    vector_add,
+    where_time_goes,
 )
+from labkit.course.readme import CLIMBED
+from labkit.measure import CPU_DEVICE, plots
+from labkit.measure.plots import engine, pages, sentences, serve
+from labkit.measure.plots import matmul as matmul_plots
 from labkit.measure.series.streams import ENGINES, schedule
 
 ROOT = Path(__file__).parents[3]
@@ -76,9 +88,7 @@ def _trip(title: str) -> dict:
 
 
 def _timeline():
-    from labkit.measure.series import overheads
-
-    return plots.timeline(overheads.trace_panel())
+    return where_time_goes.timeline(where_time_goes.trace_panel())
 
 
 def _page_table():
@@ -108,7 +118,7 @@ def _history():
                        tuple(names[3:]), 5 + step // 2) for step in range(10)]
     steps += [Recorded((Part(names[2], "again", 15), Part(names[3], "prefill", 9), Part(names[4], "decode", 1)), (), (),
                        6)] * 4
-    return schedules.requests_over_steps(steps, pages=10)
+    return the_scheduler.requests_over_steps(steps, pages=10)
 
 
 def _simulated(**settings):
@@ -134,7 +144,7 @@ def _buffers():
     live = liveness(launches)
     sizes = dict.fromkeys(sorted(set().union(*live)), 4000000) | {"gated": 33_000_000, "logits": 50_000_000}
     sizes = {name: size for name, size in sizes.items() if any(name in these for these in live)}
-    return batches.buffer_plan([launch.name for launch in launches], first_fit(sizes, live), sizes, live,
+    return kv_cache.buffer_plan([launch.name for launch in launches], first_fit(sizes, live), sizes, live,
                                "Buffers that share memory")
 
 
@@ -146,14 +156,14 @@ def _shards():
     entries = read(folder / "model.safetensors").entries
     places, nbytes = layout({name: one.shape for name, one in entries.items()},
                             dict.fromkeys(entries, np.dtype(np.uint16)))
-    return model_bytes.shards_and_blob({"model-00001-of-00001": entries}, places, nbytes)
+    return model_in_bytes.shards_and_blob({"model-00001-of-00001": entries}, places, nbytes)
 
 
 def _file_layout():
     from labkit.models.safetensors import read
 
     found = read(ROOT / "data" / "tiny-gpt2" / "model.safetensors").entries
-    return generation.file_layout(found, 7392, list(found)[:6])
+    return file_to_token.file_layout(found, 7392, list(found)[:6])
 
 
 def _layers():
@@ -161,7 +171,7 @@ def _layers():
     from labkit.models.minilm_counts import launches_of_layer
     from labkit.models.minilm_steps import STEPS
 
-    return matching.layer_of_each_step({one.name: launches_of_layer(one, Config(), [9, 30]) for one in STEPS})
+    return fast_encoder.layer_of_each_step({one.name: launches_of_layer(one, Config(), [9, 30]) for one in STEPS})
 
 
 def _cosines():
@@ -175,14 +185,14 @@ def _cosines():
 def _launches():
     from labkit.models.minilm import Config
 
-    return sentences.layer_launches(Config(), 4096)
+    return sentence_encoder.layer_launches(Config(), 4096)
 
 
 def _head_weights():
     weights = np.tril(np.random.default_rng(0).random((8, 9, 9)) ** 4)
     weights /= weights.sum(axis=2, keepdims=True)
     words = ["The", "quick", "brown", "fox", "jumps", "over", "the", "lazy", "dog"]
-    return llama_by_hand.head_weights(words, weights, 2)
+    return first_token.head_weights(words, weights, 2)
 
 
 def _wavelengths():
@@ -204,55 +214,34 @@ def _next_token():
              " dog", " cat", " man", "."]
     shares = np.sort(np.random.default_rng(3).dirichlet(np.full(16, 0.5)))[::-1]
     top = np.where(np.arange(16) < 5, shares, 0)
-    return generation.next_token(words, {"as the model says": shares, "temperature 0.5": shares**2 / (shares**2).sum(),
+    return gpt2_writes.next_token(words, {"as the model says": shares, "temperature 0.5": shares**2 / (shares**2).sum(),
                                          "top_k 5": top / top.sum()}, 'After "This is a": the 16 likeliest tokens')
 
 
 def _waits():
     random = np.random.default_rng(0)
     arrivals, long = np.sort(random.random(300)) * 9000, random.random(300) < 0.1
-    return queues.waits({name: (arrivals, random.exponential(mean, 300), long)
+    return serving.waits({name: (arrivals, random.exponential(mean, 300), long)
                          for name, mean in (("FIFO", 45.0), ("Shortest first", 20.0))})
 
 
 def _running_maximum():
     rng = np.random.default_rng(2)
     query, (keys, _) = 3 * rng.standard_normal(64), rng.standard_normal((2, 96, 64))
-    return flash.running_maximum(keys @ query / 8, tile=16)
+    return flash_attention.running_maximum(keys @ query / 8, tile=16)
 
 
 def _engines():
     parts = dict.fromkeys(ENGINES, 6.0)
-    return streams.engines({"title": "One stream: a calculation", "events": schedule(parts, 6, 1)},
+    return graphs_and_streams.engines({"title": "One stream: a calculation", "events": schedule(parts, 6, 1)},
                            {"title": "Three streams: a calculation", "events": schedule(parts, 6, 3)})
 
 
 def _engines_seen():
     trace, names = recorded("streams_trace"), {1: "One stream", 3: "Three streams"}
-    return streams.engines(*({"title": f"{names[panel['streams']]}. Measured on {trace['where']}, {trace['date']}",
-                              "events": panel["events"]} for panel in trace["panels"]))
-
-
-def _both_speedups():
-    drawn, name = generation.labelled("distilgpt2's shape"), generation.labelled("gpt2")
-    cases = [("NVIDIA L4, called from PyTorch:\nthe article's", 3.18, 1.064, None),
-             (f"H200, in a graph: {drawn}", 1.67, 1.012, 1.01), (f"H200, from Python: {name}", 0.82, 0.993, None)]
-    return generation.both_speedups(cases, "The softmax alone (grey) and the text written with it (blue)",
-                                    "Theirs, and ours launched in both ways", "times as fast by fusing")
-
-
-def _forms():
-    times = {"1 \u00d7 12": 4100, "8 \u00d7 28": 2900}
-    rows = [{"work": work, "form": form, "us": us / divided} for work, us in times.items()
-            for form, divided in (("padded to 128", 1.0), ("padded", 3.5), ("packed", 4.0))]
-    return minilm.forms(rows, "NVIDIA H200, 2026-11-21, forward passes, in a graph")
-
-
-def _agreement():
-    random = np.random.default_rng(0)
-    scores = random.random(400) * 5
-    return minilm.agreement(SimpleNamespace(cosines=scores / 5 + 0.1 * random.standard_normal(400), spearman=0.86,
-                                            pairs=SimpleNamespace(scores=scores)))
+    taken = f"Measured on {trace['where']}, {trace['date']}"
+    return graphs_and_streams.engines(*({"title": f"{names[panel['streams']]}. {taken}", "events": panel["events"]}
+                                        for panel in trace["panels"]))
 
 
 ALL_LADDERS = ("vector_add", "broadcast_add", "reduce_sum", "softmax", "bias_gelu_add", "layernorm", "gelu", "linear",
@@ -262,10 +251,11 @@ PRODUCTS = ("matmul", "matmul_tf32", "matmul_half")
 LAYOUT_LENGTHS = [5, 9, 33, 16, 12, 48, 7, 20, 15, 29, 11, 8] * 5
 
 FIGURES = {
-    "launch_map": lambda: drawings.launch_map(10, 4),
-    "round_trip": lambda: plots.round_trip({**_trip("Here"), "where": CPU_DEVICE}, _trip("NVIDIA H200, 2026-11-21; "
-                                           "n=10,000,000; copies from the recorded rates")),
-    "owners": lambda: plots.owners(n=29, block=4, rungs=("per_thread", "grid_stride", "four_loads")),
+    "launch_map": lambda: plots.launch_map(10, 4),
+    "round_trip": lambda: vector_add.round_trip(
+        {**_trip("Here"), "where": CPU_DEVICE},
+        _trip("NVIDIA H200, 2026-11-21; n=10,000,000; copies from the recorded rates")),
+    "owners": lambda: vector_add.owners(n=29, block=4, rungs=("per_thread", "grid_stride", "four_loads")),
     "ladder_vector_add": lambda: plots.ladder(on_cpu("vector_add")),
     "ladder_matmul_half": lambda: plots.ladder(ladder_of("matmul_half"), None),
     "ladder_masked_softmax": lambda: plots.ladder(on_cpu("masked_softmax_causal")),
@@ -285,7 +275,7 @@ FIGURES = {
                                    place="Measured on NVIDIA H200", marks=True),
     "curves_one": lambda: plots.curves(np.linspace(-4, 4, 50), {"apart": np.linspace(-4, 4, 50) ** 2},
                                        "GELU: the tanh form less the exact one", "x", "difference"),
-    "broadcast_reads": lambda: plots.broadcast_reads((2, 3, 4), mark=(1, 2, 3)),
+    "broadcast_reads": lambda: broadcast.broadcast_reads((2, 3, 4), mark=(1, 2, 3)),
     "warp_addresses": lambda: plots.warp_addresses({
         "naive: a[row, k]": 4096 * (LANES // 2), "naive: b[k, col]": LANES % 2, "naive: out[row, col]":
         4096 * (LANES % 16) + LANES // 16, "coalesced: a[row, k]": 4096 * (LANES // 16), "coalesced: b[k, col]":
@@ -295,10 +285,10 @@ FIGURES = {
     "banks": lambda: plots.banks({"rows of 8": lambda row, col: 8 * row + col,
                                   "rows of 9": lambda row, col: 9 * row + col,
                                   "col ^ row": lambda row, col: 8 * row + (col ^ row)}),
-    "tile_walk": lambda: plots.tile_walk(M=7, N=11, K=10, tile=4, block=(2, 1)),
-    "thread_tile": lambda: plots.thread_tile(threads=4, size=4),
-    "mma_lanes": lambda: plots.mma_lanes(lane=13),
-    "overlap": plots.overlap,
+    "tile_walk": lambda: matmul.tile_walk(M=7, N=11, K=10, tile=4, block=(2, 1)),
+    "thread_tile": lambda: matmul_to_the_limit.thread_tile(threads=4, size=4),
+    "mma_lanes": lambda: tensor_cores.mma_lanes(lane=13),
+    "overlap": matmul_plots.overlap,
     "roofline": lambda: plots.roofline([ladder_of("broadcast_add"), ladder_of("matmul")]),
     "roofline_attention": lambda: plots.roofline([ladder_of("attention"), ladder_of("attention_cached")]),
     "roofline_products": lambda: plots.roofline([ladder_of(name) for name in ("matmul", "matmul_half")]),
@@ -306,67 +296,65 @@ FIGURES = {
     "every_rung_products": lambda: plots.every_rung([ladder_of(name) for name in PRODUCTS if ladder_of(name)],
                                                     "The products of this lesson"),
     "timeline": _timeline,
-    "copy_cost": lambda: plots.copy_cost(here(recorded("copy_sizes"))),
-    "launch_cost": lambda: plots.launch_cost(here(recorded("launch_sizes"))),
+    "copy_cost": lambda: where_time_goes.copy_cost(here(recorded("copy_sizes"))),
+    "launch_cost": lambda: graphs_and_streams.launch_cost(here(recorded("launch_sizes"))),
     "two_readings": lambda: libraries.two_readings(2, 3),
-    "libraries_masks": lambda: libraries.masks(n=19, block=8),
+    "libraries_masks": lambda: other_ways.masks(n=19, block=8),
     "over_rows": lambda: libraries.over_rows(here(recorded("softmax_rows"))),
-    "languages": libraries.languages,
-    "over_tiles": libraries.over_tiles,
-    "reductions": lambda: plots.reductions(8),
-    "masks": plots.masks,
-    "quads": lambda: plots.quads(columns=27, lanes=4),
-    "launch_floor": lambda: plots.launch_floor(recorded("masked_softmax_sizes")),
+    "languages": other_ways.languages,
+    "over_tiles": other_ways.over_tiles,
+    "reductions": lambda: reductions_and_softmax.reductions(8),
+    "masks": fused_masked_softmax.masks,
+    "quads": lambda: layernorm.quads(columns=27, lanes=4),
+    "launch_floor": lambda: fused_masked_softmax.launch_floor(recorded("masked_softmax_sizes")),
     "qkv_rows": attention.qkv_rows,
-    "tiles": attention.tiles,
-    "over_lengths": lambda: attention.over_lengths(here(recorded("attention_sizes"))),
-    "over_caches": lambda: attention.over_caches(here(recorded("attention_keys"))),
-    "over_linear": lambda: attention.over_linear(recorded("linear_attention_lengths")),
-    "linear_costs": attention.linear_costs,
+    "tiles": flash_attention.tiles,
+    "over_lengths": lambda: flash_attention.over_lengths(here(recorded("attention_sizes"))),
+    "over_caches": lambda: flash_attention.over_caches(here(recorded("attention_keys"))),
+    "over_linear": lambda: linear_attention.over_linear(recorded("linear_attention_lengths")),
+    "linear_costs": linear_attention.linear_costs,
     "ten_launches": lambda: gpt2_block.ten_launches(tokens=1024),
     "two_orders": gpt2_block.two_orders,
     "file_layout": _file_layout,
-    "cache_curve": lambda: generation.cache_curve(here(recorded("cache_curve"))),
+    "cache_curve": lambda: gpt2_writes.cache_curve(here(recorded("cache_curve"))),
     "next_token": _next_token,
-    "step_shares": lambda: generation.step_shares(recorded("step_launches")),
-    "generation_rates": lambda: generation.rates(recorded("generation")),
-    "gains": lambda: generation.gains(recorded("generation")),
+    "step_shares": lambda: gpt2_writes.step_shares(recorded("step_launches")),
+    "generation_rates": lambda: gpt2_writes.rates(recorded("generation")),
     "cosines": _cosines,
     "layer_launches": _launches,
-    "layouts": lambda: sentences.layouts(LAYOUT_LENGTHS),
+    "layouts": lambda: sentence_encoder.layouts(LAYOUT_LENGTHS),
     "layer_of_each_step": _layers,
-    "step_times": lambda: matching.step_times(recorded("minilm_ladder")),
-    "score_matrices": lambda: matching.score_matrices([8, 12, 15, 12, 20, 23, 29, 35]),
-    "over_length": lambda: matching.over_length(recorded("minilm_lengths")),
-    "bits_of": lambda: numbers.bits_of(12.34),
-    "spacing": numbers.spacing,
+    "step_times": lambda: fast_encoder.step_times(recorded("minilm_ladder")),
+    "score_matrices": lambda: matching_pytorch.score_matrices([8, 12, 15, 12, 20, 23, 29, 35]),
+    "over_length": lambda: matching_pytorch.over_length(recorded("minilm_lengths")),
+    "bits_of": lambda: bfloat16.bits_of(12.34),
+    "spacing": bfloat16.spacing,
     "shards_and_blob": _shards,
-    "bytes_of_a_token": lambda: model_bytes.bytes_of_a_token({
+    "bytes_of_a_token": lambda: model_in_bytes.bytes_of_a_token({
         "attention weights": 335_500_000, "MLP weights": 1_610_600_000, "head: the embedding again": 525_000_000,
         "keys and values": 33_000_000, "norms": 135_000}, 4230.0),
     "rotations": _rotations,
     "wavelengths": _wavelengths,
     "head_weights": _head_weights,
-    "rows_on_roofline": lambda: batches.rows_on_roofline(
+    "rows_on_roofline": lambda: kv_cache.rows_on_roofline(
         {rows: (2e9 * rows, 2e9 + 6e5 * rows) for rows in (1, 8, 64, 512, 4096)}, 4230.0, 868.0, "an H200"),
-    "over_positions": lambda: batches.over_positions(
+    "over_positions": lambda: kv_cache.over_positions(
         list(range(20)), {"MFLOP for a token": [11.2] * 20, "ms of CPU time": [2.0] * 20},
         {"MFLOP for a token": [18.0 * t + 11 for t in range(20)], "ms of CPU time": [3.0 * t + 2 for t in range(20)]},
         "Here"),
     "buffer_plan": _buffers,
     "slots": _slots,
     "page_table": _page_table,
-    "page_reads": lambda: pages.page_reads(64),
-    "running_softmax": lambda: pages.running_softmax(1.5 * np.random.default_rng(26).standard_normal(40)),
-    "rows_and_keys": lambda: pages.rows_and_keys([20, 7, 1], [20, 23, 40]),
-    "tokens_of_steps": lambda: schedules.tokens_of_steps({
+    "page_reads": lambda: paged_attention.page_reads(64),
+    "running_softmax": lambda: paged_attention.running_softmax(1.5 * np.random.default_rng(26).standard_normal(40)),
+    "rows_and_keys": lambda: paged_attention.rows_and_keys([20, 7, 1], [20, 23, 40]),
+    "tokens_of_steps": lambda: the_scheduler.tokens_of_steps({
         f"a budget of {budget:,}": _simulated(max_num_batched_tokens=budget) for budget in (2048, 24)}),
     "requests_over_steps": _history,
-    "host_and_device": lambda: schedules.host_and_device(1013.0, 2500.0),
+    "host_and_device": lambda: the_engine.host_and_device(1013.0, 2500.0),
     "decode_steps": lambda: engine.decode_steps(recorded("llama_decode")),
     "seats": lambda: engine.seats(recorded("engine")),
-    "engine_rates": lambda: engine.rates(recorded("engine")),
-    "queues_curves": lambda: queues.curves([64, 128, 256, 512, 1024, 2048], {
+    "queues_curves": lambda: serving.curves([64, 128, 256, 512, 1024, 2048], {
         "time to first token, ms": {"p50": [34, 12, 6, 4, 3, 2.2], "p99": [159, 120, 90, 80, 70, 64]},
         "between two tokens, ms": {"p50": [2, 2.2, 2.5, 3, 3.5, 4], "p99": [4, 5, 8, 13, 20, 28]}},
         "What a budget costs", "tokens of a step, at most", doubling=True),
@@ -374,39 +362,32 @@ FIGURES = {
     "serve": lambda: serve.load(recorded("serve")),
     "serve_distributions": lambda: serve.distributions(recorded("serve")),
     "serve_against_rate": lambda: serve.against_rate(recorded("serve")),
-    "minilm_agreement": _agreement,
-    "minilm_forms": _forms,
-    "minilm_lengths": lambda: minilm.lengths(here(recorded("minilm_lengths"))),
-    "minilm_lengths_two_gpus": lambda: minilm.lengths(theirs(recorded("minilm_lengths"))),
-    "minilm_shares": lambda: minilm.shares(recorded("minilm_profile")),
-    "minilm_ladder": lambda: minilm.ladder(recorded("minilm_ladder"), "64 x 128"),
-    "both_speedups": _both_speedups,
-    "split": lambda: machine.split([lane % 2 for lane in range(32)]),
-    "split_in_a_part": lambda: machine.split([lane < 20 for lane in range(32)]),
-    "hidden": lambda: machine.hidden(warps=(1, 3, 6), wait=5),
-    "schedule": lambda: machine.schedule(blocks=14, places=6),
-    "branches": lambda: machine.branches(recorded("machine")),
-    "bytes_in_flight": lambda: machine.bytes_in_flight(recorded("machine")),
-    "occupancy": lambda: machine.occupancy(recorded("machine")),
-    "waves": lambda: machine.waves(recorded("machine")),
-    "spills": lambda: machine.spills(recorded("machine")),
-    "memories": lambda: machine.memories(recorded("machine")),
-    "four_steps": flash.four_steps,
+    "split": lambda: the_machine.split([lane % 2 for lane in range(32)]),
+    "split_in_a_part": lambda: the_machine.split([lane < 20 for lane in range(32)]),
+    "hidden": lambda: the_machine.hidden(warps=(1, 3, 6), wait=5),
+    "schedule": lambda: the_machine.schedule(blocks=14, places=6),
+    "branches": lambda: the_machine.branches(recorded("machine")),
+    "bytes_in_flight": lambda: the_machine.bytes_in_flight(recorded("machine")),
+    "occupancy": lambda: the_machine.occupancy(recorded("machine")),
+    "waves": lambda: the_machine.waves(recorded("machine")),
+    "spills": lambda: the_machine.spills(recorded("machine")),
+    "memories": lambda: the_machine.memories(recorded("machine")),
+    "four_steps": attention.four_steps,
     "running_maximum": _running_maximum,
-    "plain_block": flash.plain_block,
-    "register_tiles": flash.register_tiles,
-    "factor_in_place": lambda: flash.factor_in_place(lane=13),
-    "warpgroup_in_time": flash.schedules,
-    "scan_steps": scans.steps,
-    "scan_tree": scans.tree,
-    "scan_tree_of_sixteen": lambda: scans.tree((1,) * 16),
-    "look_back": scans.look_back,
-    "compaction": scans.compaction,
+    "plain_block": flash_attention.plain_block,
+    "register_tiles": flash_attention.register_tiles,
+    "factor_in_place": lambda: flash_attention.factor_in_place(lane=13),
+    "warpgroup_in_time": flash_attention.schedules,
+    "scan_steps": histogram_and_scan.steps,
+    "scan_tree": histogram_and_scan.tree,
+    "scan_tree_of_sixteen": lambda: histogram_and_scan.tree((1,) * 16),
+    "look_back": histogram_and_scan.look_back,
+    "compaction": histogram_and_scan.compaction,
     "engines": _engines,
     "engines_seen": _engines_seen,
-    "chunks": lambda: streams.chunks(recorded("streams")),
-    "climb": lambda: tensor_cores.climb(ladder_of("matmul"), "pipelined"),
-    "climb_half": lambda: tensor_cores.climb(ladder_of("matmul_half"), "f16_accumulators", against="double_buffered"),
+    "chunks": lambda: graphs_and_streams.chunks(recorded("streams")),
+    "climb": lambda: matmul_plots.climb(ladder_of("matmul"), "pipelined"),
+    "climb_half": lambda: matmul_plots.climb(ladder_of("matmul_half"), "f16_accumulators", against="double_buffered"),
     "ldmatrix": lambda: tensor_cores.ldmatrix(lane=13),
     "swizzle": tensor_cores.swizzle,
     "warpgroup": lambda: tensor_cores.warpgroup(columns=128),

@@ -1,10 +1,20 @@
-"""What is wrong with the layout of a figure: text that is too small, leaves the figure or covers other text."""
+"""The text of a figure, and what is wrong with its layout: text that is too small, leaves it or covers other text."""
 
 from matplotlib.text import Text
 
 from labkit.measure.plots.style import SMALLEST, WIDTH, CourseFigure
 
 IN_CELLS = SMALLEST - 1.0  # points of a number in a cell
+
+
+def texts(figure: CourseFigure) -> str:
+    """All that can be read, ticks and titles too."""
+    return " | ".join(item.get_text() for item in figure.findobj(Text) if item.get_text())
+
+
+def drawn(figure: CourseFigure) -> list[str]:
+    """What stands within the axes."""
+    return [text.get_text() for ax in figure.axes for text in ax.texts]
 
 
 def faults(figure: CourseFigure) -> list[str]:

@@ -55,8 +55,3 @@ def test_seats_that_stay_empty_are_seen():
     assert "pages, continuous: 1.25 s, 80 tokens a second." in pictures.seats(load(), ["pages, continuous"]).summary
     with pytest.raises(KeyError):
         pictures.seats(load(), ["no such run"])
-
-
-def test_rates():
-    figure = pictures.rates(load())
-    assert {"50", "67", "80"} <= set(written(figure)) and "3 requests at once" in figure.summary

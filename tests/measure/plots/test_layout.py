@@ -8,13 +8,14 @@ from collections.abc import Callable
 
 import pytest
 
+from labkit.course import drawings
 from labkit.measure import plots
 from tests.measure.plots import gallery, layout
 
-PARTS = {  # public functions that no notebook and no report calls, since they are parts of other figures
+PARTS = {  # public functions that no notebook calls, since they are parts of other figures
     ("style", "unrecorded"): "what ladders.ladder and others return where nothing is recorded",
-    ("where_time_goes", "lines_over"): "draws launch_cost, copy_cost, generation.cache_curve and minilm.lengths",
-    ("minilm", "bars"): "draws forms, shares and ladder, and engine.rates",
+    ("lines", "lines_over"): "draws what launches, copies and tokens cost",
+    ("lines", "attention_over"): "draws over_lengths, over_caches and over_linear",
 }
 
 
@@ -27,12 +28,13 @@ def test_every_figure_is_readable(name):
 def figures_of_the_course() -> dict[tuple[str, str], Callable]:
     """The public functions that are annotated to return a CourseFigure, by module and name."""
     found = {}
-    for entry in pkgutil.iter_modules(plots.__path__):
-        module = importlib.import_module(f"{plots.__name__}.{entry.name}")
+    for entry in [entry for package in (plots, drawings)
+                  for entry in pkgutil.iter_modules(package.__path__, f"{package.__name__}.")]:
+        module = importlib.import_module(entry.name)
         for name, one in vars(module).items():
             if (inspect.isfunction(one) and one.__module__ == module.__name__ and not name.startswith("_")
                     and "CourseFigure" in str(one.__annotations__.get("return"))):
-                found[entry.name, name] = one
+                found[entry.name.rpartition(".")[2], name] = one
     return found
 
 

@@ -1,15 +1,8 @@
-"""Pictures of rows in registers and of banks, and curves: what they say, and that they draw."""
+"""Pictures of banks, curves and bars of traffic: what they say, and that they draw."""
 
 import numpy as np
 
 from labkit.measure import plots
-
-
-def test_a_row_in_registers():
-    figure = plots.quads(columns=27, lanes=4)
-    assert figure.summary == "A row of 27 elements over 4 lanes: four neighbours each, in 2 rounds."
-    assert figure.svg().startswith("<svg")
-    assert "in 1 round." in plots.quads(columns=16, lanes=4).summary
 
 
 def test_banks_count_the_steps():
@@ -26,3 +19,9 @@ def test_curves_leave_out_what_is_not_finite():
     assert figure.summary == "Errors: good, bad over x."
     assert figure.svg().startswith("<svg")
     assert plots.curves(x, {"one": x}, "One", "x", "y", place="Here").summary == "One: one over x. Here"
+
+
+def test_traffic_is_drawn():
+    figure = plots.traffic({"unfused": (4.0, 3.5), "fused": (0.5, 1.0)}, "Passes", "passes", least=1.5)
+    assert figure.summary == "Passes: unfused 4 and 3.5 passes; fused 0.5 and 1 passes."
+    assert figure.svg()

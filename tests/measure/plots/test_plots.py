@@ -1,20 +1,15 @@
 """Figures are made, carry the labels a reader needs, and say where their times were taken."""
 
-import re
 
 import numpy as np
 import pytest
 from matplotlib.text import Text
 
-from labkit import measure
 from labkit._common import paths
 from labkit.measure import plots
 from labkit.measure.plots import style
 from tests import made_up
-
-
-def texts(figure) -> str:
-    return " | ".join(item.get_text() for item in figure.findobj(Text) if item.get_text())
+from tests.measure.plots.layout import texts
 
 
 @pytest.fixture(autouse=True)
@@ -212,29 +207,6 @@ def test_labels_are_spread_within_the_axes():
     assert min(low) >= 0.029
 
 
-def test_broadcast_reads_shows_the_index_of_each_element():
-    figure = plots.broadcast_reads((2, 3, 4), (1, 2, 3))
-    shown = texts(figure)
-    for part in ("b[:, :, None]", "(2, 1, 1)", "x\u00b712 + y\u00b74 + z", "x\u00b73 + y + z\u00b70", "out[1, 2, 3]"):
-        assert part in shown
-    numbers = [item.get_text() for item in figure.findobj(Text) if item.get_text().isdigit()]
-    assert numbers.count("23") == 2, "the last element of out and of a"
-    assert numbers.count("5") == 2 + 4, "b[1, 2] once for each z"
-    with pytest.raises(ValueError, match="mark is"):
-        plots.broadcast_reads((2, 3, 4), (2, 0, 0))
-
-
-def test_tile_walk_fills_the_tails_with_zeros():
-    figure = plots.tile_walk(M=7, N=11, K=10, tile=4, block=(2, 1))
-    zeros = [item for item in figure.findobj(Text) if item.get_text() == "0"]
-    assert len(zeros) == (4 * 12 - 3 * 10) + (12 * 4 - 10 * 3)
-    assert "step 3" in texts(figure)
-    assert "step 4" not in texts(figure)
-    assert not [item for item in plots.tile_walk(8, 8, 8, 4, (0, 0)).findobj(Text) if item.get_text() == "0"]
-    with pytest.raises(ValueError, match="only 3 x 2 blocks"):
-        plots.tile_walk(7, 11, 10, 4, (3, 0))
-
-
 def test_warp_addresses_name_the_lanes_that_share_an_element():
     lane = np.arange(32)
     touched = {"row": lane, "pairs": lane // 2, "half_warps": 4096 * (lane // 16), "one": 0 * lane}
@@ -261,67 +233,3 @@ def test_block_shapes_stand_together_by_their_threads():
     order = ["1,024 threads", "16 \u00d7 8 \u00d7 8", "256 threads", "256 \u00d7 1 \u00d7 1", "64 threads",
              "4 \u00d7 4 \u00d7 4"]
     assert [label for label in labels if label in order] == order
-
-
-def test_owners_give_every_element_one_thread():
-    figure = plots.owners(n=29, block=4, rungs=("per_thread", "grid_stride", "four_loads"), grid=2)
-    threads = [[int(item.get_text()) for item in ax.texts] for ax in figure.axes]
-    assert threads[0] == list(range(32))
-    assert threads[1] == [i % 8 for i in range(32)]
-    assert [i for i, thread in enumerate(threads[2]) if thread == 0] == [0, 4, 8, 12]
-    assert "3 threads beyond the end" in texts(figure)
-    with pytest.raises(ValueError, match="rungs holds 'naive'"):
-        plots.owners(rungs=("naive",))
-
-
-def test_round_trip_lays_the_steps_end_to_end():
-    trip = {"steps": {"a to the device": 4.0, "kernel": 0.5, "sum to the host": 2.0}, "numpy_ms": 9.0,
-            "title": "made up", "where": made_up.GPU}
-    figure = plots.round_trip(trip)
-    starts = [bar.get_x() for bar in figure.axes[0].patches]
-    assert starts == [0.0, 4.0, 4.5, 0.0]
-    for part in ("made up", "kernel", "0.5 ms", "NumPy, on the host"):
-        assert part in texts(figure)
-    assert len(plots.round_trip(trip, trip).axes) == 2
-    assert len(plots.round_trip({**trip, "where": measure.CPU_DEVICE}, trip).axes) == 1
-    assert "No GPU has recorded this yet" in texts(plots.round_trip({**trip, "where": measure.CPU_DEVICE}))
-
-
-def test_timeline_has_a_row_for_each_kind_of_event():
-    events = [{"row": "ranges 1", "name": "matrix product", "start_us": 0, "us": 100},
-              {"row": "ranges 2", "name": "kernel", "start_us": 10, "us": 80},
-              {"row": "driver", "name": "cuLaunchKernelEx", "start_us": 12, "us": 30},
-              {"row": "GPU", "name": "Memcpy HtoD (Pageable -> Device)", "start_us": 20, "us": 1}]
-    figure = plots.timeline({"title": "made up", "events": events}, {"title": "again", "events": events[:2]})
-    assert len(figure.axes) == 2
-    shown = texts(figure)
-    for part in ("made up", "again", "outer range", "driver calls", "on the GPU", "matrix product", "kernel"):
-        assert part in shown
-    assert "Memcpy" not in shown, "there is no room for its name in a bar this narrow"
-    with pytest.raises(ValueError, match="no events"):
-        plots.timeline({"title": "empty", "events": []})
-
-
-def test_costs_over_sizes_say_where_and_leave_out_what_was_not_measured():
-    ns = [2**8, 2**16, 2**24]
-    here = {"n": ns, "python_us": [30.0, 31.0, 90.0], "where": measure.CPU_DEVICE, "date": "2026-01-02"}
-    gpu = {**here, "torch_us": [5.0, 6.0, 60.0], "graph_us": [1.0, 1.5, 50.0], "where": made_up.GPU}
-    shown = texts(plots.launch_cost(here, gpu))
-    for part in (CPU_LINE, "Measured on NVIDIA Imaginary", "ours, in a graph", "PyTorch"):
-        assert part in shown
-    assert "PyTorch, in a graph" not in shown
-    assert "No GPU has recorded this yet" in texts(plots.launch_cost(here))
-    copies = {"bytes": ns, "h2d_pinned_us": [9.0, 10.0, 400.0], "where": made_up.GPU, "date": "2026-01-02"}
-    assert "there, pinned" in texts(plots.copy_cost(copies))
-
-
-def test_pictures_of_the_product_to_the_limit():
-    figure = plots.thread_tile(threads=4, size=2, thread=(1, 3))
-    for part in ("2 numbers of a,", "2 numbers of b,", "of its 4 accumulators.", "Thread (1, 3)"):
-        assert part in texts(figure)
-    shown = texts(plots.mma_lanes(lane=31))
-    assert "g = 31 // 4 = 7, q = 31 % 4 = 3" in shown
-    with pytest.raises(ValueError, match="lane is 32"):
-        plots.mma_lanes(32)
-    one, two, three = (float(end) for end in re.findall(r"(\d+\.\d)(?=[,.])", plots.overlap().summary)[-3:])
-    assert one > two > three, "with more pairs of tiles there is less waiting"

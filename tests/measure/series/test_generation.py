@@ -5,17 +5,14 @@ import json
 import numpy as np
 import pytest
 
-from labkit import device, measure
+from labkit import device
 from labkit._common.errors import UserError
 from labkit.measure.series import generation as generation_experiment
 from labkit.measure.series.generation import (
     ATTENTIONS,
     PROMPTS,
     SOFTMAX,
-    SOURCE,
-    amdahl,
     experiment,
-    judged,
     launches_of,
     prompts_from,
     random_tensors,
@@ -76,43 +73,6 @@ def test_run_one_by_one_they_are_the_model(model):
     np.testing.assert_array_equal(ws.logits.copy_to_host(), expected)
 
 
-def test_amdahl():
-    assert amdahl(0.0, 100) == 1 and amdahl(1.0, 5) == pytest.approx(5)
-    assert amdahl(0.1, 2) == pytest.approx(1 / 0.95)
-    assert amdahl(0.5, np.inf) == pytest.approx(2)
-    step = {"unfused": {"us": 100.0, "softmax_us": 20.0}, "fused": {"us": 91.0, "softmax_us": 10.0}}
-    found = judged(step)
-    assert (found["share"], found["speedup"]) == (0.2, 2.0)
-    assert found["predicted"] == pytest.approx(1 / 0.9) and found["most"] == pytest.approx(1.25)
-
-
-@pytest.mark.sweep
-def test_the_tables_hold_the_sources_numbers(series):
-    for how in ("called", "graph"):
-        spec = generation_experiment.generation_table(series, "small", how).table()
-        assert len(spec["rows"]) == 9 and spec["rows"][0][-2].split() == ["179.92,", "5.558,", "0.528"]
-        assert spec["rows"][0][-1] == "-" and float(spec["rows"][1][-1]) > 0  # baseline over fused, as it has it
-    assert generation_experiment.amdahl_table(series).table()["rows"][0][0] == "a token, small" + (
-        ", in a graph" if device.on_gpu() else "")
-    assert set(SOURCE) == set(PROMPTS)
-    for rows in SOURCE.values():
-        for rate, ms, seconds in rows:  # they fit one another: some 95 tokens each
-            assert 1000 / rate == pytest.approx(ms, rel=2e-3) and 94 < rate * seconds < 97
-
-
-def test_beside_the_article_every_ratio_points_the_same_way():
-    rows = [{"attention": name, "how": "called", "tokens_per_second": rate, "same_tokens": name != "fused"}
-            for name, rate in zip(ATTENTIONS, (200.0, 220.0, 150.0), strict=True)]
-    series = {"where": "NVIDIA X", "date": "2026-01-01", "models": [
-        {"name": "small", "prompts": [{"text": text, "rows": rows} for text in ("The quick brown fox", "Else")]}]}
-    table = generation_experiment.beside_the_article(series).table()
-    known, other = [[cell.replace("\N{NO-BREAK SPACE}", " ") for cell in row] for row in table["rows"]]
-    assert known == ["The quick brown fox", "200.0", "220.0 (1.10)", "150.0 (0.75)", "179.1", "182.1 (1.02)"]
-    assert other[-2:] == ["-", "-"] and "but for: The quick brown fox, Else." in table["notes"][-1]
-    on_cpu = generation_experiment.beside_the_article(series | {"where": measure.CPU_DEVICE}).table()
-    assert on_cpu["rows"][0] == ["The quick brown fox", "200.0", "220.0", "150.0"] and len(on_cpu["columns"]) == 4
-
-
 def test_prompts_from_a_file(tmp_path):
     path = tmp_path / "wiki.txt"
     path.write_text(" \n = Robert Boulter = \n \n Robert Boulter is an English film , television and theatre actor .\n"
@@ -133,7 +93,6 @@ def test_steps_and_cache_have_a_row_for_each():
     (step,) = found["steps"]
     assert {row["name"] for row in step["rows"]} > {"embedding", "attn.c_attn", "attn", "logits", "argmax"}
     assert sum(row["bytes"] or 0 for row in step["rows"]) == step["bytes"]
-    assert generation_experiment.step_table(found).table()["rows"][-1][0] == "the whole step"
 
 
 @pytest.mark.sweep
@@ -149,19 +108,3 @@ def test_a_token_in_three_forms():
     assert series["same_tokens"] and json.dumps(series)
     if not device.on_gpu():
         assert series["torch"] is series["torch_check"] is None
-
-
-def test_how_far_the_law_misses():
-    def step(fused, called=None):
-        unfused = {"us": 200.0, "softmax_us": 40.0}
-        after = {"us": fused, "softmax_us": 10.0}
-        if called:
-            unfused |= {"called_us": 2000.0, "called_softmax_us": 400.0}
-            after |= {"called_us": called, "called_softmax_us": 100.0}
-        return {"unfused": unfused, "fused": after, "position": 1, "count": 1}
-
-    exact = step(170.0, called=1360.0)  # by the law 170 and 1,700
-    found = generation_experiment.apart({"where": "a GPU", "models": [{"step": exact}], "prefill": [step(160.0)]})
-    assert found == {"graph": pytest.approx(170 / 160 - 1), "called": pytest.approx(0.25)}
-    assert generation_experiment.apart({"where": measure.CPU_DEVICE, "models": [{"step": step(170.0)}]}) == {
-        "called": pytest.approx(0, abs=1e-12)}

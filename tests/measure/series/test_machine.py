@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from labkit import cuda, device, measure
+from labkit.course.drawings import the_machine as pictures
 from labkit.device import occupancy
 from labkit.device.occupancy import GPU, H200, L4
-from labkit.measure.plots import machine as pictures
 from labkit.measure.series import machine as series
 
 SMALL = GPU("a small one", 2, 128, 4, 65_536, 32_768)

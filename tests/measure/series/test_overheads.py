@@ -68,14 +68,3 @@ def test_the_trace_shows_ranges_and_the_gpus_work():
         pytest.skip("the trace is PyTorch's profiler's")
     rows = {one["row"] for one in overheads.trace()["events"]}
     assert {"ranges 1", "ranges 2", "GPU"} <= rows
-
-
-def test_the_h200s_series_fill_the_tables_and_the_time_line():
-    trip = [{"path": ["matrix product", part], "ms": 1.0, "count": 1} for part in overheads.SOURCE_US]
-    table = overheads.trips_table(trip, trip).table()
-    assert table["columns"][2:4] == ["H200, cold", "H200, warm"]
-    assert not any("-" in row for row in table["rows"])
-    assert {row[-1] for row in overheads.baseline_table().table()["rows"]} == {"NVIDIA H200"}
-    series = measure.recorded_series("trace", gpu="NVIDIA H200")
-    names = {event["name"] for event in overheads.trace_panel(series)["events"] if event["row"] == "ranges 2"}
-    assert names == set(overheads.SOURCE_US) - {"matrix product"}

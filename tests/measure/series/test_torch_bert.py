@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from labkit.measure import Timing
+from labkit.measure.series import beside_torch, torch_bert
 from labkit.measure.series import minilm as series
-from labkit.measure.series import torch_bert
 from labkit.models.minilm import HALF, MiniLM
 from labkit.models.minilm_reference import embeddings, weights_of
 from labkit.models.tokenizer import SentenceTokenizer
@@ -43,7 +43,8 @@ def timed(monkeypatch):
 
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     monkeypatch.setattr(torch, "compile", compile)
-    monkeypatch.setattr(torch_bert, "time_torch_graph", lambda call, launches: Timing.of([2.0], "a GPU"))
+    for module in (torch_bert, beside_torch):
+        monkeypatch.setattr(module, "time_torch_graph", lambda call, launches: Timing.of([2.0], "a GPU"))
     return compiled
 
 
@@ -165,7 +166,7 @@ def test_a_way_that_fails_costs_only_itself(model, bert, timed, monkeypatch):
     other = torch_bert.rates(bert, lambda: bert.forward(*bert.inputs(sentences, 16)), {}, ours[::-1], LATER)
     assert "its embeddings are wrong" in other["why_not"] and other["graph_sentences_per_second"] is None
 
-    monkeypatch.setattr(torch_bert, "time_torch_graph", lambda call, launches: None)
+    monkeypatch.setattr(beside_torch, "time_torch_graph", lambda call, launches: None)
     (ungraphed, _) = torch_bert.corpus_rows(bert, sentences, (5,), ours, compile_until=0.0)
     assert ungraphed["called_sentences_per_second"] > 0 and "captured" in ungraphed["why_not"]
 

@@ -1,0 +1,139 @@
+"""The figures of the lesson "Paged attention", in the course's style.
+
+    page_reads(size=64, pages=10)       which lane reads what of a page, and which warp takes which page
+    running_softmax(scores)             the running maximum and the running sum of a row of scores
+    rows_and_keys(lengths, contexts)    the rows of each sequence in paged_prefill, and the keys that they see
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from matplotlib import rc_context
+from matplotlib.patches import Rectangle
+
+from labkit.kernels.attention.paged_split import WARPS
+from labkit.kernels.attention.pages import PAGE
+from labkit.measure.plots.style import (
+    BLUE,
+    FAINT,
+    GREEN,
+    GREY,
+    ORANGE,
+    PALE,
+    PURPLE,
+    STYLE,
+    VERMILLION,
+    WIDTH,
+    CourseFigure,
+    canvas,
+    count_of,
+    draw_box,
+    grid_along,
+    new_figure,
+    note,
+    tint,
+)
+
+COLOURS = (BLUE, ORANGE, GREEN, PURPLE, VERMILLION, "#3B3FA6", "#756600", "#555B61")  # at most so many sequences
+
+
+def page_reads(size: int = 64, pages: int = 10) -> CourseFigure:
+    """The keys of one head in a page, in bfloat16, as a warp of make_paged_decode reads them, in boxes of 16 bytes; and
+    the pages of a sequence with the warps that take them. size: numbers of a head, a power of two."""
+    if size not in (16, 32, 64, 128) or not 1 <= pages <= 16:
+        raise ValueError(f"size is {size} and pages is {pages}; size must be 16, 32, 64 or 128, and pages 1 to 16")
+    lanes = size // 8  # that share a key
+    groups = 32 // lanes
+    left, top, tall, wide = 0.92, 0.86, 0.205, 3.9 / lanes
+    below = top + PAGE * tall + 0.52
+    figure, ax = canvas(below + 0.48, "A warp and a page", (
+        f"The {size * 2} bytes of a key are read by {count_of(lanes, 'lane')}, 16 bytes each, so that a warp reads "
+        f"{groups} keys at a time. A sequence has {pages} pages; warp w takes pages w, w + {WARPS} and so on."))
+    with rc_context(STYLE):
+        ax.text(0.14, 0.66, "Keys of one head in a page: boxes of 16 bytes, with the lane that reads each",
+                fontsize=9.5, fontweight="bold", va="center")
+        for token in range(PAGE):
+            group = token % groups
+            ax.text(left - 0.10, top + (token + 0.5) * tall, f"token {token}", fontsize=9, ha="right",
+                    va="center_baseline", color=FAINT)
+            ax.text(left + lanes * wide + 0.12, top + (token + 0.5) * tall, f"group {group}, load {token // groups}",
+                    fontsize=9, va="center_baseline", color=FAINT)
+            for piece in range(lanes):
+                draw_box(ax, left + piece * wide, top + token * tall, wide, tall, group * lanes + piece, size=9,
+                         fill=tint(COLOURS[group % len(COLOURS)], 0.40 if token // groups % 2 == 0 else 0.20))
+        ax.text(0.14, below - 0.18, "The pages of a sequence, and the warp that takes each", fontsize=9.5,
+                fontweight="bold", va="center")
+        for page in range(pages):
+            draw_box(ax, 0.14 + page * 0.42, below, 0.38, 0.30, page % WARPS, edge=GREY, size=9,
+                     fill=tint(GREY, 0.15 + 0.25 * (page % WARPS)))
+    return figure
+
+
+def running_softmax(scores: Sequence[float]) -> CourseFigure:
+    """Above the scores of a row and their running maximum; below the sum of the exponentials so far, which is scaled
+    down where the maximum grows."""
+    scores = np.asarray(scores, np.float64)
+    if scores.ndim != 1 or not 2 <= scores.size <= 200:
+        raise ValueError(f"scores has shape {scores.shape}; it must be a row of 2 to 200 numbers")
+    row_max, row_sum, maxima, sums, previous_sums = -np.inf, 0.0, [], [], []
+    for score in scores:
+        new = max(row_max, score)
+        previous_sums.append(row_sum)
+        row_sum = row_sum * np.exp(row_max - new) + np.exp(score - new)
+        row_max = new
+        maxima.append(row_max)
+        sums.append(row_sum)
+    keys = np.arange(scores.size)
+    grown = [key for key in keys[1:] if maxima[key] > maxima[key - 1]]
+    figure, (upper, lower) = new_figure([1.7, 1.5], "The running maximum and sum of a softmax", (
+        f"The running maximum of {scores.size} scores grows {count_of(len(grown) + 1, 'time')}, from {maxima[0]:.2f} "
+        f"to {maxima[-1]:.2f}; the sum ends at {sums[-1]:.2f}."), gap=0.34)
+    with rc_context(STYLE):
+        for ax in (upper, lower):
+            for key in grown:
+                ax.axvline(key, color=PALE[ORANGE], linewidth=5, zorder=0)
+            ax.set_xlim(-0.5, scores.size - 0.5)
+            grid_along(ax, "y")
+        upper.plot(keys, scores, "o", color=GREY)
+        upper.step(keys, maxima, where="post", color=BLUE)
+        upper.set_ylabel("score, running maximum")
+        upper.set_xticklabels([])
+        lower.plot(keys, sums, "-o", color=VERMILLION)
+        lower.set_ylim(0, None)
+        lower.set_ylabel("running sum")
+        lower.set_xlabel("key; shaded: the maximum grows, the sum is scaled by exp(old \u2212 new)")
+    return figure
+
+
+def rows_and_keys(lengths: Sequence[int], contexts: Sequence[int]) -> CourseFigure:
+    """A panel of cells for each sequence: its rows of this launch down, its keys to the right. Filled: what a row sees;
+    darker: keys that were in the cache before."""
+    if len(lengths) != len(contexts) or not 1 <= len(lengths) <= 5 or any(
+            not 0 < length <= context for length, context in zip(lengths, contexts, strict=True)):
+        raise ValueError("lengths and contexts must be 1 to 5 numbers each, no length 0 or above its context")
+    gap, left = 0.30, 0.14
+    unit = min(0.12, (WIDTH - 2 * left - gap * (len(lengths) - 1)) / sum(contexts))
+    tall = max(lengths) * unit
+    pairs = [length * (context - length) + length * (length + 1) // 2
+             for length, context in zip(lengths, contexts, strict=True)]
+    figure, ax = canvas(0.98 + tall + 0.44, "One launch: the new rows and the keys that they see", "; ".join(
+        f"{count_of(length, 'row')} of a sequence of {context} tokens, {pair:,} scores"
+        for length, context, pair in zip(lengths, contexts, pairs, strict=True)) + ".")
+    with rc_context(STYLE):
+        x = left
+        for i, (length, context) in enumerate(zip(lengths, contexts, strict=True)):
+            ax.text(x, 0.62, f"sequence {i}", fontsize=9.5, fontweight="bold", va="center")
+            ax.text(x, 0.80, f"{length} of {context}", fontsize=9, color=FAINT, va="center")
+            for row in range(length):
+                cached = context - length
+                ax.add_patch(Rectangle((x, 0.98 + row * unit), cached * unit, unit * 0.86, facecolor=tint(BLUE, 0.75),
+                                       edgecolor="none"))
+                ax.add_patch(Rectangle((x + cached * unit, 0.98 + row * unit), (row + 1) * unit, unit * 0.86,
+                                       facecolor=tint(BLUE, 0.30), edgecolor="none"))
+            draw_box(ax, x, 0.98, context * unit, length * unit, edge=GREY)
+            x += max(context * unit, 0.72) + gap
+        note(ax, 0.98 + tall + 0.22, "New rows down, keys to the right. Dark: keys in the cache before. Light: keys of "
+             "this launch.")
+    return figure

@@ -1,0 +1,13 @@
+"""The figures of the lesson "Attention": what they say, and what they refuse."""
+
+import pytest
+
+from labkit.course.drawings import attention as pictures
+
+
+def test_where_a_head_lies():
+    figure = pictures.qkv_rows(token=1, head=3)
+    assert "Token 1 and head 3" in figure.summary
+    assert figure.svg().startswith("<svg")
+    with pytest.raises(ValueError, match="head 12 of 12"):
+        pictures.qkv_rows(head=12)
