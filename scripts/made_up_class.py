@@ -2,9 +2,9 @@
 
     python scripts/made_up_class.py FOLDER --chapter 04 --students 300 --seed 1 --layout nbgrader
 
-Answers come from the exercises and from tests/course/check/wrong_answers.toml. Most right ones are the course's own, as it
-stands there or with other names for its variables; wrong ones are the mistakes of that file, a few of which are made by
-many; a few answers are hostile, a few files cannot be read. The same seed gives the same class, whatever the layout.
+Answers come from the exercises and from tests/course/check/wrong_answers.toml. Most right ones are the course's own, as
+it stands there or with other names for its variables; wrong ones are the mistakes of that file, a few of which are made
+by many; a few answers are hostile, a few files cannot be read. The same seed gives the same class, whatever the layout.
 expected.csv beside FOLDER says what each was meant to be.
 """
 
