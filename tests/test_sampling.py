@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from tests.sampling import mark_sweeps
+from tests.sampling import SWEPT, mark_sweeps
 
 pytestmark = pytest.mark.sweep(every=True)  # about the repository: .ci/run runs it
 
@@ -49,7 +49,7 @@ def test_so_many_stay_of_all_or_of_each_value_the_same_ones_each_time(monkeypatc
 
 
 def test_of_a_long_sweep_a_part_is_slow():
-    for items, swept in ((cases(5, sweep=4), 4), (cases(5), 2)):
+    for items, swept in ((cases(5, sweep=4), 4), (cases(5), SWEPT)):
         assert len(staying(items)) == 5
         assert sorted(map(markers, items)) == [*[[]] * 5, *[["slow"]] * (11 - swept), *[["sweep"]] * swept]
 
@@ -57,7 +57,7 @@ def test_of_a_long_sweep_a_part_is_slow():
 def test_of_a_test_that_is_a_sweep_some_cases_are_slow_too():
     items = [Item("add", size, pytest.mark.sweep.mark) for size in range(8)]
     assert staying(items) == []
-    assert sorted(map(markers, items)) == [["sweep"], ["sweep"], *[["sweep", "slow"]] * 6]
+    assert sorted(map(markers, items)) == [*[["sweep"]] * SWEPT, *[["sweep", "slow"]] * (8 - SWEPT)]
 
 
 def test_the_quick_case_stays_first(monkeypatch):

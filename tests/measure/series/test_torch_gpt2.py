@@ -163,7 +163,7 @@ def test_its_rows_stand_beside_ours(torch, monkeypatch):
     series = generation.token_times(GPT2(config, random_tensors(config)), (5, 17))
     json.dumps(series, allow_nan=False)
     assert [(row["position"], row["way"], row["dtype"]) for row in series["torch"]] == [
-        (position, way.name, dtype) for position in (17, 5) for way in WAYS for dtype in ("float32", "float16")]
+        (17, way.name, dtype) for way in WAYS for dtype in ("float32", "float16")]  # PyTorch's: the last position alone
     for row in series["torch"]:
         if row["way"].startswith("eager"):
             assert row["us"] == pytest.approx(200) and row["cosine"] > MIN_COSINE and "why" not in row
