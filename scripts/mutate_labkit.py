@@ -1,13 +1,14 @@
-"""Does the test suite notice? Each mutation of scripts/mutations.toml is made in a copy of the checkout, and the tests
-beside the mutated file are run: a mutation that no test notices is a hole in the suite.
+"""Does the test suite notice? So many small changes of labkit's code are drawn by seed, each is made in a copy of the
+checkout, and the tests beside the changed file are run: a mutant that no test notices is a hole in the suite.
 
-    python scripts/mutate_labkit.py                      all of them; a table, and build/mutations.json
-    python scripts/mutate_labkit.py -k softmax -k cli    those whose name or file holds one of these words
+    python scripts/mutate_labkit.py --count 200 --seed 1     a table by room, and build/mutants.json
+    python scripts/mutate_labkit.py -k softmax -k cli        of the files whose path holds one of these words
 
-A mutation is killed by a failing test, by an error in collecting the tests, and by the time limit, which stops a loop
-that no longer ends. What survives the selection of README's command is run again with the rest of the sweeps, as
-`.ci/run` runs them after it. The checkout itself is only read: after Ctrl-C nothing is left of the copies, and the JSON
-holds what was tried so far.
+The changes are those that are made to the answers of exercises (labkit.course.mutants.operators). A mutant is killed
+by a failing test, by an error in collecting the tests, and by the time limit, which stops a loop that no longer ends.
+What survives the selection of README's command is run again with the rest of the sweeps, as `.ci/run` runs them after
+it. The checkout itself is only read: after Ctrl-C nothing is left of the copies, and the JSON holds what was tried so
+far. Not every survivor is a hole: some changes are equivalent, and say so only to a reader.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import contextlib
 import json
 import os
 import queue
+import random
 import re
 import shutil
 import signal
@@ -26,38 +28,34 @@ import sys
 import tempfile
 import threading
 import time
-import tomllib
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from labkit.course.mutants.operators import OPERATORS
+from labkit.course.mutants.places import Place, places_in
+
 REPOSITORY = Path(__file__).resolve().parents[1]
-LIST = REPOSITORY / "scripts" / "mutations.toml"
 LEFT_OUT = shutil.ignore_patterns(".git", "build", ".labkit", ".venv", "venv", ".pytest_cache", ".ruff_cache")
 REST = "sweep and not slow"  # what `-m "not slow"` selects beyond README's command
 NO_TESTS = 5  # pytest's exit code where nothing was selected
+TRIES = 100  # places to look at for each mutant; at most of them no operator applies
 
 
 @dataclass(frozen=True)
-class Mutation:
-    """`old` occurs exactly once in `file` and becomes `new`. tests: those that should notice.
+class Mutant:
+    """`source` is the whole file with one change. tests: the files that should notice."""
 
-    what: what would be wrong, in a line. equivalent: why no test can notice, where that is so.
-    """
-
-    name: str
     file: str
-    old: str
-    new: str
+    line: int
+    operator: str
+    change: str
+    source: str
     tests: tuple[str, ...]
-    what: str
-    equivalent: str = ""
 
     @property
     def room(self) -> str:
         return self.file.split("/")[1].removesuffix(".py")
-
-    def applied(self, root: Path) -> str:
-        return (root / self.file).read_text(encoding="utf-8").replace(self.old, self.new)
 
 
 @dataclass
@@ -65,7 +63,7 @@ class Outcome:
     """default, sweep: "killed", "survived", "not run", or "no tests" where nothing was selected. by: the first test
     that failed, or "the time limit"."""
 
-    mutation: Mutation
+    mutant: Mutant
     default: str = "not run"
     sweep: str = "not run"
     by: str = ""
@@ -76,51 +74,98 @@ class Outcome:
         return "killed" not in (self.default, self.sweep)
 
 
-# --- The list --------------------------------------------------------------------------------------------------------
+# --- The draw --------------------------------------------------------------------------------------------------------
 
 
-def read(path: Path = LIST) -> list[Mutation]:
-    entries = tomllib.loads(path.read_text(encoding="utf-8"))["mutation"]
-    return [Mutation(**{**entry, "tests": tuple(entry["tests"])}) for entry in entries]
-
-
-def problems(mutations: list[Mutation], root: Path = REPOSITORY) -> list[str]:
-    """What is wrong with the list, a sentence each: it has to follow the code."""
-    found = []
-    names = [mutation.name for mutation in mutations]
-    found += [f"{name}: two mutations have this name" for name in sorted({n for n in names if names.count(n) > 1})]
-    for mutation in mutations:
-        file = root / mutation.file
-        if not file.is_file():
-            found.append(f"{mutation.name}: there is no file {mutation.file}")
+def draw(count: int, seed: int, words: list[str] | None = None, root: Path = REPOSITORY) -> list[Mutant]:
+    """The mutants, the same ones for the same code, seed and words; files in proportion to their length. Exercises
+    are left to `labkit mutants`."""
+    files = [path for path in sorted((root / "labkit").rglob("*.py"))
+             if "course/exercises/ch" not in path.as_posix() and tests_of(path, root)
+             and any(word in path.relative_to(root).as_posix() for word in words or [""])]
+    if not files:
+        return []
+    sources = {path: path.read_text(encoding="utf-8") for path in files}
+    lengths = [sources[path].count("\n") for path in files]
+    rng, drawn, places = random.Random(seed), {}, {}
+    for _ in range(TRIES * count):
+        if len(drawn) == count:
+            break
+        path, = rng.choices(files, lengths)
+        if path not in places:
+            places[path] = list(_places_in_file(sources[path]))
+        if not places[path]:
             continue
-        times = file.read_text(encoding="utf-8").count(mutation.old)
-        if times != 1:
-            found.append(f"{mutation.name}: its old text occurs {times} times in {mutation.file}, not once")
+        place = rng.choice(places[path])
+        changes = [(name, text, node) for name, operator in OPERATORS.items() for text, node in operator(place)]
+        if not changes:
             continue
-        try:
-            same = ast.dump(ast.parse(mutation.applied(root))) == ast.dump(ast.parse(file.read_text(encoding="utf-8")))
-        except SyntaxError as error:
-            found.append(f"{mutation.name}: {mutation.file} is no Python with it: {error}")
-        else:
-            found += [f"{mutation.name}: it changes nothing"] * same
-        found += [f"{mutation.name}: there is no test file {test}" for test in mutation.tests
-                  if not (root / test.partition("::")[0]).is_file()]
-    return found
+        name, text, node = rng.choice(changes)
+        source = replaced(sources[path], place.node, node)
+        if not _is_python(source) or ast.dump(ast.parse(source)) == ast.dump(ast.parse(sources[path])):
+            continue
+        file = path.relative_to(root).as_posix()
+        drawn[file, source] = Mutant(file, place.node.lineno, name, f"{place.text} -> {text}", source,
+                                     tests_of(path, root))
+    return list(drawn.values())
+
+
+def _places_in_file(source: str) -> Iterator[Place]:
+    """Every place in a function, or in a method of a class."""
+    tree = ast.parse(source)
+    bodies = [tree.body, *(node.body for node in tree.body if isinstance(node, ast.ClassDef))]
+    for body in bodies:
+        yield from (place for place in places_in(ast.Module(body, [])) if hasattr(place.node, "lineno"))
+
+
+def tests_of(path: Path, root: Path) -> tuple[str, ...]:
+    """The test file that mirrors this one; else the one of its folder; else all in the folder that mirrors its."""
+    inside = path.relative_to(root / "labkit")
+    for part in (inside, *inside.parents[:-1]):
+        mirrored = root / "tests" / part.parent / f"test_{part.stem}.py"
+        if mirrored.is_file():
+            return (mirrored.relative_to(root).as_posix(),)
+    folder = root / "tests" / inside.parent
+    return tuple(test.relative_to(root).as_posix() for test in sorted(folder.glob("test_*.py"))
+                 if inside.parent.parts)
+
+
+def replaced(source: str, node: ast.AST, new: ast.AST | list) -> str:
+    """The source with other code in the node's place; all else stays as it stands, comments and lines too."""
+    lines = source.encode().splitlines(keepends=True)
+    start = sum(map(len, lines[: node.lineno - 1])) + node.col_offset
+    end = sum(map(len, lines[: node.end_lineno - 1])) + node.end_col_offset
+    if isinstance(new, list | ast.stmt):
+        module = ast.Module(new if isinstance(new, list) else [new], [])
+        text = ast.unparse(ast.fix_missing_locations(module)) or "pass"
+        text = text.replace("\n", "\n" + " " * node.col_offset)
+    else:
+        text = ast.unparse(ast.fix_missing_locations(new))
+        text = f"({text})" if isinstance(new, ast.expr) else text
+    code = b"".join(lines)
+    return (code[:start] + text.encode() + code[end:]).decode()
+
+
+def _is_python(source: str) -> bool:
+    try:
+        ast.parse(source)
+    except SyntaxError:
+        return False
+    return True
 
 
 # --- Copies of the checkout, and tests in them -----------------------------------------------------------------------
 
 
 class Copy:
-    """A copy of the checkout in which one mutation after the other is made and undone."""
+    """A copy of the checkout in which one mutant after the other is made and undone."""
 
     running: set = set()  # the processes of all copies
     stopping = threading.Event()
 
     def __init__(self, pristine: Path, folder: Path, left_out: list[str]):
         self.pristine, self.root, self.cache = pristine, folder / "checkout", folder / "cache"
-        self.left_out = left_out  # tests that fail without any mutation; shared by all copies
+        self.left_out = left_out  # tests that fail without any mutant; shared by all copies
         shutil.copytree(pristine, self.root)
 
     def pytest(self, tests: tuple[str, ...], limit_s: float, selection: str | None = None, *, own_cache: bool = False,
@@ -152,20 +197,19 @@ class Copy:
         failed = re.findall(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", output, re.MULTILINE)
         return "killed", failed or output.strip().split("\n")[-1:]
 
-    def try_mutation(self, mutation: Mutation, limit_s: float) -> Outcome:
-        outcome, begin = Outcome(mutation), time.perf_counter()
-        own_cache = mutation.room == "simt"  # a part of the key of whatever that compiles
-        (self.root / mutation.file).write_text(mutation.applied(self.root), encoding="utf-8")
+    def try_mutant(self, mutant: Mutant, limit_s: float) -> Outcome:
+        outcome, begin = Outcome(mutant), time.perf_counter()
+        own_cache = mutant.room == "simt"  # a part of the key of whatever that compiles
+        (self.root / mutant.file).write_text(mutant.source, encoding="utf-8")
         try:
-            outcome.default, failed = self.pytest(mutation.tests, limit_s, own_cache=own_cache)
+            outcome.default, failed = self.pytest(mutant.tests, limit_s, own_cache=own_cache)
             if outcome.default in ("survived", "no tests"):
-                outcome.sweep, failed = self.pytest(mutation.tests, limit_s, REST, own_cache=own_cache)
+                outcome.sweep, failed = self.pytest(mutant.tests, limit_s, REST, own_cache=own_cache)
             outcome.by = failed[0] if failed else ""
         finally:  # the package as it was, with what Numba keeps beside the files
             shutil.rmtree(self.root / "labkit")
             shutil.rmtree(self.cache, ignore_errors=True)
             shutil.copytree(self.pristine / "labkit", self.root / "labkit")
-            shutil.copy(self.pristine / mutation.file, self.root / mutation.file)  # one beside the package
         outcome.seconds = time.perf_counter() - begin
         return outcome
 
@@ -212,44 +256,40 @@ def each_in_a_copy(work: list, do, copies: list[Copy]):
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Does the test suite notice the mutations of scripts/mutations.toml?")
-    parser.add_argument("-k", metavar="WORD", action="append", help="only those whose name or file holds this word")
+    parser = argparse.ArgumentParser(description="Does the test suite notice small changes of labkit's code?")
+    parser.add_argument("-k", metavar="WORD", action="append", help="only files whose path holds this word")
+    parser.add_argument("--count", type=int, default=50, help="how many mutants (50)")
+    parser.add_argument("--seed", type=int, default=1, help="draws others (1)")
     parser.add_argument("--list", action="store_true", help="show them and leave")
     parser.add_argument("--jobs", type=int, default=2, help="how many at a time (2)")
     parser.add_argument("--limit", type=float, default=300, metavar="SECONDS", help="for the tests of one (300)")
-    parser.add_argument("--out", type=Path, default=REPOSITORY / "build" / "mutations.json", help="where the JSON goes")
-    parser.add_argument("--deselect", metavar="TEST", action="append", default=[], help="a test to leave out")
-    parser.add_argument("--no-baseline", action="store_true", help="don't run the tests without a mutation first")
+    parser.add_argument("--out", type=Path, default=REPOSITORY / "build" / "mutants.json", help="where the JSON goes")
+    parser.add_argument("--no-baseline", action="store_true", help="don't run the tests without a mutant first")
     options = parser.parse_args()
 
-    mutations = read()
-    if wrong := problems(mutations):
-        print("\n".join(wrong), file=sys.stderr)
-        return 2
-    if options.k:
-        mutations = [m for m in mutations if any(word in f"{m.name} {m.file}" for word in options.k)]
+    mutants = draw(options.count, options.seed, options.k)
     if options.list:
-        print("\n".join(f"{m.name:36} {m.file:44} {m.what}" for m in mutations))
+        print("\n".join(f"{one.file}:{one.line}  {one.operator}: {one.change}" for one in mutants))
         return 0
-    if not mutations:
-        parser.error("no mutation has these words in its name or its file")
+    if not mutants:
+        parser.error(f"no file of labkit with tests has {' or '.join(options.k or [])} in its path")
 
     for ending in (signal.SIGINT, signal.SIGTERM):  # also where a shell has put this into the background
         signal.signal(ending, signal.default_int_handler)
     outcomes: list[Outcome] = []
     stopped = False
-    with tempfile.TemporaryDirectory(prefix="labkit-mutations-", ignore_cleanup_errors=True) as folder:
+    with tempfile.TemporaryDirectory(prefix="labkit-mutants-", ignore_cleanup_errors=True) as folder:
         try:
             pristine = Path(folder) / "pristine"
             shutil.copytree(REPOSITORY, pristine, ignore=LEFT_OUT)
-            left_out = list(options.deselect)
-            copies = [Copy(pristine, Path(folder) / str(n), left_out) for n in range(min(options.jobs, len(mutations)))]
+            left_out: list[str] = []
+            copies = [Copy(pristine, Path(folder) / str(n), left_out) for n in range(min(options.jobs, len(mutants)))]
             if not options.no_baseline:
-                left_out += failing(sorted({test for m in mutations for test in m.tests}), copies, 3 * options.limit)
-            tried = each_in_a_copy(mutations, lambda copy, m: copy.try_mutation(m, options.limit), copies)
+                left_out += failing(sorted({test for m in mutants for test in m.tests}), copies, 3 * options.limit)
+            tried = each_in_a_copy(mutants, lambda copy, mutant: copy.try_mutant(mutant, options.limit), copies)
             for number, (_, outcome) in enumerate(tried, 1):
                 outcomes.append(outcome)
-                print(f"{number:3} of {len(mutations)}  {line_of(outcome)}", flush=True)
+                print(f"{number:3} of {len(mutants)}  {line_of(outcome)}", flush=True)
         except KeyboardInterrupt:
             stopped = True
     options.out.parent.mkdir(parents=True, exist_ok=True)
@@ -258,55 +298,50 @@ def main() -> int:
     if stopped:
         print("Stopped.", file=sys.stderr)
         return 130
-    return int(any(one.survived and not one.mutation.equivalent for one in outcomes))
+    return 0
 
 
 def failing(tests: list[str], copies: list[Copy], limit_s: float) -> list[str]:
-    """The tests that fail without any mutation: they would kill everything, and are left out."""
+    """The tests that fail without any mutant: they would kill everything, and are left out."""
     found = []
 
     def run(copy, test):
         return copy.pytest((test,), limit_s, "not slow", whole=True)
 
     for number, (test, (_, failed)) in enumerate(each_in_a_copy(tests, run, copies), 1):
-        print(f"{number:3} of {len(tests)}  without a mutation: {test}{' FAILED' if failed else ''}", flush=True)
+        print(f"{number:3} of {len(tests)}  without a mutant: {test}{' FAILED' if failed else ''}", flush=True)
         found += failed
     if found:
-        print(f"Left out, since they fail without any mutation: {', '.join(found)}")
+        print(f"Left out, since they fail without any mutant: {', '.join(found)}")
     return found
 
 
 def line_of(one: Outcome) -> str:
     how = "SURVIVED" if one.survived else "killed" if one.default == "killed" else "by sweep"
-    if one.survived and one.mutation.equivalent:
-        how = "equivalent"
-    return f"{how:10} {one.seconds:6.1f} s  {one.mutation.name:36} {one.by or one.mutation.what}"
+    what = f"{one.mutant.file}:{one.mutant.line} {one.mutant.operator}: {one.mutant.change}"
+    return f"{how:10} {one.seconds:6.1f} s  {what}{f'  ({one.by})' if one.by else ''}"
 
 
 def summary(outcomes: list[Outcome]) -> str:
-    """A table with a row for each room, and the survivors by name."""
-    rows = ["room      mutations  killed by default  and by the sweep  survived"]
-    rooms = list(dict.fromkeys(one.mutation.room for one in outcomes))
+    """A table with a row for each room."""
+    rows = ["room      mutants  killed by default  and by the sweep  survived"]
+    rooms = sorted({one.mutant.room for one in outcomes})
     for room in [*rooms, "all"]:
-        these = [one for one in outcomes if room in ("all", one.mutation.room) and not one.mutation.equivalent]
+        these = [one for one in outcomes if room in ("all", one.mutant.room)]
         default = sum(one.default == "killed" for one in these)
         every = sum(not one.survived for one in these)
-        rows.append(f"{room:9} {len(these):9}  {default:17}  {every:16}  {len(these) - every:8}")
-    for one in outcomes:
-        if one.survived:
-            why = f"equivalent: {one.mutation.equivalent}" if one.mutation.equivalent else one.mutation.what
-            rows.append(f"survived  {one.mutation.name}  {one.mutation.file}: {why}")
+        rows.append(f"{room:9} {len(these):7}  {default:17}  {every:16}  {len(these) - every:8}")
     return "\n".join(rows)
 
 
 def to_json(outcomes: list[Outcome]) -> dict:
-    counted = [one for one in outcomes if not one.mutation.equivalent]
     return {
-        "mutations": len(counted),
-        "killed_by_default": sum(one.default == "killed" for one in counted),
-        "killed_by_all": sum(not one.survived for one in counted),
-        "survivors": [one.mutation.name for one in counted if one.survived],
-        "outcomes": [asdict(one) for one in outcomes],
+        "mutants": len(outcomes),
+        "killed_by_default": sum(one.default == "killed" for one in outcomes),
+        "killed_by_all": sum(not one.survived for one in outcomes),
+        "outcomes": [{name: value for name, value in asdict(one).items() if name != "mutant"}
+                     | {"file": one.mutant.file, "line": one.mutant.line, "operator": one.mutant.operator,
+                        "change": one.mutant.change} for one in outcomes],
     }
 
 
