@@ -41,7 +41,6 @@ EXERCISE = PredictionExercise(name="{name}", truth=lambda: {{"x": 1}}, how={{"x"
 
 @pytest.fixture(autouse=True)
 def exercises_folder(tmp_path, monkeypatch):
-    (tmp_path / "own").mkdir()
     monkeypatch.setenv("LABKIT_EXERCISES", str(tmp_path / "own"))
 
 

@@ -6,13 +6,10 @@ from labkit.course import copies, next_step, progress, workbooks
 from tests.course.test_copies import ANSWERS, before, fill_in
 
 
-@pytest.fixture(autouse=True)
-def in_the_course(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)  # from elsewhere, paths are shown absolute
-
-
 @pytest.fixture
-def course(tmp_path):
+def course(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # from elsewhere, paths are shown absolute
+    monkeypatch.setenv("LABKIT_EXERCISES", str(tmp_path / "own"))
     return before(tmp_path)  # 00_start with an exercise, 01_attention with three
 
 
