@@ -1,8 +1,8 @@
 """`labkit search`: the passages of the course nearest in meaning to a question, or, without an encoder, in words.
 
 data/search.npz holds an embedding of each passage, float16, under the passage's digest; `labkit build` makes it where
-the weights of MiniLM are. A passage that has changed since has another digest: it is not found by meaning until the
-index is made anew, and all others still are.
+the weights of MiniLM are. A passage that has changed since has another digest: it is found by its words until the index
+is made anew, and all others by meaning. So nobody needs the weights to change a lesson.
 """
 
 from __future__ import annotations
@@ -163,6 +163,8 @@ def sections_of(hits) -> list[Hit]:
 
 # --- Both ------------------------------------------------------------------------------------------------------------
 
+FOUND_BY_WORDS = 3  # a changed passage that is among the first so many by words comes after the first by meaning
+
 
 def search(course: Course, query: str, encode: Callable[[str], np.ndarray] | None) -> tuple[list[Hit], str]:
     """All hits, the best first, and a remark: why they were found by words, or what the index does not know yet.
@@ -180,4 +182,8 @@ def search(course: Course, query: str, encode: Callable[[str], np.ndarray] | Non
     if len(missing) == len(corpus):
         return by_words(corpus, query), (f"Found by words, not by meaning: {shown(course, index_path(course))} is "
                                          f"missing or is another model's; labkit build --search makes it")
-    return by_meaning(corpus, index, encode(query)), _changed(course, len(missing), len(corpus))
+    hits = by_meaning(corpus, index, encode(query))
+    changed = [hit for hit in by_words(corpus, query)[:FOUND_BY_WORDS] if hit.passage.digest not in index.rows]
+    sections = {(hit.passage.file, hit.passage.line) for hit in changed}
+    others = [hit for hit in hits if (hit.passage.file, hit.passage.line) not in sections]
+    return [*others[:1], *changed, *others[1:]], _changed(course, len(missing), len(corpus))

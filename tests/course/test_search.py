@@ -207,6 +207,9 @@ def test_only_what_has_changed_is_encoded_and_what_is_stale_is_known(lessons):
     assert remark == search.stale(lessons)
     assert "Two warps" not in " ".join(hit.passage.text for hit in hits) and len(hits) >= 3  # the others are found
     assert {hit.passage.line for hit in hits if hit.passage.title == "First: Deeper"} == {31}  # where it is now
+    hits, _ = search.search(lessons, "two warps", letters)
+    assert "Two warps" in hits[1].passage.text  # by its words, after the nearest in meaning
+    assert len({(hit.passage.file, hit.passage.line) for hit in hits}) == len(hits)
     asked = []
     assert search.build(lessons, lambda texts: asked.append(texts) or letters(texts)) == 1
     assert len(asked[0]) == 1 and "Two warps" in asked[0][0]
