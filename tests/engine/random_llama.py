@@ -16,7 +16,7 @@ TEMPLATE = ("{{ bos_token }}{% for message in messages %}{{ '<|' + message.role 
             "{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}")
 SMALL = {"vocab_size": 301, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2,
          "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 32, "max_position_embeddings": 128,
-         "tie_word_embeddings": True}
+         "rms_norm_eps": 1e-5, "tie_word_embeddings": True}
 
 
 def write_folder(folder: Path, shape=SMALL, template: str | None = TEMPLATE, seed: int = 4) -> Path:

@@ -29,9 +29,9 @@ LONGEST = 96  # tokens of a sequence
 CLEAR = 1e-3  # of the logits' spread: tokens that are nearer to the best one may be taken for it in float32
 NEIGHBOURS = 8  # rows of logits so near: where all draw the same token, rounding cannot make it another one
 # The small case's model: its kernels are those of tests/engine/test_model_runner.py.
-USUAL = {"vocab_size": 97, "hidden_size": 128, "intermediate_size": 192, "num_hidden_layers": 2,
-         "num_attention_heads": 4, "num_key_value_heads": 1, "head_dim": 32, "max_position_embeddings": 128,
-         "tie_word_embeddings": True}
+USUAL = {"vocab_size": 97, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2,
+         "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 32, "max_position_embeddings": 128,
+         "rms_norm_eps": 1e-5, "tie_word_embeddings": True}
 SCALINGS = (None, {"rope_type": "linear", "factor": 4.0},
             {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
              "original_max_position_embeddings": 32})

@@ -16,9 +16,10 @@ from labkit.measure.series.llama import decoding
 from labkit.models import llama
 from labkit.models.configs import shapes
 
-CONFIG = llama.Config(vocab_size=97, hidden_size=128, intermediate_size=192, num_hidden_layers=2,
-                      num_attention_heads=4, num_key_value_heads=1, head_dim=32, max_position_embeddings=128,
-                      tie_word_embeddings=True)
+# Its kernels are those of other tests' models, so that they are compiled once.
+CONFIG = llama.Config(vocab_size=97, hidden_size=64, intermediate_size=96, num_hidden_layers=2,
+                      num_attention_heads=2, num_key_value_heads=1, head_dim=32, max_position_embeddings=128,
+                      rms_norm_eps=1e-5, tie_word_embeddings=True)
 PROMPTS = [np.random.default_rng(length).integers(0, 97, length).tolist() for length in (3, 20, 40, 1, 17)]
 GREEDY = SamplingParams(temperature=0, max_tokens=12)
 PARAMS = [

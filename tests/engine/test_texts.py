@@ -76,13 +76,14 @@ def test_why_a_text_ended(loaded):
     def ended(**options):
         texts = Texts(loaded, ["a kernel"], SamplingParams(temperature=0, **options), raw=True)
         text = "".join(texts.pieces())
-        return text, texts.ended(0)
+        is_full = len(texts.ids[0]) + texts.tokens(0) >= 128
+        return text, texts.ended(0), is_full
 
-    whole, why = ended(max_tokens=200)
-    assert why == ("then the model ended its text" if len(whole) < 100 else "then the context of 128 was full")
+    whole, why, is_full = ended(max_tokens=200)
+    assert why == ("then the context of 128 was full" if is_full else "then the model ended its text")
     assert ended(max_tokens=2)[1] == "as many as were asked for"
     stop = whole[1:3]
-    assert ended(max_tokens=20, stop=[stop]) == (whole[: whole.index(stop)], f"then it came to {stop!r}")
+    assert ended(max_tokens=20, stop=[stop])[:2] == (whole[: whole.index(stop)], f"then it came to {stop!r}")
 
 
 def test_write_goes_on_with_any_model(loaded):
