@@ -213,7 +213,7 @@ def build(
         rebuild_prose(console, course, course.pick(lessons or []))
     elif not readme_only:
         chapters = course.pick(lessons or [])
-        build_workbooks(console, course, chapters)
+        build_workbooks(console, errors, course, chapters)
         if not exercises_only:
             failed = build_notebooks(console, course, chapters, device)
     for page in readme.write(course) if not exercises_only else ():
@@ -231,26 +231,32 @@ def check_build(console, errors, course, chapters) -> None:
     from labkit.course import build, search
     from labkit.course import workbooks as workbook
 
+    named = set()
+
     def say(problems):
         for problem in problems:
-            errors.print(f"[red]-[/] {escape(problem)}")
+            if problem not in named:  # an exercise that cannot be read is found twice
+                errors.print(f"[red]-[/] {escape(problem)}", soft_wrap=True)
+        named.update(problems)
         return bool(problems)
 
-    has_problems = say(build.check(course))
+    has_problems = say(build.check(course, chapters))
     if course.exercises:
         unmatched = say(workbook.unmatched(course))
         has_problems |= unmatched
-        has_problems |= not unmatched and say(workbook.unvaried(course, chapters))
-        if not unmatched and not workbook.stale(course):  # else the executed cells would only say the same again
+        has_problems |= not unmatched and say(workbook.faults(course, chapters))
+        # Where something is stale, the executed cells would only say the same again.
+        if not unmatched and not workbook.stale(course, chapters):
             with console.status("Checking the exercises") as status:
                 has_problems |= say(
                     workbook.verify(course, chapters, lambda c: status.update(f"Running the exercises of {c.number}"))
                 )
     if remark := search.stale(course):  # no fault: to make it takes weights that not everybody has
-        errors.print(f"[yellow]-[/] {escape(remark)}")
+        errors.print(f"[yellow]-[/] {escape(remark)}", soft_wrap=True)
     if has_problems:
         raise typer.Exit(1)
-    console.print(f"Everything {'else ' if remark else ''}that labkit build makes is fresh.")
+    of = "" if len(chapters) == len(course.chapters) else f"{' '.join(chapter.number for chapter in chapters)} "
+    console.print(f"Everything {'else ' if remark else ''}that labkit build {of}makes is fresh.")
 
 
 def build_index(console, course, device: str | None, optional: bool = False) -> None:
@@ -279,7 +285,9 @@ def build_index(console, course, device: str | None, optional: bool = False) -> 
         console.print(f"wrote   data/{search.NAME}, {count:,} passages encoded")
 
 
-def build_workbooks(console, course, chapters) -> None:
+def build_workbooks(console, errors, course, chapters) -> None:
+    from rich.markup import escape
+
     from labkit.course import workbooks as workbook
 
     for chapter in workbook.with_exercises(course, chapters):
@@ -287,6 +295,8 @@ def build_workbooks(console, course, chapters) -> None:
         if backup:
             console.print(f"        your edited {chapter.workbook.name} is kept as {paths.shown(backup, course.root)}")
         console.print(f"wrote   exercises/{chapter.workbook.name}")
+    for problem in workbook.misplaced(course):
+        errors.print(f"[yellow]-[/] {escape(problem)}", soft_wrap=True)
 
 
 def rebuild_prose(console, course, chapters) -> None:

@@ -83,9 +83,9 @@ def bench(
         from labkit.measure.series import simt as measure_simt
 
         raise typer.Exit(measure_simt.main(consoles()[0]) or 0)
-    from labkit._common.errors import UserError, did_you_mean, names_like
+    from labkit._common.errors import UserError
     from labkit.measure import bench as measure
-    from labkit.measure.ops import HOMES
+    from labkit.measure.ops import HOMES, hint
 
     load_options = [option for option, value in (("--url", url), ("--model", model), ("--rate", rate),
                                                  ("--concurrency", concurrency)) if value is not None]
@@ -100,8 +100,8 @@ def bench(
         if op == "simt":
             raise UserError("simt is timed alone: labkit bench simt")
         if op not in ("all", *HOMES, *measure.SERIES):
-            suggestions = names_like(op, ("all", "simt", *HOMES, *measure.SERIES))
-            raise UserError(f"there is no operation {op!r}; {did_you_mean(suggestions)}")
+            names = ("all", "simt", *HOMES, *measure.SERIES)
+            raise UserError(f"there is no operation {op!r}; {hint(op, names)}")
     try:
         measure.places(out)
     except ValueError as error:

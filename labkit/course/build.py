@@ -6,7 +6,7 @@ to solutions/NN_topic.py, and to the chapter map and the tables of README.
 """
 
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 from labkit._common import recordings
@@ -75,12 +75,12 @@ def _write(notebook, course: Course, chapter: Chapter) -> None:
     write_notebook(notebook, chapter.built)
 
 
-def check(course: Course) -> list[str]:
-    """What `labkit build` would have to rebuild, and what prose says and no recording does, one sentence each; empty
-    when everything is fresh. Executes nothing."""
+def check(course: Course, chapters: Collection[Chapter] | None = None) -> list[str]:
+    """What `labkit build` would have to rebuild of these chapters, or of all, and of README; and what prose says and no
+    recording does. One sentence each; empty when everything is fresh. Executes nothing."""
     measurements = course.root / "data" / "measurements"
-    problems = prose.problems(course)
-    for chapter in course.chapters:
+    problems = prose.problems(course, chapters)
+    for chapter in course.chapters if chapters is None else chapters:
         source, built = shown(course, chapter.source), shown(course, chapter.built)
         if not chapter.source.is_file():
             problems.append(f"{source} is missing: course.toml lists it")
@@ -120,7 +120,7 @@ def check(course: Course) -> list[str]:
     for path in sorted((course.root / "notebooks").glob("*")):
         if path.suffix in {".py", ".ipynb"} and path.stem not in listed:
             problems.append(f"{shown(course, path)} is not listed in course.toml")
-    problems += workbooks.stale(course)
+    problems += workbooks.stale(course, chapters)
     problems += readme.stale(course)
     return problems
 

@@ -85,12 +85,16 @@ class ExerciseFile:
     def call(self) -> str:
         """The cell that checks the answer. A prediction passes the numbers that the learner starts from."""
         cell = self.cells[-1]
-        if any(self.name in names_bound(node) for node in ast.parse(cell).body):
+        if any(self.name in names_bound(node) for node in _tree(cell, self.path).body):
             passed = [self.name]
         else:
-            start = ast.parse(cell.partition(f"### {BEGIN}")[0])
-            names = [node.id for node in ast.walk(start)
+            start, marker, _ = cell.partition(f"### {BEGIN}")
+            at_margin = not marker or start.endswith("\n")
+            names = [node.id for node in ast.walk(_tree(start if at_margin else "", self.path))
                      if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)]
+            if not names:
+                raise UserError(f"{self._where}: the learner's cell must define {self.name}, which is the name of the "
+                                f"file, or assign the numbers to predict above {BEGIN}")
             passed = [f"{name}={name}" for name in dict.fromkeys(names)]
         return textwrap.fill(f'check("{self.name}", {", ".join(passed)})', WIDTH, subsequent_indent=" " * 6,
                              break_long_words=False, break_on_hyphens=False)

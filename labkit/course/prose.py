@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from functools import cache
 from pathlib import Path
 
@@ -174,9 +174,11 @@ def _fault(where: str, text: str, match: re.Match, reason: object) -> str:
 # --- The check -------------------------------------------------------------------------------------------------------
 
 
-def problems(course: Course) -> list[str]:
-    """What prose says and no recording does, and numbers that were typed: a list of sentences."""
-    found = [problem for chapter in _with_source(course) for problem in problems_of_lesson(chapter)]
+def problems(course: Course, chapters: Collection[Chapter] | None = None) -> list[str]:
+    """What prose says and no recording does, and numbers that were typed, in these chapters, or in all, and in README:
+    a list of sentences."""
+    chosen = [chapter for chapter in _with_source(course) if chapters is None or chapter in chapters]
+    found = [problem for chapter in chosen for problem in problems_of_lesson(chapter)]
     for name, text in _pages(course):
         found += _problems(name, text, evaluator())
     return found

@@ -166,7 +166,10 @@ class Course:
 
     @staticmethod
     def _no_exercise(name: str, names: list[str]) -> CourseError:
-        """names: what could have been meant. An exercise that is new may be missing from another labkit."""
+        """names: what could have been meant. An exercise that is new may be missing from course.toml, or from another
+        labkit."""
+        if path := exercise_files.by_name().get(name):
+            return CourseError(not_listed(path))
         hint = did_you_mean(names_like(name, names)) or "there are none yet"
         return CourseError(f"there is no exercise {name!r}; {hint} (labkit imported from {paths.PACKAGE})")
 
@@ -182,6 +185,11 @@ class Course:
     def state_dir(self) -> Path:
         """Where labkit keeps what belongs to this learner: progress and saved copies. Git ignores it."""
         return self.root / ".labkit"
+
+
+def not_listed(path: Path) -> str:
+    """What to do about the file of an exercise that no chapter lists."""
+    return f"{paths.shown(path)}: course.toml does not list it; add {path.stem!r} to the `exercises` of its chapter"
 
 
 def shown(owner: Course | Chapter, path: Path) -> str:

@@ -35,7 +35,7 @@ from labkit.course.notebooks import (
     sha256,
     write_notebook,
 )
-from labkit.course.registry import Chapter, Course, CourseError, Entry, shown
+from labkit.course.registry import Chapter, Course, CourseError, Entry, not_listed, shown
 from labkit.course.sources import sources_of
 
 STUB = ("# Your code here", "pass")
@@ -101,6 +101,9 @@ def asked(course: Course, chapter: Chapter) -> dict[str, str]:
 def to_notebook(course: Course, chapter: Chapter, *, answers: bool = False):
     """The chapter's exercises as a notebook; with answers=True uncut, as a teacher keeps it."""
     name = f"solutions/{chapter.name}.py"
+    for entry in course.exercises_of(chapter):
+        for cell in entry.file.cells:
+            cut(cell, paths.shown(entry.file.path))  # so that a missing marker is named with the file it belongs in
     notebook = parse(source_text(course, chapter), name)
     points = {entry.name: entry.points for entry in course.exercises_of(chapter)}
     answer, text, also_asked = None, None, asked(course, chapter)
@@ -173,11 +176,12 @@ def with_exercises(course: Course, chapters) -> list[Chapter]:
 # Looking for stale or wrong workbooks
 
 
-def stale(course: Course) -> list[str]:
-    """What `labkit build` would have to rebuild, one sentence each. Executes nothing."""
+def stale(course: Course, chapters: Collection[Chapter] | None = None) -> list[str]:
+    """What `labkit build --exercises` would have to rebuild of these chapters, or of all, one sentence each. Executes
+    nothing."""
     problems = []
-    for chapter in with_exercises(course, course.chapters):
-        name = shown(course, chapter.workbook)
+    for chapter in with_exercises(course, course.chapters if chapters is None else chapters):
+        name, command = shown(course, chapter.workbook), f"labkit build --exercises {chapter.number}"
         try:
             fresh = to_notebook(course, chapter)
         except UserError as error:
@@ -185,22 +189,20 @@ def stale(course: Course) -> list[str]:
             continue
         solutions = shown(course, chapter.solutions)
         if not chapter.solutions.is_file():
-            problems.append(f"{solutions} is missing: run labkit build {chapter.number}")
+            problems.append(f"{solutions} is missing: run {command}")
         elif read_text(chapter.solutions) != source_text(course, chapter):
-            problems.append(f"{solutions} is stale: run labkit build {chapter.number}, which writes it from the files "
-                            "of its exercises")
+            problems.append(f"{solutions} is stale: run {command}, which writes it from the files of its exercises")
         notebook = read_notebook(chapter.workbook)
         if notebook is None:
             state = "cannot be read" if chapter.workbook.is_file() else "is missing"
-            problems.append(f"{name} {state}: run labkit build {chapter.number}")
+            problems.append(f"{name} {state}: run {command}")
             continue
         about = notebook.metadata.get("labkit", {})
         if about.get("source_sha256") != fresh.metadata["labkit"]["source_sha256"]:
-            problems.append(f"{name} is stale: an exercise in it has changed; run labkit build "
-                            f"{chapter.number}")
+            problems.append(f"{name} is stale: an exercise in it has changed; run {command}")
         elif cells_sha256(notebook) != cells_sha256(fresh):
-            problems.append(f"{name} was edited by hand: labkit build {chapter.number} makes it afresh and keeps the "
-                            "edited one in .labkit/backups/exercises")
+            problems.append(f"{name} was edited by hand: {command} makes it afresh and keeps the edited one in "
+                            ".labkit/backups/exercises")
     listed = {chapter.name for chapter in with_exercises(course, course.chapters)}
     for folder, suffix in (("solutions", ".py"), ("exercises", ".ipynb")):
         for path in sorted((course.root / folder).glob("*")):
@@ -209,37 +211,41 @@ def stale(course: Course) -> list[str]:
     return problems
 
 
-def unmatched(course: Course) -> list[str]:
-    """Exercises whose files cannot be used, or that course.toml does not list. Imports Numba."""
-    from labkit.course import exercises
-
+def misplaced(course: Course) -> list[str]:
+    """Files of exercises that course.toml does not list, or not in the chapter of their folder."""
     problems = []
     listed = {entry.name: entry for entry in course.exercises}
     for name, path in exercise_files.by_name(own=course.root == paths.REPOSITORY).items():
         if name not in listed:
-            problems.append(f"{paths.shown(path)}: course.toml does not list it; add {name!r} to the `exercises` of "
-                            "its chapter")
+            problems.append(not_listed(path))
         elif course.root == paths.REPOSITORY and path.parent.name != f"ch{listed[name].chapter.name}":
             problems.append(f"{paths.shown(path)}: course.toml lists it in the chapter {listed[name].chapter.name}, so "
                             f"it belongs in the folder ch{listed[name].chapter.name}")
+    return problems
+
+
+def unmatched(course: Course) -> list[str]:
+    """Files of exercises that are misplaced, or that cannot be used. Imports Numba."""
+    from labkit.course import exercises
+
+    problems = misplaced(course)
     for entry in course.exercises:
         try:
             exercises.find(entry.name)
         except UserError as error:
             problems.append(str(error))
-        except Exception as error:  # the file may raise anything
-            problems.append(f"{paths.shown(entry.file.path)} cannot be imported: {type(error).__name__}: {error}")
     return problems
 
 
-def unvaried(course: Course, chapters: Collection[Chapter]) -> list[str]:
-    """Return the faults of the parameters of these chapters' exercises, a teacher's own included; a sentence each."""
+def faults(course: Course, chapters: Collection[Chapter]) -> list[str]:
+    """Return the faults of these chapters' exercises, a teacher's own included: edits that do not apply to the answer,
+    and parameters that do not vary; a sentence each."""
     from labkit.course import exercises
     from labkit.course.exercises import parameters
 
     of_others = {entry.name for entry in course.exercises if entry.chapter not in chapters}
     return [fault for name, exercise in exercises.load(own=course.root == paths.REPOSITORY).items()
-            if name not in of_others for fault in parameters.faults(exercise)]
+            if name not in of_others for fault in (*exercise.wrong.faults(), *parameters.faults(exercise))]
 
 
 def verify(course: Course, chapters, on_chapter: Callable | None = None) -> list[str]:

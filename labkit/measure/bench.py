@@ -23,11 +23,10 @@ from pathlib import Path
 
 from labkit import device, measure
 from labkit._common import paths
-from labkit._common.errors import did_you_mean, names_like
 from labkit._common.files import read_json, write_text
 from labkit._common.tables import size_text
 from labkit.measure import Ladder, comparisons, roofline, targets, validate
-from labkit.measure.ops import HOMES, op
+from labkit.measure.ops import HOMES, hint, op
 from labkit.measure.series import SERIES, Series
 
 SCHEMA = 1
@@ -43,8 +42,7 @@ def collect(*asked: str, quick: bool = False, show: Callable[[object], None] = p
     ladder as it is done, `keep` all that is measured so far, so that a run that ends early loses only the rest."""
     for name in asked:
         if name not in ("all", *HOMES, *SERIES):
-            near = names_like(name, ("all", *HOMES, *SERIES))
-            raise ValueError(f"no operation is called {name!r}; {did_you_mean(near)}")
+            raise ValueError(f"no operation is called {name!r}; {hint(name, ('all', *HOMES, *SERIES))}")
     names = list(HOMES) if "all" in asked or not asked else [name for name in asked if name in HOMES]
     limits = roofline.limits(anew=not quick)
     data = {"schema": SCHEMA, "machine": measure.machine(), "limits": asdict(limits), "ops": {}, "series": {},

@@ -5,6 +5,11 @@
 """
 
 import importlib
+from collections.abc import Iterable
+
+from labkit._common import paths
+from labkit._common.errors import did_you_mean, names_like
+from labkit._common.files import read_text
 
 # Operation -> the module that holds it, in the order of the course.
 HOMES = {
@@ -102,15 +107,29 @@ HOMES = {
     "gpt2_block": "models.gpt2_block_op",
     "gpt2_block_half": "models.gpt2_block_op",
 }
+# Operations that no GPU has timed yet, or that compute-sanitizer has not run.
+UNRECORDED = ("logprobs",)
 
 
 def op(name: str):
     """The Op called `name`."""
     if name not in HOMES:
-        raise ValueError(f"no operation is called {name!r}; there are {', '.join(HOMES)}")
+        raise ValueError(f"no operation is called {name!r}; {hint(name, HOMES)}")
     home = HOMES[name]
-    module = importlib.import_module(f"labkit.{home}")
-    return getattr(module, name.upper())
+    found = getattr(importlib.import_module(f"labkit.{home}"), name.upper(), None)
+    if found is None or found.name != name:
+        raise ValueError(f"HOMES in labkit/measure/ops.py says that {name!r} is in labkit.{home}; there "
+                         f"{name.upper()} must be the Op that is named {name!r}")
+    return found
+
+
+def hint(name: str, names: Iterable[str]) -> str:
+    """What to do about a name that is not in HOMES: enter the operation, if its file is there, or take a similar
+    name."""
+    path = paths.PACKAGE / "kernels" / "ops" / f"{name}.py"
+    if path.is_file() and f"\n{name.upper()} = " in read_text(path):
+        return f"enter it in HOMES in labkit/measure/ops.py, since labkit/kernels/ops/{name}.py defines it"
+    return did_you_mean(names_like(name, names))
 
 
 def needed(operation, size: dict | None = None) -> list[tuple]:

@@ -31,8 +31,6 @@ TOOLS = ("memcheck", "racecheck")
 RECORDED = paths.MEASUREMENTS / "sanitizer"
 CONTROLS = {"no guard": "memcheck", "no last barrier": "racecheck"}
 ROWS, COLUMNS, LAUNCHES = 264, 1000, 200  # of lesson 12's race
-# Operations that are newer than what was recorded: they wait for the next run on that GPU.
-TO_RECORD = ("logprobs",)
 TIMEOUT_S = 240
 LOG_LINES = 60  # of one tool on one operation
 
@@ -165,15 +163,14 @@ def recorded_race(gpu: str = "nvidia-h200") -> str:
 
 def problems(recorded: dict) -> list[str]:
     """Return a recording's findings against a kernel, or against itself: a control that was not found, an operation
-    not run, one that was run and is still in TO_RECORD."""
-    from labkit.measure.ops import HOMES
+    that was not run and is not in UNRECORDED."""
+    from labkit.measure.ops import HOMES, UNRECORDED
 
     errors = [f"{name}, {tool}: {one.get('problem') or one['errors']}" for tool in TOOLS
               for name, one in recorded[tool].items() if one.get("problem") or one["errors"]]
-    errors += [f"{name} was not run under {tool}" for tool in TOOLS for name in HOMES
-               if name not in recorded[tool] and name not in TO_RECORD]
-    errors += [f"{name} was run under {' and '.join(TOOLS)}: TO_RECORD no longer needs it" for name in TO_RECORD
-               if all(name in recorded[tool] for tool in TOOLS)]
+    errors += [f"{name} was not run under {tool}, and is not in UNRECORDED in labkit/measure/ops.py"
+               for tool in TOOLS for name in HOMES
+               if name not in recorded[tool] and name not in UNRECORDED]
     errors += [f"{tool} does not see the control {name!r}" for name, tool in CONTROLS.items()
                if not recorded["controls"].get(name, {}).get("errors")]
     return errors

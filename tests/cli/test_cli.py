@@ -676,6 +676,26 @@ def test_build_check_looks_at_the_exercises(exercised):
     assert done.exit_code == 2 and "count_blocks.py: HINTS must be a tuple of three texts" in done.output
 
 
+def test_build_names_an_exercise_that_no_chapter_lists(exercised):
+    toml = exercised.root / "course.toml"
+    toml.write_text(toml.read_text().replace(', "scale_again"', ""))
+    done = exercised("build", "--exercises", "00")
+    assert done.exit_code == 0 and "wrote   exercises/00_first.ipynb" in done.stdout
+    assert "scale_again.py: course.toml does not list it; add 'scale_again' to the `exercises`" in done.stderr
+
+
+def test_build_check_of_one_lesson_names_its_problems_once(exercised):
+    toml, folder = exercised.root / "course.toml", exercised.root / "own" / "ch00_first"
+    (folder / "last.py").write_text((folder / "count_blocks.py").read_text().replace("EXERCISE", "EXAMPLE")
+                                    .replace("count_blocks", "last"))
+    toml.write_text(toml.read_text().replace('"scale_again"', '"scale_again", "last"'))
+    done = exercised("build", "--check", "00")
+    assert done.exit_code == 1 and done.stderr.count("last.py: EXERCISE is missing below") == 1
+    assert "01_second" not in done.stderr
+    done = exercised("build", "--check", "01")
+    assert "00_first.ipynb" not in done.stderr and "01_second.ipynb is missing" in done.stderr
+
+
 @pytest.mark.sweep
 @pytest.mark.skipif(sys.platform == "win32", reason="POSIX signals")
 def test_watch_checks_again_on_save_and_ends_on_ctrl_c(exercised):

@@ -113,6 +113,15 @@ def test_a_learners_cell_without_an_answer_is_refused(small):
     with pytest.raises(UserError, match="count_blocks.py: BEGIN SOLUTION is missing in the learner's cell"):
         workbook.to_notebook(small, small.chapters[0])
     assert len(workbook.stale(small)) == 1
+    assert workbook.stale(small, small.chapters[1:]) == [], "of the other chapter nothing is stale"
+
+
+@pytest.mark.parametrize(("marker", "message"), [
+    ("BEGIN", "END SOLUTION without BEGIN SOLUTION"), ("END", "BEGIN SOLUTION without END SOLUTION")])
+def test_a_missing_marker_is_named_with_the_file_of_its_exercise(small, marker, message):
+    small = change(small, "count_blocks", f"    ### {marker} SOLUTION\n", "")
+    with pytest.raises(UserError, match=rf"ch00_first/count_blocks.py: {message}"):
+        workbook.to_notebook(small, small.chapters[0])
 
 
 def test_the_solutions_are_written_whole_and_an_edited_or_missing_file_is_named(small):
@@ -123,7 +132,7 @@ def test_the_solutions_are_written_whole_and_an_edited_or_missing_file_is_named(
     assert text.endswith('# %%\ncheck("scale_again", scale_again)\n')
     chapter.solutions.write_text(text + "# mine\n")
     (problem,) = workbook.stale(small)
-    assert "solutions/00_first.py is stale: run labkit build 00" in problem
+    assert "solutions/00_first.py is stale: run labkit build --exercises 00, which" in problem
     chapter.solutions.unlink()
     assert "solutions/00_first.py is missing" in workbook.stale(small)[0]
     workbook.build(small, chapter)
@@ -161,7 +170,7 @@ def test_what_is_stale_edited_missing_or_unlisted_is_named(small, monkeypatch):
     chapter.workbook.unlink()
     (small.root / "solutions" / "01_second.py").write_text("")
     problems = workbook.stale(small)
-    assert "exercises/00_first.ipynb is missing: run labkit build 00" in problems
+    assert "exercises/00_first.ipynb is missing: run labkit build --exercises 00" in problems
     assert "solutions/01_second.py belongs to no chapter with exercises in course.toml" in problems
     monkeypatch.chdir(small.root.parent)  # from elsewhere, in full
     assert all(problem.startswith(f"{small.root}/") for problem in workbook.stale(small))
@@ -226,9 +235,13 @@ def test_a_step_that_was_forgotten_is_named(small):
     toml.write_text(toml.read_text().replace(', "last"', ""))
     (folder / "last.py").unlink()
     toml.write_text(toml.read_text().replace('"count_blocks", ', ""))
-    (problem,) = workbook.unmatched(course.load(small.root))
+    unlisted = course.load(small.root)
+    (problem,) = workbook.unmatched(unlisted)
     assert problem.endswith("count_blocks.py: course.toml does not list it; add 'count_blocks' to the `exercises` of "
                             "its chapter")
+    assert workbook.misplaced(unlisted) == [problem]
+    with pytest.raises(CourseError, match=re.escape(problem)):
+        unlisted.exercise("count_blocks")
     toml.write_text(toml.read_text().replace('"scale_vector", ', '"scale_vector", "count_rows", '))
     with pytest.raises(CourseError, match="exercise 'count_rows' has no file: write labkit/course/exercises/ch00_first/"
                                           "count_rows.py, or let LABKIT_EXERCISES name"):
@@ -237,6 +250,30 @@ def test_a_step_that_was_forgotten_is_named(small):
     small = course.load(small.root)
     (folder / "__init__.py").unlink()
     assert "__init__.py is missing: its docstring is the text" in workbook.stale(small)[0]
+
+
+def test_an_answer_that_has_not_the_name_of_its_file_is_refused(small):
+    small = change(small, "count_blocks", "def count_blocks", "def blocks")
+    (problem,) = workbook.stale(small)
+    assert problem.endswith("count_blocks.py: the learner's cell must define count_blocks, which is the name of the "
+                            "file, or assign the numbers to predict above BEGIN SOLUTION")
+
+
+@pytest.mark.parametrize(("old", "new", "message"), [
+    ("wrong={", "wrong={} and {", "ValueError: exercise 'last': `wrong` needs two known wrong answers"),
+    ("    domain=", "    domain=() and ", "ValueError: exercise 'last': domain names the properties"),
+    ("EXERCISE = ", "EXERCISE = nothing", r"NameError: name 'nothing\w+' is not defined"),
+])
+def test_a_file_that_cannot_be_imported_is_named(small, old, new, message):
+    toml, folder = small.root / "course.toml", small.root / "own" / "ch00_first"
+    text = (folder / "count_blocks.py").read_text().replace("count_blocks", "last")  # a new one: not imported before
+    assert old in text
+    (folder / "last.py").write_text(text.replace(old, new))
+    toml.write_text(toml.read_text().replace('"scale_again"', '"scale_again", "last"'))
+    small = course.load(small.root)
+    (problem,) = workbook.unmatched(small)
+    assert re.search(rf"ch00_first/last.py, line \d+ cannot be imported: {message}", problem)
+    assert workbook.stale(small) == [problem]
 
 
 def test_a_learners_notebook_is_run_whatever_fails_in_it(small):

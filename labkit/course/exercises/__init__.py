@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import importlib
 import sys
+import traceback
 import types
 from pathlib import Path
 
@@ -88,6 +89,7 @@ def _exercise(path: Path) -> Exercise:
 
 
 def _module(path: Path):
+    """The exercise's file, imported. UserError for whatever it raises."""
     folder = path.parents[1]
     package = __name__
     if folder != exercise_files.OWN:
@@ -96,4 +98,11 @@ def _module(path: Path):
             sys.modules[package] = types.ModuleType(package)
             sys.modules[package].__path__ = [str(folder)]
         importlib.invalidate_caches()  # the file may be new
-    return importlib.import_module(f"{package}.{path.parent.name}.{path.stem}")
+    try:
+        return importlib.import_module(f"{package}.{path.parent.name}.{path.stem}")
+    except UserError:
+        raise
+    except Exception as error:
+        lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
+        at = f", line {lines[-1]}" if lines else ""
+        raise UserError(f"{shown(path)}{at} cannot be imported: {type(error).__name__}: {error}") from error

@@ -85,12 +85,25 @@ class WrongAnswers(Mapping):
         solution = exercise_files.solution(self.exercise)
         if solution is None:
             raise KeyError(mistake)
+        return solution.run(self._edited(mistake, edit, solution), f"<{self.exercise}: {mistake}>")
+
+    def _edited(self, mistake: str, edit: Edit, solution: exercise_files.Solution) -> str:
         try:
-            source = edit.apply(solution.answer)
+            return edit.apply(solution.answer)
         except ValueError as error:
             at = f"exercise {self.exercise!r}, {mistake!r}, {shown(solution.path)}"
             raise ValueError(f"{at}: {error}") from None
-        return solution.run(source, f"<{self.exercise}: {mistake}>")
+
+    def faults(self) -> list[str]:
+        """What is wrong with edits that do not apply to the answer, a sentence each. Runs nothing."""
+        found, solution = [], exercise_files.solution(self.exercise)
+        for mistake, wrong in self.declared.items():
+            if solution is not None and isinstance(wrong, Edit):
+                try:
+                    self._edited(mistake, wrong, solution)
+                except ValueError as error:
+                    found.append(str(error))
+        return found
 
     def __iter__(self) -> Iterator[str]:
         edits = any(isinstance(wrong, Edit) for wrong in self.declared.values())

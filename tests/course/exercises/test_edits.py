@@ -92,6 +92,8 @@ def test_an_edit_that_does_not_apply_names_its_exercise_mistake_and_file(made_up
     wrong = WrongAnswers("scale_vector", {"it adds": Edit("a[i] / s", "a[i] + s")})
     with pytest.raises(ValueError, match="exercise 'scale_vector', 'it adds', .*/scale_vector.py: 'a.i. / s' must"):
         wrong["it adds"]
+    (fault,) = WrongAnswers("scale_vector", {**wrong.declared, "twice": Edit("a[i] * s", "a[i] * s * s")}).faults()
+    assert fault.startswith("exercise 'scale_vector', 'it adds', ")
 
 
 @pytest.mark.parametrize(("name", "answer", "left"), [

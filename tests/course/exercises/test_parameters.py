@@ -61,7 +61,8 @@ from dataclasses import replace
 
 from labkit.course.exercises import find
 
-EXERCISE = replace(find("saxpy"), name="ignores_x", reference=lambda a, x, y: 2.0 * y)
+EXERCISE = replace(find("saxpy"), name="ignores_x", reference=lambda a, x, y: 2.0 * y,
+                   wrong={"one": print, "two": print})
 '''
 
 
@@ -71,7 +72,7 @@ def test_build_check_refuses_it_in_a_teachers_own_registry_too(tmp_path, monkeyp
     (tmp_path / "ch01_mine" / "ignores_x.py").write_text(TEACHERS)
     monkeypatch.setenv("LABKIT_EXERCISES", str(tmp_path))
     course = registry.load()
-    found = workbooks.unvaried(course, course.pick(["01"]))
+    found = workbooks.faults(course, course.pick(["01"]))
     assert [sentence.split(", and")[0] for sentence in found] == [
         f"exercise 'ignores_x': input {number} never changes the result" for number in (0, 1)]
 
