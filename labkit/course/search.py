@@ -2,7 +2,7 @@
 
 data/search.npz holds an embedding of each passage, float16, under the passage's digest; `labkit build` makes it where
 the weights of MiniLM are. A passage that has changed since has another digest: it is found by its words until the index
-is made anew, and all others by meaning. So nobody needs the weights to change a lesson.
+is made anew, and all others by meaning. So a lesson can be changed without the weights.
 """
 
 from __future__ import annotations
