@@ -37,7 +37,7 @@ def test_course_toml_and_the_exercises_name_the_same():
     assert workbook.unmatched(COURSE) == []
 
 
-@pytest.mark.sampled(8, sweep=100)
+@pytest.mark.sampled(8, sweep=40)
 @pytest.mark.parametrize(("name", "mistake"), [pytest.param(*one, marks=marks_of(one[0])) for one in WRONG])
 def test_a_known_wrong_answer_is_rejected_and_named(name, mistake):
     if device.on_gpu() and EXERCISES[name].kind == "kernel":

@@ -83,7 +83,7 @@ def test_every_answer_is_python_and_none_is_there_twice():
 
 
 @pytest.mark.cpu_device
-@pytest.mark.sampled(5, sweep=60)
+@pytest.mark.sampled(5, sweep=40)
 @pytest.mark.parametrize("name", [pytest.param(name, marks=marks_of(answer["exercise"]))
                                   for name, answer in BY_ID.items()])
 def test_a_wrong_answer_does_not_pass_and_a_right_one_does(name):

@@ -34,7 +34,7 @@ def test_the_exercises_and_the_ledger_name_mutants_that_there_are():
             assert known <= {one.name for one in trial.mutants_of(EXERCISES[name], COUNT)}, name
 
 
-@pytest.mark.sampled(3, sweep=20)
+@pytest.mark.sampled(3, sweep=10)
 @pytest.mark.parametrize("name", [pytest.param(name, marks=marks_of(name)) for name in EXERCISES])
 def test_no_mutant_passes_that_is_not_known(name):
     for mutant in trial.mutants_of(EXERCISES[name], COUNT)[:HERE]:
