@@ -25,14 +25,21 @@ from labkit import device
 from labkit._common.errors import UserError
 from labkit._common.tables import size_text
 from labkit.course import exercises
-from labkit.course.check.cases import draw_cases
+from labkit.course.check.diagnose.known import Known, can_play, run_stages
+from labkit.course.check.diagnose.preflight import (
+    AS_GIVEN,
+    as_given,
+    computes_in_float64,
+    never_used,
+    overflowing,
+    refused,
+)
+from labkit.course.check.diagnose.probes import probed
+from labkit.course.check.draw import draw_cases
 from labkit.course.check.limits import announced_compiling, compile_clock
 from labkit.course.check.numba_kernels import adopted, numba_on_cpu
 from labkit.course.check.predict import check_prediction, written
-from labkit.course.check.preflight import AS_GIVEN, as_given, computes_in_float64, never_used, overflowing, refused
-from labkit.course.check.probes import probed
 from labkit.course.check.run import played
-from labkit.course.check.stages import Known, can_play, run_stages
 from labkit.course.check.timing import time_answer
 from labkit.course.check.verdict import CheckFailed, Verdict, can_be_typed_to, in_ipython
 from labkit.course.exercises import Exercise

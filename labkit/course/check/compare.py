@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from labkit._common.tables import size_text
-from labkit.course.check.cases import Attempt, Case
-from labkit.course.check.patterns import pattern
+from labkit.course.check.diagnose.patterns import pattern
+from labkit.course.check.draw import Attempt, Case
 from labkit.course.check.verdict import show_value, table_of
 from labkit.course.exercises import Exercise
 from labkit.kernels.agree import differences

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from labkit import cuda
-from labkit.course.check.cases import Attempt, Case
+from labkit.course.check.draw import Attempt, Case
 from labkit.course.check.run import run_once
 from labkit.course.check.stream_order import StreamOrder
 from labkit.course.exercises import Exercise

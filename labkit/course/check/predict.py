@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from labkit.course.check.cases import Attempt
+from labkit.course.check.draw import Attempt
 from labkit.course.check.verdict import counted, show_value
 from labkit.course.exercises import Exercise
 

@@ -12,11 +12,11 @@ import numpy as np
 
 from labkit import device
 from labkit._common.tables import size_text
-from labkit.course.check.cases import Attempt, Case, arguments_for
 from labkit.course.check.compare import called_with, compared, shaped
-from labkit.course.check.diagnostics import store_that_adds
-from labkit.course.check.divergence import around
-from labkit.course.check.exceptions import explained, guard_question, question_outside
+from labkit.course.check.diagnose.compile_errors import store_that_adds
+from labkit.course.check.diagnose.divergence import around
+from labkit.course.check.diagnose.faults import explained, guard_question, question_outside
+from labkit.course.check.draw import Attempt, Case, arguments_for
 from labkit.course.check.limits import HostTimeout, host_limit, limited, wait
 from labkit.course.check.verdict import bare_code, parsed, quote_line
 from labkit.course.exercises import Exercise

@@ -6,7 +6,7 @@ import numpy as np
 
 from labkit import cuda, device
 from labkit._common.tables import size_text
-from labkit.course.check.cases import arguments_of
+from labkit.course.check.draw import arguments_of
 from labkit.course.exercises import Exercise
 
 

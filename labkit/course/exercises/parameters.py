@@ -79,6 +79,6 @@ def _changes(exercise: ComputedExercise, case, number: int, value) -> bool:
 
 
 def _drawn(exercise: ComputedExercise, seed: int) -> list:
-    from labkit.course.check.cases import draw_cases  # which imports this package
+    from labkit.course.check.draw import draw_cases  # which imports this package
 
     return draw_cases(exercise, seed)

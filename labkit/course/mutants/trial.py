@@ -113,11 +113,12 @@ def try_mutant(exercise: Exercise, mutant: Mutant) -> Outcome:
 def _observed(exercise: Exercise, answer) -> tuple[str, str] | None:
     """(verdict, headline) of a kernel that is already wrong where check would only observe it, which needs no compiling
     and so takes a tenth of the time; None if that shows nothing. Everything else goes through the whole of check."""
-    from labkit.course.check import cases, compare, preflight, run
+    from labkit.course.check import compare, draw, run
+    from labkit.course.check.diagnose import preflight
 
     if (attempt := preflight.refused(exercise, answer)) is not None:
         return attempt.kind, attempt.headline
-    small = [case for case in cases.draw_cases(exercise, SEED) if cases.threads_of(exercise, case) <= OBSERVED_THREADS]
+    small = [case for case in draw.draw_cases(exercise, SEED) if draw.threads_of(exercise, case) <= OBSERVED_THREADS]
     for case in small[:OBSERVED_CASES]:
         try:
             with warnings.catch_warnings():

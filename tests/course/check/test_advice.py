@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 
 from labkit import cuda
-from labkit.course.check import run, stages
-from labkit.course.check.cases import Attempt, Case
+from labkit.course.check import run
 from labkit.course.check.compare import compared
-from labkit.course.check.divergence import around, divergent_blocks
-from labkit.course.check.patterns import pattern
+from labkit.course.check.diagnose import known
+from labkit.course.check.diagnose.divergence import around, divergent_blocks
+from labkit.course.check.diagnose.patterns import pattern
+from labkit.course.check.draw import Attempt, Case
 from labkit.course.exercises import demands
 from labkit.course.exercises.ch02_the_machine.two_polynomials import _together
 from labkit.course.exercises.ch07_tensor_cores.swizzled_transpose import _no_conflicts
@@ -96,7 +97,7 @@ def test_what_a_larger_case_shows_is_added_but_not_of_special_inputs(where, adde
     one, many = (Case({"n": n}, (), np.ones(n), np.zeros(n), None, place) for n, place in ((1, ""), (33, where)))
     attempt = Attempt("wrong_result", "The value is wrong.", ("n=1",))
     theirs = Attempt("wrong_result", "", summary="Every element is 0.")
-    found = stages._with_larger(None, attempt, one, [(many, lambda answer: theirs)])
+    found = known._with_larger(None, attempt, one, [(many, lambda answer: theirs)])
     assert (len(found.details) == 2) == added
 
 

@@ -16,8 +16,9 @@ from labkit._common import paths
 from labkit._common.paths import REPOSITORY
 from labkit.course import exercises, progress
 from labkit.course import registry as course
-from labkit.course.check import check, examine, exceptions, limits, run, verdict
-from labkit.course.check.patterns import pattern
+from labkit.course.check import check, examine, limits, run, verdict
+from labkit.course.check.diagnose import faults
+from labkit.course.check.diagnose.patterns import pattern
 from labkit.course.check.verdict import CheckFailed, Verdict
 from labkit.course.exercises import FunctionExercise, KernelExercise, PredictionExercise
 from labkit.course.exercises.demands import asks
@@ -246,7 +247,7 @@ def test_a_loop_that_observe_stops_is_reported_without_a_block():
     error = KernelTimeout("never_ends, line 4: stopped", kernel="never_ends", filename="", line=4, block=None,
                           thread=(1, 0, 0))
     case = SimpleNamespace(size={"n": 33}, where="x is 0")
-    attempt = exceptions.explained(exercises.find("scale_vector"), right, case, error)
+    attempt = faults.explained(exercises.find("scale_vector"), right, case, error)
     assert attempt.kind == "never_ends"
     assert "At n=33, where x is 0: thread 1 was stopped there after 5 s." in attempt.details[1]
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from labkit import cuda
-from labkit.course.check import cases, run
+from labkit.course.check import draw, run
 from labkit.course.exercises import FunctionExercise, KernelExercise, Reach
 from labkit.course.exercises.domains import in_place
 
@@ -32,7 +32,7 @@ TRIPLED = KernelExercise(name="tripled", reference=lambda x: x * 3, shape=lambda
 
 
 def test_an_answer_that_reads_its_input_after_the_store_is_wrong_in_place_alone():
-    drawn = cases.draw_cases(TRIPLED, 3)
+    drawn = draw.draw_cases(TRIPLED, 3)
     assert all(run.run_once(TRIPLED, once, case).good for case in drawn)
     failed = [case for case in drawn if not run.run_once(TRIPLED, reads_again, case).good]
     assert [case.where for case in failed] == ["the output is input number 1, in place"]
@@ -48,7 +48,7 @@ ANY_ORDER = FunctionExercise(name="any_order", reference=np.sort, inputs=lambda 
 
 
 def test_a_result_that_is_as_good_as_the_references_is_right():
-    case = cases.draw_cases(ANY_ORDER, 3)[1]
+    case = draw.draw_cases(ANY_ORDER, 3)[1]
     assert run.run_once(ANY_ORDER, lambda x: x[::-1], case).good
     assert not run.run_once(ANY_ORDER, lambda x: x + 1, case).good
 
@@ -66,7 +66,7 @@ REACHES = FunctionExercise(name="reaches", reference=lambda x: np.array([x.sum()
 
 
 def test_an_answer_that_is_called_by_something_larger_is_judged_by_what_comes_of_it():
-    drawn = cases.draw_cases(REACHES, 3)
+    drawn = draw.draw_cases(REACHES, 3)
     assert all(run.run_once(REACHES, lambda each: 2 * each, case).good for case in drawn)
     seen = [run.run_once(REACHES, lambda each: each / 2, case) for case in drawn]
     assert [attempt.kind for attempt in seen] == ["demand"] * len(drawn)

@@ -6,7 +6,7 @@ import pytest
 
 from labkit.course import exercise_files, exercises
 from labkit.course.check import compare, run
-from labkit.course.check.cases import draw_cases
+from labkit.course.check.draw import draw_cases
 from labkit.course.check.numba_kernels import adopted, numba_on_cpu
 
 EXERCISES = exercises.load()

@@ -9,9 +9,9 @@ import re
 import numpy as np
 
 from labkit.course import answer_cells, exercise_files
-from labkit.course.check.cases import Attempt, Case, arguments_of
-from labkit.course.check.diagnostics import matrix_product
-from labkit.course.check.precision import float64_at
+from labkit.course.check.diagnose.compile_errors import matrix_product
+from labkit.course.check.diagnose.precision import float64_at
+from labkit.course.check.draw import Attempt, Case, arguments_of
 from labkit.course.check.verdict import counted, parsed, quote_line
 from labkit.course.exercises import Exercise
 

@@ -8,9 +8,9 @@ import numpy as np
 
 from labkit import device
 from labkit._common.tables import size_text
-from labkit.course.check.cases import Attempt, Case, threads_of
-from labkit.course.check.diagnostics import mentions
-from labkit.course.check.preflight import computes_in_float64
+from labkit.course.check.diagnose.compile_errors import mentions
+from labkit.course.check.diagnose.preflight import computes_in_float64
+from labkit.course.check.draw import Attempt, Case, threads_of
 from labkit.course.check.run import ADVICE, BENIGN, ONE_WARP, depends_on_before, explained_by_before, observer, run_once
 from labkit.course.exercises import Exercise
 

@@ -9,10 +9,11 @@ from numba import int32
 
 from labkit import cuda
 from labkit.course import exercise_files, exercises
-from labkit.course.check import check, examine, limits, run, stages
-from labkit.course.check.cases import Case
+from labkit.course.check import check, examine, limits, run
 from labkit.course.check.compare import compared
-from labkit.course.check.exceptions import guard_question
+from labkit.course.check.diagnose import known
+from labkit.course.check.diagnose.faults import guard_question
+from labkit.course.check.draw import Case
 from labkit.course.check.verdict import Verdict
 from labkit.course.exercises import FunctionExercise, KernelExercise
 from labkit.simt.errors import KernelTimeout
@@ -173,7 +174,7 @@ def test_which_wrong_outputs_tell_their_cause(expected, got, start, tells):
     start = None if start is None else np.array(start, float)
     case = Case({"n": 3}, (), np.array(expected, float), np.zeros(3), start)
     attempt = compared(None, case, np.array(got, float), np.zeros(3, bool))
-    assert stages._tells([(attempt, attempt)]) == tells
+    assert known._tells([(attempt, attempt)]) == tells
 
 
 # --- What the output held before -------------------------------------------------------------------------------------
@@ -376,7 +377,7 @@ def test_what_does_not_compile_is_compared_with_no_known_mistake(monkeypatch):
     def never(*_):
         raise AssertionError("a known mistake was run")
 
-    monkeypatch.setattr(stages, "_alike", never)
+    monkeypatch.setattr(known, "_alike", never)
     solution = exercise_files.solution("sums_since")
     answer = solution.run(solution.answer.replace("before, head_before = 0, 0", "before, head_before = flaot32(0), 0"),
                           "<a name that is not there>")

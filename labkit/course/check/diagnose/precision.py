@@ -11,7 +11,7 @@ import ast
 
 from numba.core import types
 
-from labkit.course.check.diagnostics import sources_of
+from labkit.course.check.diagnose.compile_errors import sources_of
 from labkit.simt import typed_tree
 from labkit.simt.ir import Inline
 from labkit.simt.rewrite import rewrite

@@ -9,11 +9,11 @@ import numpy as np
 
 from labkit import device
 from labkit._common.tables import size_text
-from labkit.course.check.cases import Attempt, Case, arguments_of, threads_of
-from labkit.course.check.diagnostics import complaint, made_in_kernel
+from labkit.course.check.diagnose.compile_errors import complaint, made_in_kernel
+from labkit.course.check.diagnose.outside import let_through
+from labkit.course.check.diagnose.python_errors import in_words, learners_frame, raised_by_labkit
+from labkit.course.check.draw import Attempt, Case, arguments_of, threads_of
 from labkit.course.check.limits import KERNEL_LIMIT_S, HostTimeout
-from labkit.course.check.outside import let_through
-from labkit.course.check.python_errors import in_words, learners_frame, raised_by_labkit
 from labkit.course.check.verdict import (
     bare_code,
     coordinates,

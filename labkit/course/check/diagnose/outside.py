@@ -12,7 +12,7 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from labkit.course.check.diagnostics import sources_of
+from labkit.course.check.diagnose.compile_errors import sources_of
 from labkit.course.check.verdict import source_line
 
 CONVERSIONS = dict.fromkeys(("int32", "int64", "uint32", "uint64", "int"), int) | {"min": min, "max": max}

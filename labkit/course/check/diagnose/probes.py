@@ -20,8 +20,8 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from labkit._common.tables import size_text
-from labkit.course.check.cases import Case, arguments_of, threads_of
 from labkit.course.check.compare import SHOWN, written_out
+from labkit.course.check.draw import Case, arguments_of, threads_of
 from labkit.course.check.limits import HostTimeout
 from labkit.course.check.run import attempted
 from labkit.course.check.verdict import counted, show_index
