@@ -229,7 +229,7 @@ class Judge:
     def _not_defined(self, exercise, program: Program, file: str, error: Exception) -> dict:
         """The answer's cell itself raised."""
         from labkit.course.check.diagnose.python_errors import learners_frame
-        from labkit.course.check.verdict import quote_line
+        from labkit.course.check.words import quote_line
 
         name = type(error).__name__
         error_file, line = learners_frame(error, file)

@@ -406,7 +406,8 @@ def report_from(described, kernel: RemoteKernel) -> Report:
                     finding["kind"], kernel.__name__, [int(line) for line in finding["lines"]],
                     [tuple(thread) for thread in finding["threads"]], finding["block"], text_of(finding["array"]),
                     tuple(index) if isinstance(index, list) else index, text_of(finding["sentence"]),
-                    int(finding["times"])))
+                    int(finding["times"]), tuple(map(text_of, finding["accesses"])), text_of(finding["advice"]),
+                    bool(finding["barrier"]), text_of(finding["one_warp"])))
         counts = described["counts"]
         lines = dict(described["lines"])
         for table in (counts, *lines.values()):

@@ -8,12 +8,12 @@ from __future__ import annotations
 import ast
 import builtins
 import difflib
-import inspect
 import re
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from labkit import cuda
-from labkit.course.check.verdict import counted, parsed, quote_line, split_line, without_file
+from labkit.course.check.sources import Source, code_of, sources_of
+from labkit.course.check.words import counted, quote_line, split_line, without_file
 
 ARRAY_ATTRIBUTES = ("shape", "size", "ndim", "dtype", "strides", "itemsize", "nbytes", "T")
 _ENGLISH = {"a", "an", "the", "whole", "no", "cannot", "keyword", "call", "its", "it", "failed", "one", "arguments",
@@ -24,57 +24,6 @@ _OPERATORS = {"add": "+", "sub": "-", "mul": "*", "truediv": "/", "floordiv": "/
 MAKERS = {"zeros", "empty", "ones", "full", "array", "zeros_like", "empty_like", "ones_like", "full_like", "arange",
           "linspace", "asarray"}  # fmt: skip
 ONE_BY_ONE = "A kernel computes single elements"
-
-
-@dataclass(frozen=True)
-class Source:
-    """One function of the learner's."""
-
-    function: object
-    filename: str
-    tree: ast.AST  # with the lines of the file; an empty Module where the source is not at hand
-    axes: dict[str, int] = field(default_factory=dict)  # how many a parameter has
-
-    def nodes(self, kind, line: int = 0):
-        """The nodes of this kind, on this line if it is known."""
-        matches = [node for node in ast.walk(self.tree) if isinstance(node, kind)]
-        return [node for node in matches if node.lineno <= line <= node.end_lineno] or matches if line else matches
-
-    def names(self) -> set[str]:
-        """What its code can name: its own variables, its surroundings, and Python's."""
-        own = {node.id for node in self.nodes(ast.Name) if isinstance(node.ctx, ast.Store)}
-        own |= {node.arg for node in self.nodes(ast.arg)}
-        code = getattr(self.function, "__code__", None)
-        return own | set(getattr(self.function, "__globals__", {})) | set(getattr(code, "co_freevars", ()))
-
-
-def sources_of(answer, depth: int = 3) -> dict[str, Source]:
-    """The answer, and the functions that it names, by name."""
-    sources: dict[str, Source] = {}
-    pending = [(getattr(answer, "py_func", answer), depth)]
-    while pending:
-        function, depth_left = pending.pop(0)
-        if not inspect.isfunction(function) or function.__name__ in sources:
-            continue
-        if (function.__module__ or "").partition(".")[0] == "labkit":
-            continue
-        tree, first_line = parsed(function)
-        if tree is not None:
-            ast.increment_lineno(tree, first_line - 1)
-        sources[function.__name__] = Source(function, function.__code__.co_filename, tree or ast.Module([], []))
-        cells = (cell.cell_contents for cell in function.__closure__ or () if _is_set(cell))
-        referenced = [*cells, *(function.__globals__.get(name) for name in function.__code__.co_names)]
-        if depth_left:
-            pending += [(getattr(value, "py_func", value), depth_left - 1) for value in referenced
-                        if hasattr(value, "py_func") or inspect.isfunction(value)]
-    return sources
-
-
-def _is_set(cell) -> bool:
-    try:
-        return cell.cell_contents is not None
-    except ValueError:
-        return False
 
 
 @dataclass(frozen=True)
@@ -120,8 +69,8 @@ def _matrix_product(source, text, line):
 
 
 def matrix_product(node) -> str:
-    return (f"`{_code(node)}`: a kernel has no `@`, which works on whole arrays. {ONE_BY_ONE}: add up the products in "
-            "a loop, `total += a[row, k] * b[k, col]`.")
+    return (f"`{code_of(node)}`: a kernel has no `@`, which works on whole arrays. {ONE_BY_ONE}: add up the products "
+            "in a loop, `total += a[row, k] * b[k, col]`.")
 
 
 def _unknown_name(source, text, line):
@@ -160,13 +109,13 @@ def _unknown_attribute(source, text, line):
     name = match.group(match.lastindex)
     nodes = [n for n in source.nodes(ast.Attribute, line) if n.attr == name]
     node = nodes[0] if nodes else None
-    subject = f"`{_code(node.value)}`" if node is not None else "It"
+    subject = f"`{code_of(node.value)}`" if node is not None else "It"
     if match.lastindex == 2 and "array" not in match.group(1):
         return f"{subject} is a number ({match.group(1)}) here, and has no `.{name}`.", node
     if name in ARRAY_ATTRIBUTES:
-        return f"`{_code(node)}` is a value, not a function: write it without ().", node
+        return f"`{code_of(node)}` is a value, not a function: write it without ().", node
     sentence = f"{subject} has no `.{name}`{'()' if match.lastindex == 1 else ''} in a kernel."
-    suggestion = meant(name, ARRAY_ATTRIBUTES, f"{_code(node.value)}." if node is not None else ".")
+    suggestion = meant(name, ARRAY_ATTRIBUTES, f"{code_of(node.value)}." if node is not None else ".")
     if not suggestion and name in ("lenght", "length", "len", "count"):
         suggestion = " Did you mean `.size`, the number of its elements, or `.shape[0]`, the length of its first axis?"
     return f"{sentence}{suggestion or ' An array has `.shape`, `.size`, `.ndim` and `.dtype` there.'}", node
@@ -176,7 +125,7 @@ def _grid(source, text, line):
     """cuda.grid(2) in one name, cuda.grid(1) in two."""
     for node in source.nodes(ast.Assign):
         call = node.value
-        is_grid = isinstance(call, ast.Call) and _code(call.func).rpartition(".")[2] in ("grid", "gridsize")
+        is_grid = isinstance(call, ast.Call) and code_of(call.func).rpartition(".")[2] in ("grid", "gridsize")
         if not is_grid or not call.args or not isinstance(call.args[0], ast.Constant) or len(node.targets) != 1:
             continue
         axes, target = call.args[0].value, node.targets[0]
@@ -186,13 +135,14 @@ def _grid(source, text, line):
         if axes == count or axes not in (1, 2, 3) or (is_subscripted and axes > 1):
             continue
         names = ", ".join(("x", "y", "z")[:axes])
-        form = f"{names} = {_code(call)}" if axes > 1 else f"{_code(target).strip('()').split(',')[0]} = {_code(call)}"
+        if axes == 1:
+            names = code_of(target).strip("()").split(",")[0]
         if count == 1:
-            instead = f", or `{_code(call.func)}(1)` for one"
+            instead = f", or `{code_of(call.func)}(1)` for one"
         else:
-            instead = f", or `{_code(call.func)}({count})` for {count}"
-        return (f"`{_code(call)}` gives {counted(axes, 'number')}, and {counted(count, 'name')} "
-                f"{'stands' if count == 1 else 'stand'} on the left. Write `{form}`{instead}."), node
+            instead = f", or `{code_of(call.func)}({count})` for {count}"
+        return (f"`{code_of(call)}` gives {counted(axes, 'number')}, and {counted(count, 'name')} "
+                f"{'stands' if count == 1 else 'stand'} on the left. Write `{names} = {code_of(call)}`{instead}."), node
     return None
 
 
@@ -204,9 +154,9 @@ def _shape_whole(source, text, line):
         sides = [node.left, *node.comparators] if isinstance(node, ast.Compare) else [node.left, node.right]
         for side in sides:
             if isinstance(side, ast.Attribute) and side.attr == "shape":
-                code = _code(side)
+                code = code_of(side)
                 return (f"`{code}` is a tuple with the length of each axis. Compare with one of them, `{code}[0]`, or "
-                        f"with the number of elements, `{_code(side.value)}.size`."), node
+                        f"with the number of elements, `{code_of(side.value)}.size`."), node
     return None
 
 
@@ -219,9 +169,9 @@ def _unpacking(source, text, line):
         return None
     names, value = len(nodes[0].targets[0].elts), nodes[0].value
     if isinstance(value, ast.Attribute) and value.attr == "shape" and match.group(3):
-        subject = f"`{_code(value.value)}` has {counted(int(match.group(3)), 'axis').replace('axiss', 'axes')}"
+        subject = f"`{code_of(value.value)}` has {counted(int(match.group(3)), 'axis').replace('axiss', 'axes')}"
     else:
-        subject = f"`{_code(value)}` is {'one number' if match.group(1) else counted(int(match.group(3)), 'number')}"
+        subject = f"`{code_of(value)}` is {'one number' if match.group(1) else counted(int(match.group(3)), 'number')}"
     return f"{subject}, and {counted(names, 'name')} stand on the left.", nodes[0]
 
 
@@ -231,9 +181,9 @@ def _indices(source, text, line):
         return None
     axes, index_count = int(match.group(2)), int(match.group(3))
     nodes = [n for n in source.nodes(ast.Subscript, line) if _width(n.slice) == index_count
-             and source.axes.get(_code(n.value), axes) == axes]
-    node = nodes[0] if len({_code(n.value) for n in nodes}) == 1 else None
-    subject = f"`{_code(node.value)}`" if node is not None else "An array of this line"
+             and source.axes.get(code_of(n.value), axes) == axes]
+    node = nodes[0] if len({code_of(n.value) for n in nodes}) == 1 else None
+    subject = f"`{code_of(node.value)}`" if node is not None else "An array of this line"
     plural = "axis" if axes == 1 else "axes"
     return f"{subject} has {axes} {plural}, and gets {index_count} {'index' if index_count == 1 else 'indices'}.", node
 
@@ -249,12 +199,12 @@ def _float_index(source, text, line):
         for part in ast.walk(node.slice):
             divides = isinstance(part, ast.BinOp) and isinstance(part.op, ast.Div)
             if divides:
-                return f"The index `{_code(node.slice)}` is not an integer: `/` always gives a float. Use `//`.", node
+                return f"The index `{code_of(node.slice)}` is not an integer: `/` always gives a float. Use `//`.", node
             if isinstance(part, ast.Name) and (value := _divided(source, part.id)) is not None:
-                return (f"The index `{part.id}` is not an integer: `{_code(value)}` has a `/`, which always gives a "
+                return (f"The index `{part.id}` is not an integer: `{code_of(value)}` has a `/`, which always gives a "
                         "float. Use `//`."), node
     nodes = source.nodes(ast.Subscript, line)
-    code = f"The index in `{_code(nodes[0])}`" if line and nodes else "An index"
+    code = f"The index in `{code_of(nodes[0])}`" if line and nodes else "An index"
     return f"{code} is not an integer. Only integers are indices; `int(...)` makes one of a number.", (
         nodes[0] if line and nodes else None)
 
@@ -279,7 +229,7 @@ def _operands(source, text, line):
     kinds = [_type_words(part) for part in _split(match.group(2))]
     nodes = [n for n in source.nodes((ast.BinOp, ast.AugAssign, ast.Compare), line) if _sign_of(n) == sign]
     node = nodes[0] if nodes and (line or len(nodes) == 1) else None
-    prefix = f"`{_code(node)}`: " if node is not None else ""
+    prefix = f"`{code_of(node)}`: " if node is not None else ""
     operand_text = " and ".join(kinds)
     hint = f" {ONE_BY_ONE}: is an index missing?" if "whole array" in operand_text else ""
     return f"{prefix}`{sign}` cannot be used with {operand_text} in a kernel.{hint}", node
@@ -402,46 +352,6 @@ RULES = (_matrix_product, _unknown_name, _missing_in_module, _grid, _unknown_att
          _stored_array, _stub_arguments, _too_many_types)
 
 
-# --- Where the output is added to ------------------------------------------------------------------------------------
-
-
-def store_that_adds(answer) -> tuple[tuple[str, int], str]:
-    """((file, line), code) of the first `array[...] += ...` or atomic in the answer or what it calls; (("", 0), "") if
-    there is none. The output is the last parameter: it is looked for first."""
-    sources = list(sources_of(answer).values())
-    parameters = list(inspect.signature(getattr(answer, "py_func", answer)).parameters) if callable(
-        getattr(answer, "py_func", answer)) else []
-    updates = []
-    for source in sources:
-        for node in source.nodes((ast.AugAssign, ast.Call)):
-            if isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Subscript):
-                updates.append((source, node, ast.unparse(node.target.value)))
-            elif isinstance(node, ast.Call) and ".atomic." in ast.unparse(node.func) and node.args:
-                updates.append((source, node, ast.unparse(node.args[0])))
-    last = parameters[-1] if parameters else ""
-    for source, node, _ in sorted(updates, key=lambda one: one[2] not in (last, "out")):
-        return (source.filename, node.lineno), _code(node)
-    return ("", 0), ""
-
-
-def mentions(answer, *words: str) -> bool:
-    """Return whether one of the words is in the source of the answer or of a function that it calls."""
-    return any(word in ast.unparse(source.tree) for source in sources_of(answer).values() for word in words)
-
-
-def made_in_kernel(answer) -> set[str]:
-    """The names of the shared and local arrays of a kernel, and of the functions that it calls."""
-    arrays = set()
-    for source in sources_of(answer).values():
-        for node in source.nodes(ast.Assign):
-            pairs = [(node.targets[0], node.value)]
-            if isinstance(node.targets[0], ast.Tuple) and isinstance(node.value, ast.Tuple):
-                pairs = zip(node.targets[0].elts, node.value.elts, strict=False)
-            arrays |= {target.id for target, value in pairs if isinstance(target, ast.Name)
-                       and isinstance(value, ast.Call) and _code(value.func).endswith(("shared.array", "local.array"))}
-    return arrays
-
-
 # --- Words -----------------------------------------------------------------------------------------------------------
 
 
@@ -462,11 +372,6 @@ def meant_name(name: str, own) -> str:
     if name in IMPORTS:
         return f" Import it: `{IMPORTS[name]}`."
     return meant(name, own) or meant(name, dir(builtins))
-
-
-def _code(node) -> str:
-    text = ast.unparse(node)
-    return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 def _cleaned(text: str, source: Source) -> str:

@@ -10,9 +10,9 @@ import numpy as np
 
 from labkit.course import answer_cells, exercise_files
 from labkit.course.check.diagnose.compile_errors import matrix_product
-from labkit.course.check.diagnose.precision import float64_at
-from labkit.course.check.draw import Attempt, Case, arguments_of
-from labkit.course.check.verdict import counted, parsed, quote_line
+from labkit.course.check.diagnose.diagnosis import Diagnosis
+from labkit.course.check.draw import Case, arguments_of
+from labkit.course.check.words import counted, parsed, quote_line
 from labkit.course.exercises import Exercise
 
 STUB = re.compile(r"#\s*your code here", re.IGNORECASE)
@@ -29,42 +29,42 @@ def _is_device_function(answer) -> bool:
     return type(answer).__name__ == "DeviceFunction" or bool(options.get("device"))
 
 
-def refused(exercise: Exercise, answer) -> Attempt | None:
+def refused(exercise: Exercise, answer) -> Diagnosis | None:
     """Return the fault found without running the answer, or None."""
     noun = "kernel" if exercise.kind == "kernel" else "function"
     if answer is None or answer is Ellipsis:
-        return Attempt("unchanged", f"There is no {noun} yet.",
+        return Diagnosis("unchanged", f"There is no {noun} yet.",
                        (f"The name passed to check still stands for {answer}. Write the {noun} in the cell above, run "
                         "that cell, then this one.",))
     if exercise.kind == "function":
         if _is_kernel(answer):
-            return Attempt("not_a_function", f"`{answer.__name__}` is a kernel; asked for is a function of the host.",
+            return Diagnosis("not_a_function", f"`{answer.__name__}` is a kernel; asked for is a function of the host.",
                            ("It runs on the CPU, without `@cuda.jit`, and may launch kernels.",))
         if inspect.isclass(answer):
-            return Attempt("not_a_function", f"`{answer.__name__}` is a class; asked for is a function.",
+            return Diagnosis("not_a_function", f"`{answer.__name__}` is a class; asked for is a function.",
                            (f"Define it as `def {answer.__name__}(...)`, and return the result.",))
         if not callable(answer):
-            return Attempt("not_a_function", f"Asked for is a function, not {_kind_of(answer)}.")
+            return Diagnosis("not_a_function", f"Asked for is a function, not {_kind_of(answer)}.")
         return _not_started(answer) if _unchanged(answer) else None
     if not _is_kernel(answer):
         if type(answer).__name__ in ("ConfiguredKernel", "_LaunchConfiguration"):
-            return Attempt("not_a_kernel", "Pass the kernel itself, without [grid, block].",
+            return Diagnosis("not_a_kernel", "Pass the kernel itself, without [grid, block].",
                            ("check chooses grid and block, and launches it at many sizes.",))
         name = getattr(answer, "__name__", "it")
         if _is_device_function(answer):
-            return Attempt("not_a_kernel", f"`{name}` is a device function, and asked for is a kernel.",
+            return Diagnosis("not_a_kernel", f"`{name}` is a device function, and asked for is a kernel.",
                            ("Take `device=True` out of `@cuda.jit(...)`.",))
         if inspect.isclass(answer):
-            return Attempt("not_a_kernel", f"`{name}` is a class; asked for is a kernel.",
+            return Diagnosis("not_a_kernel", f"`{name}` is a class; asked for is a kernel.",
                            (f"A kernel is a function: write `@cuda.jit`, and `def {name}(...)` on the line below.",))
         if type(answer).__name__ in ("CPUDispatcher", "DUFunc", "GUFunc"):
-            return Attempt("not_a_kernel", f"`{name}` is compiled for the CPU, by Numba's `@njit` or `@vectorize`.",
+            return Diagnosis("not_a_kernel", f"`{name}` is compiled for the CPU, by Numba's `@njit` or `@vectorize`.",
                            (f"A kernel is compiled for the GPU: put `@cuda.jit` in its place above `def {name}(...)`, "
                             "and run that cell again.",))
         if callable(answer):
-            return Attempt("not_a_kernel", f"`{name}` is a plain Python function, not a kernel.",
+            return Diagnosis("not_a_kernel", f"`{name}` is a plain Python function, not a kernel.",
                            (f"Put `@cuda.jit` on the line above `def {name}(...)`, and run that cell again.",))
-        return Attempt("not_a_kernel", f"Asked for is a kernel, not {_kind_of(answer)}.",
+        return Diagnosis("not_a_kernel", f"Asked for is a kernel, not {_kind_of(answer)}.",
                        ("Pass the function under `@cuda.jit`, by its name.",))
     if _unchanged(answer):
         return _not_started(answer)
@@ -75,7 +75,7 @@ def _kind_of(value) -> str:
     return f"{value!r} ({type(value).__name__})" if len(repr(value)) < 40 else f"a {type(value).__name__}"
 
 
-def _wrong_parameters(exercise: Exercise, answer) -> Attempt | None:
+def _wrong_parameters(exercise: Exercise, answer) -> Diagnosis | None:
     actual = list(inspect.signature(answer.py_func).parameters)
     wrong = next(iter(exercise.wrong.values()), None)
     if wrong is None:  # all are edits of the answer, and it is not at hand
@@ -83,28 +83,28 @@ def _wrong_parameters(exercise: Exercise, answer) -> Attempt | None:
     expected = list(inspect.signature(wrong.py_func).parameters)
     if len(actual) == len(expected):
         return None
-    return Attempt("wrong_arguments", f"`{answer.__name__}` has {counted(actual, 'parameter')}; it is launched with "
+    return Diagnosis("wrong_arguments", f"`{answer.__name__}` has {counted(actual, 'parameter')}; it is launched with "
                    f"{len(expected)}.", (f"Yours: {', '.join(actual) or 'none'}. Launched with: {', '.join(expected)}, "
                                          "in this order.",))
 
 
-def _returns(answer) -> Attempt | None:
+def _returns(answer) -> Diagnosis | None:
     tree, first_line = parsed(answer)
     for node in ast.walk(tree) if tree else ():
         if isinstance(node, ast.Return) and node.value is not None and not _is_none(node.value):
             line = first_line + node.lineno - 1
-            return Attempt("returns", "A kernel returns nothing: it writes its result into an array.",
+            return Diagnosis("returns", "A kernel returns nothing: it writes its result into an array.",
                            (quote_line(inspect.getsourcefile(answer.py_func), line),
                             "Store the value in the output array instead, at this thread's index."))
     return None
 
 
-def _multiplies_arrays(answer) -> Attempt | None:
+def _multiplies_arrays(answer) -> Diagnosis | None:
     """`@` in a kernel: where SciPy is installed the CPU device computes it, and no GPU does."""
     tree, first_line = parsed(answer)
     for node in ast.walk(tree) if tree else ():
         if isinstance(getattr(node, "op", None), ast.MatMult):
-            return Attempt("unsupported", "A kernel cannot do this.",
+            return Diagnosis("unsupported", "A kernel cannot do this.",
                            (matrix_product(node),
                             quote_line(inspect.getsourcefile(answer.py_func), first_line + node.lineno - 1)))
     return None
@@ -136,9 +136,9 @@ def _unchanged(answer) -> bool:
     return True
 
 
-def _not_started(answer) -> Attempt:
+def _not_started(answer) -> Diagnosis:
     name = getattr(answer, "__name__", "It")
-    return Attempt("unchanged", f"`{name}` is still as it was given: nothing is computed yet.",
+    return Diagnosis("unchanged", f"`{name}` is still as it was given: nothing is computed yet.",
                    ("Replace the line under `# Your code here`, run that cell, then this one.",))
 
 
@@ -220,23 +220,6 @@ def _loads(node: ast.AST, name: str) -> bool:
     return any(isinstance(each, ast.Name) and each.id == name and isinstance(each.ctx, ast.Load)
                or isinstance(each, ast.AugAssign) and isinstance(each.target, ast.Name) and each.target.id == name
                for each in ast.walk(node))
-
-
-def computes_in_float64(exercise: Exercise, answer, case: Case) -> tuple[str, ...]:
-    """Where a kernel on float32 arrays computes in float64, and how not to; () where it does not."""
-    if exercise.kind != "kernel":
-        return ()
-    values = arguments_of(exercise, case.inputs, np.zeros(case.expected.shape, exercise.dtype), case.size)
-    arguments = dict(zip(inspect.signature(answer.py_func).parameters, values, strict=False))
-    kinds = {np.dtype(getattr(value, "dtype", type(value))).str[1:] for value in arguments.values()
-             if isinstance(value, (np.ndarray, np.number))}
-    result = float64_at(answer, arguments) if "f4" in kinds and "f8" not in kinds else None
-    if result is None:
-        return ()
-    line, code = result
-    return (f"Line {line}: `{code}` is computed in float64, which most GPUs do at a small part of the "
-            "speed of float32. A number such as `0.0` or `2` makes the whole operation float64: write `float32(0.0)`, "
-            "`float32(2)`.",)
 
 
 AS_GIVEN = "This is as it was given, with its bug in it: find the line, and mend it."
