@@ -408,6 +408,8 @@ def _described(error: BaseException) -> dict:
                 facts[name] = value
             elif isinstance(value, tuple | list) and len(value) <= 8:
                 facts[name] = [int(each) for each in value]
+        facts |= {"sentence": error.sentence[:400], "problem": error.problem, "facts": error.facts} if (
+            hasattr(error, "problem")) else {}
         return {"type": type(error).__name__[:80], "text": str(error)[:4000], "frames": frames[-8:], "facts": facts}
     return {"type": "Exception", "text": ""}
 

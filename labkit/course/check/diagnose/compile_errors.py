@@ -13,7 +13,9 @@ from dataclasses import dataclass, replace
 
 from labkit import cuda
 from labkit.course.check.sources import Source, code_of, sources_of
-from labkit.course.check.words import counted, quote_line, split_line, without_file
+from labkit.course.check.words import counted, quote_line
+from labkit.simt.errors import KernelTypeError
+from labkit.simt.numba_report import read_report
 
 ARRAY_ATTRIBUTES = ("shape", "size", "ndim", "dtype", "strides", "itemsize", "nbytes", "T")
 _ENGLISH = {"a", "an", "the", "whole", "no", "cannot", "keyword", "call", "its", "it", "failed", "one", "arguments",
@@ -23,6 +25,7 @@ _OPERATORS = {"add": "+", "sub": "-", "mul": "*", "truediv": "/", "floordiv": "/
               "isub": "-=", "imul": "*=", "itruediv": "/=", "and_": "&", "or_": "|", "xor": "^"}  # fmt: skip
 MAKERS = {"zeros", "empty", "ones", "full", "array", "zeros_like", "empty_like", "ones_like", "full_like", "arange",
           "linspace", "asarray"}  # fmt: skip
+CONTAINERS = ("a list", "a dictionary", "a set", "a generator")
 ONE_BY_ONE = "A kernel computes single elements"
 
 
@@ -41,29 +44,26 @@ class Complaint:
 
 def complaint(answer, error: Exception, axes: dict[str, int] | None = None) -> Complaint:
     """Explain why a kernel does not compile. axes: the number of axes of its array parameters, where known."""
-    message = without_file(re.sub(r"\x1b\[[0-9;]*m", "", str(error)))
-    text, line = split_line(message)
-    match = re.match(r"(\w+)(?:, line \d+)?: ", message)
+    if not hasattr(error, "problem"):  # Numba's own
+        sentence, problem, facts = read_report(re.sub(r"\x1b\[[0-9;]*m", "", str(error)))
+        error = KernelTypeError(sentence, problem=problem, **facts)
     sources = sources_of(answer)
-    source = sources.get(match.group(1)) if match else None
-    if source is not None and line == 0:
-        text = message[match.end() :]
-    text = text.removeprefix("does not compile for these argument types: ")
+    source = sources.get(error.kernel)
     for candidate in [source] if source else sources.values():
         for rule in RULES:
-            if result := rule(replace(candidate, axes=axes or {}), text, line):
+            if result := rule(replace(candidate, axes=axes or {}), error, error.line):
                 sentence, node = result
-                return Complaint(sentence, getattr(node, "lineno", line), candidate.filename)
+                return Complaint(sentence, getattr(node, "lineno", error.line), candidate.filename)
     source = source or next(iter(sources.values()), Source(None, "", ast.Module([], [])))
-    return Complaint(_cleaned(text, source), line, source.filename)
+    return Complaint(_cleaned(error.sentence, source), error.line, source.filename)
 
 
-# --- Rules: (source, text, line) -> (sentence, node), or None --------------------------------------------------------
+# --- Rules: (source, error, line) -> (sentence, node), or None -------------------------------------------------------
 
 
-def _matrix_product(source, text, line):
+def _matrix_product(source, error, line):
     products = [n for n in source.nodes((ast.BinOp, ast.AugAssign), line) if isinstance(n.op, ast.MatMult)]
-    if not products or not (line or "scipy" in text or "matmul" in text or "@" in text):
+    if not products or not (line or any(word in error.sentence for word in ("scipy", "matmul", "@"))):
         return None
     return matrix_product(products[0]), products[0]
 
@@ -73,23 +73,20 @@ def matrix_product(node) -> str:
             "in a loop, `total += a[row, k] * b[k, col]`.")
 
 
-def _unknown_name(source, text, line):
-    match = re.search(r"the name '(\w+)' is not defined", text)
-    if not match:
+def _unknown_name(source, error, line):
+    if error.problem != "unknown name":
         return None
-    name = match.group(1)
+    name = error.facts["name"]
     return f"There is no `{name}` here.{meant_name(name, source.names())}", None
 
 
-def _missing_in_module(source, text, line):
-    match = re.match(r"([\w.]+)\.(\w+) (?:does not exist|is not supported by the CPU device)|"
-                     r"([\w.]+) has no attribute '(\w+)'", text)
-    if not match:
+def _missing_in_module(source, error, line):
+    if error.problem != "unknown member":
         return None
-    base, name = [part for part in match.groups() if part]
+    base, name = error.facts["base"], error.facts["name"]
     suggestion = meant(name, _members(source, base), f"{base}.")
-    if "not supported" in match.group() and not suggestion:
-        return None  # of numba.cuda: it may exist on a GPU
+    if error.facts["elsewhere"] and not suggestion:
+        return None
     return f"There is no `{base}.{name}`.{suggestion}", None
 
 
@@ -102,26 +99,25 @@ def _members(source, base: str) -> list[str]:
     return [name for name in dir(value) if not name.startswith("_")]
 
 
-def _unknown_attribute(source, text, line):
-    match = re.search(r"^(.+) has no attribute (\w+)$", text) or re.search(r"^the method \.(\w+)\(\)", text)
-    if not match:
+def _unknown_attribute(source, error, line):
+    if error.problem not in ("unknown attribute", "unknown method"):
         return None
-    name = match.group(match.lastindex)
+    name, kind = error.facts["name"], error.facts.get("type")  # a method is refused before types are known
     nodes = [n for n in source.nodes(ast.Attribute, line) if n.attr == name]
     node = nodes[0] if nodes else None
     subject = f"`{code_of(node.value)}`" if node is not None else "It"
-    if match.lastindex == 2 and "array" not in match.group(1):
-        return f"{subject} is a number ({match.group(1)}) here, and has no `.{name}`.", node
+    if kind and "array" not in kind:
+        return f"{subject} is a number ({kind}) here, and has no `.{name}`.", node
     if name in ARRAY_ATTRIBUTES:
         return f"`{code_of(node)}` is a value, not a function: write it without ().", node
-    sentence = f"{subject} has no `.{name}`{'()' if match.lastindex == 1 else ''} in a kernel."
+    sentence = f"{subject} has no `.{name}`{'' if kind else '()'} in a kernel."
     suggestion = meant(name, ARRAY_ATTRIBUTES, f"{code_of(node.value)}." if node is not None else ".")
     if not suggestion and name in ("lenght", "length", "len", "count"):
         suggestion = " Did you mean `.size`, the number of its elements, or `.shape[0]`, the length of its first axis?"
     return f"{sentence}{suggestion or ' An array has `.shape`, `.size`, `.ndim` and `.dtype` there.'}", node
 
 
-def _grid(source, text, line):
+def _grid(source, error, line):
     """cuda.grid(2) in one name, cuda.grid(1) in two."""
     for node in source.nodes(ast.Assign):
         call = node.value
@@ -146,9 +142,9 @@ def _grid(source, text, line):
     return None
 
 
-def _shape_whole(source, text, line):
+def _shape_whole(source, error, line):
     """i < out.shape"""
-    if "UniTuple" not in text and "Tuple(" not in text:
+    if "Tuple(" not in error.sentence:
         return None
     for node in source.nodes((ast.Compare, ast.BinOp), line):
         sides = [node.left, *node.comparators] if isinstance(node, ast.Compare) else [node.left, node.right]
@@ -160,26 +156,25 @@ def _shape_whole(source, text, line):
     return None
 
 
-def _unpacking(source, text, line):
-    match = re.search(r"[Ff]ailed to unpack (.+)|wrong tuple length.*?expected (\d+), got (\d+)", text)
-    if not match:
+def _unpacking(source, error, line):
+    if error.problem not in ("unpacked", "unpacked number"):
         return None
+    count = error.facts.get("count")  # None of a number
     nodes = [n for n in source.nodes(ast.Assign, line) if isinstance(n.targets[0], ast.Tuple)]
     if not nodes:
         return None
     names, value = len(nodes[0].targets[0].elts), nodes[0].value
-    if isinstance(value, ast.Attribute) and value.attr == "shape" and match.group(3):
-        subject = f"`{code_of(value.value)}` has {counted(int(match.group(3)), 'axis').replace('axiss', 'axes')}"
+    if isinstance(value, ast.Attribute) and value.attr == "shape" and count is not None:
+        subject = f"`{code_of(value.value)}` has {counted(count, 'axis').replace('axiss', 'axes')}"
     else:
-        subject = f"`{code_of(value)}` is {'one number' if match.group(1) else counted(int(match.group(3)), 'number')}"
+        subject = f"`{code_of(value)}` is {'one number' if count is None else counted(count, 'number')}"
     return f"{subject}, and {counted(names, 'name')} stand on the left.", nodes[0]
 
 
-def _indices(source, text, line):
-    match = re.search(r"cannot index array of (\S+) \((\d)D\) with (\d+) ind", text, re.IGNORECASE)
-    if not match:
+def _indices(source, error, line):
+    if error.problem != "indices":
         return None
-    axes, index_count = int(match.group(2)), int(match.group(3))
+    axes, index_count = error.facts["axes"], error.facts["count"]
     nodes = [n for n in source.nodes(ast.Subscript, line) if _width(n.slice) == index_count
              and source.axes.get(code_of(n.value), axes) == axes]
     node = nodes[0] if len({code_of(n.value) for n in nodes}) == 1 else None
@@ -192,8 +187,8 @@ def _width(index) -> int:
     return len(index.elts) if isinstance(index, ast.Tuple) else 1
 
 
-def _float_index(source, text, line):
-    if not re.search(r"index must be an integer|float\d* .*index|indices must be integers", text):
+def _float_index(source, error, line):
+    if error.problem != "index type":
         return None
     for node in source.nodes(ast.Subscript, line):
         for part in ast.walk(node.slice):
@@ -220,13 +215,12 @@ def _divided(source, name: str):
     return None
 
 
-def _operands(source, text, line):
+def _operands(source, error, line):
     """An operator between types that it does not take."""
-    match = re.match(r"(?:<built-in function )?(\w+)>? does not take the types \((.*)\)$", text)
-    if not match or match.group(1) not in _OPERATORS:
+    if error.problem != "operands" or error.facts["name"] not in _OPERATORS:
         return None
-    sign = _OPERATORS[match.group(1)]
-    kinds = [_type_words(part) for part in _split(match.group(2))]
+    sign = _OPERATORS[error.facts["name"]]
+    kinds = [_type_words(part) for part in error.facts["types"]]
     nodes = [n for n in source.nodes((ast.BinOp, ast.AugAssign, ast.Compare), line) if _sign_of(n) == sign]
     node = nodes[0] if nodes and (line or len(nodes) == 1) else None
     prefix = f"`{code_of(node)}`: " if node is not None else ""
@@ -243,17 +237,6 @@ def _sign_of(node) -> str:
     return signs.get(type(op), "") + ("=" if isinstance(node, ast.AugAssign) else "")
 
 
-def _split(types_: str) -> list[str]:
-    parts, depth = [""], 0
-    for sign in types_:
-        depth += {"(": 1, ")": -1}.get(sign, 0)
-        if sign == "," and depth == 0:
-            parts.append("")
-        else:
-            parts[-1] += sign
-    return [part.strip() for part in parts]
-
-
 def _type_words(name: str) -> str:
     if match := re.match(r"array of (\w+) \((\d)D\)", name):
         return f"a whole array of {match.group(1)}"
@@ -266,84 +249,78 @@ def _type_words(name: str) -> str:
     return "nothing (None)" if name == "none" else f"`{name}`"
 
 
-def _host_function(source, text, line):
-    match = re.match(r"((?:np|numpy)\.\w+) cannot be called in device code", text)
-    if match and match.group(1).rpartition(".")[2] in MAKERS:
-        return (f"`{match.group(1)}` makes an array, and a kernel cannot ask for memory while it runs. A few numbers "
+def _host_function(source, error, line):
+    name = error.facts.get("name", "")
+    if error.problem == "call" and name.startswith(("np.", "numpy.")) and name.rpartition(".")[2] in MAKERS:
+        return (f"`{name}` makes an array, and a kernel cannot ask for memory while it runs. A few numbers "
                 "of one thread: `cuda.local.array(shape, float32)`. Numbers that a block shares: "
                 "`cuda.shared.array(shape, float32)`. Both take a constant shape, and hold nothing until it is stored: "
                 "set the elements to 0 in a loop."), None
-    if match:
-        return (f"`{match.group(1)}` works on whole arrays, on the CPU. {ONE_BY_ONE}: write the loop, with functions "
+    if error.problem == "call" and name.startswith(("np.", "numpy.")):
+        return (f"`{name}` works on whole arrays, on the CPU. {ONE_BY_ONE}: write the loop, with functions "
                 "of `math` for one number."), None
-    match = re.match(r"numba\.cuda does not compile (\S+) in a kernel(?:; use (.+))?$", text)
-    if match:
-        instead = f" Use `{match.group(2)}`, which takes one number." if "math." in (match.group(2) or "") else (
-            f" Use `{match.group(2)}`." if match.group(2) else "")
-        return f"A kernel has no `{match.group(1)}`.{instead}", None
-    match = re.match(r"((?:numba\.)?cuda\.\w+) is a host function;", text)
-    if match:
-        barrier = " The barrier of a block is `cuda.syncthreads()`." if "synchronize" in match.group(1) else ""
-        return f"`{match.group(1)}` is for the host: a kernel cannot call it.{barrier}", None
-    match = re.match(r"(\S+) is a host function; (.*)", text)
-    if match:
-        return f"`{match.group(1)}` is a function of the host. To call it in a kernel, {match.group(2)}.", None
-    match = re.match(r"(.+) cannot be called in device code$", text)
-    if match and "[" in match.group(1):
-        return (f"`{match.group(1)}(...)`: a kernel is launched by the host, not in a kernel. What a kernel calls is a "
+    if error.problem == "ufunc":
+        better = error.facts["better"]
+        instead = f" Use `{better}`{', which takes one number' if 'math.' in better else ''}." if better else ""
+        return f"A kernel has no `{name}`.{instead}", None
+    if error.problem == "host function" and name.startswith(("cuda.", "numba.cuda.")):
+        barrier = " The barrier of a block is `cuda.syncthreads()`." if "synchronize" in name else ""
+        return f"`{name}` is for the host: a kernel cannot call it.{barrier}", None
+    if error.problem == "host function":
+        return (f"`{name}` is a function of the host. To call it in a kernel, decorate it with "
+                "@cuda.jit(device=True)."), None
+    if error.problem == "call" and "[" in name:
+        return (f"`{name}(...)`: a kernel is launched by the host, not in a kernel. What a kernel calls is a "
                 "function under `@cuda.jit(device=True)`, without [grid, block]."), None
-    if match:
-        return f"`{match.group(1)}` is no function. For an element of an array use [ ].", None
+    if error.problem == "call":
+        return f"`{name}` is no function. For an element of an array use [ ].", None
     return None
 
 
-def _container(source, text, line):
-    match = re.match(r"(a list|a dictionary|a set|a \w+ comprehension|a generator) cannot be used in device", text)
-    if not match:
+def _container(source, error, line):
+    construct = error.facts.get("name", "")
+    if error.problem != "construct" or not (construct in CONTAINERS or construct.endswith("comprehension")):
         return None
-    return (f"A kernel cannot make {match.group(1)}: a thread can ask for no memory while it runs. Use variables, or "
+    return (f"A kernel cannot make {construct}: a thread can ask for no memory while it runs. Use variables, or "
             "`cuda.local.array(shape, dtype)` with a constant shape."), None
 
 
-def _unset(source, text, line):
-    match = re.match(r"(\w+) is read before it is set", text)
-    if not match:
+def _unset(source, error, line):
+    if error.problem != "unset":
         return None
-    return (f"`{match.group(1)}` is used here, and on some way to this line it has no value yet. Set it before, as in "
-            f"`{match.group(1)} = float32(0.0)`."), None
+    name = error.facts["name"]
+    return (f"`{name}` is used here, and on some way to this line it has no value yet. Set it before, as in "
+            f"`{name} = float32(0.0)`."), None
 
 
-def _whole_array(source, text, line):
-    if not text.startswith("whole arrays cannot be"):
+def _whole_array(source, error, line):
+    if error.problem != "whole array":
         return None
     return f"This computes with a whole array, or stores one. {ONE_BY_ONE}, `out[i] = ...`: is an index missing?", None
 
 
-def _stored_array(source, text, line):
-    match = re.match(r"cannot store a value of type (array|.*[Tt]uple)", text, re.IGNORECASE)
-    if not match:
+def _stored_array(source, error, line):
+    if error.problem != "stored":
         return None
-    kind = "a whole array" if match.group(1) == "array" else "a tuple"
+    kind = "a whole array" if error.facts["type"] == "array" else "a tuple"
     return f"What is stored here is {kind}, and an element holds one number: is an index missing?", None
 
 
-def _stub_arguments(source, text, line):
-    match = re.match(r"([\w.]+) takes \((.*)\), (\d+) given", text)
-    if not match:
+def _stub_arguments(source, error, line):
+    if error.problem != "arguments":
         return None
-    name, parameters, count = match.groups()
+    name, parameters, count = error.facts["name"], error.facts["parameters"], error.facts["count"]
     if name.endswith(("grid", "gridsize")):
         return f"`{name}` takes the number of axes, 1 to 3, as in `{name}(1)`.", None
-    many = counted(len(parameters.split(", ")) if parameters else 0, "argument")
-    return f"`{name}({parameters})` takes {many}, and is called with {count}.", None
+    many = counted(parameters, "argument")
+    return f"`{name}({', '.join(parameters)})` takes {many}, and is called with {count}.", None
 
 
-def _too_many_types(source, text, line):
-    match = re.match(r"(\w+) is (.+) on one path and (.+) on another", text)
-    if not match:
+def _too_many_types(source, error, line):
+    if error.problem != "several types":
         return None
-    name, *kinds = match.groups()
-    return (f"`{name}` is {_type_words(kinds[0])} on one path through the kernel and {_type_words(kinds[1])} on "
+    name, one, other = (error.facts[key] for key in ("name", "type", "other"))
+    return (f"`{name}` is {_type_words(one)} on one path through the kernel and {_type_words(other)} on "
             "another. A variable has one type: use two names."), None
 
 
