@@ -93,14 +93,20 @@ class LaunchError(KernelError, ValueError):
     """The launch configuration breaks a limit of the device: grid, block or shared memory."""
 
 
+class LaunchFormError(LaunchError):
+    """The launch is not written as kernel[grid, block](...)."""
+
+
 class DeviceFault(KernelError):
     """A running kernel was stopped. Says where: kernel, line, block and thread.
 
-    Attributes: kernel (name), filename, line, block and thread ((x, y, z) each).
+    Attributes: kernel (name), filename, line, block and thread ((x, y, z) each); sentence: the message without kernel,
+    line and file.
     """
 
-    def __init__(self, message, *, kernel, filename, line, block, thread):
+    def __init__(self, message, *, kernel, filename, line, block, thread, sentence=""):
         super().__init__(message)
+        self.sentence = sentence or message
         self.kernel, self.filename, self.line, self.block, self.thread = kernel, filename, line, block, thread
 
 

@@ -407,7 +407,7 @@ class Interpreter:
 
     def _raise(self, kind, line, text, thread=None):
         tail = f" ({file_label(self.program.filename)})"
-        raise kind(f"{self.program.name}, line {line}: {text}{tail}", **self._location(line, thread))
+        raise kind(f"{self.program.name}, line {line}: {text}{tail}", sentence=text, **self._location(line, thread))
 
     def _raise_with(self, make, line, *details):
         prefix, tail = f"{self.program.name}, line {line}", f" ({file_label(self.program.filename)})"

@@ -10,7 +10,7 @@ import numpy as np
 from labkit import device
 from labkit.course.check.draw import Case
 from labkit.course.check.run import OBSERVED, ORDERS, Attempt
-from labkit.course.check.words import bare_code, without_file
+from labkit.course.check.words import bare_code
 from labkit.course.exercises import Exercise
 from labkit.kernels.agree import differences, is_poison
 
@@ -23,7 +23,8 @@ FINDINGS = (  # attributes of observe's report, gravest first, and the kinds of 
 ERRORS = {"HostTimeout": "never_ends", "KernelTimeout": "never_ends", "OutOfBoundsError": "out_of_bounds",
           "BarrierError": "barrier", "DeadlockError": "barrier", "WarpError": "warp", "MisalignedError": "misaligned",
           "KernelAssertionError": "raised", "KernelValueError": "raised", "UnsupportedError": "unsupported",
-          "ArgumentError": "wrong_arguments", "LaunchError": "launch"}  # fmt: skip
+          "ArgumentError": "wrong_arguments", "LaunchError": "launch",
+          "LaunchFormError": "launch"}  # fmt: skip
 KERNEL_FAULTS = ("BarrierError", "DeadlockError", "WarpError", "MisalignedError", "KernelAssertionError",
                  "KernelValueError")
 NOT_COMPILED = ("KernelTypeError", "TypingError", "LoweringError", "UnsupportedBytecodeError", "NumbaValueError")
@@ -87,6 +88,11 @@ def is_kernel_fault(error: BaseException) -> bool:
     return name in KERNEL_FAULTS or name.startswith("Raised")
 
 
+def sentence_of(error: BaseException) -> str:
+    """What an error says, without the place that labkit's errors name as well."""
+    return getattr(error, "sentence", "") or str(error).rstrip()
+
+
 def _of_error(error: BaseException, how: str) -> Difference:
     kind, name = kind_of_error(error), type(error).__name__
     if how == OBSERVED and name in ("KernelTimeout", "HostTimeout") and not device.on_gpu():
@@ -102,8 +108,7 @@ def _of_error(error: BaseException, how: str) -> Difference:
         return Difference(kind, whole=(getattr(error, "thread", None), getattr(error, "block", None), code))
     if isinstance(error, SystemExit):
         return Difference(kind)
-    message = without_file(str(error))
-    return Difference(kind, trace=(name,) if kind == "raised" else (), whole=(message,))
+    return Difference(kind, trace=(name,) if kind == "raised" else (), whole=(sentence_of(error),))
 
 
 def first_finding(report) -> tuple[str, list] | None:

@@ -96,17 +96,6 @@ def parsed(function):
         return None, 0
 
 
-def without_file(message: str) -> str:
-    """The message without the file at its end: there is only one, the learner's."""
-    return re.sub(r" \((this notebook|<[^()\n]*>|[^()\n]*\.py)(:\d+)?\)$", "", message.rstrip())
-
-
-def split_line(message: str) -> tuple[str, int]:
-    """("it says", 3) of "kernel, line 3: it says"; the line is 0 where none is named."""
-    match = re.match(r"\w+, line (\d+): (.*)", message, re.DOTALL)
-    return (match.group(2), int(match.group(1))) if match else (message, 0)
-
-
 def coordinates(position: tuple) -> str:
     """(96, 0, 0) -> "96"; (3, 1, 0) -> "(3, 1)"."""
     if position[1] == position[2] == 0:

@@ -233,7 +233,7 @@ class Judge:
 
         name = type(error).__name__
         error_file, line = learners_frame(error, file)
-        if hasattr(error, "line"):  # a kernel's fault names its own
+        if getattr(error, "line", 0):  # a kernel's fault names its own
             error_file, line = getattr(error, "filename", file), error.line
         details = f"{name}: {error}" if str(error) else name
         result = plain_result(exercise.name, "raised", "The answer's cell raises an error.", details)

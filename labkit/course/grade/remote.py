@@ -156,14 +156,15 @@ def _facts(described, file: str) -> dict:
         elif key in ("array", "kernel") and isinstance(value, str):
             facts[key] = text_of(value)[:200]
         elif key == "sentence" and isinstance(value, str):
-            facts |= {"sentence": text_of(value)[:400], "problem": "", "facts": {}, "kernel": "", "line": 0} | facts
+            facts[key] = text_of(value)[:400]
         elif key == "filename" and isinstance(value, str) and (
                 value in (file, f"<above {file[1:]}") or value in _library_files()):
             facts[key] = value
         elif key in ("thread", "block", "index", "shape") and _whole_numbers(value):
             facts[key] = tuple(value)
-    if "sentence" in facts and (compiling := _compile_facts(described)):
-        facts |= compiling
+    if isinstance(described, dict) and "problem" in described:
+        unknown = {"kernel": "", "line": 0, "sentence": "", "problem": "", "facts": {}}
+        facts = unknown | facts | _compile_facts(described)
     for key in ("thread", "block"):
         if key in facts and len(facts[key]) != 3:
             del facts[key]

@@ -548,13 +548,6 @@ def test_a_copy_of_an_input_is_recognised():
     assert pattern(LINE * 2 + 1, LINE, wrong, ~wrong, (7, LINE)) == "The output is a copy of input number 2."
 
 
-@pytest.mark.parametrize("file", ["this notebook", "/tmp/ipykernel_12/34.py", "labkit/kernels/op.py:12", "<cell 3>"])
-def test_the_file_of_a_message_is_not_shown(file):
-    message = words.without_file(f"k, line 3: wrong (twice) ({file})")
-    assert message == "k, line 3: wrong (twice)"
-    assert words.split_line(message) == ("wrong (twice)", 3)
-
-
 @pytest.fixture
 def report(monkeypatch):
     """A stand-in for observe: what it finds is set by the test; each kernel finds the same."""

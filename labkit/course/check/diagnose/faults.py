@@ -9,7 +9,7 @@ import numpy as np
 
 from labkit import device
 from labkit._common.tables import size_text
-from labkit.course.check.compare import Difference, is_kernel_fault
+from labkit.course.check.compare import Difference, is_kernel_fault, sentence_of
 from labkit.course.check.diagnose.compile_errors import complaint
 from labkit.course.check.diagnose.diagnosis import Diagnosis
 from labkit.course.check.diagnose.outside import let_through
@@ -17,7 +17,7 @@ from labkit.course.check.diagnose.python_errors import in_words, learners_frame,
 from labkit.course.check.draw import Case, arguments_of, threads_of
 from labkit.course.check.limits import KERNEL_LIMIT_S
 from labkit.course.check.sources import made_in_kernel
-from labkit.course.check.words import coordinates, counted, quote_line, show_index, split_line, without_file
+from labkit.course.check.words import coordinates, counted, quote_line, show_index
 from labkit.course.exercises import Exercise
 
 
@@ -99,7 +99,7 @@ def describe_error(exercise: Exercise, answer, difference: Difference) -> Diagno
     prefix = f"At {size_text(case.size)}{f', where {case.where}' if case.where else ''}: "
     learners_file, learners_line = learners_frame(error, own_file)
     call_line = (quote_line(learners_file, learners_line),) if learners_line else ()
-    filename, message = getattr(error, "filename", own_file), without_file(str(error))
+    filename, message = getattr(error, "filename", own_file), sentence_of(error)
     if name == "OutOfBoundsError":
         return _outside(exercise, answer, case, error, prefix, filename)
     if name == "KernelTimeout":
@@ -108,10 +108,9 @@ def describe_error(exercise: Exercise, answer, difference: Difference) -> Diagno
                           f"{prefix}{_who(error)} was stopped there after {KERNEL_LIMIT_S:g} s. Does the loop come "
                           "nearer to its end at each turn?"))
     if is_kernel_fault(error):
-        text, _ = split_line(message)
         advice = (BARRIER_ADVICE,) if name == "BarrierError" else ()
         return Diagnosis(kind, HEADLINES.get(name, "The kernel raised an error."),
-                         (f"{prefix}{text}.", quote_line(filename, getattr(error, "line", 0)), *advice))
+                         (f"{prefix}{message}.", quote_line(filename, getattr(error, "line", 0)), *advice))
     if kind == "never_ends":
         hangs = ("The GPU still runs it: restart the notebook's kernel.",) if device.on_gpu() else ()
         return Diagnosis(kind, f"It never ends{f': line {learners_line}' if learners_line else ''}.",
@@ -125,9 +124,8 @@ def describe_error(exercise: Exercise, answer, difference: Difference) -> Diagno
         return Diagnosis(kind, "The kernel was launched with arguments that it does not take.",
                          (f"{message}.", *call_line))
     if kind == "launch":
-        headline = "The launch breaks a limit of the device."
-        if "is a kernel: launch it" in message or "takes [grid, block]" in message:
-            headline = "A kernel is launched with a grid and a block."
+        headline = ("A kernel is launched with a grid and a block." if name == "LaunchFormError" else
+                    "The launch breaks a limit of the device.")
         return Diagnosis(kind, headline, (f"{prefix}{message}.", *call_line))
     if kind == "gpu_fault":
         return Diagnosis(kind, "The GPU stopped the kernel.",
