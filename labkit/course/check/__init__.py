@@ -1,13 +1,13 @@
 """check(name, kernel): whether an answer is correct, and if not, where it fails and why.
 
-draw, run, compare, diagnose, verdict: each step takes what the one before gives, and tests can take each alone.
+    draw      the cases: fresh inputs (the seed is shown) at awkward sizes, and what is expected
+    run       one attempt: into NaN with guards around it; then in other orders of the threads, and under `observe`
+    compare   the difference between the attempt and what is expected
+    diagnose  its cause: known wrong answers, what other inputs show, ...
+    verdict   the Verdict, in words
 
-    cases (draw)    fresh inputs (the seed is shown) at awkward sizes, and what is expected
-    attempt (run)   one run: the output begins as NaN, with guards around it and the inputs; in other orders of the
-                    threads, and where `observe` looks on. On a GPU it looks first, on the CPU
-    difference (compare), diagnosis (diagnose: known wrong answers, probes, ...), Verdict (verdict: in words)
-
-It raises for a wrong call of check alone, and CheckFailed under nbgrader (NBGRADER_EXECUTION is set there)."""
+It raises for a wrong call of check alone, and CheckFailed under nbgrader (NBGRADER_EXECUTION is set there).
+"""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ faults          what an exception says; compile_errors, python_errors, outside: 
 before          a result that has in it what the output held before
 known           the known wrong answer that does the same
 probes          what other inputs show
-precision       where a kernel computes in float64
+unused          what the source never uses; precision: where a kernel computes in float64
 """
 
 from __future__ import annotations
@@ -24,8 +24,9 @@ from labkit.course.check.diagnose.findings import about_benign, beside_a_wrong_r
 from labkit.course.check.diagnose.known import Known, before_and_after, known_mistake
 from labkit.course.check.diagnose.outputs import describe_output, describe_unwatched, in_another_order
 from labkit.course.check.diagnose.precision import computes_in_float64
-from labkit.course.check.diagnose.preflight import AS_GIVEN, as_given, never_used, overflowing
+from labkit.course.check.diagnose.preflight import AS_GIVEN, as_given
 from labkit.course.check.diagnose.probes import probed
+from labkit.course.check.diagnose.unused import never_used, overflowing
 from labkit.course.check.draw import Case
 from labkit.course.check.run import OBSERVED, ORDERS, observed_cases, run_answer
 from labkit.course.check.sources import mentions
