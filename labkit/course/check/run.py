@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -184,4 +184,4 @@ def _recorded(exercise: Exercise, answer, case: Case, how: str) -> Attempt:
     if exercise.demand is not None and attempt.error is None:
         with idle():
             while_idle = run_answer(exercise, answer, case)
-    return Attempt(**{**vars(attempt), "how": how, "host_run": host_run, "while_idle": while_idle})
+    return replace(attempt, how=how, host_run=host_run, while_idle=while_idle)

@@ -92,6 +92,6 @@ def test_the_facts_of_an_error_of_compiling_are_those_that_are_known():
     assert facts(problem="unknown name", facts={"name": "indx"}) == unknown | {
         "problem": "unknown name", "facts": {"name": "indx"}}
     assert facts(problem="operands", facts={"name": "add", "types": ["a", "b"]})["facts"]["types"] == ("a", "b")
-    for problem, told in (("unknown name", {}), ("unknown name", {"name": 3}), ("no such", {}), ([], {}),
+    for problem, given in (("unknown name", {}), ("unknown name", {"name": 3}), ("no such", {}), ([], {}),
                           ("operands", {"name": "add", "types": [1]}), ("indices", {"axes": True, "count": 2})):
-        assert facts(problem=problem, facts=told) == unknown
+        assert facts(problem=problem, facts=given) == unknown
