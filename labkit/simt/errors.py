@@ -32,11 +32,52 @@ class KernelError(Exception):
     """Base of every error that a kernel raises on the CPU device."""
 
 
-class UnsupportedError(KernelError, TypeError):
+PROBLEMS = {  # what keeps a kernel from being compiled -> the facts that a CompileError names, and their types
+    "unknown name": {"name": str},
+    "unknown member": {"base": str, "name": str, "elsewhere": bool},  # elsewhere: numba.cuda has it on a GPU
+    "unknown attribute": {"type": str, "name": str},
+    "unknown method": {"name": str},
+    "construct": {"name": str},  # "a list"
+    "call": {"name": str},  # of what is not callable in a kernel
+    "host function": {"name": str},
+    "ufunc": {"name": str, "better": str},
+    "arguments": {"name": str, "parameters": tuple, "count": int},
+    "unset": {"name": str},
+    "several types": {"name": str, "type": str, "other": str},
+    "operands": {"name": str, "types": tuple},  # name: of the operator, such as "add"
+    "indices": {"axes": int, "count": int},
+    "index type": {},
+    "unpacked number": {},
+    "unpacked": {"count": int},  # a tuple of so many
+    "whole array": {},
+    "stored": {"type": str},
+}
+
+
+class CompileError(KernelError, TypeError):
+    """A kernel does not compile.
+
+    Attributes: kernel (name) and line, "" and 0 where they are not known; sentence: the message without kernel, line
+    and file; problem, one of PROBLEMS or "", and facts: the same as data, such as "unknown name" and {"name": "indx"}.
+    """
+
+    @classmethod
+    def at(cls, kernel, filename, line, sentence, problem="", **facts):
+        """The error at a line of a kernel."""
+        return cls(f"{kernel}, line {line}: {sentence} ({file_label(filename)})", kernel=kernel, line=line,
+                   sentence=sentence, problem=problem, **facts)  # fmt: skip
+
+    def __init__(self, message, *, kernel="", line=0, sentence="", problem="", **facts):
+        super().__init__(message)
+        self.kernel, self.line, self.sentence = kernel, line, sentence or message
+        self.problem, self.facts = problem, facts
+
+
+class UnsupportedError(CompileError):
     """The kernel's source uses something that a GPU, or this device, does not have."""
 
 
-class KernelTypeError(KernelError, TypeError):
+class KernelTypeError(CompileError):
     """The kernel does not compile for the types of its arguments."""
 
 
@@ -52,14 +93,20 @@ class LaunchError(KernelError, ValueError):
     """The launch configuration breaks a limit of the device: grid, block or shared memory."""
 
 
+class LaunchFormError(LaunchError):
+    """The launch is not written as kernel[grid, block](...)."""
+
+
 class DeviceFault(KernelError):
     """A running kernel was stopped. Says where: kernel, line, block and thread.
 
-    Attributes: kernel (name), filename, line, block and thread ((x, y, z) each).
+    Attributes: kernel (name), filename, line, block and thread ((x, y, z) each); sentence: the message without kernel,
+    line and file.
     """
 
-    def __init__(self, message, *, kernel, filename, line, block, thread):
+    def __init__(self, message, *, kernel, filename, line, block, thread, sentence=""):
         super().__init__(message)
+        self.sentence = sentence or message
         self.kernel, self.filename, self.line, self.block, self.thread = kernel, filename, line, block, thread
 
 

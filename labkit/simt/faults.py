@@ -32,10 +32,10 @@ def unforeseen(error, function):
     """The error for an exception from Numba's own code: it has no line, so name the kernel at least."""
     name, filename, line = function.__name__, function.__code__.co_filename, function.__code__.co_firstlineno
     text = f"{type(error).__name__}{f': {error}' if str(error) else ''}"
+    sentence = f"a thread was stopped by {text}. Run observe on the launch to see the line and the thread"
     return KernelValueError(
-        f"{name}: a thread was stopped by {text}. Run observe on the launch to see the line and the thread "
-        f"({file_label(filename)}:{line})",
-        kernel=name, filename=filename, line=line, block=None, thread=None,
+        f"{name}: {sentence} ({file_label(filename)}:{line})", kernel=name, filename=filename, line=line, block=None,
+        thread=None, sentence=sentence,
     )  # fmt: skip
 
 
@@ -67,7 +67,7 @@ class Fault:
         return tuple(int(n) for n in self.record[SHAPE : SHAPE + axes])
 
     def error(self, kind, sentence):
-        return kind(f"{self.location}: {sentence}{self.tail}", **self.attrs)
+        return kind(f"{self.location}: {sentence}{self.tail}", sentence=sentence, **self.attrs)
 
 
 # ---------------------------------------------------------------- memory
@@ -111,22 +111,17 @@ def out_of_row(location, spot, intrinsic, array, index, count, shape, tail, attr
     """The error for elements index to index + count - 1, counted flat, of an array of this shape."""
     size = int(np.prod(shape))
     span = f"element {index}" if count == 1 else f"elements {index} to {index + count - 1}"
-    error = OutOfBoundsError(
-        f"{location}: {spot} uses {span} of {array} with {intrinsic}, and its shape {shape} has {size:,} "
-        f"elements{tail}",
-        **attrs,
-    )
+    sentence = f"{spot} uses {span} of {array} with {intrinsic}, and its shape {shape} has {size:,} elements"
+    error = OutOfBoundsError(f"{location}: {sentence}{tail}", sentence=sentence, **attrs)
     error.array, error.index, error.shape = array, (index,), shape
     return error
 
 
 def misaligned(location, spot, intrinsic, array, index, alignment, tail, attrs):
     """The error for an address that is not a multiple of what the intrinsic needs."""
-    error = MisalignedError(
-        f"{location}: {spot} uses {array} from element {index} on with {intrinsic}, and that address is not a multiple "
-        f"of {alignment} bytes{tail}",
-        **attrs,
-    )
+    sentence = (f"{spot} uses {array} from element {index} on with {intrinsic}, and that address is not a multiple of "
+                f"{alignment} bytes")
+    error = MisalignedError(f"{location}: {sentence}{tail}", sentence=sentence, **attrs)
     error.array, error.index = array, (index,)
     return error
 
@@ -164,7 +159,7 @@ def grid_barrier_warning(record, kernel_name, sites, grid, block):
     )
 
 
-def _as_warning(text, **attrs):
+def _as_warning(text, **_):
     return BarrierWarning(text)
 
 

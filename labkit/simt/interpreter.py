@@ -42,6 +42,7 @@ from labkit.simt.errors import (
 from labkit.simt.interpreted_source import SPIN, ToPython, python_module
 from labkit.simt.interpreted_values import FUNCTIONS, as_typed_array, dtype_of, new_value
 from labkit.simt.ir import ID_NAMES, DtypeOf
+from labkit.simt.numba_report import problem_of
 from labkit.simt.ptx_interpreted.intrinsics import Intrinsics
 from labkit.simt.ptx_interpreted.under_way import WINDOW, Block, Pending
 from labkit.simt.scheduler import Scheduler
@@ -406,7 +407,7 @@ class Interpreter:
 
     def _raise(self, kind, line, text, thread=None):
         tail = f" ({file_label(self.program.filename)})"
-        raise kind(f"{self.program.name}, line {line}: {text}{tail}", **self._location(line, thread))
+        raise kind(f"{self.program.name}, line {line}: {text}{tail}", sentence=text, **self._location(line, thread))
 
     def _raise_with(self, make, line, *details):
         prefix, tail = f"{self.program.name}, line {line}", f" ({file_label(self.program.filename)})"
@@ -496,8 +497,9 @@ class Interpreter:
         text = f"{unset[1]} is read before it is set" if unset else str(error).replace("'SeenArray' object", "an array")
         if isinstance(error, IndexError):
             text = "a number has no elements to index: are the parameters in the right order"
-        prefix, tail = f"{self.program.name}, line {line}: {self._spot()}", f" ({file_label(self.program.filename)})"
-        return KernelTypeError(f"{prefix}: {text}{tail}")
+        problem, facts = problem_of(text)
+        sentence = f"{self._spot()}: {text}"
+        return KernelTypeError.at(self.program.name, self.program.filename, line, sentence, problem, **facts)
 
     def _index_error(self, error):
         """NumPy's complaint about an index, as the kernel's error: the subscript of that line that does not fit."""

@@ -22,7 +22,7 @@ from numba.np import numpy_support
 
 from labkit.simt import ptx
 from labkit.simt.arrays import DeviceNDArray
-from labkit.simt.errors import UnsupportedError, file_label
+from labkit.simt.errors import UnsupportedError
 from labkit.simt.settings import LIMITS
 
 ID_NAMES = tuple(f"_{prefix}{axis}" for prefix in ("t", "b", "bd", "gd") for axis in "xyz")
@@ -206,10 +206,10 @@ def check_local_bytes(program):
     known = [array for array in arrays if not isinstance(array.dtype, DtypeOf)]
     total = sum(math.prod(a.shape) * numpy_support.as_dtype(a.dtype).itemsize for a in known)
     if total > LIMITS.local_per_thread:
-        raise UnsupportedError(
-            f"{program.name}, line {known[-1].line}: the local arrays of a thread take {total:,} bytes; CUDA gives it "
-            f"{LIMITS.local_per_thread:,} ({file_label(program.filename)})"
-        )
+        raise UnsupportedError.at(
+            program.name, program.filename, known[-1].line,
+            f"the local arrays of a thread take {total:,} bytes; CUDA gives it {LIMITS.local_per_thread:,}",
+        )  # fmt: skip
 
 
 def sync_kind(op):

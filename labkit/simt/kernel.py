@@ -14,7 +14,7 @@ from numba.core.errors import NumbaError
 from labkit.simt.arguments import TENSOR_MAP_TYPE, as_scalar, fits, host_view, passed_type
 from labkit.simt.codegen.emit import Generator
 from labkit.simt.compiled_kernel import CompiledKernel, InterpretedKernel, frozen_constant, is_cached
-from labkit.simt.errors import ArgumentError, KernelTypeError, LaunchError, UnsupportedError
+from labkit.simt.errors import ArgumentError, KernelTypeError, LaunchError, LaunchFormError, UnsupportedError
 from labkit.simt.interpreted_source import source
 from labkit.simt.launch import ConfiguredKernel, check_launch_bounds, dimensions
 from labkit.simt.ptx import TensorMap
@@ -106,13 +106,13 @@ class Kernel:
         return code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
 
     def __call__(self, *args, **kwargs):
-        raise LaunchError(
+        raise LaunchFormError(
             f"{self.__name__} is a kernel: launch it with a grid and a block, {self.__name__}[grid, block](...)"
         )
 
     def __getitem__(self, configuration):
         if not isinstance(configuration, tuple) or not 2 <= len(configuration) <= 4:
-            raise LaunchError(
+            raise LaunchFormError(
                 f"{self.__name__}[...] takes [grid, block], or [grid, block, stream], or "
                 "[grid, block, stream, shared_bytes]"
             )

@@ -104,7 +104,7 @@ class Resolver:
         """The resolved statements for one statement of the source."""
         for kind, construct in REFUSED_STATEMENTS.items():
             if isinstance(s, kind):
-                self.scope.refuse(s, f"{construct} cannot be used in device code")
+                self.scope.refuse(s, f"{construct} cannot be used in device code", problem="construct", name=construct)
         method = getattr(self, f"_{type(s).__name__.lower()}", None)
         if method is None:
             self.scope.refuse(s, f"{type(s).__name__} cannot be used in device code")
@@ -389,7 +389,8 @@ class Resolver:
     def expression(self, node):
         for kind, construct in REFUSED_EXPRESSIONS.items():
             if isinstance(node, kind):
-                self.scope.refuse(node, f"{construct} cannot be used in device code")
+                self.scope.refuse(node, f"{construct} cannot be used in device code", problem="construct",
+                                  name=construct)
         if isinstance(node, ast.Name):
             return self._name(node)
         if isinstance(node, (ast.Attribute, ast.Subscript)):
@@ -492,7 +493,9 @@ class Resolver:
             bound_nodes[keyword.arg] = keyword.value
         missing = [p for p in stub.params if p not in bound_nodes and p not in stub.optional]
         if missing or extra:
-            self.scope.refuse(node, f"{stub.full_name} takes ({', '.join(stub.params)}), {len(node.args)} given")
+            self.scope.refuse(node, f"{stub.full_name} takes ({', '.join(stub.params)}), {len(node.args)} given",
+                              problem="arguments", name=stub.full_name, parameters=tuple(stub.params),
+                              count=len(node.args))
         return [bound_nodes[p] for p in stub.params if p in bound_nodes]
 
     def _call(self, node):
@@ -512,8 +515,9 @@ class Resolver:
                 method = ast.Attribute(self.expression(func.value), func.attr, ast.Load())
                 return at_line(ast.Call(method, [self.expression(a) for a in node.args], []), node)
             if isinstance(func, ast.Attribute):
-                self.scope.refuse(node, f"the method .{func.attr}() cannot be used in device code")
-            self.scope.refuse(node, f"{ast.unparse(func)} cannot be called in device code")
+                self.scope.refuse(node, f"the method .{func.attr}() cannot be used in device code",
+                                  problem="unknown method", name=func.attr)
+            self._refuse_call(node)
         if isinstance(target, stubs.Function):
             return self._call_stub(target, node)
         if is_device_function(target):
@@ -538,7 +542,8 @@ class Resolver:
                 name = target.__name__
                 instead = f"math.{name}" if name in MATH - {"remainder"} else _INSTEAD_OF_UFUNCS.get(name)
                 text = f"numba.cuda does not compile {ast.unparse(func)} in a kernel"
-                self.scope.refuse(node, text, instead and f"use {instead}")
+                self.scope.refuse(node, text, instead and f"use {instead}", problem="ufunc", name=ast.unparse(func),
+                                  better=instead or "")
             return self._plain_call(f"_np.{target.__name__}", arguments, node)
         if getattr(math, getattr(target, "__name__", ""), None) is target:
             if target.__name__ not in MATH:
@@ -553,10 +558,15 @@ class Resolver:
             return self._plain_call(f"_cmath.{target.__name__}", arguments, node)
         if getattr(operator, getattr(target, "__name__", ""), None) is target:
             return self._plain_call(f"_operator.{target.__name__}", arguments, node)
-        name = ast.unparse(func)
         if isinstance(target, python_types.FunctionType):
-            self.scope.refuse(node, f"{name} is a host function", "decorate it with @cuda.jit(device=True)")
-        self.scope.refuse(node, f"{name} cannot be called in device code")
+            name = ast.unparse(func)
+            self.scope.refuse(node, f"{name} is a host function", "decorate it with @cuda.jit(device=True)",
+                              problem="host function", name=name)
+        self._refuse_call(node)
+
+    def _refuse_call(self, node):
+        name = ast.unparse(node.func)
+        self.scope.refuse(node, f"{name} cannot be called in device code", problem="call", name=name)
 
     def _plain_call(self, name, arguments, node):
         if node.keywords:

@@ -19,7 +19,7 @@ from numba.core.dispatcher import Dispatcher
 
 from labkit.simt import libraries, stubs, unsigned
 from labkit.simt.arrays import DeviceNDArray
-from labkit.simt.errors import UnsupportedError, file_label
+from labkit.simt.errors import UnsupportedError
 from labkit.simt.ir import BUILTINS, copied
 
 _ATTRIBUTES_OF_ARRAYS = {"shape", "size", "ndim", "strides", "itemsize", "nbytes"}
@@ -175,11 +175,10 @@ class Scope:
             for name_node, value_node in zip(target.elts, value.elts, strict=True):
                 self._find_set_once(name_node, value_node)
 
-    def refuse(self, node, message, instead=None):
-        advice = f"; {instead}" if instead else ""
-        raise UnsupportedError(
-            f"{self.function.__name__}, line {node.lineno}: {message}{advice} ({file_label(self.filename)})"
-        )
+    def refuse(self, node, message, instead=None, problem="", **facts):
+        """problem, facts: what the message says, as data (errors.CompileError)."""
+        sentence = f"{message}; {instead}" if instead else message
+        raise UnsupportedError.at(self.function.__name__, self.filename, node.lineno, sentence, problem, **facts)
 
     def static(self, node):
         """(True, object) if the expression is a constant of the kernel's surroundings."""
@@ -192,7 +191,7 @@ class Scope:
                 return True, _on_cpu(self.environment[node.id])
             if hasattr(builtins, node.id):
                 return True, getattr(builtins, node.id)
-            self.refuse(node, f"the name {node.id!r} is not defined")
+            self.refuse(node, f"the name {node.id!r} is not defined", problem="unknown name", name=node.id)
         if isinstance(node, ast.Attribute):
             known, base = self.static(node.value)
             if not known:
@@ -209,8 +208,10 @@ class Scope:
                 self.refuse(node, f"{name} is a host object ({type(base).__name__})",
                             f"bind {name}.{node.attr} to a name outside the kernel, and use that")  # fmt: skip
             if not hasattr(base, node.attr):
-                message = "is not supported by the CPU device" if _is_of_numba_cuda(base) else "does not exist"
-                self.refuse(node, f"{name}.{node.attr} {message}")
+                elsewhere = _is_of_numba_cuda(base)  # it may exist on a GPU
+                message = "is not supported by the CPU device" if elsewhere else "does not exist"
+                self.refuse(node, f"{name}.{node.attr} {message}", problem="unknown member", base=name, name=node.attr,
+                            elsewhere=elsewhere)
             return True, _on_cpu(getattr(base, node.attr))
         if isinstance(node, ast.Subscript) and not isinstance(node.slice, ast.Slice):
             known, base = self.static(node.value)

@@ -1,12 +1,12 @@
-"""check(name, kernel): whether an answer is correct, and if not, where it fails.
+"""check(name, kernel): whether an answer is correct, and if not, where it fails and why.
 
-Each check draws fresh inputs (the seed is shown), takes awkward sizes, fills the output with NaN, lays guards around
-output and inputs, compares with NumPy, repeats under other thread orders, and lets `observe` look at the small cases.
-A wrong answer is compared with the exercise's known wrong kernels. Whatever the answer does, check reports it in words:
-it raises only for a wrong call of check itself, and CheckFailed under nbgrader, where a wrong answer must fail its cell
-(NBGRADER_EXECUTION is set there). `check(...).passed` tells scripts.
+    draw      the cases: fresh inputs (the seed is shown) at awkward sizes, and what is expected
+    run       one attempt: into NaN with guards around it; then in other orders of the threads, and under `observe`
+    compare   the difference between the attempt and what is expected
+    diagnose  its cause: known wrong answers, what other inputs show, ...
+    verdict   the Verdict, in words
 
-On a GPU small cases are observed first, on the CPU: an endless loop or a wild index is found before it runs on the GPU.
+It raises for a wrong call of check alone, and CheckFailed under nbgrader (NBGRADER_EXECUTION is set there).
 """
 
 from __future__ import annotations
@@ -16,25 +16,21 @@ import os
 import secrets
 import time
 import warnings
-from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
-
-from labkit import device
 from labkit._common.errors import UserError
-from labkit._common.tables import size_text
-from labkit.course import exercises
-from labkit.course.check.cases import draw_cases
+from labkit.course import exercises, progress, registry
+from labkit.course.check.compare import compare_attempt
+from labkit.course.check.diagnose import diagnose_differences
+from labkit.course.check.diagnose.diagnosis import Diagnosis
+from labkit.course.check.diagnose.preflight import refused
+from labkit.course.check.draw import draw_cases
 from labkit.course.check.limits import announced_compiling, compile_clock
 from labkit.course.check.numba_kernels import adopted, numba_on_cpu
-from labkit.course.check.predict import check_prediction, written
-from labkit.course.check.preflight import AS_GIVEN, as_given, computes_in_float64, never_used, overflowing, refused
-from labkit.course.check.probes import probed
-from labkit.course.check.run import played
-from labkit.course.check.stages import Known, can_play, run_stages
-from labkit.course.check.timing import time_answer
-from labkit.course.check.verdict import CheckFailed, Verdict, can_be_typed_to, in_ipython
+from labkit.course.check.predict import diagnose_prediction, written
+from labkit.course.check.run import played, run_answer, trials
+from labkit.course.check.timing import NOT_TIMED, time_answer
+from labkit.course.check.verdict import CheckFailed, Verdict, can_be_typed_to, can_play, in_ipython, verdict_of
 from labkit.course.exercises import Exercise
 
 
@@ -71,69 +67,36 @@ def examine(exercise: Exercise, answer, *, seed: int | None = None, numbers: dic
     tries: how many wrong predictions came before. play_in: the folder in which a page is written that plays the case in
     which a kernel failed.
     """
-    with compile_clock() as clock:
-        verdict = _examined(exercise, answer, seed, numbers, tries, play_in)
-    return replace(verdict, compiling=min(clock.seconds(), verdict.seconds))
-
-
-def _examined(exercise: Exercise, answer, seed, numbers, tries: int, play_in: str | None) -> Verdict:
     seed = secrets.randbelow(2**31) if seed is None else seed
     begin = time.perf_counter()
-    common = {"exercise": exercise.name, "title": _title(exercise.name), "where": _where(), "seed": seed}
-    if exercise.kind == "predict":
-        attempt, mistake, exact = check_prediction(exercise, answer, numbers or {}, tries)
-        return Verdict(**{**common, "where": "", "seed": None}, passed=attempt.kind == "passed", kind=attempt.kind,
-                       headline=attempt.headline, details=attempt.details, table=attempt.table, mistake=mistake,
-                       mistake_is_exact=exact, seconds=time.perf_counter() - begin)
-    if numbers:
-        raise ValueError(f"check({exercise.name!r}, ...) takes the answer and seed, not {', '.join(numbers)}")
-
-    with numba_on_cpu():
-        answer = adopted(answer)
-        attempt = refused(exercise, answer)
-        case, known, notes = None, Known(), {}
-        if attempt is None:
-            cases = draw_cases(exercise, seed)
-            attempt, case, known = run_stages(exercise, answer, cases, notes)
-            remark = computes_in_float64(exercise, answer, cases[0]) if attempt is None else ()
-            if attempt is not None and as_given(exercise, answer):
-                attempt, known = replace(attempt, details=(*attempt.details, AS_GIVEN)), Known()
-            elif attempt is not None and attempt.kind == "wrong_result" and not known.exact and not device.on_gpu():
-                later = cases[cases.index(case) + 1 :]
-                attempt = replace(attempt, details=(*attempt.details, *probed(exercise, answer, case, later)))
-            if attempt is not None and attempt.kind in ("wrong_result", "out_of_bounds"):
-                attempt = replace(attempt, details=(*attempt.details, *never_used(exercise, answer, case),
-                                                    *overflowing(exercise, answer, case)))
-    if attempt is not None:
-        if case is None:
-            common["seed"] = None  # nothing was drawn
-        common["can_play"] = can_play(exercise, case, attempt.kind)
-        if common["can_play"] and play_in and (player := played(exercise, answer, case)):
-            common["player"] = str(player.save(Path(play_in) / f"{exercise.name}.html"))
-        return Verdict(**common, passed=False, kind=attempt.kind, headline=attempt.headline, details=attempt.details,
-                       table=attempt.table, mistake=known.mistake,
-                       mistake_is_exact=known.exact,
-                       size={k: int(v) if isinstance(v, np.integer) else v for k, v in case.size.items()} if case
-                       else None,
-                       seconds=time.perf_counter() - begin)
-    sizes = [case.size for case in cases if not case.where]
-    headline = f"Right at {len(sizes)} sizes, from {size_text(sizes[0])} to {size_text(sizes[-1])}."
-    time_ms, ratio, note = time_answer(exercise, answer, seed)
-    details = (*((note,) if note else ()), *list(notes)[:1], *(f"A remark. {text}" for text in remark))
-    return Verdict(**common, passed=True, kind="passed", headline=headline, details=details, time_ms=time_ms,
-                   ratio=ratio, seconds=time.perf_counter() - begin)
+    with compile_clock() as clock, numba_on_cpu():
+        if exercise.kind == "predict":
+            diagnosis = diagnose_prediction(exercise, answer, numbers or {}, tries)
+        elif numbers:
+            raise ValueError(f"check({exercise.name!r}, ...) takes the answer and seed, not {', '.join(numbers)}")
+        else:
+            diagnosis = diagnose_answer(exercise, answer := adopted(answer), seed)
+        player, timing = "", NOT_TIMED
+        if play_in and can_play(exercise, diagnosis) and (page := played(exercise, answer, diagnosis.case)):
+            player = str(page.save(Path(play_in) / f"{exercise.name}.html"))
+        if diagnosis.kind == "passed":
+            timing = time_answer(exercise, answer, seed)
+    seconds = time.perf_counter() - begin
+    return verdict_of(exercise, diagnosis, seed, timing, player, seconds, min(clock.seconds(), seconds))
 
 
-def _where() -> str:
-    return f"measured on {device.name()}" if device.on_gpu() else "on the CPU device"
-
-
-def _title(name: str) -> str:
-    from labkit.course import registry as course
-
-    with contextlib.suppress(UserError):
-        return course.load().exercise(name).title
-    return name
+def diagnose_answer(exercise: Exercise, answer, seed: int) -> Diagnosis:
+    """Draw the cases, run the answer on them, compare until something differs, and say why."""
+    if (diagnosis := refused(exercise, answer)) is not None:
+        return diagnosis
+    cases = draw_cases(exercise, seed)
+    differences = []
+    for case, how in trials(exercise, cases):
+        attempt = run_answer(exercise, answer, case, how)
+        differences.append(compare_attempt(exercise, attempt))
+        if not differences[-1].good:
+            break
+    return diagnose_differences(exercise, answer, cases, differences)
 
 
 _TRIED: dict[str, list[str]] = {}  # exercise: wrong predictions of this process
@@ -164,8 +127,6 @@ def _with_progress(action):
     None."""
     if os.environ.get("NBGRADER_EXECUTION") or os.environ.get("LABKIT_PROGRESS") == "0":
         return None
-    from labkit.course import progress, registry
-
     with contextlib.suppress(UserError, OSError):
         return action(progress, registry.load())
     return None
@@ -182,10 +143,7 @@ def _show(verdict: Verdict) -> None:
 
 def hint(name: str, tier: int | None = None) -> str:
     """The next hint for an exercise; tier 1 to 3 gives that one."""
-    from labkit.course import progress
-    from labkit.course import registry as course
-
-    text = progress.hint(course.load(), name, tier)
+    text = progress.hint(registry.load(), name, tier)
     if not can_be_typed_to():
         print(text)
     return Hint(text)

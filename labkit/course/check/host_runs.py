@@ -13,10 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from labkit import cuda
-from labkit.course.check.cases import Attempt, Case
-from labkit.course.check.run import run_once
 from labkit.course.check.stream_order import StreamOrder
-from labkit.course.exercises import Exercise
 from labkit.device import graphs
 from labkit.kernels.libraries import blas
 from labkit.kernels.libraries import cutile_model as tiles
@@ -56,37 +53,8 @@ class HostRun:
     right_without: bool = False  # right even where no kernel runs and no library is called
 
 
-def host_observer(exercise: Exercise, case: Case):
-    """Return a runner that checks the exercise's demand against what the function did."""
-
-    def run(answer) -> Attempt:
-        host_run = HostRun(case.size)
-
-        def recorded_answer(*arguments):
-            with _recording(host_run):
-                host_run.returned = answer(*arguments)
-            return host_run.returned
-
-        attempt = run_once(exercise, recorded_answer, case)
-        if not attempt.good:
-            return attempt
-        if host_run.streams.unordered:
-            return Attempt("race", "The result is right here, but work on two streams is not ordered: a race.",
-                           tuple(host_run.streams.unordered[:2]), trace=host_run.streams.conflicts[0], whole=None)
-        if exercise.demand is None:
-            return Attempt("passed")
-        with _idle():
-            host_run.right_without = run_once(exercise, answer, case).good
-        if missing := exercise.demand(host_run):
-            return Attempt("demand", "The result is right, but one thing is asked for besides.", (missing,),
-                           trace=(missing,))
-        return Attempt("passed")
-
-    return run
-
-
 @contextlib.contextmanager
-def _recording(host_run: HostRun):
+def recording(host_run: HostRun):
     """Record every launch and library call in `host_run`, and make it."""
     replays, active = [], []  # the stream on which a graph is being replayed; the library that is at work
 
@@ -183,7 +151,7 @@ def _stream_handle(stream) -> int:
     return int(getattr(stream, "handle", stream) or 0)
 
 
-def _idle():
+def idle():
     """Within the block, launches and library calls do nothing."""
     return _replaced(*[lambda *args, **options: None] * 4)
 

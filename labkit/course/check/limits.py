@@ -12,6 +12,7 @@ import time
 from numba.core import event
 
 from labkit import cuda, device
+from labkit.simt import blocks_in_turn, strict_barriers, thread_order, time_limit
 
 KERNEL_LIMIT_S = 5.0  # without a block that ends
 QUIET_S = 2.0  # compiling for longer is announced
@@ -30,8 +31,6 @@ def limited(order: str, seconds: float | None = None):
     if device.on_gpu():
         yield
         return
-    from labkit.simt import blocks_in_turn, strict_barriers, thread_order, time_limit
-
     limit = time_limit(KERNEL_LIMIT_S if seconds is None else seconds)
     with thread_order(order), blocks_in_turn(), strict_barriers(), limit:  # so that a verdict is always the same
         yield

@@ -13,6 +13,8 @@ import sys
 import types
 
 from labkit import device
+from labkit.simt import api
+from labkit.simt.jit import JIT_OPTIONS, jit
 
 
 def adopted(answer):
@@ -27,8 +29,6 @@ def _is_numbas(answer) -> bool:
 
 @functools.lru_cache(maxsize=256)
 def _adopted(dispatcher):
-    from labkit.simt.jit import JIT_OPTIONS, jit
-
     options = {name: value for name, value in dispatcher.targetoptions.items() if name in JIT_OPTIONS and value}
     return jit(_rebound(dispatcher.py_func), **options)
 
@@ -36,7 +36,7 @@ def _adopted(dispatcher):
 def _rebound(function):
     """The function with the CPU device's names in the place of Numba's, where it has them by `from numba.cuda import
     grid`. Those that it takes from the module, as in cuda.grid, are understood without."""
-    replacements = {id(numba_value): getattr(_api(), name) for name, numba_value in _public()}
+    replacements = {id(numba_value): getattr(api, name) for name, numba_value in _public()}
     names = {name: replacements[id(value)] for name, value in function.__globals__.items() if id(value) in replacements}
     if not names:
         return function
@@ -45,17 +45,11 @@ def _rebound(function):
     return functools.update_wrapper(copy, function)
 
 
-def _api():
-    from labkit.simt import api
-
-    return api
-
-
 @functools.cache
 def _public() -> tuple[tuple[str, object], ...]:
     """What numba.cuda and the CPU device both have, as numba.cuda has it."""
     cuda, excluded = sys.modules["numba.cuda"], ("errors", "types")
-    return tuple((name, getattr(cuda, name)) for name in dir(_api())
+    return tuple((name, getattr(cuda, name)) for name in dir(api)
                  if not name.startswith("_") and name not in excluded and hasattr(cuda, name))
 
 
@@ -72,7 +66,7 @@ def numba_on_cpu():
         (kernels, m, getattr(kernels, m)) for m in methods]
     try:
         for name, _ in _public():
-            setattr(cuda, name, getattr(_api(), name))
+            setattr(cuda, name, getattr(api, name))
         for name in methods:
             setattr(kernels, name, _forwarding(name))
         yield

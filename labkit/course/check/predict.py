@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import numpy as np
 
-from labkit.course.check.cases import Attempt
-from labkit.course.check.verdict import counted, show_value
+from labkit.course.check.diagnose.diagnosis import Diagnosis
+from labkit.course.check.words import counted, show_value
 from labkit.course.exercises import Exercise
 
 WORKING_AFTER = 3  # wrong tries after which the working is shown
 
 
-def check_prediction(exercise: Exercise, answer, numbers: dict, tries: int = 0) -> tuple[Attempt, str, bool]:
-    """Return whether the prediction is right, its known mistake, and whether that explains every wrong number.
+def diagnose_prediction(exercise: Exercise, answer, numbers: dict, tries: int = 0) -> Diagnosis:
+    """Which numbers are wrong, and the known mistake that they show.
 
     tries: the number of wrong ones before. The working is shown from the third on; before, only the mistake.
     """
@@ -28,13 +28,13 @@ def check_prediction(exercise: Exercise, answer, numbers: dict, tries: int = 0) 
     missing = [key for key in truth if numbers.get(key) is None or numbers[key] is Ellipsis]
     wrong = [key for key in truth if key not in missing and not _equal(numbers[key], truth[key])]
     if missing and not wrong:
-        return Attempt("unchanged", f"No prediction yet for {', '.join(f'`{key}`' for key in missing)}.",
-                       ("Set the number in the cell above, run that cell, then this one.",)), "", False
+        return Diagnosis("unchanged", f"No prediction yet for {', '.join(f'`{key}`' for key in missing)}.",
+                         ("Set the number in the cell above, run that cell, then this one.",))
     rows = [[key, "none yet" if key in missing else show_value(numbers[key]),
              "" if key in missing else "no" if key in wrong else "yes"] for key in truth]
     table = {"columns": ["asked", "your prediction", "right"], "rows": rows}
     if not wrong:
-        return Attempt("passed", "Each prediction is what happens.", table=table), "", False
+        return Diagnosis("passed", "Each prediction is what happens.", table=table)
     known = [key for key in wrong if key in exercise.how]
     details = tuple(f"`{key}`: {exercise.how[key]}" for key in known)
     if known and tries + 1 < WORKING_AFTER:
@@ -47,7 +47,7 @@ def check_prediction(exercise: Exercise, answer, numbers: dict, tries: int = 0) 
     mistake = next((mistake_text for mistake_text, values in exercise.wrong.items()
                     if all(_equal(numbers.get(key), value) for key, value in values.items())), "")
     exact = bool(mistake) and set(wrong) <= set(exercise.wrong[mistake])
-    return Attempt("wrong_result", head, details, table), mistake, exact
+    return Diagnosis("wrong_result", head, details, table, mistake=mistake, mistake_is_exact=exact)
 
 
 def written(answer, numbers: dict) -> str:

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from labkit.course.check.diagnostics import sources_of
+from labkit.course.check.sources import sources_of
 
 DEFAULT = (0, 1)  # handles of the legacy default stream
 MOST = 4_000  # pieces of work that are compared; a run with more of them says enough with these

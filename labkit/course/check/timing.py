@@ -2,18 +2,32 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 
 from labkit import cuda, device
 from labkit._common.tables import size_text
-from labkit.course.check.cases import arguments_of
+from labkit.course.check.draw import arguments_of
 from labkit.course.exercises import Exercise
 
 
-def time_answer(exercise: Exercise, answer, seed: int):
-    """(ms, ratio to the baseline, a sentence) at the exercise's large size; (None, None, "") without a GPU."""
+@dataclass(frozen=True)
+class Timing:
+    """The time of an answer; ratio: to the baseline's."""
+
+    ms: float | None = None
+    ratio: float | None = None
+    sentence: str = ""
+
+
+NOT_TIMED = Timing()
+
+
+def time_answer(exercise: Exercise, answer, seed: int) -> Timing:
+    """At the exercise's large size; NOT_TIMED without a GPU."""
     if not device.on_gpu() or exercise.kind != "kernel" or exercise.timed_gpu is None:
-        return None, None, ""
+        return NOT_TIMED
     from labkit.measure import import_library, time_kernel
 
     size = exercise.timed_gpu
@@ -39,6 +53,6 @@ def time_answer(exercise: Exercise, answer, seed: int):
             baseline_ms = time_kernel(lambda call=exercise.baseline, xp=xp, a=baseline_args: call(xp, *a)).p50
         except Exception:  # a baseline that fails is left out
             continue
-        return answer_ms, answer_ms / baseline_ms, (
-            f"{sentence} {label} takes {baseline_ms:.3g} ms: yours is {answer_ms / baseline_ms:.2f} of that.")
-    return answer_ms, None, sentence
+        return Timing(answer_ms, answer_ms / baseline_ms, (
+            f"{sentence} {label} takes {baseline_ms:.3g} ms: yours is {answer_ms / baseline_ms:.2f} of that."))
+    return Timing(answer_ms, None, sentence)

@@ -6,20 +6,26 @@ labkit._common.tables names).
 
 from __future__ import annotations
 
-import ast
+import contextlib
 import html
-import inspect
 import io
-import linecache
 import os
 import re
 import sys
-import textwrap
 from dataclasses import dataclass
 
 import numpy as np
 
+from labkit import device
+from labkit._common.errors import UserError
 from labkit._common.tables import MIMETYPE
+from labkit.course import registry
+from labkit.course.check.diagnose.diagnosis import Diagnosis
+from labkit.course.check.draw import threads_of
+from labkit.course.check.run import OBSERVED_THREADS
+from labkit.course.check.timing import Timing
+from labkit.course.check.words import in_the_singular
+from labkit.course.exercises import Exercise
 
 
 @dataclass(frozen=True, repr=False)
@@ -160,6 +166,40 @@ class Verdict:
         )
 
 
+PLAYABLE = ("wrong_result", "out_of_bounds", "race", "barrier", "uninitialized", "input_changed", "demand")
+
+
+def can_play(exercise: Exercise, diagnosis: Diagnosis) -> bool:
+    """Whether the threads of a kernel can be watched in the case in which it failed."""
+    case = diagnosis.case
+    if exercise.kind != "kernel" or case is None or diagnosis.kind not in PLAYABLE:
+        return False
+    return case.size in (exercise.observe_sizes or ()) or threads_of(exercise, case) <= OBSERVED_THREADS
+
+
+def verdict_of(exercise: Exercise, diagnosis: Diagnosis, seed: int, timing: Timing, player: str, seconds: float,
+               compiling: float) -> Verdict:
+    """The diagnosis as a Verdict. seconds, compiling: of the whole check."""
+    case, passed, is_drawn = diagnosis.case, diagnosis.kind == "passed", exercise.kind != "predict"
+    size = {k: int(v) if isinstance(v, np.integer) else v for k, v in case.size.items()} if case else None
+    details = (timing.sentence, *diagnosis.details) if timing.sentence else diagnosis.details
+    return Verdict(exercise=exercise.name, title=_title(exercise.name), passed=passed, kind=diagnosis.kind,
+                   headline=diagnosis.headline, details=details, table=diagnosis.table, mistake=diagnosis.mistake,
+                   mistake_is_exact=diagnosis.mistake_is_exact, where=_where() if is_drawn else "", size=size,
+                   seed=seed if is_drawn and (passed or case) else None, seconds=seconds, compiling=compiling,
+                   can_play=can_play(exercise, diagnosis), player=player, time_ms=timing.ms, ratio=timing.ratio)
+
+
+def _where() -> str:
+    return f"measured on {device.name()}" if device.on_gpu() else "on the CPU device"
+
+
+def _title(name: str) -> str:
+    with contextlib.suppress(UserError):
+        return registry.load().exercise(name).title
+    return name
+
+
 class CheckFailed(AssertionError):
     """Raised by `check` where a failing verdict must fail the cell: under nbgrader and `labkit check`."""
 
@@ -188,109 +228,3 @@ def can_be_typed_to() -> bool:
 def marked_up(text: str) -> str:
     """HTML of a sentence, with `code` in it."""
     return re.sub(r"`([^`]+)`", r"<code>\1</code>", html.escape(text, quote=False)).replace("\n", "<br>")
-
-
-# --- Wrong numbers -------------------------------------------------------------------------------------------------
-
-
-def show_value(value) -> str:
-    if isinstance(value, (float, np.floating)) and np.isnan(value):
-        return "NaN"
-    if isinstance(value, np.unsignedinteger):  # the exercises that have these are about bits
-        return f"0x{int(value):0{2 * value.itemsize}X}"
-    if isinstance(value, (int, np.integer)) and not isinstance(value, (bool, np.bool_)):
-        return f"{value:,}"
-    return f"{value:.6g}" if isinstance(value, (float, np.floating)) else str(value)
-
-
-def counted(things, noun: str) -> str:
-    count = things if isinstance(things, int) else len(things)
-    return f"{count:,} {noun}{'' if count == 1 else 's'}"
-
-
-NOUNS = {f"{noun}s": noun for noun in (
-    "thread", "number", "element", "load", "store", "block", "argument", "row", "column", "lane", "warp", "key", "head",
-    "token", "part", "weight", "array", "graph", "replay", "request", "sector", "step", "time", "input", "kernel",
-    "chunk", "atomic", "barrier", "call", "parameter", "size", "conflict", "copy", "round", "counter", "output",
-    "product", "length", "bin", "value", "turn", "shuffle", "read", "block", "line", "score", "page", "slot", "count",
-    "bit", "word", "expert", "difference", "mistake", "event", "stream", "place", "tile", "sum", "result")} | {
-    "launches": "launch", "passes": "pass", "bytes": "byte", "queries": "query", "copies": "copy", "axes": "axis",
-    "indices": "index", "branches": "branch"}  # fmt: skip
-VERBS = {"are": "is", "were": "was", "have": "has", "make": "makes", "move": "moves", "load": "loads", "take": "takes",
-         "store": "stores", "do": "does", "idle": "idles", "compute": "computes", "need": "needs"}
-_ONE_OF_MANY = re.compile(rf"(?<![\w.,:=\[(*/+-])(?<![*/+-] )1 ((?:\w+ly |different |wrong |more )?)"
-                          rf"({'|'.join(NOUNS)})\b(?: (that ))?(?: ?\b({'|'.join(VERBS)})\b)?")
-
-
-def in_the_singular(text: str) -> str:
-    """The sentence with "1 thread makes" where it says "1 threads make": counts are put into sentences of many."""
-    parts = text.split("`")  # code stays as it is
-    return "`".join(part if k % 2 else _ONE_OF_MANY.sub(_singular, part) for k, part in enumerate(parts))
-
-
-def _singular(match: re.Match) -> str:
-    before, noun, that, verb = match.groups()
-    return f"1 {before}{NOUNS[noun]}" + (" that " if that else " " * bool(verb)) + (VERBS[verb] if verb else "")
-
-
-def show_index(index: tuple) -> str:
-    return str(index[0]) if len(index) == 1 else f"[{', '.join(map(str, index))}]"
-
-
-def table_of(expected: np.ndarray, got: np.ndarray, wrong: np.ndarray, unwritten: np.ndarray, around: int = 3) -> dict:
-    """Expected against got, from a little before the first wrong element to a little after it, in memory order."""
-    first = int(np.argmax(wrong.reshape(-1)))
-    start, stop = max(0, first - around), min(wrong.size, first + 2 * around)
-    rows = []
-    for flat in range(start, stop):
-        index = tuple(int(i) for i in np.unravel_index(flat, wrong.shape)) if wrong.ndim else ()
-        value = "not written" if unwritten.reshape(-1)[flat] else show_value(got.reshape(-1)[flat])
-        rows.append([show_index(index) if index else "value", show_value(expected.reshape(-1)[flat]), value,
-                     "wrong" if wrong.reshape(-1)[flat] else ""])
-    return {"columns": ["index", "expected", "got", ""], "rows": rows}
-
-
-# --- Errors --------------------------------------------------------------------------------------------------------
-
-
-def source_line(filename: str, line: int) -> str:
-    return linecache.getline(filename, line).strip() if filename and line else ""
-
-
-def bare_code(filename: str, line: int) -> str:
-    """A line without its spaces: equal where two answers have the same line."""
-    return "".join(source_line(filename, line).split("#")[0].split())
-
-
-def quote_line(filename: str, line: int) -> str:
-    code = source_line(filename, line)
-    return f"Line {line}: `{code}`" if code else f"Line {line}."
-
-
-def parsed(function):
-    """The source of a function or kernel as a tree, and the line in its file at which it starts; (None, 0) if there is
-    none to be read."""
-    function = getattr(function, "py_func", function)
-    try:
-        lines, first_line = inspect.getsourcelines(function)
-        return ast.parse(textwrap.dedent("".join(lines))), first_line
-    except (OSError, TypeError, SyntaxError):
-        return None, 0
-
-
-def without_file(message: str) -> str:
-    """The message without the file at its end: there is only one, the learner's."""
-    return re.sub(r" \((this notebook|<[^()\n]*>|[^()\n]*\.py)(:\d+)?\)$", "", message.rstrip())
-
-
-def split_line(message: str) -> tuple[str, int]:
-    """("it says", 3) of "kernel, line 3: it says"; the line is 0 where none is named."""
-    match = re.match(r"\w+, line (\d+): (.*)", message, re.DOTALL)
-    return (match.group(2), int(match.group(1))) if match else (message, 0)
-
-
-def coordinates(position: tuple) -> str:
-    """(96, 0, 0) -> "96"; (3, 1, 0) -> "(3, 1)"."""
-    if position[1] == position[2] == 0:
-        return str(position[0])
-    return str(tuple(position[:2])) if position[2] == 0 else str(tuple(position))

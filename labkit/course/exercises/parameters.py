@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from labkit.course.check.draw import draw_cases
 from labkit.course.exercises.kinds import ComputedExercise, Exercise
 from labkit.kernels.agree import differences
 
@@ -40,7 +41,7 @@ def first_inputs(exercise: ComputedExercise) -> tuple:
 def bound_floats(exercise: ComputedExercise) -> list[int]:
     """The numbers of the scalars that have one value wherever the arrays have the same shapes: an answer may compute
     them, or write them down, and never read the parameter."""
-    found, cases = [], _drawn(exercise, SEED)
+    found, cases = [], draw_cases(exercise, SEED)
     for number, value in enumerate(cases[0].inputs):
         if is_float(value):
             seen: dict[tuple, set] = {}
@@ -54,7 +55,7 @@ def bound_floats(exercise: ComputedExercise) -> list[int]:
 def inert(exercise: ComputedExercise, numbers) -> list[int]:
     """Of the inputs of these numbers those that never change the result: in each case they take what they have at
     another seed."""
-    cases, others = _drawn(exercise, SEED), _drawn(exercise, OTHER)
+    cases, others = draw_cases(exercise, SEED), draw_cases(exercise, OTHER)
     left = list(numbers)
     for case in sorted(cases, key=lambda case: case.expected.size):
         same = [other for other in others if other.size == case.size]
@@ -76,9 +77,3 @@ def _changes(exercise: ComputedExercise, case, number: int, value) -> bool:
     if result.shape != case.expected.shape or result.dtype.kind not in "biufc":
         return True
     return bool(differences(result, case.expected, case.allowed, np.zeros(result.shape, bool)).wrong.any())
-
-
-def _drawn(exercise: ComputedExercise, seed: int) -> list:
-    from labkit.course.check.cases import draw_cases  # which imports this package
-
-    return draw_cases(exercise, seed)

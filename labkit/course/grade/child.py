@@ -23,7 +23,7 @@ from pathlib import Path
 
 from labkit.course.grade import isolate, wire
 
-ATTRIBUTES = ("filename", "line", "thread", "block", "array", "index", "shape", "kernel")
+ATTRIBUTES = ("filename", "line", "thread", "block", "array", "index", "shape", "kernel", "sentence")
 
 
 def main() -> None:
@@ -403,11 +403,13 @@ def _described(error: BaseException) -> dict:
         for name in ATTRIBUTES:
             value = getattr(error, name, None)
             if isinstance(value, str):
-                facts[name] = value[:200]
+                facts[name] = value[:400]
             elif isinstance(value, int) and not isinstance(value, bool):
                 facts[name] = value
             elif isinstance(value, tuple | list) and len(value) <= 8:
                 facts[name] = [int(each) for each in value]
+        if hasattr(error, "problem"):  # a CompileError
+            facts |= {"problem": error.problem, "facts": error.facts}
         return {"type": type(error).__name__[:80], "text": str(error)[:4000], "frames": frames[-8:], "facts": facts}
     return {"type": "Exception", "text": ""}
 

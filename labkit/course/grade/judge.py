@@ -228,12 +228,12 @@ class Judge:
 
     def _not_defined(self, exercise, program: Program, file: str, error: Exception) -> dict:
         """The answer's cell itself raised."""
-        from labkit.course.check.python_errors import learners_frame
-        from labkit.course.check.verdict import quote_line
+        from labkit.course.check.diagnose.python_errors import learners_frame
+        from labkit.course.check.words import quote_line
 
         name = type(error).__name__
         error_file, line = learners_frame(error, file)
-        if hasattr(error, "line"):  # a kernel's fault names its own
+        if getattr(error, "line", 0):  # a kernel's fault names its own
             error_file, line = getattr(error, "filename", file), error.line
         details = f"{name}: {error}" if str(error) else name
         result = plain_result(exercise.name, "raised", "The answer's cell raises an error.", details)
@@ -260,7 +260,7 @@ def _raised(connection, reply: dict) -> BaseException | None:
 
 def _in_a_line(error: BaseException, file: str) -> str:
     """ "NameError: name 'x' is not defined, line 3": of the answer's cell, where it is known."""
-    from labkit.course.check.python_errors import learners_frame
+    from labkit.course.check.diagnose.python_errors import learners_frame
 
     message = f"{type(error).__name__}: {error}".split("\n")[0].rstrip(": ")
     error_file, line = learners_frame(error, file)

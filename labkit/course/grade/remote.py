@@ -21,6 +21,7 @@ from labkit.course.check.limits import HostTimeout
 from labkit.course.grade import wire
 from labkit.course.grade.answers import Program, parsed
 from labkit.simt.arrays import DeviceNDArray
+from labkit.simt.errors import PROBLEMS
 from labkit.simt.observer.report import KernelFinding, Report
 from labkit.simt.settings import current_order, time_limit_s
 
@@ -129,6 +130,22 @@ def raise_here(described, file: str):
     exec(compile(tree, file, "exec"), {"error": error})  # three tokens of our own, at the answer's line
 
 
+def _compile_facts(described: dict) -> dict:
+    """The problem of a CompileError and its facts; {} where they are not those that PROBLEMS names."""
+    problem, facts = described.get("problem"), described.get("facts")
+    kinds = PROBLEMS.get(problem) if isinstance(problem, str) else None
+    if kinds is None or not isinstance(facts, dict) or facts.keys() != kinds.keys():
+        return {}
+    found = {}
+    for name, kind in kinds.items():
+        value = facts[name]
+        if kind is tuple and isinstance(value, list) and all(isinstance(one, str) for one in value[:20]):
+            found[name] = tuple(text_of(one)[:200] for one in value[:20])
+        elif kind is not tuple and type(value) is kind:
+            found[name] = text_of(value)[:200] if kind is str else value
+    return {"problem": problem, "facts": found} if found.keys() == kinds.keys() else {}
+
+
 def _facts(described, file: str) -> dict:
     """Attributes of a kernel's fault, each of its type. A verdict quotes a line of the file that a fault names, so only
     the answer may be named, or a kernel of the library."""
@@ -138,11 +155,16 @@ def _facts(described, file: str) -> dict:
             facts[key] = value
         elif key in ("array", "kernel") and isinstance(value, str):
             facts[key] = text_of(value)[:200]
+        elif key == "sentence" and isinstance(value, str):
+            facts[key] = text_of(value)[:400]
         elif key == "filename" and isinstance(value, str) and (
                 value in (file, f"<above {file[1:]}") or value in _library_files()):
             facts[key] = value
         elif key in ("thread", "block", "index", "shape") and _whole_numbers(value):
             facts[key] = tuple(value)
+    if isinstance(described, dict) and "problem" in described:
+        unknown = {"kernel": "", "line": 0, "sentence": "", "problem": "", "facts": {}}
+        facts = unknown | facts | _compile_facts(described)
     for key in ("thread", "block"):
         if key in facts and len(facts[key]) != 3:
             del facts[key]
@@ -406,7 +428,8 @@ def report_from(described, kernel: RemoteKernel) -> Report:
                     finding["kind"], kernel.__name__, [int(line) for line in finding["lines"]],
                     [tuple(thread) for thread in finding["threads"]], finding["block"], text_of(finding["array"]),
                     tuple(index) if isinstance(index, list) else index, text_of(finding["sentence"]),
-                    int(finding["times"])))
+                    int(finding["times"]), tuple(map(text_of, finding["accesses"])), text_of(finding["advice"]),
+                    bool(finding["barrier"]), text_of(finding["one_warp"])))
         counts = described["counts"]
         lines = dict(described["lines"])
         for table in (counts, *lines.values()):

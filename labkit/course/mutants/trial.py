@@ -22,6 +22,12 @@ from dataclasses import asdict, dataclass
 
 from labkit._common.cores import cores
 from labkit.course import exercise_files, exercises
+from labkit.course.check import examine, limits, run
+from labkit.course.check.compare import compare_attempt, first_finding
+from labkit.course.check.diagnose.findings import HEADLINES
+from labkit.course.check.diagnose.outputs import describe_output
+from labkit.course.check.diagnose.preflight import refused
+from labkit.course.check.draw import draw_cases, threads_of
 from labkit.course.exercises import Exercise
 from labkit.course.mutants.operators import Mutant, chosen, mutants
 
@@ -89,8 +95,6 @@ def _other_numbers(truth: dict) -> list[Mutant]:
 
 def try_mutant(exercise: Exercise, mutant: Mutant) -> Outcome:
     """What check says. The known mistakes are not compared with: only whether it passes counts."""
-    from labkit.course.check import examine
-
     if exercise.kind == "predict":
         numbers = eval(mutant.source, {"nan": float("nan"), "inf": float("inf")})  # our own repr, of six lines above
         try:
@@ -113,11 +117,9 @@ def try_mutant(exercise: Exercise, mutant: Mutant) -> Outcome:
 def _observed(exercise: Exercise, answer) -> tuple[str, str] | None:
     """(verdict, headline) of a kernel that is already wrong where check would only observe it, which needs no compiling
     and so takes a tenth of the time; None if that shows nothing. Everything else goes through the whole of check."""
-    from labkit.course.check import cases, compare, preflight, run
-
-    if (attempt := preflight.refused(exercise, answer)) is not None:
-        return attempt.kind, attempt.headline
-    small = [case for case in cases.draw_cases(exercise, SEED) if cases.threads_of(exercise, case) <= OBSERVED_THREADS]
+    if (diagnosis := refused(exercise, answer)) is not None:
+        return diagnosis.kind, diagnosis.headline
+    small = [case for case in draw_cases(exercise, SEED) if threads_of(exercise, case) <= OBSERVED_THREADS]
     for case in small[:OBSERVED_CASES]:
         try:
             with warnings.catch_warnings():
@@ -125,12 +127,12 @@ def _observed(exercise: Exercise, answer) -> tuple[str, str] | None:
                 report, inputs, out = run.observed(exercise, answer, case)
         except Exception as error:
             return "stopped", f"{type(error).__name__}: {error}".split("\n")[0]
-        if (finding := run.first_finding(report)) is not None:
-            return finding[:2]
-        attempt = (run.inputs_changed(case, inputs)
-                   or compare.compared(exercise, case, out, run.unwritten(case, out)))
-        if not attempt.good:
-            return attempt.kind, attempt.headline
+        if (finding := first_finding(report)) is not None:
+            return finding[0], HEADLINES[finding[0]]
+        attempt = run.Attempt(case, got=out, changed=run.changed_input(case, inputs))
+        difference = compare_attempt(exercise, attempt)
+        if not difference.good:
+            return difference.kind, describe_output(exercise, difference).headline
     return None
 
 
@@ -227,8 +229,6 @@ def _lines(command: list[str], todo: list[Mutant], stop: threading.Event) -> Ite
 
 
 def main(name: str) -> None:
-    from labkit.course.check import limits, run
-
     limits.KERNEL_LIMIT_S, run.FUNCTION_LIMIT_S = KERNEL_LIMIT_S, FUNCTION_LIMIT_S
     exercise = exercises.find(name)
     out = sys.stdout

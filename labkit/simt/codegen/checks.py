@@ -4,7 +4,7 @@ import ast
 import copy
 
 from labkit.simt import ptx, unsigned
-from labkit.simt.errors import UnsupportedError, file_label
+from labkit.simt.errors import UnsupportedError
 from labkit.simt.ir import ID_NAMES, AtomicCall, BinOp, DeviceCall, IntrinsicCall, Lowering, Subscript, shown
 from labkit.simt.runtime import fault_record
 
@@ -52,10 +52,10 @@ class Checker(Lowering):
             if isinstance(target, ast.Subscript) and self._is_checked(target):
                 return self._emit_store(target, self.visit(s.value))
             if isinstance(target, ast.Tuple) and any(isinstance(t, ast.Subscript) for t in target.elts):
-                raise UnsupportedError(
-                    f"{self.out.kernel}, line {s.lineno}: unpacking into array elements is not supported; "
-                    f"unpack into names first ({file_label(self.out.filename)})"
-                )
+                raise UnsupportedError.at(
+                    self.out.kernel, self.out.filename, s.lineno,
+                    "unpacking into array elements is not supported; unpack into names first",
+                )  # fmt: skip
         is_update = isinstance(s, ast.AugAssign) and isinstance(s.target, ast.Subscript)
         if is_update and self.out.checked and self._is_checked(s.target):
             array, index = copy.deepcopy(s.target.value), copy.deepcopy(s.target.slice)

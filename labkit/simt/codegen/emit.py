@@ -371,10 +371,8 @@ class Generator:
             return
         iterable = s.iter
         if not is_range(iterable) or not isinstance(s.target, ast.Name):
-            raise UnsupportedError(
-                f"{self.plan.program.name}, line {s.lineno}: a for loop that contains a barrier must run over a range "
-                f"({file_label(self.plan.program.filename)})"
-            )
+            raise UnsupportedError.at(self.plan.program.name, self.plan.program.filename, s.lineno,
+                                      "a for loop that contains a barrier must run over a range")
         parts = [ast.Constant(0), *iterable.args, ast.Constant(1)] if len(iterable.args) == 1 else list(iterable.args)
         parts = parts if len(parts) == 3 else [*parts, ast.Constant(1)]
         depth = self._open_threads(mask, [iterable])

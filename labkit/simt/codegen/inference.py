@@ -2,7 +2,6 @@
 
 import ast
 import re
-import textwrap
 
 from numba import njit
 from numba.core import compiler, ir, registry, types
@@ -31,6 +30,7 @@ from labkit.simt.codegen.lowering import LowerToValues
 from labkit.simt.codegen.ssa import quick_ssa
 from labkit.simt.errors import KernelTypeError, file_label
 from labkit.simt.ir import shown
+from labkit.simt.numba_report import read_report
 
 
 @register_pass(mutates_CFG=False, analysis_only=True)
@@ -133,39 +133,16 @@ def infer_types(function, arguments):
     return {name: unify(*versions) if name in mixed else versions[0] for name, versions in types_by_name.items()}, mixed
 
 
-_REPORT = (  # how Numba says it -> how we do; the last match in its report is the most specific
-    (r"NumbaTypeError: (.+)", "{0}"),
-    (r"Cannot unify (.+?) and (.+?) for '(\w+?)(?:\.\d+)?'", "{2} is {0} on one path and {1} on another"),
-    (r"(?:NameError: name|Undefined variable|Variable) '(\w+?)(?:\.\d+)?'", "{0} is read before it is set"),
-    (r"No implementation of function Function\((.+?)\) found for signature:\s+>>> \w+\((.+?)\)\n",
-     "{0} does not take the types ({1})"),
-    (r"Unknown attribute '(\w+)' of type (.+)", "{1} has no attribute {0}"),
-    (r"Invalid use of (.+)", "invalid use of {0}"),
-)  # fmt: skip
-
-
 def type_error(program, error, source):
     """Numba's report of a typing failure, cut down to what it says about the kernel, with the kernel's line."""
     report = str(error)
-    message = None
-    for pattern, form in _REPORT:
-        matches = re.findall(pattern, report)
-        if matches:
-            last = matches[-1]
-            message = form.format(*(last if isinstance(last, tuple) else (last,)))
-            break
-    if message is None:
-        lines = [part.strip() for part in report.split("\n") if part.strip()]
-        message = next((t for t in lines if not t.startswith("Failed in nopython")), "unknown reason")
-    for name, in_source in _names(program).items():
-        message = re.sub(rf"\b{re.escape(name)}\b", in_source, message)
-    message = re.sub(r"<built-in function (\w+)>", r"\1", message)
-    message = re.sub(r"array\((\w+), (\d)d, \w\)", r"array of \1 (\2D)", message)
-    message = re.sub(r"Literal\[\w+\]\((.+?)\)", r"\1", message)
+    sentence, problem, facts = read_report(report, _names(program))
+    line = _kernel_line(report, source)
     return KernelTypeError(
-        f"{program.name}{_kernel_line(report, source)}: does not compile for these argument types: "
-        f"{textwrap.shorten(message, 300, placeholder=' ...')} ({file_label(program.filename)}:{program.line})"
-    )
+        f"{program.name}{f', line {line}' if line else ''}: does not compile for these argument types: {sentence} "
+        f"({file_label(program.filename)}:{program.line})",
+        kernel=program.name, line=line, sentence=sentence, problem=problem, **facts,
+    )  # fmt: skip
 
 
 def _names(program):
@@ -176,11 +153,11 @@ def _names(program):
 
 
 def _kernel_line(report, source):
-    """The kernel's line that Numba's report points to, through the comments of the generated source."""
+    """The kernel's line that Numba's report points to, through the comments of the generated source; 0 where none."""
     lines = source.split("\n")
     for line_number in re.findall(r"(?:line |\()(\d+)\)?", report)[::-1]:
         if 1 <= int(line_number) <= len(lines):
             match = re.search(r"# (\d+)$", lines[int(line_number) - 1])
             if match:
-                return f", line {match[1]}"
-    return ""
+                return int(match[1])
+    return 0

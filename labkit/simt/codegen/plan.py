@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from numba.core import types
 
 from labkit.simt.codegen.types import collective_arguments, matrices
-from labkit.simt.errors import UnsupportedError, file_label
+from labkit.simt.errors import UnsupportedError
 from labkit.simt.ir import (
     FOLDABLE,
     DtypeOf,
@@ -393,10 +393,10 @@ class Plan:
         parts = list(ty.types) if isinstance(ty, types.BaseTuple) else [ty]
         if not all(isinstance(p, (types.Number, types.Boolean)) for p in parts):
             line = next((s.lineno for s in self._assignments(name)), self.program.line)
-            raise UnsupportedError(
-                f"{self.program.name}, line {line}: {name} ({ty}) is kept across a barrier; the CPU device can keep "
-                f"numbers and tuples of numbers ({file_label(self.program.filename)})"
-            )
+            raise UnsupportedError.at(
+                self.program.name, self.program.filename, line,
+                f"{name} ({ty}) is kept across a barrier; the CPU device can keep numbers and tuples of numbers",
+            )  # fmt: skip
         if isinstance(ty, types.BaseTuple):
             self.kept[name] = [(f"_v{name}_{k}", p) for k, p in enumerate(parts)]
             if is_vector(ty):
@@ -505,10 +505,8 @@ def _with_dtypes(program, argument_types):
         ty = argument_types[len(program.constants) + program.params.index(array.dtype.param)]
         if isinstance(ty, types.Array):
             return replace(array, dtype=ty.dtype)
-        raise UnsupportedError(
-            f"{program.name}, line {array.line}: {array.dtype.param} is {ty}, and has no dtype "
-            f"({file_label(program.filename)})"
-        )
+        sentence = f"{array.dtype.param} is {ty}, and has no dtype"
+        raise UnsupportedError.at(program.name, program.filename, array.line, sentence)
 
     shared = {name: resolved(array) for name, array in program.shared.items()}
     program = replace(program, shared=shared, local={name: resolved(array) for name, array in program.local.items()})

@@ -8,7 +8,7 @@ from numba.core.errors import NumbaError
 
 from labkit.simt.codegen.checks import HIDDEN_IDS, TWO_ARRAYS, names, narrow_call, touches_memory
 from labkit.simt.codegen.inference import infer_types, type_error
-from labkit.simt.errors import KernelTypeError, file_label
+from labkit.simt.errors import KernelTypeError
 from labkit.simt.ir import (
     BUILTINS,
     AtomicCall,
@@ -153,10 +153,8 @@ def _check_collectives(plan, inferred):
         for name, (role, fits, advice) in zip(wait.names, allowed, strict=False):
             ty = inferred.get(name)
             if ty is not None and not fits(ty):
-                raise KernelTypeError(
-                    f"{plan.program.name}, line {sync.lineno}: the {role} of {full_name(sync.op)} is {ty}; "
-                    f"{advice} ({file_label(plan.program.filename)})"
-                )
+                sentence = f"the {role} of {full_name(sync.op)} is {ty}; {advice}"
+                raise KernelTypeError.at(plan.program.name, plan.program.filename, sync.lineno, sentence)
 
 
 # ---------------- a plain function with the same types, for Numba to infer them

@@ -39,6 +39,7 @@ class AsyncRaceDetector:
                 observed.name, index,
                 f"race: {self.who(reader)} reads {element} at line {read} with ptx.load_nc4, and {self.who(writer)} "
                 f"writes it at line {write} in the same launch: that cache does not see stores. Use ptx.load_global4.",
+                accesses=("reads", "writes"),
             ),
             ("read only", observed.name, write, read), 2,
         )  # fmt: skip
@@ -113,6 +114,7 @@ class AsyncRaceDetector:
                     f"race: {self.who(writer)} writes {self.state.name_of(late[0])[0]} at line {written}, and "
                     f"ptx.{name} at line {line} reads it with no ptx.fence_proxy_async() by the writer in between. Put "
                     f"ptx.fence_proxy_async() after line {written}, before the barrier.",
+                    accesses=("writes", "reads"),
                 ),
                 ("fence", written, line), 1,
             )  # fmt: skip

@@ -198,8 +198,8 @@ class RaceDetector:
             advice = f"Put cuda.syncthreads() after line {a_line}, before line {b_line} is reached{again}."
         else:
             advice = f"Put cuda.syncthreads() between line {a_line} and line {b_line}."
-        if reach == 0 and "Put cuda.syncthreads()" in advice:
-            advice += " These threads are of one warp: for them cuda.syncwarp() is enough."
+        barrier = advice.startswith("Put cuda.syncthreads()")
+        one_warp = "These threads are of one warp: for them cuda.syncwarp() is enough." if barrier and not reach else ""
         order_note = "and blocks run in any order" if reach == 2 else "with no barrier between them"
         line = f"it at line {b_line}" if a_line != b_line else "it at the same line"
         name = "benign race" if benign else "race"
@@ -208,7 +208,8 @@ class RaceDetector:
                 name.replace(" ", "_"), self.program.name, sorted({a_line, b_line}), [a.where, b.where], b.block,
                 observed.name, index,
                 f"{name}: {self.who(a)} {verb[a_kind]} {element} at line {a_line}, and {self.who(b)} {verb[b_kind]} "
-                f"{line}, {order_note}. {advice}",
+                f"{line}, {order_note}. {advice}{f' {one_warp}' if one_warp else ''}",
+                accesses=(verb[a_kind], verb[b_kind]), advice=advice, barrier=barrier, one_warp=one_warp,
             ),
             (observed.name, frozenset([(a_line, a_kind), (b_line, b_kind)])),
             reach,

@@ -41,6 +41,8 @@ class KernelFinding:
     wrong: a "benign_race" or a "warning".
 
     lines: of the source; threads: (x, y, z) each; block: its number; array: its name; index: of the element.
+    Of a race: accesses: what the two threads do, such as ("writes", "reads"); advice and one_warp: the parts of
+    `sentence` that say what to do, for all threads and for those of a warp; barrier: whether the advice is a barrier.
     """
 
     kind: str
@@ -52,6 +54,10 @@ class KernelFinding:
     index: tuple | None
     sentence: str
     times: int = 1
+    accesses: tuple = ()
+    advice: str = ""
+    barrier: bool = False
+    one_warp: str = ""
 
     def __str__(self):
         return self.sentence if self.times == 1 else f"{self.sentence} ({self.times:,} times in this launch.)"

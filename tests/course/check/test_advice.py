@@ -2,22 +2,28 @@
 for what is there."""
 
 import ast
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from labkit import cuda
-from labkit.course.check import run, stages
-from labkit.course.check.cases import Attempt, Case
-from labkit.course.check.compare import compared
-from labkit.course.check.divergence import around, divergent_blocks
-from labkit.course.check.patterns import pattern
-from labkit.course.exercises import demands
+from labkit.course.check import diagnose
+from labkit.course.check.compare import compare_attempt, compared
+from labkit.course.check.diagnose import findings
+from labkit.course.check.diagnose.diagnosis import Diagnosis
+from labkit.course.check.diagnose.divergence import around, divergent_blocks
+from labkit.course.check.diagnose.outputs import describe_elements
+from labkit.course.check.diagnose.patterns import pattern
+from labkit.course.check.draw import Case
+from labkit.course.check.run import run_answer
+from labkit.course.exercises import FunctionExercise, demands
 from labkit.course.exercises.ch02_the_machine.two_polynomials import _together
 from labkit.course.exercises.ch07_tensor_cores.swizzled_transpose import _no_conflicts
 from labkit.course.exercises.ch09_graphs_and_streams.fused_tail import _each_array_once
 from labkit.course.exercises.ch09_graphs_and_streams.run_steps import _replays_a_graph
+from labkit.simt.observer.report import KernelFinding
 
 pytestmark = pytest.mark.cpu_device
 SHARED = """
@@ -43,6 +49,12 @@ def test_divergent_is_what_depends_on_the_thread_and_what_stands_inside():
     assert around(function, 7, 8).lineno == 6 and around(function, 10) is None and around(function, 7, 12) is None
 
 
+def race(first, second, one_warp=False):
+    advice, end = "Put cuda.syncthreads() between them.", "These threads are of one warp." * one_warp
+    return KernelFinding("race", "kernel", [first, second], [], 0, "out", (0,), f"race: it races. {advice} {end}",
+                         advice=advice, barrier=True, one_warp=end)
+
+
 @cuda.jit
 def reversed_in_a_branch(x, out):
     i = cuda.grid(1)
@@ -54,13 +66,9 @@ def reversed_in_a_branch(x, out):
 def test_where_a_race_stands_in_a_branch_the_barrier_is_not_put_into_it():
     first = reversed_in_a_branch.py_func.__code__.co_firstlineno
 
-    class Finding(SimpleNamespace):
-        def __str__(self):
-            return "race: one writes and another reads. Put cuda.syncthreads() between line 5 and line 6."
-
-    text, = run._where_no_barrier_may_stand(Finding(lines=[first + 4, first + 5]), reversed_in_a_branch)
+    text, = findings._where_no_barrier_may_stand(race(first + 4, first + 5), reversed_in_a_branch)
     assert f"the `if` of line {first + 3}" in text
-    assert not run._where_no_barrier_may_stand(Finding(lines=[first + 2, first + 5]), reversed_in_a_branch)
+    assert not findings._where_no_barrier_may_stand(race(first + 2, first + 5), reversed_in_a_branch)
 
 
 @cuda.jit
@@ -80,23 +88,21 @@ def transposed_by_warps(x, out):
 def test_where_a_warp_alone_waits_that_line_is_named(one_warp):
     first = transposed_by_warps.py_func.__code__.co_firstlineno
 
-    class Finding(SimpleNamespace):
-        def __str__(self):
-            end = " These threads are of one warp: for them cuda.syncwarp() is enough." if one_warp else ""
-            return f"race: one reads and another writes. Put cuda.syncthreads() between line 8 and line 10.{end}"
-
-    found = run._where_a_warp_alone_waits(Finding(lines=[first + 7, first + 9]), transposed_by_warps)
+    found = findings._where_a_warp_alone_waits(race(first + 7, first + 9, one_warp), transposed_by_warps)
     assert bool(found) == (not one_warp)
     assert not found or f"Line {first + 8}: `cuda.syncwarp()`" in found[0] and "of two warps" in found[0]
-    assert not run._where_a_warp_alone_waits(Finding(lines=[first + 4, first + 5]), transposed_by_warps)
+    assert not findings._where_a_warp_alone_waits(race(first + 4, first + 5), transposed_by_warps)
 
 
 @pytest.mark.parametrize("where, added", [("", True), ("all elements are 0 or -0", False)])
 def test_what_a_larger_case_shows_is_added_but_not_of_special_inputs(where, added):
     one, many = (Case({"n": n}, (), np.ones(n), np.zeros(n), None, place) for n, place in ((1, ""), (33, where)))
-    attempt = Attempt("wrong_result", "The value is wrong.", ("n=1",))
-    theirs = Attempt("wrong_result", "", summary="Every element is 0.")
-    found = stages._with_larger(None, attempt, one, [(many, lambda answer: theirs)])
+    exercise = FunctionExercise(name="zeros", reference=lambda n: np.ones(n), inputs=lambda rng, n: (n,),
+                                sizes=({"n": 1},), domain="Made up, for a test.", wrong={"a": np.zeros, "b": np.ones})
+    one, many = (replace(case, inputs=(case.expected.size,)) for case in (one, many))
+    difference = compare_attempt(exercise, run_answer(exercise, np.zeros, one))
+    later = diagnose._later(exercise, np.zeros, [one, many], difference)
+    found = diagnose._with_larger(Diagnosis("wrong_result", "The value is wrong.", ("n=1",)), one, later)
     assert (len(found.details) == 2) == added
 
 
@@ -107,7 +113,8 @@ def test_bits_are_not_close():
     assert "copy of input" in pattern(bits, bits[::-1].copy(), everywhere, nowhere, (bits[::-1].copy(),))
     assert pattern(bits, bits + np.uint32(65536), everywhere, nowhere) == ""  # of bits, "65,536 too large" says nothing
     case = Case({"n": 8}, (), bits, np.zeros(8), None)
-    assert not any("It is close" in text for text in compared(None, case, bits + np.uint32(1), nowhere).details)
+    difference = compared(case, bits + np.uint32(1), nowhere)
+    assert not any("It is close" in text for text in describe_elements(None, case, difference).details)
     floats = np.linspace(1, 2, 8, dtype=np.float32)
     assert "2 times" in pattern(floats, 2 * floats, everywhere, nowhere)
 

@@ -16,11 +16,14 @@ from labkit._common import paths
 from labkit._common.paths import REPOSITORY
 from labkit.course import exercises, progress
 from labkit.course import registry as course
-from labkit.course.check import check, examine, exceptions, limits, run, verdict
-from labkit.course.check.patterns import pattern
+from labkit.course.check import check, examine, limits, run, words
+from labkit.course.check.compare import compare_attempt
+from labkit.course.check.diagnose import faults
+from labkit.course.check.diagnose.patterns import pattern
 from labkit.course.check.verdict import CheckFailed, Verdict
 from labkit.course.exercises import FunctionExercise, KernelExercise, PredictionExercise
 from labkit.course.exercises.demands import asks
+from labkit.simt.observer.report import KernelFinding, Report
 
 pytestmark = pytest.mark.cpu_device
 
@@ -246,9 +249,10 @@ def test_a_loop_that_observe_stops_is_reported_without_a_block():
     error = KernelTimeout("never_ends, line 4: stopped", kernel="never_ends", filename="", line=4, block=None,
                           thread=(1, 0, 0))
     case = SimpleNamespace(size={"n": 33}, where="x is 0")
-    attempt = exceptions.explained(exercises.find("scale_vector"), right, case, error)
-    assert attempt.kind == "never_ends"
-    assert "At n=33, where x is 0: thread 1 was stopped there after 5 s." in attempt.details[1]
+    exercise, attempt = exercises.find("scale_vector"), run.Attempt(case, error=error)
+    diagnosis = faults.describe_error(exercise, right, compare_attempt(exercise, attempt))
+    assert diagnosis.kind == "never_ends"
+    assert "At n=33, where x is 0: thread 1 was stopped there after 5 s." in diagnosis.details[1]
 
 
 def test_an_endless_function_of_the_host_is_stopped(monkeypatch):
@@ -544,32 +548,19 @@ def test_a_copy_of_an_input_is_recognised():
     assert pattern(LINE * 2 + 1, LINE, wrong, ~wrong, (7, LINE)) == "The output is a copy of input number 2."
 
 
-@pytest.mark.parametrize("file", ["this notebook", "/tmp/ipykernel_12/34.py", "labkit/kernels/op.py:12", "<cell 3>"])
-def test_the_file_of_a_message_is_not_shown(file):
-    message = verdict.without_file(f"k, line 3: wrong (twice) ({file})")
-    assert message == "k, line 3: wrong (twice)"
-    assert verdict.split_line(message) == ("wrong (twice)", 3)
-
-
 @pytest.fixture
 def report(monkeypatch):
     """A stand-in for observe: what it finds is set by the test; each kernel finds the same."""
     import labkit
 
-    found = SimpleNamespace(races=[], out_of_bounds=[], divergent_barriers=[], uninitialized_reads=[], counts={},
-                            touched={}, block=(128, 1, 1))
+    found = Report("kernel", "", (1, 1, 1), (128, 1, 1))
     monkeypatch.setitem(labkit.__dict__, "observe", lambda launch, *arguments: found)
     return found
 
 
-class Finding(SimpleNamespace):
-    def __str__(self):
-        return self.text
-
-
 @cpu_only
 def test_what_observe_finds_is_a_verdict(report):
-    report.races = [Finding(text="Threads 0 and 1 both write out[0].", kind="race", index=(0,))] * 3
+    report.races = [KernelFinding("race", "kernel", [], [], 0, "out", (0,), "Threads 0 and 1 both write out[0].")] * 3
     result = examined(right)
     assert result.kind == "race" and result.headline == "Two threads race for the same element."
     assert result.details[:2] == ("Threads 0 and 1 both write out[0].",) * 2
@@ -632,5 +623,5 @@ def test_checking_is_quick_enough():
 
 
 def test_numbers_without_a_sign_are_bits_and_shown_so():
-    assert [verdict.show_value(value) for value in (np.uint16(0x7FC0), np.uint32(255), np.int32(32_704))] == [
+    assert [words.show_value(value) for value in (np.uint16(0x7FC0), np.uint32(255), np.int32(32_704))] == [
         "0x7FC0", "0x000000FF", "32,704"]

@@ -7,7 +7,7 @@ import pytest
 
 from labkit import cuda
 from labkit.course.check import examine
-from labkit.course.check.host_runs import HostRun, _idle, _recording
+from labkit.course.check.host_runs import HostRun, idle, recording
 from labkit.course.exercises import FunctionExercise
 from labkit.course.exercises.demands import Demand
 from labkit.device import graphs
@@ -85,7 +85,7 @@ def test_a_result_of_the_host_is_right_without_the_launches():
 def test_copies_to_the_host_are_counted_but_not_those_of_a_library():
     a, out = cuda.to_device(np.ones((2, 2), np.float32)), cuda.to_device(np.zeros((2, 2), np.float32))
     run = HostRun({})
-    with _recording(run):
+    with recording(run):
         gemm(OP_N, OP_N, 2, 2, 2, 1.0, a, 2, a, 2, 0.0, out, 2)
         assert run.copies_to_host == 0
         out.copy_to_host()
@@ -110,17 +110,17 @@ def test_a_function_of_the_host_may_not_change_its_inputs():
 def test_calls_of_a_library_are_seen_and_left_out():
     a, out = cuda.to_device(np.ones((2, 2), np.float32)), cuda.to_device(np.zeros((2, 2), np.float32))
     run = HostRun({})
-    with _idle():
+    with idle():
         gemm(OP_N, OP_N, 2, 2, 2, 1.0, a, 2, a, 2, 0.0, out, 2)
     assert not out.copy_to_host().any()
-    with _recording(run):
+    with recording(run):
         gemm(OP_N, OP_N, 2, 2, 2, 1.0, a, 2, a, 2, 0.0, out, 2)
     assert run.calls == ["gemm"] and (out.copy_to_host() == 2).all()
 
 
 def test_everything_is_put_back_after_an_error():
     before = ConfiguredKernel.run, graphs._RecordedGraph.launch, blas._on_host
-    with pytest.raises(KeyError), _recording(HostRun({})):
+    with pytest.raises(KeyError), recording(HostRun({})):
         raise KeyError
     assert (ConfiguredKernel.run, graphs._RecordedGraph.launch, blas._on_host) == before
 

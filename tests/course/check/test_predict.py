@@ -1,6 +1,6 @@
 """Predictions that are given are judged though others are missing."""
 
-from labkit.course.check.predict import check_prediction
+from labkit.course.check.predict import diagnose_prediction
 from labkit.course.exercises import PredictionExercise
 
 ASKED = PredictionExercise(name="asked", truth=lambda: {"idle": 24, "moved": 96}, how={"idle": "count them"},
@@ -8,20 +8,20 @@ ASKED = PredictionExercise(name="asked", truth=lambda: {"idle": 24, "moved": 96}
 
 
 def test_a_wrong_number_is_named_though_another_is_missing():
-    attempt, mistake, exact = check_prediction(ASKED, None, {"idle": 8})
-    assert attempt.kind == "wrong_result"
-    assert attempt.headline == "1 of 2 predictions is wrong. No prediction yet for `moved`."
-    assert [row[1:] for row in attempt.table["rows"]] == [["8", "no"], ["none yet", ""]]
-    assert (mistake, exact) == ("the others", True)
+    found = diagnose_prediction(ASKED, None, {"idle": 8})
+    assert found.kind == "wrong_result"
+    assert found.headline == "1 of 2 predictions is wrong. No prediction yet for `moved`."
+    assert [row[1:] for row in found.table["rows"]] == [["8", "no"], ["none yet", ""]]
+    assert (found.mistake, found.mistake_is_exact) == ("the others", True)
 
 
 def test_right_numbers_alone_do_not_pass_where_one_is_missing():
-    attempt, *_ = check_prediction(ASKED, None, {"idle": 24, "moved": ...})
-    assert attempt.kind == "unchanged"
-    assert "`moved`" in attempt.headline
-    assert check_prediction(ASKED, None, {"idle": 24, "moved": 96})[0].good
+    found = diagnose_prediction(ASKED, None, {"idle": 24, "moved": ...})
+    assert found.kind == "unchanged"
+    assert "`moved`" in found.headline
+    assert diagnose_prediction(ASKED, None, {"idle": 24, "moved": 96}).kind == "passed"
 
 
 def test_what_is_missing_is_not_given_away():
-    attempt, *_ = check_prediction(ASKED, None, {"idle": 8})
-    assert "96" not in repr((attempt.headline, attempt.details, attempt.table))
+    found = diagnose_prediction(ASKED, None, {"idle": 8})
+    assert "96" not in repr((found.headline, found.details, found.table))

@@ -4,7 +4,9 @@ import numpy as np
 import pytest
 
 from labkit import cuda
-from labkit.course.check import cases, run
+from labkit.course.check import draw, run
+from labkit.course.check.compare import compare_attempt
+from labkit.course.check.diagnose.outputs import describe_output
 from labkit.course.exercises import FunctionExercise, KernelExercise, Reach
 from labkit.course.exercises.domains import in_place
 
@@ -31,10 +33,14 @@ TRIPLED = KernelExercise(name="tripled", reference=lambda x: x * 3, shape=lambda
                          tolerance=lambda x: 1e-5, domain=(in_place(0),), wrong={"a": once, "b": reads_again})
 
 
+def tried(exercise, answer, case):
+    return compare_attempt(exercise, run.run_answer(exercise, answer, case))
+
+
 def test_an_answer_that_reads_its_input_after_the_store_is_wrong_in_place_alone():
-    drawn = cases.draw_cases(TRIPLED, 3)
-    assert all(run.run_once(TRIPLED, once, case).good for case in drawn)
-    failed = [case for case in drawn if not run.run_once(TRIPLED, reads_again, case).good]
+    drawn = draw.draw_cases(TRIPLED, 3)
+    assert all(tried(TRIPLED, once, case).good for case in drawn)
+    failed = [case for case in drawn if not tried(TRIPLED, reads_again, case).good]
     assert [case.where for case in failed] == ["the output is input number 1, in place"]
     report, _, out = run.observed(TRIPLED, reads_again, failed[0])
     assert not report.races
@@ -48,9 +54,9 @@ ANY_ORDER = FunctionExercise(name="any_order", reference=np.sort, inputs=lambda 
 
 
 def test_a_result_that_is_as_good_as_the_references_is_right():
-    case = cases.draw_cases(ANY_ORDER, 3)[1]
-    assert run.run_once(ANY_ORDER, lambda x: x[::-1], case).good
-    assert not run.run_once(ANY_ORDER, lambda x: x + 1, case).good
+    case = draw.draw_cases(ANY_ORDER, 3)[1]
+    assert tried(ANY_ORDER, lambda x: x[::-1], case).good
+    assert not tried(ANY_ORDER, lambda x: x + 1, case).good
 
 
 def _called_until_enough(answer, expected, x):
@@ -66,13 +72,13 @@ REACHES = FunctionExercise(name="reaches", reference=lambda x: np.array([x.sum()
 
 
 def test_an_answer_that_is_called_by_something_larger_is_judged_by_what_comes_of_it():
-    drawn = cases.draw_cases(REACHES, 3)
-    assert all(run.run_once(REACHES, lambda each: 2 * each, case).good for case in drawn)
-    seen = [run.run_once(REACHES, lambda each: each / 2, case) for case in drawn]
+    drawn = draw.draw_cases(REACHES, 3)
+    assert all(tried(REACHES, lambda each: 2 * each, case).good for case in drawn)
+    seen = [tried(REACHES, lambda each: each / 2, case) for case in drawn]
     assert [attempt.kind for attempt in seen] == ["demand"] * len(drawn)
-    assert seen[0].details == ("It reaches 2 of 3.",)
-    assert seen[-1].details == ("It reaches 2 of 3.", "In this case all are 1.")
-    raised = run.run_once(REACHES, lambda each: 1 / 0, drawn[0])
+    assert describe_output(REACHES, seen[0]).details == ("It reaches 2 of 3.",)
+    assert describe_output(REACHES, seen[-1]).details == ("It reaches 2 of 3.", "In this case all are 1.")
+    raised = tried(REACHES, lambda each: 1 / 0, drawn[0])
     assert raised.kind == "raised"
 
 

@@ -7,7 +7,7 @@ import pytest
 from labkit import cuda
 from labkit.course import exercise_files, exercises
 from labkit.course.check import examine
-from labkit.course.check.host_runs import HostRun, _recording
+from labkit.course.check.host_runs import HostRun, recording
 from labkit.course.exercises import FunctionExercise
 from labkit.device import graphs
 
@@ -58,7 +58,7 @@ def add_to_a_row(x, out):
 def unordered(work) -> list[str]:
     """What is not ordered in work(first stream, second stream, x, y), where x and y are arrays of the device."""
     run, x, y = HostRun({}), cuda.to_device(np.zeros(N, np.float32)), cuda.to_device(np.zeros(N, np.float32))
-    with _recording(run):
+    with recording(run):
         work(cuda.stream(), cuda.stream(), x, y)
     return run.streams.unordered
 

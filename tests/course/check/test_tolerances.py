@@ -6,7 +6,7 @@ import pytest
 
 from labkit.course import exercise_files, exercises
 from labkit.course.check import compare, run
-from labkit.course.check.cases import draw_cases
+from labkit.course.check.draw import draw_cases
 from labkit.course.check.numba_kernels import adopted, numba_on_cpu
 
 EXERCISES = exercises.load()
@@ -34,5 +34,6 @@ def test_a_right_answer_stays_far_below_the_allowed_error(name, monkeypatch):
         answer = adopted(solution.run(solution.answer, f"<{name}>"))
         for seed in range(SEEDS):
             for case in draw_cases(exercise, seed):
-                assert run.attempted(exercise, answer, case).good, f"seed {seed}, {case.size}, {case.where}"
+                assert compare.compare_attempt(exercise, run.run_answer(exercise, answer, case)).good, (
+                    f"seed {seed}, {case.size}, {case.where}")
     assert max(needed) <= MOST

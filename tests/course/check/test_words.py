@@ -8,7 +8,8 @@ import pytest
 
 from labkit import cuda
 from labkit.course import workbooks
-from labkit.course.check.verdict import Verdict, in_the_singular
+from labkit.course.check.verdict import Verdict
+from labkit.course.check.words import in_the_singular
 
 pytestmark = pytest.mark.cpu_device
 

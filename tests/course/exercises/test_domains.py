@@ -9,8 +9,8 @@ from numba import float32
 from labkit import cuda
 from labkit.course import exercises
 from labkit.course.check import examine
-from labkit.course.check.cases import draw_cases
-from labkit.course.check.stages import observed_cases
+from labkit.course.check.draw import draw_cases
+from labkit.course.check.run import observed_cases
 from labkit.course.exercises import domains
 from labkit.course.exercises.domains import Reach, at, of
 

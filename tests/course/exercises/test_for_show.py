@@ -7,9 +7,8 @@ from numba import float32, int32
 
 from labkit import cuda
 from labkit.course import exercise_files, exercises
-from labkit.course.check.cases import draw_cases
-from labkit.course.check.run import observed
-from labkit.course.check.stages import observed_cases
+from labkit.course.check.draw import draw_cases
+from labkit.course.check.run import observed, observed_cases
 from labkit.course.exercises import Edit
 from labkit.device import ptx
 

@@ -7,8 +7,8 @@ import pytest
 
 from labkit.course import exercises, registry, workbooks
 from labkit.course.check import examine
-from labkit.course.check.cases import draw_cases
-from labkit.course.check.preflight import never_used
+from labkit.course.check.diagnose.unused import never_used
+from labkit.course.check.draw import draw_cases
 from labkit.course.exercises.domains import any_angles, parameter
 from labkit.course.exercises.parameters import SEED, bound_floats, faults, first_inputs, inert, is_float
 

@@ -6,7 +6,7 @@ import nbformat
 import pytest
 
 from labkit.course import registry, workbooks
-from labkit.course.grade import sandbox
+from labkit.course.grade import remote, sandbox
 from labkit.course.grade.answers import answers_in
 from labkit.course.grade.judge import Judge, Settings
 from tests.course.grade.made_up import FIRST, RIGHT_FUNCTION
@@ -81,3 +81,17 @@ def test_what_the_cell_tries_out_after_the_definition_is_not_the_answer(judge):
         result = judged(judge, "row_starts", f"{function}\ncuda.mapped_array(3)", ABOVE)
         assert result["passed"] == passes and result["verdict"] != "refused", result
         assert "after what it defines: NotGraded: the grader does not observe" in result["details"][-1], result
+
+
+def test_the_facts_of_an_error_of_compiling_are_those_that_are_known():
+    """What the other process says of an error is data that a rule of check reads."""
+    def facts(**described):
+        return remote._facts({"sentence": "s", "kernel": "k", "line": 3, **described}, "<answer>")
+
+    unknown = {"kernel": "k", "line": 3, "sentence": "s", "problem": "", "facts": {}}
+    assert facts(problem="unknown name", facts={"name": "indx"}) == unknown | {
+        "problem": "unknown name", "facts": {"name": "indx"}}
+    assert facts(problem="operands", facts={"name": "add", "types": ["a", "b"]})["facts"]["types"] == ("a", "b")
+    for problem, given in (("unknown name", {}), ("unknown name", {"name": 3}), ("no such", {}), ([], {}),
+                          ("operands", {"name": "add", "types": [1]}), ("indices", {"axes": True, "count": 2})):
+        assert facts(problem=problem, facts=given) == unknown

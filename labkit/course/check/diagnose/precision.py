@@ -8,15 +8,36 @@ them: through branches and loops, and through the device functions that a kernel
 from __future__ import annotations
 
 import ast
+import inspect
 
+import numpy as np
 from numba.core import types
 
-from labkit.course.check.diagnostics import sources_of
+from labkit.course.check.draw import Case, arguments_of
+from labkit.course.check.sources import sources_of
+from labkit.course.exercises import Exercise
 from labkit.simt import typed_tree
 from labkit.simt.ir import Inline
 from labkit.simt.rewrite import rewrite
 
 CONVERSIONS = {"float64", "float", "max", "min", "_selp"}  # what they are given is not computed with
+
+
+def computes_in_float64(exercise: Exercise, answer, case: Case) -> tuple[str, ...]:
+    """Where a kernel on float32 arrays computes in float64, and how not to; () where it does not."""
+    if exercise.kind != "kernel":
+        return ()
+    values = arguments_of(exercise, case.inputs, np.zeros(case.expected.shape, exercise.dtype), case.size)
+    arguments = dict(zip(inspect.signature(answer.py_func).parameters, values, strict=False))
+    kinds = {np.dtype(getattr(value, "dtype", type(value))).str[1:] for value in arguments.values()
+             if isinstance(value, (np.ndarray, np.number))}
+    result = float64_at(answer, arguments) if "f4" in kinds and "f8" not in kinds else None
+    if result is None:
+        return ()
+    line, code = result
+    return (f"Line {line}: `{code}` is computed in float64, which most GPUs do at a small part of the "
+            "speed of float32. A number such as `0.0` or `2` makes the whole operation float64: write `float32(0.0)`, "
+            "`float32(2)`.",)
 
 
 def float64_at(kernel, arguments: dict[str, object]) -> tuple[int, str] | None:

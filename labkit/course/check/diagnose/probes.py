@@ -20,11 +20,11 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from labkit._common.tables import size_text
-from labkit.course.check.cases import Case, arguments_of, threads_of
-from labkit.course.check.compare import SHOWN, written_out
-from labkit.course.check.limits import HostTimeout
-from labkit.course.check.run import attempted
-from labkit.course.check.verdict import counted, show_index
+from labkit.course.check.compare import compare_attempt
+from labkit.course.check.diagnose.outputs import SHOWN, written_out
+from labkit.course.check.draw import Case, arguments_of, threads_of
+from labkit.course.check.run import run_answer
+from labkit.course.check.words import counted, show_index
 from labkit.course.exercises import Exercise
 from labkit.kernels.agree import differences, is_poison
 
@@ -61,12 +61,10 @@ class _Probe:
         if self.runs_left <= 0:
             return None
         self.runs_left -= 1
-        try:
-            attempt = attempted(self.exercise, self.answer, self._with(inputs))
-        except (Exception, HostTimeout, SystemExit):
+        attempt = run_answer(self.exercise, self.answer, self._with(inputs))
+        if attempt.error is not None:
             self.runs_left -= 20  # a stopped run takes long
-            return None
-        return attempt.got
+        return compare_attempt(self.exercise, attempt).got
 
     def _with(self, inputs: tuple) -> Case:
         start = self.case.start

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from labkit import cuda
-from labkit.course.check.outside import let_through
+from labkit.course.check.diagnose.outside import let_through
 
 
 @cuda.jit

@@ -9,13 +9,15 @@ from numba import int32
 
 from labkit import cuda
 from labkit.course import exercise_files, exercises
-from labkit.course.check import check, examine, limits, run, stages
-from labkit.course.check.cases import Case
-from labkit.course.check.compare import compared
-from labkit.course.check.exceptions import guard_question
+from labkit.course.check import check, examine, limits, run
+from labkit.course.check.compare import compared, orders
+from labkit.course.check.diagnose import known
+from labkit.course.check.diagnose.faults import guard_question
+from labkit.course.check.draw import Case
 from labkit.course.check.verdict import Verdict
 from labkit.course.exercises import FunctionExercise, KernelExercise
 from labkit.simt.errors import KernelTimeout
+from labkit.simt.observer.report import KernelFinding, Report
 
 pytestmark = [pytest.mark.cpu_device, pytest.mark.usefixtures("made_up")]
 
@@ -172,8 +174,8 @@ def test_a_known_mistake_of_an_exercise_fails_nowhere_where_the_answer_is_right(
 def test_which_wrong_outputs_tell_their_cause(expected, got, start, tells):
     start = None if start is None else np.array(start, float)
     case = Case({"n": 3}, (), np.array(expected, float), np.zeros(3), start)
-    attempt = compared(None, case, np.array(got, float), np.zeros(3, bool))
-    assert stages._tells([(attempt, attempt)]) == tells
+    difference = compared(case, np.array(got, float), np.zeros(3, bool))
+    assert known._tells([(difference, difference)]) == tells
 
 
 # --- What the output held before -------------------------------------------------------------------------------------
@@ -272,14 +274,12 @@ def test_in_two_dimensions_each_axis_has_its_end(thread, question):
 
 
 def race(reach):
-    text = ("race: it races. Put cuda.syncthreads() between line 1 and line 2. These threads are of one warp: for them "
-            "cuda.syncwarp() is enough.")
-    return SimpleNamespace(kind="race", index=(0,), reach=reach, text=text)
-
-
-class Finding(SimpleNamespace):
-    def __str__(self):
-        return self.text
+    advice, one_warp = ("Put cuda.syncthreads() between line 1 and line 2.",
+                        "These threads are of one warp: for them cuda.syncwarp() is enough.")
+    finding = KernelFinding("race", "kernel", [], [], 0, "out", (0,), f"race: it races. {advice} {one_warp}",
+                            advice=advice, barrier=True, one_warp=one_warp)
+    finding.reach = reach
+    return finding
 
 
 @pytest.mark.parametrize(("reaches", "block", "enough"), [((0,), (64, 1, 1), True), ((0, 1), (64, 1, 1), False),
@@ -287,9 +287,7 @@ class Finding(SimpleNamespace):
 def test_syncwarp_is_enough_only_if_it_is_for_all(monkeypatch, examined, reaches, block, enough):
     import labkit
 
-    races = [Finding(**vars(race(reach))) for reach in reaches]
-    found = SimpleNamespace(races=races, out_of_bounds=[], divergent_barriers=[], uninitialized_reads=[], counts={},
-                            block=block)
+    found = Report("kernel", "", (1, 1, 1), block, races=[race(reach) for reach in reaches])
     monkeypatch.setitem(labkit.__dict__, "observe", lambda launch, *arguments: found)
     verdict = examined(right)
     assert verdict.kind == "race" and ("syncwarp" in str(verdict)) == enough
@@ -365,10 +363,9 @@ def test_a_hint_is_asked_for_as_the_place_allows(examined):
     assert 'hint("scale_vector")' in verdict._repr_mimebundle_()["text/html"]
 
 
-@pytest.mark.parametrize(("first", "then"), [("reads", "writes"), ("writes", "reads")])
-def test_a_missing_barrier_is_known_by_which_access_comes_first(first, then):
-    text = f"race: thread 0 {first} tile[0] at line 3, and thread 1 of block 0 {then} it at line 4, with no barrier."
-    assert run._orders([Finding(text=text)] * 2) == ((first, then),)
+@pytest.mark.parametrize("accesses", [("reads", "writes"), ("writes", "reads")])
+def test_a_missing_barrier_is_known_by_which_access_comes_first(accesses):
+    assert orders([SimpleNamespace(accesses=accesses)] * 2) == (accesses,)
 
 
 def test_what_does_not_compile_is_compared_with_no_known_mistake(monkeypatch):
@@ -376,7 +373,7 @@ def test_what_does_not_compile_is_compared_with_no_known_mistake(monkeypatch):
     def never(*_):
         raise AssertionError("a known mistake was run")
 
-    monkeypatch.setattr(stages, "_alike", never)
+    monkeypatch.setattr(known, "_alike", never)
     solution = exercise_files.solution("sums_since")
     answer = solution.run(solution.answer.replace("before, head_before = 0, 0", "before, head_before = flaot32(0), 0"),
                           "<a name that is not there>")

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from labkit import cuda
-from labkit.course.check.diagnostics import meant, meant_name
+from labkit.course.check.diagnose.compile_errors import meant, meant_name
 
 pytestmark = pytest.mark.cpu_device
 kind = "scale"

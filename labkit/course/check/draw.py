@@ -1,4 +1,4 @@
-"""Cases, the sizes of an exercise with inputs and truth, and attempts, what one run of an answer on a case gives."""
+"""The cases of an exercise: its sizes, each with inputs and truth, and the properties that its domain names."""
 
 from __future__ import annotations
 
@@ -8,27 +8,6 @@ import numpy as np
 
 from labkit._common.tables import size_text
 from labkit.course.exercises import Exercise, Reach
-
-
-@dataclass(frozen=True, eq=False)
-class Attempt:
-    """What one run of an answer gives. Another answer's run is compared by `got` and `trace`."""
-
-    kind: str
-    headline: str = ""
-    details: tuple[str, ...] = ()
-    table: dict | None = None
-    got: np.ndarray | None = None
-    trace: tuple = ()  # must be equal for two runs to be alike
-    exact: tuple = ()  # the more of these are equal the more alike they are
-    whole: tuple | None = ()  # two runs do exactly the same only if these are equal; None: this cannot be known
-    wrong: np.ndarray | None = None  # which elements of `got` are wrong
-    unwritten: np.ndarray | None = None  # which of the wrong ones hold what they held before the launch
-    summary: str = ""  # what the wrong elements have in common
-
-    @property
-    def good(self) -> bool:
-        return self.kind == "passed"
 
 
 @dataclass(frozen=True, eq=False)

@@ -5,8 +5,9 @@ import pytest
 
 from labkit import cuda
 from labkit.course import answer_cells
-from labkit.course.check import examine, probes
-from labkit.course.check.cases import draw_cases
+from labkit.course.check import examine
+from labkit.course.check.diagnose import probes
+from labkit.course.check.draw import draw_cases
 from labkit.course.exercises import FunctionExercise, KernelExercise
 
 pytestmark = pytest.mark.cpu_device

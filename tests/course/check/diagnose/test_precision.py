@@ -7,7 +7,7 @@ import pytest
 
 from labkit.course import exercise_files, exercises, registry
 from labkit.course.check import examine
-from labkit.course.check.precision import float64_at
+from labkit.course.check.diagnose.precision import float64_at
 
 pytestmark = pytest.mark.cpu_device
 ROW = np.ones(8, np.float32)

@@ -1,4 +1,4 @@
-"""An exception of the answer, in words."""
+"""What an exception of the answer says, in words."""
 
 from __future__ import annotations
 
@@ -9,20 +9,15 @@ import numpy as np
 
 from labkit import device
 from labkit._common.tables import size_text
-from labkit.course.check.cases import Attempt, Case, arguments_of, threads_of
-from labkit.course.check.diagnostics import complaint, made_in_kernel
-from labkit.course.check.limits import KERNEL_LIMIT_S, HostTimeout
-from labkit.course.check.outside import let_through
-from labkit.course.check.python_errors import in_words, learners_frame, raised_by_labkit
-from labkit.course.check.verdict import (
-    bare_code,
-    coordinates,
-    counted,
-    quote_line,
-    show_index,
-    split_line,
-    without_file,
-)
+from labkit.course.check.compare import Difference, is_kernel_fault, sentence_of
+from labkit.course.check.diagnose.compile_errors import complaint
+from labkit.course.check.diagnose.diagnosis import Diagnosis
+from labkit.course.check.diagnose.outside import let_through
+from labkit.course.check.diagnose.python_errors import in_words, learners_frame, raised_by_labkit
+from labkit.course.check.draw import Case, arguments_of, threads_of
+from labkit.course.check.limits import KERNEL_LIMIT_S
+from labkit.course.check.sources import made_in_kernel
+from labkit.course.check.words import coordinates, counted, quote_line, show_index
 from labkit.course.exercises import Exercise
 
 
@@ -85,71 +80,62 @@ def _plain(dimensions) -> str:
     return str(int(dimensions))
 
 
-def explained(exercise: Exercise, answer, case: Case, error: BaseException) -> Attempt:
-    """What an exception of the answer says, in words."""
+BARRIER_ADVICE = ("Move the barrier out of the `if`, and let no thread return (or leave a loop) before it: guard the "
+                  "loads and stores instead.")
+HEADLINES = {  # of a kernel that was stopped
+    "BarrierError": "Some threads of a block never reach a barrier that others wait at.",
+    "WarpError": "A warp collective is called where not all its lanes take part.",
+    "DeadlockError": "The threads of a block wait for one another for ever.",
+    "MisalignedError": "A wide access does not begin at a multiple of its width.",
+}
+
+
+def describe_error(exercise: Exercise, answer, difference: Difference) -> Diagnosis:
+    """What an exception of the answer says."""
+    error, case, kind = difference.attempt.error, difference.attempt.case, difference.kind
+    name = type(error).__name__
     function = getattr(answer, "py_func", answer)
     own_file = getattr(getattr(function, "__code__", None), "co_filename", "")
     prefix = f"At {size_text(case.size)}{f', where {case.where}' if case.where else ''}: "
-    name = type(error).__name__
     learners_file, learners_line = learners_frame(error, own_file)
     call_line = (quote_line(learners_file, learners_line),) if learners_line else ()
-    if isinstance(error, HostTimeout):
-        return Attempt("never_ends", f"It never ends{f': line {learners_line}' if learners_line else ''}.",
-                       (*call_line, "It was stopped after some seconds. Does the loop come nearer to its end at each "
-                        "turn?", *_gpu_hangs()), whole=None)
-    filename, line = getattr(error, "filename", own_file), getattr(error, "line", 0)
-    message = without_file(str(error))
-    text, _ = split_line(message)
-    location, code = (getattr(error, "thread", None), getattr(error, "block", None)), bare_code(filename, line)
+    filename, message = getattr(error, "filename", own_file), sentence_of(error)
     if name == "OutOfBoundsError":
-        return _outside(exercise, answer, case, error, prefix, filename, code)
+        return _outside(exercise, answer, case, error, prefix, filename)
     if name == "KernelTimeout":
-        stopped = f"{_who(error)} was stopped there after {KERNEL_LIMIT_S:g} s"
-        return Attempt("never_ends", f"It never ends: line {line}.",
-                       (quote_line(filename, line),
-                        f"{prefix}{stopped}. Does the loop come nearer to its end at each turn?"),
-                       whole=None)
-    if name == "BarrierError":
-        return Attempt("barrier", "Some threads of a block never reach a barrier that others wait at.",
-                       (f"{prefix}{text}.", quote_line(filename, line), "Move the barrier out of the `if`, and let "
-                        "no thread return (or leave a loop) before it: guard the loads and stores instead."),
-                       whole=(*location, code))
-    if name == "WarpError":
-        return Attempt("warp", "A warp collective is called where not all its lanes take part.",
-                       (f"{prefix}{text}.", quote_line(filename, line)), whole=(*location, code))
-    if name == "DeadlockError":
-        return Attempt("barrier", "The threads of a block wait for one another for ever.",
-                       (f"{prefix}{text}.", quote_line(filename, line)), whole=(*location, code))
-    if name == "MisalignedError":
-        return Attempt("misaligned", "A wide access does not begin at a multiple of its width.",
-                       (f"{prefix}{text}.", quote_line(filename, line)), whole=(*location, code))
-    if name in ("KernelAssertionError", "KernelValueError") or name.startswith("Raised"):
-        return Attempt("raised", "The kernel raised an error.", (f"{prefix}{text}.", quote_line(filename, line)),
-                       whole=(*location, code))
-    if name in ("UnsupportedError", *NOT_COMPILED) or _is_compile_error(error):
-        diagnosis = complaint(answer, error, _axes(exercise, answer, case))
-        kind, headline = "wrong_types", "The kernel does not compile."
-        if name == "UnsupportedError":
-            kind, headline = "unsupported", "A kernel cannot do this."
-        return Attempt(kind, headline, (diagnosis.sentence, *(diagnosis.quote_line or call_line)),
-                       whole=(diagnosis.sentence, bare_code(diagnosis.filename, diagnosis.line)))
-    if name == "ArgumentError":
-        return Attempt("wrong_arguments", "The kernel was launched with arguments that it does not take.",
-                       (f"{message}.", *call_line), whole=(message,))
-    if name == "LaunchError":
-        headline = "The launch breaks a limit of the device."
-        if "is a kernel: launch it" in message or "takes [grid, block]" in message:
-            headline = "A kernel is launched with a grid and a block."
-        return Attempt("launch", headline, (f"{prefix}{message}.", *call_line), whole=(message,))
-    if name.startswith("Cuda") or "CUDA_ERROR" in message:
-        return Attempt("gpu_fault", "The GPU stopped the kernel.",
-                       (_short(message), "Most likely a thread reached outside an array. The GPU takes no more launches"
-                        " from this process: restart the notebook's kernel."), whole=None)
+        return Diagnosis(kind, f"It never ends: line {error.line}.",
+                         (quote_line(filename, error.line),
+                          f"{prefix}{_who(error)} was stopped there after {KERNEL_LIMIT_S:g} s. Does the loop come "
+                          "nearer to its end at each turn?"))
+    if is_kernel_fault(error):
+        advice = (BARRIER_ADVICE,) if name == "BarrierError" else ()
+        return Diagnosis(kind, HEADLINES.get(name, "The kernel raised an error."),
+                         (f"{prefix}{message}.", quote_line(filename, getattr(error, "line", 0)), *advice))
+    if kind == "never_ends":
+        hangs = ("The GPU still runs it: restart the notebook's kernel.",) if device.on_gpu() else ()
+        return Diagnosis(kind, f"It never ends{f': line {learners_line}' if learners_line else ''}.",
+                         (*call_line, "It was stopped after some seconds. Does the loop come nearer to its end at each "
+                          "turn?", *hangs))
+    if kind in ("unsupported", "wrong_types"):
+        found = complaint(answer, error, _axes(exercise, answer, case))
+        return Diagnosis(kind, "A kernel cannot do this." if kind == "unsupported" else "The kernel does not compile.",
+                         (found.sentence, *(found.quote_line or call_line)))
+    if kind == "wrong_arguments":
+        return Diagnosis(kind, "The kernel was launched with arguments that it does not take.",
+                         (f"{message}.", *call_line))
+    if kind == "launch":
+        headline = ("A kernel is launched with a grid and a block." if name == "LaunchFormError" else
+                    "The launch breaks a limit of the device.")
+        return Diagnosis(kind, headline, (f"{prefix}{message}.", *call_line))
+    if kind == "gpu_fault":
+        return Diagnosis(kind, "The GPU stopped the kernel.",
+                         (_short(message), "Most likely a thread reached outside an array. The GPU takes no more "
+                          "launches from this process: restart the notebook's kernel."))
     if isinstance(error, SystemExit):
-        return Attempt("raised", "It ends the whole program.",
-                       (f"{prefix}`exit` or `quit` was called. End a function with `return`.", *call_line))
+        return Diagnosis(kind, "It ends the whole program.",
+                         (f"{prefix}`exit` or `quit` was called. End a function with `return`.", *call_line))
     words = f"{message}." if raised_by_labkit(error) else in_words(error)
-    return Attempt("raised", f"It raised {name}.", (f"{prefix}{words}", *call_line), trace=(name,), whole=(message,))
+    return Diagnosis(kind, f"It raised {name}.", (f"{prefix}{words}", *call_line))
 
 
 def _axes(exercise: Exercise, answer, case: Case) -> dict[str, int]:
@@ -161,23 +147,13 @@ def _axes(exercise: Exercise, answer, case: Case) -> dict[str, int]:
     return {name: np.ndim(value) for name, value in zip(names, arguments, strict=False) if hasattr(value, "shape")}
 
 
-NOT_COMPILED = ("KernelTypeError", "TypingError", "LoweringError", "UnsupportedBytecodeError", "NumbaValueError")
-
-
-def _is_compile_error(error: BaseException) -> bool:
-    """Also what Numba raises in a kernel that it is compiling, such as an ImportError for SciPy."""
-    return type(error).__module__.startswith("numba.") and "Error" in type(error).__name__ or (
-        isinstance(error, ImportError) and "scipy" in str(error))
-
-
-def _outside(exercise: Exercise, answer, case: Case, error, prefix: str, filename: str, code: str) -> Attempt:
+def _outside(exercise: Exercise, answer, case: Case, error, prefix: str, filename: str) -> Diagnosis:
     """A thread reached outside an array."""
     index, shape = tuple(error.index), tuple(error.shape)
     if not index:
         used = f"`{error.array}`" if error.array else "an element that its array does not have"
-        return Attempt("out_of_bounds", "A thread reaches outside an array.",
-                       (f"{prefix}{_who(error)} uses {used}.", quote_line(filename, error.line)), trace=(shape,),
-                       whole=(error.thread, error.block, code))
+        return Diagnosis("out_of_bounds", "A thread reaches outside an array.",
+                         (f"{prefix}{_who(error)} uses {used}.", quote_line(filename, error.line)))
     last = ", ".join(str(n - 1) for n in shape)
     reached = (f"{prefix}{_who(error)} uses `{error.array}[{show_index(index).strip('[]')}]`, and `{error.array}` has "
                f"the shape {shape}: its last index is {last}.")
@@ -193,19 +169,14 @@ def _outside(exercise: Exercise, answer, case: Case, error, prefix: str, filenam
                  "the size?",)
     elif found and "through" in found[-1]:
         guard = ()  # there is one, and it is named
-    return Attempt("out_of_bounds", f"A thread reaches outside `{error.array}`.",
-                   (reached, quote_line(filename, error.line), *found, *guard), trace=(shape,), exact=(index,),
-                   whole=(error.thread, error.block, error.array, index, code))
+    return Diagnosis("out_of_bounds", f"A thread reaches outside `{error.array}`.",
+                     (reached, quote_line(filename, error.line), *found, *guard))
 
 
 def _who(error) -> str:
     """ "thread 96 of block 0": observe does not say which block it stopped, and a launch may not say which thread."""
     who = f"thread {coordinates(error.thread)}" if error.thread else "a thread"
     return f"{who} of block {coordinates(error.block)}" if error.block else who
-
-
-def _gpu_hangs() -> tuple[str, ...]:
-    return ("The GPU still runs it: restart the notebook's kernel.",) if device.on_gpu() else ()
 
 
 def _short(message: str, lines: int = 6) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from labkit.course.check.verdict import show_value
+from labkit.course.check.words import show_value
 
 BLOCKS = "blocks"  # the number of them, among the lengths
 

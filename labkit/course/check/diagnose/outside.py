@@ -12,8 +12,8 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from labkit.course.check.diagnostics import sources_of
-from labkit.course.check.verdict import source_line
+from labkit.course.check.sources import sources_of
+from labkit.course.check.words import source_line
 
 CONVERSIONS = dict.fromkeys(("int32", "int64", "uint32", "uint64", "int"), int) | {"min": min, "max": max}
 UNKNOWN = object()

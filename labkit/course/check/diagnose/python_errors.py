@@ -7,7 +7,7 @@ import sysconfig
 import traceback
 
 from labkit._common import paths
-from labkit.course.check.diagnostics import meant, meant_name
+from labkit.course.check.diagnose.compile_errors import meant, meant_name
 
 
 def learners_frame(error: BaseException, own_file: str) -> tuple[str, int]:
