@@ -120,9 +120,9 @@ def test_from_a_clone_to_the_first_passed_exercise(clone):
     # The lesson's copy shows no result before it is run, and what is shipped was not touched.
     cells = nbformat.read(course.chapters[0].own_lesson, as_version=4).cells
     assert not any(cell.outputs for cell in cells if cell.cell_type == "code")
-    for folder in ("notebooks", "exercises"):
-        for path in (REPOSITORY / folder).glob("*"):
-            assert (clone / folder / path.name).read_bytes() == path.read_bytes()
+    for pattern in ("notebooks/**/*.py", "notebooks/*.ipynb", "exercises/*.ipynb"):
+        for path in REPOSITORY.glob(pattern):
+            assert (clone / path.relative_to(REPOSITORY)).read_bytes() == path.read_bytes()
 
     # Every command of the loop ends with the one next step.
     for command in ("check 00", f"hint {FIRST}", "progress", f"reset {FIRST}", f"solution {FIRST}", "doctor",
