@@ -19,7 +19,7 @@ from collections import defaultdict
 
 import pytest
 
-# With one, .ci/run takes about half an hour on two cores.
+# With one, .ci/run takes about twenty minutes on two cores.
 SWEPT = 1
 
 
