@@ -1,5 +1,6 @@
 """The last lines of a test run say in one line what was skipped and why, with one worker and with several."""
 
+import os
 import re
 import shutil
 import subprocess
@@ -29,6 +30,13 @@ def test_runs():
 """
 
 
+def run(folder: Path, workers: str) -> subprocess.CompletedProcess:
+    """pytest in this folder, whatever options this run was started with."""
+    environment = {name: value for name, value in os.environ.items() if name != "PYTEST_ADDOPTS"}
+    return subprocess.run([sys.executable, "-m", "pytest", "-n", workers, "-p", "no:cacheprovider"], cwd=folder,
+                          env=environment, capture_output=True, text=True)
+
+
 def small_suite(folder: Path, tests: str) -> None:
     """A folder with these tests and this suite's conftest.py, with what that imports."""
     here = Path(__file__).parent
@@ -43,8 +51,7 @@ def small_suite(folder: Path, tests: str) -> None:
 def test_one_line_says_why_tests_were_skipped(tmp_path, workers):
     small_suite(tmp_path, TESTS)
     (tmp_path / "pytest.ini").write_text("[pytest]\nconsole_output_style = count\n")
-    done = subprocess.run([sys.executable, "-m", "pytest", "-n", workers, "-p", "no:cacheprovider"], cwd=tmp_path,
-                          capture_output=True, text=True)
+    done = run(tmp_path, workers)
     assert done.returncode == 0, done.stdout + done.stderr
     *_, summary, last = done.stdout.splitlines()
     assert summary == ("9 skipped: 3 need a GPU, 2 are about the CPU device, 2 need PyTorch, "
@@ -55,6 +62,5 @@ def test_one_line_says_why_tests_were_skipped(tmp_path, workers):
 
 def test_nothing_is_printed_when_nothing_is_skipped(tmp_path):
     small_suite(tmp_path, "def test_runs():\n    pass\n")
-    done = subprocess.run([sys.executable, "-m", "pytest", "-n", "0", "-p", "no:cacheprovider"], cwd=tmp_path,
-                          capture_output=True, text=True)
+    done = run(tmp_path, "0")
     assert done.returncode == 0 and "skipped" not in done.stdout
