@@ -33,7 +33,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from labkit.course.mutants.operators import OPERATORS
-from labkit.course.mutants.places import Place, places_in
+from labkit.course.mutants.places import Place, compiles, places_in
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 LEFT_OUT = shutil.ignore_patterns(".git", "build", ".labkit", ".venv", "venv", ".pytest_cache", ".ruff_cache")
@@ -102,7 +102,7 @@ def draw(count: int, seed: int, words: list[str] | None = None, root: Path = REP
             continue
         name, text, node = rng.choice(changes)
         source = replaced(sources[path], place.node, node)
-        if not _is_python(source) or ast.dump(ast.parse(source)) == ast.dump(ast.parse(sources[path])):
+        if not compiles(source) or ast.dump(ast.parse(source)) == ast.dump(ast.parse(sources[path])):
             continue
         file = path.relative_to(root).as_posix()
         drawn[file, source] = Mutant(file, place.node.lineno, name, f"{place.text} -> {text}", source,
@@ -144,14 +144,6 @@ def replaced(source: str, node: ast.AST, new: ast.AST | list) -> str:
         text = f"({text})" if isinstance(new, ast.expr) else text
     code = b"".join(lines)
     return (code[:start] + text.encode() + code[end:]).decode()
-
-
-def _is_python(source: str) -> bool:
-    try:
-        ast.parse(source)
-    except SyntaxError:
-        return False
-    return True
 
 
 # --- Copies of the checkout, and tests in them -----------------------------------------------------------------------

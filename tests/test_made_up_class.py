@@ -1,27 +1,21 @@
 """scripts/made_up_class.py: classes that are the same for the same seed, in layouts that the grader reads."""
 
 import csv
-import importlib.util
-import sys
 
 import pytest
 
-from labkit._common.paths import REPOSITORY
 from labkit.course import registry
 from labkit.course.grade.collect import collect
 from labkit.course.grade.tasks import plan
+from tests.scripts import loaded
 
 pytestmark = pytest.mark.sweep(every=True)  # about the repository: .ci/run runs it
 
 
 @pytest.fixture(scope="module")
 def script():
-    spec = importlib.util.spec_from_file_location("made_up_class", REPOSITORY / "scripts" / "made_up_class.py")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # where dataclass looks for it
-    spec.loader.exec_module(module)
-    yield module
-    del sys.modules[spec.name]
+    with loaded("made_up_class") as found:
+        yield found
 
 
 @pytest.fixture

@@ -1,16 +1,14 @@
 """Mutants of labkit's own code: drawn by seed, whole Python, and the tool that tries them leaves all as it was."""
 
 import ast
-import importlib.util
-import sys
 
 import pytest
 
 from labkit._common.paths import REPOSITORY
+from tests.scripts import loaded
 
 pytestmark = pytest.mark.sweep(every=True)  # about the repository: .ci/run runs it
 
-SCRIPT = REPOSITORY / "scripts" / "mutate_labkit.py"
 SIGN = '''"""Signs."""
 
 
@@ -23,12 +21,8 @@ class Signs:
 
 @pytest.fixture(scope="module")
 def tool():
-    spec = importlib.util.spec_from_file_location("mutate_labkit", SCRIPT)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # its dataclasses look themselves up there
-    spec.loader.exec_module(module)
-    yield module
-    del sys.modules[spec.name]
+    with loaded("mutate_labkit") as script:
+        yield script
 
 
 def checkout(folder):

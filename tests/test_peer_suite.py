@@ -1,6 +1,5 @@
 """scripts/peer_suite.py puts results in their classes, and what it has recorded is well formed."""
 
-import importlib.util
 import json
 import subprocess
 import sys
@@ -9,6 +8,7 @@ import unittest
 import pytest
 
 from labkit._common.paths import REPOSITORY
+from tests.scripts import loaded
 
 pytestmark = pytest.mark.sweep(every=True)  # about the repository: .ci/run runs it
 
@@ -18,10 +18,8 @@ RECORD = REPOSITORY / "data" / "peer_suite.json"
 
 @pytest.fixture(scope="module")
 def suite():
-    spec = importlib.util.spec_from_file_location("peer_suite", SCRIPT)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    with loaded("peer_suite") as script:
+        yield script
 
 
 class Samples(unittest.TestCase):

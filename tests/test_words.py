@@ -1,21 +1,14 @@
 """The advice on words: what it finds, and where a word is right."""
 
-import importlib.util
-import sys
-
 import pytest
 
-from labkit._common.paths import REPOSITORY
+from tests.scripts import loaded
 
 
 @pytest.fixture(scope="module")
 def problems_in():
-    spec = importlib.util.spec_from_file_location("words", REPOSITORY / "scripts" / "words.py")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # its dataclasses look themselves up there
-    spec.loader.exec_module(module)
-    yield module.problems_in
-    del sys.modules[spec.name]
+    with loaded("words") as script:
+        yield script.problems_in
 
 
 def test_names_docstrings_comments_and_strings_are_read(problems_in):

@@ -183,6 +183,8 @@ def search(course: Course, query: str, encode: Callable[[str], np.ndarray] | Non
         return by_words(corpus, query), (f"Found by words, not by meaning: {shown(course, index_path(course))} is "
                                          f"missing or is another model's; labkit build --search makes it")
     hits = by_meaning(corpus, index, encode(query))
+    if not missing:
+        return hits, ""
     changed = [hit for hit in by_words(corpus, query)[:FOUND_BY_WORDS] if hit.passage.digest not in index.rows]
     sections = {(hit.passage.file, hit.passage.line) for hit in changed}
     others = [hit for hit in hits if (hit.passage.file, hit.passage.line) not in sections]

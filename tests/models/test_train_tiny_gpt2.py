@@ -1,17 +1,15 @@
 """The script that trains data/tiny-gpt2: a dictionary becomes texts and tokens, and a few steps of a small model."""
 
 import gzip
-import importlib.util
 import json
 
 import numpy as np
 import pytest
 
-from labkit._common.paths import REPOSITORY
 from labkit.engine.sampler import generate
 from labkit.models.load import load
+from tests.scripts import loaded
 
-SCRIPT = REPOSITORY / "scripts" / "train_tiny_gpt2.py"
 DICTIONARY = """\
 00-database-short
      A dictionary
@@ -39,13 +37,11 @@ empty
 
 @pytest.fixture
 def script(tmp_path, monkeypatch):
-    spec = importlib.util.spec_from_file_location("train_tiny_gpt2", SCRIPT)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    monkeypatch.setattr(module, "WORK", tmp_path / "work")
-    monkeypatch.setattr(module, "SHAPE", module.SHAPE | {"vocab_size": 300, "n_positions": 32, "n_embd": 16,
-                                                         "n_layer": 2, "n_head": 2})
-    return module
+    with loaded("train_tiny_gpt2") as module:
+        monkeypatch.setattr(module, "WORK", tmp_path / "work")
+        monkeypatch.setattr(module, "SHAPE", module.SHAPE | {"vocab_size": 300, "n_positions": 32, "n_embd": 16,
+                                                             "n_layer": 2, "n_head": 2})
+        yield module
 
 
 def dictionary(path, times=1):

@@ -1,30 +1,25 @@
 """The script that trains data/tiny-llama: a dictionary becomes texts and conversations, and a few steps of a small
 model; with PyTorch, that what it trains is a LlamaForCausalLM."""
 
-import importlib.util
 import json
 import random
 
 import numpy as np
 import pytest
 
-from labkit._common.paths import REPOSITORY
 from labkit.models.load import load
 from tests.models.test_train_tiny_gpt2 import dictionary
-
-SCRIPT = REPOSITORY / "scripts" / "train_tiny_llama.py"
+from tests.scripts import loaded
 
 
 @pytest.fixture
 def script(tmp_path, monkeypatch):
-    spec = importlib.util.spec_from_file_location("train_tiny_llama", SCRIPT)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    monkeypatch.setattr(module, "WORK", tmp_path / "work")
-    monkeypatch.setattr(module, "SHAPE", module.SHAPE | {
-        "vocab_size": 310, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 2,
-        "num_key_value_heads": 1, "max_position_embeddings": 64})
-    return module
+    with loaded("train_tiny_llama") as module:
+        monkeypatch.setattr(module, "WORK", tmp_path / "work")
+        monkeypatch.setattr(module, "SHAPE", module.SHAPE | {
+            "vocab_size": 310, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2,
+            "num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": 64})
+        yield module
 
 
 @pytest.mark.parametrize(("text", "grammar", "definition"), [

@@ -1,8 +1,8 @@
 """check(name, kernel): whether an answer is correct, and if not, where it fails and why.
 
-    draw      the cases: fresh inputs (the seed is shown) at awkward sizes, and what is expected
+    draw      the cases: fresh inputs (the seed is shown) at awkward sizes, and the expected output
     run       one attempt: into NaN with guards around it; then in other orders of the threads, and under `observe`
-    compare   the difference between the attempt and what is expected
+    compare   the difference between the attempt and the expected output
     diagnose  its cause: known wrong answers, what other inputs show, ...
     verdict   the Verdict, in words
 

@@ -1,4 +1,4 @@
-"""What differs between what a run did and what is expected. kernels/agree.py decides which elements are wrong."""
+"""Compare a run with the expected output. kernels/agree.py decides which elements are wrong."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ NOT_COMPILED = ("KernelTypeError", "TypingError", "LoweringError", "UnsupportedB
 
 @dataclass(frozen=True, eq=False)
 class Difference:
-    """How a run differs from what is expected; its kind is "passed" where it does not. Another answer's is compared
-    with it by `got`, `trace`, `exact` and `whole`."""
+    """How a run differs from the expected result; its kind is "passed" if it does not. Two answers are compared
+    by `got`, `trace`, `exact` and `whole`."""
 
     kind: str
     attempt: Attempt | None = None
@@ -203,7 +203,7 @@ def _of_host_run(exercise: Exercise, attempt: Attempt) -> Difference:
 
 
 def missing_of_host_run(exercise: Exercise, attempt: Attempt) -> str | None:
-    """What the exercise asks for and the function did not do."""
+    """The requirement that the function did not meet."""
     if exercise.demand is None:
         return None
     right_without = attempt.while_idle is not None and compare_attempt(exercise, attempt.while_idle).good

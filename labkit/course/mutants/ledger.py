@@ -47,7 +47,7 @@ def update(path: Path, exercise: str, outcomes: Iterable[Outcome], equivalent: M
 
 def _toml(content: dict) -> str:
     """A list of strings of JSON is one of TOML."""
-    lines = ["# Written by `labkit exercises mutate`: how many mutants of which answers were tried.", "", "[tried]"]
+    lines = ["# Written by `labkit exercises mutate`: how many mutants of each answer were tried.", "", "[tried]"]
     for count in sorted(set(content["tried"].values())):
         names = ", ".join(f'"{name}"' for name, tried in sorted(content["tried"].items()) if tried == count)
         lines.append(textwrap.fill(f"{count} = [{names}]", 120, subsequent_indent=" " * 6))

@@ -1,9 +1,9 @@
 """Why an answer is wrong, in words.
 
-preflight       what is refused before anything runs
-outputs         which elements are wrong, and what they have in common (patterns); findings: what observe found
+preflight       answers refused before anything runs
+outputs         which elements are wrong and their pattern (patterns); findings: what observe found
 faults          what an exception says; compile_errors, python_errors, outside: its cause
-before          a result that has in it what the output held before
+before          a result that includes the output's previous contents
 known           the known wrong answer that does the same
 probes          what other inputs show
 unused          what the source never uses; precision: where a kernel computes in float64

@@ -1,4 +1,4 @@
-"""A result that has in it what the output held before the launch."""
+"""A result that includes the output's previous contents."""
 
 from __future__ import annotations
 
