@@ -65,7 +65,7 @@ def test_a_row_of_one_value_becomes_the_bias(launcher):
 
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("launcher", [rung for rung in LAYERNORM.rungs if rung is not norm.layernorm_one_pass],
-                         ids=lambda rung: rung.__name__)  # that one fails at this: lesson 15 shows how
+                         ids=lambda rung: rung.__name__)  # that one fails at this: lesson 21 shows how
 def test_a_large_mean_costs_digits_of_the_input_only(launcher):
     """Ten thousand times the spread: the difference from the mean is what the float32 input has left."""
     rng = np.random.default_rng(4)
