@@ -1,7 +1,5 @@
 """labkit.ptx on the CPU device: each intrinsic against NumPy, compiled and interpreted; what goes wrong is named."""
 
-import inspect
-
 import numpy as np
 import pytest
 from numba import float32, int32, uint32, uint64
@@ -13,6 +11,7 @@ from labkit.kernels import arguments as launching
 from labkit.simt import errors, show, thread_order
 from labkit.simt.ptx import INTRINSICS
 from labkit.simt.ptx_interpreted.values import to_bf16
+from tests.simt.helpers import line_of
 
 pytestmark = pytest.mark.cpu_device
 
@@ -23,13 +22,6 @@ G, Q = LANES // 4, LANES % 4
 @pytest.fixture
 def rng():
     return np.random.default_rng(7)
-
-
-def line_of(kernel, mark):
-    """The file's line that ends with the comment `# mark`."""
-    source, first = inspect.getsourcelines(kernel.py_func)
-    (found,) = [first + k for k, text in enumerate(source) if text.rstrip().endswith(f"# {mark}")]
-    return found
 
 
 def launched(kernel, grid, block, *args, by="launch", shared=0):
