@@ -57,25 +57,8 @@ def _round_up(n, unit):
 class Thread:
     """The state of one thread. `epoch` counts its block's barriers, `warp_epoch` its warp's, `grid_epoch` all."""
 
-    __slots__ = (
-        "block",
-        "commits",
-        "copies",
-        "done",
-        "epoch",
-        "generator",
-        "grid_epoch",
-        "linear",
-        "occurrence",
-        "reply",
-        "request",
-        "step",
-        "stores",
-        "visited",
-        "warp",
-        "warp_epoch",
-        "where",
-    )
+    __slots__ = ("block", "commits", "copies", "done", "epoch", "generator", "grid_epoch", "linear", "occurrence",
+                 "reply", "request", "step", "stores", "visited", "warp", "warp_epoch", "where")  # fmt: skip
 
     def __init__(self, linear, block, where):
         self.linear, self.block, self.where = linear, block, where
