@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from labkit.simt.errors import short_position
 from labkit.simt.interpreted_source import SPIN
 from labkit.simt.ir import full_name, sync_kind
 from labkit.simt.ptx_interpreted.matrices import ldmatrix as load_matrices
@@ -113,8 +114,8 @@ class Scheduler:
         first = next(t for t in threads if not t.done and t.request[0] == SPIN)
         self.execution.stuck(
             "deadlock", first.request[1], first, "loop",
-            f"deadlock in {self.execution.block_name(first)}: {'; '.join(parts)}. No thread is left that could change "
-            "what the loop waits for.", sorted({line for line, _ in groups}), [first],
+            f"deadlock in {self.execution.block_name(first.block)}: {'; '.join(parts)}. No thread is left that could "
+            "change what the loop waits for.", sorted({line for line, _ in groups}), [first],
         )  # fmt: skip
 
     _kinds = {SPIN: SPIN}
@@ -269,9 +270,9 @@ class Scheduler:
         first = waiting[0]
         op, line, _ = first.request
         name = "cg.this_grid().sync" if op == "grid_sync" else full_name(op)
-        of_block = "" if self.execution.blocks == 1 else f" of {self.execution.block_name(first)}"
+        of_block = "" if self.execution.blocks == 1 else f" of {self.execution.block_name(first.block)}"
         if who == "block":
-            group = f"threads of {self.execution.block_name(first)}"
+            group = f"threads of {self.execution.block_name(first.block)}"
             rule = "Every thread of the block must reach the same barrier, or none of them."
         else:
             size = 32 if who == "warp" else 128
@@ -292,7 +293,7 @@ class Scheduler:
             reason = "is not named by its mask"
         lines = sorted({line, *(t.request[1] for t in others if not t.done)})
         who = "warp" if who == "warpgroup" else who
-        other_index = self.execution.short(other.where, self.execution.block)
+        other_index = short_position(other.where, self.execution.block)
         self.execution.stuck(
             who, line, first, op,
             f"{name}() was reached by {len(arrived)} of the {len(threads)} {group}; "
@@ -316,7 +317,7 @@ class Scheduler:
             for (_, wait), group in groups.items()
         ]
         first = waiting[0]
-        lines, block = sorted({line for line, _ in groups}), self.execution.block_name(first)
+        lines, block = sorted({line for line, _ in groups}), self.execution.block_name(first.block)
         self.execution.stuck(
             "deadlock", lines[0], first, first.request[0],
             f"deadlock in {block}: no thread can go on. {'; '.join(parts)}.", lines, waiting[:1],
