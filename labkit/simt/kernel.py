@@ -125,7 +125,7 @@ class Kernel:
         if ntasks < 0:
             raise LaunchError(f"{self.__name__}.forall: ntasks is {ntasks}, must not be negative")
         block = tpb or min(256, LIMITS.max_threads_per_block)
-        return _ForAll(self, -(-ntasks // block), block, stream, sharedmem)
+        return self.configure(-(-ntasks // block), block, stream, sharedmem) if ntasks else lambda *args: None
 
     def specialize(self, *args):
         """A copy of the kernel for the types of these arguments alone."""
@@ -258,15 +258,6 @@ def _pickled(made, kind, *settings):
 
 def _unpickled(kind, function, *settings):
     return kind(cloudpickle.loads(function), *settings)
-
-
-class _ForAll:
-    def __init__(self, kernel, grid, block, stream, sharedmem):
-        self.kernel, self.arguments = kernel, (grid, block, stream, sharedmem)
-
-    def __call__(self, *args):
-        if self.arguments[0]:
-            self.kernel.configure(*self.arguments)(*args)
 
 
 def show(kernel, *args):
