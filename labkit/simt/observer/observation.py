@@ -10,7 +10,7 @@ from labkit.simt.arrays import DeviceNDArray
 from labkit.simt.errors import shown_index
 from labkit.simt.interpreted_source import SPIN
 from labkit.simt.interpreter import Interpreter
-from labkit.simt.ir import Sync
+from labkit.simt.ir import Sync, integer_literal
 from labkit.simt.observer.async_races import AsyncRaceDetector
 from labkit.simt.observer.kept_launch import KeptLaunch
 from labkit.simt.observer.memory_requests import RequestCounter
@@ -21,13 +21,6 @@ from labkit.simt.rewrite import rewrite
 from labkit.simt.stubs import SHUFFLES
 from labkit.simt.typed_numbers import is_undefined, typed_scalar, undefined_of
 from labkit.simt.undefined import ToTracked
-
-
-def _literal(node):
-    """The value of a literal, optionally negated; else None."""
-    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub) and isinstance(node.operand, ast.Constant):
-        return -node.operand.value
-    return node.value if isinstance(node, ast.Constant) else None
 
 
 def _same_memory(a, b):
@@ -289,7 +282,7 @@ class Observation(RaceDetector, AsyncRaceDetector, RequestCounter, Interpreter):
             for node in ast.walk(self.module):
                 if isinstance(node, ast.Subscript):
                     parts = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
-                    literals = {_literal(part) for part in parts}
+                    literals = set(map(integer_literal, parts))
                     self.negative_literals.setdefault(node.lineno, set()).update(literals)
         return self.negative_literals
 
