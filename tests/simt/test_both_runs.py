@@ -28,7 +28,7 @@ from labkit.simt.errors import (
     OutOfBoundsError,
     UnsupportedError,
 )
-from tests.simt.helpers import kernel_of
+from tests.simt.helpers import WAYS, kernel_of, run
 
 pytestmark = pytest.mark.cpu_device
 
@@ -246,11 +246,11 @@ UNFIT = [(2.5, (1, 2), 1.0), (1j, (1, 2), 1.0), (1, 7, 1.0), (1, (1, 2, 3), 1.0)
          (1, (1, 2), (1,)), (math.nan, (1, 2), 1.0)]  # fmt: skip
 
 
+@WAYS
 @pytest.mark.parametrize("scalars", UNFIT, ids=str)
-def test_a_scalar_that_a_signature_cannot_hold_is_refused(scalars):
-    for run in (of_one_signature[1, 1], lambda *args: observe(of_one_signature[1, 1], *args)):
-        with pytest.raises(ArgumentError, match="is compiled for"):
-            run(*scalars, out(4))
+def test_a_scalar_that_a_signature_cannot_hold_is_refused(scalars, way):
+    with pytest.raises(ArgumentError, match="is compiled for"):
+        run(way, of_one_signature[1, 1], *scalars, out(4))
 
 
 def test_a_device_functions_signature_converts_arguments_and_result():
@@ -488,12 +488,11 @@ ON_TWO_PATHS = "c = x[0]; y[0] = c\nc = float32(1.5)\nif y[0] > 1: c = x\ny[0] =
 REFUSED = ["y[0] = x[1.0]", "y[0] = 1 if x == y else 0", "y[0] = 1j", "y[0] = x[0] & 1", "y[0] = x.shape", ON_TWO_PATHS]
 
 
+@WAYS
 @pytest.mark.parametrize("source", REFUSED)
-def test_code_of_the_wrong_type_is_refused_in_both_runs(source):
-    kernel = kernel_of(source, float32=float32)
-    for launch in (kernel[1, 1], lambda *args: observe(kernel[1, 1], *args)):
-        with pytest.raises(KernelTypeError, match=r"kernel, line \d+: "):
-            launch(out(2), out(2))
+def test_code_of_the_wrong_type_is_refused_in_both_runs(source, way):
+    with pytest.raises(KernelTypeError, match=r"kernel, line \d+: "):
+        run(way, kernel_of(source, float32=float32)[1, 1], out(2), out(2))
 
 
 def test_a_type_error_calls_a_variable_what_the_source_calls_it():
@@ -527,7 +526,8 @@ def test_packed_records_are_refused():
         field[1, 1](np.ones(2, np.dtype(fields)), out(1))
 
 
-def test_local_memory_has_cudas_limit():
+@WAYS
+def test_local_memory_has_cudas_limit(way):
     @cuda.jit
     def large(y):
         one = cuda.local.array(70_000, float32)
@@ -535,9 +535,8 @@ def test_local_memory_has_cudas_limit():
         one[0] = two[0] = 1
         y[0] = one[0] + two[0]
 
-    for run in (large[1, 1], lambda *args: observe(large[1, 1], *args)):
-        with pytest.raises(UnsupportedError, match="560,000 bytes; CUDA gives it 524,288"):
-            run(out(1))
+    with pytest.raises(UnsupportedError, match="560,000 bytes; CUDA gives it 524,288"):
+        run(way, large[1, 1], out(1))
 
 
 # ---------------------------------------------------------------- print, pickle, Numba's own settings
