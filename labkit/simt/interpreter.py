@@ -219,9 +219,8 @@ class Interpreter:
             "_id": self._id,
             **self.intrinsics.namespace(),
         }
-        for op in ("add", "sub", "max", "min", "nanmax", "nanmin", "and_", "or_", "xor", "exch", "inc", "dec"):
+        for op in ("add", "sub", "max", "min", "nanmax", "nanmin", "and_", "or_", "xor", "exch", "inc", "dec", "cas"):
             namespace[f"_atomic_{op}"] = self._atomic(op)
-        namespace["_atomic_cas"] = self._compare_and_swap
         if self.counts_branches:
             namespace.update(_branch=self._branch, _decide=self._decide)
         for label in labels:
@@ -238,9 +237,6 @@ class Interpreter:
             return old
 
         return operation
-
-    def _compare_and_swap(self, array, index, old, new):
-        return self._atomic("cas")(array, index, old, new)
 
     def _id(self, name):
         return self.ids[self.current.linear][name]

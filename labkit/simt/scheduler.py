@@ -1,5 +1,7 @@
 """Which threads of an interpreted block can go on: barriers, mbarriers, and what collectives of warps give."""
 
+import functools
+
 import numpy as np
 
 from labkit.simt.errors import short_position
@@ -14,6 +16,11 @@ from labkit.simt.typed_numbers import Int32
 def _mask(bits):
     """A bit for each lane as a kernel has it: int32, as Numba types the votes."""
     return Int32(bits - (1 << 32) if bits >> 31 else bits)
+
+
+@functools.cache
+def _kind(op):
+    return SPIN if op == SPIN else sync_kind(op)
 
 
 IDLE_ROUNDS = 64  # of one block; twice with the same memory is a deadlock
@@ -45,7 +52,7 @@ class Scheduler:
             for thread in threads:
                 if thread.done:
                     continue
-                kind = self._kind(thread.request[0])
+                kind = _kind(thread.request[0])
                 if kind == "warp":
                     warps.add(thread.linear // 32)
                 elif kind == "warpgroup":
@@ -77,7 +84,7 @@ class Scheduler:
         if waits:
             self._deadlocked(waiting)
         elif warps:
-            self._diverged([t for t in waiting if self._kind(t.request[0]) == "warp"], threads, "warp")
+            self._diverged([t for t in waiting if _kind(t.request[0]) == "warp"], threads, "warp")
         elif warpgroups:
             self._diverged(next(iter(warpgroups.values())), threads, "warpgroup")
         else:
@@ -117,14 +124,6 @@ class Scheduler:
             f"deadlock in {self.execution.block_name(first.block)}: {'; '.join(parts)}. No thread is left that could "
             "change what the loop waits for.", sorted({line for line, _ in groups}), [first],
         )  # fmt: skip
-
-    _kinds = {SPIN: SPIN}
-
-    def _kind(self, op):
-        kind = self._kinds.get(op)
-        if kind is None:
-            kind = self._kinds[op] = sync_kind(op)
-        return kind
 
     def _pass_barrier(self, threads):
         op, line, _ = threads[0].request
@@ -182,7 +181,7 @@ class Scheduler:
         """Lanes of a warp whose collective is complete go on, with its result."""
         groups = {}
         for t in warp:
-            if not t.done and self._kind(t.request[0]) == "warp":
+            if not t.done and _kind(t.request[0]) == "warp":
                 groups.setdefault(t.request[:2], []).append(t)
         going = []
         for (op, _), lanes in groups.items():

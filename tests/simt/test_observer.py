@@ -917,22 +917,17 @@ def per_line(report, kernel, mark):
     return report.lines[line_of(kernel, mark)]
 
 
-@cuda.jit
-def naive(a, b, out):
-    row, col = cuda.grid(2)
-    total = float32(0)
-    for k in range(a.shape[1]):
-        total += a[row, k] * b[k, col]  # product
-    out[row, col] = total  # store
+def product_with(lanes_are_rows):
+    @cuda.jit
+    def product(a, b, out):
+        x, y = cuda.grid(2)
+        row, col = (x, y) if lanes_are_rows else (y, x)
+        total = float32(0)
+        for k in range(a.shape[1]):
+            total += a[row, k] * b[k, col]  # product
+        out[row, col] = total  # store
 
-
-@cuda.jit
-def coalesced(a, b, out):
-    col, row = cuda.grid(2)
-    total = float32(0)
-    for k in range(a.shape[1]):
-        total += a[row, k] * b[k, col]  # product
-    out[row, col] = total  # store
+    return product
 
 
 @cuda.jit
@@ -953,6 +948,7 @@ def tiled(a, b, out):
 
 
 def test_counts_of_matmul_naive():
+    naive = product_with(lanes_are_rows=True)
     report = observe(naive[(1, 2), (32, 16)], counting(32, 64), counting(64, 32), zeros(32, 32))
     line = per_line(report, naive, "product")
     # 32 x 32 threads, each 64 products; 32 warps
@@ -968,6 +964,7 @@ def test_counts_of_matmul_naive():
 
 
 def test_counts_of_matmul_coalesced():
+    coalesced = product_with(lanes_are_rows=False)
     report = observe(coalesced[(1, 2), (32, 16)], counting(32, 64), counting(64, 32), zeros(32, 32))
     line = per_line(report, coalesced, "product")
     # the 32 lanes are 32 columns: a costs one sector, b four, which are one line of 128 bytes

@@ -106,11 +106,7 @@ class Observation(RaceDetector, AsyncRaceDetector, RequestCounter, Interpreter):
 
     @staticmethod
     def _atomic(op):
-        return lambda a, i, value: a.atomic(op, i, value, None, sys._getframe(1))
-
-    @staticmethod
-    def _compare_and_swap(a, i, old, new):
-        return a.atomic("cas", i, old, new, sys._getframe(1))
+        return lambda a, i, value, extra=None: a.atomic(op, i, value, extra, sys._getframe(1))
 
     def _shared(self, declaration):
         array, address = self._shared_array(declaration)
