@@ -11,7 +11,7 @@ from labkit.kernels import arguments as launching
 from labkit.simt import errors, show, thread_order
 from labkit.simt.ptx import INTRINSICS
 from labkit.simt.ptx_interpreted.values import to_bf16
-from tests.simt.helpers import WAYS, line_of, run
+from tests.simt.helpers import WAYS, kernel_of, line_of, run
 
 pytestmark = pytest.mark.cpu_device
 
@@ -704,46 +704,23 @@ def test_show(rng):
 # ---------------------------------------------------------------- what is refused when a kernel is read
 
 
-@cuda.jit
-def waits_for_a_variable(n):
-    ptx.cp_async_wait(n)
+REFUSED = {  # what stands in the kernel: what the error says
+    "ptx.cp_async_wait(n)": "n of ptx.cp_async_wait is n; it must be a constant, 0 to 32",
+    "tile = cuda.shared.array(8, float32); ptx.cp_async_16(a, 0, tile, 0, 16)":
+        "shared of ptx.cp_async_16 must be in shared memory, and a is in global",
+    "ptx.load_nc4(a)": r"ptx.load_nc4 takes \(array, i\), 1 given",
+    "ptx.setmaxnreg_increase(100)":
+        "n of ptx.setmaxnreg_increase is 100; it must be a constant, 24 to 256 in steps of 8",
+    "x, u = float32(1), uint32(0)\na[0] = ptx.mma_m16n8k16_f32_f16(x, u, u, u, u, u, x, x, x, x)[0]":
+        "register of a fragment of ptx.mma_m16n8k16_f32_f16 is float32; a uint32 is needed",
+}  # fmt: skip
 
 
-@cuda.jit
-def swaps_its_arrays(a):
-    tile = cuda.shared.array(8, float32)
-    ptx.cp_async_16(a, 0, tile, 0, 16)
-
-
-@cuda.jit
-def forgets_an_argument(a):
-    ptx.load_nc4(a)
-
-
-@cuda.jit
-def odd_registers():
-    ptx.setmaxnreg_increase(100)
-
-
-@cuda.jit
-def float_fragment(out):
-    x = float32(1)
-    u = uint32(0)
-    out[0] = ptx.mma_m16n8k16_f32_f16(x, u, u, u, u, u, x, x, x, x)[0]
-
-
-@pytest.mark.parametrize(("kernel", "args", "message"), [
-    (waits_for_a_variable, (1,), "n of ptx.cp_async_wait is n; it must be a constant, 0 to 32"),
-    (swaps_its_arrays, (np.zeros(8, np.float32),),
-     "shared of ptx.cp_async_16 must be in shared memory, and a is in global"),
-    (forgets_an_argument, (np.zeros(8, np.float32),), r"ptx.load_nc4 takes \(array, i\), 1 given"),
-    (odd_registers, (), "n of ptx.setmaxnreg_increase is 100; it must be a constant, 24 to 256 in steps of 8"),
-    (float_fragment, (np.zeros(8, np.float32),),
-     "register of a fragment of ptx.mma_m16n8k16_f32_f16 is float32; a uint32 is needed"),
-])  # fmt: skip
-def test_refused(kernel, args, message):
-    with pytest.raises(errors.KernelError, match=message):
-        kernel[1, 32](*args)
+@pytest.mark.parametrize("source", REFUSED)
+def test_refused(source):
+    kernel = kernel_of(source, "a, n", ptx=ptx, float32=float32, uint32=uint32)
+    with pytest.raises(errors.KernelError, match=REFUSED[source]):
+        kernel[1, 32](np.zeros(8, np.float32), 1)
 
 
 # ---------------------------------------------------------------- dynamic shared memory
