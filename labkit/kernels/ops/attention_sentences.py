@@ -3,7 +3,6 @@ baselines of the rungs in labkit.kernels.attention.sentences."""
 
 import functools
 import math
-from dataclasses import replace
 
 import numpy as np
 
@@ -16,7 +15,7 @@ from labkit.kernels.attention.sentences_unfused import (
 from labkit.kernels.attention.three_pass import attention_weights, split_heads
 from labkit.kernels.attention.whole_matrix import attention_sentences_whole_matrix
 from labkit.kernels.baselines import Baseline, numpy_cupy_torch, sdpa, unfused_attention
-from labkit.kernels.op import Op, Work, uniform
+from labkit.kernels.op import Op, Work, sizes, uniform
 from labkit.kernels.ops.attention import tolerance_of
 from labkit.kernels.ops.attention_half import tolerance_half
 from labkit.kernels.tolerance import EPS16
@@ -51,14 +50,11 @@ def tolerance_stored_scores(qkv, heads, begins, lengths, longest):
 
 
 def _bound(launch, op: str, **overrides):
-    """The launcher as an Op calls it: inputs, then out."""
     def bound(qkv, heads, begins, lengths, longest, out, stream=0):
         launch(qkv, heads, begins, lengths, longest, out, stream=stream)
 
-    suffix = launch.__name__.removesuffix("_half").removeprefix("attention_sentences")
-    bound.__name__ = bound.__qualname__ = op + suffix
-    bound.__doc__ = launch.__doc__
-    return replace(launch, launcher=bound, **overrides)
+    return launch.called(op + launch.__name__.removesuffix("_half").removeprefix("attention_sentences"), bound,
+                         **overrides)
 
 
 def _lengths(B: int, S: int, shortest: int) -> np.ndarray:
@@ -104,8 +100,7 @@ def unfused_by_torch(torch, qkv, heads, begins, lengths, longest, out):
     return attended.transpose(1, 2).reshape(out.shape)
 
 
-def _sizes(*sizes) -> tuple[dict, ...]:
-    return tuple(dict(zip(("B", "S", "shortest", "H", "D"), size, strict=True)) for size in sizes)
+_sizes = functools.partial(sizes, "B S shortest H D")
 
 
 def _pairs(B, S, shortest) -> int:

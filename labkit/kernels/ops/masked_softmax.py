@@ -3,12 +3,11 @@ baselines of the rungs in labkit.kernels.softmax.masked."""
 
 import functools
 import math
-from dataclasses import replace
 
 import numpy as np
 
 from labkit.kernels.baselines import Baseline, numpy_cupy_torch
-from labkit.kernels.op import Op, Work, uniform
+from labkit.kernels.op import Op, Work, sizes, uniform
 from labkit.kernels.softmax.masked import (
     SCALE,
     _masked,
@@ -26,16 +25,14 @@ LAUNCHERS = (masked_softmax_unfused, masked_softmax_three_read, masked_softmax_b
 
 
 def _bound(launch, prefix: str, causal: bool, padded: bool):
-    """The launcher with its mask chosen, called as an Op calls it: inputs, then out."""
+    """The launcher with its mask chosen."""
     if padded:
         def bound(scores, lengths, out, stream=0):
             launch(scores, out, lengths, causal=causal, stream=stream)
     else:
         def bound(scores, out, stream=0):
             launch(scores, out, causal=causal, stream=stream)
-    bound.__name__ = bound.__qualname__ = launch.__name__.replace("masked_softmax", prefix)
-    bound.__doc__ = launch.__doc__
-    return replace(launch, launcher=bound)
+    return launch.called(launch.__name__.replace("masked_softmax", prefix), bound)
 
 
 def _tolerance(causal: bool):
@@ -85,8 +82,7 @@ def _op(name: str, title: str, formula: str, causal: bool, padded: bool):
         inputs=(lambda rng, B, S: (_scores(rng, B, S), _lengths(rng, B, S))) if padded
         else (lambda rng, B, S: (_scores(rng, B, S),)),
         shape=lambda B, S: (B, S, S),
-        awkward=tuple({"B": B, "S": S} for B, S in
-                      ((1, 1), (3, 5), (2, 64), (2, 131), (1, 516), (1, 1023), (1, 1028), (1, 1030))),
+        awkward=sizes("B S", (1, 1), (3, 5), (2, 64), (2, 131), (1, 516), (1, 1023), (1, 1028), (1, 1030)),
         tolerance=_tolerance(causal),
         by_row=(0, 1) if padded else (0,),
         work=Work(

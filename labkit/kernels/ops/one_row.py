@@ -25,7 +25,7 @@ from labkit.kernels.linear.one_row import (
 from labkit.kernels.norm.layernorm import layernorm_reference
 from labkit.kernels.norm.rows import EPSILON
 from labkit.kernels.norm.rows import tolerance as layernorm_tolerance
-from labkit.kernels.op import Op, Work, rung, uniform
+from labkit.kernels.op import Op, Work, rung, sizes, uniform
 from labkit.kernels.tolerance import EPS16, EPS32, SMALLEST16
 
 
@@ -139,7 +139,7 @@ def _ops(half: bool):
         work = Work(flops=lambda K, N: 2 * K * N, bytes=lambda K, N: size * (K * N + N) + 4 * (K + N),
                     timed_gpu=dict(zip("KN", timed, strict=True)), timed_cpu={"K": 256, "N": 768})
         return Op(name + suffix, title=title + note, inputs=functools.partial(inputs, stored),
-                  shape=lambda K, N: (1, N), awkward=tuple({"K": K, "N": N} for K, N in awkward), by_row=(), work=work,
+                  shape=lambda K, N: (1, N), awkward=sizes("K N", *awkward), by_row=(), work=work,
                   baselines=torch_baseline(call, half), **fields)
 
     row_gelu, row_residual, row_qkv = _rungs(half)

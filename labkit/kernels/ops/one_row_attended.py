@@ -18,7 +18,7 @@ from labkit.kernels.attention.one_query import (
 )
 from labkit.kernels.attention.three_pass import attention_weights, split_heads
 from labkit.kernels.linear.one_row import JOIN, RESIDUAL, make_one_row, plan
-from labkit.kernels.op import Op, Work, rung, uniform
+from labkit.kernels.op import Op, Work, rung, sizes, uniform
 from labkit.kernels.ops.one_row import layer, sum_error, torch_baseline
 from labkit.kernels.tolerance import EPS32
 
@@ -82,7 +82,7 @@ def _op(half: bool):
         rungs=(row_attended,),
         inputs=inputs,
         shape=lambda H, D, before: (1, H * D),
-        awkward=tuple({"H": H, "D": D, "before": before} for H, D, before in ((3, 16, 0), (2, 64, 1030), (12, 8, 300))),
+        awkward=sizes("H D before", (3, 16, 0), (2, 64, 1030), (12, 8, 300)),
         tolerance=_tolerance,
         by_row=(),
         work=Work(flops=lambda H, D, before: 4 * (before + 1) * H * D + 2 * H * D * H * D,

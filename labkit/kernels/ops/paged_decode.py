@@ -3,7 +3,6 @@ baselines of the rungs in labkit.kernels.attention.paged."""
 
 import functools
 import math
-from dataclasses import replace
 
 import numpy as np
 
@@ -16,7 +15,7 @@ from labkit.kernels.attention.paged import (
 )
 from labkit.kernels.baselines import unfused_attention
 from labkit.kernels.dtypes import bfloat16_of
-from labkit.kernels.op import Op, Work, uniform
+from labkit.kernels.op import Op, Work, sizes, uniform
 from labkit.kernels.ops.pages import contiguous_by_torch, on_contiguous, paged_inputs, rounding_errors
 
 
@@ -58,18 +57,14 @@ def grouped(q, keys):
     return q.view(len(q), keys.shape[1], -1, q.shape[2])
 
 
-def _bound(launch, op: str, **overrides):
-    """The launcher as an Op calls it: inputs, then out."""
+def _bound(launch, op: str):
     def bound(q, keys, values, page_table, lengths, scale, out, stream=0):
         launch(q, keys, values, page_table, lengths, out, scale, stream=stream)
 
-    bound.__name__ = bound.__qualname__ = launch.__name__.replace("paged_decode", op)
-    bound.__doc__ = launch.__doc__
-    return replace(launch, launcher=bound, **overrides)
+    return launch.called(launch.__name__.replace("paged_decode", op), bound)
 
 
-def _sizes(*sizes) -> tuple[dict, ...]:
-    return tuple(dict(zip(("B", "S", "shortest", "H", "KV", "D"), size, strict=True)) for size in sizes)
+_sizes = functools.partial(sizes, "B S shortest H KV D")
 
 
 def _op(name: str, title: str, launchers, awkward, dtype) -> Op:

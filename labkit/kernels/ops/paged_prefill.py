@@ -3,7 +3,6 @@ baselines of the rungs in labkit.kernels.attention.paged_prefill."""
 
 import functools
 import math
-from dataclasses import replace
 
 import numpy as np
 
@@ -14,7 +13,7 @@ from labkit.kernels.attention.paged_prefill import (
     paged_prefill_reference,
 )
 from labkit.kernels.dtypes import bfloat16_of
-from labkit.kernels.op import Op, Work, uniform
+from labkit.kernels.op import Op, Work, sizes, uniform
 from labkit.kernels.ops.attention_sentences import begins_of
 from labkit.kernels.ops.pages import contiguous_by_torch, on_contiguous, paged_inputs, rounding_errors
 
@@ -60,17 +59,13 @@ def sdpa_on_contiguous(torch, queries, keys, values, scale, out):
 
 
 def _bound(launch, op: str):
-    """The launcher as an Op calls it: inputs, then out."""
     def bound(q, keys, values, page_table, begins, lengths, contexts, scale, longest, out, stream=0):
         launch(q, keys, values, page_table, begins, lengths, contexts, out, scale, longest, stream=stream)
 
-    bound.__name__ = bound.__qualname__ = launch.__name__.replace("paged_prefill", op)
-    bound.__doc__ = launch.__doc__
-    return replace(launch, launcher=bound)
+    return launch.called(launch.__name__.replace("paged_prefill", op), bound)
 
 
-def _sizes(*sizes) -> tuple[dict, ...]:
-    return tuple(dict(zip(("B", "S", "shortest", "before", "H", "KV", "D"), size, strict=True)) for size in sizes)
+_sizes = functools.partial(sizes, "B S shortest before H KV D")
 
 
 def _pairs(B: int, S: int, shortest: int, before: int) -> int:

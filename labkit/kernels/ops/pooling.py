@@ -1,18 +1,15 @@
 """The operations of labkit.kernels.pooling: inputs, sizes, tolerances, work and baselines."""
 
-import functools
-
 import numpy as np
 
+from labkit.kernels import pooling
 from labkit.kernels.baselines import Baseline
 from labkit.kernels.norm.rows import QUADS, WHOLE
-from labkit.kernels.op import Op, Work, rung, uniform
+from labkit.kernels.op import Op, Work, renamed, rungs_of, sizes, uniform
 from labkit.kernels.pooling import (
     LEAST,
     QUADS_OF,
-    l2_normalize_naive,
     l2_normalize_reference,
-    l2_normalize_warp,
     l2_normalize_warp_kernel,
     make_mean_pool,
     mean_pool_columns,
@@ -69,29 +66,20 @@ def _torch_mean_normalized(torch, x, begins, lengths, out):
     return torch.nn.functional.normalize(_torch_mean(torch, x, begins, lengths, out), dim=1)
 
 
-def _as_rung(launch, name: str, kernel, idea: str, sizes: str = ""):
-    @functools.wraps(launch)
-    def launcher(*args, **kwargs):
-        launch(*args, **kwargs)
-
-    launcher.__name__ = launcher.__qualname__ = name
-    return rung(kernel=kernel, idea=idea, sizes=sizes)(launcher)
-
-
 def _op(name: str, is_half: bool, normalize: bool):
     block = make_mean_pool(2, QUADS, True, normalize) if is_half else make_mean_pool(3, WHOLE, False, normalize)
     plain = make_mean_pool(2, QUADS, True, False) if is_half else make_mean_pool(3, WHOLE, False, False)
     limit = f"rows of at most {max(QUADS_OF):,} columns"
     if normalize:
-        rungs = (_as_rung(mean_pool_then_normalize, f"{name}_two_launches", (plain, l2_normalize_warp_kernel),
-                          "two launches: the mean through memory, then its length"),
-                 _as_rung(mean_pool_normalized_fused, f"{name}_fused", block,
-                          "one launch: the mean is normalised where it was made", limit))
+        rungs = (renamed(mean_pool_then_normalize, f"{name}_two_launches", kernel=(plain, l2_normalize_warp_kernel),
+                         idea="two launches: the mean through memory, then its length"),
+                 renamed(mean_pool_normalized_fused, f"{name}_fused", kernel=block, sizes=limit,
+                         idea="one launch: the mean is normalised where it was made"))
     else:
-        rungs = (_as_rung(mean_pool_columns, f"{name}_columns", mean_pool_columns_kernel,
-                          "one thread a column, row after row"),
-                 _as_rung(mean_pool_warps, f"{name}_warps", block, "one block a sentence, eight warps share its rows",
-                          limit))
+        rungs = (renamed(mean_pool_columns, f"{name}_columns", kernel=mean_pool_columns_kernel,
+                         idea="one thread a column, row after row"),
+                 renamed(mean_pool_warps, f"{name}_warps", kernel=block, sizes=limit,
+                         idea="one block a sentence, eight warps share its rows"))
     return Op(
         name,
         title="The mean of each sentence's rows" + ", scaled to length 1" * normalize + ", from float16" * is_half,
@@ -100,8 +88,7 @@ def _op(name: str, is_half: bool, normalize: bool):
         rungs=rungs,
         inputs=_half_inputs if is_half else _inputs,
         shape=lambda B, T, C: (B, C),
-        awkward=tuple({"B": B, "T": T, "C": C} for B, T, C in
-                      ((1, 1, 1), (5, 3, 13), (3, 130, 269), (2, 61, 384))),
+        awkward=sizes("B T C", (1, 1, 1), (5, 3, 13), (3, 130, 269), (2, 61, 384)),
         tolerance=normalized_tolerance if normalize else mean_tolerance,
         by_row=(1, 2),
         work=Work(
@@ -133,10 +120,10 @@ L2_NORMALIZE = Op(
     title="Rows scaled to length 1",
     formula="out = x / sqrt(sum of squares), for each row",
     reference=l2_normalize_reference,
-    rungs=(l2_normalize_naive, l2_normalize_warp),
+    rungs=rungs_of(pooling),
     inputs=_rows,
     shape=lambda R, C: (R, C),
-    awkward=tuple({"R": R, "C": C} for R, C in ((1, 1), (3, 5), (9, 384), (2, 1031))),
+    awkward=sizes("R C", (1, 1), (3, 5), (9, 384), (2, 1031)),
     tolerance=l2_tolerance,
     by_row=(0,),
     work=Work(
