@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from labkit import cuda, device
-from labkit.kernels.agree import agree, poisoned
+from labkit.kernels.agree import agree
 from labkit.kernels.dtypes import bfloat16_of, float32_of, float64_of
 from labkit.kernels.linear import bf16, swap_ab
 from labkit.kernels.linear.bf16 import (
@@ -34,23 +34,13 @@ from labkit.kernels.ops.linear_bf16 import (
     swiglu_tolerance,
 )
 from tests.compiled import HOPPER, ptx_of, resources_of
+from tests.launching import every_rung, run
 
 AS_FLOAT32 = pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 
 
-def run(launch, out_shape, out_dtype, *arrays, **options):
-    """The output, which was poisoned before."""
-    out = poisoned(out_shape, out_dtype)
-    launch(*(cuda.to_device(array) for array in arrays), out.array, **options)
-    cuda.synchronize()
-    found, outside = out.read()
-    assert not outside.size, "wrote outside the output"
-    return found
-
-
 @pytest.mark.sampled(1)
-@pytest.mark.parametrize(("op", "launcher"), [pytest.param(op, launcher, id=launcher.__name__)
-                                              for op in (LINEAR_BF16, LINEAR_SWIGLU, LM_HEAD) for launcher in op.rungs])
+@every_rung(LINEAR_BF16, LINEAR_SWIGLU, LM_HEAD)
 def test_rung_agrees(op, launcher):
     assert agree(op, [launcher], seed=2).passed
 

@@ -20,6 +20,7 @@ from labkit.kernels.matmul.float32_tiles import RING
 from labkit.kernels.op import rung, uniform
 from labkit.kernels.ops.matmul import MATMUL
 from tests.compiled import ptx_of
+from tests.launching import ones
 
 every_rung = pytest.mark.parametrize("launch", MATMUL.rungs, ids=lambda launch: launch.__name__)
 
@@ -130,9 +131,6 @@ def test_fused_and_unrolled():
 
 
 def test_errors_name_the_argument():
-    def ones(*shape):
-        return cuda.to_device(np.ones(shape, np.float32))
-
     with pytest.raises(ValueError, match=r"columns of a \(3\) must equal the rows of b \(4\)"):
         matmul_naive(ones(2, 3), ones(4, 5), ones(2, 5))
     with pytest.raises(ValueError, match=r"out has shape \(5, 2\); it must be \(2, 5\)"):
