@@ -1,6 +1,5 @@
 """Profiles by ncu: each launch is that of its rung, and the recorded ones are read as tables."""
 
-
 import pytest
 
 from labkit.measure import ncu as counters

@@ -18,9 +18,7 @@ from labkit.kernels.linear.bf16 import (
 )
 from labkit.kernels.linear.streamed import GROUP
 from labkit.kernels.op import Op, Work, rungs_of, uniform
-from labkit.kernels.tolerance import EPS32
-
-EPS_BF16 = 2.0**-7  # twice the largest relative error of a rounding to bfloat16
+from labkit.kernels.tolerance import EPS32, EPS_BF16
 
 
 def layer(rng, M, N, K):

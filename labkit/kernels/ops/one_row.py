@@ -26,6 +26,7 @@ from labkit.kernels.norm.layernorm import layernorm_reference
 from labkit.kernels.norm.rows import EPSILON
 from labkit.kernels.norm.rows import tolerance as layernorm_tolerance
 from labkit.kernels.op import Op, Work, rung, sizes, uniform
+from labkit.kernels.ops.fused_linear import sum_error
 from labkit.kernels.tolerance import EPS16, EPS32, SMALLEST16
 
 
@@ -37,11 +38,6 @@ def norm_row(rng, K: int, dtype):
 def layer(rng, K: int, N: int, dtype):
     """weights, scaled so that sums have the magnitude of x, and bias."""
     return (uniform(rng, K, N) / np.float32(np.sqrt(K))).astype(dtype), uniform(rng, N).astype(dtype)
-
-
-def sum_error(x, weights, bias):
-    """Of sums of K products in float32."""
-    return 2 * EPS32 * np.sqrt(x.shape[1] + 1) * (np.abs(x) @ np.abs(weights) + np.abs(bias))
 
 
 def normed_error(x, norm_weight, norm_bias, weights, bias):

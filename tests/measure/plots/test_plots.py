@@ -1,6 +1,5 @@
 """Figures are made, carry the labels a reader needs, and say where their times were taken."""
 
-
 import numpy as np
 import pytest
 from matplotlib.text import Text
