@@ -57,13 +57,13 @@ def _bound(launch, op: str, **overrides):
                          **overrides)
 
 
-def _lengths(B: int, S: int, shortest: int) -> np.ndarray:
+def falling_lengths(B: int, S: int, shortest: int) -> np.ndarray:
     """From S down to `shortest`, in equal steps."""
     return np.linspace(S, shortest, B).round().astype(np.int32)
 
 
 def _inputs(rng, B, S, shortest, H, D, dtype=np.float32):
-    lengths = _lengths(B, S, shortest)
+    lengths = falling_lengths(B, S, shortest)
     return (2 * uniform(rng, int(lengths.sum()), 3 * H * D)).astype(dtype), H, begins_of(lengths), lengths, S
 
 
@@ -105,7 +105,7 @@ _sizes = functools.partial(sizes, "B S shortest H D")
 
 def _pairs(B, S, shortest) -> int:
     """Pairs of tokens of one sentence."""
-    return int((_lengths(B, S, shortest).astype(np.int64) ** 2).sum())
+    return int((falling_lengths(B, S, shortest).astype(np.int64) ** 2).sum())
 
 
 def _op(name: str, title: str, rungs, awkward, **fields) -> Op:
@@ -116,13 +116,13 @@ def _op(name: str, title: str, rungs, awkward, **fields) -> Op:
         name, title=title, rungs=rungs, reference=attention_sentences_reference,
         formula="out[t, h] = sum over the tokens j of t's sentence of softmax_j(q[t, h] . k[j, h] / sqrt(D)) * v[j, h]",
         inputs=functools.partial(_inputs, dtype=dtype),
-        shape=lambda B, S, shortest, H, D: (int(_lengths(B, S, shortest).sum()), H * D),
+        shape=lambda B, S, shortest, H, D: (int(falling_lengths(B, S, shortest).sum()), H * D),
         awkward=_sizes(*awkward),
         by_row=(),
         work=Work(
             flops=lambda B, S, shortest, H, D: 4 * _pairs(B, S, shortest) * H * D,
             bytes=lambda B, S, shortest, H, D: (
-                4 * np.dtype(dtype).itemsize * int(_lengths(B, S, shortest).sum()) * H * D),
+                4 * np.dtype(dtype).itemsize * int(falling_lengths(B, S, shortest).sum()) * H * D),
             timed_gpu=gpu[0], also_gpu=gpu[1:], timed_cpu=_sizes((2, 17, 17, 2, 32))[0], unit="TFLOP/s",
             peak="f16" if dtype == np.float16 else "fp32",
         ),

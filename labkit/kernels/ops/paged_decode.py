@@ -16,16 +16,12 @@ from labkit.kernels.attention.paged import (
 from labkit.kernels.baselines import unfused_attention
 from labkit.kernels.dtypes import bfloat16_of
 from labkit.kernels.op import Op, Work, sizes, uniform
+from labkit.kernels.ops.attention_sentences import falling_lengths
 from labkit.kernels.ops.pages import contiguous_by_torch, on_contiguous, paged_inputs, rounding_errors
 
 
-def _contexts(B: int, S: int, shortest: int) -> np.ndarray:
-    """From S down to `shortest`, in equal steps."""
-    return np.linspace(S, shortest, B).round().astype(np.int32)
-
-
 def _inputs(rng, B, S, shortest, H, KV, D, dtype=np.float32):
-    lengths = _contexts(B, S, shortest)
+    lengths = falling_lengths(B, S, shortest)
     keys, values, page_table = paged_inputs(rng, lengths, KV, D, dtype)
     q = 2 * uniform(rng, B, H, D)
     return bfloat16_of(q) if dtype == np.uint16 else q, keys, values, page_table, lengths, 1 / math.sqrt(D)
@@ -82,9 +78,9 @@ def _op(name: str, title: str, launchers, awkward, dtype) -> Op:
         tolerance=functools.partial(tolerance_decode, bf16=bf16),
         by_row=(0, 3, 4), dtype=dtype,
         work=Work(
-            flops=lambda B, S, shortest, H, KV, D: 4 * int(_contexts(B, S, shortest).sum()) * H * D,
+            flops=lambda B, S, shortest, H, KV, D: 4 * int(falling_lengths(B, S, shortest).sum()) * H * D,
             bytes=lambda B, S, shortest, H, KV, D: 2 * np.dtype(dtype).itemsize * D * (
-                int(_contexts(B, S, shortest).sum()) * KV + B * H),
+                int(falling_lengths(B, S, shortest).sum()) * KV + B * H),
             timed_gpu=gpu[0], also_gpu=gpu[1:], timed_cpu=_sizes((2, 100, 100, 4, 2, 32))[0],
             peak="f16" if bf16 else "fp32",
         ),
