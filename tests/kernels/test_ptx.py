@@ -9,7 +9,7 @@ import re
 
 import numpy as np
 import pytest
-from numba import types
+from numba import float32, types
 
 from labkit import cuda
 from labkit.device import compiling, launches
@@ -134,8 +134,6 @@ def test_the_inner_loop_of_the_naive_product_is_short():
 
 
 def test_the_check_finds_a_float64():
-    from numba import float32
-
     def leaky(a, out):
         out[0] = a[0] * 0.1 + float32(1.0)
 
