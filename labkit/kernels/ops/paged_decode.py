@@ -6,16 +6,11 @@ import math
 
 import numpy as np
 
-from labkit.kernels.attention.paged import (
-    paged_decode_mma,
-    paged_decode_naive,
-    paged_decode_one_block,
-    paged_decode_reference,
-    paged_decode_split,
-)
+from labkit.kernels.attention import paged
+from labkit.kernels.attention.paged import paged_decode_reference
 from labkit.kernels.baselines import unfused_attention
 from labkit.kernels.dtypes import bfloat16_of
-from labkit.kernels.op import Op, Work, sizes, uniform
+from labkit.kernels.op import Op, Work, rungs_of, sizes, uniform
 from labkit.kernels.ops.attention_sentences import falling_lengths
 from labkit.kernels.ops.pages import contiguous_by_torch, on_contiguous, paged_inputs, rounding_errors
 
@@ -91,10 +86,10 @@ def _op(name: str, title: str, launchers, awkward, dtype) -> Op:
 
 PAGED_DECODE = _op(
     "paged_decode", "Attention of one token over a paged cache",
-    (paged_decode_naive, paged_decode_one_block, paged_decode_split),
+    rungs_of(paged)[:3],  # the fourth is of bfloat16 alone
     ((1, 1, 1, 1, 1, 32), (3, 33, 0, 6, 2, 80), (4, 300, 15, 4, 4, 64)), np.float32)
 
 PAGED_DECODE_BF16 = _op(
     "paged_decode_bf16", "Attention of one token over a paged cache, in bfloat16",
-    (paged_decode_naive, paged_decode_one_block, paged_decode_split, paged_decode_mma),
+    rungs_of(paged),
     ((1, 1, 1, 1, 1, 32), (3, 33, 0, 14, 2, 64), (4, 300, 15, 4, 4, 64)), np.uint16)
