@@ -110,22 +110,9 @@ def load_singles(array, i, remaining):
 
 @cuda.jit(device=True)
 def store_singles(array, i, remaining, e):
-    if remaining > 0:
-        array[i] = e[0]
-    if remaining > 1:
-        array[i + 1] = e[1]
-    if remaining > 2:
-        array[i + 2] = e[2]
-    if remaining > 3:
-        array[i + 3] = e[3]
-    if remaining > 4:
-        array[i + 4] = e[4]
-    if remaining > 5:
-        array[i + 5] = e[5]
-    if remaining > 6:
-        array[i + 6] = e[6]
-    if remaining > 7:
-        array[i + 7] = e[7]
+    for n in u32.range(8):
+        if remaining > int32(n):
+            array[i + n] = e[n]
 
 
 @cuda.jit(device=True)
