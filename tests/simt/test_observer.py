@@ -684,7 +684,7 @@ def _all_rungs():
 
 
 RUNGS = _all_rungs()
-READS_AHEAD = {"matmul_pipelined"}  # beyond the last tile too, into registers that nothing uses
+READS_AHEAD = {"matmul_reads_ahead", "matmul_pipelined"}  # beyond the last tile too, into registers that nothing uses
 LARGE_TILES = {name for name in RUNGS if name.startswith("matmul_")} - {
     "matmul_naive", "matmul_coalesced", "matmul_tiled", "matmul_thread_coarsened", "matmul_register_tiled"
 }  # fmt: skip
