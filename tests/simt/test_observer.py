@@ -670,9 +670,9 @@ def test_grid_sync_that_some_blocks_miss():
 
 
 def _all_rungs():
-    import labkit.kernels.broadcast as broadcast
-    import labkit.kernels.elementwise as elementwise
-    import labkit.kernels.matmul.float32 as matmul
+    import labkit.kernels.ops.broadcast as broadcast
+    import labkit.kernels.ops.elementwise as elementwise
+    import labkit.kernels.ops.matmul as matmul
     from labkit.kernels.op import Op
 
     found = {}
