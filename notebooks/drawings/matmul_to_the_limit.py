@@ -128,7 +128,8 @@ def product_order(size: int = 8) -> CourseFigure:
     breaks = [[one for one in zip(order, order[1:], strict=False) if one[0][0] != one[1][0] and one[0][1] != one[1][1]]
               for _, order in panels]
     cell, left, top, apart = 0.27, 0.30, 1.05, 3.1
-    figure, ax = canvas(top + size * cell + 0.42, f"Row by row both factors change {len(breaks[0])} times; turning around, never",
+    figure, ax = canvas(top + size * cell + 0.42,
+                        f"Row by row both factors change {len(breaks[0])} times; turning around, never",
                         f"{size * size} products: " + "; ".join(f"{name}, both factors change {len(each)} times" for
                                                                (name, _), each in zip(panels, breaks, strict=True)))
     with rc_context(STYLE):
