@@ -1,7 +1,7 @@
 # %% [markdown]
 # # 07 · To the limit of the CUDA cores: exercises
 #
-# Five exercises: two thread tiles in registers, a bug in asynchronous copies, and two predictions to be done on paper.
+# Four exercises: two thread tiles in registers, and two predictions to be done on paper.
 # `hint("linear_patch")` gives a hint, and a second call a better one.
 
 # %%
@@ -106,69 +106,7 @@ def outer_tiles(x, y, out):
 check("outer_tiles", outer_tiles)
 
 # %% [markdown]
-# ## 4 · Find the bug: the last copy
-#
-# `a` has R rows of 64 numbers. The kernel adds up each column and writes the sums in reverse order. One block of 64
-# threads streams the rows through two places in shared memory: while it adds one row, the copy of the next one is on
-# its way. Each thread reads what another one has copied.
-#
-# On a GPU it may pass any number of tests. What does the last round not wait for? (`observe` knows. The lesson's
-# sentence about groups does, too.)
-
-
-# %%
-@cuda.jit
-def mirrored_sums(a, out):
-    tile = cuda.shared.array(128, float32)  # two rows
-    i = cuda.threadIdx.x
-    rows = a.shape[0]
-    ptx.cp_async_4(tile, i, a, i, 4)
-    ptx.cp_async_commit()
-    total = float32(0.0)
-    row = 0
-    while row < rows:
-        after = row + 1
-        if after < rows:
-            ptx.cp_async_4(tile, after % 2 * 64 + i, a, after * 64 + i, 4)
-            ptx.cp_async_commit()
-        ptx.cp_async_wait(1)  # the newest group may still be on its way: that is the next row
-        cuda.syncthreads()
-        total += tile[row % 2 * 64 + 63 - i]
-        cuda.syncthreads()
-        row = after
-    out[i] = total
-
-
-### BEGIN SOLUTION
-@cuda.jit
-def mirrored_sums(a, out):
-    tile = cuda.shared.array(128, float32)  # two rows
-    i = cuda.threadIdx.x
-    rows = a.shape[0]
-    ptx.cp_async_4(tile, i, a, i, 4)
-    ptx.cp_async_commit()
-    total = float32(0.0)
-    row = 0
-    while row < rows:
-        after = row + 1
-        if after < rows:
-            ptx.cp_async_4(tile, after % 2 * 64 + i, a, after * 64 + i, 4)
-        ptx.cp_async_commit()  # in every round: in the last one the group is empty, and the wait still counts right
-        ptx.cp_async_wait(1)
-        cuda.syncthreads()  # this row is everybody's
-        total += tile[row % 2 * 64 + 63 - i]
-        cuda.syncthreads()  # everybody has read it: its place may be filled again
-        row = after
-    out[i] = total
-
-
-### END SOLUTION
-
-# %%
-check("mirrored_sums", mirrored_sums)
-
-# %% [markdown]
-# ## 5 · Predict: bytes per flop
+# ## 4 · Predict: bytes per flop
 #
 # The pipelined kernel at M = N = K = 4,096 on a GPU with 132 SMs. A block computes 128 × 128 elements, two blocks fit
 # on an SM.
