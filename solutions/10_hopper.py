@@ -15,14 +15,17 @@ from labkit import check, cuda, hint, ptx
 # ## 1 · Predict: what fits
 #
 # `wgmma_specialised` with tiles of 128 × 256 in float16. A stage holds 64 steps of k: 128 rows of `a` and 256 columns
-# of `b`. A block has 232,448 bytes of shared memory, and besides the stages it keeps its finished tile of `out` there,
-# in float16. Two warpgroups multiply, 64 rows each.
+# of `b`. A block has 232,448 bytes of shared memory. Besides the stages, that has to hold the block's finished tile of
+# `out`, in float16. Two warpgroups multiply, 64 rows each.
 #
-# - `stage_bytes`: how many bytes does a stage take?
+# For *wgmma_cp_async*, with tiles of 128 × 128, a stage would have (128 + 128) · 64 · 2 = 32,768 bytes, and a thread 64
+# accumulators.
+#
+# - `stage_bytes`: how many bytes does a stage have?
 # - `stages`: how many whole stages fit?
 # - `accumulators`: how many float32 accumulators does a thread of a consumer hold?
 # - `products`: how many `wgmma` m64n256k16 does a block do for a stage?
-# - `place`: at which place of its line does TMA store piece 6 of row 11 of a tile, if a line has eight pieces?
+# - `place`: at which position of its row does TMA store piece 6 of row 11 of a tile, if a row has eight pieces?
 
 # %%
 stage_bytes = None
