@@ -20,9 +20,8 @@
 # multiplications and K additions.
 #
 # An addition uses each element once, and memory is the limit. Here each element of `a` is used N times and each element
-# of `b` M times. What tells the two cases apart is the *arithmetic intensity*: the flops (multiplications and
-# additions) for each byte that has to move. For M = N = K = 4,096, how many flops are there for a byte, if each matrix
-# moves once?
+# of `b` M times. The *arithmetic intensity* tells the two cases apart: the flops (multiplications and additions) for
+# each byte that has to move. For M = N = K = 4,096, how many flops are there for a byte, if each matrix moves once?
 
 # %%
 from labkit import roofline
@@ -124,7 +123,8 @@ show_source(make_matmul_tiled, "a_tile = cuda.shared.array", "out[row, col] = to
 # %% [markdown]
 # A function makes the kernel, because the size of shared memory must be known when the kernel is compiled. The bound of
 # `range(tile)` is then known as well, so the compiler can write that loop out. Two tiles of 16 × 16 floats occupy
-# {{ 2 * 16 * 16 * 4 // 1024 }} KB, a small part of what an SM has. (`grouped` is for the end of this lesson.)
+# {{ 2 * 16 * 16 * 4 // 1024 }} KB, a small part of what an SM has. The branch with `grouped` is explained at the end of
+# this lesson.
 #
 # The guard is no longer at the top. A thread whose element is outside of `out` still has to load for the others. So all
 # threads stay to the end, and only the store is guarded.
@@ -137,7 +137,7 @@ show_source(make_matmul_tiled, "a_tile = cuda.shared.array", "out[row, col] = to
 # ones. Without it a fast thread overwrites what a slow one still needs.
 #
 # Here is a single step without its first barrier. The CPU device runs the threads of a block one after another, each as
-# far as the next barrier. How many of the 256 elements will it get right?
+# far as the next barrier. How many of the 256 elements are right without the first barrier?
 
 # %%
 from numba import float32
@@ -202,8 +202,8 @@ for race in report.races:
 
 # %% [markdown]
 # Two reports, one for each tile: which thread still reads, which one already writes, where the barrier belongs, and how
-# many accesses collide. (`syncwarp` is a barrier for the threads of one warp; the second report shows that it would not
-# be enough here.) `observe` gives the same answer with a GPU or without, because it does not wait for a race to go
+# many accesses collide. `syncwarp` is a barrier for the threads of one warp, and the second report shows that it would
+# not be enough here. `observe` gives the same answer with a GPU or without, because it does not wait for a race to go
 # wrong: it checks whether anything keeps two accesses apart.
 #
 # There is a third way to get this wrong: put the guard at the top, as in earlier kernels, and let the threads without
@@ -263,8 +263,8 @@ table([(name, row.timing.p50, row.tflops) for name in ("coalesced", "tiled", "ti
 
 # %% [markdown]
 # Tiling was to save far more than a factor of {{ tiling:.1f }}, and a tile of 32 adds only {{ tile_32:.0% }} to that.
-# To see why, count what the hardware does: Nsight Compute (lesson 12) reads the GPU's own counters. The last column is
-# the time for which the unit of L1 is busy for each multiply-add of a warp.
+# To see why, count what the hardware does: Nsight Compute (lesson 12) reads the GPU's own counters. The last column
+# divides the busy time of L1 by the multiply-adds of its SM.
 
 # %%
 from labkit.measure import ncu
@@ -316,8 +316,8 @@ show_source(place_in_groups)
 # %% [markdown]
 # With groups of 32 rows, {{ together:, }} blocks are 32 rows by 33 columns of blocks. The strips that they read have
 # {{ working_set:.0f }} MB, so the cache can hold them whether or not the blocks keep in step. From memory should come
-# `a` once, and `b` once for each of {{ 4096 // 16 // 32 }} groups. How many gigabytes is that, and how much faster will
-# the kernel be?
+# `a` once, and `b` once for each of {{ 4096 // 16 // 32 }} groups. How many gigabytes come from memory in the grouped
+# order, and how much faster is the kernel?
 
 # %%
 matrix_gb = 4 * 4096**2 / 1e9
@@ -346,8 +346,8 @@ plots.roofline([measure.recorded_ladder("broadcast_add"), recorded])
 # The additions of lesson 05 are under the slope, where the roof is low for any kernel. The product is far to the right,
 # under the flat roof, and well below it. The best of these five rungs reaches
 # {{ row('matmul', 'tiled_32').fraction:.0% }} of the peak. cuBLAS, NVIDIA's own library, reaches
-# {{ row('matmul', 'PyTorch').fraction:.0% }}: {{ words(cublas_ahead) }} times as much. With a GPU of your own, time the
-# rungs there:
+# {{ row('matmul', 'PyTorch').fraction:.0% }}: {{ words(cublas_ahead) }} times as much. If you have a GPU, this cell
+# times the rungs on it:
 
 # %%
 from labkit import ladder

@@ -85,8 +85,8 @@ climb(recorded, "register_blocked", against="tiled_32")
 #
 # One instruction can load 4, 8 or 16 bytes for each lane; 16 bytes are four floats. Such a load needs an address that
 # is a multiple of 16, and Numba cannot know that, so it never loads four by itself. `labkit.ptx` offers the instruction
-# under its own name. (*PTX* is NVIDIA's assembly language; the driver translates it into the machine code of the GPU at
-# hand.)
+# under its own name. *PTX* is NVIDIA's assembly language, which the driver translates into the machine code of the GPU
+# at hand.
 
 # %%
 from labkit.kernels.matmul.float32_tiles import load_four
@@ -100,8 +100,8 @@ show_source(load_four)
 #
 # To be read four at a time, elements have to be neighbours in shared memory, too. For `b` they are: a row of the tile
 # is a row of the matrix. But a thread tile needs four *rows* of `a` at the same k. So the tile of `a` is transposed as
-# it is written, and its rows are four elements longer than they need to be. Why? Predict how many banks a column of
-# eight rows reaches, with eight elements in a row and with nine. (The picture has eight banks instead of 32.)
+# it is written, and its rows are four elements longer than they need to be. The picture has eight banks instead of 32.
+# How many of them does a column of eight rows reach, with eight elements in a row and with nine?
 
 # %%
 plots.banks({"8 in a line": lambda k, row: 8 * k + row, "9 in a line": lambda k, row: 9 * k + row})
@@ -111,7 +111,7 @@ plots.banks({"8 in a line": lambda k, row: 8 * k + row, "9 in a line": lambda k,
 # further on. In the kernel, one store of a warp fills 16 places in each of two rows, four rows apart. With four more
 # elements in each row the second 16 fall into the other 16 banks.
 #
-# Four loads now feed 64 products, where 16 did before. How much faster does that make the kernel?
+# How much faster is the kernel when four loads feed 64 products, where 16 did before?
 
 # %%
 climb(recorded, "vectorized")
@@ -162,7 +162,7 @@ show_source(make_matmul_double_buffered, "fill, start =", "fill = TILES_SIZE - f
 # Follow the loop. What was loaded during the last round goes to shared memory. Barrier. The loads of the next round
 # start. Then come the products, which do not need those loads, so no warp waits for them. One barrier a round is
 # enough: after it this pair is complete, and the other pair is free, because every warp has finished the last round's
-# products by then. How much faster is the kernel without that wait?
+# products by then. How much faster is the kernel when no warp waits for global memory?
 
 # %%
 climb(recorded, "double_buffered")
@@ -193,7 +193,8 @@ show_source(copy_pair)
 # %% [markdown]
 # A copy that runs by itself is a new way to be wrong. `cp_async_commit` closes a group of copies, `cp_async_wait(n)`
 # waits until at most n groups are still on their way, and other threads may read the data only after a barrier behind
-# that wait. In this small kernel the wait is missing. What will `observe` say about it?
+# that wait. In this small kernel the wait is missing. What does `observe` say about a read that does not wait for its
+# copy?
 
 # %%
 import textwrap
@@ -242,8 +243,8 @@ pictures.warp_tile()
 
 # %% [markdown]
 # Two rows of 16 thread tiles need 16 elements of `a` and 128 of `b`; 8 rows of 4 need 64 and 32, a
-# third{{ if near(1 - 96 / 144, 1 / 3) }} fewer. Only two lines change, which compute where a thread's tile begins. Is
-# the kernel faster for it?
+# third{{ if near(1 - 96 / 144, 1 / 3) }} fewer. Only two lines change, which compute where a thread's tile begins. How
+# much faster is the kernel when a warp reads a third fewer elements?
 
 # %%
 climb(recorded, "warp_tiles")
@@ -267,8 +268,7 @@ show_source(make_two_steps)
 # %% [markdown]
 # The kernel calls `two_steps` seven times in a row, with the steps 0, 2, 4 and so on, rather than in a loop. The
 # compiler does not unroll a loop of this size, and reading ahead cannot cross an iteration. Device functions are
-# inlined, so the calls cost nothing. Which of the waits in the last table should this shorten, and by how much is the
-# kernel faster?
+# inlined, so the calls cost nothing. Which wait does reading one step ahead shorten, and how much faster is the kernel?
 
 # %%
 climb(recorded, "reads_ahead")
@@ -290,7 +290,7 @@ counters("double_buffered", "async_copies", "warp_tiles", "reads_ahead",
 pictures.product_order()
 
 # %% [markdown]
-# Seven changes of 63 are left to save. What will they be worth?
+# That saves seven of 63 changes. How much faster is the kernel in the new order?
 
 # %%
 climb(recorded, "pipelined")
@@ -329,7 +329,7 @@ counters("pipelined", "PyTorch", waits=("short_scoreboard", "dispatch_stall", "b
 # with fewer dispatch stalls{{ if more_dispatch }}.
 #
 # That is at 4,096. At 1,024 `out` has 64 tiles of 128 × 128, for 132 SMs. What share of cuBLAS's speed does the
-# pipeline reach there?
+# pipeline reach at 1,024?
 
 # %%
 sizes = measure.recorded_series("matmul_sizes", gpu="NVIDIA H200")

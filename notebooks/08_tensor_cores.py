@@ -77,7 +77,7 @@ agree(MATMUL_HALF, ["matmul_half_tensor_core"], sizes=MATMUL_HALF.awkward[:4])
 #
 # The first idea is that of lesson 06: tiles in shared memory. `hand_blocked` fills tiles of 64 × 64 value by value, and
 # each lane collects its fragments from there: two loads for each register, and an instruction that packs the two values
-# into it. How does it compare with the rung without tiles?
+# into it. Is `hand_blocked` faster than the rung without tiles?
 
 # %%
 climb(recorded, "hand_blocked")
@@ -108,7 +108,7 @@ counters("tensor_core", "hand_blocked")
 # ## The way in: 16 bytes at a time
 #
 # `cp.async` with 16 bytes, as in lesson 07, copies eight values in one instruction, past the registers. The tiles are
-# the same. Each lane still collects its fragments by hand. Is that enough to overtake `tensor_core`?
+# the same. Each lane still collects its fragments by hand. Are 16-byte copies enough to overtake `tensor_core`?
 
 # %%
 climb(recorded, "wide_copies", against="hand_blocked")
@@ -154,7 +154,7 @@ show_source(make_staged, "for k in u32.range(STEPS):", "b_frag[j * 2 + 1]")
 # names to `ldmatrix`. `ldmatrix_x4_trans` also transposes each block of 8 × 8, because `b` is stored along its rows.
 # (`weights` is for a `b` stored as (N, K); here it is false.)
 #
-# Eight loads and four packings become one instruction. How much faster is the kernel?
+# How much faster is the kernel when one instruction replaces eight loads and four packings?
 
 # %%
 climb(recorded, "ldmatrix")
@@ -168,7 +168,8 @@ counters("hand_blocked", "wide_copies", "ldmatrix")
 # ## Larger tiles
 #
 # A fragment that is loaded can be used more than once. In a warp's 32 × 32 elements each fragment of `a` meets four of
-# `b`, and each of `b` two of `a`. With 64 × 32 there are four of each. How many products does an `ldmatrix` feed?
+# `b`, and each of `b` two of `a`. With 64 × 32 there are four of each. How many products does each `ldmatrix` feed in
+# these two shapes?
 
 # %%
 table([(f"{rows} x {cols}", rows // 16 + cols // 16, rows // 16 * cols // 8,
@@ -180,7 +181,7 @@ table([(f"{rows} x {cols}", rows // 16 + cols // 16, rows // 16 * cols // 8,
 # %% [markdown]
 # Larger is better, until the accumulators need all the registers: this is the thread tile of lesson 07 once more, with
 # fragments instead of elements. The rung *large_tiles* has 64 × 32 for a warp and 128 × 128 for a block, which also
-# halves what each product needs from L2. What is the factor?
+# halves what each product needs from L2. How much faster do larger tiles make the kernel?
 
 # %%
 climb(recorded, "large_tiles")
@@ -192,8 +193,8 @@ climb(recorded, "large_tiles")
 #
 # `ldmatrix` reads eight rows of 16 bytes in one step if they are in different banks. In a tile whose rows are 128 bytes
 # long, the same piece of every row is in the same four banks. Padding helps, as in lesson 07 and in the rungs above,
-# but costs memory. A *swizzle* costs none: piece p of row r is stored at position p XOR r. Does each row still hold all
-# its pieces, and how many different banks does one piece of eight rows reach?
+# but costs memory. A *swizzle* costs none: piece p of row r is stored at position p XOR r. In a swizzled tile, does
+# each row still hold all its pieces, and how many banks does one piece of eight rows reach?
 
 # %%
 pictures.swizzle()
@@ -208,7 +209,7 @@ show_source(make_copy, "for i in u32.range(copies):", "matrix, src_offset")
 
 # %% [markdown]
 # The rungs of lesson 09 store their tiles in this way, and those of lesson 10 have to: Hopper's instructions expect it.
-# Padding and swizzle should both leave no bank conflicts. Do the counters agree?
+# How many bank conflicts are left with padded tiles, and how many with swizzled ones?
 
 # %%
 counters("hand_blocked", "large_tiles", "pipelined")
@@ -221,7 +222,7 @@ counters("hand_blocked", "large_tiles", "pipelined")
 #
 # float16 has 11 bits of precision and a largest value of 65,504. bfloat16 has the range of float32 and 8 bits. TF32 has
 # that range and 11 bits. In all three the product of two values is exact and the accumulators are float32. So the error
-# comes from rounding the inputs, and NumPy can show it. Which of the three formats loses most?
+# comes from rounding the inputs, and NumPy can show it. Which of the three formats loses most accuracy?
 
 # %%
 import numpy as np
@@ -250,8 +251,8 @@ table([(name, relative_error(rounded(a).astype(np.float64) @ rounded(b).astype(n
 # For a neural network that is often plenty. TF32 values occupy four bytes each, and their instruction has half the
 # rate.
 #
-# One can also keep the *accumulators* in float16. Then they are rounded after every instruction. How does the error
-# grow with K?
+# One can also keep the *accumulators* in float16. Then they are rounded after every instruction. How does the error of
+# float16 accumulators grow with K?
 
 # %%
 depths, errors = (64, 256, 1024, 4096), {"float32 accumulators": [], "float16 accumulators": []}

@@ -87,7 +87,7 @@ climb(recorded, "double_buffered")
 # ## A third buffer
 #
 # With two buffers a copy has one step to arrive in, with three it has two. Shared memory has room: a stage is
-# {{ stage_kb:.0f }} KB. Does the third one pay, when two blocks already share the SM?
+# {{ stage_kb:.0f }} KB. Does a third buffer pay, when two blocks already share the SM?
 
 # %%
 climb(recorded, "three_stage", against="double_buffered")
@@ -98,7 +98,7 @@ from labkit.measure import ncu
 profiled = {row["name"].removeprefix("matmul_half_"): row for row in ncu.recorded()["ops"]["matmul_half"]["rows"]}
 WAITS = {"long_scoreboard": "copies and global memory", "barrier": "a barrier",
          "mio_throttle": "the queue of shared memory",
-         "short_scoreboard": "shared memory", "math_pipe_throttle": "the tensor cores"}
+         "wait": "the instruction before", "math_pipe_throttle": "the tensor cores"}
 
 
 def waits(*names):
@@ -124,7 +124,7 @@ show_source(make_pipelined, "for k in u32.range(STEPS):", "b_frag[mma_buf")
 # The copies of the next stage start with the last of these loads: a load from shared memory does not overtake a copy
 # into it that was started before. A warp computes 64 × 64 elements, so that each `ldmatrix` feeds four products, and
 # tiles are swizzled (lesson 08). `a_offset ^ 16 * k` is the address of step k in a swizzled row: an XOR of the piece's
-# number. How much faster is that than *three_stage*, and which wait does it shorten?
+# number. How much faster is *fragments_ahead* than *three_stage*, and which wait does it shorten?
 
 # %%
 climb(recorded, "fragments_ahead", against="three_stage")

@@ -61,7 +61,7 @@ show_source(make_wgmma_cp_async, "ptx.cp_async_wait(PENDING)", "ptx.wgmma_wait")
 # threads left them.
 #
 # The tiles are 128 × 128 with three stages, and two blocks share an SM. *pipelined* has larger tiles and the same
-# copies. How fast is a kernel without fragments?
+# copies. How fast is the product when `wgmma` needs no fragments?
 
 # %%
 climb(recorded, "wgmma_cp_async", against="pipelined")
@@ -104,7 +104,8 @@ table([(step, step % 3, step // 3, step // 3 % 2) for step in range(7)], ["step"
 show_source(make_wgmma, "cuda.syncthreads()  # both", "stage, parity = 0, 1")
 
 # %% [markdown]
-# The products are those of the rung before, and so are the tiles; only the copies changed. What is that worth?
+# The products are those of the rung before, and so are the tiles; only the copies changed. How much faster is the
+# product when TMA copies its tiles?
 
 # %%
 climb(recorded, "wgmma", against="wgmma_cp_async")
@@ -142,7 +143,7 @@ show_source(make_wgmma_specialised, "ptx.mbarrier_wait(loaded, stage, parity)", 
 # %% [markdown]
 # Three rungs separate what this kernel does. *wgmma_roles* has a producer and two consumers, still with a block for
 # each tile of 128 × 128. *wgmma_persistent* has one block for each SM. *wgmma_specialised* has tiles of 128 × 256.
-# Which of the three steps helps most?
+# Which helps most: specialised warps, persistent blocks or larger tiles?
 
 # %%
 rungs = ("wgmma", "wgmma_roles", "wgmma_persistent", "wgmma_specialised")
