@@ -295,8 +295,20 @@ table([(name, row["instructions"] / 1e9, row["l2_bytes"] / 1e9, row["dram_read"]
 # Look at which blocks run at the same time. Blocks of 256 threads fit eight to an SM, so {{ together:, }} of them run
 # together, and the GPU starts them in the order of `blockIdx`: row by row. A row has 4,096 / 16 = {{ 4096 // 16 }}
 # blocks, so that is four rows of blocks. Together they need four strips of `a`, and every strip of `b`: all of its
-# {{ 4 * 4096**2 / 1e6:.0f }} MB, more than the {{ machine.l2_mb }} MB of the L2 cache. Unless the four rows walk down
-# `b` in step, a tile has left the cache before the next row needs it.
+# {{ 4 * 4096**2 / 1e6:.0f }} MB, more than the {{ machine.l2_mb }} MB of the L2 cache. If the four rows of blocks walk
+# down `b` in step, they share each tile of it. If not, a tile has left the cache before the next row needs it. How many
+# gigabytes of `b` come from memory if the rows keep in step, and how many if each of them fetches all of `b`?
+
+# %%
+matrix_gb, rows_of_blocks = 4 * 4096**2 / 1e9, 4096 // 16
+table([("b once for all blocks that run together", rows_of_blocks**2 / (8 * 132) * matrix_gb, "coalesced",
+        profiled["coalesced"]["dram_read"] / 1e9),
+       ("b once for each row of blocks", rows_of_blocks * matrix_gb, "tiled", profiled["tiled"]["dram_read"] / 1e9)],
+      {"": "", "GB predicted": ".1f", "kernel": "", "GB from memory": ".1f"}, note="Counted by Nsight Compute.")
+
+# %% [markdown]
+# Each prediction comes within a few percent of a count{{ if two_predictions }}. The blocks of the coalesced kernel keep
+# in step, and those of the tiled kernel, which wait at their own barriers, do not.
 #
 # The same number of blocks can need far less. If they form a rectangle, they share rows of `a` and columns of `b`.
 
@@ -320,13 +332,11 @@ show_source(place_in_groups)
 # order, and how much faster is the kernel?
 
 # %%
-matrix_gb = 4 * 4096**2 / 1e9
-groups = 4096 // 16 // 32
-table([("tiled", None, *(profiled["tiled"][key] for key in ("dram_read", "l2_hit_percent", "time_us"))),
-       ("tiled_grouped", 1e9 * (1 + groups) * matrix_gb,
-        *(profiled["tiled_grouped"][key] for key in ("dram_read", "l2_hit_percent", "time_us")))],
-      {"": "", "predicted bytes": ",.0f", "bytes from memory": ",.0f", "L2 hits, %": ".0f", "us": ",.0f"},
-      "The same blocks in another order", note=f"Nsight Compute on {ncu.recorded()['machine']['device']}.")
+groups = rows_of_blocks // 32
+table([(name, predicted * matrix_gb, row["dram_read"] / 1e9, row["l2_hit_percent"], row["time_us"] / 1000)
+       for name, predicted in (("tiled", rows_of_blocks), ("tiled_grouped", 1 + groups)) for row in [profiled[name]]],
+      {"": "", "GB predicted": ".1f", "GB from memory": ".1f", "L2 hits, %": ".0f", "ms": ".1f"},
+      note=f"Nsight Compute on {ncu.recorded()['machine']['device']}.")
 
 # %%
 climb(recorded, "tiled_grouped", against="tiled")
@@ -406,6 +416,8 @@ plots.ladder(ladder(MATMUL, rungs=rungs) if device.on_gpu() else recorded.only(*
 # memory_idles = max(ncu('matmul', 'coalesced').dram_percent, ncu('matmul', 'tiled').dram_percent) < 30
 # together = 8 * machine.sms
 # working_set = (32 + 33) * 16 * 4096 * 4 / 1e6
+# two_predictions = (near(ncu('matmul', 'coalesced').dram_read / 1e9, 256**2 / (8 * 132) * 4 * 4096**2 / 1e9, 0.05)
+#                    and near(ncu('matmul', 'tiled').dram_read / 1e9, 256 * 4 * 4096**2 / 1e9, 0.05))
 # cublas_ahead = row('matmul', 'PyTorch').tflops / row('matmul', 'tiled_32').tflops
 # index_types = series_of('index_types', 'NVIDIA H100 80GB HBM3').rows
 # factors_64 = [sorted(r.numba_us)[1] / sorted(r.us)[1] for r in index_types]
