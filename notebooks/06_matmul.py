@@ -78,9 +78,10 @@ plots.warp_addresses(touched, "The naive kernel touches 17 sectors in a step, th
 
 # %%
 of = {name: plots.sectors(places) for name, places in touched.items()}
-table([(kernel, of[f"{kernel}: a[row, k]"], of[f"{kernel}: b[k, col]"], of[f"{kernel}: out[row, col]"])
+lines = {name: len(set(places * 4 // 128)) for name, places in touched.items()}
+table([(kernel, *(f"{of[name]} and {lines[name]}" for name in touched if name.startswith(kernel)))
        for kernel in ("naive", "coalesced")],
-      ["", "sectors of a", "sectors of b", "sectors of out"])
+      ["sectors of 32 bytes and lines of 128", "a", "b", "out"])
 
 # %% [markdown]
 # A box shows which lanes load its element: `0, 16` are two of them, `0–15` sixteen. The element is read once and handed
@@ -91,12 +92,15 @@ table([(kernel, of[f"{kernel}: a[row, k]"], of[f"{kernel}: b[k, col]"], of[f"{ke
 from labkit import measure
 from labkit.measure.plots.matmul import climb
 
-recorded = measure.recorded_ladder("matmul", gpu="NVIDIA H200")
+H100 = "NVIDIA H100 80GB HBM3"
+recorded = measure.recorded_ladder("matmul", gpu=H100)
 climb(recorded, "coalesced")
 
 # %% [markdown]
-# 17 sectors against 4 are a factor of {{ 17 / 4:.2f }}, and the measured factor is within {{ count_error:.0% }} of it.
-# For this kernel, counting sectors is as good as timing it.
+# 17 sectors against 4 are a factor of {{ 17 / 4:.2f }}. The L1 cache looks up whole lines of 128 bytes, and of those
+# the kernels touch 17 and 3, a factor of {{ 17 / 3:.2f }}. On the H100 of this recording the swap is worth
+# {{ swap:.2f }}, between the two{{ if 17 / 4 < swap < 17 / 3 }}. Counting what a warp touches came close before
+# anything was timed.
 #
 # ## Tiles
 #
@@ -269,7 +273,8 @@ table([(name, row.timing.p50, row.tflops) for name in ("coalesced", "tiled", "ti
 # %%
 from labkit.measure import ncu
 
-profiled = {row["name"].removeprefix("matmul_"): row for row in ncu.recorded()["ops"]["matmul"]["rows"]}
+counted = ncu.recorded(measure.slug(H100))
+profiled = {row["name"].removeprefix("matmul_"): row for row in counted["ops"]["matmul"]["rows"]}
 multiply_adds = 4096**3 / 32 / 132  # instructions of warps, on each of 132 SMs
 table([(name, row["instructions"] / 1e9, row["l2_bytes"] / 1e9, row["dram_read"] / 1e9, row["dram_percent"] / 100,
         row["l1_percent"] / 100, row["time_us"] * 1980 * row["l1_percent"] / 100 / multiply_adds)  # at 1.98 GHz
@@ -295,9 +300,10 @@ table([(name, row["instructions"] / 1e9, row["l2_bytes"] / 1e9, row["dram_read"]
 # Look at which blocks run at the same time. Blocks of 256 threads fit eight to an SM, so {{ together:, }} of them run
 # together, and the GPU starts them in the order of `blockIdx`: row by row. A row has 4,096 / 16 = {{ 4096 // 16 }}
 # blocks, so that is four rows of blocks. Together they need four strips of `a`, and every strip of `b`: all of its
-# {{ 4 * 4096**2 / 1e6:.0f }} MB, more than the {{ machine.l2_mb }} MB of the L2 cache. If the four rows of blocks walk
-# down `b` in step, they share each tile of it. If not, a tile has left the cache before the next row needs it. How many
-# gigabytes of `b` come from memory if the rows keep in step, and how many if each of them fetches all of `b`?
+# {{ 4 * 4096**2 / 1e6:.0f }} MB, more than the {{ machine_of(H100).l2_mb }} MB of the H100's L2 cache. If the four rows
+# of blocks walk down `b` in step, they share each tile of it. If not, a tile has left the cache before the next row
+# needs it. How many gigabytes of `b` come from memory if the rows keep in step, and how many if each of them fetches
+# all of `b`?
 
 # %%
 matrix_gb, rows_of_blocks = 4 * 4096**2 / 1e9, 4096 // 16
@@ -308,7 +314,7 @@ table([("b once for all blocks that run together", rows_of_blocks**2 / (8 * 132)
 
 # %% [markdown]
 # Each prediction comes within a few percent of a count{{ if two_predictions }}. The blocks of the coalesced kernel keep
-# in step, and those of the tiled kernel, which wait at their own barriers, do not.
+# in step, and those of the tiled kernel do not.
 #
 # The same number of blocks can need far less. If they form a rectangle, they share rows of `a` and columns of `b`.
 
@@ -336,13 +342,20 @@ groups = rows_of_blocks // 32
 table([(name, predicted * matrix_gb, row["dram_read"] / 1e9, row["l2_hit_percent"], row["time_us"] / 1000)
        for name, predicted in (("tiled", rows_of_blocks), ("tiled_grouped", 1 + groups)) for row in [profiled[name]]],
       {"": "", "GB predicted": ".1f", "GB from memory": ".1f", "L2 hits, %": ".0f", "ms": ".1f"},
-      note=f"Nsight Compute on {ncu.recorded()['machine']['device']}.")
+      note=f"Nsight Compute on {counted['machine']['device']}.")
 
 # %%
 climb(recorded, "tiled_grouped", against="tiled")
 
 # %% [markdown]
-# GROUPED_RESULT
+# The prediction is right to a tenth of a percent{{ if grouped_predicted }}: {{ grouped.dram_read / 1e9:.2f }} GB
+# instead of {{ tiled_gb:.1f }}, and {{ grouped.l2_hit_percent / 100:.0% }} of what is requested from L2 is found there.
+# And the kernel is only {{ grouped_faster:.0% }} faster. Fewer of its warps wait for global memory,
+# {{ waits_memory[1]:.1f }} instead of {{ waits_memory[0]:.1f }} for each that issues, but more wait for the queue of
+# shared memory, {{ waits_queue[1]:.1f }} instead of {{ waits_queue[0]:.1f }}: the unit of shared memory and L1 is as
+# busy as before{{ if as_busy }}. The order of the blocks pays off where memory is close to being the limit. Kernels
+# that use up their tiles faster come close: those of lessons 09 and 10 are more than fifty times as
+# fast{{ if half_ahead > 50 }}, and go through `out` in this way.
 #
 # ## The roofline
 #
@@ -350,14 +363,14 @@ climb(recorded, "tiled_grouped", against="tiled")
 # the memory's bandwidth is the limit, on its flat part the peak of the arithmetic.
 
 # %%
-plots.roofline([measure.recorded_ladder("broadcast_add"), recorded])
+plots.roofline([measure.recorded_ladder(name, gpu="NVIDIA H200") for name in ("broadcast_add", "matmul")])
 
 # %% [markdown]
 # The additions of lesson 05 are under the slope, where the roof is low for any kernel. The product is far to the right,
 # under the flat roof, and well below it. The best of these five rungs reaches
-# {{ row('matmul', 'tiled_32').fraction:.0% }} of the peak. cuBLAS, NVIDIA's own library, reaches
-# {{ row('matmul', 'PyTorch').fraction:.0% }}: {{ words(cublas_ahead) }} times as much. If you have a GPU, this cell
-# times the rungs on it:
+# {{ row('matmul', 'tiled_32', H100).fraction:.0% }} of the peak. cuBLAS, NVIDIA's own library, reaches
+# {{ row('matmul', 'PyTorch', H100).fraction:.0% }}: {{ words(cublas_ahead) }} times as much. If you have a GPU, this
+# cell times the rungs on it:
 
 # %%
 from labkit import ladder
@@ -369,8 +382,8 @@ plots.ladder(ladder(MATMUL, rungs=rungs) if device.on_gpu() else recorded.only(*
 #
 # ## What I learned
 #
-# - I count what a warp requests before I measure. For the swap the count came within {{ count_error:.0% }} of the
-#   measured factor.
+# - I count what a warp touches before I measure. For the swap the measured factor is between the count of sectors and
+#   that of lines.
 # - In a kernel with barriers the guard moves down to the store. No thread returns early.
 # - A kernel can be right by luck. For each barrier I say which write it keeps from which read.
 # - Bytes that threads load, bytes from L2 and bytes from memory are three counts. A cache had already saved most of
@@ -406,24 +419,34 @@ plots.ladder(ladder(MATMUL, rungs=rungs) if device.on_gpu() else recorded.only(*
 
 # %% [numbers]
 # intensity = 1000 * limits.fp32_tflops / limits.bandwidth_gbs
-# tiling = row('matmul', 'coalesced').ms / row('matmul', 'tiled').ms
-# tile_32 = row('matmul', 'tiled_32').tflops / row('matmul', 'tiled').tflops - 1
-# l1_busy = min(ncu('matmul', 'coalesced').l1_percent, ncu('matmul', 'tiled').l1_percent) > 85
-# from_l2_gb = ncu('matmul', 'coalesced').l2_bytes / 1e9
-# saves_none = ncu('matmul', 'tiled').l2_bytes > ncu('matmul', 'coalesced').l2_bytes
-# tiled_gb = ncu('matmul', 'tiled').dram_read / 1e9
-# more_from_memory = ncu('matmul', 'tiled').dram_read / ncu('matmul', 'coalesced').dram_read
-# memory_idles = max(ncu('matmul', 'coalesced').dram_percent, ncu('matmul', 'tiled').dram_percent) < 30
-# together = 8 * machine.sms
+# swap = row('matmul', 'naive', H100).ms / row('matmul', 'coalesced', H100).ms
+# tiling = row('matmul', 'coalesced', H100).ms / row('matmul', 'tiled', H100).ms
+# tile_32 = row('matmul', 'tiled_32', H100).tflops / row('matmul', 'tiled', H100).tflops - 1
+# coalesced = ncu('matmul', 'coalesced', H100)
+# tiled = ncu('matmul', 'tiled', H100)
+# grouped = ncu('matmul', 'tiled_grouped', H100)
+# l1_busy = min(coalesced.l1_percent, tiled.l1_percent) > 85
+# as_busy = near(tiled.l1_percent, grouped.l1_percent, 0.03)
+# from_l2_gb = coalesced.l2_bytes / 1e9
+# saves_none = tiled.l2_bytes > coalesced.l2_bytes
+# tiled_gb = tiled.dram_read / 1e9
+# more_from_memory = tiled.dram_read / coalesced.dram_read
+# memory_idles = max(coalesced.dram_percent, tiled.dram_percent) < 40
+# together = 8 * machine_of(H100).sms
 # working_set = (32 + 33) * 16 * 4096 * 4 / 1e6
-# two_predictions = (near(ncu('matmul', 'coalesced').dram_read / 1e9, 256**2 / (8 * 132) * 4 * 4096**2 / 1e9, 0.05)
-#                    and near(ncu('matmul', 'tiled').dram_read / 1e9, 256 * 4 * 4096**2 / 1e9, 0.05))
-# cublas_ahead = row('matmul', 'PyTorch').tflops / row('matmul', 'tiled_32').tflops
-# index_types = series_of('index_types', 'NVIDIA H100 80GB HBM3').rows
+# two_predictions = (near(coalesced.dram_read / 1e9, 256**2 / (8 * 132) * 4 * 4096**2 / 1e9, 0.05) and
+#                    near(tiled.dram_read / 1e9, 256 * 4 * 4096**2 / 1e9, 0.05))
+# grouped_predicted = near(grouped.dram_read, 9 * 4 * 4096**2, 0.001)
+# grouped_faster = row('matmul', 'tiled_grouped', H100).tflops / row('matmul', 'tiled', H100).tflops - 1
+# both = ('tiled', 'tiled_grouped')
+# waits_memory = [stall('matmul', name, 'long_scoreboard', H100) for name in both]
+# waits_queue = [stall('matmul', name, 'mio_throttle', H100) for name in both]
+# half_ahead = row('matmul_half', 'pipelined', H100).tflops / row('matmul', 'tiled_grouped', H100).tflops
+# cublas_ahead = row('matmul', 'PyTorch', H100).tflops / row('matmul', 'tiled_32', H100).tflops
+# index_types = series_of('index_types', H100).rows
 # factors_64 = [sorted(r.numba_us)[1] / sorted(r.us)[1] for r in index_types]
 # of_naive = [sorted(r.numba_us)[1] / sorted(r.us)[1] for r in index_types if r.rung == 'matmul_naive']
 # same_time = 0.97 < of_naive[0] < 1.03
 # longer = sum(factor >= 1.03 for factor in factors_64)
 # first_kernels = len(factors_64)
 # worst_factor = max(factors_64)
-# count_error = abs(row('matmul', 'naive').ms / row('matmul', 'coalesced').ms / (17 / 4) - 1)

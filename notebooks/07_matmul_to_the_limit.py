@@ -12,8 +12,9 @@
 # ## The problem
 #
 # The product is that of lesson 06, and so is the reference. The best rung there reached
-# {{ row('matmul', 'tiled_32').fraction:.0% }} of the H200's peak. In the tiled kernel the unit of shared memory and L1
-# was busy nearly all the time, and the multiply-add units were not. cuBLAS shows how much is left.
+# {{ row('matmul', 'tiled_32', H100).fraction:.0% }} of the peak of the H100 on which this lesson was recorded. In the
+# tiled kernel the unit of shared memory and L1 was busy nearly all the time, and the multiply-add units were not.
+# cuBLAS shows how much is left.
 
 # %%
 from labkit import measure, plots, show_source, table
@@ -21,7 +22,8 @@ from labkit.course.drawings import matmul_to_the_limit as pictures
 from labkit.kernels.ops.matmul import MATMUL
 from labkit.measure.plots.matmul import climb, overlap
 
-recorded = measure.recorded_ladder("matmul", gpu="NVIDIA H200")
+H100 = "NVIDIA H100 80GB HBM3"
+recorded = measure.recorded_ladder("matmul", gpu=H100)
 table([(name, row.tflops, row.fraction) for name in ("matmul_tiled_32", "PyTorch (cuBLAS)")
        for row in [recorded.row(name)]], {"": "", "TFLOP/s": ".1f", "of the peak": ".0%"}, note=recorded.where)
 
@@ -78,8 +80,9 @@ climb(recorded, "register_blocked", against="tiled_32")
 # %% [markdown]
 # 4 × 4 doubles the speed of the tiles, or nearly so{{ if doubles }}, and 8 × 8 more than triples it{{ if triples }}.
 # 16 × 16, with the fewest loads of all, is slower than 4 × 4{{ if sixteen_slower }}: its 256 accumulators do not fit
-# into 255 registers. What does not fit is spilled to local memory (lesson 03), written and read again in every step. I
-# keep the rung, marked as failed. The formula that recommended it is right about loads and leaves out registers.
+# into a thread's registers. What does not fit is spilled to local memory (lesson 03), written and read again in every
+# step. I keep the rung, marked as failed. The formula that recommended it is right about loads and leaves out
+# registers.
 #
 # ## 128 bits at a time
 #
@@ -125,7 +128,8 @@ climb(recorded, "vectorized")
 # %%
 from labkit.measure import ncu
 
-profiled = {row["name"].split(" (")[0].removeprefix("matmul_"): row for row in ncu.recorded()["ops"]["matmul"]["rows"]}
+counted = ncu.recorded(measure.slug(H100))["ops"]["matmul"]["rows"]
+profiled = {row["name"].split(" (")[0].removeprefix("matmul_"): row for row in counted}
 
 
 def counters(*names, waits=()):
@@ -140,7 +144,7 @@ def counters(*names, waits=()):
 counters("register_blocked", "vectorized")
 
 # %% [markdown]
-# The share of multiply-adds rises by {{ more_of_them:.0%}}, and the speed by {{ faster_by:.0% }}. *Units busy* is the
+# The share of multiply-adds rises by {{ more_of_them:.0% }}, and the speed by {{ faster_by:.0% }}. *Units busy* is the
 # share of the time in which the multiply-add units work. It is well below the share of multiply-adds in *vectorized*
 # {{ if units_below_theirs }}, so its schedulers are often idle: its warps wait.
 #
@@ -168,15 +172,18 @@ show_source(make_matmul_double_buffered, "fill, start =", "fill = TILES_SIZE - f
 climb(recorded, "double_buffered")
 
 # %%
-counters("vectorized", "double_buffered", waits=("long_scoreboard", "short_scoreboard", "dispatch_stall", "barrier"))
+counters("vectorized", "double_buffered",
+         waits=("long_scoreboard", "short_scoreboard", "dispatch_stall", "barrier", "not_selected"))
 
 # %% [markdown]
 # Very little. The new columns say how many warps of a scheduler, on average, were waiting for something whenever it
 # issued an instruction. *long_scoreboard*, the wait for global memory, is gone{{ if waiting_gone }}. But two blocks
 # share an SM, and each had already covered most of the other's waits: there is little point in hiding a wait twice. Two
-# waits of about the same size are left{{ if two_waits }}: for values from shared memory (*short_scoreboard*), and for
-# the dispatch of an instruction that was already picked (*dispatch_stall*). The next rungs work on both, one change at
-# a time.
+# waits are larger than the others{{ if two_waits }}: for values from shared memory (*short_scoreboard*), and for the
+# dispatch of an instruction that was already picked (*dispatch_stall*). The last column counts warps that waited for
+# nothing but their turn, because others were ready, too. There are about two of them{{ if near(ready, 2) }}, so most of
+# the time a scheduler does have something to issue. What it issues must become better: a larger share of multiply-adds,
+# and fewer stalls on the way. That is what the next rungs are about, with one change each.
 #
 # ## Copies past the registers
 #
@@ -230,7 +237,10 @@ print(textwrap.fill(str(report.races[0]), 90))
 climb(recorded, "async_copies")
 
 # %% [markdown]
-# ASYNC_RESULT
+# {{ factor['async_copies'] - 1:.0% }} more. No wait for global memory was left to hide. But the tiles no longer pass
+# through registers, which saves the stores to shared memory: {{ fewer['async_copies']:.0% }} fewer instructions. And
+# with half as many barriers, fewer warps wait at one: {{ barrier['async_copies']:.2f }} instead of
+# {{ barrier['double_buffered']:.2f }}.
 #
 # ## A tile for each warp
 #
@@ -250,7 +260,10 @@ pictures.warp_tile()
 climb(recorded, "warp_tiles")
 
 # %% [markdown]
-# WARP_RESULT
+# {{ factor['warp_tiles'] - 1:.0% }} faster, with {{ fewer['warp_tiles']:.0% }} fewer instructions. The waits for shared
+# memory did not shrink: {{ short['warp_tiles']:.2f }} warps instead of {{ short['async_copies']:.2f }}. Shared memory
+# was busy for about half of the time{{ if near(l1_busy, 0.5) }} before and after, so its bandwidth was not the limit.
+# What a warp waits for is its *latency*.
 #
 # ## Reading one step ahead
 #
@@ -278,7 +291,10 @@ counters("double_buffered", "async_copies", "warp_tiles", "reads_ahead",
          waits=("short_scoreboard", "dispatch_stall", "barrier"))
 
 # %% [markdown]
-# AHEAD_RESULT
+# {{ factor['reads_ahead'] - 1:.0% }}: more than the other three changes together{{ if most }}. *short_scoreboard* falls
+# from {{ short['warp_tiles']:.2f }} to {{ short['reads_ahead']:.2f }}: the values are there when a product needs them.
+# And because the steps are written out, {{ fewer['reads_ahead']:.0% }} of the instructions are gone, those that counted
+# the steps and computed addresses. Some of the waiting has moved to the barrier.
 #
 # ## The order of the products
 #
@@ -296,7 +312,9 @@ pictures.product_order()
 climb(recorded, "pipelined")
 
 # %% [markdown]
-# SERP_RESULT
+# {{ factor['pipelined'] - 1:.0% }}, for nothing but another order. The number of instructions is the
+# same{{ if same_count }}; dispatch stalls fall from {{ dispatch['reads_ahead']:.2f }} to
+# {{ dispatch['pipelined']:.2f }}, and the units are busy for {{ busy[1]:.0f }}% of the time, not {{ busy[0]:.0f }}%.
 #
 # ## Right at every size
 
@@ -332,12 +350,12 @@ counters("pipelined", "PyTorch", waits=("short_scoreboard", "dispatch_stall", "b
 # pipeline reach at 1,024?
 
 # %%
-sizes = measure.recorded_series("matmul_sizes", gpu="NVIDIA H200")
+sizes = measure.recorded_series("matmul_sizes", gpu=H100)
 rates = {line["name"]: line["rate"] for line in sizes["lines"]}
 ours, theirs = rates["matmul_pipelined"], rates["PyTorch (cuBLAS)"]
 table([(n, (n // 128) ** 2, ours[at], theirs[at], ours[at] / theirs[at]) for at, n in enumerate(sizes["x"])],
       {"M = N = K": ",d", "blocks": ",d", "pipelined, TFLOP/s": ".1f", "cuBLAS, TFLOP/s": ".1f", "ratio": ".2f"},
-      note="Recorded on an NVIDIA H200.")
+      note=f"Recorded on an {H100}.")
 
 # %% [markdown]
 # With 64 blocks more than half of the SMs get nothing{{ if 64 < 132 / 2 }}. cuBLAS has many kernels: it can choose one
@@ -348,7 +366,7 @@ table([(n, (n // 128) ** 2, ours[at], theirs[at], ours[at] / theirs[at]) for at,
 # - Count instructions. One that is not a multiply-add delays one that is.
 # - A model of one limit leads straight into the next. By the loads, 16 × 16 was best; the registers ruled it out.
 # - There is little point in hiding a wait twice. The profiler's list of waits would have told me first.
-# - Change one thing at a time: four ideas that I had built together have very different effects.
+# - Change one thing at a time. Of four ideas that I had built together, one does more than the other three.
 #
 # ## Resources
 #
@@ -368,22 +386,35 @@ table([(n, (n // 128) ** 2, ours[at], theirs[at], ours[at] / theirs[at]) for at,
 # Next: **tensor cores**, a unit with {{ words(unit_speed) }} times the peak, and the same climb once more.
 
 # %% [numbers]
-# names = ('naive', 'tiled', 'tiled_32', 'register_blocked_4', 'register_blocked', 'register_blocked_16', 'vectorized',
-#          'pipelined', 'PyTorch')
-# rate = rates_of('matmul', names)
+# names = ('naive', 'tiled_32', 'register_blocked_4', 'register_blocked', 'register_blocked_16', 'vectorized',
+#          'double_buffered', 'async_copies', 'warp_tiles', 'reads_ahead', 'pipelined', 'PyTorch')
+# rate = rates_of('matmul', names, H100)
 # doubles = 1.9 < rate['register_blocked_4'] / rate['tiled_32'] < 2.1
 # triples = rate['register_blocked'] / rate['tiled_32'] > 3
 # sixteen_slower = rate['register_blocked_16'] < rate['register_blocked_4']
-# units_below_theirs = (ncu('matmul', 'vectorized').fma_percent / 100 < 0.9 * 4096**3 / 32 / ncu('matmul',
-#                       'vectorized').instructions)
-# more_of_them = ncu('matmul', 'register_blocked').instructions / ncu('matmul', 'vectorized').instructions - 1
+# counts = {name: ncu('matmul', name, H100) for name in names[3:] if name != 'tiled_32'}
+# units_below_theirs = counts['vectorized'].fma_percent / 100 < 0.9 * 4096**3 / 32 / counts['vectorized'].instructions
+# more_of_them = counts['register_blocked'].instructions / counts['vectorized'].instructions - 1
 # faster_by = rate['vectorized'] / rate['register_blocked'] - 1
-# waiting_gone = (stall('matmul', 'double_buffered', 'long_scoreboard') < 0.1 * stall('matmul', 'vectorized',
-#                 'long_scoreboard'))
-# two_waits = near(stall('matmul', 'double_buffered', 'short_scoreboard'), stall('matmul', 'double_buffered',
-#                  'dispatch_stall')) and stall('matmul', 'double_buffered', 'barrier') < 0.3
+# pipeline = ('double_buffered', 'async_copies', 'warp_tiles', 'reads_ahead', 'pipelined')
+# short = {name: stall('matmul', name, 'short_scoreboard', H100) for name in pipeline}
+# dispatch = {name: stall('matmul', name, 'dispatch_stall', H100) for name in pipeline}
+# barrier = {name: stall('matmul', name, 'barrier', H100) for name in pipeline}
+# waiting_gone = (stall('matmul', 'double_buffered', 'long_scoreboard', H100) < 0.1 * stall('matmul', 'vectorized',
+#                 'long_scoreboard', H100))
+# two_waits = min(short['double_buffered'], dispatch['double_buffered']) > 1.5 * max(barrier['double_buffered'],
+#             stall('matmul', 'double_buffered', 'wait', H100))
+# ready = stall('matmul', 'double_buffered', 'not_selected', H100)
+# after = {'async_copies': 'double_buffered', 'warp_tiles': 'async_copies', 'reads_ahead': 'warp_tiles',
+#          'pipelined': 'reads_ahead'}
+# factor = {name: rate[name] / rate[after[name]] for name in after}
+# fewer = {name: 1 - counts[name].instructions / counts[after[name]].instructions for name in after}
+# most = factor['reads_ahead'] > factor['async_copies'] * factor['warp_tiles'] * factor['pipelined']
+# same_count = near(counts['pipelined'].instructions, counts['reads_ahead'].instructions, 0.005)
+# busy = [counts[name].fma_percent for name in ('reads_ahead', 'pipelined')]
+# l1_busy = (counts['async_copies'].l1_percent + counts['warp_tiles'].l1_percent) / 200
 # of_cublas = rate['pipelined'] / rate['PyTorch']
-# alike = (abs(ncu('matmul', 'pipelined').instructions / ncu('matmul', 'PyTorch').instructions - 1) < 0.03 and 0 <
-#          ncu('matmul', 'PyTorch').fma_percent - ncu('matmul', 'pipelined').fma_percent < 5)
-# more_dispatch = stall('matmul', 'pipelined', 'dispatch_stall') > stall('matmul', 'PyTorch', 'dispatch_stall')
+# alike = (abs(counts['pipelined'].instructions / counts['PyTorch'].instructions - 1) < 0.03 and 0 <
+#          counts['PyTorch'].fma_percent - counts['pipelined'].fma_percent < 5)
+# more_dispatch = dispatch['pipelined'] > stall('matmul', 'PyTorch', 'dispatch_stall', H100)
 # unit_speed = limits.mma_f16_tflops / limits.fp32_tflops

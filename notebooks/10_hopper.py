@@ -12,7 +12,7 @@
 # %% [markdown]
 # ## The problem
 #
-# *pipelined*, the last rung of lesson 09, gets {{ of_mma:.0%}} of what `mma.sync` can do on the H200. But that is not
+# *pipelined*, the last rung of lesson 09, gets {{ of_mma:.0% }} of what `mma.sync` can do on the H200. But that is not
 # what its tensor cores can do: `mma.sync`, whose operands all come from registers, reaches only three
 # quarters{{ if near(limits.mma_f16_tflops / limits.f16_tflops, 3 / 4) }} of their peak. For the rest this generation,
 # Hopper, has another instruction.

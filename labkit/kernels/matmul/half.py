@@ -332,17 +332,11 @@ def pipelined_tile(rows: int, cols: int, depth: int) -> Tile:
 PIPELINED = tuple(make_pipelined(tile) for tile in PIPELINED_TILES)
 
 
-@rung(kernel=PIPELINED[1], needs=MMA, sizes=SIZES, idea="64 x 64 a warp, fragments loaded ahead; swizzled tiles")
-def matmul_half_fragments_ahead(a, b, out, stream=0):
-    """As three_stage, but a warp's tile is 64 x 64, and its next fragments are loaded while the last are multiplied.
-    Pieces of a row are permuted instead of padded, and blocks that run together form a rectangle of out."""
-    check_product(a, b, None, None, out, weights=False)
-    launch(PIPELINED[1], a, b, None, None, out, stream)
-
-
-@rung(kernel=PIPELINED, needs=MMA, sizes=SIZES, idea="four stages, 128 x 256 a block, or as suits the sizes")
+@rung(kernel=PIPELINED, needs=MMA, sizes=SIZES,
+      idea="four stages, swizzled; 64 x 64 a warp, fragments loaded ahead; rows stored whole")
 def matmul_half_pipelined(a, b, out, stream=0):
-    """As fragments_ahead, but with the tile that suits the sizes: 128 x 256 and four stages for large products."""
+    """As three_stage, but a warp's tile is 64 x 64, its next fragments are loaded while the last are multiplied, pieces
+    of a row are permuted instead of padded, and blocks that run together form a rectangle of out."""
     rows, cols, depth = check_product(a, b, None, None, out, weights=False)
     launch(make_pipelined(pipelined_tile(rows, cols, depth)), a, b, None, None, out, stream)
 
