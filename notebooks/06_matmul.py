@@ -354,7 +354,7 @@ climb(recorded, "tiled_grouped", against="tiled")
 # {{ waits_memory[1]:.1f }} instead of {{ waits_memory[0]:.1f }} for each that issues, but more wait for the queue of
 # shared memory, {{ waits_queue[1]:.1f }} instead of {{ waits_queue[0]:.1f }}: the unit of shared memory and L1 is as
 # busy as before{{ if as_busy }}. The order of the blocks pays off where memory is close to being the limit. Kernels
-# that use up their tiles faster come close: those of lessons 09 and 10 are more than fifty times as
+# that use up their tiles faster come closer: those at the end of lessons 09 and 10 are more than fifty times as
 # fast{{ if half_ahead > 50 }}, and go through `out` in this way.
 #
 # ## The roofline

@@ -145,8 +145,8 @@ counters("register_blocked", "vectorized")
 
 # %% [markdown]
 # The share of multiply-adds rises by {{ more_of_them:.0% }}, and the speed by {{ faster_by:.0% }}. *Units busy* is the
-# share of the time in which the multiply-add units work. It is well below the share of multiply-adds in *vectorized*
-# {{ if units_below_theirs }}, so its schedulers are often idle: its warps wait.
+# share of the time in which the multiply-add units work. It is well below the share of multiply-adds in
+# *vectorized*{{ if units_below_theirs }}, so its schedulers are often idle: its warps wait.
 #
 # ## Two pairs of tiles
 #
@@ -253,8 +253,8 @@ pictures.warp_tile()
 
 # %% [markdown]
 # Two rows of 16 thread tiles need 16 elements of `a` and 128 of `b`; 8 rows of 4 need 64 and 32, a
-# third{{ if near(1 - 96 / 144, 1 / 3) }} fewer. Only two lines change, which compute where a thread's tile begins. How
-# much faster is the kernel when a warp reads a third fewer elements?
+# third{{ if near(1 - 96 / 144, 1 / 3) }} fewer. Only the lines change that compute where the parts of a thread's tile
+# are. How much faster is the kernel when a warp reads a third fewer elements?
 
 # %%
 climb(recorded, "warp_tiles")
@@ -314,7 +314,8 @@ climb(recorded, "pipelined")
 # %% [markdown]
 # {{ factor['pipelined'] - 1:.0% }}, for nothing but another order. The number of instructions is the
 # same{{ if same_count }}; dispatch stalls fall from {{ dispatch['reads_ahead']:.2f }} to
-# {{ dispatch['pipelined']:.2f }}, and the units are busy for {{ busy[1]:.0f }}% of the time, not {{ busy[0]:.0f }}%.
+# {{ dispatch['pipelined']:.2f }}, waits for shared memory rise from {{ short['reads_ahead']:.2f }} to
+# {{ short['pipelined']:.2f }}, and the units are busy for {{ busy[1]:.0f }}% of the time, not {{ busy[0]:.0f }}%.
 #
 # ## Right at every size
 

@@ -24,7 +24,8 @@ from labkit.kernels.matmul.half import load_row_pair, matmul_half_tensor_core_ke
 from labkit.kernels.ops.matmul_half import MATMUL_HALF
 from labkit.measure.plots.matmul import climb
 
-recorded = measure.recorded_ladder("matmul_half", gpu="NVIDIA H200")
+H100 = "NVIDIA H100 80GB HBM3"
+recorded = measure.recorded_ladder("matmul_half", gpu=H100)
 limits = recorded.limits
 table([("multiply-add, float32", 2 * 32, limits["fp32_tflops"]),
        ("mma.sync, float16", 2 * 16 * 8 * 16, limits["mma_f16_tflops"])],
@@ -61,9 +62,10 @@ show_source(load_row_pair)
 climb(recorded, "tensor_core")
 
 # %% [markdown]
-# Less than a third{{ if below_third }} of what the float32 pipeline does without tensor cores. A unit that is
-# {{ words(peaks) }} times as fast needs its operands {{ words(peaks) }} times as fast, and this kernel fetches them two
-# bytes at a time. So the climb begins again, with the same steps: reuse in shared memory, wide copies, larger tiles.
+# About a third{{ if near(half['tensor_core'] / pipeline, 1 / 3) }} of what the float32 pipeline does without tensor
+# cores. A unit that is {{ words(peaks) }} times as fast needs its operands {{ words(peaks) }} times as fast, and this
+# kernel fetches them two bytes at a time. So the climb begins again, with the same steps: reuse in shared memory, wide
+# copies, larger tiles.
 #
 # Is it right? The CPU device does what the instruction does, lane by lane, so you need no tensor cores to test it.
 
@@ -85,25 +87,27 @@ climb(recorded, "hand_blocked")
 # %%
 from labkit.measure import ncu
 
-profiled = {row["name"].removeprefix("matmul_half_"): row for row in ncu.recorded()["ops"]["matmul_half"]["rows"]}
+counted = ncu.recorded(measure.slug(H100))["ops"]["matmul_half"]["rows"]
+profiled = {row["name"].removeprefix("matmul_half_"): row for row in counted}
+MMAS = 4096**3 / (16 * 8 * 16)  # mma.sync for the whole product
 
 
 def counters(*names):
-    return table([(name, profiled[name]["l2_hit_percent"], profiled[name]["dram_read"] / 1e6,
-                   profiled[name]["bank_conflicts"] / 1e6, profiled[name]["stalls"].get("long_scoreboard", 0.0))
-                  for name in names],
-                 {"": "", "L2 hits, %": ".0f", "from memory, MB": ".0f", "bank conflicts, millions": ",.2f",
-                  "warps waiting for global memory": ".2f"})
+    return table([(name, row["instructions"] / 1e6, MMAS / row["instructions"], row["l2_bytes"] / 1e9,
+                   row["bank_conflicts"] / 1e6, row["stalls"].get("long_scoreboard", 0.0))
+                  for name in names for row in [profiled[name]]],
+                 {"": "", "instructions, millions": ",.0f", "mma.sync among them": ".1%", "from L2, GB": ".1f",
+                  "bank conflicts, millions": ",.2f", "warps waiting for global memory": ".2f"})
 
 
 counters("tensor_core", "hand_blocked")
 
 # %% [markdown]
-# It is slower{{ if by_hand_slower }}. The tiles do what they should: less comes from memory{{ if less_from_memory }},
-# and fewer warps wait for it{{ if waits_less }}. But the repeated reads of the rung before mostly hit the caches
-# anyway, and now every value is copied through a register, one by one, and {{ conflicts / 1e6:.0f }} million bank
-# conflicts slow the reads of the fragments. Shared memory is not at fault; the way in and the way out are. The next two
-# rungs change one each.
+# It is slower{{ if by_hand_slower }}. The tiles do what they should: less than half comes from L2{{ if less_from_l2 }}.
+# But look at the instructions. Only one in two hundred{{ if near(MMAS / by_hand.instructions, 1 / 200) }} is an
+# `mma.sync`, in both kernels. The others fetch values one by one, test edges, and pack fragments, and in the second
+# kernel {{ by_hand.bank_conflicts / 1e6:.0f }} million bank conflicts slow the reads besides. Shared memory is not at
+# fault; the way in and the way out are. The next two rungs change one each.
 #
 # ## The way in: 16 bytes at a time
 #
@@ -114,7 +118,10 @@ counters("tensor_core", "hand_blocked")
 climb(recorded, "wide_copies", against="hand_blocked")
 
 # %% [markdown]
-# WIDE_RESULT
+# {{ half['wide_copies'] / half['hand_blocked']:.1f }} times as fast, and now ahead of
+# `tensor_core`{{ if half['wide_copies'] > half['tensor_core'] }}:
+# {{ 1 - wide.instructions / by_hand.instructions:.0% }} of the instructions are gone. The bank conflicts are still
+# there, because the fragments are read as before.
 #
 # ## The way out: ldmatrix
 #
@@ -163,7 +170,11 @@ climb(recorded, "ldmatrix")
 counters("hand_blocked", "wide_copies", "ldmatrix")
 
 # %% [markdown]
-# LDMATRIX_RESULT
+# {{ half['ldmatrix'] / half['wide_copies']:.1f }} times as fast, the largest factor of this ladder. Of
+# {{ wide.instructions / 1e9:.1f }} billion instructions {{ matrix.instructions / 1e9:.2f }} billion are left, and more
+# than a quarter{{ if MMAS / matrix.instructions > 1 / 4 }} of them multiply. The bank conflicts are gone, too, thanks
+# to the padding. What is left is waiting: {{ stall('matmul_half', 'ldmatrix', 'long_scoreboard', H100):.0f }} warps
+# wait for copies, for each that issues an instruction.
 #
 # ## Larger tiles
 #
@@ -187,7 +198,10 @@ table([(f"{rows} x {cols}", rows // 16 + cols // 16, rows // 16 * cols // 8,
 climb(recorded, "large_tiles")
 
 # %% [markdown]
-# LARGE_RESULT
+# {{ half['large_tiles'] / half['ldmatrix']:.2f }} times as fast: {{ 1 - large.instructions / matrix.instructions:.0% }}
+# fewer instructions, half of the bytes from L2{{ if near(large.l2_bytes / matrix.l2_bytes, 1 / 2) }}, and half as many
+# warps that wait for copies{{ if half_wait }}. One product for one copy is better than it was, but the copies are still
+# waited for. That is the next lesson.
 #
 # ## Swizzled tiles
 #
@@ -212,11 +226,13 @@ show_source(make_copy, "for i in u32.range(copies):", "matrix, src_offset")
 # How many bank conflicts are left with padded tiles, and how many with swizzled ones?
 
 # %%
-counters("hand_blocked", "large_tiles", "pipelined")
+table([(name, profiled[name]["bank_conflicts"], how) for name, how in
+       (("hand_blocked", "as they are"), ("large_tiles", "padded"), ("pipelined", "swizzled"))],
+      {"": "", "bank conflicts": ",.0f", "tiles": ""})
 
 # %% [markdown]
-# Padded or swizzled, next to nothing is left of the {{ conflicts / 1e6:.0f }} million{{ if conflicts_gone }}. The
-# swizzled tiles need no byte more than their elements.
+# Padded or swizzled, less than a ten-thousandth{{ if conflicts_gone }} is left. The swizzled tiles need no byte more
+# than their elements.
 #
 # ## What the formats cost
 #
@@ -238,12 +254,12 @@ rng = np.random.default_rng(5)
 a, b = (rng.standard_normal(shape, dtype=np.float32) for shape in ((256, 1024), (1024, 256)))
 true = a.astype(np.float64) @ b.astype(np.float64)
 formats = {"float16": lambda x: x.astype(np.float16), "bfloat16": lambda x: float32_of(bfloat16_of(x)),
-           "TF32": lambda x: ((x.view(np.uint32) + 0x1000) & 0xFFFFE000).view(np.float32), "float32": lambda x: x}
-rates = {"float16": "matmul_half", "bfloat16": "matmul_bf16", "TF32": "matmul_tf32", "float32": "matmul"}
-table([(name, relative_error(rounded(a).astype(np.float64) @ rounded(b).astype(np.float64), true),
-        measure.recorded_ladder(rates[name], gpu="NVIDIA H200").row(f"{rates[name]}_pipelined").tflops)
-       for name, rounded in formats.items()],
-      {"": "", "relative error": ".1e", "TFLOP/s of its pipelined rung": ".0f"},
+           "TF32": lambda x: ((x.view(np.uint32) + 0x1000) & 0xFFFFE000).view(np.float32)}
+lost = {name: relative_error(rounded(a).astype(np.float64) @ rounded(b).astype(np.float64), true)
+        for name, rounded in formats.items()} | {"float32": relative_error(a @ b, true)}
+ops = {"float16": "matmul_half", "bfloat16": "matmul_bf16", "TF32": "matmul_tf32", "float32": "matmul"}
+table([(name, lost[name], measure.recorded_ladder(op, gpu="NVIDIA H200").row(f"{op}_pipelined").tflops)
+       for name, op in ops.items()], {"": "", "relative error": ".1e", "TFLOP/s of its pipelined rung": ".0f"},
       note="Rates recorded on an NVIDIA H200.")
 
 # %% [markdown]
@@ -270,8 +286,8 @@ plots.curves(depths, errors, "Rounding in every step: the error grows with K", "
 # %% [markdown]
 # With float32 accumulators the error is that of the one rounding at the end, for every K. With float16 it grows about
 # like the square root of the number of steps. On a GeForce card such an `mma.sync` runs at twice the rate of the one
-# with float32 accumulators. The H200 is no GeForce: two rungs that differ only in this run at
-# {{ half['f16_accumulators']:.0f }} and {{ half['double_buffered']:.0f }} TFLOP/s. There the digits are lost for
+# with float32 accumulators. The H100 is no GeForce: two rungs that differ only in this run at
+# {{ half['f16_accumulators']:.0f }} and {{ half['double_buffered']:.0f }} TFLOP/s. Here the digits are lost for
 # nothing{{ if no_faster }}.
 
 # %% [markdown]
@@ -299,17 +315,20 @@ plots.curves(depths, errors, "Rounding in every step: the error grows with K", "
 # Next: **copies that run ahead**. *large_tiles* waits for every tile before it multiplies it.
 
 # %% [numbers]
-# pipeline = row('matmul', 'pipelined').tflops
-# peaks = limits.mma_f16_tflops / limits.fp32_tflops
-# half = rates_of('matmul_half', ('tensor_core', 'hand_blocked', 'double_buffered', 'f16_accumulators'))
-# below_third = half['tensor_core'] / pipeline < 1 / 3
+# MMAS = 4096**3 / (16 * 8 * 16)
+# pipeline = row('matmul', 'pipelined', H100).tflops
+# peaks = limits_of(H100).mma_f16_tflops / limits_of(H100).fp32_tflops
+# half = rates_of('matmul_half', ('tensor_core', 'hand_blocked', 'wide_copies', 'ldmatrix', 'large_tiles',
+#                 'double_buffered', 'f16_accumulators'), H100)
 # by_hand_slower = half['hand_blocked'] < half['tensor_core']
-# by_hand = ncu('matmul_half', 'hand_blocked')
-# by_lanes = ncu('matmul_half', 'tensor_core')
-# less_from_memory = by_hand.dram_read < by_lanes.dram_read
-# waits_less = stall('matmul_half', 'hand_blocked', 'long_scoreboard') < stall('matmul_half', 'tensor_core',
-#              'long_scoreboard')
-# conflicts = by_hand.bank_conflicts
-# conflicts_gone = max(ncu('matmul_half', 'double_buffered').bank_conflicts, ncu('matmul_half',
-#                      'pipelined').bank_conflicts) < conflicts / 10_000
+# by_lanes = ncu('matmul_half', 'tensor_core', H100)
+# by_hand = ncu('matmul_half', 'hand_blocked', H100)
+# wide = ncu('matmul_half', 'wide_copies', H100)
+# matrix = ncu('matmul_half', 'ldmatrix', H100)
+# large = ncu('matmul_half', 'large_tiles', H100)
+# less_from_l2 = by_hand.l2_bytes < by_lanes.l2_bytes / 2
+# half_wait = near(stall('matmul_half', 'large_tiles', 'long_scoreboard', H100),
+#                  stall('matmul_half', 'ldmatrix', 'long_scoreboard', H100) / 2)
+# conflicts_gone = max(large.bank_conflicts, ncu('matmul_half', 'pipelined', H100).bank_conflicts) < (
+#                  by_hand.bank_conflicts / 10_000)
 # no_faster = half['f16_accumulators'] < 1.02 * half['double_buffered']

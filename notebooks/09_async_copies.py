@@ -15,23 +15,25 @@
 # The rung *large_tiles* of lesson 08 has one pair of tiles. In each step along k a block starts its copies, waits until
 # the last byte has arrived, and only then multiplies. How long is that wait, next to the products? A block multiplies
 # 128 × 128 elements over 32 steps of k, and an SM has its share of the peak of `mma.sync`. The copy is at least as long
-# as the latency of memory, which lesson 02 measured. For which share of the time can the tensor cores be busy, if one
-# block has the SM to itself?
+# as the latency of memory, which lesson 02 measured on an H200. For which share of the time can the tensor cores be
+# busy, if one block has the SM to itself?
 
 # %%
 from labkit import measure, show_source, table
 from labkit.kernels.ops.matmul_half import MATMUL_HALF
 from labkit.measure.plots.matmul import climb, overlap
 
-recorded = measure.recorded_ladder("matmul_half", gpu="NVIDIA H200")
+H100 = "NVIDIA H100 80GB HBM3"
+recorded = measure.recorded_ladder("matmul_half", gpu=H100)
+limits = measure.recorded_ladder("matmul_half", gpu="NVIDIA H200").limits
 memories = measure.recorded_series("machine", gpu="NVIDIA H200")["memories"]
 copy_ns = next(one["latency_ns"] for one in memories if one["name"] == "memory")
-products_ns = 2 * 128 * 128 * 32 / (1000 * recorded.limits["mma_f16_tflops"] / 132)
+products_ns = 2 * 128 * 128 * 32 / (1000 * limits["mma_f16_tflops"] / 132)
 table([("one buffer", copy_ns + products_ns, products_ns / (copy_ns + products_ns)),
        ("two buffers", max(copy_ns, products_ns), products_ns / max(copy_ns, products_ns)),
        ("three buffers", max(copy_ns / 2, products_ns), min(1, products_ns / (copy_ns / 2)))],
       {"": "", "a step, ns": ".0f", "tensor cores busy, at most": ".0%"},
-      f"A copy of {copy_ns:.0f} ns, products of {products_ns:.0f} ns")
+      f"A copy of {copy_ns:.0f} ns, products of {products_ns:.0f} ns", note="From recordings on an NVIDIA H200.")
 
 # %% [markdown]
 # With one buffer every step is a copy and then its products. With two, the copy of the next step runs during the
@@ -82,7 +84,11 @@ table([(step, f"group {step}", f"group {step + 1}" if step + 1 < steps else "an 
 climb(recorded, "double_buffered")
 
 # %% [markdown]
-# DOUBLE_RESULT
+# {{ half['double_buffered'] / half['large_tiles']:.2f }} times as fast, which is less. The table is an upper bound: it
+# has the latency of an idle memory, and a step of nothing but copies and products. In the kernel all SMs copy together,
+# there are barriers and `ldmatrix` between a copy and its products, and the second block has hidden a part of the wait
+# already. Without the second buffer the kernel reached {{ half['large_tiles'] / mma_peak:.0% }} of the peak of
+# `mma.sync`, with it {{ half['double_buffered'] / mma_peak:.0% }}.
 #
 # ## A third buffer
 #
@@ -95,7 +101,8 @@ climb(recorded, "three_stage", against="double_buffered")
 # %%
 from labkit.measure import ncu
 
-profiled = {row["name"].removeprefix("matmul_half_"): row for row in ncu.recorded()["ops"]["matmul_half"]["rows"]}
+counted = ncu.recorded(measure.slug(H100))["ops"]["matmul_half"]["rows"]
+profiled = {row["name"].removeprefix("matmul_half_"): row for row in counted}
 WAITS = {"long_scoreboard": "copies and global memory", "barrier": "a barrier",
          "mio_throttle": "the queue of shared memory",
          "wait": "the instruction before", "math_pipe_throttle": "the tensor cores"}
@@ -109,13 +116,16 @@ def waits(*names):
 waits("large_tiles", "double_buffered", "three_stage")
 
 # %% [markdown]
-# THREE_RESULT
+# It pays: {{ half['three_stage'] / half['double_buffered'] - 1:.0% }}. With one buffer {{ waited[0]:.1f }} warps wait
+# for copies whenever an instruction is issued, with two {{ waited[1]:.1f }}, with three {{ waited[2]:.1f }}. Now
+# another wait is the largest, for the queue of shared memory{{ if queue_leads }}: the `ldmatrix` between the tile and
+# the registers.
 #
 # ## Fragments that run ahead
 #
-# There is a second copy in each step: from shared memory to the registers, by `ldmatrix`. In *three_stage* a warp loads
-# its fragments and multiplies them in turn, and the products wait for the loads. Lesson 07 had the cure: read one step
-# ahead, into a second set of registers. `load_buf` and `mma_buf` are the two sets.
+# That is a second copy in each step: from shared memory to the registers. In *three_stage* a warp loads its fragments
+# and multiplies them in turn, and the products wait for the loads. Lesson 07 had the cure: read one step ahead, into a
+# second set of registers. `load_buf` and `mma_buf` are the two sets.
 
 # %%
 show_source(make_pipelined, "for k in u32.range(STEPS):", "b_frag[mma_buf")
@@ -123,35 +133,41 @@ show_source(make_pipelined, "for k in u32.range(STEPS):", "b_frag[mma_buf")
 # %% [markdown]
 # The copies of the next stage start with the last of these loads: a load from shared memory does not overtake a copy
 # into it that was started before. A warp computes 64 × 64 elements, so that each `ldmatrix` feeds four products, and
-# tiles are swizzled (lesson 08). `a_offset ^ 16 * k` is the address of step k in a swizzled row: an XOR of the piece's
-# number. How much faster is *fragments_ahead* than *three_stage*, and which wait does it shorten?
-
-# %%
-climb(recorded, "fragments_ahead", against="three_stage")
-
-# %%
-waits("three_stage", "fragments_ahead")
-
-# %% [markdown]
-# AHEAD_RESULT
+# tiles are swizzled (lesson 08). `a_offset ^ 16 * k` is the address of step k in a swizzled row: an XOR of the index of
+# the piece.
 #
-# ## Larger tiles, deeper pipeline
-#
-# The last rung computes 128 × 256 elements with a block, and has four stages. It fills an SM alone: no second block
-# covers for it, so its own pipeline must. What does a larger tile save?
+# The rung *pipelined* picks one of three tiles. For a large product it is 128 × 256 with four stages: it fills an SM
+# alone, so no second block covers for it and its own pipeline must. Why is it nevertheless the fastest of the three?
+# The last column is the speed of the kernel with each tile, relative to the first, from an earlier measurement on an
+# H200.
 
 # %%
 from labkit.kernels.matmul.half import PIPELINED_TILES
 
-table([(f"{tile.rows} x {tile.cols}", tile.stages, tile.stages * 2 * tile.depth * (tile.rows + tile.cols) / 1024,
-        tile.rows * tile.cols / (tile.rows + tile.cols)) for tile in list(PIPELINED_TILES)[1::-1]],
-      {"tile of a block": "", "stages": "d", "KB of shared memory": ".0f", "products for each copied value": ".0f"})
-
-# %%
-climb(recorded, "pipelined", against="fragments_ahead")
+table([(f"{tile.rows} x {tile.cols}", tile.stages, tile.blocks, tile.stages * 2 * tile.depth * (tile.rows + tile.cols)
+        / 1024, tile.rows * tile.cols / (tile.rows + tile.cols), speed) for tile, speed in PIPELINED_TILES.items()],
+      {"tile of a block": "", "stages": "d", "blocks on an SM": "d", "KB of the ring": ".0f",
+       "products for each copied value": ".0f", "relative speed": ".2f"})
 
 # %% [markdown]
-# PIPELINED_RESULT
+# The larger the tile, the more products there are for each value that is copied, from L2 and through the copy's
+# instructions. And a deeper ring makes up for the second block. With 128 × 128 the kernel has the three stages and the
+# block size of *three_stage*, and is nearly as fast as with 128 × 256. So most of the step from *three_stage* to
+# *pipelined* must come from fragments that run ahead, in a warp's larger tile. How large is the whole step, and which
+# wait is the largest at its end?
+
+# %%
+climb(recorded, "pipelined", against="three_stage")
+
+# %%
+waits("double_buffered", "three_stage", "pipelined")
+
+# %% [markdown]
+# A factor of {{ half['pipelined'] / half['three_stage']:.2f }}, the largest of this lesson. The waits for copies and
+# for the queue of shared memory are all but gone, and the warps wait for the tensor cores{{ if cores_lead }}: the unit
+# that was idle at the beginning is now the busiest. The second largest wait is for the instruction
+# before{{ if wait_second }}: a warp's next `mma.sync` waits for the fixed latency of the last one. That leaves
+# {{ half['pipelined'] / mma_peak:.0% }} of what the instruction can do.
 #
 # ## Right at every size
 #
@@ -191,4 +207,15 @@ agree(MATMUL_HALF, ["matmul_half_three_stage"], sizes=({"M": 5, "N": 8, "K": 8},
 # %% [numbers]
 # copy_ns = series.machine.memories['memory'].latency_ns
 # step_ns = 2 * 128 * 128 * 32 / (1000 * limits.mma_f16_tflops / machine.sms)
-# stage_kb = row('matmul_half', 'three_stage').shared_bytes / 3 / 1024
+# stage_kb = row('matmul_half', 'three_stage', H100).shared_bytes / 3 / 1024
+# half = rates_of('matmul_half', ('large_tiles', 'double_buffered', 'three_stage', 'pipelined'), H100)
+# mma_peak = limits_of(H100).mma_f16_tflops
+# waited = [stall('matmul_half', name, 'long_scoreboard', H100) for name in ('large_tiles', 'double_buffered',
+#           'three_stage')]
+# queue_leads = stall('matmul_half', 'three_stage', 'mio_throttle', H100) > max(
+#               stall('matmul_half', 'three_stage', reason, H100) for reason in ('long_scoreboard', 'barrier', 'wait'))
+# cores_lead = stall('matmul_half', 'pipelined', 'math_pipe_throttle', H100) > max(
+#              stall('matmul_half', 'pipelined', reason, H100) for reason in ('long_scoreboard', 'barrier',
+#              'mio_throttle', 'wait'))
+# wait_second = stall('matmul_half', 'pipelined', 'wait', H100) > max(stall('matmul_half', 'pipelined', reason, H100)
+#               for reason in ('long_scoreboard', 'barrier', 'mio_throttle', 'short_scoreboard'))
