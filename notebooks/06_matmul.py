@@ -98,7 +98,7 @@ climb(recorded, "coalesced")
 
 # %% [markdown]
 # 17 sectors against 4 are a factor of {{ 17 / 4:.2f }}. The L1 cache looks up whole lines of 128 bytes, and of those
-# the kernels touch 17 and 3, a factor of {{ 17 / 3:.2f }}. On the H100 of this recording the swap is worth
+# the kernels touch 17 and 3, a factor of {{ 17 / 3:.2f }}. On the H100 of this recording the swap brings a factor of
 # {{ swap:.2f }}, between the two{{ if 17 / 4 < swap < 17 / 3 }}. Counting what a warp touches came close before
 # anything was timed.
 #

@@ -32,6 +32,9 @@ table([("multiply-add, float32", 2 * 32, limits["fp32_tflops"]),
       {"instruction of a warp": "", "flops": ",d", "peak, TFLOP/s": ".0f"}, note=recorded.where)
 
 # %% [markdown]
+# An `mma.sync` does {{ 2 * 16 * 8 * 16 // 64 }} times the flops of a multiply-add. It runs less often, and the peak is
+# {{ words(peaks) }} times as high.
+#
 # ## A product for a warp
 #
 # All 32 lanes of a warp execute the instruction together, and each brings a part of the matrices in its registers, a
@@ -75,6 +78,8 @@ from labkit import agree
 agree(MATMUL_HALF, ["matmul_half_tensor_core"], sizes=MATMUL_HALF.awkward[:4])
 
 # %% [markdown]
+# It is, at sizes that are no multiple of 16, too: beyond an edge a lane packs zeros.
+#
 # ## Tiles, filled by hand
 #
 # The first idea is that of lesson 06: tiles in shared memory. `hand_blocked` fills tiles of 64 × 64 value by value, and
@@ -173,8 +178,8 @@ counters("hand_blocked", "wide_copies", "ldmatrix")
 # {{ half['ldmatrix'] / half['wide_copies']:.1f }} times as fast, the largest factor of this ladder. Of
 # {{ wide.instructions / 1e9:.1f }} billion instructions {{ matrix.instructions / 1e9:.2f }} billion are left, and more
 # than a quarter{{ if MMAS / matrix.instructions > 1 / 4 }} of them multiply. The bank conflicts are gone, too, thanks
-# to the padding. What is left is waiting: {{ stall('matmul_half', 'ldmatrix', 'long_scoreboard', H100):.0f }} warps
-# wait for copies, for each that issues an instruction.
+# to the padding. The kernel now waits: {{ stall('matmul_half', 'ldmatrix', 'long_scoreboard', H100):.0f }} warps wait
+# for copies, for each that issues an instruction.
 #
 # ## Larger tiles
 #

@@ -46,6 +46,9 @@ table([("one buffer", copy_ns + products_ns, products_ns / (copy_ns + products_n
 overlap(load=copy_ns / 150, multiply=products_ns / 150)
 
 # %% [markdown]
+# Below each other: one pair of tiles, two, and a ring of three. The gaps between products shrink, and with three pairs
+# the copies overlap one another, too.
+#
 # ## Groups and stages
 #
 # A *stage* is a place in shared memory for one pair of tiles. The loop of lesson 08's kernel is the same for two stages
@@ -178,6 +181,9 @@ waits("double_buffered", "three_stage", "pipelined")
 from labkit import agree
 
 agree(MATMUL_HALF, ["matmul_half_three_stage"], sizes=({"M": 5, "N": 8, "K": 8}, {"M": 130, "N": 136, "K": 72}))
+
+# %% [markdown]
+# Both pass: with K = 8 there is one tile for three stages, and with K = 72 the third tile is cut off after 8 steps.
 
 # %% [markdown]
 # ## What I learned

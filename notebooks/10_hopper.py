@@ -30,6 +30,9 @@ table([("matmul_half_pipelined", recorded.row("matmul_half_pipelined").tflops),
        ("cuBLAS", recorded.row("PyTorch (cuBLAS)").tflops)], {"": "", "TFLOP/s": ".0f"}, note=recorded.where)
 
 # %% [markdown]
+# cuBLAS is above what `mma.sync` can reach at all{{ if half['PyTorch'] > h100.mma_f16_tflops }}, so it must use
+# something else.
+#
 # ## wgmma: products of four warps
 #
 # With `wgmma` four warps, a *warpgroup*, multiply 64 rows of `a` by up to 256 columns of `b`, for 16 steps of k. The
@@ -118,8 +121,8 @@ climb(recorded, "wgmma", against="wgmma_cp_async")
 # %% [markdown]
 # {{ half['wgmma'] / half['wgmma_cp_async'] - 1:.0% }}. The copies cost
 # {{ 1 - tma.instructions / cp_async.instructions:.0% }} of the instructions: addresses, edges, and the copies
-# themselves, for each thread. They are gone, and one thread makes a few requests instead. What is left is the barrier
-# at the end of each step.
+# themselves, for each thread. They are gone, and one thread makes a few requests instead. The barrier at the end of
+# each step remains.
 #
 # ## Specialised warps
 #
@@ -187,7 +190,7 @@ agree(MATMUL_HALF, ["matmul_half_wgmma_cp_async", "matmul_half_wgmma"], sizes=({
 # An article, *No cuBLAS: A Hand-Written CUDA BERT That Matches PyTorch*, climbs such a ladder on an RTX 3090, which has
 # `mma.sync` only (lesson 32 runs its model). There, too, tiles that are filled by hand are slower than
 # none{{ if by_hand_slower }}, and at equal precision its product stayed about 13%{{ quoted }} behind cuBLAS. With
-# `mma.sync` the distance is larger on an H200{{ if mma_sync_behind }}, whose cuBLAS uses `wgmma`.
+# `mma.sync` the distance is larger on an H100{{ if mma_sync_behind }}, whose cuBLAS uses `wgmma`.
 
 # %% [markdown]
 # ## What I learned
