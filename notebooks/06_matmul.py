@@ -76,7 +76,7 @@ for kernel, row, col in (("naive", fast, slow), ("coalesced", slow, fast)):
 
 plots.warp_addresses(touched, "The naive kernel touches 17 sectors in a step, the coalesced one 4")
 
-# %%
+# %% tags=["hide-input"]
 of = {name: plots.sectors(places) for name, places in touched.items()}
 lines = {name: len(set(places * 4 // 128)) for name, places in touched.items()}
 table([(kernel, *(f"{of[name]} and {lines[name]}" for name in touched if name.startswith(kernel)))
@@ -259,7 +259,7 @@ agree(MATMUL, rungs)
 # With a tile of 16 a thread loads a sixteenth{{ if 1 / 16 == (4096 / 16) / 4096 }} as much from global memory, with a
 # tile of 32 a thirty-second{{ if 1 / 32 == (4096 / 32) / 4096 }}. How many times as fast do the two tiled kernels run?
 
-# %%
+# %% tags=["hide-input"]
 table([(name, row.timing.p50, row.tflops) for name in ("coalesced", "tiled", "tiled_32")
        for row in [recorded.row(f"matmul_{name}")]],
       {"": "", "ms": ".1f", "TFLOP/s": ".2f"}, "A sixteenth of the loads, and not even twice as fast",
@@ -270,7 +270,7 @@ table([(name, row.timing.p50, row.tflops) for name in ("coalesced", "tiled", "ti
 # To see why, count what the hardware does: Nsight Compute (lesson 12) reads the GPU's own counters. The last column
 # divides the busy time of L1 by the multiply-adds of its SM.
 
-# %%
+# %% tags=["hide-input"]
 from labkit.measure import ncu
 
 counted = ncu.recorded(measure.slug(H100))
@@ -305,7 +305,7 @@ table([(name, row["instructions"] / 1e9, row["l2_bytes"] / 1e9, row["dram_read"]
 # needs it. How many gigabytes of `b` come from memory if the rows keep in step, and how many if each of them fetches
 # all of `b`?
 
-# %%
+# %% tags=["hide-input"]
 matrix_gb, rows_of_blocks = 4 * 4096**2 / 1e9, 4096 // 16
 table([("b once for all blocks that run together", rows_of_blocks**2 / (8 * 132) * matrix_gb, "coalesced",
         profiled["coalesced"]["dram_read"] / 1e9),
@@ -337,7 +337,7 @@ show_source(place_in_groups)
 # `a` once, and `b` once for each of {{ 4096 // 16 // 32 }} groups. How many gigabytes come from memory in the grouped
 # order, and how much faster is the kernel?
 
-# %%
+# %% tags=["hide-input"]
 groups = rows_of_blocks // 32
 table([(name, predicted * matrix_gb, row["dram_read"] / 1e9, row["l2_hit_percent"], row["time_us"] / 1000)
        for name, predicted in (("tiled", rows_of_blocks), ("tiled_grouped", 1 + groups)) for row in [profiled[name]]],

@@ -71,7 +71,7 @@ show_source(make_matmul_register_blocked, "acc = cuda.local.array", "# both tile
 # different banks. A thread of this GPU can have 255 registers{{ hardware }} at most. Which of 4 × 4, 8 × 8 and 16 × 16
 # will be the fastest?
 
-# %%
+# %% tags=["hide-input"]
 table([(f"{size} x {size}", row.tflops, used["registers"], used["local_bytes"])
        for size, name in ((4, "_4"), (8, ""), (16, "_16")) for row in [recorded.row(f"matmul_register_blocked{name}")]
        for used in [row.resources[0]]],
@@ -127,7 +127,7 @@ climb(recorded, "vectorized")
 # So what share of a kernel's instructions are multiply-adds? The product of 4,096 has {{ 4096**3 / 32 / 1e9:.2f }}
 # billion multiply-adds of whole warps in every kernel.
 
-# %%
+# %% tags=["hide-input"]
 from labkit.measure import ncu
 
 counted = ncu.recorded(measure.slug(H100))["ops"]["matmul"]["rows"]
@@ -352,7 +352,7 @@ counters("pipelined", "PyTorch", waits=("short_scoreboard", "dispatch_stall", "b
 # That is at 4,096. At 1,024 `out` has 64 tiles of 128 × 128, for 132 SMs. What share of cuBLAS's speed does the
 # pipeline reach at 1,024?
 
-# %%
+# %% tags=["hide-input"]
 sizes = measure.recorded_series("matmul_sizes", gpu=H100)
 rates = {line["name"]: line["rate"] for line in sizes["lines"]}
 ours, theirs = rates["matmul_pipelined"], rates["PyTorch (cuBLAS)"]

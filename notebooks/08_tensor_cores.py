@@ -89,7 +89,7 @@ agree(MATMUL_HALF, ["matmul_half_tensor_core"], sizes=MATMUL_HALF.awkward[:4])
 # %%
 climb(recorded, "hand_blocked")
 
-# %%
+# %% tags=["hide-input"]
 from labkit.measure import ncu
 
 counted = ncu.recorded(measure.slug(H100))["ops"]["matmul_half"]["rows"]
@@ -141,7 +141,7 @@ pictures.ldmatrix(lane=13)
 # The rung *ldmatrix* and the next ones share their source. Sizes are names in it, and constants once the kernel is
 # compiled. These are their values for a block of 64 × 64 elements, of which each warp computes 32 × 32:
 
-# %%
+# %% tags=["hide-input"]
 from labkit.kernels.matmul.half import LDMATRIX
 
 tile = LDMATRIX.tile
@@ -187,7 +187,7 @@ counters("hand_blocked", "wide_copies", "ldmatrix")
 # `b`, and each of `b` two of `a`. With 64 × 32 there are four of each. How many products does each `ldmatrix` feed in
 # these two shapes?
 
-# %%
+# %% tags=["hide-input"]
 table([(f"{rows} x {cols}", rows // 16 + cols // 16, rows // 16 * cols // 8,
         rows // 16 * cols // 8 / (rows // 16 + cols // 16), rows // 16 * cols // 8 * 4)
        for rows, cols in ((16, 16), (32, 32), (64, 32), (64, 64))],
@@ -230,7 +230,7 @@ show_source(make_copy, "for i in u32.range(copies):", "matrix, src_offset")
 # The rungs of lesson 09 store their tiles in this way, and those of lesson 10 have to: Hopper's instructions expect it.
 # How many bank conflicts are left with padded tiles, and how many with swizzled ones?
 
-# %%
+# %% tags=["hide-input"]
 table([(name, profiled[name]["bank_conflicts"], how) for name, how in
        (("hand_blocked", "as they are"), ("large_tiles", "padded"), ("pipelined", "swizzled"))],
       {"": "", "bank conflicts": ",.0f", "tiles": ""})

@@ -66,7 +66,7 @@ show_source(make_staged, "for s in u32.range(STAGES - 1):", "stage = step % STAG
 # copy, and the groups that are closed are empty: they keep the count right. For three stages and five steps of k, which
 # group is each wait for, and which stage is filled meanwhile?
 
-# %%
+# %% tags=["hide-input"]
 stages, steps = 3, 5
 table([(step, f"group {step}", f"group {step + 1}" if step + 1 < steps else "an empty one",
         f"tile {step + stages - 1} into stage {(step + stages - 1) % stages}" if step + stages - 1 < steps else None,
@@ -76,7 +76,7 @@ table([(step, f"group {step}", f"group {step + 1}" if step + 1 < steps else "an 
 # %% [markdown]
 # Group n holds tile n. The wait of step n leaves one group under way, so group n must be complete. Without the empty
 # groups, the wait of the last step would let group 4 itself be the one that is still under way: that bug is an exercise
-# of lesson 07, and `observe` finds it.
+# of this lesson, and `observe` finds it.
 #
 # ## Two buffers
 #
@@ -101,7 +101,7 @@ climb(recorded, "double_buffered")
 # %%
 climb(recorded, "three_stage", against="double_buffered")
 
-# %%
+# %% tags=["hide-input"]
 from labkit.measure import ncu
 
 counted = ncu.recorded(measure.slug(H100))["ops"]["matmul_half"]["rows"]
@@ -144,7 +144,7 @@ show_source(make_pipelined, "for k in u32.range(STEPS):", "b_frag[mma_buf")
 # The last column is the speed of the kernel with each tile, relative to the first, from an earlier measurement on an
 # H200.
 
-# %%
+# %% tags=["hide-input"]
 from labkit.kernels.matmul.half import PIPELINED_TILES
 
 table([(f"{tile.rows} x {tile.cols}", tile.stages, tile.blocks, tile.stages * 2 * tile.depth * (tile.rows + tile.cols)

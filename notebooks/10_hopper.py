@@ -156,7 +156,7 @@ show_source(make_wgmma_specialised, "ptx.mbarrier_wait(loaded, stage, parity)", 
 # each tile of 128 × 128. *wgmma_persistent* has one block for each SM. *wgmma_specialised* has tiles of 128 × 256.
 # Which helps most: specialised warps, persistent blocks or larger tiles?
 
-# %%
+# %% tags=["hide-input"]
 from labkit.measure import ncu
 
 counted = {row["name"]: row for row in ncu.recorded(measure.slug(H100))["ops"]["matmul_half"]["rows"]}
