@@ -164,7 +164,7 @@ show_source(make_staged, "for k in u32.range(STEPS):", "b_frag[j * 2 + 1]")
 # two registers each, into `b_frag`. Then it multiplies each with each, and product (i, j) is added to the ACC
 # accumulators that begin at `(i * MMA_N + j) * ACC`. `a_offset` and `b_offset` are where the row begins that this lane
 # names to `ldmatrix`. `ldmatrix_x4_trans` also transposes each block of 8 × 8, because `b` is stored along its rows.
-# (`weights` is for a `b` stored as (N, K); here it is false.)
+# `weights` is for a `b` stored as (N, K), and false here.
 #
 # How much faster is the kernel when one instruction replaces eight loads and four packings?
 
@@ -205,8 +205,9 @@ climb(recorded, "large_tiles")
 # %% [markdown]
 # {{ half['large_tiles'] / half['ldmatrix']:.2f }} times as fast: {{ 1 - large.instructions / matrix.instructions:.0% }}
 # fewer instructions, half of the bytes from L2{{ if near(large.l2_bytes / matrix.l2_bytes, 1 / 2) }}, and half as many
-# warps that wait for copies{{ if half_wait }}. One product for one copy is better than it was, but the copies are still
-# waited for. That is the next lesson.
+# warps that wait for copies{{ if half_wait }}. From tiles filled by hand to here it is a factor of
+# {{ half['large_tiles'] / half['hand_blocked']:.0f }}, with {{ words(by_hand.instructions / large.instructions) }}
+# times fewer instructions. The copies are still waited for; the next lesson hides that wait.
 #
 # ## Swizzled tiles
 #
@@ -227,8 +228,8 @@ pictures.swizzle()
 show_source(make_copy, "for i in u32.range(copies):", "matrix, src_offset")
 
 # %% [markdown]
-# The rungs of lesson 09 store their tiles in this way, and those of lesson 10 have to: Hopper's instructions expect it.
-# How many bank conflicts are left with padded tiles, and how many with swizzled ones?
+# *pipelined*, the last rung of lesson 09, stores its tiles in this way, and so do those of lesson 10. How many bank
+# conflicts are left with padded tiles, and how many with swizzled ones?
 
 # %% tags=["hide-input"]
 table([(name, profiled[name]["bank_conflicts"], how) for name, how in

@@ -169,8 +169,8 @@ waits("double_buffered", "three_stage", "pipelined")
 # A factor of {{ half['pipelined'] / half['three_stage']:.2f }}, the largest of this lesson. The waits for copies and
 # for the queue of shared memory are all but gone, and the warps wait for the tensor cores{{ if cores_lead }}: the unit
 # that was idle at the beginning is now the busiest. The second largest wait is for the instruction
-# before{{ if wait_second }}: a warp's next `mma.sync` waits for the fixed latency of the last one. That leaves
-# {{ half['pipelined'] / mma_peak:.0% }} of what the instruction can do.
+# before{{ if wait_second }}: the fixed latency of a warp's last instruction, which no copy ahead can hide. The kernel
+# reaches {{ half['pipelined'] / mma_peak:.0% }} of what `mma.sync` can do.
 #
 # ## Right at every size
 #
