@@ -2,7 +2,6 @@
 
 import re
 import string
-import types
 
 import numpy as np
 import pytest
@@ -11,7 +10,7 @@ from labkit._common.errors import UserError
 from labkit._common.paths import REPOSITORY
 from labkit.course import passages, prose, search
 from labkit.course import registry as courses
-from labkit.course.site import lesson_page
+from labkit.course.site.markdown import Markdown
 
 LESSON = """\
 # %% [markdown]
@@ -79,14 +78,13 @@ def test_a_lesson_is_its_sections(course):
 
 def test_the_anchors_are_those_of_the_site():
     for chapter in courses.load(REPOSITORY).chapters:
-        page = types.SimpleNamespace(toc=[])
-        markdown = lesson_page._Markdown(page, set())
+        markdown = Markdown(set())
         for cell in re.split(r"(?m)^# %%", prose.rendered(chapter)):
             if cell.startswith(" [markdown]"):
                 lines = [line[1:].removeprefix(" ") for line in cell.splitlines() if line.startswith("#")]
                 markdown.html("\n".join(lines))
         anchors = [anchor for _, _, anchor, _ in passages.sections(prose.rendered(chapter))[1:]]
-        assert anchors == [anchor for _, anchor, _ in page.toc] and anchors, chapter.name
+        assert anchors == [anchor for _, anchor, _ in markdown.toc] and anchors, chapter.name
         headings = [heading for _, heading, _, _ in passages.sections(prose.rendered(chapter))[1:]]
         assert anchors == [passages.anchor(heading, set()) for heading in headings], (
             f"{chapter.name}: two sections of one heading; the second's link would change if the first one went")

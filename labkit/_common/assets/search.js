@@ -3,9 +3,10 @@
 
 (() => {
   const SATURATION = 1.2, LENGTH = 0.75, TITLE = 3, MOST = 12;
+  const site = new URL(".", document.currentScript.src);  // pages of exercises lie in a folder of their own
   const box = document.querySelector(".search"), input = box.querySelector("input");
   const found = document.getElementById("search_found"), status = found.querySelector("p"), list = found.querySelector("ol");
-  let passages = null, asking = new Set();
+  let passages = null, loading = false, asking = new Set();
 
   const parts = text => text.match(/[\p{L}\p{N}]+/gu) ?? [];
   const stem = word => {
@@ -26,9 +27,10 @@
   };
 
   function load() {
-    if (document.querySelector("script[src='passages.js']")) return;
+    if (loading) return;
+    loading = true;
     const script = document.createElement("script");
-    script.src = "passages.js";
+    script.src = new URL("passages.js", site);
     script.onerror = () => { status.textContent = "The passages could not be read."; };
     document.head.append(script);
   }
@@ -86,7 +88,7 @@
     const title = document.createElement("strong"), where = document.createElement("small");
     title.textContent = one.title;
     where.textContent = one.where;
-    if (one.link) whole.href = one.link;
+    if (one.link) whole.href = new URL(one.link, site);
     whole.append(title, where, excerpt(one.text, asked));
     item.append(whole);
     return item;
