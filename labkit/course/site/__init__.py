@@ -37,15 +37,11 @@ SCRIPTS_AND_STYLES = ("site.css", "site.js", "search.js")
 
 @dataclass(frozen=True)
 class Entry:
-    """A term of the glossary with its uses, in the course's order."""
+    """A term of the glossary with its uses, in the course's order. explained: where its lesson says what it means."""
 
     term: Term
     uses: tuple[Use, ...]
-
-    @property
-    def first(self) -> Use:
-        """Where a lesson says what the term means, as far as that is known: one of the first that use it."""
-        return next((use for use in self.uses[:3] if use.introduced), self.uses[0])
+    explained: Use
 
 
 def write(course: Course, folder: Path | None = None, *, from_here: bool = True, repository: str | None = None,
@@ -126,9 +122,14 @@ def write(course: Course, folder: Path | None = None, *, from_here: bool = True,
 
 def uses_of(words: Glossary, pages: dict[str, Page]) -> list[Entry]:
     """The terms that lessons use, and where."""
-    entries = [Entry(term, tuple(page.marker.used[term.name] for page in pages.values()
-                                 if page.marker and term.name in page.marker.used)) for term in words.terms]
-    return [entry for entry in entries if entry.uses]
+    markers = [page.marker for page in pages.values() if page.marker]
+    entries = []
+    for term in words.terms:
+        uses = tuple(marker.used[term.name] for marker in markers if term.name in marker.used)
+        own = next((marker for marker in markers if marker.chapter.topic == term.lesson), None)
+        if explained := own and own.explained(term) or next(iter(uses), None):
+            entries.append(Entry(term, uses, explained))
+    return entries
 
 
 def _in_order(pages: list) -> list[tuple]:
