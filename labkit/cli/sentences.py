@@ -211,7 +211,8 @@ def search(
                            "text": hit.passage.text} for hit in hits[:count]], indent=1))
     for hit in () if as_json else hits[:count]:
         passage = hit.passage
-        console.print(f"[bold]{hit.score:5.2f}  {escape(passage.title)}[/]", soft_wrap=True)
+        score = f"{hit.score:5.2f}" if hit.score else "words"  # not in the index: found by its words
+        console.print(f"[bold]{score}  {escape(passage.title)}[/]", soft_wrap=True)
         page = course.root / "build" / "site" / passage.page.partition("#")[0]
         link = f"  {paths.shown(page)}{passage.page[len(page.name):]}" if passage.page and page.is_file() else ""
         console.print(f"       {file_of(course, passage)}:{passage.line}{link}", style="cyan", markup=False,

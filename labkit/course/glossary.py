@@ -20,7 +20,7 @@ from html import escape
 
 from labkit._common.errors import short
 from labkit._common.files import read_text
-from labkit.course.passages import anchor
+from labkit._common.markdown import anchor
 from labkit.course.registry import Chapter, Course, CourseError
 
 NAME = "glossary.toml"
@@ -122,10 +122,10 @@ def _stems(word: str) -> list[str]:
     return [word, *(word.removesuffix(end) for end in ("s", "es") if word.endswith(end))]
 
 
-def _pattern(word: str) -> str:
+def pattern(word: str) -> str:
     """A word in capitals is no other: SM is not sm. Elsewhere a capital may begin a sentence."""
-    pattern = re.escape(word).replace("'", "(?:'|’|&#39;|&#x27;)").replace(r"\ ", r"\s+")
-    return pattern if re.search(r"[A-Z]", word[1:]) else f"(?i:{pattern})"
+    text = re.escape(word).replace("'", "(?:'|’|&#39;|&#x27;)").replace(r"\ ", r"\s+")
+    return text if re.search(r"[A-Z]", word[1:]) else f"(?i:{text})"
 
 
 TAG = re.compile(r"""(<(?:[^<>"']|"[^"]*"|'[^']*')*>)""")
@@ -145,8 +145,8 @@ class Marker:
         words = sorted(((word, term) for term in known for word in term.words), key=lambda pair: -len(pair[0]))
         self._beginning: dict[str, list[tuple[re.Pattern, Term]]] = {}  # by their first word; the longest first
         for word, term in words:
-            pattern = re.compile(rf"{_pattern(word)}(?:e?s)?(?![\w-])")
-            self._beginning.setdefault(_stems(WORD.match(word)[0])[0], []).append((pattern, term))
+            whole = re.compile(rf"{pattern(word)}(?:e?s)?(?![\w-])")
+            self._beginning.setdefault(_stems(WORD.match(word)[0])[0], []).append((whole, term))
         self._head(chapter.title)
 
     def explained(self, term: Term) -> Use | None:
@@ -196,8 +196,8 @@ class Marker:
         for word in WORD.finditer(text):
             if word.start() < end or text[word.start() - 1 : word.start()] == "-":
                 continue
-            for pattern, term in (pair for stem in _stems(word[0]) for pair in self._beginning.get(stem, ())):
-                if match := pattern.match(text, word.start()):
+            for whole, term in (pair for stem in _stems(word[0]) for pair in self._beginning.get(stem, ())):
+                if match := whole.match(text, word.start()):
                     yield match, term
                     end = match.end()
                     break

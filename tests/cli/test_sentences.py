@@ -253,7 +253,7 @@ def test_search_by_meaning_and_what_is_stale(labkit, encoder, course_dir, monkey
     source.write_text(source.read_text().replace("waits", "longs"))
     done = labkit("search", "memory")
     assert "is stale: 1 of 2 passages have changed; run labkit build --search" in done.stderr
-    assert done.stdout.index("Second") < done.stdout.index("First")  # which is found by its words
+    assert done.stdout.index("words  First: The problem") < done.stdout.index("Second")  # found by its words
 
 
 def test_search_links_the_page_that_is_there(labkit, course_dir):

@@ -163,24 +163,25 @@ def _templates() -> jinja2.Environment:
 
 
 def _passages(course: Course, entries: list[Entry], repository: str, with_gpus: bool) -> str:
-    """What search.js searches: JSON, in a script since a page that was opened as a file may read no other. Each passage
-    is a title, where it is, a link or "", and its text: sections of lessons, terms, and the words above kernels."""
+    """What search.js searches: JSON, in a script since a page that was opened as a file may read no other. The words
+    that every question has; the passages, each a title, where it is, a link or "", its text, its heading, the other
+    names that it has, and its weight; and the glossary, each a term with its variants, a link and what it means."""
     rows = []
     for passage in passages(course):
-        if passage.lesson:
-            rows.append([passage.title, f"Lesson {passage.lesson[:2]}", passage.page, passage.text])
-        else:
-            link = f"{repository}/blob/HEAD/{passage.file}#L{passage.line}" if repository else ""
-            rows.append([passage.title, f"{passage.file}:{passage.line}", link, passage.text])
-    for entry in entries:
-        text = f"{', '.join(entry.term.words)}. {entry.term.means}"
-        rows.append([entry.term.name, "Glossary", f"glossary.html#{entry.term.anchor}", text])
+        number, link = passage.lesson[:2], passage.page
+        where = f"Lesson {number}" if passage.kind == "lesson" else f"Exercise of lesson {number}"
+        if passage.kind == "kernel":
+            where = f"{passage.file}:{passage.line}" + (f", a kernel of lesson {number}" if number else "")
+            link = f"{repository}/blob/HEAD/{passage.file}#L{passage.line}" if repository else link
+        rows.append([passage.title, where, link, passage.text, passage.heading, passage.terms, search.weight(passage)])
     if with_gpus:
         capability = ".".join(map(str, colab.CAPABILITY))
         text = (f"Which rungs of each lesson run on Colab's {colab.GPU}, compute capability {capability}, and which "
                 "need a newer GPU.")
-        rows.append(["What runs on which GPU", "Page", "gpus.html", text])
-    return f"labkitPassages({json.dumps([sorted(search.ASKING), rows], ensure_ascii=False, separators=(',', ':'))});\n"
+        rows.append(["What runs on which GPU", "Page", "gpus.html", text, "", [], 1])
+    terms = [[entry.term.words, f"glossary.html#{entry.term.anchor}", entry.term.means] for entry in entries]
+    content = json.dumps([sorted(search.ASKING), rows, terms], ensure_ascii=False, separators=(",", ":"))
+    return f"labkitPassages({content});\n"
 
 
 def _write(path: Path, text: str) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from markupsafe import Markup
 from nbconvert.filters.markdown_mistune import IPythonRenderer, MarkdownWithMath
 
-from labkit.course.passages import anchor as anchor_of
+from labkit._common.markdown import anchor as anchor_of
 from labkit.course.site import code
 
 INLINE = ("", "a", "b", "br", "code", "em", "i", "img", "kbd", "mark", "s", "small", "span", "strong", "sub", "sup")

@@ -164,22 +164,22 @@ def test_the_old_site_stays_until_the_new_one_is_complete(course, monkeypatch):
 
 
 def test_the_search_has_the_passages_of_the_pages_that_are_there(course, monkeypatch):
-    kernel = passages.Passage("softmax_online", "one pass </script> \u2028", "labkit/kernels/softmax/rows.py", 211)
+    kernel = passages.Passage("softmax_online", "one pass </script> \u2028", "labkit/kernels/softmax/rows.py", 211,
+                              kind="kernel")
     monkeypatch.setattr(passages, "of_kernels", lambda path: [kernel] if path.match("softmax/rows.py") else [])
     keep(course, course.chapters[0], text=LESSON)
     course.chapters[1].source.unlink()
     add_term(course, "byte", "Eight bits.", variants=["octet"])
     index = site.write(course)
     script = (index.parent / "passages.js").read_text(encoding="utf-8")
-    common, found = json.loads(script.removeprefix("labkitPassages(").removesuffix(");\n"))
+    common, found, terms = json.loads(script.removeprefix("labkitPassages(").removesuffix(");\n"))
     assert "why" in common
-    assert [(title, where, link) for title, where, link, _ in found] == [
+    assert [tuple(row[:3]) for row in found] == [
         ("First: Tiles & blocks", "Lesson 00", "00_first.html#tiles-blocks"),
         ("First: Tiles & blocks", "Lesson 00", "00_first.html#tiles-blocks-2"),
-        ("softmax_online", "labkit/kernels/softmax/rows.py:211", ""),
-        ("byte", "Glossary", "glossary.html#byte")]
-    assert found[-1][3] == "byte, octet. Eight bits."
-    for _, _, link, _ in found[:2] + found[-1:]:
+        ("softmax_online", "labkit/kernels/softmax/rows.py:211", "")]
+    assert terms == [[["byte", "octet"], "glossary.html#byte", "Eight bits."]]
+    for link in (found[0][2], found[1][2], terms[0][1]):
         name, _, anchor = link.partition("#")
         assert anchor in Page((index.parent / name).read_text()).ids
     assert 'class="search" hidden' in index.read_text()  # until search.js has run
@@ -216,7 +216,7 @@ def test_a_browser_finds_what_the_command_finds(course, tmp_path, monkeypatch):
     index = site.write(course)
     found = passages.passages(course)
     for query in ("why is my kernel slow", "bank conflicts", "softmax_online", "tiles and block", "the", "transp",
-                  "zebra"):
+                  "zebra", "swizzled tiling of caches", "what is flash attention"):
         done = subprocess.run(
             [browser.BROWSER, "--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=5000", "--dump-dom",
              f"--user-data-dir={tmp_path / 'profile'}", f"{index.as_uri()}?q={quote(query)}"],
