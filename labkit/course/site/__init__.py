@@ -104,8 +104,8 @@ def write(course: Course, folder: Path | None = None, *, from_here: bool = True,
                         f"{course.title} · Lesson {chapter.number}", page=page, chapter=chapter, before=before,
                         after=after, exercises=[each for each in exercises if each.entry.chapter == chapter],
                         colab=colab.notebook_url(repository, f"notebooks/{chapter.name}.ipynb") if repository else "")
-            for name, image in page.images.items():
-                (fresh / "images" / name).write_bytes(image.content)
+            for name, content in {**{name: image.content for name, image in page.images.items()}, **page.dark}.items():
+                (fresh / "images" / name).write_bytes(content)
         if exercises:
             render_page("exercises/index.html", "exercises.html", "Exercises")
         for exercise, before, after in _in_order(exercises):

@@ -22,6 +22,7 @@ from labkit.course.lessons import LessonResult, kept
 from labkit.course.registry import Chapter, Course
 from labkit.course.site import code
 from labkit.course.site.markdown import Markdown, without_empty_heads
+from labkit.measure.plots.svg import dark
 
 HERE, SHIPPED, NONE = "here", "shipped", "none"  # whose results a page shows: this machine's, the course's, no one's
 
@@ -36,6 +37,7 @@ class Page:
     body: Markup
     toc: list[tuple[int, str, str]]  # level, anchor, text as HTML
     images: dict[str, Image] = field(default_factory=dict)  # by file name
+    dark: dict[str, bytes] = field(default_factory=dict)  # the dark forms of those that are SVGs
     folded: int = 0  # results that wait to be asked for
     tips: Markup = Markup()
     marker: Marker | None = None
@@ -61,6 +63,18 @@ class Image:
     @property
     def ratio(self) -> float:
         return self.width / self.height if self.height else 9.0
+
+    @staticmethod
+    def dark_name(name: str) -> str:
+        return name.replace(".svg", "-dark.svg")
+
+    def shown(self, name: str, alt: str = "", sides: str = "") -> Markup:
+        """The picture as HTML: an SVG in its light and its dark form, of which the stylesheet shows one. A browser
+        fetches the other only when it is shown."""
+        if not name.endswith(".svg"):
+            return Markup(f'<img src="images/{name}" alt="{alt}"{sides} loading="lazy">')
+        return Markup("".join(f'<img class="in-{kind}" src="images/{file}" alt="{alt}"{sides} loading="lazy">'
+                              for kind, file in (("light", name), ("dark", self.dark_name(name)))))
 
 
 def page_of(course: Course, chapter: Chapter, glossary: Glossary, *, from_here: bool, repository: str = "") -> Page:
@@ -179,12 +193,13 @@ def _image(content: bytes, extension: str, page: Page, size: dict, text: str) ->
     if own_width and not height:
         width = width or own_width
         height = round(own_height * width / own_width)
-    page.images[name] = Image(content, width, height)
+    page.images[name] = image = Image(content, width, height)
+    if extension == "svg":
+        page.dark[image.dark_name(name)] = dark(content.decode()).encode()
     sides = f' width="{width}" height="{height}"' if width and height else f' width="{width}"' if width else ""
     described = text if text and not text.startswith("<") else f"Plot {index} of {page.chapter.title}"
     alt = escape(" ".join(described.split()))
-    return (f'<figure class="plot"><a class="enlarge" href="images/{name}">'
-            f'<img src="images/{name}" alt="{alt}"{sides} loading="lazy">'
+    return (f'<figure class="plot"><a class="enlarge" href="images/{name}">{image.shown(name, alt, sides)}'
             '<span class="unseen">, enlarge</span></a></figure>')
 
 

@@ -11,7 +11,7 @@ from urllib.parse import quote
 import nbformat
 import pytest
 
-from labkit.course import passages, search, site
+from labkit.course import colab, passages, search, site
 from labkit.course import registry as courses
 from labkit.course.lessons import show_error, show_time, summarise
 from tests import browser
@@ -82,6 +82,31 @@ def test_the_site_is_whole_and_makes_no_requests(course):
     assert (index.parent / "images" / "00_first-1.png").read_bytes() == base64.b64decode(PIXEL)
     assert 'alt="Bandwidth over size"' in (index.parent / "00_first.html").read_text()
     assert (index.parent / ".nojekyll").read_text() == ""
+
+
+def test_a_page_says_what_a_link_to_it_shows(course):
+    for chapter in course.chapters:
+        keep(course, chapter)
+    folder = site.write(course, repository="https://github.com/Some/course").parent
+    text = (folder / "01_second.html").read_text(encoding="utf-8")
+    about = dict(re.findall(r'<meta (?:property|name)="([^"]+)" content="([^"]*)">', text))
+    assert about["og:title"] == "01 Second · small" and about["og:description"] == "The second one."
+    assert about["og:url"] == "https://some.github.io/course/01_second.html"
+    assert about["og:image"] == "https://some.github.io/course/previews/01_second.png"
+    for path in folder.glob("*.html"):
+        picture = re.search(r'og:image" content="https://some.github.io/course/(previews/[^"]+)"', path.read_text())[1]
+        content = (folder / picture).read_bytes()
+        assert content.startswith(b"\x89PNG") and content[16:24] == (1200).to_bytes(4) + (630).to_bytes(4), path
+    text = (site.write(course, repository="").parent / "01_second.html").read_text(encoding="utf-8")
+    assert 'og:image" content="previews/01_second.png"' in text and "og:url" not in text
+
+
+def test_what_runs_on_which_gpu_is_in_the_header_of_every_page(course, monkeypatch):
+    monkeypatch.setattr(site.colab, "abilities", lambda course: (colab.Ability(course.chapters[0], 3, ()),))
+    folder = site.write(course).parent
+    for path in folder.glob("*.html"):
+        header = path.read_text(encoding="utf-8").partition('<header class="bar">')[2].partition("</header>")[0]
+        assert 'href="gpus.html"' in header, path.name
 
 
 def test_the_results_say_what_ran_where_and_how_well(course):

@@ -64,3 +64,44 @@ def test_figures_are_valid_and_small(name):
         one.get(svg.XLINK + "href")[1:] for one in root.iter(SVG + "use")}
     assert used <= ids, "what is used is defined"
     assert len(text) < 60_000
+
+
+def luminance(colour: str) -> float:
+    """Relative luminance by WCAG."""
+    channels = [int(colour[k : k + 2], 16) / 255 for k in (1, 3, 5)]
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
+    return sum(weight * channel for weight, channel in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
+
+
+def contrast(one: str, other: str) -> float:
+    high, low = sorted((luminance(one), luminance(other)), reverse=True)
+    return (high + 0.05) / (low + 0.05)
+
+
+def dark_of(colour: str) -> str:
+    return re.search(r'fill="(#\w{6})"', svg.dark(f'<path fill="{colour}"/>'))[1]
+
+
+def test_the_dark_form_is_dark_and_what_is_written_on_it_can_be_read():
+    ground = dark_of("#FFFFFF")
+    assert luminance(ground) < 0.02
+    for colour in (style.INK, style.FAINT, *style.TEXT.values()):
+        assert contrast(dark_of(colour), ground) > 4.5, colour
+    for line in style.LINES:
+        assert contrast(dark_of(line), ground) > 3, line
+    for strong in (style.BLUE, style.VERMILLION, style.GREEN):
+        assert contrast(dark_of("#FFFFFF"), dark_of(strong)) > 4, strong  # white on a bar
+    for pale in style.PALE.values():
+        assert contrast(dark_of(style.INK), dark_of(pale)) > 7, pale  # ink in a cell
+
+
+def test_the_dark_form_has_the_same_shapes_and_words():
+    made = figure(lambda ax: (ax.text(1, 1, "words", color="#009E73"), ax.imshow([[0, 1], [1, 0]]))).svg()
+    dark = svg.dark(made)
+    assert 'style="filter: invert(1) hue-rotate(180deg)"' in dark and "<image" in made
+    strip = re.compile(r' style="filter[^"]*"|(?<= )fill="#\w{6}" ?|"#\w{6}"')
+    assert strip.sub("", dark) == strip.sub("", made) != dark
+    assert "#009e73" in made.lower() and "#009e73" not in dark
+    assert all("fill=" in tag for tag in re.findall("<text[^>]*>", dark))
+    reference = '<use xlink:href="#abcdef" fill="url(#abc123)"/>'
+    assert svg.dark(reference) == reference
