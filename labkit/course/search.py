@@ -126,11 +126,12 @@ def by_meaning(corpus: Sequence[Passage], index: Index, query: np.ndarray) -> li
 # Okapi BM25: a word counts the more the fewer passages have it, less each time it comes again, and less in long ones.
 # A section's heading counts more than its text, and so do the words of the glossary that it explains. Words that stand
 # side by side in the question count once more where they do in a passage. A passage with only some of the words is
-# worth less, and so is one of a kind that seldom answers a question. A word that no passage has stands for all that
-# begin with it. The site's search.js does the same.
+# worth less, and so is one of a kind that seldom answers a question, unless the question is its title. A word that no
+# passage has stands for all that begin with it. The site's search.js does the same.
 
 SATURATION, LENGTH = 1.2, 0.75
 NAMED, TERM, PAIR = 1.0, 4, 0.25
+EXACT = 2.0  # the weight of a passage whose title is asked for: of a kernel by its name
 SHORTEST = 40  # words: what is shorter is no better for it
 KINDS = {"lesson": 1.0, "exercise": 0.5, "kernel": 0.4}
 SIDE = {"": 0.6, "Resources": 0.2, "What was implemented": 0.3, "How this notebook is kept": 0.3, "Try it": 0.5,
@@ -215,7 +216,9 @@ def by_words(corpus: Sequence[Passage], query: str) -> list[Hit]:
             having = [index for index, document in enumerate(documents) if pair in document.pairs]
             for index in having:
                 scores[index] += PAIR * _rarity(len(having), len(corpus))
-    return sections_of(Hit(passage, score * document.weight * (1 + count / len(asked)) / 2)
+    title = query.strip().lower()
+    return sections_of(Hit(passage, score * (document.weight if passage.title.lower() != title else EXACT)
+                           * (1 + count / len(asked)) / 2)
                        for passage, score, document, count in zip(corpus, scores, documents, matched, strict=True)
                        if score)
 
@@ -249,7 +252,7 @@ def definitions(terms: Iterable[Term], query: str) -> list[Term]:
 # --- Both ------------------------------------------------------------------------------------------------------------
 
 SMOOTHING = 3  # the larger, the less the first places count
-WORDS = 2  # what a place by words is worth, of one by meaning
+WORDS = 3  # what a place by words is worth, of one by meaning
 
 
 def search(course: Course, query: str, encode: Callable[[str], np.ndarray] | None) -> tuple[list[Hit], str]:

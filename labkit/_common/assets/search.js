@@ -2,7 +2,7 @@
 "use strict";
 
 (() => {
-  const SATURATION = 1.2, LENGTH = 0.75, NAMED = 1, TERM = 4, PAIR = 0.25, SHORTEST = 40, MOST = 12;
+  const SATURATION = 1.2, LENGTH = 0.75, NAMED = 1, TERM = 4, PAIR = 0.25, EXACT = 2, SHORTEST = 40, MOST = 12;
   const site = new URL(".", document.currentScript.src);  // pages of exercises lie in a folder of their own
   const box = document.querySelector(".search"), input = box.querySelector("input");
   const found = document.getElementById("search_found"), status = found.querySelector("p"), list = found.querySelector("ol");
@@ -79,7 +79,9 @@
       const having = passages.filter(one => one.pairs.has(pair));
       for (const one of having) add(one, PAIR * rarityOf(having.length));
     }
-    const whole = one => [one, scores.get(one) * one.weight * (1 + (matched.get(one) ?? 0) / asked.size) / 2];
+    const exactly = query.trim().toLowerCase();
+    const weight = one => one.title.toLowerCase() === exactly ? EXACT : one.weight;
+    const whole = one => [one, scores.get(one) * weight(one) * (1 + (matched.get(one) ?? 0) / asked.size) / 2];
     const best = new Map();  // of a section, its best passage
     for (const [one] of passages.filter(one => scores.has(one)).map(whole).sort((a, b) => b[1] - a[1])) {
       const key = `${one.title} ${one.where} ${one.link}`;

@@ -1,5 +1,5 @@
-"""The site: a start page, a page for every lesson and every exercise, a glossary, what runs on which GPU, and a search
-over all of it.
+"""The site: a start page, a page for every lesson and every exercise, a glossary, what runs on which GPU, paths for
+classes, and a search over all of it.
 
 `labkit run` writes it with this machine's results where there are some, `labkit site` with those that the course
 ships. Our own pages, stylesheet and scripts, and no request to any server: it can be read offline. Formulas become
@@ -108,6 +108,9 @@ def write(course: Course, folder: Path | None = None, *, from_here: bool = True,
                 (fresh / "images" / name).write_bytes(content)
         if exercises:
             render_page("exercises/index.html", "exercises.html", "Exercises")
+            render_page("difficulties.html", title="Known difficulties")
+        if course.paths:
+            render_page("classes.html", title="For classes")
         for exercise, before, after in _in_order(exercises):
             own = course.exercises_of(exercise.entry.chapter)
             render_page(exercise.href, "exercise.html", exercise.entry.title, exercise.summary,
@@ -179,6 +182,8 @@ def _passages(course: Course, entries: list[Entry], repository: str, with_gpus: 
         text = (f"Which rungs of each lesson run on Colab's {colab.GPU}, compute capability {capability}, and which "
                 "need a newer GPU.")
         rows.append(["What runs on which GPU", "Page", "gpus.html", text, "", [], 1])
+    rows += [[f"For classes: {path.title}", "Page", f"classes.html#{path.name}", path.summary, path.title,
+              ["class", "syllabus", "schedule"], 1] for path in course.paths]
     terms = [[entry.term.words, f"glossary.html#{entry.term.anchor}", entry.term.means] for entry in entries]
     content = json.dumps([sorted(search.ASKING), rows, terms], ensure_ascii=False, separators=(",", ":"))
     return f"labkitPassages({content});\n"

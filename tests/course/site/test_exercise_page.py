@@ -77,3 +77,40 @@ def test_every_exercise_of_the_course_has_a_page():
         assert len(page.hints) == 3 and len(page.mistakes) >= 2, entry.name
         with_example += bool(page.example)
     assert with_example > 40
+
+
+def test_a_class_finds_its_paths_and_what_is_difficult(course):
+    path = course.root / "course.toml"
+    path.write_text(path.read_text().replace('name = "00_first"', f'name = "00_first"\nexercises = {list(NAMES)}') + """
+[[path]]
+name = "a_day"
+title = "A day"
+summary = "One."
+[[path.part]]
+title = "Morning"
+lessons = ["first"]
+hand_in = ["every_second", "add_row"]
+""")
+    folder = site.write(courses.load(course.root)).parent
+    text = (folder / "classes.html").read_text(encoding="utf-8")
+    strict(text)
+    row = re.search(r'<th scope="row">Morning</th>(.*?)</tr>', text, re.S)[1]
+    lessons, todo, handed_in, points = re.findall("<td.*?</td>", row, re.S)
+    assert "00_first.html" in lessons and points == '<td class="number">2</td>'
+    assert [name for name in NAMES if f"exercises/{name}.html" in handed_in] == ["every_second", "add_row"]
+    assert [name for name in NAMES if f"exercises/{name}.html" in todo] == [
+        "saxpy", "predict_every_second", "outer_difference"]
+    text = (folder / "difficulties.html").read_text(encoding="utf-8")
+    strict(text)
+    assert "not counted from students" in text
+    for name in NAMES:
+        assert text.count("<li>") == sum(len(exercises.find(each).wrong) for each in NAMES) + nav_items(text)
+        assert f'href="exercises/{name}.html"' in text
+    assert 'href="classes.html"' in (folder / "index.html").read_text(encoding="utf-8")
+    assert "classes.html#a_day" in (folder / "passages.js").read_text(encoding="utf-8")
+    assert broken_links(folder) == []
+
+
+def nav_items(text: str) -> int:
+    """The lessons in the menu."""
+    return text.partition("</nav>")[0].count("<li>")
