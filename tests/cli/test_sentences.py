@@ -21,6 +21,7 @@ from labkit.course import registry as courses
 from labkit.models import weights
 from labkit.models.weights import File, Published
 from tests import interrupts
+from tests.course.site.pages import add_term
 
 TINY = Published("minilm", "someone/tiny", "tiny==1", 10, "tiny",
                  {"config.json": File(2, hashlib.sha256(b"{}").hexdigest())})
@@ -229,6 +230,13 @@ def test_search_by_words_says_that_it_is(labkit):
     done = labkit("search", "zebra")
     assert done.exit_code == 0 and "No passage shares a word with it." in done.stderr
     assert labkit("search", "?").exit_code == 2
+
+
+def test_search_explains_a_term_of_the_glossary_first(labkit, course_dir):
+    add_term(courses.load(course_dir), "bank conflict", "Lanes that wait for one bank.")
+    done = labkit("search", "what is a bank conflict", "--words")
+    assert done.stdout.startswith("bank conflict  Lanes that wait for one bank.") and "Second: The problem" in done.stdout
+    assert "Lanes that wait" not in labkit("search", "bank conflict", "--words", "--json").stdout
 
 
 def test_search_by_meaning_and_what_is_stale(labkit, encoder, course_dir, monkeypatch):
