@@ -235,7 +235,8 @@ def test_search_by_words_says_that_it_is(labkit):
 def test_search_explains_a_term_of_the_glossary_first(labkit, course_dir):
     add_term(courses.load(course_dir), "bank conflict", "Lanes that wait for one bank.")
     done = labkit("search", "what is a bank conflict", "--words")
-    assert done.stdout.startswith("bank conflict  Lanes that wait for one bank.") and "Second: The problem" in done.stdout
+    assert done.stdout.startswith("bank conflict  Lanes that wait for one bank.")
+    assert "Second: The problem" in done.stdout
     assert "Lanes that wait" not in labkit("search", "bank conflict", "--words", "--json").stdout
 
 

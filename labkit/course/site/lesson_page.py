@@ -16,13 +16,13 @@ from pathlib import Path
 from markupsafe import Markup
 from nbconvert.filters.ansi import ansi2html, strip_ansi
 
+from labkit._common.dark_svg import dark
 from labkit.course import colab, notebooks, prose
 from labkit.course.glossary import Glossary, Marker
 from labkit.course.lessons import LessonResult, kept
 from labkit.course.registry import Chapter, Course
 from labkit.course.site import code
 from labkit.course.site.markdown import Markdown, without_empty_heads
-from labkit.measure.plots.svg import dark
 
 HERE, SHIPPED, NONE = "here", "shipped", "none"  # whose results a page shows: this machine's, the course's, no one's
 
