@@ -6,13 +6,21 @@ import re
 
 DARKEST, SPAN, BEND = 0.20, 0.74, 2.0  # of OKLab's lightness; the bend keeps strong colours away from the dark ground
 
+SHADES = {"white": "black", "black": "white", "dark": "light", "light": "dark", "pale": "dim"}  # in keys and captions
+
 
 def dark(text: str) -> str:
     """The SVG with light and dark exchanged: each colour keeps its hue, and what could be told apart still can."""
     text = re.sub(r'\b(fill|stroke|stop-color)="#([0-9a-fA-F]{6})"',
                   lambda match: f'{match[1]}="{_dark_colour(match[2])}"', text)
+    text = re.sub(r">[^<]+<", lambda words: re.sub(r"\b[A-Za-z][a-z]+\b", _shade, words[0]), text)
     text = re.sub(r"<image ", '<image style="filter: invert(1) hue-rotate(180deg)" ', text)
     return re.sub(r"<text(?![^>]* fill=)", f'<text fill="{_dark_colour("000000")}"', text)
+
+
+def _shade(word: re.Match) -> str:
+    other = SHADES.get(word[0].lower(), word[0])
+    return other.capitalize() if word[0][0].isupper() else other
 
 
 @functools.cache

@@ -48,3 +48,8 @@ def test_the_dark_form_has_the_same_shapes_and_words():
     assert all("fill=" in tag for tag in re.findall("<text[^>]*>", text))
     reference = '<use xlink:href="#abcdef" fill="url(#abc123)"/>'
     assert dark(reference) == reference
+
+
+def test_a_caption_names_the_shades_that_are_seen():
+    text = '<text fill="#000000">Row: the token. White: weight 0; dark blue: 1. Lights, Pale</text>'
+    assert ">Row: the token. Black: weight 0; light blue: 1. Lights, Dim<" in dark(text)
