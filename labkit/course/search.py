@@ -236,8 +236,8 @@ def sections_of(hits) -> list[Hit]:
 
 
 def definitions(terms: Iterable[Term], query: str) -> list[Term]:
-    """The terms of the glossary that a query names: of "shared memory" not "memory". While it is typed, those that
-    begin so, too."""
+    """The terms of the glossary that a query asks for: "what is a bank conflict", not "why is my kernel slow". While it
+    is typed, those that begin so, too."""
     asked, small = set(words(query)), " ".join(query.lower().split())
     names = sorted(((set(words(name)), term) for term in terms for name in term.words), key=lambda pair: -len(pair[0]))
     found, covered = {}, set()
@@ -245,6 +245,8 @@ def definitions(terms: Iterable[Term], query: str) -> list[Term]:
         if name <= asked and not name <= covered:
             found[term.name] = term
             covered |= name
+    if not asked - ASKING <= covered:
+        found = {}
     found |= {term.name: term for term in terms if len(small) > 2 and term.name.lower().startswith(small)}
     return list(found.values())
 

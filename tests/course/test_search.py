@@ -293,7 +293,8 @@ def test_the_terms_that_a_question_names(whole):
     assert [term.name for term in search.definitions(terms, "what is a bank conflict?")] == ["bank conflict"]
     assert [term.name for term in search.definitions(terms, "streaming multiprocessors")] == ["multiprocessor"]
     assert "occupancy" in [term.name for term in search.definitions(terms, "occup")]
-    assert search.definitions(terms, "zebra") == []
+    for other in ("zebra", "why is my kernel slow", "a warp that waits"):
+        assert search.definitions(terms, other) == [], other
 
 
 # --- By meaning ------------------------------------------------------------------------------------------------------

@@ -90,7 +90,7 @@
     return [[...best.values()], [...rarities.keys()].sort((a, b) => rarities.get(b) - rarities.get(a))];
   }
 
-  // Terms of the glossary that the query names, or begins to.
+  // Terms of the glossary that the query asks for, or begins to.
   function definitions(query) {
     const asked = new Set(words(query)), small = query.toLowerCase().split(/\s+/).join(" ");
     const found = new Set(), covered = new Set();
@@ -100,6 +100,7 @@
       found.add(term);
       name.forEach(word => covered.add(word));
     }
+    if ([...asked].some(word => !asking.has(word) && !covered.has(word))) found.clear();
     terms.filter(term => small.length > 2 && term.title.toLowerCase().startsWith(small)).forEach(term => found.add(term));
     return [...found].slice(0, 2);
   }
