@@ -55,17 +55,21 @@ def passages(course: Course) -> list[Passage]:
     result = [passage for chapter in chapters for passage in of_lesson(
         chapter, [term for term in terms if term.lesson == chapter.topic], called.get(chapter.topic, {}))]
     result += [passage for entry in course.exercises for passage in of_exercise(entry)]
-    imports = [(chapter.name, chapter.source_text()) for chapter in chapters]
+    lessons: dict[str, str] = {}  # module -> the first lesson that imports it
+    for chapter in chapters:
+        for module in _imported(chapter.source_text()):
+            lessons.setdefault(module, chapter.name)
     for path in sorted((PACKAGE / "kernels").rglob("*.py")):
-        lesson = next((name for name, source in imports if _imports(source, path)), "")
-        result += [replace(passage, lesson=lesson) for passage in of_kernels(path)]
+        module = ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts)
+        result += [replace(passage, lesson=lessons.get(module, "")) for passage in of_kernels(path)]
     return result
 
 
-def _imports(source: str, path: Path) -> bool:
-    """Whether a lesson's code imports this file of labkit."""
-    package = ".".join(path.relative_to(PACKAGE.parent).parent.parts)
-    return bool(re.search(rf"(?m)^from {package}\.{path.stem} import|^from {package} import .*\b{path.stem}\b", source))
+def _imported(source: str) -> Iterator[str]:
+    """The modules of labkit's kernels that a lesson's code may import."""
+    for package, names in re.findall(r"(?m)^from (labkit\.kernels[\w.]*) import (.*)", source):
+        yield package
+        yield from (f"{package}.{name}" for name in re.findall(r"\w+", names))
 
 
 # --- Lessons ---------------------------------------------------------------------------------------------------------

@@ -189,6 +189,12 @@ def whole():
     return courses.load(REPOSITORY)
 
 
+@pytest.fixture(scope="module")
+def found_in(whole):
+    """The passages of the whole course."""
+    return passages.passages(whole)
+
+
 def homes_of(course, question) -> set[tuple[str, int]]:
     """(file, line) of the sections that a question should find."""
     (chapter,) = (chapter for chapter in course.chapters if chapter.topic == question["lesson"])
@@ -208,9 +214,8 @@ def reciprocal_ranks(course, rank) -> dict[str, float]:
     return result
 
 
-def test_questions_find_their_homes_by_words(whole):
-    found = passages.passages(whole)
-    ranks = reciprocal_ranks(whole, lambda asked: search.by_words(found, asked))
+def test_questions_find_their_homes_by_words(whole, found_in):
+    ranks = reciprocal_ranks(whole, lambda asked: search.by_words(found_in, asked))
     assert len(ranks) == len(QUESTIONS) >= 60
     assert np.mean([*ranks.values()]) >= 0.8, sorted(ranks.items(), key=lambda pair: pair[1])[:15]
     first = {asked for asked, rank in ranks.items() if rank == 1}
@@ -218,17 +223,17 @@ def test_questions_find_their_homes_by_words(whole):
 
 
 @pytest.mark.sweep
-def test_questions_find_their_homes_by_meaning_and_words(whole):
+def test_questions_find_their_homes_by_meaning_and_words(whole, found_in):
     """By the vectors of data/search.npz and MiniLM's of the questions."""
-    found, index = passages.passages(whole), search.Index.read(search.index_path(whole))
+    index = search.Index.read(search.index_path(whole))
     if not weights.is_there(search.MODEL):
         pytest.skip("labkit weights minilm")
     from labkit.models.sentences import Encoder
 
     asked = [question["asked"] for question in QUESTIONS]
     vectors = dict(zip(asked, Encoder.from_pretrained(search.MODEL.name).encode(asked), strict=True))
-    ranks = reciprocal_ranks(whole, lambda query: search.by_both(search.by_meaning(found, index, vectors[query]),
-                                                                 search.by_words(found, query)))
+    ranks = reciprocal_ranks(whole, lambda query: search.by_both(search.by_meaning(found_in, index, vectors[query]),
+                                                                 search.by_words(found_in, query)))
     assert np.mean([*ranks.values()]) >= 0.8, sorted(ranks.items(), key=lambda pair: pair[1])[:15]
 
 
@@ -276,15 +281,15 @@ def test_a_kernel_leads_to_the_first_lesson_that_imports_it(course, tmp_path, mo
         assert (found.title, found.page) == ("kernels/softmax/rows.py", "01_second.html")
 
 
-def test_an_exercise_is_found_and_leads_to_its_page(whole):
-    hits = search.by_words(passages.passages(whole), "exercise transpose through shared memory")
+def test_an_exercise_is_found_and_leads_to_its_page(found_in):
+    hits = search.by_words(found_in, "exercise transpose through shared memory")
     (hit,) = (hit for hit in hits[:5] if hit.passage.kind == "exercise")
     assert hit.passage.page == "exercises/transpose_tiled.html"
     assert hit.passage.file.endswith("/transpose_tiled.py") and (REPOSITORY / hit.passage.file).is_file()
 
 
-def test_a_kernel_is_found_by_its_name(whole):
-    hits = search.by_words(passages.passages(whole), "softmax_online")
+def test_a_kernel_is_found_by_its_name(found_in):
+    hits = search.by_words(found_in, "softmax_online")
     assert hits[0].passage.kind == "kernel" and hits[0].passage.title == "softmax_online"
 
 
