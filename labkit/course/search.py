@@ -177,7 +177,8 @@ class Counted:
 
 @functools.lru_cache(4096)
 def counted(passage: Passage) -> Counted:
-    lesson, _, heading = passage.title.rpartition(": ") if passage.heading else ("", "", passage.title)
+    lesson = passage.title.removesuffix(f": {passage.heading}") if passage.heading else ""
+    heading = passage.heading or passage.title
     title, text = words(heading), words(passage.text)
     counts = Counter(words(lesson) + title + text)
     for word in {word for term in passage.terms for word in words(term)}:

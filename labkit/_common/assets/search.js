@@ -27,8 +27,8 @@
   window.labkitPassages = ([common, entries, glossary]) => {
     asking = new Set(common);
     passages = entries.map(([title, where, link, text, heading, named, weight]) => {
-      const cut = heading ? title.lastIndexOf(": ") : -1, lesson = words(cut < 0 ? "" : title.slice(0, cut));
-      const head = words(cut < 0 ? title : title.slice(cut + 2)), body = words(text), counts = new Map();
+      const lesson = words(heading ? title.slice(0, -heading.length) : "");
+      const head = words(heading || title), body = words(text), counts = new Map();
       const add = (word, times) => counts.set(word, (counts.get(word) ?? 0) + times);
       for (const word of [...lesson, ...head, ...body]) add(word, 1);
       for (const word of new Set(named.flatMap(words))) add(word, TERM);
