@@ -283,7 +283,7 @@ def test_a_kernel_leads_to_the_first_lesson_that_imports_it(course, tmp_path, mo
 
 def test_an_exercise_is_found_and_leads_to_its_page(found_in):
     hits = search.by_words(found_in, "exercise transpose through shared memory")
-    (hit,) = (hit for hit in hits[:5] if hit.passage.kind == "exercise")
+    hit = next(hit for hit in hits[:5] if hit.passage.kind == "exercise")
     assert hit.passage.page == "exercises/transpose_tiled.html"
     assert hit.passage.file.endswith("/transpose_tiled.py") and (REPOSITORY / hit.passage.file).is_file()
 
