@@ -97,8 +97,9 @@ def label(notebook, source: str, digest: str) -> None:
 
 
 def cell_lines(source_text: str) -> list[int]:
-    """The line numbers (from 1) of the `# %%` markers: cell n of the notebook starts below the n-th."""
-    return [number for number, line in enumerate(source_text.splitlines(), 1) if re.match(r"# ?%%(\s|$)", line)]
+    """The line numbers (from 1) of the `# %%` markers of code: the notebook's n-th code cell starts below the n-th."""
+    return [number for number, line in enumerate(source_text.splitlines(), 1)
+            if re.match(r"# ?%%(\s|$)", line) and not re.search(r"\[(markdown|md|raw)\]", line)]
 
 
 def read_notebook(path: Path):
