@@ -4,8 +4,8 @@ A question is the last sentence of the markdown directly above a code cell, if i
 with "Predict". All that follows, up to the next heading or the next question, is folded: the outputs of cells, and the
 prose. The code right below the question stays open, and so does the source of a kernel that is shown there.
 
-fold() makes three kinds of cells of that, each with its kind in its metadata, labkit.fold: GUESS, the question and
-room for the reader's guess; RESULT, a code cell; ANSWER, prose in <details>.
+fold() makes three kinds of cells, named in their metadata: GUESS, the question and room for the reader's guess; RESULT,
+a code cell; ANSWER, prose in <details>.
 """
 
 from __future__ import annotations
