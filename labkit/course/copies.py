@@ -55,7 +55,7 @@ def workbook(course: Course, chapter: Chapter) -> list[str]:
         learner_copy = read_notebook(path)
         if path.is_file() and (learner_copy is None or _is_of(learner_copy, workbooks.digest(course, chapter))):
             return []
-        backup, _ = _update(course, path, workbooks.to_notebook(course, chapter))
+        backup, _ = _update(course, path, workbooks.to_notebook(course, chapter, markers=False))
         return _updated(course, path, backup)
 
 
@@ -65,7 +65,7 @@ def learners(course: Course, chapter: Chapter):
     path = chapter.own_workbook
     if not path.is_file():
         if not edited(chapter.workbook):
-            return workbooks.to_notebook(course, chapter)
+            return workbooks.to_notebook(course, chapter, markers=False)
         path = chapter.workbook
     notebook = read_notebook(path)
     if notebook is None:
@@ -126,7 +126,7 @@ def _distribute(course: Course, path: Path, learner_copy, chapters: Iterable[Cha
     not_replaced = []
     for chapter in chapters:
         own = {entry.name for entry in course.exercises_of(chapter)}
-        not_replaced += _update(course, chapter.own_workbook, workbooks.to_notebook(course, chapter),
+        not_replaced += _update(course, chapter.own_workbook, workbooks.to_notebook(course, chapter, markers=False),
                                 [(learner_copy, _is_newer(path, chapter.own_workbook))],
                                 takes=lambda zone, shared, own=own: (shared or zone in own) and zone in only)[1]
     return not_replaced
