@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from labkit._common.files import locked, read_json, write_text
-from labkit.course import notebooks, progress, prose, workbooks
+from labkit.course import notebooks, progress, prose, static_view, workbooks
 from labkit.course.answer_cells import checked_name
 from labkit.course.notebooks import back_up, cell_digest, cells_sha256, edited, read_notebook, write_notebook
 from labkit.course.registry import Chapter, Course, CourseError, shown
@@ -184,10 +184,15 @@ def _stamp(path: Path) -> list[int]:
 
 
 def _edited_lessons(course: Course, chapter: Chapter) -> list:
-    """notebooks/NN_topic.ipynb, under this name or an earlier one, where the learner has worked in it."""
-    return [(notebook, False) for path in sorted((course.root / "notebooks").glob("*.ipynb"))
-            if chapter in course.called(path.stem) and edited(path)
-            and (notebook := read_notebook(path)) is not None]
+    """notebooks/NN_topic.ipynb, under this name or an earlier one, where the learner has worked in it. The outputs that
+    the course ships with it are left out."""
+    found = []
+    for path in sorted((course.root / "notebooks").glob("*.ipynb")):
+        if chapter in course.called(path.stem) and edited(path) and (notebook := read_notebook(path)) is not None:
+            if not static_view.was_run_since(path):
+                notebooks.clear_outputs(notebook)
+            found.append((notebook, False))
+    return found
 
 
 # --- One copy ------------------------------------------------------------------------------------------------------

@@ -22,7 +22,7 @@ _ROOM = "\n\n*Your guess (double-click to write it):* "
 _SENTENCE = re.compile(r"(?<=[.?!])[*_)\"”’]*\s+(?=[A-Z`*_$(\[\d])")
 _BLOCK = re.compile(r"(?m)(?:\A|\n[ \t]*\n|^)(?=[ \t]*(?:[-*+]|\d+\.)[ \t])|\A|\n[ \t]*\n")  # a paragraph or an item
 _NO_TEXT = re.compile(r"\s*(?:#|\||```|\$\$|>|<)")
-_LEAD = re.compile(r"(?:Before you (?:run|look|read|go|open|turn)\b[^:,.?]*(?:, guess)?|Predict): ")
+_LEAD = re.compile(r"(?:Before you (?:run|look|read|go|open|turn)\b[^:,.?]*(?:, (?:guess|write down))?|Predict): ")
 
 
 def fold(notebook) -> None:
@@ -53,13 +53,6 @@ def fold(notebook) -> None:
             cells.append(cell)
     notebook.cells = cells
     name_cells(notebook)
-
-
-def hide_outputs(notebook) -> None:
-    """Collapse the outputs of RESULT cells in Jupyter. A learner's copy has none, and shows those that they ran for."""
-    for cell in notebook.cells:
-        if kind(cell) == RESULT and cell.outputs:
-            cell.metadata["jupyter"] = {**cell.metadata.get("jupyter", {}), "outputs_hidden": True}
 
 
 def kind(cell) -> str:

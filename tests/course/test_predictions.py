@@ -104,12 +104,3 @@ def test_a_comment_in_code_is_no_heading():
     text = "# %% [markdown]\n# Which?\n\n# %%\n1\n\n# %% [markdown]\n# ```\n# # a comment\n# ```\n#\n# The end.\n"
     assert [kind for kind, _ in kinds(text)] == [GUESS, RESULT, ANSWER]
 
-
-def test_outputs_are_collapsed_where_there_are_some():
-    notebook = notebooks.parse(LESSON, "a.py")
-    predictions.fold(notebook)
-    notebook.cells[3].outputs = ["something"]
-    predictions.hide_outputs(notebook)
-    assert [k for k, cell in enumerate(notebook.cells) if "jupyter" in cell.metadata] == [3]
-    assert notebook.cells[3].metadata["jupyter"] == {"outputs_hidden": True}
-

@@ -17,7 +17,7 @@ from markupsafe import Markup
 from nbconvert.filters.ansi import ansi2html, strip_ansi
 from nbconvert.filters.markdown_mistune import IPythonRenderer, MarkdownWithMath
 
-from labkit.course import colab, notebooks, predictions, prose
+from labkit.course import colab, notebooks, predictions, prose, static_view
 from labkit.course.glossary import Glossary, Marker
 from labkit.course.lessons import LessonResult, kept
 from labkit.course.passages import anchor as anchor_of
@@ -122,7 +122,8 @@ def render(course: Course, chapter: Chapter, notebook, glossary: Glossary, resul
             close()
             parts.append(text(cell.source))
         elif cell.cell_type == "code" and cell.source.strip() and cell.get("id") != colab.SETUP:
-            outputs = "".join(_output(output, page, repository) for output in _joined(cell.outputs))
+            outputs = "".join(_output(output, page, repository) for output in _joined(cell.outputs)
+                              if not static_view.is_caption(output))
             outputs = f'<div class="outputs">{outputs}</div>' if outputs else ""
             if fold is not None and not fold.parts and not _is_folded(cell):  # the code to predict from is open
                 parts.append(f'<div class="cell">{_code(cell)}</div>')
@@ -184,8 +185,7 @@ def _output(output: dict, page: Page, repository: str) -> str:
     if kind == "error":
         return f'<pre class="error">{ansi2html(chr(10).join(output["traceback"]))}</pre>'
     data = output.get("data", {})
-    if "text/html" in data:  # an iframe, a page of its own, stays as it is
-        html = data["text/html"]
+    if html := data.get(static_view.PLAYER) or data.get("text/html"):  # an iframe, a page of its own, stays as it is
         if "<iframe" not in html:
             html = _without_empty_heads(code.sources(html, repository))
         return f'<div class="rich">{html}</div>'
