@@ -83,6 +83,8 @@ table([("compute capability", "{}.{}".format(*here.compute_capability)),
 #
 # ## A launch
 #
+# `positions` is a *launcher*: a function that starts the kernel for arrays of any length.
+#
 # With ten elements and blocks of four threads, how many blocks are needed? How many threads are started? How many of
 # them have nothing to do?
 
