@@ -41,7 +41,7 @@ show_source(positions_kernel)
 # The kernel has no loop over the elements. It handles one element, and it is run once for each. Threads are started in
 # groups of equal size, called *blocks*. Three numbers tell a thread which element is its own: the number of its block,
 # `blockIdx.x`, the number of threads in a block, `blockDim.x`, and its own number within the block, `threadIdx.x`. (The
-# `.x` is there because blocks can also be counted along a second and a third axis. Lesson 03 does that.) A kernel
+# `.x` is there because blocks can also be counted along a second and a third axis. Lesson 04 does that.) A kernel
 # returns nothing. It stores its results in arrays that it is given, and `block.size` is the number of elements, as in
 # NumPy.
 #
@@ -129,7 +129,7 @@ show_source(positions)
 
 # %% [markdown]
 # `kernel[grid, block](arguments)`: how many blocks, how many threads in each, and then the arguments as in any call.
-# `blocks_for` divides and rounds up. The third number in the brackets may be left out; lesson 09 needs it. A launch
+# `blocks_for` divides and rounds up. The third number in the brackets may be left out; lesson 13 needs it. A launch
 # does not wait: it goes into a queue, and Python goes on at once. `copy_to_host` waits until the kernel has run.
 #
 # There may be far more blocks than the GPU can run at one time. The rest wait for their turn. Blocks may run in any
@@ -225,7 +225,7 @@ print(f"    called through PyTorch     {cost['torch_us']:6.1f} us")
 print(f"    the GPU alone              {cost['graph_us']:6.1f} us")
 
 # %% [markdown]
-# The last line is what is left when Python takes no part (lesson 09 shows how that is done). So for a small kernel most
+# The last line is what is left when Python takes no part (lesson 13 shows how that is done). So for a small kernel most
 # of the time is the launch. We shall give each launch enough work to make that cost small beside it.
 #
 # ## How this notebook is kept

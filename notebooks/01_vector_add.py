@@ -67,7 +67,7 @@ show_source(elementwise.vector_add_per_thread_kernel)
 # Numba's own name for it is `cuda.grid(1)`; `u32.grid(1)` is the same number as an unsigned 32-bit integer. Numba
 # takes an index for a signed 64-bit number, as in Python, where -1 means the last element, and adds a test for negative
 # values to every access. An unsigned index needs no test. Vectors take the same time either way, as the kernel waits
-# for memory. A matrix product does not (lesson 05).
+# for memory. A matrix product does not (lesson 06).
 #
 # The `if` is the guard. Before you run the next cell: which thread of which block is the first to find no element?
 
@@ -237,7 +237,7 @@ pictures.owners(n=29, block=4, rungs=("per_thread", "grid_stride", "four_loads")
 # The 32 threads of a warp load together, and memory delivers pieces of 32 bytes, eight floats each. So a warp that
 # loads 32 floats in a row gets them in four deliveries, all of which it uses. If thread 0 had the elements 0 to 3 and
 # thread 1 the elements 4 to 7, the work would be shared just as fairly, and each load would need {{ words(16 / 4) }}
-# times the deliveries. Lesson 03 counts them.
+# times the deliveries. Lesson 04 counts them.
 #
 # The kernels of one operation, slowest first, are a *ladder*, and each is a rung. Before you run the ladder: which of
 # the three is the fastest on a GPU, and by how much? In its table *p50* is the median of the runs, and nine runs out of

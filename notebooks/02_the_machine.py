@@ -9,7 +9,8 @@
 # - how a GPU hides the wait for memory, and how many bytes must be on their way at any moment
 # - what occupancy is, when it helps, and when it does not
 # - how blocks run in waves, what happens to values that do not fit into registers, and where data can live
-#
+
+# %% [markdown]
 # ## The problem
 #
 # Lesson 01 ended with a surprise. A loop that many tutorials recommend gained nothing, and four elements a thread in
@@ -34,8 +35,9 @@ print(f"{gpu.registers:,} registers, {gpu.shared_bytes // 1024} KB of shared mem
 # %% [markdown]
 # *SM* is short for *streaming multiprocessor*. A block runs on one SM from its first instruction to its last.
 # *Registers* hold the variables of threads. *Shared memory* is a small, fast memory that the threads of a block can all
-# read and write; here it is only a box in a picture, and lesson 05 uses it.
-#
+# read and write; here it is only a box in a picture, and lesson 06 uses it.
+
+# %% [markdown]
 # ## Warps and schedulers
 #
 # An SM does not run threads one by one. It cuts each block into *warps* of 32 threads: threads 0 to 31 are the first
@@ -96,14 +98,15 @@ pictures.branches(recorded)
 # long as one. By warp, each warp takes one branch, and the time stays the same{{ if warps_unaffected }}.
 #
 # By this rule a guard is nearly free: only the one warp that hangs over the end can split. Divergence costs where
-# neighbouring threads have different work, as in a reduction whose threads drop out one after the other (lesson 12), or
+# neighbouring threads have different work, as in a reduction whose threads drop out one after the other (lesson 15), or
 # under a causal mask (14). The cure is to give the lanes of a warp the same kind of work; the last exercise does that.
 # Very short branches are often compiled without a jump: all lanes execute both sides, and each keeps one result.
-#
+
+# %% [markdown]
 # ## Latency, and how it is hidden
 #
 # A load from memory takes long. The time from the request to the answer is its *latency*, and a single thread can
-# measure it: it follows a chain of addresses, in which each load says where the next one goes. Lesson 12 shows that
+# measure it: it follows a chain of addresses, in which each load says where the next one goes. Lesson 15 shows that
 # kernel; its recorded times are what we need now.
 
 # %%
@@ -183,113 +186,10 @@ pictures.bytes_in_flight(recorded)
 # the top only at {{ top_mb:.1f }} MB. Threads and loads are nearly interchangeable: 512 threads with one load reach
 # {{ flying[512, 1]:.0f }} GB/s, 64 threads with eight {{ flying[64, 8]:.0f }}.
 #
-# You will meet the law again in loads of 16 bytes and in copies that run ahead of the arithmetic (lessons 06 and 07),
+# You will meet the law again in loads of 16 bytes and in copies that run ahead of the arithmetic (lessons 07 and 08),
 # and wherever a kernel has too few blocks to keep the memory busy (26).
-#
-# ## Occupancy
-#
-# *Occupancy* is the number of warps that an SM holds, over the number that it has places for. The warps and blocks that
-# it holds are *resident*. A block comes as a whole or not at all, and four things can run out: places for warps, places
-# for blocks, registers, and shared memory. The scarcest decides.
-#
-# Predict: blocks of 256 threads. With 32 registers{{ example }} a thread, an SM of an H200 holds
-# {{ 65536 // (32 * 256) }} blocks, and all places for warps are taken. How many blocks does it hold at 64
-# registers{{ example }}? And at 33?
-
-# %%
-print("registers  blocks allowed by: threads  blocks  registers  shared   occupancy")
-for registers, shared in ((32, 0), (33, 0), (64, 0), (128, 0), (255, 0), (32, 48 * 1024)):
-    found = occupancy.limits(occupancy.H200, 256, registers, shared)
-    share = occupancy.occupancy(occupancy.H200, 256, registers, shared)
-    print(f"{registers:9}{found['threads']:28}{found['blocks']:8}{found['registers']:11}"
-          f"{found['shared memory']:8}{share:12.0%}")
 
 # %% [markdown]
-# A warp gets its registers in steps of 256, which is 8 for each lane, so 33 registers{{ example }} cost as much
-# as {{ -(-33 // 8) * 8 }}. In the last row each block takes 48 KB of shared memory as well.
-#
-# Is more always better? In Little's law occupancy is one of two factors, the number of threads. The other is what each
-# thread has in flight. Predict: we take resident blocks away from two kernels that read, with one load a thread and
-# with 8, and from two that compute, with one *chain* of multiply-adds, each of which needs the result of the one
-# before, and with four chains. Which of the four rates falls at once, and which stays level for longest?
-
-# %%
-pictures.occupancy(recorded)
-
-# %% [markdown]
-# Occupancy helps where each thread has little in flight: with one load a thread, half the occupancy means little more
-# than half the rate{{ if half_occupancy_half_rate }}. Once the memory or the schedulers are busy, more of it gains
-# nothing. Four chains stay level for longest: on the H200 they reach {{ four_chains:.0% }} of their best rate at an
-# occupancy of {{ 1 / 16:.0% }}, where one chain is at {{ one_chain:.0% }}. That is one warp for each scheduler, and a
-# result takes four clocks. Independent instructions in one thread do the same job as more threads; that is
-# *instruction-level parallelism*. Here is a look ahead, at the matrix products of lesson 06. Before you run it: does
-# the fastest have the highest occupancy?
-
-# %%
-for row in measure.recorded_ladder("matmul", gpu="NVIDIA H200").rungs:
-    taken = row.resources[0]
-    print(f"{row.name:28}{taken['registers']:4} registers, {taken['local_bytes']:5,} bytes "
-          f"spilled, occupancy {taken['occupancy']:4.0%}: {row.timing.p50:6.1f} ms")
-
-# %% [markdown]
-# The slowest has full occupancy, and the fastest has not{{ if slowest_is_full }}. One row has the lowest occupancy of
-# all and is slow for another reason: the bytes in the middle column, which come below.
-#
-# ## Waves and the tail
-#
-# A launch may have many more blocks than fit. The first ones fill the GPU: they are a *wave*. When a block ends, the
-# next one takes its place. If all blocks take equally long, the whole wave ends at one moment.
-
-# %%
-pictures.schedule(blocks=14, places=6)
-
-# %% [markdown]
-# Predict: 132 SMs hold 4 blocks each, and a block takes 10 µs{{ example }}. How long do 528 blocks take? And 529?
-
-# %%
-for blocks in (100, 528, 529, 1056, 5281):
-    waves = -(-blocks // 528)
-    print(f"{blocks:5} blocks: waves {waves:2}, {10 * waves:3} us, "
-          f"{blocks / (waves * 528):4.0%} of the places used")
-
-# %%
-pictures.waves(recorded)
-
-# %% [markdown]
-# The 529th block nearly doubles the time{{ if tail_doubles }}. (Not quite: the launch itself takes some microseconds,
-# once.) What is left for the last wave is called the *tail*. It hurts when there are few waves: after ten of them, one
-# block too many costs a tenth. Blocks of uneven length blur the stairs. There are two remedies: smaller blocks, which
-# end sooner, and a launch of exactly as many blocks as fit, each of which takes one piece of work after another (lesson
-# 07).
-#
-# ## Values that do not fit
-#
-# A thread can have 255 registers{{ hardware }} at most. If more values are alive at one time, the compiler stores some
-# of them in memory and loads them again when they are needed. They are *spilled*, to *local memory*. The name says who
-# may use it, one thread, and not where it is: it lies in the GPU's memory, behind the caches, like everything else.
-#
-# A lower limit can be set, by `@cuda.jit(max_registers=32)` or by `launch_bounds`, so that more warps fit. This kernel
-# has 64 values in each thread, and every round needs all of them.
-
-# %%
-show_source(kernels.make_many_values_kernel(32))
-
-# %% [markdown]
-# Compiled for an H200, by ptxas of CUDA 13.0, it takes 70 registers{{ compiled }}. Held to 32, it keeps 264 bytes of
-# each thread in local memory. With 32 the occupancy is {{ 65536 // (32 * 32) / 64:.0% }}, with 70 it is less than half
-# of that{{ if below_half }}. Predict which one is faster.
-
-# %%
-pictures.spills(recorded)
-
-# %% [markdown]
-# On the H200, with 32 registers{{ example }}, the kernel takes {{ spilling_slowdown:.0f }} times as long. Its 64 values
-# are independent, so a few warps are enough{{ if few_warps_suffice }} to keep the schedulers busy, and there is nothing
-# for a higher occupancy to hide. Each spilled value costs a store and a load in each round. 2,048 threads spill
-# {{ spilled_kb }} KB in an SM, twice{{ if near(spilled_over_l1, 2) }} its L1 cache. In all some {{ spilled / 1e9:.0f }}
-# GB move, at {{ spilled_tbs }} TB/s, about what L2 delivers{{ if as_l2_delivers }} in the last figure. The kernel with
-# 255 registers{{ if spills }} in the table above spills because its threads need more than there can be.
-#
 # ## The memories in one picture
 #
 # Registers belong to a thread, shared memory to a block. Each SM has an *L1 cache*, which divides 256 KB with the
@@ -310,8 +210,9 @@ print(f"L2 cache {'':23}{l2:3} MB, as its driver reports it")
 # From step to step outwards, a memory is slower, and mostly larger. The registers are the exception: the fastest of
 # all, and larger than the shared memory. All registers of an H200 together are more than half as large as its L2
 # cache{{ if registers_above_half_of_l2 }}, so a lot of data can stay in them. And since every step outward costs
-# bandwidth, a number that was loaded once should be used often. Lesson 05 turns that into a kernel.
-#
+# bandwidth, a number that was loaded once should be used often. Lesson 06 turns that into a kernel.
+
+# %% [markdown]
 # ## What I learned
 #
 # - A warp takes both sides of a branch if its lanes disagree. What matters is which threads are neighbours.
@@ -319,7 +220,8 @@ print(f"L2 cache {'':23}{l2:3} MB, as its driver reports it")
 # - Occupancy is a means. Once enough is in flight, more of it gains nothing.
 # - Count the blocks of the last wave before wondering about the time.
 # - Spilled values are memory traffic that the source does not show.
-#
+
+# %% [markdown]
 # ## Resources
 #
 # - [CUDA C++ Programming Guide: SIMT
@@ -329,7 +231,8 @@ print(f"L2 cache {'':23}{l2:3} MB, as its driver reports it")
 # - [V. Volkov: Understanding Latency Hiding on GPUs
 #   (2016)](https://www2.eecs.berkeley.edu/Pubs/TechRpts/2016/EECS-2016-143.html)
 # - [J. D. C. Little: A Proof for the Queuing Formula L = λW (1961)](https://doi.org/10.1287/opre.9.3.383)
-#
+
+# %% [markdown]
 # ## Try it
 #
 # - `pictures.split([lane < 20 for lane in range(32)])`: which lanes are masked in the second half?

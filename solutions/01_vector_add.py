@@ -85,7 +85,7 @@ check("predict_every_second", idle=idle, deliveries=deliveries, bytes_used=bytes
 
 # %% [markdown]
 # Now observe. The first warp's threads write down which element of `x` they load, once with a step of one and once with
-# a step of two. The picture says *sector* for a piece of 32 bytes, as lesson 03 will.
+# a step of two. The picture says *sector* for a piece of 32 bytes, as lesson 04 will.
 
 
 # %%
@@ -151,7 +151,7 @@ check("scale_grid_stride", scale_grid_stride)
 #
 # $T$ is the number of threads in the whole grid, `cuda.gridsize(1)`, and `out` has one element for each of them, so
 # every thread has a place to write to. Some may have no element of `x`; their sum is 0. This is the first half of a sum
-# of millions of numbers; lesson 12 writes the second.
+# of millions of numbers; lesson 15 writes the second.
 #
 # `np.float32(0)` starts the total as float32. A plain `0.0` would be a float64, and slow on many GPUs.
 

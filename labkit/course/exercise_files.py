@@ -1,6 +1,6 @@
 """The files of the exercises, read as text and without Numba: what they ask, the answers, the source of a notebook.
 
-labkit/course/exercises/ch04_broadcast/add_row.py is one exercise, from its title to the mistakes that its check knows;
+labkit/course/exercises/broadcast/add_row.py is one exercise, from its title to the mistakes that its check knows;
 __init__.py beside it has what the lesson's exercises share. course.toml lists the names in their order.
 A teacher's own exercises: LABKIT_EXERCISES names a directory (or several, as in PATH) with such folders.
 """
@@ -113,7 +113,7 @@ def folders(own: bool = True) -> list[Path]:
     for folder in filter(None, os.environ.get("LABKIT_EXERCISES", "").split(os.pathsep)):
         if not os.path.isdir(folder):
             raise UserError(f"LABKIT_EXERCISES names {folder!r}; it must name a directory with folders such as "
-                            f"ch04_broadcast, or several, with {os.pathsep!r} between them")
+                            f"broadcast, or several, with {os.pathsep!r} between them")
         found.append(Path(folder).resolve())
     return found
 
@@ -122,7 +122,7 @@ def by_name(own: bool = True) -> dict[str, Path]:
     """Exercise -> its file, in the order of the chapters. own=False: only those that LABKIT_EXERCISES names."""
     found: dict[str, Path] = {}
     for folder in folders(own):
-        for path in sorted(folder.glob("ch[0-9][0-9]_*/[a-z]*.py")):
+        for path in sorted(folder.glob("*/[a-z]*.py")):
             if path.stem in found:
                 raise UserError(f"two exercises are named {path.stem!r}: {paths.shown(found[path.stem])} and "
                                 f"{paths.shown(path)}")

@@ -121,7 +121,7 @@ def report(metric: str) -> float:
 
 
 def block_bytes(tokens: int, fused: bool = True) -> int:
-    """Return what the launches of a GPT-2 block read and write, as lesson 19 counts it."""
+    """Return what the launches of a GPT-2 block read and write, as lesson 26 counts it."""
     from labkit.models.gpt2_block import GPT2_SMALL, traffic
 
     return sum(traffic(GPT2_SMALL, tokens, fused=fused).values())

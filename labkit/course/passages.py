@@ -27,7 +27,7 @@ class Passage:
     text: str
     file: str  # from the repository's root on
     line: int
-    lesson: str = ""  # "08_where_time_goes"; "" for a kernel
+    lesson: str = ""  # "11_where_time_goes"; "" for a kernel
     anchor: str = ""  # of the section on the lesson's page; "" for its beginning
 
     @property

@@ -193,7 +193,7 @@ def not_listed(path: Path) -> str:
 
 
 def shown(owner: Course | Chapter, path: Path) -> str:
-    """A path of the course as its learner reads it: from the course's folder on, "work/exercises/05_matmul.ipynb", and
+    """A path of the course as its learner reads it: from the course's folder on, "work/exercises/06_matmul.ipynb", and
     absolute outside of that."""
     return paths.shown(path, owner.root)
 
@@ -214,7 +214,7 @@ def load(root: Path | None = None) -> Course:
 
     if "exercise" in data:
         raise CourseError("course.toml: an [[exercise]] table. An exercise is a file of its own now, such as "
-                          "labkit/course/exercises/ch04_broadcast/add_row.py, and its chapter lists its name: "
+                          "labkit/course/exercises/broadcast/add_row.py, and its chapter lists its name: "
                           'exercises = ["add_row"]')
     unknown = data.keys() - {"course", "chapter"}
     if unknown:
@@ -307,7 +307,7 @@ def _exercises(tables: list[dict], chapters: tuple[Chapter, ...]) -> tuple[Entry
             if name in known:
                 raise CourseError(f"{where} is listed twice")
             if name not in files:
-                raise CourseError(f"{where} has no file: write labkit/course/exercises/ch{chapter.name}/{name}.py, or "
+                raise CourseError(f"{where} has no file: write labkit/course/exercises/{chapter.topic}/{name}.py, or "
                                   "let LABKIT_EXERCISES name the directory in which it lies")
             entry = Entry(name, chapter, exercise_files.read(files[name]))
             for need in entry.needs:

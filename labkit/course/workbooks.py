@@ -219,9 +219,9 @@ def misplaced(course: Course) -> list[str]:
     for name, path in exercise_files.by_name(own=course.root == paths.REPOSITORY).items():
         if name not in listed:
             problems.append(not_listed(path))
-        elif course.root == paths.REPOSITORY and path.parent.name != f"ch{listed[name].chapter.name}":
+        elif course.root == paths.REPOSITORY and path.parent.name != listed[name].chapter.topic:
             problems.append(f"{paths.shown(path)}: course.toml lists it in the chapter {listed[name].chapter.name}, so "
-                            f"it belongs in the folder ch{listed[name].chapter.name}")
+                            f"it belongs in the folder {listed[name].chapter.topic}")
     return problems
 
 

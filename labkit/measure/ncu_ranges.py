@@ -3,7 +3,7 @@
     python -m labkit.measure.ncu_ranges       takes the trace and writes it (needs a GPU, ncu, and nvtx or PyTorch)
     table()                                   the recorded one
 
-The program that ncu watches is `workload`: the small product of lesson 08, then two softmaxes, in ranges that nest.
+The program that ncu watches is `workload`: the small product of lesson 11, then two softmaxes, in ranges that nest.
 """
 
 from __future__ import annotations

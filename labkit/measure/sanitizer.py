@@ -5,7 +5,7 @@
 
 Needs a GPU and compute-sanitizer. Writes <gpu>.json, what each tool found for each operation, and <gpu>.log, the tools'
 own words. Each operation runs in a process of its own at its awkward sizes, its results checked as everywhere. Two
-controls show that the tools find what they should: a kernel without its guard for memcheck, and lesson 12's block
+controls show that the tools find what they should: a kernel without its guard for memcheck, and lesson 15's block
 reduction without its last barrier for racecheck, which is also launched many times without a tool.
 """
 
@@ -30,7 +30,7 @@ from labkit._common.files import read_json, write_text
 TOOLS = ("memcheck", "racecheck")
 RECORDED = paths.MEASUREMENTS / "sanitizer"
 CONTROLS = {"no guard": "memcheck", "no last barrier": "racecheck"}
-ROWS, COLUMNS, LAUNCHES = 264, 1000, 200  # of lesson 12's race
+ROWS, COLUMNS, LAUNCHES = 264, 1000, 200  # of lesson 15's race
 TIMEOUT_S = 240
 LOG_LINES = 60  # of one tool on one operation
 
@@ -153,7 +153,7 @@ def _kept_log(path: Path) -> dict[str, str]:
 
 
 def recorded_race(gpu: str = "nvidia-h200") -> str:
-    """What lesson 12's race did on a GPU without a tool, and under racecheck, in two lines."""
+    """What lesson 15's race did on a GPU without a tool, and under racecheck, in two lines."""
     recording = recordings.read(RECORDED / f"{gpu}.json")
     alone, watched = (recording["controls"][name] for name in ("no last barrier, no tool", "no last barrier"))
     return (f"{recording['machine']['device']}, {recording['machine']['date']}\n"

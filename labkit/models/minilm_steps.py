@@ -20,8 +20,7 @@ from labkit.kernels.attention.sentences_unfused import attention_sentences_three
 from labkit.kernels.attention.whole_matrix import attention_sentences_whole_matrix
 from labkit.kernels.embedding_sum import embedding_sum
 from labkit.kernels.linear import layers
-from labkit.kernels.norm.half import add_layernorm_half_warp, layernorm_half_warp
-from labkit.kernels.norm.half_block import layernorm_half_block
+from labkit.kernels.norm.half import add_layernorm_half_warp, layernorm_half_block, layernorm_half_warp
 from labkit.models.configs import PARTS
 from labkit.models.minilm import HALF, Config, Kernels, Shape, attention_of_one_product, linear_half
 
@@ -154,7 +153,7 @@ STEPS = (
     Step("tiled attention", "attention as one launch: scores and weights stay in registers", HALF, "padded"),
     Step("packed", "no padding at all: sentences end to end", HALF, "packed"),
 )  # fmt: skip
-# Before the first step: all linear layers by the plain kernels of lesson 05. The last one is that step.
+# Before the first step: all linear layers by the plain kernels of lesson 06. The last one is that step.
 PRODUCTS = {"naive": replace(SIMPLE, linear=then_gelu(layers.linear_naive)),
             "tiled": replace(SIMPLE, linear=then_gelu(layers.linear_tiled)), "tensor cores": SIMPLE}
 # What the step "scores in registers" is to "float16 accumulators": the same with float32 ones.

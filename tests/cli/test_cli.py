@@ -677,7 +677,7 @@ def test_build_check_looks_at_the_exercises(exercised):
     assert "exercises/00_first.ipynb was edited by hand" in problems()
     done = exercised("build", "--exercises")
     assert "your edited 00_first.ipynb is kept as .labkit/backups/exercises/00_first-" in done.output
-    path = exercised.root / "own" / "ch00_first" / "count_blocks.py"
+    path = exercised.root / "own" / "first" / "count_blocks.py"
     path.write_text(path.read_text().replace('"Round up."', '""'))
     done = exercised("build", "--check")
     assert done.exit_code == 2 and "count_blocks.py: HINTS must be a tuple of three texts" in done.output
@@ -692,7 +692,7 @@ def test_build_names_an_exercise_that_no_chapter_lists(exercised):
 
 
 def test_build_check_of_one_lesson_names_its_problems_once(exercised):
-    toml, folder = exercised.root / "course.toml", exercised.root / "own" / "ch00_first"
+    toml, folder = exercised.root / "course.toml", exercised.root / "own" / "first"
     (folder / "last.py").write_text((folder / "count_blocks.py").read_text().replace("EXERCISE", "EXAMPLE")
                                     .replace("count_blocks", "last"))
     toml.write_text(toml.read_text().replace('"scale_again"', '"scale_again", "last"'))

@@ -66,7 +66,7 @@ def write_course(root, **chapters):
         text += f'[[chapter]]\nname = "{name}"\ntitle = "T {name}"\nsummary = "s"\nformerly = {formerly!r}\n'
         text += f"exercises = {list(names)!r}\n"
         (root / "notebooks" / f"{name}.py").write_text(f"# %% [markdown]\n# # {name[3:]}\n\n# %%\n1 + 1\n\n# %%\n2\n")
-        folder = root / "own" / f"ch{name}"
+        folder = root / "own" / name[3:]
         folder.mkdir(parents=True)
         (folder / "__init__.py").write_text('"""Exercises"""\n\nFIRST_CELL = "from labkit import check"\n')
         for each in names:

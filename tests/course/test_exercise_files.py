@@ -69,8 +69,8 @@ def test_a_check_is_called_with_the_answer_or_with_the_numbers_that_are_predicte
 
 
 def test_two_exercises_of_one_name_are_refused(folder):
-    (folder.parent / "ch01_second").mkdir()
-    (folder.parent / "ch01_second" / "count_blocks.py").write_text((folder / "count_blocks.py").read_text())
+    (folder.parent / "second").mkdir()
+    (folder.parent / "second" / "count_blocks.py").write_text((folder / "count_blocks.py").read_text())
     with pytest.raises(UserError, match="two exercises are named 'count_blocks'"):
         exercise_files.by_name()
 

@@ -154,7 +154,7 @@ for entry in course.exercises[int(sys.argv[2])::4]:
 
 
 def test_what_several_processes_report_at_once_is_all_kept(course):
-    toml, folder = course.root / "course.toml", course.root / "own" / "ch00_first"
+    toml, folder = course.root / "course.toml", course.root / "own" / "first"
     more = [f"more_{n}" for n in range(40)]
     for name in more:
         shutil.copy(folder / "idle_threads.py", folder / f"{name}.py")

@@ -78,7 +78,7 @@ def test_another_recording_changes_the_sentences_and_contradicts_others(course, 
     chapter = course.chapters[1]
     assert "from Python about fourteen times that, the trip three times as much again" in prose.rendered(chapter)
     (found,) = prose.problems_of_lesson(course.chapters[9])
-    assert found.startswith("notebooks/09_graphs_and_streams.py, line ") and "this is no longer so" in found
+    assert found.startswith("notebooks/13_graphs_and_streams.py, line ") and "this is no longer so" in found
     assert "add more than half of that {{ if checks_add_half }}" in found
 
 
@@ -180,7 +180,7 @@ def test_a_typed_number_needs_a_mark(text):
 
 
 @pytest.mark.parametrize("text", [
-    "in 256 threads of 8 blocks", "lesson 06 and Llama 3.2", "ptxas 13.0", "`float32(0.0)` and `--factor 0.5`",
+    "in 256 threads of 8 blocks", "lesson 07 and Llama 3.2", "ptxas 13.0", "`float32(0.0)` and `--factor 0.5`",
     "three loops, ten times", "at 2^28 elements", "$0.5$ and $$7 us$$", "[here](https://a.b/9.5)", "\n#\n# | 7 us |\n#",
     "{{ 7 }} us", "2.5 ms{{ quoted }}, 7 and 8 ms{{ compiled }}", "below 4 ms{{ if 1 < 2 }}", "2% to 4%{{ example }}",
 ])

@@ -31,7 +31,7 @@ def make_small(tmp_path, monkeypatch):
 
 def change(small, name: str, old: str, new: str):
     """Change a file of the chapter's exercises. Return the course as it is then."""
-    path = small.root / "own" / "ch00_first" / f"{name}.py"
+    path = small.root / "own" / "first" / f"{name}.py"
     text = path.read_text()
     assert old in text
     path.write_text(text.replace(old, new, 1))
@@ -120,7 +120,7 @@ def test_a_learners_cell_without_an_answer_is_refused(small):
     ("BEGIN", "END SOLUTION without BEGIN SOLUTION"), ("END", "BEGIN SOLUTION without END SOLUTION")])
 def test_a_missing_marker_is_named_with_the_file_of_its_exercise(small, marker, message):
     small = change(small, "count_blocks", f"    ### {marker} SOLUTION\n", "")
-    with pytest.raises(UserError, match=rf"ch00_first/count_blocks.py: {message}"):
+    with pytest.raises(UserError, match=rf"first/count_blocks.py: {message}"):
         workbook.to_notebook(small, small.chapters[0])
 
 
@@ -222,7 +222,7 @@ def test_a_kernel_that_a_solution_imports_is_looked_at_again_when_it_changes(sma
 
 def test_a_step_that_was_forgotten_is_named(small):
     assert workbook.unmatched(small) == []
-    toml, folder = small.root / "course.toml", small.root / "own" / "ch00_first"
+    toml, folder = small.root / "course.toml", small.root / "own" / "first"
     (folder / "later.py").write_text((folder / "idle_threads.py").read_text())
     toml.write_text(toml.read_text().replace('"scale_again"', '"scale_again", "later"'))
     (problem,) = workbook.unmatched(course.load(small.root))
@@ -243,7 +243,7 @@ def test_a_step_that_was_forgotten_is_named(small):
     with pytest.raises(CourseError, match=re.escape(problem)):
         unlisted.exercise("count_blocks")
     toml.write_text(toml.read_text().replace('"scale_vector", ', '"scale_vector", "count_rows", '))
-    with pytest.raises(CourseError, match="exercise 'count_rows' has no file: write labkit/course/exercises/ch00_first/"
+    with pytest.raises(CourseError, match="exercise 'count_rows' has no file: write labkit/course/exercises/first/"
                                           "count_rows.py, or let LABKIT_EXERCISES name"):
         course.load(small.root)
     toml.write_text(toml.read_text().replace('"count_rows"', '"count_blocks"'))
@@ -265,14 +265,14 @@ def test_an_answer_that_has_not_the_name_of_its_file_is_refused(small):
     ("EXERCISE = ", "EXERCISE = nothing", r"NameError: name 'nothing\w+' is not defined"),
 ])
 def test_a_file_that_cannot_be_imported_is_named(small, old, new, message):
-    toml, folder = small.root / "course.toml", small.root / "own" / "ch00_first"
+    toml, folder = small.root / "course.toml", small.root / "own" / "first"
     text = (folder / "count_blocks.py").read_text().replace("count_blocks", "last")  # a new one: not imported before
     assert old in text
     (folder / "last.py").write_text(text.replace(old, new))
     toml.write_text(toml.read_text().replace('"scale_again"', '"scale_again", "last"'))
     small = course.load(small.root)
     (problem,) = workbook.unmatched(small)
-    assert re.search(rf"ch00_first/last.py, line \d+ cannot be imported: {message}", problem)
+    assert re.search(rf"first/last.py, line \d+ cannot be imported: {message}", problem)
     assert workbook.stale(small) == [problem]
 
 
@@ -352,7 +352,7 @@ def test_reset_puts_back_cells_that_were_deleted(small):
         ('"idle_threads"', '"Idle"', "'exercises' must be a list of names such as scale_vector"),
         ('"idle_threads"', '"count_blocks"', "exercise 'count_blocks' is listed twice"),
         ("[[chapter]]", '[[exercise]]\nname = "one"\n\n[[chapter]]',
-         r"an \[\[exercise\]\] table. An exercise is a file of its own now, such as labkit/course/exercises/ch04"),
+         r"an \[\[exercise\]\] table. An exercise is a file of its own now, such as labkit/course/exercises/broadcast"),
     ],
 )
 def test_the_registry_is_checked(small, old, new, message):

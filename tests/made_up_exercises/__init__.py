@@ -8,8 +8,8 @@ HERE = Path(__file__).parent
 
 def copy_to(root: Path, monkeypatch) -> Path:
     """Write the course to `root`, and let LABKIT_EXERCISES name its exercises. Return the folder of the chapter's."""
-    folder = root / "own" / "ch00_first"
-    shutil.copytree(HERE / "ch00_first", folder, ignore=shutil.ignore_patterns("__pycache__"))
+    folder = root / "own" / "first"
+    shutil.copytree(HERE / "first", folder, ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(HERE / "course.toml", root)
     monkeypatch.setenv("LABKIT_EXERCISES", str(folder.parent))
     return folder

@@ -1,6 +1,5 @@
 """observe(...).play(): what a recording has of each step, both sides of each fault, and the page that holds it all."""
 
-import inspect
 import json
 import os
 import re
@@ -18,14 +17,9 @@ from labkit.simt.observer import player, recorder
 from labkit.simt.observer.recorder import BARRIER, COLLECTIVE, MEMORY, STATEMENT, Recording
 from labkit.simt.observer.report import Report
 from labkit.simt.observer.trace import Stream, encoded
+from tests.simt.helpers import lines_of
 
 pytestmark = pytest.mark.cpu_device
-
-
-def lines_of(kernel, *marks):
-    source, first = inspect.getsourcelines(kernel.py_func)
-    found = {m: first + k for k, text in enumerate(source) for m in marks if text.rstrip().endswith(f"# {m}")}
-    return [found[m] for m in marks]
 
 
 def counting(*shape):

@@ -1,6 +1,6 @@
 """The exercises as data: the task, inputs, tolerance and known wrong answers.
 
-labkit/course/exercises/ch04_broadcast/add_row.py is one exercise, whole: its text, the learner's cell with the answer,
+labkit/course/exercises/broadcast/add_row.py is one exercise, whole: its text, the learner's cell with the answer,
 and below # %% [check] its EXERCISE; labkit.course.check checks answers by it. A wrong answer that differs from the
 right one by a few lines is stated as an Edit of it. What a lesson's exercises share is in __init__.py beside them, and
 what most exercises need can be imported from here.

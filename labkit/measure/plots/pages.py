@@ -1,4 +1,4 @@
-"""The figures of lessons 33 and 34, in the course's style.
+"""The figures of lessons 39 and 40, in the course's style.
 
     page_table(blocks, sequences)    a block manager's state: each sequence's row of the table, and who holds which page
 """

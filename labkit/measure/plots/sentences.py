@@ -1,4 +1,4 @@
-"""The figures of lessons 23 and 24, in the course's style.
+"""The figures of lessons 30 and 31, in the course's style.
 
     cosines(texts, embeddings)     how near each sentence is to each other one
 """

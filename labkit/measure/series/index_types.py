@@ -1,5 +1,5 @@
 """What 32-bit index arithmetic is worth: the first kernel of every ladder, compiled by the course's rule and with the
-types that Numba gives. The series of lesson 05."""
+types that Numba gives. The series of lesson 06."""
 
 from __future__ import annotations
 

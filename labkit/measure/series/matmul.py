@@ -1,4 +1,4 @@
-"""The matrix product over sizes. The series of lesson 06."""
+"""The matrix product over sizes. The series of lesson 07."""
 
 from __future__ import annotations
 

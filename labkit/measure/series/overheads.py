@@ -1,4 +1,4 @@
-"""What a program pays besides its kernels: starting up, copying, launching. The series of lesson 08.
+"""What a program pays besides its kernels: starting up, copying, launching. The series of lesson 11.
 
     cold_start()       a small product in a fresh process, three times over, as ranges
     launch_overhead()  one launch of a tiny kernel

@@ -1,4 +1,4 @@
-"""What lessons 12 and 14 quote beside the ladders: latencies, softmax on one core, masked softmax over sizes.
+"""What lessons 15 and 20 quote beside the ladders: latencies, softmax on one core, masked softmax over sizes.
 
 labkit.measure.bench takes these on a GPU and records them; the lessons take them at small sizes wherever they run.
 """

@@ -1,4 +1,4 @@
-"""Copies that run beside kernels. The series of lesson 09.
+"""Copies that run beside kernels. The series of lesson 13.
 
     in_chunks(...)      an array copied to the device, computed on and copied back, in parts, on several streams
     schedule(...)       when each part is copied and computed if copies there, kernels and copies back do not wait for

@@ -19,6 +19,8 @@ from pathlib import PurePath
 
 import numpy as np
 
+from labkit.simt.errors import coordinates, short_position
+
 MOST_CELLS = 16_384  # of an array that are shown
 ALL_CELLS = 4_096  # an array up to this size is shown whole; of a larger one, what the launch touches
 KINDS = ("load", "store", "atomic", "outside")
@@ -177,11 +179,10 @@ class _Encoder:
                     last[array_id] = stream.runs(elements, last.get(array_id, 0))
                     columns.setdefault(array_id, []).extend(value for _, value in pairs)
             warp, round_, masks[step.warp], lines[step.warp] = step.warp, step.round, step.mask, row
-        gx, gy, _ = self.recording.grid
-        b = trace.block
-        label = self.recording.short((b % gx, b // gx % gy, b // (gx * gy)), self.recording.grid)
+        grid = self.recording.grid
+        label = short_position(coordinates(trace.block, grid), grid)
         return {
-            "number": b, "label": label, "steps": len(trace.steps), "stream": _base64(stream.bytes),
+            "number": trace.block, "label": label, "steps": len(trace.steps), "stream": _base64(stream.bytes),
             "values": {str(k): self._values(k, values) for k, values in columns.items()},
             "changed": {str(self.array_ids[name]): self._changed(name, *delta) for name, delta in trace.changed.items()
                         if name in self.array_ids},

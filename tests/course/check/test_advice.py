@@ -19,10 +19,10 @@ from labkit.course.check.diagnose.patterns import pattern
 from labkit.course.check.draw import Case
 from labkit.course.check.run import run_answer
 from labkit.course.exercises import FunctionExercise, demands
-from labkit.course.exercises.ch02_the_machine.two_polynomials import _together
-from labkit.course.exercises.ch07_tensor_cores.swizzled_transpose import _no_conflicts
-from labkit.course.exercises.ch09_graphs_and_streams.fused_tail import _each_array_once
-from labkit.course.exercises.ch09_graphs_and_streams.run_steps import _replays_a_graph
+from labkit.course.exercises.graphs_and_streams.fused_tail import _each_array_once
+from labkit.course.exercises.graphs_and_streams.run_steps import _replays_a_graph
+from labkit.course.exercises.tensor_cores.swizzled_transpose import _no_conflicts
+from labkit.course.exercises.the_machine.two_polynomials import _together
 from labkit.simt.observer.report import KernelFinding
 
 pytestmark = pytest.mark.cpu_device

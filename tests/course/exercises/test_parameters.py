@@ -67,9 +67,9 @@ EXERCISE = replace(find("saxpy"), name="ignores_x", reference=lambda a, x, y: 2.
 
 
 def test_build_check_refuses_it_in_a_teachers_own_registry_too(tmp_path, monkeypatch):
-    (tmp_path / "ch01_mine").mkdir()
-    (tmp_path / "ch01_mine" / "__init__.py").write_text('FIRST_CELL = "from labkit import check"\n')
-    (tmp_path / "ch01_mine" / "ignores_x.py").write_text(TEACHERS)
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "__init__.py").write_text('FIRST_CELL = "from labkit import check"\n')
+    (tmp_path / "mine" / "ignores_x.py").write_text(TEACHERS)
     monkeypatch.setenv("LABKIT_EXERCISES", str(tmp_path))
     course = registry.load()
     found = workbooks.faults(course, course.pick(["01"]))

@@ -38,9 +38,9 @@ FUNCTIONS = {
     "NumPy's comparisons are patched": "import numpy as np\nnp.allclose = lambda *a, **k: True\n"
                                        "np.array_equal = np.isclose = np.allclose\n" + WRONG,
     "the differences are patched": "import labkit.kernels.agree as g\ng.differences = lambda *a: None\n" + WRONG,
-    "the reference is imported": "from labkit.course.exercises.ch00_start_here.blocks_needed import EXERCISE\n"
+    "the reference is imported": "from labkit.course.exercises.start_here.blocks_needed import EXERCISE\n"
                                  "blocks_needed = EXERCISE.reference\n",
-    "the answer is imported": "from labkit.course.exercises.ch00_start_here.blocks_needed import blocks_needed\n",
+    "the answer is imported": "from labkit.course.exercises.start_here.blocks_needed import blocks_needed\n",
     "the reference is found in the frames": body(
         "import sys", "f = sys._getframe()", "while f:",
         "    for v in list(f.f_locals.values()) + list(f.f_globals.values()):",
@@ -155,9 +155,9 @@ KERNELS = {
     "a file of arrays": "import numpy as np\nA = np.load('/tmp/a.npy')\n" + UNGUARDED.replace("True", "A[0] > 0"),
     "a name that two imports give": "import numpy as np\nA = np.fromfile('/etc/passwd')\nimport math as np\n"
                                     + UNGUARDED.replace("True", "A[0] > 0"),
-    "the exercise is imported": "from labkit.course.exercises.ch01_vector_add.saxpy import EXERCISE\n"
+    "the exercise is imported": "from labkit.course.exercises.vector_add.saxpy import EXERCISE\n"
                                 + UNGUARDED.replace("True", "EXERCISE is not None"),
-    "the answer is imported": "from labkit.course.exercises.ch01_vector_add.saxpy import saxpy",
+    "the answer is imported": "from labkit.course.exercises.vector_add.saxpy import saxpy",
     "a kernel of the library": "from labkit.kernels.residual_add import residual_add_per_thread_kernel as saxpy",
     "a comprehension that runs": "A = [print(k) for k in range(3)]\n" + UNGUARDED.replace("True", "len(A) > 0"),
     "a constant that takes all memory": "A = (1,) * 10**10\n" + UNGUARDED.replace("True", "len(A) > 0"),

@@ -116,7 +116,7 @@ def test_a_student_is_no_pair_with_themselves():
 def test_the_pairs_of_a_class_are_found_in_its_notebooks(tmp_path):
     for student, source in (("ada", ANSWERS["flat shared memory"]), ("bob", ANSWERS["one array with two halves"]),
                             ("eve", renamed(ANSWERS["flat shared memory"]))):
-        hand_in(tmp_path / "class" / student / "05_matmul.ipynb", FIRST, source, 'check("gram", gram)')
+        hand_in(tmp_path / "class" / student / "06_matmul.ipynb", FIRST, source, 'check("gram", gram)')
     collected = collect(tmp_path / "class")
     pairs = pairs_of_class(COURSE, collected, plan(COURSE, collected, b"a secret of the tests"))
     assert [(pair.exercise, pair.one.student, pair.other.student) for pair in pairs] == [("gram", "ada", "eve")]

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 
 from labkit import cuda, observe
-from labkit.device import compiling
 from labkit.kernels.agree import agree
 from labkit.kernels.arguments import blocks_for
 from labkit.kernels.matmul.float32 import (
@@ -20,6 +19,8 @@ from labkit.kernels.matmul.float32 import (
 from labkit.kernels.matmul.float32_tiles import RING
 from labkit.kernels.op import rung, uniform
 from labkit.kernels.ops.matmul import MATMUL
+from tests.compiled import ptx_of
+from tests.launching import ones
 
 every_rung = pytest.mark.parametrize("launch", MATMUL.rungs, ids=lambda launch: launch.__name__)
 
@@ -123,21 +124,13 @@ def test_ladder_goes_by_one_change():
 
 def test_fused_and_unrolled():
     """The fastest kernel has its 16 steps written out: 64 fused multiply-adds and 4 loads each."""
-    types = pytest.importorskip("numba").types
-    matrix = types.Array(types.float32, 2, "C")
-    try:
-        text = compiling.ptx(matmul_pipelined.kernel[0], types.void(matrix, matrix, matrix))
-    except compiling.NoCompiler as error:
-        pytest.skip(str(error))
+    text = ptx_of(matmul_pipelined.kernel[0], *["float32 2"] * 3)
     assert text.count("fma.rn.f32") == 1024
     assert text.count("ld.shared.v4.f32") == 4 * 17
     assert ".local" not in text
 
 
 def test_errors_name_the_argument():
-    def ones(*shape):
-        return cuda.to_device(np.ones(shape, np.float32))
-
     with pytest.raises(ValueError, match=r"columns of a \(3\) must equal the rows of b \(4\)"):
         matmul_naive(ones(2, 3), ones(4, 5), ones(2, 5))
     with pytest.raises(ValueError, match=r"out has shape \(5, 2\); it must be \(2, 5\)"):

@@ -13,6 +13,7 @@ from labkit.kernels.norm import layernorm as norm
 from labkit.kernels.norm.rows import tolerance
 from labkit.kernels.op import rung, uniform
 from labkit.kernels.ops.layernorm import ADD_LAYERNORM, LAYERNORM, RESIDUAL_LAYERNORM
+from tests.launching import ones
 
 every_rung = pytest.mark.parametrize("launcher", LAYERNORM.rungs, ids=lambda rung: rung.__name__)
 
@@ -65,7 +66,7 @@ def test_a_row_of_one_value_becomes_the_bias(launcher):
 
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("launcher", [rung for rung in LAYERNORM.rungs if rung is not norm.layernorm_one_pass],
-                         ids=lambda rung: rung.__name__)  # that one fails at this: lesson 15 shows how
+                         ids=lambda rung: rung.__name__)  # that one fails at this: lesson 21 shows how
 def test_a_large_mean_costs_digits_of_the_input_only(launcher):
     """Ten thousand times the spread: the difference from the mean is what the float32 input has left."""
     rng = np.random.default_rng(4)
@@ -182,9 +183,6 @@ def test_an_epsilon_that_is_no_positive_float32_is_refused(epsilon):
 
 
 def test_errors_name_the_argument():
-    def ones(*shape):
-        return cuda.to_device(np.ones(shape, np.float32))
-
     with pytest.raises(ValueError, match=r"weight has shape \(3,\); it must be \(4,\)"):
         norm.layernorm_naive(ones(2, 4), ones(3), ones(4), ones(2, 4))
     with pytest.raises(ValueError, match="x has 5,000 columns; a warp keeps at most 4,096 in registers"):

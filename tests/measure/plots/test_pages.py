@@ -1,4 +1,4 @@
-"""The figures of lessons 33 and 34: what they say, and that they draw."""
+"""The figures of lessons 39 and 40: what they say, and that they draw."""
 
 from types import SimpleNamespace
 

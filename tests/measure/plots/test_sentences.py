@@ -1,4 +1,4 @@
-"""The figures of lessons 23 and 24: what they say, and that they draw."""
+"""The figures of lessons 30 and 31: what they say, and that they draw."""
 
 import numpy as np
 import pytest

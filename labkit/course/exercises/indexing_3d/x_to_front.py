@@ -1,0 +1,75 @@
+r"""From a blank page: x comes first
+
+A camera stores its pictures with the colours running fastest, `(nz, ny, nx)` with x for the colour; a neural network
+wants them slowest. Move the last axis to the front and leave the other two in their order:
+
+$$\text{out}_{x,z,y} = v_{z,y,x}$$
+
+In NumPy, `np.moveaxis(v, 2, 0)`. The parameters are `v` and `out`, both with three axes. The grid covers `v`, its x
+along v's last axis, in blocks of 32 × 4 × 2. Nothing is moved in place, so each element of `out` has one owner; which
+one?
+"""
+
+HINTS = ("What is the shape of out for a v of shape (2, 3, 5)? And where does v[1, 2, 4] go?",
+         "Let the thread (x, y, z) own v[z, y, x] and put it where it belongs. The guards are those of v's axes: nz, "
+         "ny, nx = v.shape.",
+         "Under if x < nx and y < ny and z < nz: out[x, z, y] = v[z, y, x].")
+POINTS = 3
+NEEDS = ("flip_y",)
+
+from labkit import cuda
+
+# %%
+x_to_front = None  # write the kernel here: def x_to_front(v, out)
+### BEGIN SOLUTION
+@cuda.jit
+def x_to_front(v, out):
+    x, y, z = cuda.grid(3)
+    nz, ny, nx = v.shape
+    if x < nx and y < ny and z < nz:
+        out[x, z, y] = v[z, y, x]
+
+
+### END SOLUTION
+
+# %% [check]
+import numpy as np
+
+from labkit.course.exercises import MOVED, Edit, KernelExercise, of
+from labkit.course.exercises.indexing_3d import VOLUMES, launch, random_volume
+
+
+def _front_baseline(xp, v, out):
+    out[:] = xp.moveaxis(v, 2, 0)
+
+
+EXERCISE = KernelExercise(
+    name="x_to_front",
+    reference=lambda v: np.moveaxis(v, 2, 0),
+    inputs=random_volume,
+    shape=lambda nx, ny, nz: (nx, nz, ny),
+    sizes=VOLUMES,
+    launch=launch,
+    timed_gpu={"nx": 512, "ny": 512, "nz": 512},
+    baseline=_front_baseline,
+    domain=of(0, MOVED),
+    wrong={
+        "y and z have changed places as well: these are all three axes backwards":
+            Edit("out[x, z, y] = v[z, y, x]", "out[x, y, z] = v[z, y, x]"),
+        "the elements stay in the order of memory: a reshape, where the axes should change places":
+            Edit("out[x, z, y] = v[z, y, x]",
+                 "i = x + y * nx + z * nx * ny\n"
+                 "out[i // (nz * ny), i // ny % nz, i % ny] = v[z, y, x]"),
+        "z goes to the end, which brings y to the front, not x":
+            Edit("out[x, z, y] = v[z, y, x]", "out[y, x, z] = v[z, y, x]"),
+        "the guard uses the axes of out as if they were x, y and z":
+            Edit("if x < nx and y < ny and z < nz:", "if x < out.shape[2] and y < out.shape[1] and z < out.shape[0]:"),
+    },
+)
+
+AFTER = """
+One question to take along. A warp runs along x: it reads neighbours, and where does it write? Count the sectors of
+its store. Lesson 06 has the memory that mends this.
+
+Next: the exercises of **04 · Broadcasting**.
+"""

@@ -1,0 +1,54 @@
+"""Counted from the end
+
+The index formula counts elements from the front. Let each thread write its element's number *counted from the end*:
+the last element is number 0, the one before it number 1, the first number `out.size - 1`. For five elements that is
+4, 3, 2, 1, 0.
+
+The index and the guard are there. One line is missing.
+"""
+
+HINTS = ("Which number belongs to the last element, and which to the first? Write both down for out.size = 5, beside "
+         "their i.",
+         "The two numbers of an element, from the front and from the end, have the same sum everywhere. Which sum is "
+         "it?",
+         "i counts from 0 to out.size - 1. Store out.size - 1 minus i at out[i].")
+POINTS = 1
+
+from labkit import cuda
+
+
+# %%
+@cuda.jit
+def count_down(out):
+    i = cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x
+    if i < out.size:
+        ### BEGIN SOLUTION
+        out[i] = out.size - 1 - i
+        ### END SOLUTION
+
+# %% [check]
+import numpy as np
+
+from labkit.course.exercises import Edit, KernelExercise
+from labkit.course.exercises.start_here import BLOCKS, SIZES, launch
+
+EXERCISE = KernelExercise(
+    name="count_down",
+    reference=lambda n: np.arange(n - 1, -1, -1),
+    inputs=lambda rng, n, threads: (n,),
+    shape=lambda n, threads: (n,),
+    dtype=np.int32,
+    sizes=SIZES,
+    launch=launch,
+    arguments=lambda inputs, out, size: (out,),
+    domain=BLOCKS,
+    wrong={
+        "it counts down to 1, and the last element is number 0 from the end":
+            Edit("out[i] = out.size - 1 - i", "out[i] = out.size - i"),
+        "it counts from the beginning": Edit("out[i] = out.size - 1 - i", "out[i] = i"),
+        "it counts down within each block, not over all elements":
+            Edit("out[i] = out.size - 1 - i", "out[i] = cuda.blockDim.x - 1 - cuda.threadIdx.x"),
+        "it counts down from the number of threads, and some of them have no element":
+            Edit("out[i] = out.size - 1 - i", "out[i] = cuda.gridDim.x * cuda.blockDim.x - 1 - i"),
+    },
+)

@@ -1,0 +1,328 @@
+# %% [markdown]
+# # 31 · Sentences as vectors
+#
+# *Lab notebook, 23 November 2026*
+#
+# You will learn
+#
+# - why padding must not be read, and why it is not enough to multiply it by 0
+# - how one row for each token becomes one vector for a sentence, with the same bits in every batch
+# - how to find mistakes that a cosine hides, and what a cosine can tell
+#
+# ## The problem
+#
+# The layers of the last lesson's encoder end with one row of numbers for each token. A search needs one vector for each
+# sentence, its embedding, of length 1, so that the cosine of two sentences is a dot product. The last launch makes it,
+# and that looks easy: take the mean of the sentence's rows, and scale it to length 1.
+#
+# But the vector must depend on its sentence and on nothing else: not on the padding beside it, not on the other
+# sentences of the batch, not on the layout. If it does depend on them, nothing crashes. A wrong embedding has as many
+# numbers as a right one, and length 1. The search that uses it only gets a little worse. So most of this lesson is
+# about tests: which mistakes they find, and which they do not.
+#
+# Here is the small model of the last lesson again, a BERT with two narrow layers and random weights, and the ten
+# sentences with their tokens.
+
+# %%
+import json
+
+import numpy as np
+
+from labkit import agree, device, show_source
+from labkit._common.paths import find_root
+from labkit.models import minilm
+from labkit.models.configs import shapes
+
+folder = find_root() / "tests" / "golden" / "minilm"
+golden = json.loads((folder / "sentences.json").read_text(encoding="utf-8"))["sentences"]
+chosen = [5, 4, 6, 7, 9, 10, 8, 29, 32, 34]
+texts, ids = [golden[i]["text"] for i in chosen], [golden[i]["ids"] for i in chosen]
+
+config = minilm.Config(hidden_size=64, num_hidden_layers=2, num_attention_heads=2,
+                       intermediate_size=256)
+rng = np.random.default_rng(0)
+tensors = {}
+for name, shape in shapes(config).items():
+    scale = shape[1] ** -0.5 if name.startswith("encoder") and len(shape) == 2 else 0.05
+    middle = 1 if name.endswith("LayerNorm.weight") else 0
+    tensors[name] = middle + scale * rng.standard_normal(shape, np.float32)
+model = minilm.MiniLM(config, tensors, device.pick(gpu=np.float16, cpu=np.float32))
+print(f"{len(ids)} sentences, {sum(map(len, ids))} tokens; {model.dtype}, on {device.name()}")
+
+# %% [markdown]
+# ## Prediction
+#
+# Three questions. Write down your answers before you go on.
+#
+# 1. A sentence has two tokens, and a third row is padding, which holds whatever was in memory: here a NaN. The classic
+#    way to ignore such a row is a *mask*: multiply each row by 1 or 0, add up, and divide by the number of ones. What
+#    is the mean?
+# 2. A sentence is embedded alone, then in a batch with nine others. Are its two embeddings equal to the last bit?
+# 3. By mistake, a model computes GELU with tanh, as GPT-2 does, where BERT's is the exact one with the error function.
+#    How far from 1 is the cosine between its embeddings and the right ones?
+#
+# The next cell answers the first question.
+
+# %%
+x, mask = np.array([1.0, 3.0, np.nan]), np.array([1.0, 1.0, 0.0])
+print("multiplied by a mask:", (x * mask).sum() / mask.sum())
+print("not read at all:     ", x[:2].mean())
+
+# %% [markdown]
+# In floating point 0 × NaN is NaN, and so is 0 × ∞. Attention has the same trap: a score that is masked with −∞ gets
+# the weight 0, and the weight is then multiplied by the row of values. Such a mask works until the day when the padding
+# contains a NaN. A kernel that must not be influenced by a row should not read it.
+#
+# ## The mean of a sentence
+#
+# Many BERTs take the row of `[CLS]` for the sentence. MiniLM takes the mean over all its tokens, *mean pooling*, and
+# scales it to length 1. The simplest kernel for the mean has a thread for each column. It reads two small arrays, where
+# each sentence begins and how long it is, and no other rows than the sentence's own. Look at how it treats a sentence
+# without tokens.
+
+# %%
+from labkit.kernels.ops.pooling import MEAN_POOL_NORMALIZED
+from labkit.kernels.pooling import mean_pool_columns_kernel, rows_of
+
+show_source(rows_of)
+
+# %%
+show_source(mean_pool_columns_kernel)
+
+# %% [markdown]
+# A sentence without tokens has no mean; 0 / 0 would be NaN. The kernel divides by at least 1, so that the mean is a row
+# of zeros. A sentence that is said to reach beyond the last row of `x` gets NaN, which a test finds at once; the kernel
+# does not follow the wrong index. The model itself uses a faster kernel, which also scales to length 1 in the same
+# launch. It divides by at least a tiny number: zeros stay zeros.
+
+# %%
+sizes = {"B": 3, "T": 130, "C": 64}, {"B": 5, "T": 3, "C": 13}
+agree(MEAN_POOL_NORMALIZED, ["mean_pool_normalized_fused"], sizes=sizes)
+
+# %% [markdown]
+# An empty *text* is not a sentence without tokens, since it still has its two special tokens, `[CLS]` and `[SEP]`. What
+# will the lengths of these three embeddings be?
+
+# %%
+found = model.embed([[], [101, 102], ids[0]])
+print("lengths of the embeddings:", np.linalg.norm(found, axis=1).round(6))
+
+# %% [markdown]
+# ## Padding must not matter
+#
+# One kernel keeps to its rows. Do all of them? To find out, we poison the batch: every padding row gets the token −1,
+# which is in no vocabulary, and for which the embedding returns a row of NaN. A kernel that reads padding where it
+# should not will then bring a NaN into a sentence.
+
+# %%
+shape, host = minilm.lay_out(ids, "padded")
+is_padding = np.ones(shape.rows, bool)
+for begin, length in zip(*host[3 * shape.rows :].reshape(2, shape.sentences), strict=True):
+    is_padding[begin : begin + length] = False
+host[: shape.rows][is_padding] = -1
+
+workspace = minilm.Workspace(config, shape, model.dtype, model.kernels)
+batch = workspace.batch(shape)
+batch.inputs.copy_to_device(host)
+seen = {}
+model.forward(batch, watch=lambda name, array: seen.update({name: array.copy_to_host()}))
+bad = np.isnan(seen["layer.1.out"]).any(axis=1)
+print(f"{is_padding.sum()} rows of padding; after the last layer {bad.sum()} rows have a NaN, "
+      f"{(bad & ~is_padding).sum()} of them in a sentence")
+poisoned = seen["pooled"]
+print("NaN in the embeddings:", np.isnan(poisoned).any())
+
+# %% [markdown]
+# The poison stays in its own rows through all layers and reaches no others.
+#
+# ## The same bits
+#
+# Now the second question of the prediction, in a stricter form. Is the embedding of a sentence the same in all three
+# layouts of the last lesson: padded to 128, padded to the longest, and packed? And if the sentence is alone in its
+# batch? Not nearly the same: the same bits.
+
+# %%
+packed = model.embed(ids, "packed")
+others = {"padded": model.embed(ids, "padded"),
+          "padded to 128": model.embed(ids, "padded_to_128"),
+          "padded with NaN": poisoned,
+          "each sentence alone": np.concatenate([model.embed([one]) for one in ids])}
+for name, embeddings in others.items():
+    print(f"{name:20} the same bits as packed: {np.array_equal(embeddings, packed)}")
+
+# %% [markdown]
+# That is no accident. Floating-point addition is not associative, so bits are equal only if the same numbers are added
+# in the same order. Here the order depends on the sentence alone. Attention walks over the keys of a sentence in tiles
+# counted from its own first token; pooling adds its rows in a fixed order; and each element of a product is summed over
+# K in the same order, whatever the number of rows.
+#
+# The last point does not hold everywhere. It holds on the CPU device, and on a GPU in float16, where every tile goes
+# through K from beginning to end. In float32 on a GPU the library chooses its product by the number of rows, and for
+# few rows it divides K among warps and blocks. There, the last bits of an embedding depend on the size of its batch.
+# A search is not affected; a test for equality is.
+#
+# ## Is it right?
+#
+# The tests so far compare the model with itself. They would pass if every embedding were wrong in the same way. Can the
+# cosines tell us more? Here are those of our ten sentences. Compare them with the first figure of the last lesson.
+
+# %%
+from labkit.measure.plots import sentences as pictures
+
+pictures.cosines(texts, packed)
+
+# %% [markdown]
+# With random weights all ten sentences are nearly alike, penguins and kernels included. It makes the same launches as
+# the real one; the meaning of an angle comes from training alone. So these cosines do not show whether a kernel is
+# right. That takes a comparison with the truth. As in lessons 26 and 28, we watch every launch and compare what it
+# wrote with the same step in NumPy and float64.
+
+# %%
+from labkit.models.minilm_reference import cosines, parity, weights_of
+from labkit.models.minilm_reference import embeddings as reference
+
+exact = minilm.MiniLM(config, tensors, np.float32)
+parity(exact, ids).check()
+
+# %% [markdown]
+# Now for two mistakes that are easily made when a model is ported. One is the GELU of the third question. The other is
+# LayerNorm's epsilon: BERT's configuration has 1e-12, and the usual default, in PyTorch and in lesson 21, is 1e-5. With
+# either mistake the model still runs and produces embeddings of length 1. Would you notice?
+
+# %%
+from dataclasses import replace
+
+from labkit.kernels.embedding_sum import embedding_layernorm
+from labkit.kernels.linear import few_rows
+from labkit.kernels.norm.layernorm import add_layernorm_fused
+
+
+def forgets_epsilon(launch):
+    return lambda *args, epsilon, stream=0: launch(*args, stream=stream)
+
+
+def takes_tanh(*args, gelu=False, **options):
+    few_rows.linear(*args, gelu=bool(gelu), **options)  # True: the form with tanh
+
+
+truth = reference(config, weights_of(tensors, config), ids)
+mistakes = {"none": exact.kernels,
+            "epsilon 1e-5": replace(exact.kernels, embed=forgets_epsilon(embedding_layernorm),
+                                    add_layernorm=forgets_epsilon(add_layernorm_fused)),
+            "GELU with tanh": replace(exact.kernels, linear=takes_tanh)}
+for mistake, kernels in mistakes.items():
+    other = exact.with_kernels(kernels)
+    first = parity(other, ids).first
+    print(f"{mistake:15} smallest cosine {cosines(other.embed(ids), truth).min():.8f}; "
+          f"the first that differs: {first.name if first else '-'}")
+
+# %% [markdown]
+# A cosine close to 1 proves little: both mistakes hide in its last digits. The comparison launch by launch finds each
+# of them at once and names the place. (It is done in float32, because the rounding of float16 would cover up the wrong
+# GELU.) With the real weights there is one more test: the embeddings that the library transformers computed in float64,
+# which are among the course's tests.
+
+# %%
+from labkit.models import weights
+from labkit.models.sentences import Encoder
+
+recorded = np.load(folder / "embeddings.npy")[chosen]
+encoder = None
+if weights.is_there(weights.MINILM):
+    encoder = Encoder.from_pretrained("minilm", dtype=np.float32)
+    smallest = cosines(encoder.encode(texts), recorded).min()
+    print(f"smallest cosine with the embeddings of transformers: {smallest:.8f}")
+else:
+    print("The weights are not here: `labkit weights minilm`, then run this cell again.")
+
+# %% [markdown]
+# ## What it is for
+#
+# Tokenizer and model together are the `Encoder` above. It is called as the library sentence-transformers is, so that
+# code which uses that library needs only another import. `Encoder.from_pretrained("minilm").encode(texts)` returns an
+# array of n × 384 numbers for n texts.
+#
+# `labkit embed FILE -o out.npy` does it for a file with a text on each line, and `labkit search "why is my kernel
+# slow"` searches this course. The index of that search, `data/search.npz`, holds an embedding for every passage of the
+# lessons and for the documentation of the kernels, all made by the real MiniLM. It comes with the course, so we can
+# explore it without the weights. Write down a guess before you run the cell: how large is the cosine of two passages
+# that have nothing to do with each other?
+
+# %%
+from labkit.course import registry, search
+from labkit.course.passages import passages
+
+course = registry.load()
+index = search.Index.read(search.index_path(course))
+known = [one for one in passages(course)
+         if one.digest in index.rows and not one.lesson.endswith("sentences_as_vectors")]
+vectors = index.embeddings[[index.rows[one.digest] for one in known]].astype(np.float32)
+near = vectors @ vectors.T  # every cosine of two passages, in one product
+low, middle, high = np.percentile(near[np.triu_indices(len(near), 1)], (5, 50, 95))
+print(f"any two passages of the course: {middle:.2f} in the middle, "
+      f"nine in ten between {low:.2f} and {high:.2f}")
+
+# %% [markdown]
+# Compare that with the first figure of the last lesson, where unrelated sentences had cosines close to 0. All passages
+# of this course are about GPU kernels, so any two of them have something in common. A cosine has no absolute scale. It
+# ranks the texts of one collection, and a threshold for "means the same" has to be found anew for each collection and
+# each model.
+#
+# ## A search
+#
+# To search is to rank all passages by their cosine with a question. Any embedding can be the question, so the recorded
+# ones will do. Where does the sentence about warps lead, and where its German counterpart? And the penguins?
+
+# %%
+for number in (4, 5, 6):
+    best = search.by_meaning(known, index, recorded[number].astype(np.float32))[0]
+    print(f"{texts[number]}\n    {best.score:.2f}  {best.passage.title}")
+
+# %% [markdown]
+# Both languages lead to the same section, in German with a smaller cosine. The penguins lead to the passage of the last
+# lesson that mentions them, but it is mostly about other things. A search always returns something, and the nearest
+# passage need not be near.
+#
+# Last, a question in plain words. The lesson on serving answers it, in its section "Why latency explodes", but in the
+# terms of load, queues and requests. Where the weights are missing, `labkit search` falls back on the words that
+# question and passage share, weighted by how rare they are. Does that find the section? With the weights, the same cell
+# searches by meaning.
+
+# %%
+question = "how full may a machine get before customers wait"
+hits, remark = search.search(course, question, encoder and encoder.encode)
+print(question)
+for hit in hits[:3]:
+    print(f"    {hit.score:.2f}  {hit.passage.title}")
+print(remark)
+
+# %% [markdown]
+# Without the weights it does not. The passages that it finds share words with the question, not its meaning.
+#
+# ## What I learned
+#
+# - Two small arrays, where a sentence begins and how long it is, replaced every mask. A row that is never read cannot
+#   do any harm.
+# - Bits are equal only if numbers are added in the same order. I should know for which kernels the order is always the
+#   same.
+# - A single number at the end hides mistakes that a comparison step by step shows at once.
+# - A cosine ranks. It does not judge.
+#
+# ## Resources
+#
+# - [N. Reimers and I. Gurevych: Sentence-BERT (2019)](https://arxiv.org/abs/1908.10084), the mean and the cosine
+# - [all-MiniLM-L6-v2](https://huggingface.co/sentence-transformers/all-MiniLM-L6-v2), the model
+#
+# ## Try it
+#
+# - Write a pooling kernel that multiplies by a mask, give it to the model with `replace(model.kernels, ...)`, and
+#   poison the batch again.
+# - Let the wrong LayerNorms take an epsilon of 1e-3. Is the smallest cosine now below 0.999{{ example }}? Predict it,
+#   then run the cell.
+# - With the weights: find two sentences that mean the opposite of each other and still have a cosine above
+#   0.8{{ example }}.
+#
+# In the exercises for this lesson you write the mean, find padding that takes part in an attention, and write the
+# search. Your mean goes to work in a small encoder, with every launch compared.
+#
+# Next: **making the encoder fast**. It is right. What does each of its launches cost, and which of them can go?

@@ -1,0 +1,324 @@
+# %% [markdown]
+# # 41 · The scheduler
+#
+# *Lab notebook, 23 November 2026*
+#
+# You will learn
+#
+# - what one step of many requests is, as data, and how a scheduler decides which sequences are in it
+# - what happens when the pages run out, and how sequences that begin alike share them
+# - how such bookkeeping is tested: random cases, and rules that must always hold
+#
+# ## The problem
+#
+# The last lessons built a Llama, pages for its keys and values, and attention over pages. Now requests arrive, at any
+# time and of any length, and each should have its tokens soon. A step of the model reads all weights, whether it
+# computes a token for one sequence or for a hundred, so a step should compute tokens of many requests. The *scheduler*
+# decides which sequences run in a step and how many tokens of each are computed, and it gives them pages.
+#
+# Here five requests arrive at once, in an engine that records what its scheduler does. Each is to write forty tokens,
+# and there are 64 pages of 16 tokens. A step computes at most 32 tokens, so two prompts wait for the second step.
+
+# %%
+from labkit.course.drawings import the_scheduler as pictures
+from labkit.engine import LLM, SamplingParams
+from labkit.engine.model_runner import ModelRunner
+from labkit.engine.recording import RecordingScheduler
+from labkit.models.load import load
+
+loaded = load("tiny-llama")
+
+
+def engine(pages):
+    runner = ModelRunner(loaded.model, num_pages=pages, max_num_seqs=8, max_num_batched_tokens=32)
+    return LLM(runner, loaded.tokenizer, max_num_seqs=8, max_num_batched_tokens=32, scheduler=RecordingScheduler)
+
+
+questions = ["What is a hacker?", "Define foo, and bar, and whatever else comes to mind.", "What is a kludge?",
+             "Tell me about the first computer bug.", "What does grok mean?"]
+prompts = [f"<|user|>{question}<|end|><|assistant|>" for question in questions]  # as the chat template writes them
+forty = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True)
+plenty = engine(pages=64)
+output = plenty.generate(prompts, forty)[0]
+print(questions[0], "->", repr(output.outputs[0].text))
+pictures.requests_over_steps(plenty.engine.scheduler.history, pages=64, title="Five requests, 64 pages")
+
+# %% [markdown]
+# ## Prediction
+#
+# Now the same five requests with a memory of 10 pages. When all of them have finished, they would hold about
+# twice{{ if near(5 * -(-(10 + 40) // 16) / 10, 2) }} as many pages as the memory has, and the scheduler lets all five
+# begin. Write down what it should do when a sequence needs a page and none is free. Which sequence should give way? And
+# will its text differ from the one that it would have written alone?
+#
+# ## One step as data
+#
+# A step of the model takes arrays: the ids of the tokens, the position of each in its sequence, and the *slot* in the
+# cache for its keys and values. Here are two requests, with pages of four tokens and at most eight tokens a step. This
+# is their *second* step:
+
+# %%
+from labkit.engine.batch import BatchBuilder
+from labkit.engine.block_manager import BlockManager
+from labkit.engine.scheduler import Scheduler
+from labkit.engine.sequence import Request
+
+greedy = SamplingParams(temperature=0, max_tokens=8)
+scheduler = Scheduler(BlockManager(num_pages=12, page_size=4), max_num_seqs=4, max_num_batched_tokens=8)
+builder = BatchBuilder(max_num_seqs=4, max_pages=6, page_size=4)
+for name, prompt in (("a", [11, 12, 13]), ("b", range(21, 31))):
+    scheduler.add(Request(name, list(prompt), greedy, max_length=24))
+builder.build(scheduler.schedule())
+batch = builder.build(scheduler.schedule())
+for name in ("ids", "positions", "slots", "begins", "lengths", "contexts", "last", "seats"):
+    print(f"{name:10}", *(f"{number:4}" for number in getattr(batch, name)))
+print("page_table", *batch.page_table.tolist())
+print(f"{batch.buffer.nbytes} bytes, in one copy")
+
+# %% [markdown]
+# The first step computed the prompt of a and as much of b's as its eight tokens allowed. In the second, a has one row,
+# its next token, and b has the rest of its prompt. The first three lines have a number for each token, the others one
+# for each sequence: its first row, its number of rows, how many tokens its attention covers, the row whose logits are
+# needed, and its *seat*. A sequence keeps this number as long as it runs, and its last sampled token is stored under
+# it. All arrays lie in one buffer, because every copy to the device has a fixed cost, whatever its size.
+#
+# The id −1 looks like a mistake. But the scheduler plans this step without waiting for the one before, so the host has
+# not seen a's sampled token. It is on the device, at seat 0, which is encoded as −1 − seat. A small kernel, launched
+# before all others, replaces such ids with the tokens:
+
+# %%
+from labkit import agree, show_source
+from labkit.kernels.ops.paged_prefill import PAGED_PREFILL
+from labkit.kernels.steps import fill_ids_kernel
+
+show_source(fill_ids_kernel)
+
+# %% [markdown]
+# Then the layers run. Only attention sees that the rows belong to different sequences: it takes `begins`, `lengths`,
+# `contexts` and the page table. Is it right for such a mixture? Here are four sequences with 20, 14, 7 and 1 rows in
+# one launch, each with 17 tokens from earlier steps.
+
+# %%
+agree(PAGED_PREFILL, ["paged_prefill_naive"],
+      sizes=({"B": 4, "S": 20, "shortest": 1, "before": 17, "H": 4, "KV": 1, "D": 32},))
+
+# %% [markdown]
+# ## Which sequences run
+#
+# Before you read on: three sequences are in the middle of their outputs, and a request with a long prompt arrives.
+# Should the prompt be computed at once, or wait until there is less to do?
+
+# %%
+show_source(Scheduler.schedule)
+
+# %% [markdown]
+# Neither. Running sequences come first, with one token for each that decodes. What is left of the step's *token budget*
+# goes to prompts, and a prompt that does not fit is cut into *chunks*. Here is the same traffic with a budget that cuts
+# no prompt, and with a small one. (`simulate` is the same scheduler without a model.)
+
+# %%
+from labkit.measure.simulation import Work, simulate
+
+traffic = [Work(6, 24), Work(9, 30), Work(4, 28, arrival=2), Work(120, 12, arrival=8), Work(5, 20, arrival=12)]
+pictures.tokens_of_steps({f"a budget of {budget:,}": simulate(traffic, max_num_batched_tokens=budget)
+                          for budget in (2048, 24)})
+
+# %% [markdown]
+# For the reader of a text that is being written, the time between two tokens is the length of a step. Without chunks,
+# all readers wait while the long prompt is computed. With chunks no step has more than 24 tokens, and the long prompt's
+# first token comes five steps later. On a GPU the budget is larger: a chunk needs enough rows for the tensor cores.
+#
+# ## When the pages run out
+#
+# How many pages a request will need is not known when it arrives, since its output may end at any token. Reserving
+# pages for the longest possible output would leave much of the memory empty. This scheduler admits a request when there
+# are pages for its prompt, and a spare one for each running sequence. That can go wrong, and here it does. Which
+# sequences give way, and when?
+
+# %%
+small = engine(pages=10)
+together = small.generate(prompts, forty)
+stats = small.stats()
+print(f"{stats.steps} steps, {stats.preemptions} preemptions, {stats.generated} tokens sampled; "
+      f"{stats.pages - stats.free_pages} pages held at the end")
+pictures.requests_over_steps(small.engine.scheduler.history, pages=10, title="Five requests, 10 pages")
+
+# %% [markdown]
+# The *youngest* sequence gives way. It returns all of its pages and waits. When there are enough pages again, its
+# prompt and the output so far are computed again, as if together they were a prompt. This is *preemption by
+# recomputation*. A few large chunks need far fewer steps than these tokens took the first time, and pages that were not
+# given to others in the meantime are used again.
+#
+# The oldest request is never preempted. It finishes, the next one becomes the oldest, and so no request waits forever.
+# And the texts?
+
+# %%
+alone = [plenty.generate(prompt, forty)[0] for prompt in prompts]
+for question, one, other in zip(questions, together, alone, strict=True):
+    pairs = zip(one.outputs[0].token_ids, other.outputs[0].token_ids, strict=True)
+    apart = next((place for place, (here, there) in enumerate(pairs) if here != there), None)
+    print(f"{question!r:58} {'as alone' if apart is None else f'differs from token {apart} on'}")
+
+# %% [markdown]
+# The engine has to give the model the same tokens at the same positions as for each request alone. Whether the logits
+# then have the same bits depends on the order in which the kernels add. On the CPU device that order never depends on
+# what else is in a step. On a GPU the linear layers use a different kernel when a step has more than a few rows, and a
+# prompt takes a different attention kernel than a single token. There the last bits of a logit may differ, and where
+# two tokens are almost equally likely, the text may go on with the other one.
+#
+# ## A prompt that was computed before
+#
+# Many requests begin with the same instructions, or with the same conversation so far, and their first pages would hold
+# the same keys and values. To find such pages, each full page gets a *digest*, a hash of its tokens and of the digest
+# of the page before it:
+
+# %%
+show_source(BlockManager._digest)
+
+# %% [markdown]
+# The digests are chained because the keys and values of a token depend on all tokens before it. A page with the same
+# sixteen tokens after a different beginning holds different numbers, and must not be found.
+#
+# Predict the last column: how many tokens of each prompt are found in this *prefix cache*? The fourth request differs
+# from the first in its first word.
+
+# %%
+instructions = ("You answer questions about words that hackers use, in one sentence, without any jokes. "
+                "Never say where a word comes from, and do not repeat the question. ")
+asked = [instructions + "What is a kludge?", instructions + "What is a kludge?",
+         instructions + "What is a hack?", "Please: " + instructions + "What is a kludge?"]
+print(f"{'prompt':44}{'tokens':>8}{'found':>8}")
+for text in asked:
+    (output,) = plenty.generate(text, SamplingParams(temperature=0, max_tokens=4))
+    begin_and_end = f"{text[:14]} ... {text[-20:]}"
+    print(f"{begin_and_end:44}{len(output.prompt_token_ids):8}{output.num_cached_tokens:8}")
+
+# %% [markdown]
+# Only full pages are found. Where a prompt ends with a full page, that page is computed all the same: the next token is
+# sampled from the logits of the last token, and logits are not kept. Free pages keep their contents until they are
+# needed for something else; the one that was released longest ago is reused first.
+#
+# ## Several outputs of one prompt
+#
+# A *reference count* says how many sequences hold a page. A request with n = 3 has three outputs; their prompt is
+# computed once, and all three hold its pages. Predict: how many pages do they hold in all, with a prompt of ten tokens
+# and pages of four, before and after each has written a token?
+
+# %%
+from labkit.engine.outputs import Sampled
+
+
+def advance(scheduler):
+    """A step without a model: every sampled token is 7."""
+    step = scheduler.schedule()
+    for sequence, _ in scheduler.receive(step, [Sampled(7)] * len(step.samples)):
+        if reason := sequence.ended_by_last():
+            scheduler.finish(sequence, reason)
+    return step
+
+
+blocks = BlockManager(num_pages=12, page_size=4)
+scheduler = Scheduler(blocks)
+scheduler.add(Request("a", list(range(30, 40)), SamplingParams(n=3, max_tokens=6), max_length=32))
+for note in ("after the prompt", "one token later"):
+    step = advance(scheduler)
+    print(f"{note} (references):")
+    for one in scheduler.running:
+        print(f"    output {one.index}:", ", ".join(f"page {page} ({blocks.references(page)})" for page in one.pages))
+print("copied first (from, to):", *step.copies)
+
+# %% [markdown]
+# Full pages are only read and stay shared. The last page of the prompt has places left, and each output has to write
+# its own token into the first of them. So the page is copied for the first two that write (*copy on write*). By then
+# the third is the only holder of the original, and keeps it.
+#
+# ## Rules that must always hold
+#
+# A scheduler fails in combinations: a request is aborted in the very step in which its prompt becomes shared, while
+# another one is preempted. Tests written by hand cover few of them. So the cases are random, and what is written down
+# are the rules: each page's reference count is the number of its holders, a page that is being filled has one holder,
+# and every request ends.
+
+# %%
+import random
+from collections import Counter
+
+
+def broken_rule(seed, block_manager=BlockManager):
+    """The first rule that a random case breaks; None if all hold."""
+    rng = random.Random(seed)
+    blocks = block_manager(rng.randint(6, 16), page_size=4)
+    scheduler = Scheduler(blocks, max_num_seqs=rng.randint(1, 5), max_num_batched_tokens=rng.randint(1, 12))
+    requests = [Request(str(number), list(range(rng.randint(1, 10))),
+                        SamplingParams(n=rng.randint(1, 3), max_tokens=rng.randint(1, 10)), max_length=20)
+                for number in range(rng.randint(1, 8))]
+    for request in requests:
+        scheduler.add(request)
+    for _ in range(1_000):
+        if not scheduler.has_unfinished():
+            return None
+        for chunk in advance(scheduler).chunks:
+            last, places = divmod(chunk.begin + chunk.length, 4)
+            written = chunk.sequence.pages[last : last + 1] if places else []  # a page that is not full yet
+            if len(chunk.samples) < 2 and any(blocks.references(page) > 1 for page in written):
+                return "a page that is being filled has two holders"
+        if rng.random() < 0.1:
+            scheduler.abort(rng.choice(requests))
+        held = Counter(page for sequence in scheduler.running for page in sequence.pages)
+        if any(blocks.references(page) != held[page] for page in range(blocks.num_pages)):
+            return "a page is not held as often as it is counted"
+        if blocks.num_free != blocks.num_pages - len(held):
+            return "a page is lost"
+    return "a request never ends"
+
+
+# %% [markdown]
+# Do the rules catch anything? Here the same cases also run with a mistake in the block manager: once no shared page is
+# copied, and once a page gets lost. Predict in how many of 200 cases each of them is found.
+
+# %%
+class NeverCopies(BlockManager):
+    def _writes_shared(self, sequence):
+        return False
+
+
+class LosesPages(BlockManager):
+    def release(self, sequence):
+        if len(sequence.pages) == 3:  # mistakes hide in special cases
+            sequence.pages.pop()
+        super().release(sequence)
+
+
+for kind in (BlockManager, NeverCopies, LosesPages):
+    found = Counter(broken_rule(seed, kind) for seed in range(200))
+    print(f"{kind.__name__:14}", *(f"{count:4} x {rule or 'all rules hold'};" for rule, count in found.items()))
+
+# %% [markdown]
+# Both mistakes are found, each by a different rule. Neither raises an error of its own: a text would be wrong, or the
+# memory would slowly fill. The course's tests go further. The library *hypothesis* chooses what happens in each step,
+# and reduces a failing case to a small one. And a model whose "keys and values" are hashes of all tokens so far takes
+# the place of the Llama, so that one wrong page, slot or copy changes everything after it, and each output must equal
+# that of the request alone.
+#
+# ## What I learned
+#
+# - A step is a few small arrays. Prompts, chunks of prompts and single tokens run in it together.
+# - Memory is not wasted if it is not promised early: pages are given when they are needed, and taken back if need be.
+# - A page may be shared if everything up to its end is the same, and written if it has one holder.
+# - A scheduler's mistakes are silent. The rules that must hold are worth more than any single test.
+#
+# ## Resources
+#
+# - [W. Kwon et al.: PagedAttention (2023)](https://arxiv.org/abs/2309.06180), pages and preemption
+# - [A. Agrawal et al.: Sarathi-Serve (2024)](https://arxiv.org/abs/2403.02310), chunked prefill
+# - [nano-vllm](https://github.com/GeeeekExplorer/nano-vllm), an engine that can be read in an evening
+#
+# ## Try it
+#
+# - Give the small engine two pages fewer, and then more, and look at the figure. How few pages can it work with?
+# - Write a scheduler that preempts the *oldest* sequence (override `_make_pages`), and a rule that it breaks.
+#
+# In the exercises for this lesson you write the scheduler's step, follow a preemption by hand, and write the search of
+# the prefix cache from a blank page.
+#
+# Next: **the engine**, which samples the tokens, turns them into text, and is measured as a whole.

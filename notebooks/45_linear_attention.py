@@ -1,0 +1,179 @@
+# %% [markdown]
+# # 45 · Linear attention
+#
+# *Lab notebook, 24 November 2026*
+#
+# You will learn
+#
+# - how attention can do without a cache: regroup its sums, and keep a state of fixed size
+# - three kernels for it, and why the one with the fewest flops is not the one to use
+# - what such a state costs, and what it forgets
+#
+# ## The problem
+#
+# A server spends most of its memory on keys and values, and pages only help it to waste less of that (lesson 39). The
+# cache grows because attention needs every earlier key again: with the scores $s_j = q \cdot k_j / \sqrt{d}$ it sums up
+# $e^{s_j} v_j$ over all of them. For n tokens that costs $O(n^2 d)$ flops and a cache of $O(n d)$ numbers.
+#
+# *Linear attention* replaces the exponential by a product $\varphi(q) \cdot \varphi(k)$, where $\varphi$ is applied to
+# each number. Here $\varphi(x) = \text{elu}(x) + 1$, which is $x + 1$ above 0 and $e^x$ elsewhere. It is positive, so
+# that the weights can be divided by their sum. Then the sums can be regrouped:
+#
+# $$\text{out}_i = \frac{\sum_{j \le i} (\varphi(q_i) \cdot \varphi(k_j))\, v_j}
+# {\sum_{j \le i} \varphi(q_i) \cdot \varphi(k_j)}
+# = \frac{\varphi(q_i)\, S_i}{\varphi(q_i) \cdot z_i}$$
+#
+# $$S_i = \sum_{j \le i} \varphi(k_j)^T v_j \qquad
+# z_i = \sum_{j \le i} \varphi(k_j)$$
+#
+# $S$ has d × d numbers and $z$ has d. A new token is added to both, and no key is ever needed again: n tokens cost
+# $O(n d^2)$ flops. This page is an appendix. No model of this course uses linear attention, but many recent models have
+# layers of this kind.
+#
+# ## Prediction
+#
+# A head has 64 numbers. Write down three guesses. How many numbers does linear attention keep for a head, and how many
+# does a cache of 1,024 tokens have? From how many tokens on does linear attention take fewer flops? And how many times
+# fewer are they at 16,384 tokens?
+
+# %%
+from labkit.course.drawings import linear_attention as pictures
+
+d = 64
+for n in (16, 127, 1024, 16_384):
+    softmax, linear = 2 * d * n * (n + 1), 4 * d * d * n  # scores and values of the pairs; S added to, S read
+    print(f"{n:6,} tokens: {softmax / 1e6:8,.1f} MFLOP with a softmax, {linear / 1e6:5,.1f} without; "
+          f"{16 * n * d / 1e6:5.2f} MB in and out; kept: {2 * n * d:9,} numbers, {d * (d + 1):,}")
+pictures.linear_costs(d)
+
+# %% [markdown]
+# Both lines of flops meet at 127 tokens, and at 16,384 there are {{ 16384 // 128 }} times fewer. The state is as large
+# as a cache of {{ 64 * 65 / (2 * 64) }} tokens, however long the text becomes. The bytes of the inputs and outputs are
+# the same for both: each query, key and value is read once, and each result written once.
+#
+# ## All pairs
+#
+# The definition can be computed as it stands. A block has one token, weighs all tokens up to it, and adds up their
+# values. It is causal attention without the exponential, with the flops of softmax attention.
+
+# %%
+from labkit import agree, show_source
+from labkit.kernels.attention.linear_attention import make_chunked, make_quadratic, make_running
+from labkit.kernels.ops.linear_attention import LINEAR_ATTENTION
+
+show_source(make_quadratic(d))
+
+# %% [markdown]
+# ## A running state
+#
+# The regrouped form reads like the formula. Thread c keeps column c of $S$ in registers, and for each token the block
+# adds to the state and reads from it. It has the fewest flops of the three. What could still make it slow on a GPU with
+# 132 SMs, in a model with 12 heads?
+
+# %%
+show_source(make_running(d))
+
+# %% [markdown]
+# Tokens come one after the other, so that there is one block for each head: 120 of 132 SMs have nothing to do, and each
+# token waits at two barriers. For a model that writes one token at a time this is the right kernel. For a prompt it is
+# not.
+#
+# ## In chunks
+#
+# Addition can be done in any order, up to rounding, and lesson 18 made a scan of it. Cut the tokens into chunks of 32.
+# One launch computes each chunk's own $S$ and $z$, all chunks at once. A second one turns these into the state *before*
+# each chunk, an exclusive scan. A third one gives every token what the state before its chunk knows, plus the pairs
+# within the chunk, of which there are at most 32 × 32. Which part of that is still serial?
+
+# %%
+states, scan, combine = make_chunked(d)
+show_source(scan)
+
+# %%
+show_source(combine)
+
+# %% [markdown]
+# Only the scan is, with one addition for each chunk in place of one step for each token, and it has $d (d + 1)$ threads
+# a head. The price is memory: the states of all chunks, $d (d + 1) / 32$ numbers for each token, which are written
+# twice and read twice. That is twice{{ if near(4 * 4 * 64 * 65 / 32 / (16 * 64), 2) }} the bytes of the inputs and
+# outputs.
+#
+# All three have to agree with NumPy, also where the last chunk is not full:
+
+# %%
+agree(LINEAR_ATTENTION)
+
+# %% [markdown]
+# ## What was measured
+#
+# Before you look: where will each of the three be on a GPU, at 128 tokens and at 16,384, and where will softmax
+# attention by `flash` (lesson 25) meet the chunked form? The flops say at 127 tokens. But `flash` has tiles in
+# registers and no launch but its own.
+
+# %%
+from labkit import measure
+
+pictures.over_linear(measure.recorded_series("linear_attention_lengths", gpu="NVIDIA H200"))
+
+# %% [markdown]
+# `flash` is faster up to 512 tokens, and the chunked form from 1,024 on{{ if crossover }}: later than the flops say,
+# since a flop of `flash` runs from registers. At 16,384 tokens `flash` takes {{ words(flash_slowdown) }} times as long.
+# The running form has little work and no parallelism along the sequence, so it is slow at every length; the quadratic
+# form has the most of both, and loses to the chunked one everywhere.
+#
+# ## What is lost
+#
+# A state of fixed size cannot hold arbitrarily many pairs. Give both forms n random pairs of a key and a value, and
+# look one of them up, with a query that is four times its key. How far is the result from the value?
+
+# %%
+import numpy as np
+
+from labkit.kernels.attention.linear_attention import phi_reference as phi
+
+rng = np.random.default_rng(0)
+print(f"{'n':>6}{'error: softmax':>18}{'linear':>12}{'numbers kept: softmax':>26}{'linear':>12}")
+for n in (4, 16, 64, 256, 1024, 4096):
+    k, v = rng.standard_normal((2, n, d))
+    wanted = rng.integers(n, size=20)
+    queries = 4 * k[wanted]
+    scores = queries @ k.T / np.sqrt(d)
+    weights = np.exp(scores - scores.max(axis=1, keepdims=True))
+    S, z = phi(k).T @ v, phi(k).sum(axis=0)  # all that linear attention keeps of the pairs
+    errors = [np.linalg.norm(out - v[wanted]) / np.linalg.norm(v[wanted])
+              for out in (weights @ v / weights.sum(axis=1, keepdims=True),
+                          phi(queries) @ S / (phi(queries) @ z)[:, None])]
+    print(f"{n:6,}{errors[0]:18.1%}{errors[1]:12.1%}{2 * n * d:26,}{d * (d + 1):12,}")
+
+# %% [markdown]
+# The exponential makes one key stand out among thousands, and no earlier token is lost. The weights of linear attention
+# are much more alike: the more pairs there are, the nearer the result comes to the mean of all values. Models with such
+# a state have to learn what to keep and what to forget, and some combine layers of both kinds. A model that was trained
+# with a softmax, like ours, needs the softmax and the cache.
+#
+# ## What I learned
+#
+# - Without the exponential, attention is two sums that can be kept. The order of a product decides what it costs.
+# - The fewest flops do not make the fastest kernel. A recurrence must be cut into chunks before it fills a GPU.
+# - A cache grows, and forgets nothing. A state does not grow, and forgets.
+#
+# ## Resources
+#
+# - [A. Katharopoulos et al.: Transformers are RNNs (2020)](https://arxiv.org/abs/2006.16236), linear attention
+# - [W. Hua et al.: Transformer Quality in Linear Time (2022)](https://arxiv.org/abs/2202.10447), attention in chunks
+# - [S. Yang et al.: Gated Linear Attention Transformers (2023)](https://arxiv.org/abs/2312.06635), a state that forgets
+#   on purpose, and its kernels
+#
+# ## Try it
+#
+# - Replace $\varphi$ by the square of the positive part in the last experiment. Which error changes, and why?
+# - Compute the chunked form's flops for a chunk of c tokens: pairs within chunks, and the state read once for each
+#   token. Which c has the fewest, with heads of 64?
+# - How many tokens must a sequence have before the chunked form's states take less memory than a cache? (Careful.)
+#
+# In the exercises for this lesson you compare a state with a cache, add a token to it, and read from it.
+
+# %% [numbers]
+# lines = {one.name: one.us for one in series.linear_attention_lengths.lines}
+# crossover = lines['flash'][2] < lines['linear, chunked'][2] and lines['flash'][3] > lines['linear, chunked'][3]
+# flash_slowdown = lines['flash'][7] / lines['linear, chunked'][7]

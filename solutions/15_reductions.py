@@ -1,0 +1,146 @@
+# %% [markdown]
+# # 15 · Reductions: exercises
+#
+# Five exercises: a reduction by shuffles, a prediction, a bug, the rule of online softmax on its own, and a kernel from
+# a blank page that uses it. `hint("row_range")` gives a hint, and a second call a better one.
+
+# %%
+import math
+
+import numpy as np
+from numba import float32
+
+from labkit import check, cuda, hint
+
+# %% [markdown]
+# ## 1 · From the lowest to the highest
+#
+# For each row, the largest number less the smallest: `out` has R elements, `x` is (R, C). One warp takes a row, in
+# blocks of two warps. Each lane has found the largest and the smallest of its own elements already. Now the lanes have
+# to exchange them: `cuda.shfl_xor_sync(0xFFFFFFFF, value, distance)`, five times for each of the two. Then one lane
+# stores.
+
+
+# %%
+@cuda.jit
+def row_range(x, out):
+    row, lane = cuda.grid(1) // 32, cuda.threadIdx.x % 32
+    if row < x.shape[0]:  # the same for all lanes of a warp
+        largest, smallest = float32(-math.inf), float32(math.inf)
+        for col in range(lane, x.shape[1], 32):
+            largest = max(largest, x[row, col])
+            smallest = min(smallest, x[row, col])
+        ### BEGIN SOLUTION
+        for distance in (16, 8, 4, 2, 1):
+            largest = max(largest, cuda.shfl_xor_sync(0xFFFFFFFF, largest, distance))
+            smallest = min(smallest, cuda.shfl_xor_sync(0xFFFFFFFF, smallest, distance))
+        if lane == 0:
+            out[row] = largest - smallest
+        ### END SOLUTION
+
+
+# %%
+check("row_range", row_range)
+
+# %% [markdown]
+# ## 2 · Predict: 512 threads
+#
+# A block of 512 threads adds up 512 numbers. On paper:
+#
+# - `steps`: how many steps does the tree take?
+# - `shuffles`: with two levels, how many shuffles does one thread take part in?
+# - `stored`: with two levels, how many numbers go into shared memory, from all threads together?
+
+# %%
+steps = None  # of the tree
+shuffles = None  # of one thread, with two levels
+stored = None  # numbers stored into shared memory, with two levels
+### BEGIN SOLUTION
+steps = 9  # 512 = 2 ** 9
+shuffles = 10  # five within the warp, five over the warps' sums
+stored = 16  # one for each warp
+### END SOLUTION
+
+# %%
+check("predict_steps", steps=steps, shuffles=shuffles, stored=stored)
+
+# %% [markdown]
+# ## 3 · Find the bug: used twice
+#
+# Each row is moved so that its mean is 0, and then divided by the largest distance from the mean. Two reductions go
+# through the same shared memory: a sum and a maximum.
+#
+# The kernel is right on some GPUs, most of the time.
+
+
+# %%
+@cuda.jit
+def centre(x, out):
+    shared = cuda.shared.array(64, float32)
+    row, thread = cuda.blockIdx.x, cuda.threadIdx.x
+    total = float32(0.0)
+    for col in range(thread, x.shape[1], 64):
+        total += x[row, col]
+    shared[thread] = total
+    cuda.syncthreads()
+    stride = 32
+    while stride > 0:
+        if thread < stride:
+            shared[thread] += shared[thread + stride]
+        cuda.syncthreads()
+        stride //= 2
+    mean = shared[0] / float32(x.shape[1])
+
+    far = float32(0.0)
+    for col in range(thread, x.shape[1], 64):
+        far = max(far, abs(x[row, col] - mean))
+    shared[thread] = far
+    cuda.syncthreads()
+    stride = 32
+    while stride > 0:
+        if thread < stride:
+            shared[thread] = max(shared[thread], shared[thread + stride])
+        cuda.syncthreads()
+        stride //= 2
+    for col in range(thread, x.shape[1], 64):
+        out[row, col] = (x[row, col] - mean) / shared[0]
+
+
+### BEGIN SOLUTION
+@cuda.jit
+def centre(x, out):
+    shared = cuda.shared.array(64, float32)
+    row, thread = cuda.blockIdx.x, cuda.threadIdx.x
+    total = float32(0.0)
+    for col in range(thread, x.shape[1], 64):
+        total += x[row, col]
+    shared[thread] = total
+    cuda.syncthreads()
+    stride = 32
+    while stride > 0:
+        if thread < stride:
+            shared[thread] += shared[thread + stride]
+        cuda.syncthreads()
+        stride //= 2
+    mean = shared[0] / float32(x.shape[1])
+    cuda.syncthreads()  # all have read the sum: shared is free to overwrite
+
+    far = float32(0.0)
+    for col in range(thread, x.shape[1], 64):
+        far = max(far, abs(x[row, col] - mean))
+    shared[thread] = far
+    cuda.syncthreads()
+    stride = 32
+    while stride > 0:
+        if thread < stride:
+            shared[thread] = max(shared[thread], shared[thread + stride])
+        cuda.syncthreads()
+        stride //= 2
+    for col in range(thread, x.shape[1], 64):
+        out[row, col] = (x[row, col] - mean) / shared[0]
+
+
+### END SOLUTION
+
+# %%
+check("centre", centre)

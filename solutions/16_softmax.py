@@ -1,0 +1,71 @@
+# %% [markdown]
+# # 16 · Softmax: exercises
+#
+# Five exercises: a reduction by shuffles, a prediction, a bug, the rule of online softmax on its own, and a kernel from
+# a blank page that uses it. `hint("row_range")` gives a hint, and a second call a better one.
+
+# %%
+import math
+
+import numpy as np
+from numba import float32
+
+from labkit import check, cuda, hint
+
+# %% [markdown]
+# ## 1 · Join the parts
+#
+# A row was cut into parts. Of part $i$ you have its largest element, `largest[i]`, and `totals[i]`, the sum of $e^{x -
+# m_i}$ over its elements, where $m_i$ is `largest[i]`. Return both numbers of the whole row, as an array of two.
+#
+# This one is plain Python on the host. A part may be empty: then it has the largest element `-inf` and the sum 0. If
+# all parts are, so is the row.
+
+
+# %%
+def join_parts(largest, totals):
+    m, s = -np.inf, 0.0
+    ### BEGIN SOLUTION
+    m = largest.max()
+    s = (totals * np.exp(largest - m)).sum()
+    ### END SOLUTION
+    return np.array([m, s])
+
+
+# %%
+check("join_parts", join_parts)
+
+# %% [markdown]
+# ## 2 · From a blank page: log of the sum of exponentials
+#
+# $$\text{out}_r = \log \sum_c e^{x_{r,c}}$$
+#
+# It is the loss of a language model, up to a subtraction. The numbers go up to 120, where $e^x$ is beyond float32.
+# Write `logsumexp(x, out)` from the decorator down, with one thread a row, for blocks of 64.
+
+# %%
+logsumexp = None  # write the kernel
+
+
+### BEGIN SOLUTION
+@cuda.jit
+def logsumexp(x, out):
+    row = cuda.grid(1)
+    if row < out.size:
+        largest, total = x[row, 0], float32(1.0)
+        for col in range(1, x.shape[1]):
+            value = x[row, col]
+            if value > largest:
+                total *= math.exp(largest - value)  # what came before is measured against the new maximum
+                largest = value
+            total += math.exp(value - largest)
+        out[row] = largest + math.log(total)
+
+
+### END SOLUTION
+
+# %%
+check("logsumexp", logsumexp)
+
+# %% [markdown]
+# Softmax of an element is then $e^{x - \text{out}}$: one subtraction and one exponential, without a maximum.

@@ -1,0 +1,116 @@
+# %% [markdown]
+# # 38 · Batches: exercises
+#
+# Three exercises: what a batch is worth, slots that are refilled, and from a blank page the rows of a step.
+# `hint("refill_slots")` gives a hint, and a second call a better one.
+
+# %%
+import math
+
+import numpy as np
+from numba import float32
+
+from labkit import check, cuda, hint
+
+# %% [markdown]
+# ## 1 · Predict: what a batch is worth
+#
+# A model has 10⁹ weights in bfloat16, 25 layers, and 8 heads of keys and values with 80 numbers each, also in bfloat16.
+# A GPU moves 4,000 GB a second and does 800 · 10¹² flops a second. Every sequence has 1,000 tokens in its cache. A step
+# reads all weights once, and all keys and values of each sequence; suppose that it takes as long as these bytes take.
+# How many MB do the keys and values of one sequence take (1 MB = 10⁶ bytes)? How many microseconds does a step take
+# with 1 sequence, and with 125? How many tokens a second does the GPU compute with 125? And for how many rows of a
+# prompt do the flops, two for each weight and row, take as long as the weights' bytes?
+
+# %%
+kept_mb = None
+step_us_1 = None
+step_us_125 = None
+tokens_per_second_125 = None
+rows_at_ridge = None
+### BEGIN SOLUTION
+kept_mb = 2 * 25 * 8 * 80 * 2 * 1000 // 10**6
+step_us_1 = (2000 + kept_mb) // 4
+step_us_125 = (2000 + 125 * kept_mb) // 4
+tokens_per_second_125 = 125 * 10**6 // step_us_125
+rows_at_ridge = 500 * 800 * 10**6 // (2 * 10**9)  # flops in 500 microseconds, by those of a row
+### END SOLUTION
+
+# %%
+check("predict_batch", kept_mb=kept_mb, step_us_1=step_us_1, step_us_125=step_us_125,
+      tokens_per_second_125=tokens_per_second_125, rows_at_ridge=rows_at_ridge)
+
+
+# %% [markdown]
+# ## 2 · Slots that are refilled
+#
+# Requests wait in a queue, and request i will have `lengths[i]` tokens, one in each step; `lengths` is an array (n,) of
+# positive integers. There are `slots` slots. Before each step, every free slot takes the next request of the queue, the
+# lowest slot first. A slot becomes free in the step after its request's last token. Return an array (n, 2): for each
+# request its slot and the step of its first token. Slots and steps are counted from 0.
+
+
+# %%
+def refill_slots(lengths, slots):
+    ### BEGIN SOLUTION
+    free, found = [0] * slots, []  # the first step in which each slot is free
+    for length in lengths.tolist():
+        slot = free.index(min(free))
+        found.append((slot, free[slot]))
+        free[slot] += length
+    return np.array(found)
+    ### END SOLUTION
+
+
+# %%
+check("refill_slots", refill_slots)
+
+# %% [markdown]
+# The requests of the lesson, with four slots: the steps of continuous batching until the last request ends, and those
+# of static batching, the sum over its batches of the longest answer.
+
+# %%
+counts = np.array([24, 3, 9, 14, 4, 6, 20, 3, 10, 5])
+found = refill_slots(counts, 4)
+if found is not None:
+    print("continuous:", (found[:, 1] + counts).max(), "static:", sum(counts[i : i + 4].max() for i in (0, 4, 8)))
+
+
+# %% [markdown]
+# ## 3 · From a blank page: the rows of a step
+#
+# In a step, sequence b brings `new[b]` rows: one if it goes on, those of its prompt or of a part of it, or none at all.
+# `before[b]` of its tokens are in the cache already. Both are arrays (B,) of integers, and at least one row is brought.
+# The rows of all sequences are packed end to end, in the order of the sequences.
+#
+# Return an array (T, 3) of integers. For each of the T rows it has the number of its sequence, its position in that
+# sequence, and 1 if it is the last row of its sequence in this step, whose logits the head computes; else 0. Sequences
+# and positions are counted from 0.
+#
+# Write `rows_of_step(before, new)`.
+
+# %%
+rows_of_step = None  # write the function
+
+
+### BEGIN SOLUTION
+def rows_of_step(before, new):
+    rows = []
+    for b in range(len(new)):
+        for i in range(new[b]):
+            rows.append((b, before[b] + i, int(i == new[b] - 1)))
+    return np.array(rows)
+
+
+### END SOLUTION
+
+# %%
+check("rows_of_step", rows_of_step)
+
+# %% [markdown]
+# The step of the lesson: two sequences that go on, and a prompt.
+
+# %%
+rows = rows_of_step(np.array([9, 10, 0]), np.array([1, 1, 9])) if rows_of_step else None
+if rows is not None:
+    print(rows.T)

@@ -1,0 +1,195 @@
+# %% [markdown]
+# # 44 · Serving: exercises
+#
+# Four exercises: a prediction about queues, chunks of prompts within a limit on the time between tokens, a bug in what
+# a client is shown, and from a blank page a policy that beats first come, first served.
+# `hint("predict_waiting")` gives a hint, and a second call a better one.
+
+# %%
+import numpy as np
+
+from labkit import check, hint
+
+# %% [markdown]
+# ## 1 · Predict: queues
+#
+# A server gets 40 requests a second. A request stays for 1,500 ms on average, from its arrival to its last token; for
+# 300 ms of them it waits in the queue, and then it runs. A step takes 2 ms, and every running request gets a token in
+# each step. How many requests are inside on average, how many of them are queued, and how many tokens a second does
+# the server write?
+#
+# Another server handles one request at a time, in 10 ms on average. Both the times between arrivals and the service
+# times are exponentially distributed. How many milliseconds does a request stay on average, waiting and service
+# together, with 75 arrivals a second? With 95? And with 75 again, if the server becomes 20% faster and needs 8 ms?
+
+# %%
+inside = None  # requests
+queued = None  # of these
+tokens_per_second = None
+ms_at_75 = None  # 75 arrivals a second
+ms_at_95 = None
+ms_faster = None  # 75 arrivals a second, 8 ms of service
+### BEGIN SOLUTION
+inside = 60
+queued = 12
+tokens_per_second = 24_000
+ms_at_75 = 40
+ms_at_95 = 200
+ms_faster = 20
+### END SOLUTION
+
+# %%
+check("predict_waiting", inside=inside, queued=queued, tokens_per_second=tokens_per_second, ms_at_75=ms_at_75,
+      ms_at_95=ms_at_95, ms_faster=ms_faster)
+
+
+# %% [markdown]
+# ## 2 · A limit on the time between tokens
+#
+# A reader sees a pause if a step takes too long, and what makes a step long is the prompts in it. So do not fix the
+# number of tokens of a step. Compute before each step how many tokens of prompts fit into its *time*.
+#
+# A step takes max(`step`, rows · `row`) + read · `cached` nanoseconds, all whole numbers. *Rows* are the tokens that
+# are computed. *Read* are the tokens whose keys and values are read: for a running sequence all of its tokens, for a
+# chunk of a prompt all that was computed of it before, and the chunk itself. A prompt without a token in the step
+# costs nothing.
+#
+# `contexts` has the number of tokens of each running sequence; each of them has one row in the step. `done` and `left`
+# say for each prompt how many of its tokens are computed and how many are not. Prompts are served in their order. Each
+# gets as many of its tokens as fit, so that the step takes at most `limit` nanoseconds. Behind one that does not get
+# all of its tokens, the others get none. Return an array with the size of each chunk. Running sequences are never left
+# out, even if the step takes too long with them alone.
+
+
+# %%
+def prompt_chunks(contexts, done, left, limit, step, row, cached):
+    ### BEGIN SOLUTION
+    chunks = np.zeros(len(left), np.int64)
+    rows, read = len(contexts), int(contexts.sum())
+    for i in range(len(left)):
+        room = limit - cached * (read + int(done[i]))  # for the chunk: weights or arithmetic, and its own cache
+        chunk = max(min(int(left[i]), (room - step) // cached, (room - rows * row) // (row + cached)), 0)
+        chunks[i] = chunk
+        if chunk < left[i]:
+            break
+        rows += chunk
+        read += int(done[i]) + chunk
+    return chunks
+    ### END SOLUTION
+
+
+# %%
+check("prompt_chunks", prompt_chunks)
+
+# %% [markdown]
+# No step is longer than the limit, as long as decoding alone is not. So neither is the time between two tokens of a
+# running sequence, not only for 99 of 100.
+#
+# ## 3 · Find the bug: text that is taken back
+#
+# A text comes as `tokens`, a tuple of strings, and ends where one of the strings `stops` is complete. There may be no
+# such string. After each token, how many characters of the text so far may a client have? Nothing of a stop string may
+# be shown, not even its first character, and nothing that can still become a part of one. Everything else must be
+# shown. If several stop strings occur, the one that is complete first ends the text; if two are complete with the same
+# character, the longer one does. From there on the number stays the same: the characters before the stop string.
+#
+# With the stop string `STOP` and the tokens `"Hi"`, `" S"`, `"TOP"` the numbers are 2, 3 and 3. This function returns
+# just that. And yet a user complains: in the chat the word `ST` appeared and vanished again. Find out which tokens
+# cause that, and mend it.
+
+
+# %%
+def shown_after(tokens, stops):
+    text, end, counts = "", None, []
+    for token in tokens:
+        begin = len(text)
+        if end is None:
+            text += token
+            found = []
+            for stop in stops:
+                at = text.find(stop, max(0, begin - len(stop) + 1))
+                if at >= 0:
+                    found.append((at + len(stop), at))
+            if found:
+                end = min(found)[1]
+        if end is not None:
+            counts.append(end)
+            continue
+        held = 0
+        for stop in stops:
+            for size in range(1, len(stop)):
+                if token.endswith(stop[:size]):
+                    held = max(held, size)
+        counts.append(len(text) - held)
+    return np.array(counts)
+
+
+### BEGIN SOLUTION
+def shown_after(tokens, stops):
+    text, end, counts = "", None, []
+    for token in tokens:
+        begin = len(text)
+        if end is None:
+            text += token
+            found = []
+            for stop in stops:
+                at = text.find(stop, max(0, begin - len(stop) + 1))
+                if at >= 0:
+                    found.append((at + len(stop), at))
+            if found:
+                end = min(found)[1]
+        if end is not None:
+            counts.append(end)
+            continue
+        held = 0
+        for stop in stops:
+            for size in range(1, len(stop)):
+                if text.endswith(stop[:size]):  # of the text, not of its last token: a stop string may be in several
+                    held = max(held, size)
+        counts.append(len(text) - held)
+    return np.array(counts)
+
+
+### END SOLUTION
+
+# %%
+check("shown_after", shown_after)
+
+# %% [markdown]
+# The engine's detokenizer holds back as many characters as the longest stop string has, less one, whatever they are.
+# That is simpler, and a client has each character a little later.
+#
+# ## 4 · From a blank page: who is next?
+#
+# Write a policy. Each time that the scheduler can admit a request, it calls `choose_next(prompts, waited)`: two NumPy
+# arrays with an element for each waiting request, in the order of their arrival, with the number of tokens of its
+# prompt and the milliseconds that it has waited so far. Return the number of the request that is admitted next, an
+# integer from 0 on. At least one request waits.
+#
+# The policy runs in the simulator, on several traces of 150 requests and more: most prompts have 20 to 200 tokens, one
+# in seven has 2,000 to 4,000, and for a while more requests arrive than the server can serve. A thousand tokens of
+# prompts take 4 ms, and FIFO keeps requests waiting for 50 to 150 ms. On such traces
+#
+# - the *mean* time to the first token must be at most 85% of FIFO's, and
+# - *no* request may wait for its first token longer than 1.5 times the longest wait with FIFO.
+#
+# There are also traces on which no policy can be better than FIFO, because all prompts are equally long or hardly any
+# request waits. There the mean must not be worse. No policy changes how many requests the server can serve in all: the
+# same tokens have to be computed in any order.
+
+# %%
+choose_next = None  # write the function
+
+
+### BEGIN SOLUTION
+def choose_next(prompts, waited):
+    return np.argmin(0.01 * prompts - waited)  # a thousand tokens more are worth ten milliseconds of waiting
+
+
+### END SOLUTION
+
+# %%
+check("choose_next", choose_next)
+
+# %% [markdown]
+# Your policy in the lesson's simulator: `partial(ChoosingScheduler, choose=choose_next)` in place of the scheduler.
