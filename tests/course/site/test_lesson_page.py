@@ -163,8 +163,7 @@ def test_a_question_that_nothing_answers_stays_and_equal_ones_have_names_of_thei
 
 
 class Reader(HTMLParser):
-    """What a reader of a page sees without opening anything: (kind, text), where kind is heading, open, asked or
-    folded."""
+    """What a page says, in order: (kind, text), where kind is heading, open, asked, code or folded."""
 
     def __init__(self, page: str):
         super().__init__()
@@ -177,9 +176,10 @@ class Reader(HTMLParser):
         name = dict(attributes).get("class") or ""
         kind = self.within[-1][1] if self.within else "open"
         if kind != "folded":
-            kind = ("folded" if (tag, name) == ("details", "result") else "asked" if name == "asked" else
-                    "heading" if re.match(r"h\d$", tag) else kind)
-            if (tag, name) == ("details", "result") or name == "asked" or re.match(r"h\d$", tag):
+            begins = ("folded" if (tag, name) == ("details", "result") else
+                      {"asked": "asked", "highlight": "code"}.get(name) or ("heading" if re.match(r"h\d$", tag) else ""))
+            if begins:
+                kind = begins
                 self.parts.append((kind, ""))
         self.within.append((tag, kind))
 
@@ -196,7 +196,7 @@ class Reader(HTMLParser):
 
 def given_away(page: str) -> list[tuple[str, set[str]]]:
     """Open texts between a folded result and the next heading, with the numbers of the result that they tell and that
-    were not known before. What a question says is known."""
+    were not known before. What a question says is known, and so is code."""
     found, folded, known = [], set(), set()
     for kind, text in Reader(page).parts:
         numbers = set(re.findall(r"(?<![\w.,])\d[\d,]*\.?\d(?!\w)", text))
