@@ -163,7 +163,8 @@ def test_a_question_that_nothing_answers_stays_and_equal_ones_have_names_of_thei
 
 
 class Reader(HTMLParser):
-    """What a page says, in order: (kind, text), where kind is heading, open, asked, code or folded."""
+    """What a page says, in order: (kind, text), where kind is heading, open, asked, code, folded, or result for
+    the outputs in what is folded."""
 
     def __init__(self, page: str):
         super().__init__()
@@ -175,12 +176,14 @@ class Reader(HTMLParser):
             return
         name = dict(attributes).get("class") or ""
         kind = self.within[-1][1] if self.within else "open"
-        if kind != "folded":
-            begins = ("folded" if (tag, name) == ("details", "result") else
-                      {"asked": "asked", "highlight": "code"}.get(name) or ("heading" if re.match(r"h\d$", tag) else ""))
-            if begins:
-                kind = begins
-                self.parts.append((kind, ""))
+        if kind in ("folded", "result"):
+            begins = "result" if name == "outputs" else ""
+        else:
+            begins = {"result": "folded", "asked": "asked", "highlight": "code"}.get(name, "")
+            begins = begins or ("heading" if re.match(r"h\d$", tag) else "")
+        if begins:
+            kind = begins
+            self.parts.append((kind, ""))
         self.within.append((tag, kind))
 
     def handle_endtag(self, tag):
@@ -194,14 +197,18 @@ class Reader(HTMLParser):
         self.parts[-1] = kind, f"{self.parts[-1][1]} {data}".strip()
 
 
+POWERS_OF_TWO = "16|32|64|128|256|512|1,?024|2,?048|4,?096|8,?192"
+
+
 def given_away(page: str) -> list[tuple[str, set[str]]]:
     """Open texts between a folded result and the next heading, with the numbers of the result that they tell and that
-    were not known before. What a question says is known, and so is code."""
+    were not known before. What a question says is known, and so is code; a power of two is a size."""
     found, folded, known = [], set(), set()
     for kind, text in Reader(page).parts:
         numbers = set(re.findall(r"(?<![\w.,])\d[\d,]*\.?\d(?!\w)", text))
-        if kind == "folded":
-            folded |= numbers - known
+        if kind == "result":
+            folded |= {number for number in numbers - known if not re.fullmatch(POWERS_OF_TWO, number)}
+        if kind in ("folded", "result"):
             continue
         if kind == "heading":
             folded = set()
@@ -213,8 +220,9 @@ def given_away(page: str) -> list[tuple[str, set[str]]]:
 
 def test_an_open_paragraph_that_tells_a_folded_number_is_found():
     page = ('<div class="asked"><p>How many of 64?</p></div><details class="result"><summary>Show</summary>'
-            "<p>64 of 1,024<br>rows.</p></details><p>So it is {}, not 64.</p><h2>Next</h2><p>1,024 rows</p>")
-    assert given_away(page.format("1,024")) == [("So it is 1,024, not 64.", {"1,024"})]
+            '<div class="outputs"><p>64 of 1,025 by 32<br>rows.</p></div></details><p>So it is {}, not 64 or 32.</p>'
+            "<h2>Next</h2><p>1,025 rows</p>")
+    assert given_away(page.format("1,025")) == [("So it is 1,025, not 64 or 32.", {"1,025"})]
     assert given_away(page.format("many")) == []
 
 
