@@ -167,7 +167,8 @@ def search(
     as_json: Annotated[bool, typer.Option("--json", help="As JSON, for another program.")] = False,
     device: Device = None,
 ):
-    """Find the passages of the course nearest in meaning: sections of lessons, and what is written above kernels.
+    """Find the passages of the course nearest in meaning and in words: sections of lessons, exercises, and what is
+    written above kernels. A term of the glossary is explained first.
 
     The encoder is MiniLM, made of this course's kernels; `labkit weights minilm` fetches its weights. Without them the
     search goes by words.
@@ -176,6 +177,7 @@ def search(
     """
     from rich.markup import escape
 
+    from labkit.course import glossary
     from labkit.course import registry as courses
     from labkit.course import search as passages
     from labkit.models import weights as model_weights
@@ -200,9 +202,12 @@ def search(
         print(json.dumps([{"score": round(hit.score, 4), "title": hit.passage.title,
                            "file": file_of(course, hit.passage), "line": hit.passage.line, "page": hit.passage.page,
                            "text": hit.passage.text} for hit in hits[:count]], indent=1))
+    for term in () if as_json else passages.definitions(glossary.load(course).terms, query)[:2]:
+        console.print(f"[bold]{escape(term.name)}[/]  {escape(term.means)}", soft_wrap=True)
     for hit in () if as_json else hits[:count]:
         passage = hit.passage
-        console.print(f"[bold]{hit.score:5.2f}  {escape(passage.title)}[/]", soft_wrap=True)
+        score = f"{hit.score:5.2f}" if hit.score else "words"  # not in the index: found by its words
+        console.print(f"[bold]{score}  {escape(passage.title)}[/]", soft_wrap=True)
         page = course.root / "build" / "site" / passage.page.partition("#")[0]
         link = f"  {paths.shown(page)}{passage.page[len(page.name):]}" if passage.page and page.is_file() else ""
         console.print(f"       {file_of(course, passage)}:{passage.line}{link}", style="cyan", markup=False,

@@ -136,7 +136,7 @@
       link.addEventListener("click", event => {
         if (event.ctrlKey || event.metaKey || event.shiftKey) return;
         event.preventDefault();
-        const shown = link.querySelector("img");
+        const shown = all("img", link).find(one => one.checkVisibility?.() ?? one.offsetParent) ?? link.querySelector("img");
         image.src = shown.src;
         image.alt = shown.alt;
         const own = Number(shown.getAttribute("width")) || shown.naturalWidth / 2;  // of a PNG, two pixels for one

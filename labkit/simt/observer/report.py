@@ -241,6 +241,7 @@ class Report:
 
         block: the number of the block to show first, or its (x, y, z); the first with a fault if None, else block 0.
         All blocks can be chosen in a launch of up to 16 with 2,048 threads together; of a larger one, one is recorded.
+        A race between warps of a block can also be played in an order that gives a wrong result, and in a right one.
         Returns a Player, which a notebook shows; its save("file.html") writes one HTML file. The launch runs once more,
         on a copy of what it began with. Raises ValueError for arrays of more than 16 MB together.
         """

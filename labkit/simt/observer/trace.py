@@ -28,8 +28,9 @@ TITLES = {"race": "Race", "out_of_bounds": "Out of bounds", "divergent_barrier":
           "uninitialized_read": "Read of unwritten memory"}  # fmt: skip
 
 
-def encoded(recording, report):
-    """The recording as an object for JSON. report: of the plain observation, for what the recording did not meet."""
+def encoded(recording, report, wrong=None):
+    """The recording as an object for JSON. report: of the plain observation, for what the recording did not meet.
+    wrong: {index of a step: {array: elements}} of what it writes that is shown as wrong."""
     encoder = _Encoder(recording)
     findings = recording.report.findings or report.findings
     return {
@@ -44,6 +45,8 @@ def encoded(recording, report):
         "first": next((k for k, b in enumerate(encoder.blocks) if b["number"] == recording.block_ids[0]), 0),
         "findings": [encoder.finding(finding) for finding in findings],
         "notes": _notes(recording, encoder),
+        "wrong": {step: {encoder.array_ids[name]: elements for name, elements in arrays.items()}
+                  for step, arrays in (wrong or {}).items()},
     }
 
 

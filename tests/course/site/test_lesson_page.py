@@ -82,7 +82,9 @@ def test_pictures_have_their_size_and_lead_to_themselves(course):
         v4.new_output("display_data", data={"image/svg+xml": svg, "image/png": "", "text/plain": "<Figure>"})])
     assert ('<a class="enlarge" href="images/00_first-1.png"><img src="images/00_first-1.png" alt="Time" width="1000" '
             'height="400" loading="lazy">') in text
-    assert 'src="images/00_first-2.svg" alt="Plot 2 of First" width="400" height="200"' in text
+    for kind, name in (("light", "00_first-2.svg"), ("dark", "00_first-2-dark.svg")):
+        assert f'class="in-{kind}" src="images/{name}" alt="Plot 2 of First" width="400" height="200"' in text
+        assert (course.root / "build" / "site" / "images" / name).is_file()
 
 
 # --- Code ------------------------------------------------------------------------------------------------------------
