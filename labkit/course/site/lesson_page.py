@@ -1,7 +1,7 @@
 """A lesson's notebook as a page: prose, code, and what the code gave.
 
-A result that a prediction comes before is folded away until the reader asks for it; plain <details>, so that it works
-without a script and by keyboard.
+What follows a question is folded away until the reader asks for it; plain <details>, so that it works without a script
+and by keyboard.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from markupsafe import Markup
 from nbconvert.filters.ansi import ansi2html, strip_ansi
 
 from labkit._common.dark_svg import dark
-from labkit.course import colab, notebooks, prose
+from labkit._common.markdown import anchor as anchor_of
+from labkit.course import colab, notebooks, predictions, prose, static_view
 from labkit.course.glossary import Glossary, Marker
 from labkit.course.lessons import LessonResult, kept
 from labkit.course.registry import Chapter, Course
@@ -102,14 +103,48 @@ def render(course: Course, chapter: Chapter, notebook, glossary: Glossary, resul
            result: LessonResult | None = None, repository: str = "") -> Page:
     markdown = Markdown({c.name for c in course.chapters})
     page = Page(chapter, results, result, Markup(), markdown.toc, marker=Marker(glossary, chapter))
-    parts, predicted = [], False
+    parts: list[str] = []
+    anchors: set[str] = set()
+    fold: _Fold | None = None  # of the question that was asked last
+
+    def put(html: str) -> None:
+        """Into the fold, if there is one."""
+        if html:
+            (parts if fold is None else fold.parts).append(html)
+
+    def close() -> None:
+        nonlocal fold
+        if fold is not None:
+            page.folded += bool(fold.parts)
+            parts.append(fold.html())
+        fold = None
+
+    def text(source: str) -> str:
+        return f'<div class="prose">{page.marker.mark(markdown.html(source))}</div>'
+
     for cell in notebook.cells:
-        if cell.cell_type == "markdown":
-            predicted = asks(cell.source)
-            parts.append(f'<div class="prose">{page.marker.mark(markdown.html(cell.source))}</div>')
+        kind = predictions.kind(cell)
+        if kind == predictions.GUESS:
+            close()
+            question = predictions.line(cell)
+            anchor = anchor_of(" ".join(question.split()[:9]), anchors)
+            anchors.add(anchor)
+            fold = _Fold(page.marker.mark(markdown.html(question)), anchor)
+        elif kind == predictions.ANSWER:
+            put(text(predictions.prose(cell)))
+        elif cell.cell_type == "markdown":
+            close()
+            parts.append(text(cell.source))
         elif cell.cell_type == "code" and cell.source.strip() and cell.get("id") != colab.SETUP:
-            outputs = "".join(_output(output, page, repository) for output in _joined(cell.outputs))
-            parts.append(f'<div class="cell">{_code(cell)}{_outputs(outputs, predicted, page)}</div>')
+            outputs = "".join(_output(output, page, repository) for output in _joined(cell.outputs)
+                              if not static_view.is_caption(output))
+            outputs = f'<div class="outputs">{outputs}</div>' if outputs else ""
+            if fold is not None and not fold.parts and not _is_folded(cell):  # the code to predict from is open
+                parts.append(f'<div class="cell">{_code(cell)}</div>')
+                put(outputs)
+            else:
+                put(f'<div class="cell">{_code(cell)}{outputs}</div>')
+    close()
     page.body = Markup("\n".join(parts))
     page.tips = Markup(page.marker.tips(glossary))
     return page
@@ -117,39 +152,30 @@ def render(course: Course, chapter: Chapter, notebook, glossary: Glossary, resul
 
 def _code(cell) -> str:
     shown = code.python(cell.source)
-    if notebooks.FOLDED not in cell.metadata.get("tags", []):
-        return shown
-    return f'<details class="code"><summary>Code</summary>{shown}</details>'
+    return f'<details class="code"><summary>Code</summary>{shown}</details>' if _is_folded(cell) else shown
+
+
+def _is_folded(cell) -> bool:
+    return notebooks.FOLDED in cell.metadata.get("tags", [])
 
 
 # --- Predictions -----------------------------------------------------------------------------------------------------
 
-# A lesson asks in the imperative, at the end of the prose above a cell, or under a heading that says so; or its prose
-# ends with a question.
-ASKS = re.compile(r"\b[Bb]efore you (?:run|look|read|go|open|turn)\b|(?:^|[.:;?!)] |\*\*)(?:Predict|Guess|Write down|"
-                  r"Draw|Try it on paper)\b|\b(?:then|and|first) (?:guess|predict)\b|^#+ .*\b[Pp]rediction\b", re.M)
-LAST_PARAGRAPHS = 2
 
+class _Fold:
+    """What a page gathers behind one question."""
 
-def asks(markdown: str) -> bool:
-    """Whether this prose asks for a prediction of what the next cell gives."""
-    sections = re.split(r"(?m)^(?=#+ )", markdown)
-    last = sections[-1].strip()
-    heading, _, text = last.partition("\n") if last.startswith("#") else ("", "", last)
-    paragraphs = re.split(r"\n\s*\n", text.strip())[-LAST_PARAGRAPHS:]
-    lines = [heading, *(" ".join(paragraph.split()) for paragraph in paragraphs)]
-    return text.rstrip(" *)\n").endswith("?") or bool(ASKS.search("\n".join(lines)))
+    def __init__(self, question: str, anchor: str):
+        self.question, self.anchor, self.parts = question, anchor, []
 
-
-def _outputs(outputs: str, predicted: bool, page: Page) -> str:
-    if not outputs:
-        return ""
-    shown = f'<div class="outputs">{outputs}</div>'
-    if not predicted or 'class="source"' in outputs:  # code to read is a part of the question
-        return shown
-    page.folded += 1
-    return ('<details class="result"><summary><span class="ask">Show the result</span><span class="asked">Hide the '
-            f"result</span></summary>{shown}</details>")
+    def html(self) -> str:
+        asked = f'<div class="prose">{self.question}</div>'
+        if not self.parts:  # nothing to show: the question stays
+            return asked
+        return (f'<div class="prediction" id="{self.anchor}"><div class="asked">{asked}'
+                '<label class="guess">Your guess <input type="text" placeholder=" " autocomplete="off"></label></div>'
+                '<details class="result"><summary><span class="show">Show the result</span>'
+                f'<span class="hide">Hide the result</span></summary>{"".join(self.parts)}</details></div>')
 
 
 # --- Outputs ---------------------------------------------------------------------------------------------------------
@@ -173,8 +199,7 @@ def _output(output: dict, page: Page, repository: str) -> str:
     if kind == "error":
         return f'<pre class="error">{ansi2html(chr(10).join(output["traceback"]))}</pre>'
     data = output.get("data", {})
-    if "text/html" in data:  # an iframe, a page of its own, stays as it is
-        html = data["text/html"]
+    if html := data.get(static_view.PLAYER) or data.get("text/html"):  # an iframe, a page of its own, stays as it is
         if "<iframe" not in html:
             html = without_empty_heads(code.sources(html, repository))
         return f'<div class="rich">{html}</div>'

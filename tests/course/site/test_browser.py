@@ -107,6 +107,44 @@ def test_a_result_waits_and_what_is_in_it_lives(opened, course_dir):
     assert page.locator(".reveal").get_attribute("aria-pressed") == "false"
 
 
+FOLDED = LESSON.replace("# ## Another", "# The sum of forty and two is a zebra, which nobody expects.\n#\n# ## Another")
+
+
+@pytest.mark.sweep
+def test_a_guess_is_kept_beside_the_result(opened, course_dir):
+    page = opened(write(course_dir).parent / "00_first.html")
+    page.fill(".guess input", "about 42")
+    page.reload()
+    assert page.input_value(".guess input") == "about 42" and page.locator(".guess").is_visible()
+    page.click("details.result summary")
+    assert page.locator(".outputs .stream").is_visible() and page.locator(".guess").is_visible()
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("start", ["index.html", "00_first.html"])
+def test_what_the_search_finds_in_what_is_folded_is_opened(opened, course_dir, start):
+    page = opened(write(course_dir, FOLDED).parent / start)
+    for query, opens in (("warps", False), ("zebra", True)):
+        page.fill(".search input", query)
+        page.click("#search_found a:has-text('First')")
+        page.wait_for_url("**/00_first.html*")
+        page.wait_for_function(f"document.querySelector('details.result').open == {str(opens).lower()}")
+    assert page.locator("text=nobody expects").last.is_visible()
+
+
+@pytest.mark.sweep
+def test_on_paper_everything_is_open(opened, course_dir):
+    index = write(course_dir, FOLDED)
+    for script in (True, False):
+        page = opened(index.parent / "00_first.html", java_script_enabled=script)
+        page.emulate_media(media="print")
+        if script:
+            page.evaluate("dispatchEvent(new Event('beforeprint'))")
+        text = page.locator("main .result .prose p")
+        assert text.is_visible() and not page.locator("details.result summary").is_visible()
+        assert not page.locator(".guess").is_visible()  # it is empty
+
+
 @pytest.mark.sweep
 def test_a_word_is_explained_by_keyboard_and_nothing_moves(opened, course_dir):
     page = opened(write(course_dir).parent / "00_first.html")
