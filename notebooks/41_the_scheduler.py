@@ -98,8 +98,8 @@ table(trace, ["sequence", "tokens not computed", "budget before", "tokens in the
 # Line by line:
 #
 # 1. `budget` is 8. The loop over `self.running` begins with a, the oldest. Its first output token was sampled in step 1
-#    and is not computed yet, so `length` is `min(1, 8)`. `_make_pages` finds that a's page still has room, `_run` puts a
-#    chunk of one token into the step, and `budget` becomes 7.
+#    and is not computed yet, so `length` is `min(1, 8)`. `_make_pages` finds that a's page still has room, `_run` puts
+#    a chunk of one token into the step, and `budget` becomes 7.
 # 2. b has 5 tokens of its prompt left: `length` is `min(5, 7)`, and `budget` becomes 2. The 10 tokens of b need three
 #    pages, and it holds two. `_make_pages` sees to it that there is one more.
 # 3. The loop ends, and `_admit` gets the 2 tokens that are left. c is the next waiting request. `required` counts the
