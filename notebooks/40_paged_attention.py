@@ -36,7 +36,7 @@ keys, values = (np.full(pages.cache_shape(9, 1, 32), np.nan, np.float32) for _ i
 for row, length in zip(page_table, lengths, strict=True):
     for cache in (keys, values):
         pages.place(cache, row, rng.standard_normal((length, 1, 32), np.float32))
-table([(sequence, length, *row) for sequence, (length, row) in enumerate(zip(lengths.tolist(), page_table.tolist()))],
+table(zip(range(4), lengths.tolist(), *page_table.T.tolist(), strict=True),
       ["sequence", "tokens", "tokens 0 to 15", "16 to 31", "32 to 47", "48 to 63"], "The page table")
 
 # %% [markdown]
@@ -293,9 +293,9 @@ agree(PAGED_PREFILL_BF16, ["paged_prefill_bf16_naive"],
 
 # %% [markdown]
 # The faster kernel gives a block a tile of queries, as flash attention does in lesson 25, and looks up the pages of
-# each tile of keys. These tiles begin at a sequence's first token, whichever rows are new. So a prompt has the same bits
-# whether it is computed in one launch, in several, or with its beginning found in the cache; the tests compare them.
-# PyTorch again gets contiguous keys and values. Will the pages cost more than they did in decoding?
+# each tile of keys. These tiles begin at a sequence's first token, whichever rows are new. So a prompt has the same
+# bits whether it is computed in one launch, in several, or with its beginning found in the cache; the tests compare
+# them. PyTorch again gets contiguous keys and values. Will the pages cost more than they did in decoding?
 
 # %%
 prompts = {f"{size['B']} x {size['S']:,}": size

@@ -138,8 +138,8 @@ print(f"{passes} passes, no sort: {np.count_nonzero(weights >= low):,} tokens ar
       f"by sorting: {len(kept):,}")
 
 # %% [markdown]
-# One for each bit of the largest weight, about. The first kernel of the ladder does the same; `trial` is the threshold that it
-# tries, and `kept_total` a pass over the row:
+# One for each bit of the largest weight, about. The first kernel of the ladder does the same; `trial` is the threshold
+# that it tries, and `kept_total` a pass over the row:
 
 # %%
 from labkit.kernels import sampling_rows
@@ -308,5 +308,6 @@ pictures.host_and_device(host_us, 2_500.0)
 # %% [numbers]
 # rung = lambda name, R: row('sample_top_p', name, R=R, V=128256)
 # us = lambda name, R: rung(name, R).graph_us or rung(name, R).us
-# histogram, split = 'sample_histogram', 'sample_split'
+# histogram = 'sample_histogram'
+# split = 'sample_split'
 # sort = 'PyTorch (sort, softmax, cumulative sum)'
