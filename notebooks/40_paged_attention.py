@@ -174,8 +174,8 @@ table([(name, observe(kernel, *arguments).counts["sectors"] / in_cache)
       {"kernel": "", "sectors touched, over those of keys and values": ".1f"})
 
 # %% [markdown]
-# The naive kernel computes each score twice, reloads the query for each of them, and loads four bytes at a time, each
-# of which touches a whole sector. A block that has all four heads loads keys and values once, in whole sectors; the
+# The naive kernel computes each score twice, reloads the query for each of them, and loads four bytes at a time, though
+# each load touches a whole sector. A block that has all four heads loads keys and values once, in whole sectors; the
 # excess over 1 is the queries, which every warp loads, the table and the result.
 #
 # ## Long sequences, and the same bits in any batch
@@ -194,10 +194,10 @@ table([(name, observe(kernel, *arguments).counts["sectors"] / in_cache)
 show_source(find_parts)
 
 # %% [markdown]
-# On the length of the sequence, and on nothing else in the batch. (All parts but the last are a multiple of 4 pages, so
-# that the four warps have equally many.) Only the number of *blocks* depends on the batch.
+# On the length of the sequence, and on nothing else in the batch. All parts but the last are a multiple of 4 pages, so
+# that the four warps have equally many. Only the number of *blocks* depends on the batch.
 #
-# Here is a sequence of 200 tokens, in a batch of 300 seats of which six are taken, and then alone, in other pages.
+# Here is a sequence of 200 tokens, in a batch of 300 seats with six of them taken, and then alone, in other pages.
 # Does it have the same result, bit for bit?
 
 # %%
@@ -228,8 +228,8 @@ assert np.array_equal(split, moved)
 #
 # Decoding reads the keys and values of all sequences once and does little with them: one multiply-add for each element
 # and each query head of its group. So a good yardstick is a kernel that only reads: the sum of lesson 15 goes through
-# memory at {{ sum_gbs:,.0f }} GB/s on an H200. (A copy reaches less, {{ limits.bandwidth_gbs:,.0f }}, because it writes
-# half of its bytes.) All times below were recorded there in a CUDA graph, the sum's too; only the naive kernel, which
+# memory at {{ sum_gbs:,.0f }} GB/s on an H200. A copy, which writes half of its
+# bytes, reaches {{ limits.bandwidth_gbs:,.0f }}. All times below were recorded there in a CUDA graph, the sum's too; only the naive kernel, which
 # takes milliseconds, was timed alone. `mma` is `split` with its products on tensor cores. PyTorch's SDPA was given
 # contiguous keys and values, and gathering them from pages is not in its time. Which kernel gets closest to the
 # yardstick with 256 sequences, and which with one?

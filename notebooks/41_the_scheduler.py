@@ -63,7 +63,7 @@ show_source(Scheduler._admit)
 # %% [markdown]
 # Neither. A step has a *token budget*. Running sequences are served first, oldest first, and each has
 # `sequence.length - sequence.computed` tokens that are not computed yet: one if it decodes, more if it is in the middle
-# of its prompt. What is left of the budget goes to waiting requests. A prompt that does not fit is cut into *chunks*.
+# of its prompt. The rest of the budget goes to waiting requests. A prompt that does not fit is cut into *chunks*.
 #
 # Let us follow one step. The budget is 8 tokens, and a page has room for 4. Requests a and b, with prompts of 3 and 10
 # tokens, were there in the first step: a got its 3 tokens and b the remaining 5. Then c arrives, with a prompt of 10.
@@ -109,8 +109,8 @@ table(trace, ["sequence", "tokens not computed", "budget before", "tokens in the
 #
 # ## Why chunks
 #
-# Here is some traffic with a budget that cuts no prompt, and with a small one. (`simulate` is the same scheduler
-# without a model.) A prompt of 120 tokens arrives in step 8. What do the readers of the other texts notice?
+# Here is some traffic with a budget that cuts no prompt, and with a small one, scheduled without a model. A prompt of
+# 120 tokens arrives in step 8. What do the readers of the other texts notice?
 
 # %%
 from labkit.measure.simulation import Work, simulate
@@ -283,8 +283,8 @@ table(rows, ["", "output", "its pages (references)"])
 #
 # ## Rules that must always hold
 #
-# A scheduler fails in combinations: a request is aborted in the very step in which its prompt becomes shared, while
-# another one is preempted. Tests written by hand cover few of them. So the cases are random, and what is written down
+# A scheduler fails in combinations: a request is aborted in the very step that shares its prompt, while another one
+# is preempted. Tests written by hand cover few of them. So the cases are random, and what is written down
 # are the rules: each page's reference count is the number of its holders, a page that is being filled has one holder,
 # and every request ends.
 

@@ -5,7 +5,7 @@
 #
 # You will learn
 #
-# - what the engine does in a step, in which order, and why the host is always one step ahead of the device
+# - what the engine does in a step, and why the host is always one step ahead of the device
 # - how a token is sampled on the GPU without sorting the vocabulary
 # - why a seed gives the same text in any batch, and how text is shown while it is written
 #
@@ -88,8 +88,8 @@ table(rows, ["call", "step launched", "step received", "text so far"])
 
 # %% [markdown]
 # Five calls, and five steps for four tokens. Step n is received in call n + 1, after step n + 1 has been launched. In
-# the last call the engine learns that step 3 completed the stop string, and step 4 is already under way. What step 4
-# samples is *discarded*. That is the price of the overlap: one row of one step for each answer whose end could not be
+# the last call the engine learns that step 3 completed the stop string, and step 4 is already under way. Its
+# sample is *discarded*. That is the price of the overlap: one row of one step for each answer whose end could not be
 # foreseen. An answer that ends because of `max_tokens` costs nothing, since the scheduler can count.
 #
 # What does a step launch? The runner's method is short:
@@ -241,8 +241,8 @@ table(rows, ["token", "its text", "new text shown"])
 # A step has two halves: the host chooses the sequences and fills the buffer, the device computes. Two measures keep the
 # device from waiting.
 #
-# *Graphs.* Launches that are captured once and replayed as a CUDA graph cost the host little (lesson 13). The launches
-# of a step in which each sequence has one token depend only on the number of sequences. So that number is rounded up to
+# *Graphs.* Launches that are captured once and replayed as a CUDA graph cost the host little (lesson 13). If each
+# sequence of a step has one token, its launches depend only on the number of sequences. So that number is rounded up to
 # a *bucket*, and each bucket has its graph. The page table, the ids and the parameters are read from the buffer, whose
 # address stays the same. Steps with parts of prompts can have thousands of shapes. They are padded with empty rows and
 # sequences to one of a few shapes, and each of these is captured when it comes for the second time.
@@ -296,7 +296,7 @@ pictures.host_and_device(host_us, 2_500.0)
 #
 # ## Try it
 #
-# - Watch two requests, one of which arrives after the third call. In which call does it get its first token?
+# - Watch two requests, and add the second after the third call. When does it get its first token?
 # - Give a request of the small engine another seed. Do the texts of the others change?
 # - Let `LLM.stream` print a text as it is written, with a stop string in it, and abort a request half way.
 #

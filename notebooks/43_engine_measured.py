@@ -45,8 +45,8 @@ runs.decode_steps(decode, None)
 
 # %% [markdown]
 # For one sequence a step takes {{ one.ms.p50:.2f }} ms, and its bytes need {{ one.bound_ms:.2f }},
-# {{ one.bound_ms / one.ms.p50:.0% }} of it. With 256 sequences the step reaches
-# {{ most.bound_ms / most.ms.p50:.0% }} of the bound.
+# {{ one.bound_ms / one.ms.p50:.0% }} of it. With 256 sequences the step reaches {{ most.bound_ms / most.ms.p50:.0% }}
+# of the bound.
 #
 # PyTorch without compiling takes {{ eager_slowdown:.1f }} times as long for one sequence. The compiled step is the one
 # to beat: ours is faster for one sequence and for 32{{ if faster_to_32 }}, and takes {{ longer_at_256:.0% }} longer
@@ -55,12 +55,12 @@ runs.decode_steps(decode, None)
 #
 # Do the two compute the same? The cosine between their logits is at least {{ least_cosine:.4f }}. And neither is less
 # accurate: compared with the same step in float32, both{{ if cosines_equal }} have a cosine of
-# {{ one.to_float32.ours:.4f }} for one sequence. What is left is the rounding of bfloat16.
+# {{ one.to_float32.ours:.4f }} for one sequence. The rest is the rounding of bfloat16.
 #
 # ## Where the rest of a step goes
 #
-# The step for one sequence has {{ one.launches }} launches. What is missing to the bound is {{ launch_us:.0f }} us for
-# each of them. Some of that is in the nature of a launch: the memory is idle until its first loads arrive and after the
+# The step for one sequence has {{ one.launches }} launches. The gap to the bound is {{ launch_us:.0f }} us for each
+# of them. Some of that is in the nature of a launch: the memory is idle until its first loads arrive and after the
 # last ones have. So most kernels of a step begin before the previous one has ended. This is the kernel for the linear
 # layers of few rows, from its start to its first loads. What may it do before `griddepcontrol_wait`, and what not?
 
@@ -100,11 +100,11 @@ table([(f"{row['tokens']:,}", row["ms"]["p50"], row["called_ms"], *torch_ms(row)
 #
 # ## Pages, continuous batching, larger steps
 #
-# Now the whole engine: 128 requests at once, with prompts and outputs of 100 to 1,024 tokens. Two of the runs have
-# memory for all of them, 16,384 pages; the other four have 4,096. With a contiguous cache, where each sequence owns
-# memory for 2,048 tokens, that is enough for 32 sequences at a time. *Static* batches wait until their last sequence
-# has ended; continuous batching fills a seat as soon as it is free. Which raises the tokens per second more in the same
-# memory, pages or continuous batching?
+# Now the whole engine: 128 requests, all sent together, with prompts and outputs of 100 to 1,024 tokens. Two of the
+# runs have memory for all of them, 16,384 pages; the other four have 4,096. With a contiguous cache, where each
+# sequence owns memory for 2,048 tokens, that is enough for 32 sequences at a time. *Static* batches wait until their
+# last sequence has ended; continuous batching fills a seat as soon as it is free. Which raises the tokens per second
+# more in the same memory, pages or continuous batching?
 
 # %%
 served = measure.recorded_series("engine", gpu="NVIDIA H200")
@@ -125,31 +125,31 @@ runs.seats(served)
 # *Continuous batching* saves a third{{ if near(steps_saved, 1 / 3) }} of the steps: seats are empty for
 # {{ idle['contiguous, continuous']:.0% }} of the time instead of {{ idle['contiguous, static']:.0% }}. The run takes
 # {{ continuous_s:.1f }} s instead of {{ runs['contiguous, static'].seconds:.1f }}, which is a little less than the
-# steps promise{{ if below_promise }}, for two reasons. With more sequences a step takes longer,
-# {{ continuous_ms:.2f }} ms instead of {{ static_ms:.2f }} in the median. And while a static batch admits its prompts
-# together, in {{ admit['contiguous, static'] }} steps for all four batches, here
-# {{ admit['contiguous, continuous'] }} steps admit a prompt. With pages continuous batching brings less,
-# {{ pages_gain:.1f }} times: up to {{ pages_running }} of the {{ series.engine.requests }} requests run at the same
-# time anyway, and few are left to fill the seats that become free.
+# steps promise{{ if below_promise }}, for two reasons. With more sequences a step takes longer, {{ continuous_ms:.2f }}
+# ms instead of {{ static_ms:.2f }} in the median. And while a static batch admits its prompts together, in
+# {{ admit['contiguous, static'] }} steps for all four batches, here {{ admit['contiguous, continuous'] }} steps admit a
+# prompt. With pages continuous batching brings less, {{ pages_gain:.1f }} times: up to {{ pages_running }} of the
+# {{ series.engine.requests }} requests run at the same time anyway, and few are left to fill the seats that become
+# free.
 #
 # *Larger steps* pay as well. With a budget of 8,192 tokens instead of 2,048, the engine admits all prompts in
 # {{ admit[larger] }} steps instead of {{ admit['all at once'] }}, and writes {{ runs[larger].tokens_per_second:,.0f }}
 # tokens per second instead of {{ unlimited_rate:,.0f }}. Nearly all requests have their first token within
 # {{ larger_first_s:.1f }} s instead of {{ unlimited_first_s:.1f }}.
 #
-# The last column is the part of the time in which the host did not wait for the device. In decode steps it stays
-# hidden: with larger steps, half of the steps take less than {{ runs[larger].step_ms.p50:.2f }} ms, for
+# The last column shows how much of the time the host was not waiting for the device. In decode steps that stays hidden:
+# with larger steps, half of the steps take less than {{ runs[larger].step_ms.p50:.2f }} ms, for
 # {{ runs[larger].mean_sequences:.0f }} sequences on average, and the graph alone needs
 # {{ series.llama_decode.rows[6].ms.p50:.2f }} ms for 64 and {{ series.llama_decode.rows[7].ms.p50:.2f }} for 128. So
 # the next thing to work on would be the kernels again: with 64 sequences the bytes would take {{ bytes_ms:.2f }} ms.
 #
-# ## Beside other engines
+# ## How other engines compare
 #
 # One other engine ran on the same GPU, on the same day: the continuous batching of transformers
-# {{ series.engine.transformers.version }} was given the same requests for
-# {{ series.engine.transformers.seconds:.0f }} s, and wrote {{ transformers_rate:.0f }} tokens per second, against
-# {{ runs[larger].tokens_per_second:,.0f }} here. It is a library for training and trying out models, so that says
-# little. vLLM is the yardstick, and it was not measured here. Others have measured it, with this model:
+# {{ series.engine.transformers.version }} was given the same requests for {{ series.engine.transformers.seconds:.0f }}
+# s, and wrote {{ transformers_rate:.0f }} tokens per second, against {{ runs[larger].tokens_per_second:,.0f }} here. It
+# is a library for training and trying out models, so that says little. vLLM is the yardstick, and it was not measured
+# here. Others have measured it, with this model:
 #
 # - *One sequence, H100.* [B. Spector et al. (2025)](https://hazyresearch.stanford.edu/blog/2025-05-27-no-bubbles)
 #   report that vLLM and SGLang use at most 50%{{ quoted }} of an H100's bandwidth when they generate one sequence with
@@ -157,7 +157,7 @@ runs.seats(served)
 #   4.8{{ hardware }} TB/s the step in a graph uses {{ of_peak(one.ms.p50):.0% }}, and called from Python, as the engine
 #   calls it, {{ of_peak(one.called_ms):.0% }}.
 # - *256 requests, A800.* [nano-vllm's](https://github.com/GeeeekExplorer/nano-vllm) `bench.py` sends 256 requests with
-#   prompts and outputs of 100 to 1,024 tokens, all at once. A [user of a relative of
+#   prompts and outputs of 100 to 1,024 tokens, all together. A [user of a relative of
 #   it](https://github.com/cosmoliu2002/nano-vllm-triton/issues/1) ran that with Llama 3.2 1B on an A800: vLLM 0.10.2
 #   wrote 12,627 tokens per second{{ quoted }}, the relative 15,068{{ quoted }}.
 #
@@ -184,9 +184,8 @@ table([("vLLM 0.10.2, A800 (quoted)", 10.61, 12_627), ("nano-vllm-triton, A800 (
 #
 # ## What I learned
 #
-# - A better schedule pays only if its steps cost about the same. Fewer steps are worth what is left after they have
-#   become longer.
-# - Memory that is not wasted is worth more than a schedule that wastes no time: pages beat continuous batching.
+# - A better schedule pays only if its steps cost about the same. A third fewer steps do not save a third of the time.
+# - Pages beat continuous batching: memory that is not wasted did more here than seats that are not empty.
 # - Between kernels, not inside of them, is where a small step loses its time.
 # - A comparison says what it compares: the same load, the same model, the same GPU. Where one differs, say which.
 #

@@ -18,7 +18,7 @@
 #
 # ## A call
 #
-# The next cell starts `labkit serve` as a process of its own (that needs `pip install -e '.[serve]'`) and talks to it
+# The next cell starts `labkit serve` in a separate process (that needs `pip install -e '.[serve]'`) and talks to it
 # over HTTP, as any client would. A client sends a list of messages, but the model reads tokens. Its chat template turns
 # the messages into one text with marks that say who speaks, and the tokenizer turns the text into ids.
 
@@ -32,6 +32,7 @@ from importlib.util import find_spec
 from itertools import islice
 
 import numpy as np
+from IPython.display import display
 
 from labkit import agree, measure, show_source, table
 from labkit.course.drawings import serving as pictures
@@ -109,8 +110,8 @@ if http:
 agree(SAMPLE, ["sample_split"], sizes=({"R": 4, "V": 40},))
 
 # %% [markdown]
-# On the CPU device they are. (Lesson 41 says why the last bits may differ on a GPU.) The kernel that samples is
-# compared with NumPy, as always.
+# On the CPU device they are; lesson 41 says why the last bits may differ on a GPU. The kernel that samples is compared
+# with NumPy, as always.
 #
 # ## Refused, or gone
 #
@@ -133,8 +134,8 @@ processes.close()  # the server lets running requests end, and stops
 
 # %% [markdown]
 # None of the three: waiting does not help, and that is what 400 and 404 mean. A 429 says that too many are waiting, a
-# 503 that the server is about to stop. Both name a time after which to try again. (Why refuse a request that could just
-# as well wait? The section *Why latency explodes* has the answer.) When the connection of the fourth closed, the server
+# 503 that the server is about to stop. Both name a time after which to try again. Why refuse a request that could just
+# as well wait? The section *Why latency explodes* has the answer. When the connection of the fourth closed, the server
 # cancelled the request, and its pages were free before the next step. `/metrics`, which the cell reads, tells the
 # operator much more.
 #
@@ -142,7 +143,7 @@ processes.close()  # the server lets running requests end, and stops
 #
 # The rest of this lesson is about time, and a tiny model on a CPU says nothing about that. But the scheduler runs
 # without a model, as lesson 41 showed. A step of Llama 3.2 1B takes the time to read all weights once or, with many
-# rows, the time to compute, whichever is longer; and it reads keys and values. If we know how long each step takes, we
+# rows, the time to compute if that is longer; and it reads keys and values. If we know how long each step takes, we
 # know when each token comes:
 #
 # $$t = \max(t_\text{weights},\; \text{rows} \cdot t_\text{row}) + \text{tokens in the cache} \cdot t_\text{cached}$$
@@ -200,7 +201,7 @@ pictures.curves(budgets, {
 # With the smallest budget each step reads all weights for few rows, and prompts wait for their turn. Beyond a few
 # hundred tokens the time to first token does not fall any further, while the slowest gaps between tokens grow with the
 # budget: every reader waits while a long prompt is computed. The throughput stays, since the server can only write what
-# it is asked for. It says nothing about a server that is not saturated.
+# clients request. It says nothing about a server that is not saturated.
 #
 # ## Who is next?
 #
@@ -229,10 +230,10 @@ pictures.waits({name: ([one.arrival for one in work], each.first_ms, [one.prompt
 # stays, and L the mean number of those inside. Then L = λW. This is *Little's law*, which lesson 02 used for bytes in
 # flight. It holds for a whole server and for its queue alone, with every policy.
 #
-# How long they stay depends on chance: arrivals come in clusters, and time in which a server is idle is lost. In the
-# simplest case, a single server with exponentially distributed times between arrivals and service times with the mean
-# S, the mean stay is $W = S / (1 - \rho)$, where ρ is the load, the part of the time in which the server works. Say a
-# request stays for 100 ms{{ example }} at a load of 50%{{ example }}. How long does it stay at 90%{{ example }}?
+# How long they stay depends on chance: arrivals come in clusters, and idle time is lost. In the simplest case, a single
+# server with exponentially distributed times between arrivals and service times with the mean S, the mean stay is $W =
+# S / (1 - \rho)$, where ρ is the load, the share of time that the server is busy. Say a request stays for 100
+# ms{{ example }} at a load of 50%{{ example }}. How long does it stay at 90%{{ example }}?
 
 # %%
 rng = np.random.default_rng(0)
@@ -294,7 +295,7 @@ table([("the engine alone", alone["tokens_per_second"], alone["steps"], 1e3 * al
 # {{ serve.share_of_alone:.0% }} in one process. The engine makes about as many steps for the same requests, but each of
 # them lasts a quarter longer{{ if near(step_longer, 1.25) }}: its thread and the event loop share one Python
 # interpreter, and while one writes JSON for {{ serve.seats }} streams, the other cannot prepare the next step. With the
-# engine in a process of its own, {{ engine_share:.0% }} is left. That is how vLLM does it, and `labkit serve` on a GPU.
+# engine in its own process, {{ engine_share:.0% }} is left. vLLM does it that way, and so does `labkit serve` on a GPU.
 #
 # Now open loops. The rates are shares of what the closed loop had served. Each answer is a stream, and the server may
 # put several tokens into an event. How does the number of tokens in an event change with the rate?
@@ -326,9 +327,9 @@ serve.load(recorded)
 # ## Beyond the capacity
 #
 # So here is another load, longer and larger, on an H100. Its closed loop has five requests for each seat, and only the
-# part in which all seats are taken counts: that is the capacity, {{ beyond.capacity:.0f }} requests a second. Then
-# requests arrive for {{ beyond.arrivals_s:.0f }} s at half of it, just below it, and above it. The figure shows how
-# long those that arrive in each second wait for their first token. What does the line look like at
+# part with all seats taken counts: that is the capacity, {{ beyond.capacity:.0f }} requests a second. Then requests
+# arrive for {{ beyond.arrivals_s:.0f }} s at half of it, just below it, and above it. The figure shows how long those
+# that arrive in each second wait for their first token. What does the line look like at
 # {{ beyond.runs[3].share_of_capacity:.0% }}?
 
 # %%

@@ -30,10 +30,12 @@
 # $O(n d^2)$ flops. This lesson is an appendix. No model of this course uses linear attention, but many recent models
 # have layers of this kind.
 #
-# A head has 64 elements, so linear attention keeps 64 × 65 of them, however long the text becomes. From how many tokens
-# on does it need fewer flops than softmax attention, and how many times fewer are they at 16,384 tokens?
+# A head has 64 elements, so linear attention keeps 64 × 65 of them, however long the text becomes. Above how many
+# tokens does it need fewer flops than softmax attention, and how many times fewer are they at 16,384 tokens?
 
 # %%
+from IPython.display import display
+
 from labkit import agree, measure, show_source, table
 from labkit.course.drawings import linear_attention as pictures
 
@@ -82,7 +84,7 @@ show_source(make_running(d))
 # Addition can be done in any order, up to rounding, which is what made the scan of lesson 19 possible. Cut the tokens
 # into chunks of 32. One launch computes each chunk's own $S$ and $z$, all chunks in parallel. A second one turns these
 # into the state *before* each chunk, an exclusive scan. A third one gives every token what the state before its chunk
-# knows, plus the pairs within the chunk, of which there are at most 32 × 32. Which of the three is still serial?
+# knows, plus the pairs within the chunk, at most 32 × 32 of them. Which of the three is still serial?
 
 # %%
 states, scan, combine = make_chunked(d)
@@ -111,7 +113,7 @@ agree(LINEAR_ATTENTION)
 # short. Where do the two lines really cross?
 
 # %%
-pictures.over_linear(measure.recorded_series("linear_attention_lengths", gpu="NVIDIA H100 80GB HBM3"))
+pictures.over_linear(measure.recorded_series("linear_attention_lengths", gpu="NVIDIA H100 80GB HBM3"), None)
 
 # %% [markdown]
 # Later than the flops say: `flash` is faster up to {{ measured.S[faster[0] - 1]:, }} tokens, and the chunked form from
@@ -123,7 +125,7 @@ pictures.over_linear(measure.recorded_series("linear_attention_lengths", gpu="NV
 # ## What is lost
 #
 # A state of fixed size cannot hold arbitrarily many pairs. Give both forms n random pairs of a key and a value, and
-# look one of them up, with a query that is four times its key. From how many pairs on does each of them fail?
+# look one of them up, with a query that is four times its key. With how many pairs does each of them fail?
 
 # %%
 import numpy as np

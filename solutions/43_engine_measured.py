@@ -16,7 +16,7 @@ from labkit import check, hint
 # Reading the weights takes 1,024 us of each step, and each sequence in it another 8 us.
 #
 # How many sequences run at a time if each reserves its 2,000 tokens, and how many if it holds no more than it has?
-# (Leave out that a last page is not full.) How many tokens per second does the engine write with either?
+# Suppose that all pages are full. How many tokens per second does the engine write with either?
 #
 # Then compare two runs that write the same tokens. A static one makes 4,000 steps with 16 sequences on average, a
 # continuous one 2,000 steps with 32. How many milliseconds does each take?
@@ -45,11 +45,11 @@ check("predict_engine", reserved=reserved, paged=paged, rate_reserved=rate_reser
 # %% [markdown]
 # ## 2 · Empty seats
 #
-# An engine has `seats` seats and noted each stay in one of them: `begins[i]` is the step in which stay i begins, and
-# `ends[i]` the first step in which its seat is free again. Both are arrays (n,) of whole numbers, n at least 1. The run
+# An engine has `seats` seats and noted each stay in one of them: stay i begins with step `begins[i]`, and
+# its seat is free again from step `ends[i]` on. Both are arrays (n,) of whole numbers, n at least 1. The run
 # begins with step 0 and ends with the last stay.
 #
-# Return an array of two numbers: in how many (seat, step) pairs a seat is taken, and in how many it is empty.
+# Return an array of two numbers: how many (seat, step) pairs are taken, and how many are empty.
 #
 # An example with two seats: stays from 0 to 5, from 0 to 2 and from 2 to 6. The run has 6 steps, so there are 12 pairs.
 # 5 + 2 + 4 = 11 of them are taken, and 1 is empty: `[11, 1]`.

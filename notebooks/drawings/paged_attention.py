@@ -54,7 +54,7 @@ def page_reads(size: int = 64, pages: int = 10) -> CourseFigure:
     groups = 32 // lanes
     left, top, tall, wide = 0.92, 0.86, 0.205, 3.9 / lanes
     below = top + PAGE * tall + 0.52
-    figure, ax = canvas(below + 0.48, "A warp and a page", (
+    figure, ax = canvas(below + 0.48, f"A warp reads {groups} keys of a page at a time", (
         f"The {size * 2} bytes of a key are read by {count_of(lanes, 'lane')}, 16 bytes each, so that a warp reads "
         f"{groups} keys at a time. A sequence has {pages} pages; warp w takes pages w, w + {WARPS} and so on."))
     with rc_context(STYLE):
@@ -113,7 +113,7 @@ def rows_and_keys(lengths: Sequence[int], contexts: Sequence[int]) -> CourseFigu
     tall = max(lengths) * unit
     pairs = [length * (context - length) + length * (length + 1) // 2
              for length, context in zip(lengths, contexts, strict=True)]
-    figure, ax = canvas(0.98 + tall + 0.44, "One launch: the new rows and the keys that they see", "; ".join(
+    figure, ax = canvas(0.98 + tall + 0.44, "One launch serves prompts, parts of prompts and single tokens", "; ".join(
         f"{count_of(length, 'row')} of a sequence of {context} tokens, {pair:,} scores"
         for length, context, pair in zip(lengths, contexts, pairs, strict=True)) + ".")
     with rc_context(STYLE):

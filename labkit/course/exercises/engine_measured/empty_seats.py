@@ -1,10 +1,10 @@
 """Empty seats
 
-An engine has `seats` seats and noted each stay in one of them: `begins[i]` is the step in which stay i begins, and
-`ends[i]` the first step in which its seat is free again. Both are arrays (n,) of whole numbers, n at least 1. The run
+An engine has `seats` seats and noted each stay in one of them: stay i begins with step `begins[i]`, and
+its seat is free again from step `ends[i]` on. Both are arrays (n,) of whole numbers, n at least 1. The run
 begins with step 0 and ends with the last stay.
 
-Return an array of two numbers: in how many (seat, step) pairs a seat is taken, and in how many it is empty.
+Return an array of two numbers: how many (seat, step) pairs are taken, and how many are empty.
 
 An example with two seats: stays from 0 to 5, from 0 to 2 and from 2 to 6. The run has 6 steps, so there are 12 pairs.
 5 + 2 + 4 = 11 of them are taken, and 1 is empty: `[11, 1]`.

@@ -4,7 +4,7 @@ A cache has room for 64,000 tokens. A sequence may have up to 2,000 tokens, and 
 Reading the weights takes 1,024 us of each step, and each sequence in it another 8 us.
 
 How many sequences run at a time if each reserves its 2,000 tokens, and how many if it holds no more than it has?
-(Leave out that a last page is not full.) How many tokens per second does the engine write with either?
+Suppose that all pages are full. How many tokens per second does the engine write with either?
 
 Then compare two runs that write the same tokens. A static one makes 4,000 steps with 16 sequences on average, a
 continuous one 2,000 steps with 32. How many milliseconds does each take?
