@@ -87,3 +87,7 @@ EXERCISE = FunctionExercise(
             "max(free)]", "-(-int(outputs.sum()) // seats)]"),
     },
 )
+
+EQUIVALENT = {
+    "type: free[seat] += output -> free[seat] += int32(output)": "The same whole number.",
+}
