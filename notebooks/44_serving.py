@@ -352,9 +352,9 @@ pictures.curves(seconds, {"time to first token, ms": {
 # dominate it. The goodput does not: only {{ within:.0% }} of the requests met their limits, a first token within
 # {{ beyond.slo_ms.ttft:.0f }} ms and {{ beyond.slo_ms.tpot:.0f }} ms for each further one.
 #
-# Just below the capacity the wait stays the same in every second. That is the difference between a load of
-# {{ beyond.runs[1].share_of_capacity:.0% }} and one of {{ beyond.runs[2].share_of_capacity:.0% }}, and no average over
-# a short run shows it.
+# Just below the capacity the wait is the same in every second. That is the difference between a load of
+# {{ beyond.runs[1].share_of_capacity:.0% }} and one of {{ beyond.runs[2].share_of_capacity:.0% }}, and the median of a
+# short run hides it.
 #
 # ## The window
 #
