@@ -233,8 +233,8 @@ for token in tokenizer.encode("A naïve user → STOP and more", marks=False):
 table(rows, ["token", "its text", "new text shown"])
 
 # %% [markdown]
-# The last three characters are always held back, one fewer than the stop string has. A character of several bytes only
-# joins them when its last byte has come.
+# For the first one, and for those that end within a character. The last three characters are always held back, one
+# fewer than the stop string has. A character of several bytes only joins them when its last byte has come.
 #
 # ## The host
 #
