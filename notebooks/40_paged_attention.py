@@ -89,7 +89,8 @@ print(f"largest error {np.abs(attend(paged.paged_decode_naive, *arrays) - truth)
 #
 # At the end, out is $a / l$. The online softmax of lesson 16 is the special case in which $Q$ is always a single key.
 # The exact result depends only on which keys are in a part, not on how they got there. But in float32 every join
-# rounds. Below, random rows are split at random and joined in random order. How large is the largest error?
+# rounds. Below, random rows are split at random and joined in random order. How large is the largest error of 300 such
+# joins?
 
 
 # %%
@@ -156,7 +157,7 @@ agree(PAGED_DECODE, ["paged_decode_naive", "paged_decode_one_block", "paged_deco
 #
 # As in Llama 3.2 1B, four query heads share one head of keys and values. The naive kernel has a thread for each query
 # head; in `one_block` a block has all four. The requests of a perfect kernel would touch each 32-byte sector of keys
-# and values once. How many times do the two kernels touch it?
+# and values once. How many times does each of the two kernels touch a sector of keys and values?
 
 # %%
 size = {"B": 1, "S": 48, "shortest": 48, "H": 4, "KV": 1, "D": 32}
@@ -197,8 +198,8 @@ show_source(find_parts)
 # On the length of the sequence, and on nothing else in the batch. All parts but the last are a multiple of 4 pages, so
 # that the four warps have equally many. Only the number of *blocks* depends on the batch.
 #
-# Here is a sequence of 200 tokens, in a batch of 300 seats with six of them taken, and then alone, in other pages.
-# Does it have the same result, bit for bit?
+# Here is a sequence of 200 tokens, in a batch of 300 seats with six of them taken, and then alone, in other pages. Does
+# the sequence have the same result, bit for bit, alone and in the batch?
 
 # %%
 lengths = np.array([200, 31, 77, 150, 8, 200] + 294 * [0], np.int32)
@@ -228,11 +229,11 @@ assert np.array_equal(split, moved)
 #
 # Decoding reads the keys and values of all sequences once and does little with them: one multiply-add for each element
 # and each query head of its group. So a good yardstick is a kernel that only reads: the sum of lesson 15 goes through
-# memory at {{ sum_gbs:,.0f }} GB/s on an H200. A copy, which writes half of its
-# bytes, reaches {{ limits.bandwidth_gbs:,.0f }}. All times below were recorded there in a CUDA graph, the sum's too; only the naive kernel, which
-# takes milliseconds, was timed alone. `mma` is `split` with its products on tensor cores. PyTorch's SDPA was given
-# contiguous keys and values, and gathering them from pages is not in its time. Which kernel gets closest to the
-# yardstick with 256 sequences, and which with one?
+# memory at {{ sum_gbs:,.0f }} GB/s on an H200. A copy, which writes half of its bytes, reaches
+# {{ limits.bandwidth_gbs:,.0f }}. All times below were recorded there in a CUDA graph, the sum's too; only the naive
+# kernel, which takes milliseconds, was timed alone. `mma` is `split` with its products on tensor cores. PyTorch's SDPA
+# was given contiguous keys and values, and gathering them from pages is not in its time. Which kernel gets closest to
+# the yardstick with 256 sequences, and which with one?
 
 # %%
 sizes = {f"{size['B']} x {size['S']:,}": size

@@ -127,8 +127,8 @@ pictures.tokens_of_steps({f"a budget of {budget:,}": simulate(traffic, max_num_b
 # ## One step as data
 #
 # What does the model get? A few arrays: the ids of the tokens, the position of each in its sequence, the *slot* in the
-# cache for its keys and values. This is the step that we have just followed. One of the ids is negative. Whose is it,
-# and why?
+# cache for its keys and values. This is the step that we have just followed. One of the ids is negative. Which
+# sequence's token has a negative id, and why?
 
 # %%
 from labkit.engine.batch import BatchBuilder

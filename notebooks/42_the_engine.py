@@ -117,8 +117,8 @@ show_source(ModelRunner._sample, "sample(logits", "keep_tokens")
 # The logits are on the GPU: 128,256 in a row, in Llama 3. `top_k` keeps the k likeliest tokens, `top_p` as many as it
 # takes to reach the probability p, `min_p` those that are at least min_p times as likely as the first. Each of them
 # keeps a prefix of the sorted order, but sorting takes long. The prefix is described by its last member, a *threshold*,
-# and a sum over the row shows whether a threshold is too high. So the sort becomes a search. How many passes over the
-# row does it need?
+# and a sum over the row shows whether a threshold is too high. So the sort becomes a search. How many passes over a row
+# of 128,256 logits does the search need?
 
 # %%
 import numpy as np
@@ -162,8 +162,8 @@ agree(SAMPLE, ["sample_bisection", "sample_split"], sizes=({"R": 12, "V": 36}, {
 # %% [markdown]
 # The second rung, `histogram`, decides nine bits in a pass: it counts the tokens in 512 bins, after which only one bin
 # has to be searched, and that fits into shared memory. The third, `split`, spreads a row over several blocks, because
-# with one row only one of 132 SMs has something to do. PyTorch sorts. How much does each step bring, for one row, and
-# for 256?
+# with one row only one of 132 SMs has something to do. PyTorch sorts. How much faster does each rung sample one row,
+# and how much faster 256 of them?
 
 # %%
 ladders = {rows: measure.recorded_ladder("sample_top_p", {"R": rows, "V": 128_256}, gpu="NVIDIA H200")
@@ -187,7 +187,7 @@ table([(row.name.removeprefix("sample_"), *(1000 * ladder.rows[i].ms for ladder 
 # the logits, and on nothing else.
 #
 # Below, one request runs alone, then with others, and then with so little memory that it is preempted, as the youngest.
-# Will it write the same text three times?
+# Will the request write the same text three times?
 
 # %%
 from labkit.kernels.philox import philox_reference, seed_words

@@ -60,10 +60,10 @@ runs.decode_steps(decode, None)
 #
 # ## Where the rest of a step goes
 #
-# The step for one sequence has {{ one.launches }} launches. The gap to the bound is {{ launch_us:.0f }} us for each
-# of them. Some of that is in the nature of a launch: the memory is idle until its first loads arrive and after the
-# last ones have. So most kernels of a step begin before the previous one has ended. This is the kernel for the linear
-# layers of few rows, from its start to its first loads. What may it do before `griddepcontrol_wait`, and what not?
+# The step for one sequence has {{ one.launches }} launches. The gap to the bound is {{ launch_us:.0f }} us for each of
+# them. Some of that is in the nature of a launch: the memory is idle until its first loads arrive and after the last
+# ones have. So most kernels of a step begin before the previous one has ended. This is the kernel for the linear layers
+# of few rows, from its start to its first loads. What may a kernel do before `griddepcontrol_wait`, and what not?
 
 # %%
 from labkit.kernels.linear import streamed
@@ -164,8 +164,8 @@ runs.seats(served)
 #   wrote 12,627 tokens per second{{ quoted }}, the relative 15,068{{ quoted }}.
 #
 # The second load is easy to repeat, to the last token of its prompts. An H100 was at hand for it, with
-# 3.35{{ hardware }} TB/s where an A800 has 2.04{{ hardware }}. By the bandwidth alone, how many times faster should it
-# be?
+# 3.35{{ hardware }} TB/s where an A800 has 2.04{{ hardware }}. By the bandwidth alone, how many times faster should the
+# H100 be?
 
 # %%
 ours = measure.recorded_series("nano_vllm_bench", gpu="NVIDIA H100 80GB HBM3")

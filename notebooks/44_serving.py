@@ -93,7 +93,7 @@ show_source(EngineThread._run, "while not", "self._step()")
 # needs no locks.
 #
 # The requests below arrive at the same moment, three of them to be sampled with a seed. An engine in this process
-# serves the same requests one by one. Will the answers be the same?
+# serves the same requests one by one. Will the server's answers be the same as those of the engine alone?
 
 # %%
 fields = [{"prompt": prompt, "temperature": temperature, "seed": 7, "max_tokens": 16} for prompt, temperature in (
@@ -148,8 +148,8 @@ processes.close()  # the server lets running requests end, and stops
 #
 # $$t = \max(t_\text{weights},\; \text{rows} \cdot t_\text{row}) + \text{tokens in the cache} \cdot t_\text{cached}$$
 #
-# The three times on the right are fitted to steps that were recorded on the H200. How far off is such a model, for
-# steps and for a whole run?
+# The three times on the right are fitted to steps that were recorded on the H200. How far off is a model with three
+# numbers, for steps and for a whole run?
 
 # %%
 decode, prefill, runs = (measure.recorded_series(name, gpu="NVIDIA H200")
@@ -233,7 +233,7 @@ pictures.waits({name: ([one.arrival for one in work], each.first_ms, [one.prompt
 # How long they stay depends on chance: arrivals come in clusters, and idle time is lost. In the simplest case, a single
 # server with exponentially distributed times between arrivals and service times with the mean S, the mean stay is $W =
 # S / (1 - \rho)$, where ρ is the load, the share of time that the server is busy. Say a request stays for 100
-# ms{{ example }} at a load of 50%{{ example }}. How long does it stay at 90%{{ example }}?
+# ms{{ example }} at a load of 50%{{ example }}. How long does the request stay at a load of 90%{{ example }}?
 
 # %%
 rng = np.random.default_rng(0)
@@ -251,8 +251,8 @@ table(rows, {"load": ".0%", "S / (1 - load)": ".1f", "400,000 requests": ".1f"},
 # itself.
 #
 # An engine has many seats, and its steps get longer with the load. A load of 1 means that requests arrive as fast as
-# the engine handles them when all are there together. Does its latency explode as well, and which of the three curves
-# shows it first?
+# the engine handles them when all are there together. Does the engine's latency explode as well, and which of the three
+# curves shows it first?
 
 # %%
 engine = partial(serve_trace, cost=cost, max_num_seqs=16, max_num_batched_tokens=512)
@@ -329,8 +329,8 @@ serve.load(recorded)
 # So here is another load, longer and larger, on an H100. Its closed loop has five requests for each seat, and only the
 # part with all seats taken counts: that is the capacity, {{ beyond.capacity:.0f }} requests a second. Then requests
 # arrive for {{ beyond.arrivals_s:.0f }} s at half of it, just below it, and above it. The figure shows how long those
-# that arrive in each second wait for their first token. What does the line look like at
-# {{ beyond.runs[3].share_of_capacity:.0% }}?
+# that arrive in each second wait for their first token. How does the wait change from second to second at
+# {{ beyond.runs[3].share_of_capacity:.0% }} of the capacity?
 
 # %%
 overload = measure.recorded_series("serve_overload", gpu="NVIDIA H100 80GB HBM3")

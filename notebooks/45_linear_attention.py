@@ -68,8 +68,8 @@ show_source(make_quadratic(d))
 # ## A running state
 #
 # The regrouped form reads like the formula. Thread c keeps column c of $S$ in registers, and for each token the block
-# adds to the state and reads from it. It has the fewest flops of the three. What could still make it slow on a GPU with
-# 132 SMs, in a model with 12 heads?
+# adds to the state and reads from it. It has the fewest flops of the three. What could still make the running state
+# slow on a GPU with 132 SMs, in a model with 12 heads?
 
 # %%
 show_source(make_running(d))
@@ -84,7 +84,7 @@ show_source(make_running(d))
 # Addition can be done in any order, up to rounding, which is what made the scan of lesson 19 possible. Cut the tokens
 # into chunks of 32. One launch computes each chunk's own $S$ and $z$, all chunks in parallel. A second one turns these
 # into the state *before* each chunk, an exclusive scan. A third one gives every token what the state before its chunk
-# knows, plus the pairs within the chunk, at most 32 × 32 of them. Which of the three is still serial?
+# knows, plus the pairs within the chunk, at most 32 × 32 of them. Which of the three launches is still serial?
 
 # %%
 states, scan, combine = make_chunked(d)
@@ -125,7 +125,7 @@ pictures.over_linear(measure.recorded_series("linear_attention_lengths", gpu="NV
 # ## What is lost
 #
 # A state of fixed size cannot hold arbitrarily many pairs. Give both forms n random pairs of a key and a value, and
-# look one of them up, with a query that is four times its key. With how many pairs does each of them fail?
+# look one of them up, with a query that is four times its key. With how many pairs does each form of attention fail?
 
 # %%
 import numpy as np
