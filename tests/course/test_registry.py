@@ -136,7 +136,7 @@ def test_three_names_are_like_another_one():
     """Those with a word of it, and those spelled like it; of names that have nothing to do with it there are three as
     well."""
     course = courses.load()
-    with pytest.raises(courses.CourseError, match=r"did you mean (\w+, )?15_reductions"):
+    with pytest.raises(courses.CourseError, match=r"did you mean (\w+, )?16_softmax"):
         course.pick(["softmax"])
     with pytest.raises(courses.CourseError, match="did you mean 18_histogram, "):
         course.pick(["histogram"], or_exercise=True)
