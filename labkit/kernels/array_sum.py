@@ -142,10 +142,12 @@ def array_sum_sequential(x, out, stream=0):
 @cuda.jit
 def array_sum_first_add_kernel(x, sums):
     shared = cuda.shared.array(BLOCK, float32)
-    i = 2 * BLOCK * u32.blockIdx.x + u32.threadIdx.x
-    value = x[i] if i < u32.size(x) else ZERO
-    if i + BLOCK < u32.size(x):
-        value += x[i + BLOCK]
+    n, i = u32.size(x), 2 * BLOCK * u32.blockIdx.x + u32.threadIdx.x
+    value = ZERO
+    if i + BLOCK < n:
+        value = x[i] + x[i + BLOCK]
+    elif i < n:
+        value = x[i]
     total = sum_sequential(value, shared)
     if u32.threadIdx.x == 0:
         sums[u32.blockIdx.x] = total
@@ -160,10 +162,12 @@ def array_sum_first_add(x, out, stream=0):
 @cuda.jit
 def array_sum_last_warp_kernel(x, sums):
     shared = cuda.shared.array(BLOCK, float32)
-    i = 2 * BLOCK * u32.blockIdx.x + u32.threadIdx.x
-    value = x[i] if i < u32.size(x) else ZERO
-    if i + BLOCK < u32.size(x):
-        value += x[i + BLOCK]
+    n, i = u32.size(x), 2 * BLOCK * u32.blockIdx.x + u32.threadIdx.x
+    value = ZERO
+    if i + BLOCK < n:
+        value = x[i] + x[i + BLOCK]
+    elif i < n:
+        value = x[i]
     total = sum_last_warp(value, shared)
     if u32.threadIdx.x == 0:
         sums[u32.blockIdx.x] = total
@@ -178,12 +182,13 @@ def array_sum_last_warp(x, out, stream=0):
 @cuda.jit
 def array_sum_grid_stride_kernel(x, sums):
     shared = cuda.shared.array(BLOCK, float32)
-    n = u32.size(x)
+    n, i = u32.size(x), 2 * BLOCK * u32.blockIdx.x + u32.threadIdx.x
     value = ZERO
-    for i in u32.range(2 * BLOCK * u32.blockIdx.x + u32.threadIdx.x, n, 2 * u32.gridsize(1)):
+    while i + BLOCK < n:
+        value += x[i] + x[i + BLOCK]
+        i += 2 * u32.gridsize(1)
+    if i < n:
         value += x[i]
-        if i + BLOCK < n:
-            value += x[i + BLOCK]
     total = sum_last_warp(value, shared)
     if u32.threadIdx.x == 0:
         sums[u32.blockIdx.x] = total
