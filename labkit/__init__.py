@@ -26,6 +26,7 @@ _HOMES = {
     "hint": "labkit.course.check:hint",
     "ladder": "labkit.measure:ladder",
     "show_source": "labkit.course.show:show_source",
+    "table": "labkit._common.tables:table",
 }
 
 __all__ = ["__version__", *_HOMES]

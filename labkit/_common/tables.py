@@ -1,10 +1,16 @@
-"""One table, four forms: a terminal (rich), plain text, HTML for notebooks, Markdown for the README."""
+"""One table, four forms: a terminal (rich), plain text, HTML for notebooks, Markdown for the README.
+
+A lesson shows rows with table(rows, columns).
+"""
 
 from __future__ import annotations
 
 import html
 import io
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Integral, Real
 
 MIMETYPE = "application/vnd.labkit.result+json"
 
@@ -37,7 +43,7 @@ def rich_table(spec: dict):
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(title=spec["title"], title_justify="left", title_style="bold")
+    table = Table(title=spec["title"] or None, title_justify="left", title_style="bold")
     for position, column in enumerate(spec["columns"]):
         table.add_column(column, justify="left" if _is_text(spec, position) else "right")
     for row in spec["rows"]:
@@ -64,8 +70,9 @@ def to_html(spec: dict) -> str:
     body = "".join(
         "<tr>" + "".join(f'<td style="{a}">{escape(cell)}</td>' for a, cell in zip(align, row, strict=True))
         + "</tr>" for row in spec["rows"])
+    title = f'<div><strong>{escape(spec["title"])}</strong></div>' if spec["title"] else ""
     notes = "".join(f"<div><small>{escape(note)}</small></div>" for note in spec["notes"])
-    return (f'<div class="labkit-table" style="margin-bottom:1em"><div><strong>{escape(spec["title"])}</strong></div>'
+    return (f'<div class="labkit-table" style="margin-bottom:1em">{title}'
             f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>{notes}</div>")
 
 
@@ -79,8 +86,7 @@ def to_markdown(spec: dict) -> str:
 
 def _is_text(spec: dict, position: int) -> bool:
     """A column is text unless each of its cells begins like a number."""
-    cells = [row[position] for row in spec["rows"]]
-    return not all(cell[:1].isdigit() or cell in ("-", "") or cell.startswith(("inf", "nan")) for cell in cells)
+    return not all(re.match(r"[-+]?(\d|inf|nan)|-?$", row[position]) for row in spec["rows"])
 
 
 class ResultTable:
@@ -122,3 +128,41 @@ class PlainTable(ResultTable):
 
     def result(self) -> dict:
         return {"kind": self.kind, "title": self.title}
+
+
+def table(rows: Iterable[Sequence], columns: Mapping[str, str] | Sequence[str], title: str = "", note: str = ""
+          ) -> PlainTable:
+    """Return a table to be the last line of a cell, or for display() or print().
+
+        table([("naive", 4.21, None), ("tiled", 1.3, 0.96)], {"kernel": "", "ms": ".2f", "of the bound": ".0%"})
+        table(ms.items(), ["kernel", "ms"], note=measure.where())
+
+    rows: one sequence a row, with a value for each column. columns: the headings, or headings with the format of the
+    column's numbers, as in an f-string. Without one, a number has three significant digits, an integer all of its own.
+    Text is shown as it is, and None as a dash. Numbers are aligned to the right.
+    """
+    formats = dict(columns) if isinstance(columns, Mapping) else dict.fromkeys(columns, "")
+    if len(formats) != len(columns):
+        raise ValueError(f"table: columns must have different headings, not {list(columns)}")
+    shown = []
+    for count, row in enumerate(rows, 1):
+        row = tuple(row)
+        if len(row) != len(formats):
+            raise ValueError(f"table: row {count} must have {len(formats)} values, one for each column, not {len(row)}")
+        shown.append(tuple(_cell(value, form, heading, count)
+                           for value, (heading, form) in zip(row, formats.items(), strict=True)))
+    return PlainTable(title, tuple(formats), tuple(shown), (note,) if note else ())
+
+
+def _cell(value: object, form: str, heading: str, row: int) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, bool) or not isinstance(value, Real):
+        return str(value)
+    if not form:
+        return f"{value:,}" if isinstance(value, Integral) else number(float(value))
+    try:
+        return format(value, form)
+    except ValueError:
+        raise ValueError(f"table: columns[{heading!r}] must be the format of a number, such as ',.1f'; {form!r} does "
+                         f"not fit {value!r} in row {row}") from None
