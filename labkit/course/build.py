@@ -59,7 +59,7 @@ def rebuild_prose(course: Course, chapter: Chapter) -> bool:
     if [cell.source for cell in cells] != [cell.source for cell in executed]:
         return False
     for cell, done in zip(cells, executed, strict=True):
-        cell["outputs"], cell["metadata"] = done.outputs, done.metadata
+        cell["outputs"] = done.outputs
     notebook.metadata["labkit"] |= {part: built.metadata["labkit"].get(part, {}) for part in ("kernels", "recordings")}
     _write(notebook, course, chapter)
     return True

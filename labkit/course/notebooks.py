@@ -20,6 +20,7 @@ NOTEBOOK_METADATA = {
     "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
     "language_info": {"name": "python"},
 }
+FOLDED = "hide-input"  # the tag of a code cell that only plots or lays out, as Jupyter Book has it
 
 
 @cache
@@ -53,7 +54,7 @@ def cell_digest(cell) -> str:
 
 
 def parse(text: str, name: str):
-    """A py:percent source as a notebook, with stable cell ids and no metadata of its own."""
+    """A py:percent source as a notebook, with stable cell ids. The code of a cell with the tag FOLDED is collapsed."""
     import_nbformat()  # as jupytext does
     import jupytext
 
@@ -63,6 +64,11 @@ def parse(text: str, name: str):
         reason = str(error).splitlines()[0]
         raise CourseError(f"{name} cannot be read as a py:percent source: {reason}") from None
     notebook.nbformat, notebook.nbformat_minor = 4, 5
+    for cell in notebook.cells:
+        if FOLDED in cell.metadata.get("tags", []):
+            if "@cuda.jit" in cell.source:
+                raise CourseError(f"{name}: a cell tagged {FOLDED} must not define a kernel, which is there to be read")
+            cell.metadata["jupyter"] = {"source_hidden": True}
     name_cells(notebook)
     return notebook
 

@@ -87,3 +87,10 @@ def test_what_only_the_schema_forbids_is_still_the_learners_work(course, more):
     with pytest.raises(CourseError, match=f"{path.name} is no notebook that Jupyter would open: "):
         notebooks.write_notebook(notebook, path)
     assert path.read_bytes() == before
+
+
+def test_a_tag_collapses_code_in_jupyter_and_no_kernel():
+    plotted, other = notebooks.parse('# %% tags=["hide-input"]\nplot(1)\n\n# %%\nx = 1\n', "a.py").cells
+    assert plotted.metadata["jupyter"] == {"source_hidden": True} and "jupyter" not in other.metadata
+    with pytest.raises(CourseError, match="a.py: a cell tagged hide-input must not define a kernel"):
+        notebooks.parse('# %% tags=["hide-input"]\n@cuda.jit\ndef k(x):\n    pass\n', "a.py")

@@ -96,10 +96,17 @@ def render(course: Course, chapter: Chapter, notebook, glossary: Glossary, resul
             parts.append(f'<div class="prose">{page.marker.mark(markdown.html(cell.source))}</div>')
         elif cell.cell_type == "code" and cell.source.strip() and cell.get("id") != colab.SETUP:
             outputs = "".join(_output(output, page, repository) for output in _joined(cell.outputs))
-            parts.append(f'<div class="cell">{code.python(cell.source)}{_outputs(outputs, predicted, page)}</div>')
+            parts.append(f'<div class="cell">{_code(cell)}{_outputs(outputs, predicted, page)}</div>')
     page.body = Markup("\n".join(parts))
     page.tips = Markup(page.marker.tips(glossary))
     return page
+
+
+def _code(cell) -> str:
+    shown = code.python(cell.source)
+    if notebooks.FOLDED not in cell.metadata.get("tags", []):
+        return shown
+    return f'<details class="code"><summary>Code</summary>{shown}</details>'
 
 
 # --- Predictions -----------------------------------------------------------------------------------------------------

@@ -96,6 +96,14 @@ def test_code_is_in_lines_that_know_their_indent_and_copies_as_it_was():
     assert unescape(text) == source
 
 
+def test_the_code_of_a_tagged_cell_waits_behind_a_summary_and_its_output_does_not(course):
+    text = page_of(course, [v4.new_output("stream", name="stdout", text="drawn")],
+                   text='# %% [markdown]\n# # First\n\n# %% tags=["hide-input"]\nplot(1)\n')
+    folded, _, below = text.partition('<details class="code"><summary>Code</summary>')[2].partition("</details>")
+    assert "plot" in folded and "drawn" in below and "drawn" not in folded
+    assert '<details class="code">' not in page_of(course, text="# %%\nplot(1)\n")
+
+
 def test_the_source_that_a_lesson_shows_is_code_under_its_place():
     from labkit.course.show import show_source
 
