@@ -1,81 +1,282 @@
 # %% [markdown]
-# # 15 · Reductions and softmax
+# # 15 · Reductions
 #
-# *Lab notebook, 21 November 2026*
+# *Lab notebook, 28 November 2026*
 #
 # You will learn
 #
-# - how 256 threads compute one sum, and how many steps that takes
+# - how threads that each hold a part of a sum arrive at one total
+# - what split warps, bank conflicts, barriers and too few loads cost, one change at a time
 # - which barrier is missing when a reduction works once but not twice
-# - how a softmax that reads its row three times becomes one that reads it once
 
 # %% [markdown]
 # ## The problem
 #
-# So far threads have shared what they read, and each has computed its own part of the result. A *reduction* makes one
-# number out of many, such as the sum of each row of a matrix:
+# So far every thread has computed its own part of the result. A *reduction* makes a single value of many, for example
+# the sum of a large array:
 #
-# $$\text{out}_r = \sum_c x_{r,c}$$
+# $$\text{out} = \sum_i x_i$$
 #
-# If several threads share a row, they have to exchange their results.
+# Dividing the work is easy, because additions may be made in any order. But in the end the partial sums have to meet,
+# so threads must exchange values.
+#
+# A famous set of slides climbs this mountain one step at a time: Mark Harris's [*Optimizing Parallel Reduction in
+# CUDA*](https://developer.download.nvidia.com/assets/cuda/files/reduction.pdf) (2007). We follow him on a GPU that is
+# many generations younger, and keep his table: what is each step worth today?
 
 # %% [markdown]
 # ## Prediction
 #
-# Before you run the next cell, write down for 8,192 rows of 8,192 numbers: the bytes, and what sets the limit. Then
-# write down a number that is not in the table. One thread adds up a row in 8,191 steps, one after another. If 256
-# threads share the row, how many steps does the slowest of them take?
+# The array has 2²⁷ elements of float32. What limits its sum on an H200, arithmetic or memory, and how long does it take
+# at best?
 
 # %%
 import numpy as np
 
-from labkit import agree, cuda, device, ladder, observe, plots, roofline, show_source
+from labkit import agree, cuda, device, measure, observe, plots, roofline, show_source, table
 from labkit.course.drawings import reductions as pictures
-from labkit.kernels import reduce
-from labkit.kernels.ops.reduce import REDUCE_SUM
+from labkit.kernels import array_sum, reduce
+from labkit.kernels.ops.array_sum import ARRAY_SUM
 
-roofline.predict(REDUCE_SUM, R=8192, C=8192)
+roofline.predict(ARRAY_SUM, N=2**27)
 
 # %% [markdown]
-# Each of the 256 threads first adds up 32 numbers by itself, in 31 steps. That leaves 256 sums. One thread could add
-# them up in 255 steps while the others wait. Or the threads could add in pairs.
+# One addition for every four bytes is next to nothing: the sum has to run at the speed of memory. Whatever a kernel
+# needs beyond that bound is time that it spends on its own organisation, and that is what the steps below remove.
+
+# %% [markdown]
+# ## A tree in every block
+#
+# A block can add up its own elements, but blocks cannot wait for one another: there may be thousands that have not even
+# started. So each launch leaves one sum per block in a shorter array, and the next launch adds those up. The end of a
+# launch is the barrier that all blocks share. With 256 elements per block, 2²⁷ elements become 2¹⁹ sums, then 2¹¹, then
+# 8, then one: four launches, the first of which does nearly all the work.
+#
+# Within the block, each thread loads one element into shared memory. Then the threads add in pairs, and every step
+# halves the number of sums. This is a *tree*. In the figure a block has 16 threads and a warp has four lanes.
+
+# %% tags=["hide-input"]
+pictures.tree("divergent")
+
+# %% [markdown]
+# With 256 threads, the tree has $\log_2 256 = 8$ steps. A single thread would need 255.
 
 # %%
-pictures.reductions(8)
+show_source(array_sum.sum_divergent)
+
+# %%
+show_source(array_sum.array_sum_divergent_kernel)
 
 # %% [markdown]
-# On the left, every step halves the number of sums: 8, 4, 2, 1. This is a *tree*. For 256 sums it takes $\log_2 256 =
-# 8$ steps, with 128 threads at work in the first and one in the last: with the 31 before, 39 instead of 8,191. The
-# right half comes later in this lesson.
+# `sum_divergent` is a *device function*: kernels can call it, Python cannot. A barrier follows every step, because a
+# thread reads what another one wrote in the step before.
+#
+# Look at who does the adding. In the first step it is every second thread, so each warp splits at the `if`: half of its
+# lanes add while the other half wait (lesson 02). In the next step a quarter of the lanes work, then an eighth, and so
+# on. A block has eight warps and the tree has eight steps, so the `if` is evaluated 64 times by a warp. In how many of
+# those 64 cases does the warp split?
+
+# %%
+def counted(*rungs):
+    """What one or two blocks do to add up 512 elements."""
+    rows = []
+    for rung in rungs:
+        blocks = 1 if rung in ("first_add", "last_warp") else 2
+        kernel = getattr(array_sum, f"array_sum_{rung}_kernel")
+        counts = observe(kernel[blocks, 256], np.ones(512, np.float32), np.zeros(blocks, np.float32)).counts
+        rows.append((rung, blocks, *(counts[name] // blocks for name in
+                                     ("divergent_branches", "bank_conflicts", "barriers")), counts["shared_requests"]))
+    return table(rows, ["kernel", "blocks", "split warps per block", "bank conflicts per block", "barriers per thread",
+                        "shared requests in all"])
+
+
+counted("divergent")
+
+# %% [markdown]
+# In 47: all eight warps split in each of the first five steps, then four of them, two and one. (The 48th is the `if` in
+# front of the final store.) Most of the instructions in this tree are issued for a fraction of a warp.
+
+# %% [markdown]
+# ## The first threads do the adding
+#
+# The additions can stay as they are, if other threads make them: thread 0 the first one, thread 1 the second, thread 2
+# the third. Then entire warps work or rest.
+
+# %% tags=["hide-input"]
+pictures.tree("strided")
+
+# %% [markdown]
+# The only change is in the index. `left` is where thread `thread` adds, and the `if` now asks for the first threads.
+
+# %%
+show_source(array_sum.sum_strided)
+
+# %% [markdown]
+# But the figure shows a new problem. Shared memory has 32 banks, and element $i$ is in bank $i \bmod 32$ (lesson 07; in
+# the figure there are four). In the step with stride 16, the threads of the first warp add to elements 0, 32, 64 and so
+# on. How many of their accesses can be served together?
+
+# %%
+counted("divergent", "strided")
+
+# %% [markdown]
+# None: all those elements are in bank 0, so they are served one after another. Nearly all the splits are gone, but a
+# block now has more than a hundred bank conflicts. In requests to shared memory it still comes out ahead, because a
+# request used to serve only a few lanes. On the H200 this step is worth a factor of {{ step['strided']:.2f }}.
+
+# %% [markdown]
+# ## Neighbours read neighbours
+#
+# If the order of the additions is free, so is the choice of partners. Let the first half of the sums add the second
+# half, then the first quarter the second quarter. Consecutive threads now read consecutive elements, which are in
+# different banks.
+
+# %% tags=["hide-input"]
+pictures.tree("sequential")
+
+# %%
+show_source(array_sum.sum_sequential)
+
+# %%
+counted("strided", "sequential")
+
+# %% [markdown]
+# No conflict is left, and warps split only in the last five steps, in which a single warp has fewer than 32 sums to
+# make. It brings a factor of {{ step['sequential']:.2f }}.
+
+# %% [markdown]
+# ## Add while loading
+#
+# Half of the threads never add anything in this tree. They load one element, store it, and then do nothing but pass
+# barriers. It is better to let each thread load two elements and add them before the tree begins: half as many blocks
+# do the same work.
+
+# %% tags=["hide-input"]
+pictures.tree("first_add")
+
+# %%
+show_source(array_sum.array_sum_first_add_kernel)
+
+# %% [markdown]
+# How much work in shared memory does that save for 512 elements?
+
+# %%
+counted("sequential", "first_add")
+
+# %% [markdown]
+# Half of it: one tree instead of two. On the H200 this step brings a factor of {{ step['first_add']:.2f }}. Each thread
+# now has two loads in flight as well, a thought that will return.
+
+# %% [markdown]
+# ## The last warp needs no barrier
+#
+# When 32 sums are left, one warp does the rest of the work, yet all eight warps still meet at a barrier after every
+# step. The lanes of a warp can exchange registers directly. A *shuffle* passes a value to another lane, without shared
+# memory and without a barrier: `shfl_xor_sync(mask, value, 16)` gives each lane the value of the lane whose number
+# differs in bit 16, so lanes 0 and 16 swap, 1 and 17 swap, and so on. The mask has one bit for every lane that takes
+# part; 0xFFFFFFFF is all 32.
+
+# %% tags=["hide-input"]
+pictures.tree("last_warp")
+
+# %%
+show_source(reduce.warp_sum)
+
+# %%
+show_source(array_sum.sum_last_warp)
+
+# %% [markdown]
+# The first two steps still cross warps and need their barriers. The last warp then adds the remaining 64 sums, the
+# first 32 of them from shared memory and the rest in five shuffles, after which every lane has the total. Of the nine
+# barriers in front of you, how many are left?
+
+# %%
+counted("first_add", "last_warp")
+
+# %% [markdown]
+# Three: one after the values are stored, and one after each of the two steps that cross warps. The factor on the H200
+# is {{ step['last_warp']:.2f }}.
+#
+# Harris unrolls the rest of the loop by hand in his next step. Here the compiler has already done so: `BLOCK` is a
+# constant, so it knows the number of rounds, and the PTX of `sum_last_warp` has three `bar.sync` and no loop. In the
+# first kernel it even turned `%` into a bit mask.
+
+# %% [markdown]
+# ## One tree per block, many elements per thread
+#
+# There are still 2¹⁸ blocks, and each builds a tree for 512 elements. An H200 holds {{ blocks_in_all }} blocks of 256
+# threads at a time. Let us launch just those, and let each go through the array in steps of the whole grid (a
+# *grid-stride loop*, lesson 01). A thread adds up hundreds of elements in a register, and there is one tree at the end.
+
+# %% tags=["hide-input"]
+pictures.grid_stride()
+
+# %%
+show_source(array_sum.array_sum_grid_stride_kernel)
+
+# %% [markdown]
+# Trees now hardly count: a block builds one for {{ elements_per_block:,.0f }} elements, and a second launch with a
+# single block adds up the rest. On the H200 this step brings a factor of {{ step['grid_stride']:.2f }}.
+
+# %% [markdown]
+# ## Wide loads, four in flight
+#
+# What is left is a loop that loads, waits and adds. By Little's law (lesson 02), an H200 needs {{ needed_per_sm:.0f }}
+# KB in flight on every SM to keep its memory busy. With two loads of 4 bytes in each of 2,048 threads there are 16 KB,
+# and only for the moment before the first one arrives: then the thread waits for the second, adds, and starts again
+# with nothing in flight.
+#
+# So let a thread load four neighbours with one instruction (`ptx.load_nc4`, lesson 07), and issue four of those before
+# the first addition.
+
+# %% tags=["hide-input"]
+pictures.wide()
+
+# %%
+show_source(array_sum.array_sum_wide_kernel)
+
+# %% [markdown]
+# First, is everything right? The inputs are small integers, so that sums are exact in any order and a single lost
+# element would show.
+
+# %%
+agree(ARRAY_SUM)
+
+# %% [markdown]
+# Here is the table of the climb, as on Harris's last slide. His seven kernels were 30{{ quoted }} times apart. Which
+# step do you expect to be worth the most on an H200, and how far will the whole climb go?
+
+# %%
+climb = [(row.name.removeprefix("array_sum_"), row.graph or row.timing) for row in
+         measure.recorded_ladder("array_sum", gpu="NVIDIA H200").rows if row.name.startswith("array_sum_")]
+us = [1000 * timing.p50 for _, timing in climb]
+table([(name, now, 4 * 2**27 / now / 1e3, before / now if i else None, us[0] / now)
+       for i, ((name, _), before, now) in enumerate(zip(climb, [None, *us], us, strict=False))],
+      {"kernel": "", "us": ".0f", "GB/s": ",.0f", "step": ".2f", "cumulative": ".2f"},
+      "From the first tree to the memory's bandwidth", note="2²⁷ float32, recorded on an NVIDIA H200.")
+
+# %% [markdown]
+# TO BE WRITTEN
+
+# %%
+plots.ladder(measure.recorded_ladder("array_sum", gpu="NVIDIA H200"))
+
+# %% [markdown]
+# ## The barrier that is missing in print
+#
+# Softmax and LayerNorm reduce twice in one kernel: a maximum and a sum, or a mean and a variance. For them the tree is
+# a device function that returns the total to every thread.
 
 # %%
 show_source(reduce.block_reduce_sum)
 
 # %% [markdown]
-# This is a *device function*: kernels can call it, Python cannot. It takes a number from each thread and returns the
-# same total to all of them. In the loop, `stride` is the distance to the partner. A barrier follows each step, because
-# a thread reads what its partner wrote in the step before. `shared` has one place for each thread, so its length
-# depends on the launch: the kernel declares it with length 0, and the fourth number in the brackets, `kernel[grid,
-# block, stream, bytes]`, says how large it is. (The third, 0, is the default stream.)
-
-# %%
-print("threads   one after another   steps of the tree   barriers")
-for threads in (32, 64, 128, 256, 512, 1024):
-    ones, out = np.ones((1, threads), np.float32), np.zeros(1, np.float32)
-    barriers = observe(reduce.sum_tree_kernel[1, threads, 0, 4 * threads], ones, out).counts["barriers"]
-    print(f"{threads:7} {threads - 1:19} {barriers - 2:19} {barriers:10}")
-
-# %% [markdown]
-# Twice as many threads, one step more. For the steps I subtracted two of the barriers that a thread passes. One comes
-# before the tree: no thread may read until all have stored. The other comes after the total has been read, and looks
-# useless. What is it for?
-
-# %% [markdown]
-# ## The barrier that is missing in print
+# Compared with `sum_sequential` it has one more barrier, the last one, after the total has been read. By then the sum
+# is complete, so what is that barrier for?
 #
-# A GPT-2 in CUDA, published with its source, has this function without the last barrier. It calls it twice in a row,
-# first for the mean of a row, then for its variance. Here is a kernel that does the same. Before you run the cell: will
-# the result be right, and will `observe` find accesses to one element that no barrier separates?
+# The blog post on a GPT-2 block in CUDA that lesson 26 follows prints this function without it, and calls it twice in a
+# row, first for the mean and then for the variance. Here is a kernel that does the same. Will its result be right, and will
+# `observe` find two accesses to one element that no barrier separates?
 
 # %%
 x = np.random.default_rng(0).random((4, 1000), dtype=np.float32)
@@ -91,10 +292,10 @@ for name, kernel in (("with", reduce.mean_and_variance_kernel), ("without", redu
 
 # %% [markdown]
 # On the CPU device the result is wrong, because there thread 0 always runs first between two barriers. On a GPU it may
-# be right for years, which proves nothing, as lesson 06 showed. The race is there all the same. Thread 0 returns with
-# the mean, goes through its part of the row, and begins the second call by storing its new number into `shared[0]`. A
-# slow thread of another warp has not yet read the old total from there. It reads thread 0's part of the second sum and
-# takes it for the first total.
+# be right for years, which proves nothing (lesson 06). The race is there either way. Thread 0 returns with the mean,
+# goes through its part of the row, and begins the second call by storing its new value in `shared[0]`. Meanwhile a slow
+# thread of another warp has not yet read the first total from there. It picks up thread 0's part of the second sum and
+# takes that for the mean.
 #
 # Here it is step by step. The button *show it* jumps to the race: both threads, both lines, and the element.
 
@@ -102,8 +303,9 @@ for name, kernel in (("with", reduce.mean_and_variance_kernel), ("without", redu
 observe(reduce.mean_and_variance_racy_kernel[1, 64], x[:1, :64], np.zeros((1, 2), np.float32)).play()
 
 # %% [markdown]
-# What happens on a real GPU? The racy kernel was launched again and again on an H200, then once under NVIDIA's checker
-# (`compute-sanitizer --tool racecheck`), which delays some threads more than others.
+# And on a real GPU? We launched the racy kernel again and again on an H200, then once under NVIDIA's checker
+# (`compute-sanitizer --tool racecheck`), which delays some threads more than others. How often did the race show
+# without the checker?
 
 # %%
 from labkit.measure import sanitizer
@@ -111,101 +313,73 @@ from labkit.measure import sanitizer
 print(sanitizer.recorded_race())
 
 # %% [markdown]
-# Left alone, the race never showed. Under the checker most rows were wrong, and it reported one hazard: the read and
-# the write that race. On every other kernel of this course it reported nothing. A function cannot tell how often a
-# kernel calls it, so the barrier belongs inside. (Or the second call gets a second array. Then no barrier is needed,
-# and that is what the fast kernels below do.)
+# Never. Left alone, the kernel was right every time. Under the checker most rows were wrong, and it reported one
+# hazard: the very read and write that race. On every other kernel of this course it reported nothing.
+#
+# A function cannot tell how often a kernel will call it, so the barrier belongs inside. The alternative is to give the
+# second call an array of its own. Then no barrier is needed, and that is what the fast kernels of the next lessons do.
 
 # %% [markdown]
-# ## Without shared memory
+# ## A sum for every thread
 #
-# The 32 lanes of a warp can exchange values without shared memory. A *shuffle* passes a register to another lane, and
-# needs no barrier, since the lanes of a warp execute it together. `shfl_xor_sync(mask, value, 16)` gives each lane the
-# value of the lane whose number differs in the bit 16: lanes 0 and 16 exchange their values, 1 and 17, and so on. The
-# mask says which lanes take part, one bit for each; 0xFFFFFFFF is all 32.
+# Two levels of shuffles do the same work with fewer barriers. Each warp adds up its own lanes and stores one sum; after
+# a barrier, every warp adds up those sums by another five shuffles. So every thread ends up with the total, and nothing
+# needs to be passed back.
 
 # %%
-show_source(reduce.warp_sum)
-
-# %% [markdown]
-# These are five steps for 32 lanes, as on the right of the picture. Every lane works in every step, and at the end
-# every lane has the total, so nothing needs to be passed back.
-#
-# A shuffle does not leave its warp, so a block of several warps needs a second level: each warp stores its sum, and
-# after a barrier every warp adds up those sums. Of 32 numbers only one goes through shared memory. How many barriers
-# are left?
-
-# %%
-ones, out = np.ones((1, 256), np.float32), np.zeros(1, np.float32)
-print("256 numbers          barriers   shared loads   shared stores")
-for name, launch in (("tree", reduce.sum_tree_kernel[1, 256, 0, 1024]),
-                     ("two levels", reduce.sum_two_level_kernel[1, 256]), ("one warp", reduce.sum_warp_kernel[1, 256])):
-    counts = observe(launch, ones, out).counts
-    print(f"{name:18} {counts['barriers']:10} {counts['shared_loads']:14} {counts['shared_stores']:15}")
 show_source(reduce.block_sum)
 
 # %% [markdown]
-# ## The ladder of sums
+# A block of 256 threads passes ten barriers in the tree above. How many does it pass here, and how many values go
+# through shared memory?
 
 # %%
-agree(REDUCE_SUM)
+ones, out = np.ones((1, 256), np.float32), np.zeros(1, np.float32)
+rows = []
+for name, launch in (("tree", reduce.sum_tree_kernel[1, 256, 0, 1024]),
+                     ("two levels", reduce.sum_two_level_kernel[1, 256])):
+    counts = observe(launch, ones, out).counts
+    rows.append((name, counts["barriers"], counts["shared_stores"], counts["shared_loads"]))
+table(rows, ["256 values", "barriers", "shared stores", "shared loads"])
 
 # %% [markdown]
-# Each rung adds in a different order, so the last digits differ. The allowed error grows with the square root of the
-# length, as independent rounding errors do. `sequential` has the largest error: it adds one number after another, and
-# soon its sum is much larger than what it adds. (`warp` has one warp for each row, `two_level` a block.)
-#
-# `vectorized` is new: a thread loads four neighbours with one instruction (`ptx.load_nc4`, lesson 07), and does so four
-# times before it adds. Now predict, for a GPU: the tree has ten barriers and the two levels have two. What is that
-# worth, when each thread first has to load 32 numbers?
-
-# %%
-plots.ladder(ladder(REDUCE_SUM))
-
-# %% [markdown]
-# On the H200 eight barriers fewer are worth a few percent{{ if barriers_gain }}. How the threads join their sums hardly
-# matters: that happens once for each row, after thousands of loads.
-#
-# What does matter can be seen in the PTX. The loops of the tree and of the two levels hold one load each: a thread
-# loads, waits, adds, and loads again. In the warp's loop the step is a constant, 32, so the compiler could unroll four
-# rounds and put four loads before the first addition. `vectorized` does the same on purpose. It is Little's law again
-# (lesson 02): with one load of four bytes in each thread, too few bytes are on their way.
+# Two barriers, and one value per warp. Is it faster? For 8,192 rows of 8,192 elements, with a block for each row, the
+# tree takes {{ tree_us:.0f }} us on the H200 and the two levels {{ two_level_us:.0f }}: a few
+# percent{{ if barriers_matter_little }}. Both loops have one load in flight, so both wait for memory. That is the
+# lesson of the climb once more: first count the loads in flight, then the barriers.
 
 # %% [markdown]
 # ## What I learned
 #
-# - $\log_2 256 = 8$ steps look like the heart of a reduction. They take a few percent of its time.
+# - TO BE WRITTEN
+# - The end of a launch is a barrier for the whole grid.
 # - A device function that uses shared memory has to leave it in a state in which it can be used again.
-# - Count the loads that a loop has in flight. That explained three results of this lesson.
-# - The online rule is worth more as algebra than as a faster softmax. A row that fits into registers does not need it.
-# - Sentences such as "80 times{{ quoted }} faster" are worth measuring. It was {{ memory_over_shared:.0f }}, and the
-#   cache between the two is what counts.
+# - Count the loads that a loop has in flight before you count its barriers.
 
 # %% [markdown]
 # ## Resources
 #
-# - [M. Harris: Optimizing Parallel Reduction in CUDA](https://developer.download.nvidia.com/assets/cuda/files/reduction.pdf)
-# - [CUDA C++ Programming Guide: Warp Shuffle Functions](https://docs.nvidia.com/cuda/cuda-c-programming-guide/index.html#warp-shuffle-functions)
-# - [M. Milakov, N. Gimelshein: Online normalizer calculation for softmax (2018)](https://arxiv.org/abs/1805.02867)
-# - [X. Mei, X. Chu: Dissecting GPU Memory Hierarchy through Microbenchmarking (2017)](https://arxiv.org/abs/1509.02308)
+# - [M. Harris: Optimizing Parallel Reduction in
+#   CUDA](https://developer.download.nvidia.com/assets/cuda/files/reduction.pdf)
+# - [CUDA C++ Programming Guide: Warp Shuffle
+#   Functions](https://docs.nvidia.com/cuda/cuda-c-programming-guide/index.html#warp-shuffle-functions)
 
 # %% [markdown]
 # ## Try it
 #
 # - In the cell with the races, launch one warp: `kernel[1, 32]`. Does `observe` still find the race? Should it?
-# - In the cell that joins parts, forget the factor of one part: `s + s2 * np.exp(m2 - row_max)`. For which rows does
-#   the result stay right?
-# - `pictures.reductions(16)`: before you look, how many lines are there in the last step of each half?
+# - In the kernel with divergence, move the barrier into the `if`. What does `observe` say, and what would a GPU do?
+# - Let a thread of `array_sum_first_add_kernel` load four elements instead of two. How many launches are left?
 #
-# Next: **histogram and scan**, where threads share counters, and every element gets a sum of its own.
+# Next: **softmax**, which needs two reductions for every row.
 
 # %% [numbers]
-# ns = series.memory_latency.places
-# barriers_gain = 0.01 < row('reduce_sum', 'tree').ms / row('reduce_sum', 'two_level').ms - 1 < 0.06
-# last_over_trees = row('softmax', 'block_tree').ms / row('softmax', 'vectorized').ms
-# memory_over_shared = ns['memory'].ns / ns['shared memory'].ns
-# l1_over_shared = ns['L1 cache'].ns / ns['shared memory'].ns
-# online_mb = ncu('softmax', 'online').dram_read / 1e6
-# three_loops_mb = ncu('softmax', 'warp').dram_read / 1e6
-# online_gain = 0.01 < row('softmax', 'warp').ms / row('softmax', 'online').ms - 1 < 0.06
-# reads = ncu('softmax', 'warp').dram_read / 2**28
+# names = ('divergent', 'strided', 'sequential', 'first_add', 'last_warp', 'grid_stride', 'wide')
+# us = {name: row('array_sum', name).graph_us or row('array_sum', name).us for name in names}
+# step = {b: us[a] / us[b] for a, b in zip(names, names[1:])}
+# blocks_in_all = 8 * machine.sms
+# elements_per_block = 2**27 / blocks_in_all
+# needed_per_sm = 4800 * series.memory_latency.places.memory.ns / machine.sms / 1e3
+# tree_us = row('reduce_sum', 'tree').graph_us
+# two_level_us = row('reduce_sum', 'two_level').graph_us
+# barriers_matter_little = 0.01 < tree_us / two_level_us - 1 < 0.06

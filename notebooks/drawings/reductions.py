@@ -1,6 +1,6 @@
 """The figures of the lesson "Reductions", in the course's style: a block of 16 threads, in warps of four lanes.
 
-    tree("divergent")    one block's sum, step by step: which threads add what, which warps work, which banks they meet in
+    tree("divergent")    one block's sum, step by step: who adds what, which warps work, in which banks they meet
     grid_stride()        the elements that each block of a small grid adds up
     wide()               what a warp requests with one instruction: an element a lane, or four
 """
@@ -71,7 +71,7 @@ def tree(kind: str = "divergent") -> CourseFigure:
             for line, part in enumerate(text.split("; ") if row else ()):
                 ax.text(LEFT + THREADS * PITCH + 0.10, y - 0.16 + 0.165 * line, part, fontsize=SMALLEST, va="center",
                         color=TEXT["#D55E00"] if "split" in part or "bank" in part else FAINT)
-        note(ax, top + RISE * (len(steps) - 1) + CELL + 0.24, "In a cell: of how many elements it is the sum. Above it: "
+        note(ax, top + RISE * (len(steps) - 1) + CELL + 0.24, "In a cell: how many elements it is the sum of. Above it: "
              "the thread that added, in the colour of its warp. Grey: not read again.")
     return figure
 
@@ -89,7 +89,8 @@ def _steps(kind: str) -> list[tuple[list[int], dict, str]]:
         if kind == "divergent":
             adds = {t: (t, (t, t + stride)) for t in range(0, THREADS, 2 * stride)}
         elif kind == "strided":
-            adds = {t: (2 * stride * t, (2 * stride * t, 2 * stride * t + stride)) for t in range(THREADS // 2 // stride)}
+            lefts = range(0, THREADS, 2 * stride)
+            adds = {t: (left, (left, left + stride)) for t, left in enumerate(lefts)}
         elif shuffled:
             adds = {t: (t, (t, t ^ stride)) for t in range(LANES)}
         else:
@@ -131,7 +132,8 @@ def grid_stride(blocks: int = 3, threads: int = 4, rounds: int = 3) -> CourseFig
     columns = 2 * blocks * threads
     pitch = (WIDTH - 1.10 - 0.20) / columns
     figure, ax = canvas(1.02 + 0.40 * rounds + 0.42, "The grid goes through the array: one tree a block, at the end",
-                        f"{blocks} blocks of {threads} threads go through {columns * rounds} elements in {rounds} rounds.")
+                        f"{blocks} blocks of {threads} threads go through {columns * rounds} elements in {rounds} "
+                        "rounds.")
     with rc_context(STYLE):
         for b in range(blocks):
             ax.text(1.10 + 2 * threads * pitch * b, 0.72, f"block {b}", fontsize=SMALLEST, color=TEXT[WARPS[b]],
