@@ -73,28 +73,28 @@ show_source(array_sum.array_sum_divergent_kernel)
 #
 # Look at who does the adding. In the first step it is every second thread, so each warp splits at the `if`: half of its
 # lanes add while the other half wait (lesson 02). In the next step a quarter of the lanes work, then an eighth, and so
-# on. A block has eight warps and the tree has eight steps, so the `if` is evaluated 64 times by a warp. In how many of
-# those 64 cases does the warp split?
+# on. A block has eight warps and the tree has eight steps, which makes eight times eight cases of a warp at the `if`.
+# In how many of them does the warp split?
 
 # %%
 def counted(*rungs):
-    """What one or two blocks do to add up 512 elements."""
+    """What one block of 512 elements, or two of 256, do to add them up."""
     rows = []
     for rung in rungs:
         blocks = 1 if rung in ("first_add", "last_warp") else 2
         kernel = getattr(array_sum, f"array_sum_{rung}_kernel")
         counts = observe(kernel[blocks, 256], np.ones(512, np.float32), np.zeros(blocks, np.float32)).counts
-        rows.append((rung, blocks, *(counts[name] // blocks for name in
-                                     ("divergent_branches", "bank_conflicts", "barriers")), counts["shared_requests"]))
-    return table(rows, ["kernel", "blocks", "split warps per block", "bank conflicts per block", "barriers per thread",
-                        "shared requests in all"])
+        rows.append((rung, blocks, counts["divergent_branches"] // blocks, counts["barriers"] // blocks,
+                     counts["shared_requests"], counts["bank_conflicts"]))
+    return table(rows, ["kernel", "blocks", "splits per block", "barriers", "shared requests", "bank conflicts"],
+                 note="Requests and conflicts: of all blocks, for 512 elements.")
 
 
 counted("divergent")
 
 # %% [markdown]
-# In 47: all eight warps split in each of the first five steps, then four of them, two and one. (The 48th is the `if` in
-# front of the final store.) Most of the instructions in this tree are issued for a fraction of a warp.
+# In 47 of 64: all eight warps split in each of the first five steps, then four of them, two and one. (The 48th is the
+# `if` in front of the final store.) Most of the instructions in this tree are issued for a fraction of a warp.
 
 # %% [markdown]
 # ## The first threads do the adding
@@ -120,9 +120,9 @@ show_source(array_sum.sum_strided)
 counted("divergent", "strided")
 
 # %% [markdown]
-# None: all those elements are in bank 0, so they are served one after another. Nearly all the splits are gone, but a
-# block now has more than a hundred bank conflicts. In requests to shared memory it still comes out ahead, because a
-# request used to serve only a few lanes. On the H200 this step is worth a factor of {{ step['strided']:.2f }}.
+# None: all those elements are in bank 0, so they are served one after another. Every conflict is another trip to shared
+# memory, and 104 requests with 210 conflicts make 314 trips, exactly as many as before. Still the step is worth a
+# factor of {{ step['strided']:.2f }} on the H200, because only a third as many instructions are issued for them.
 
 # %% [markdown]
 # ## Neighbours read neighbours
@@ -250,8 +250,8 @@ agree(ARRAY_SUM)
 climb = [(row.name.removeprefix("array_sum_"), row.graph or row.timing) for row in
          measure.recorded_ladder("array_sum", gpu="NVIDIA H200").rows if row.name.startswith("array_sum_")]
 us = [1000 * timing.p50 for _, timing in climb]
-table([(name, now, 4 * 2**27 / now / 1e3, before / now if i else None, us[0] / now)
-       for i, ((name, _), before, now) in enumerate(zip(climb, [None, *us], us, strict=False))],
+table([(name, now, 4 * 2**27 / now / 1e3, us[i - 1] / now if i else None, us[0] / now)
+       for i, ((name, _), now) in enumerate(zip(climb, us, strict=True))],
       {"kernel": "", "us": ".0f", "GB/s": ",.0f", "step": ".2f", "cumulative": ".2f"},
       "From the first tree to the memory's bandwidth", note="2²⁷ float32, recorded on an NVIDIA H200.")
 
@@ -275,8 +275,8 @@ show_source(reduce.block_reduce_sum)
 # is complete, so what is that barrier for?
 #
 # The blog post on a GPT-2 block in CUDA that lesson 26 follows prints this function without it, and calls it twice in a
-# row, first for the mean and then for the variance. Here is a kernel that does the same. Will its result be right, and will
-# `observe` find two accesses to one element that no barrier separates?
+# row, first for the mean and then for the variance. Here is a kernel that does the same. Will its result be right, and
+# will `observe` find two accesses to one element that no barrier separates?
 
 # %%
 x = np.random.default_rng(0).random((4, 1000), dtype=np.float32)
@@ -376,7 +376,9 @@ table(rows, ["256 values", "barriers", "shared stores", "shared loads"])
 # %% [numbers]
 # names = ('divergent', 'strided', 'sequential', 'first_add', 'last_warp', 'grid_stride', 'wide')
 # us = {name: row('array_sum', name).graph_us or row('array_sum', name).us for name in names}
-# step = {b: us[a] / us[b] for a, b in zip(names, names[1:])}
+# steps = (('divergent', 'strided'), ('strided', 'sequential'), ('sequential', 'first_add'), ('first_add', 'last_warp'),
+#          ('last_warp', 'grid_stride'), ('grid_stride', 'wide'))
+# step = {after: us[before] / us[after] for before, after in steps}
 # blocks_in_all = 8 * machine.sms
 # elements_per_block = 2**27 / blocks_in_all
 # needed_per_sm = 4800 * series.memory_latency.places.memory.ns / machine.sms / 1e3

@@ -58,11 +58,11 @@ show_source(histogram.histogram_global_kernel)
 
 # %% [markdown]
 # An atomic on global memory is carried out in the L2 cache, which all SMs share. Atomics on different addresses run
-# side by side, while those on the same address form a queue. So the time depends on the data, which is new: no kernel
-# before this one cared what its input contained.
+# side by side, while those on the same address form a queue. So the time depends on the data, as it did for the
+# branches of lesson 02.
 #
-# To see it, let 0, 50 or 100 percent of 2,048 elements have the same value, and the rest be spread evenly over 256
-# bins. How many atomics does the kernel make in each case, and how many of a warp's 32 lanes meet in one bin?
+# To see it, let none, half or all of 2,048 elements have the same value, and the others be spread evenly over 256 bins.
+# How many atomics does the kernel make in each case, and how many of a warp's 32 lanes meet in one bin?
 
 # %%
 rng = np.random.default_rng(0)

@@ -71,7 +71,7 @@ def tree(kind: str = "divergent") -> CourseFigure:
             for line, part in enumerate(text.split("; ") if row else ()):
                 ax.text(LEFT + THREADS * PITCH + 0.10, y - 0.16 + 0.165 * line, part, fontsize=SMALLEST, va="center",
                         color=TEXT["#D55E00"] if "split" in part or "bank" in part else FAINT)
-        note(ax, top + RISE * (len(steps) - 1) + CELL + 0.24, "In a cell: how many elements it is the sum of. Above it: "
+        note(ax, top + RISE * (len(steps) - 1) + CELL + 0.24, "In a cell: how many elements it sums. Above it: "
              "the thread that added, in the colour of its warp. Grey: not read again.")
     return figure
 
