@@ -7,7 +7,7 @@
 #
 # - why a softmax that survives large numbers reads its row three times
 # - how the maximum and the sum can be found in one pass
-# - what it is worth to read the row only once, and where to keep it
+# - what reading the row only once saves, and where to keep it meanwhile
 
 # %% [markdown]
 # ## The problem
@@ -39,7 +39,7 @@ from labkit.measure import ncu as counters
 roofline.predict(SOFTMAX, R=8192, C=8192)
 
 # %% [markdown]
-# That counts one read of `x` and one write of `out`. Three loops will ask for more. The climb in this lesson is about
+# That counts one read of `x` and one write of `out`. Three loops will move more. The climb in this lesson is about
 # bringing that down.
 
 # %% [markdown]
@@ -66,9 +66,9 @@ show_source(rows.softmax_naive_kernel)
 show_source(rows.softmax_block_tree_kernel)
 
 # %% [markdown]
-# That is {{ ms['naive'] / ms['block_tree']:.0f }} times as fast. But what does it ask of memory? In the second loop it
-# stores the exponentials in `out`, and in the third it reads them back and divides. Count how often it goes through the
-# matrix, reading and writing: how many passes are there in all?
+# That is {{ ms['naive'] / ms['block_tree']:.0f }} times as fast. But how often does it go through the matrix? In the
+# second loop it stores the exponentials in `out`, and in the third it reads them back and divides. How many passes over
+# the matrix, reading and writing, does that make?
 
 # %%
 def passes(launcher):
@@ -143,7 +143,7 @@ print(f"largest relative difference from two passes: {worst:.1e}")
 show_source(rows.softmax_online_kernel)
 
 # %% [markdown]
-# The threads now ask for two reads and one write, {{ words(1 / 4) }} less than before. How much time should that save?
+# The threads now request two reads and one write, {{ words(1 / 4) }} less than before. How much time should that save?
 
 # %%
 timed = measure.recorded_ladder("softmax", gpu="NVIDIA H200")
@@ -191,8 +191,8 @@ agree(SOFTMAX, sizes=({"R": 1, "C": 4}, {"R": 33, "C": 36}, {"R": 7, "C": 1000},
 # %% [markdown]
 # ## The climb
 #
-# Now the whole ladder. The last rung asks for two passes instead of three. Will it be one and a half times as fast as
-# the online kernel, or more?
+# Now the whole ladder. The last rung makes two passes instead of three. Will it be one and a half times as fast as the
+# online kernel, or more?
 
 # %% tags=["hide-input"]
 plots.ladder(ladder(SOFTMAX))
@@ -201,16 +201,16 @@ plots.ladder(ladder(SOFTMAX))
 # Much more: {{ us['online'] / us['vectorized']:.1f }} times. It runs at the speed of a copy, which is the limit. Each
 # SM holds {{ words(blocks_per_sm) }} of its blocks, {{ blocks_per_sm * 256:,d }} threads with 128 bytes each in flight.
 # That is {{ blocks_per_sm * 256 * 128 / 1024:.0f }} KB, far more than the {{ needed_per_sm:.0f }} KB that Little's law
-# asks for. While one block reduces, the others load.
+# requires. While one block reduces, the others load.
 #
 # Nsight Compute (lesson 12) counted the bytes that memory really delivered. `load` and `store` are sectors per request.
-# The caches may supply a part of what the threads ask for. For which kernels do they?
+# The caches may supply a part of what the threads request. For which kernels do they?
 
 # %%
 counters.profile("softmax")
 
 # %% [markdown]
-# The kernel with a warp per row asks for the matrix three times and gets it from memory {{ words(reads) }} times: 64
+# The kernel with a warp per row requests the matrix three times and gets it from memory {{ words(reads) }} times: 64
 # warps on an SM work on 64 rows of 32 KB, and no cache can hold those until the next loop. With a block per row there
 # are only eight rows on an SM, and a good part of the second read comes from the caches: memory delivers
 # {{ online_mb:.0f }} MB to the online kernel, not twice {{ matrix_mb:.0f }}. The last rung needs no help. It reads each

@@ -44,8 +44,8 @@ print(*report.races, sep="\n")
 # %% [markdown]
 # `out[x[i]] += 1` is three steps: read, add, write. If two threads both read 5, both write 6, and one element is lost.
 # The 32 lanes of a warp even read together and write together, so that a warp adds 1 where it should add 32. Expect
-# anything from 1 to 4, at most one for each of the four warps. (The CPU device runs one thread after the other and
-# would happen to get 128.)
+# anything from 1 to 4, at most one for each of the four warps. The CPU device runs one thread after the other and would
+# happen to get 128.
 
 # %% [markdown]
 # ## Atomics
@@ -162,7 +162,7 @@ table([(name, us(name, 0), us(name, 100)) for name in ("shared", "copies", "matc
       {"": "", "random, us": ",.0f", "all equal, us": ",.0f"})
 
 # %% [markdown]
-# A histogram per warp gains nothing{{ if copies_gain_nothing }}: the queue that it shortens was not what the kernel
+# A histogram per warp saves nothing{{ if copies_gain_nothing }}: the queue that it shortens was not what the kernel
 # waited for. And joining lanes in software is {{ words(matched_slowdown) }} times slower for random values, because
 # `match_any_sync` goes through the different values of a warp one after another. It competes with an instruction that
 # does the job for free.
@@ -200,7 +200,7 @@ times(HISTOGRAM, N=2**28, B=256, S=100)
 # {{ us['histogram', 'CUB', 0]:.0f }} us for random values where the last rung takes
 # {{ us['histogram', 'vectorized', 0]:.0f }}, and {{ us['histogram', 'CUB', 100]:.0f }} for equal ones, not far from the
 # bound of {{ bound_us:.0f }}. The last rung stays at {{ clocks_per_atomic:.1f }} clocks of an SM for every atomic of a
-# warp, whatever the values are. (All times here are from CUDA graphs, except the longest.)
+# warp, whatever the values are. All times here are from CUDA graphs, except the longest.
 
 # %% [markdown]
 # ## What I learned
@@ -208,7 +208,7 @@ times(HISTOGRAM, N=2**28, B=256, S=100)
 # - `+= 1` is three steps, and a warp takes each of them with all of its lanes.
 # - Atomics on one address queue. In shared memory the hardware joins lanes that add 1.
 # - A private copy for every block replaces many contended atomics with a few.
-# - Two clever ways to shorten a queue gained nothing, because it was not the queue that the kernel waited for.
+# - Two clever ways to shorten a queue saved nothing, because it was not the queue that the kernel waited for.
 
 # %% [markdown]
 # ## Resources

@@ -20,7 +20,7 @@
 #
 # It tells threads where to write. Suppose that some elements of an array are kept and the others dropped. Mark those
 # that are kept with 1. The exclusive scan of these flags is the place of each of them in the output, and every thread
-# can write its element without asking the others.
+# can write its element without regard to the others.
 
 # %%
 import numpy as np
@@ -113,8 +113,8 @@ show_source(scan_blocks.scan_functions(float32)[0])
 # %% [markdown]
 # ## Many blocks
 #
-# A block scans one *tile*, to which the sum of all tiles before it must be added. Blocks cannot meet at a barrier, but
-# the end of a launch is one:
+# A block scans one *tile*. The sum of all tiles before it must then be added to it. Blocks cannot meet at a barrier,
+# but the end of a launch is one:
 #
 # 1. each block scans its tile, writes it, and writes the tile's total;
 # 2. the totals are scanned exclusively, which is a much smaller scan by the same kernel;
@@ -195,8 +195,8 @@ agree(SCAN, ["scan_hillis_steele", "scan_blelloch", "scan_padded", "scan_warps",
       sizes=({"N": 1}, {"N": 1025}, {"N": 20_481}))
 
 # %% [markdown]
-# They do. Additions, bank conflicts, bytes: which of the three decides for a long array on a GPU? Put the rungs in
-# order. (PyTorch calls CUB, whose scan is also a single pass with look-back.)
+# They do. Additions, bank conflicts, bytes: which of the three decides for a long array on a GPU? PyTorch calls CUB,
+# whose scan is a single pass with look-back, too.
 #
 # Predict which rung will be slowest, and which step will be worth the most.
 

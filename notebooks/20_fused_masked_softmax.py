@@ -77,8 +77,8 @@ table([("three kernels", *passes("unfused")), ("at best", 1, 1)], {"": "", "read
 # ## One kernel
 #
 # *Fusing* the three means that nothing but the result is stored. The most direct way, printed for instance in an
-# unsigned report with the title *Fused Attention Softmax Accelerator GPT 2 Inference*, is a softmax in three loops,
-# each of which scales and masks what it loads:
+# unsigned report with the title *Fused Attention Softmax Accelerator GPT 2 Inference*, is a softmax in three loops that
+# each scale and mask what they load:
 
 # %%
 show_source(ms.masked_softmax_three_read_kernel)
@@ -145,8 +145,8 @@ print(f"{np.isnan(result.copy_to_host()).sum()} NaN, largest difference from the
 
 # %% [markdown]
 # Nothing: not one NaN comes through. Now against NumPy, under all three masks, with sizes that are no multiple of four,
-# which go to a kernel that loads one element at a time. (The tests also run rows of more than 1,024 elements, which go
-# to a block, and rows that see nothing at all, for which this kernel returns zeros where PyTorch returns NaN.)
+# which go to a kernel that loads one element at a time. The tests also run rows of more than 1,024 elements, which go
+# to a block, and rows that see nothing at all: this kernel returns zeros there, PyTorch NaN. Do all of them agree?
 
 # %%
 sizes = ({"B": 1, "S": 4}, {"B": 3, "S": 20}, {"B": 2, "S": 64}, {"B": 1, "S": 257})
@@ -158,13 +158,13 @@ table([(row.name, row.error, row.units) for op in (MASKED_SOFTMAX_NONE, MASKED_S
 agree(MASKED_SOFTMAX_CAUSAL, sizes=sizes)
 
 # %% [markdown]
-# All agree. So far that is arithmetic and counting; now to the time.
+# They do. So far that is arithmetic and counting; now to the time.
 
 # %% [markdown]
 # ## The bytes, measured
 #
-# On a GPU, caches stand between what threads ask for and what memory delivers. Nsight Compute counts what really came.
-# `three_read` asks for three passes. How many does memory have to deliver?
+# On a GPU, caches stand between what threads request and what memory delivers. Nsight Compute counts what really came.
+# `three_read` requests three passes. How many does memory have to deliver?
 
 # %%
 moved = {}
@@ -268,8 +268,8 @@ else:
 # ## What I learned
 #
 # - The best saving was not to read what is hidden. A fused kernel knows what its mask hides; a compiler does not.
-# - What threads ask for and what memory delivers are two different numbers. The third pass over a row of 4 KB comes
-#   from a cache, and it still costs time.
+# - What threads request is not what memory delivers. The third pass over a row of 4 KB comes from a cache, and it still
+#   costs time.
 # - Full occupancy is not the goal. Loads in flight are.
 # - If two sizes take the same time, it is not the work that was timed.
 
@@ -283,7 +283,7 @@ else:
 # %% [markdown]
 # ## Try it
 #
-# - `passes` always has a causal mask. Take it away: which of the three launchers ask for more, and by how much?
+# - `passes` always has a causal mask. Take it away: which of the three launchers request more, and by how much?
 # - How many blocks of `single_read` would fit on a multiprocessor if a thread needed 64 registers{{ example }}? Predict
 #   it, then call `occupancy.blocks(occupancy.H200, 128, 64, 0)` from `labkit.device`.
 # - In the cell with NaN, use `masked_softmax_three_read`. Why does it come out right, although it loads the NaN?
