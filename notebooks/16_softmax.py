@@ -72,7 +72,7 @@ show_source(rows.softmax_block_tree_kernel)
 
 # %%
 def passes(launcher):
-    """Passes over the matrix, read and written, that the threads of this launcher ask for."""
+    """Passes over the matrix, read and written, that the threads of this launcher request."""
     x, out = cuda.to_device(np.ones((8, 1024), np.float32)), cuda.device_array((8, 1024), np.float32)
     counts = [observe(one.kernel[one.grid, one.block, 0, one.shared_bytes], *one.args).counts
               for one in planned(lambda: launcher(x, out))]

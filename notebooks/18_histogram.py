@@ -199,8 +199,8 @@ times(HISTOGRAM, N=2**28, B=256, S=100)
 # The one to beat is CUB, NVIDIA's library of such algorithms in CUDA C++. On the H200 it takes
 # {{ us['histogram', 'CUB', 0]:.0f }} us for random values where the last rung takes
 # {{ us['histogram', 'vectorized', 0]:.0f }}, and {{ us['histogram', 'CUB', 100]:.0f }} for equal ones, not far from the
-# bound of {{ bound_us:.0f }}. The last rung stays at {{ clocks_per_atomic:.1f }} clocks of an SM for every atomic of a
-# warp, whatever the values are. All times here are from CUDA graphs, except the longest.
+# bound of {{ bound_us:.0f }}. The last rung needs {{ clocks_per_atomic:.1f }} clocks of an SM for every atomic of a
+# warp, at 1.98 GHz{{ hardware }}, whatever the values are. All times here are from CUDA graphs, except the longest.
 
 # %% [markdown]
 # ## What I learned
@@ -208,7 +208,7 @@ times(HISTOGRAM, N=2**28, B=256, S=100)
 # - `+= 1` is three steps, and a warp takes each of them with all of its lanes.
 # - Atomics on one address queue. In shared memory the hardware joins lanes that add 1.
 # - A private copy for every block replaces many contended atomics with a few.
-# - Two clever ways to shorten a queue saved nothing, because it was not the queue that the kernel waited for.
+# - Two clever ways to shorten a queue did not pay, because it was not the queue that the kernel waited for.
 
 # %% [markdown]
 # ## Resources

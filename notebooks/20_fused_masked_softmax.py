@@ -6,7 +6,7 @@
 # You will learn
 #
 # - what it saves to merge three kernels into one: on paper, counted, and measured
-# - why the best saving is not to read what a mask hides
+# - what is saved by not reading what a mask hides
 # - why a kernel that reads a row three times can move it through memory once and still be slow
 
 # %% [markdown]
@@ -58,7 +58,7 @@ small, out = cuda.to_device(scores[:, :32, :32].copy()), cuda.device_array((1, 3
 
 
 def passes(name):
-    """Passes over a causal matrix of 32 x 32 that the threads of this launcher ask for: (read, written)."""
+    """Passes over a causal matrix of 32 x 32 that the threads of this launcher request: (read, written)."""
     launcher = getattr(ms, f"masked_softmax_{name}")
     counts = [observe(one.kernel[one.grid, one.block, 0, one.shared_bytes], *one.args).counts
               for one in planned(lambda: launcher(small, out, causal=True))]
@@ -267,7 +267,7 @@ else:
 # %% [markdown]
 # ## What I learned
 #
-# - The best saving was not to read what is hidden. A fused kernel knows what its mask hides; a compiler does not.
+# - A kernel that knows what its mask hides need not read it. A compiler that is handed the mask does not know.
 # - What threads request is not what memory delivers. The third pass over a row of 4 KB comes from a cache, and it still
 #   costs time.
 # - Full occupancy is not the goal. Loads in flight are.
