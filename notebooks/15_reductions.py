@@ -383,8 +383,8 @@ show_source(reduce.block_sum)
 # %%
 ones, out = np.ones((1, 256), np.float32), np.zeros(1, np.float32)
 rows = []
-for name, launch in (("tree", reduce.sum_tree_kernel[1, 256, 0, 1024]),
-                     ("two levels", reduce.sum_two_level_kernel[1, 256])):
+for name, launch in (("tree", reduce.reduce_tree_kernel[1, 256, 0, 1024]),
+                     ("two levels", reduce.reduce_two_level_kernel[1, 256])):
     counts = observe(launch, ones, out).counts
     rows.append((name, counts["barriers"], counts["shared_stores"], counts["shared_loads"]))
 table(rows, ["256 values", "barriers", "shared stores", "shared loads"])

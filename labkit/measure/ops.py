@@ -28,7 +28,6 @@ HOMES = {
     "bias_gelu_add": "kernels.ops.bias_gelu_add",
     "array_sum": "kernels.ops.array_sum",
     "reduce_sum": "kernels.ops.reduce",
-    "reduce_max": "kernels.ops.reduce",
     "histogram": "kernels.ops.histogram",
     "histogram_int32": "kernels.ops.histogram",
     "scan": "kernels.ops.scan",

@@ -33,11 +33,11 @@ from labkit.course.exercises import PredictionExercise
 def _steps():
     """From the kernels of the lesson, run by observe on 512 threads."""
     from labkit import observe
-    from labkit.kernels.reduce import sum_tree_kernel, sum_two_level_kernel
+    from labkit.kernels.reduce import reduce_tree_kernel, reduce_two_level_kernel
 
     ones, out = np.ones((1, 512), np.float32), np.zeros(1, np.float32)
-    tree = observe(sum_tree_kernel[1, 512, 0, 4 * 512], ones, out).counts
-    levels = observe(sum_two_level_kernel[1, 512], ones, out).counts
+    tree = observe(reduce_tree_kernel[1, 512, 0, 4 * 512], ones, out).counts
+    levels = observe(reduce_two_level_kernel[1, 512], ones, out).counts
     return {"steps": tree["barriers"] - 2, "shuffles": 2 * 5, "stored": levels["shared_stores"]}
 
 
