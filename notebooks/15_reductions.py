@@ -42,8 +42,8 @@ H100 = "NVIDIA H100 80GB HBM3"
 roofline.predict(ARRAY_SUM, roofline.Limits(**measure.recorded(gpu=H100)["limits"]), N=2**27)
 
 # %% [markdown]
-# One addition for every four bytes is next to nothing: the sum has to run at the speed of memory. Whatever a kernel
-# needs beyond that bound is time that it spends on its own organisation, and that is what the steps below remove.
+# One addition for every four bytes is next to nothing: the sum has to run at the speed of memory. All the time that a
+# kernel needs beyond that bound goes into its own organisation. The steps below remove it bit by bit.
 
 # %% [markdown]
 # ## A tree in every block
@@ -232,7 +232,7 @@ show_source(array_sum.sum_last_warp)
 counted("first_add", "last_warp")
 
 # %% [markdown]
-# Three: one after the values are stored, and one after each of the two steps that cross warps. That is worth another
+# Three: one after the values are stored, and one after each of the two steps that cross warps. That brings another
 # {{ step['last_warp']:.2f }}.
 #
 # In his next step Harris unrolls the rest of the loop by hand. Our compiler has done so already: the PTX of this kernel
@@ -295,8 +295,8 @@ table([(name, us[name], 4 * 2**27 / us[name] / 1e3, us[before] / us[name] if bef
 
 # %% [markdown]
 # {{ us['divergent'] / us['wide']:.1f }} times. Each of the two columns of steps tells of its GPU and its compiler. In
-# 2007 divergence and bank conflicts were worth a factor of almost five; today the first steps that count are those that
-# put fewer trees and barriers between a thread and its loads. The wide loads bring a last {{ step['wide']:.2f }}.
+# 2007 divergence and bank conflicts cost a factor of almost five; today the first steps that count are those that put
+# fewer trees and barriers between a thread and its loads. The wide loads bring a last {{ step['wide']:.2f }}.
 #
 # Ours is at the limit, and so are the libraries. Here is the whole ladder.
 
@@ -364,7 +364,7 @@ print(sanitizer.recorded_race())
 # hazard: the very read and write that race. On every other kernel of this course it reported nothing.
 #
 # A function cannot tell how often a kernel will call it, so the barrier belongs inside. The alternative is to give the
-# second call an array of its own. Then no barrier is needed, and that is what the fast kernels of the next lessons do.
+# second call a separate array. Then no barrier is needed, and that is what the fast kernels of the next lessons do.
 
 # %% [markdown]
 # ## A sum for every thread

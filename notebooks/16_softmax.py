@@ -104,7 +104,7 @@ show_source(rows.softmax_warp_kernel)
 # %% [markdown]
 # ## Maximum and sum in one pass
 #
-# The sum seems to need a pass of its own, because the maximum has to be known before it can be subtracted. It does not.
+# The sum seems to need a separate pass, because the maximum has to be known before it can be subtracted. It does not.
 # Say that one part of the row has the maximum $m$ and the sum $s = \sum e^{x - m}$, another part $m'$ and $s'$, and let
 # $M$ be the larger of $m$ and $m'$. One factor for each part moves all of its terms from its own maximum to the common
 # one:
@@ -224,8 +224,8 @@ counters.profile("softmax")
 #
 # - Subtracting the maximum is not an optimisation. Without it softmax is wrong.
 # - Recomputing an exponential is cheaper than storing it and reading it back.
-# - Parts of a softmax can be joined in any order by two values each. It is worth more as algebra than as a faster
-#   softmax: a row that fits into registers does not need it.
+# - Parts of a softmax can be joined in any order by two values each. This matters more as algebra than for the speed of
+#   a softmax: a row that fits into registers does not need it.
 # - Fewer bytes help only once enough bytes are in flight.
 
 # %% [markdown]

@@ -82,9 +82,8 @@ table(rows, {"equal": ".0%", "atomics": ",d", "longest queue of a warp": ".1f", 
 # %% [markdown]
 # ## Private bins
 #
-# The cure is not to share until the end. Every block gets a histogram of its own in shared memory, where atomics are
-# faster and other blocks do not queue. When it has counted all of its elements, it adds its bins to those in global
-# memory.
+# The cure is not to share until the end. Every block gets its own histogram in shared memory, where atomics are faster
+# and other blocks do not queue. When it has counted all of its elements, it adds its bins to those in global memory.
 
 # %% tags=["hide-input"]
 pictures.private_bins()
@@ -200,7 +199,8 @@ times(HISTOGRAM, N=2**28, B=256, S=100)
 # {{ us['histogram', 'CUB', 0]:.0f }} us for random values where the last rung takes
 # {{ us['histogram', 'vectorized', 0]:.0f }}, and {{ us['histogram', 'CUB', 100]:.0f }} for equal ones, not far from the
 # bound of {{ bound_us:.0f }}. The last rung needs {{ clocks_per_atomic:.1f }} clocks of an SM for every atomic of a
-# warp, at 1.98 GHz{{ hardware }}, whatever the values are. All times here are from CUDA graphs, except the longest.
+# warp, at 1.98 GHz{{ hardware }}, for random and for equal values. All times here are from CUDA graphs, except the
+# longest.
 
 # %% [markdown]
 # ## What I learned
@@ -225,7 +225,7 @@ times(HISTOGRAM, N=2**28, B=256, S=100)
 # - `pictures.private_bins(((2,) * 6, (2,) * 6))`: how many atomics on global memory are left?
 # - In `count_plainly`, give each block only one thread. Does `observe` still find a race?
 #
-# Next: **scan**, where every element gets a sum of its own.
+# Next: **scan**, where every element gets its own sum.
 
 # %% [numbers]
 # us = {('histogram', name, S): row('histogram', name, N=2**28, B=256, S=S).graph_us or row('histogram', name,

@@ -147,7 +147,7 @@ table([("scan, write, add", bytes_moved(scan_blocks.scan_warps)),
 #
 # With *decoupled look-back* ([Merrill and Garland,
 # 2016](https://research.nvidia.com/publication/2016-03_single-pass-parallel-prefix-scan-decoupled-look-back)), a block
-# publishes the total of its own tile as soon as it has it. To find the sum of what comes before, it walks back tile by
+# publishes the total of its tile as soon as it has it. To find the sum of what comes before, it walks back tile by
 # tile, adds up the totals it finds, and stops at the first tile whose whole sum is known. Suppose that tile 2 is late.
 # When can tile 7 finish, in the chain and with look-back?
 
@@ -168,8 +168,8 @@ show_source(scan.look_back_functions(int32)[0])
 #   can see a new flag with an old value. With two arrays, both sides would need `cuda.threadfence()`.
 # - The word is read by an atomic as well, one that adds 0. An ordinary load in a loop may be answered by the L1 cache
 #   for ever, or be moved out of the loop by the compiler.
-# - A block may wait only for blocks that have started, and blocks start in any order. So a block does not work on the
-#   tile of its own number. It draws a ticket from a counter: the first block to start gets tile 0.
+# - A block may wait only for blocks that have started, and blocks start in any order. So a block cannot simply work on
+#   the tile that has its number. It draws a ticket from a counter: the first block to start gets tile 0.
 
 # %%
 show_source(scan.make_look_back(int32, False))

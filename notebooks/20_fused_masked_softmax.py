@@ -236,7 +236,7 @@ table(rows, {"mask": "", "size": "", "unfused": ".1f", "single_read": ".1f", "Py
 pictures.launch_floor(measure.recorded_series("masked_softmax_sizes", gpu="NVIDIA H200"))
 
 # %% [markdown]
-# No longer at all. In the graph every size has a time of its own, {{ min(graphs):.0f }} to {{ max(graphs):.0f }} us for
+# No longer at all. In the graph every size has its own time, {{ min(graphs):.0f }} to {{ max(graphs):.0f }} us for
 # these two. Called from Python both take about 40{{ if near(sum(called) / 4, 40, 0.05) }} us: that is the launch, and
 # the kernel leaves this floor only at a size of 4,096. If two sizes take the same time, you are timing something else.
 # For small work, get rid of the launch first (lesson 13).
