@@ -1,8 +1,8 @@
 # %% [markdown]
 # # 18 · Histogram: exercises
 #
-# Two exercises: private bins for another key, and a prediction. `hint("count_bits")` gives a hint, and a second call a
-# better one.
+# Three exercises: private bins for another key, a prediction, and another atomic from a blank page.
+# `hint("count_bits")` gives a hint, and a second call a better one.
 
 # %%
 from numba import int32
@@ -65,3 +65,29 @@ joined = 1_000_000 // 32  # one for each warp's 32 elements
 # %%
 check("predict_atomics", lost_at_most=lost_at_most, global_atomics=global_atomics, shared_atomics=shared_atomics,
       joined=joined)
+
+
+# %% [markdown]
+# ## 3 · From a blank page: where each value comes first
+#
+# The elements of `x` are uint8 below 16, and `out` has 16 elements of int32, each of which is `x.size` when the kernel
+# starts. Afterwards `out[v]` is the index of the first element that equals v; for values that never occur it stays
+# `x.size`. For example, `[5, 2, 5]` gives `out[5] == 0`, `out[2] == 1` and 3 everywhere else.
+#
+# Write `first_seen(x, out)` from the decorator down, for two blocks of 64 threads and any length of `x`.
+
+# %%
+first_seen = None  # write the kernel
+
+
+### BEGIN SOLUTION
+@cuda.jit
+def first_seen(x, out):
+    for i in range(cuda.grid(1), x.size, cuda.gridsize(1)):
+        cuda.atomic.min(out, x[i], i)
+
+
+### END SOLUTION
+
+# %%
+check("first_seen", first_seen)
