@@ -9,6 +9,16 @@
 # - which device your kernels run on, and what its times mean
 # - how data gets to the device and back, and what a refused launch tells you
 #
+# ## The course
+#
+# In this course you write kernels, the functions that a GPU runs, in Python: from `c[i] = a[i] + b[i]` to those of a
+# language model, and an engine that serves it to many users. A lesson asks a question, lets you predict the answer, and
+# then shows what was measured. Beside each result stands what NumPy computes, which says whether the kernel is right,
+# and beside each time the limit of the hardware, which says how fast it could be. The exercises of a lesson are checked
+# on your machine. A GPU is welcome but not needed.
+#
+# To follow the course you need to know Python and NumPy. No knowledge of GPUs is assumed.
+#
 # ## The question
 #
 # A CPU has a few cores, and each runs one thread as fast as it can. A GPU keeps thousands of threads at hand. Each of
@@ -16,17 +26,33 @@
 # program for a CPU need not: *which thread does which part of the work?* This notebook is about that question. The
 # later ones are about good answers to it.
 #
-# To follow the course you need to know Python and NumPy. No knowledge of GPUs is assumed.
+# ## A kernel
+#
+# A *kernel* is a function that every thread runs. It is written in Python, and `@cuda.jit` marks it to be compiled for
+# the device when it is first called. This one writes down who ran it.
+
+# %%
+from labkit import show_source
+from labkit.kernels.positions import positions, positions_kernel
+
+show_source(positions_kernel)
+
+# %% [markdown]
+# The kernel has no loop over the elements. It handles one element, and it is run once for each. Threads are started in
+# groups of equal size, called *blocks*. Three numbers tell a thread which element is its own: the number of its block,
+# `blockIdx.x`, the number of threads in a block, `blockDim.x`, and its own number within the block, `threadIdx.x`. (The
+# `.x` is there because blocks can also be counted along a second and a third axis. Lesson 04 does that.) A kernel
+# returns nothing. It stores its results in arrays that it is given, and `block.size` is the number of elements, as in
+# NumPy.
 #
 # ## The device on your bench
 #
 # Everything in this course goes through one import.
 
 # %%
-from labkit import cuda, device
+from labkit import cuda, device, table
 
-print(device.name())
-print(device.choice().reason)
+print(f"{device.name()}. {device.choice().reason}")
 
 # %% [markdown]
 # On a machine with an NVIDIA GPU, `cuda` is `numba.cuda`, and kernels are compiled for that GPU. On any other machine
@@ -42,38 +68,25 @@ print(device.choice().reason)
 here = cuda.get_current_device()
 free, total = cuda.current_context().get_memory_info()
 
-print(f"compute capability     {here.compute_capability[0]}.{here.compute_capability[1]}")
-print(f"multiprocessors        {here.MULTIPROCESSOR_COUNT}")
-print(f"threads in a block     {here.MAX_THREADS_PER_BLOCK:,} at most")
-print(f"threads in a warp      {here.WARP_SIZE}")
-print(f"memory                 {total / 2**30:,.1f} GiB, {free / 2**30:,.1f} GiB of it free")
+table([("compute capability", "{}.{}".format(*here.compute_capability)),
+       ("multiprocessors", here.MULTIPROCESSOR_COUNT),
+       ("threads in a block, at most", here.MAX_THREADS_PER_BLOCK),
+       ("threads in a warp", here.WARP_SIZE),
+       ("memory, GiB", total / 2**30),
+       ("free memory, GiB", free / 2**30)], ["", device.name()])
 
 # %% [markdown]
 # The *compute capability* is the version of the GPU's design: it says which instructions and which limits the GPU has.
-# A *multiprocessor* is a part of the GPU that runs *blocks*, which are groups of threads. A *warp* is 32 threads of a
-# block that execute the same instruction together; lesson 02 shows what that means for speed. On the CPU device a
-# multiprocessor is a core of your CPU, and the limits are those of a GPU of compute capability 9.0{{ hardware }}.
+# A *multiprocessor* is a part of the GPU that runs blocks. A *warp* is 32 threads of a block that execute the same
+# instruction together; lesson 02 shows what that means for speed. On the CPU device a multiprocessor is a core of your
+# CPU, and the limits are those of a GPU of compute capability 9.0{{ hardware }}.
 #
 # ## A launch
 #
-# A *kernel* is a function that every thread runs. It is written in Python, and `@cuda.jit` marks it to be compiled for
-# the device when it is first called. This one writes down who ran it.
-
-# %%
-from labkit import show_source
-from labkit.kernels.positions import positions, positions_kernel
-
-show_source(positions_kernel)
-
-# %% [markdown]
-# The kernel has no loop over the elements. It handles one element, and it is run once for each. Three numbers tell a
-# thread which element is its own: the number of its block, `blockIdx.x`, the number of threads in a block,
-# `blockDim.x`, and its own number within the block, `threadIdx.x`. (The `.x` is there because blocks can also be
-# counted along a second and a third axis. Lesson 04 does that.) A kernel returns nothing. It stores its results in
-# arrays that it is given, and `block.size` is the number of elements, as in NumPy.
+# `positions` is a *launcher*: a function that starts the kernel for arrays of any length.
 #
-# Before you run the next cell, write down: with ten elements and blocks of four threads, how many blocks are needed?
-# How many threads are started? How many of them have nothing to do?
+# With ten elements and blocks of four threads, how many blocks are needed? How many threads are started? How many of
+# them have nothing to do?
 
 # %%
 import numpy as np

@@ -52,7 +52,7 @@ def collect(*asked: str, quick: bool = False, show: Callable[[object], None] = p
         ladders = []
         for size in _sizes(op(each), quick):
             try:
-                ladders.append(measure.ladder(op(each), size, budget_s=0.02 if quick else 0.3))
+                ladders.append(measure.ladder(op(each), size, compiled=True, budget_s=0.02 if quick else 0.3))
                 show(ladders[-1])
             except Exception as error:  # one wrong rung must not cost the measurements of the others
                 location = f"{each} at {size_text(size or op(each).work.timed)}"

@@ -21,7 +21,7 @@ from labkit import cuda, device
 from labkit._common.tables import PlainTable, ResultTable, number, size_text
 from labkit.device import CPU_DEVICE, launches, where
 from labkit.kernels.agree import Sample, Verdict, poison, poison_of, to_device
-from labkit.kernels.baselines import Baseline, forms
+from labkit.kernels.baselines import COMPILED, Baseline, forms
 from labkit.kernels.op import Op, Rung
 from labkit.measure import roofline
 from labkit.measure.machine import import_library, machine
@@ -201,8 +201,8 @@ def _taken(where: str) -> str:
 
 def recorded_ladder(op: Op | str, size: dict | None = None, gpu: str | None = None) -> Ladder | None:
     """The ladder of an operation as recorded on a GPU, at `size` or else at the op's own; None if there is none."""
-    data = recorded(gpu)
     name = op if isinstance(op, str) else op.name
+    data = recorded(gpu, "ops", name)
     entries = [] if data is None else data.get("ops", {}).get(name, [])
     if size is not None:
         entries = [entry for entry in entries if entry["size"] == size]
@@ -214,11 +214,12 @@ def days(ladders: Iterable[Ladder]) -> str:
     return " and ".join(sorted({one.machine["date"] for one in ladders if one.machine.get("date")}))
 
 
-def ladder(op: Op, size: dict | None = None, *, baselines: bool = True, rungs=None, seed: int = 0,
-           budget_s: float = 0.15, limits=None) -> Ladder:
+def ladder(op: Op, size: dict | None = None, *, baselines: bool = True, compiled: bool = False, rungs=None,
+           seed: int = 0, budget_s: float = 0.15, limits=None) -> Ladder:
     """Times every rung of `op` and its baselines at one size, and checks each result at that size.
 
-    size: axis lengths such as {"n": 10_000_000}; the op's own for the present device if left out.
+    size: axis lengths such as {"n": 10_000_000}; the op's own for the present device if left out. compiled: also what
+    torch.compile makes of PyTorch's baselines, at up to a minute each; `labkit bench` does so, and lessons quote it.
     A rung whose result is wrong raises AssertionError: the time of a wrong result means nothing. A rung that the device
     or the size does not allow is left out and named, and so is a baseline that fails.
     """
@@ -239,7 +240,7 @@ def ladder(op: Op, size: dict | None = None, *, baselines: bool = True, rungs=No
             skipped[launcher.__name__] = f"it allows {launcher.sizes} only: {error}"
             continue
         rows.append(contest.time_rung(launcher, verdict))
-    for baseline in steps(f"{op.name}: baseline", baselines_of(op) if baselines else []):
+    for baseline in steps(f"{op.name}: baseline", baselines_of(op, compiled=compiled) if baselines else []):
         try:
             rows.append((contest.time_on_host if baseline.library == "numpy" else contest.time_library)(baseline))
         except Exception as error:  # a baseline that fails is left out, and named
@@ -344,10 +345,11 @@ class _Contest:
                          error_units=verdict.units, **more)
 
 
-def baselines_of(op: Op) -> list[Baseline]:
-    """The op's baselines in all their forms, where the libraries are installed; without a GPU NumPy's alone."""
+def baselines_of(op: Op, *, compiled: bool = True) -> list[Baseline]:
+    """The op's baselines where their libraries are installed, with what torch.compile makes of them if asked for;
+    without a GPU NumPy's alone."""
     return [form for one in op.baselines if (one.library == "numpy" or device.on_gpu()) and import_library(one.library)
-            for form in forms(one)]
+            for form in forms(one) if compiled or COMPILED not in form.title]
 
 
 def hand_over(library: str, *values) -> list:

@@ -7,10 +7,11 @@ from labkit._common import paths, recordings
 from labkit.measure.machine import slug
 
 
-def recorded(gpu: str | None = None) -> dict | None:
+def recorded(gpu: str | None = None, section: str = "", name: str = "") -> dict | None:
     """The measurements recorded on a GPU, as bench wrote them; None if there are none.
 
-    Of several files: the one named, else the present GPU's, else the H200's, else the newest.
+    gpu: whose; left out, the present GPU's, else the H200's, else the newest. section, name: of a part that they must
+    hold, such as "ops" and "matmul"; a GPU of which something else was recorded is passed over then.
     """
     files = {path.stem: path for path in sorted(paths.MEASUREMENTS.glob("*.json"))}
     if not files:
@@ -18,15 +19,15 @@ def recorded(gpu: str | None = None) -> dict | None:
     if gpu is not None:
         if slug(gpu) not in files:
             raise ValueError(f"no measurements of {gpu!r} are recorded; there are {', '.join(files)}")
-        path = files[slug(gpu)]
-    else:
-        wanted = [slug(device.name()), "nvidia-h200"]
-        path = next((files[w] for w in wanted if w in files), None)
-        path = path or max(files.values(), key=lambda p: p.stat().st_mtime)
-    return recordings.read(path)
+        return recordings.read(files[slug(gpu)])
+    newest = sorted(files, key=lambda stem: files[stem].stat().st_mtime, reverse=True)
+    for stem in dict.fromkeys([slug(device.name()), "nvidia-h200", *newest]):
+        if stem in files and (not name or name in recordings.read(files[stem]).get(section, {})):
+            return recordings.read(files[stem])
+    return None
 
 
 def recorded_series(name: str, gpu: str | None = None) -> dict | None:
     """A series that bench recorded on a GPU, such as "vector_add_sizes"; None if there is none."""
-    data = recorded(gpu)
+    data = recorded(gpu, "series", name)
     return None if data is None else data.get("series", {}).get(name)

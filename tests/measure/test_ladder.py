@@ -213,3 +213,13 @@ def test_what_is_launched_in_a_graph_and_from_python_has_two_columns():
     assert row.fraction == pytest.approx(recorded.bound_ms / row.timing.p50)
     assert "from Python" in recorded.table()["columns"] and "in a graph" not in recorded.table()["columns"]
     assert measure.Ladder.from_json(recorded.to_json()).row("block_fused") == row
+
+
+def test_what_torch_compiles_is_timed_only_where_that_is_asked_for(monkeypatch):
+    ladders = importlib.import_module("labkit.measure.ladder")  # labkit.measure.ladder is the function
+    monkeypatch.setattr(ladders.device, "on_gpu", lambda: True)
+    monkeypatch.setattr(ladders, "import_library", lambda name: object())
+    names = [one.title for one in ladders.baselines_of(VECTOR_ADD, compiled=False)]
+    compiled = [one.title for one in ladders.baselines_of(VECTOR_ADD)]
+    assert "PyTorch" in names and "PyTorch, compiled" not in names
+    assert [name for name in compiled if "compiled" not in name] == names != compiled

@@ -49,3 +49,15 @@ def test_the_h200_is_preferred(recorded_here):
     if device.name() != "NVIDIA H200":
         assert measure.recorded()["name"] == "nvidia-h200"
     assert measure.recorded("z-gpu")["name"] == "z-gpu"
+
+
+def test_a_gpu_of_which_only_other_parts_were_recorded_is_passed_over(recorded_here, monkeypatch):
+    monkeypatch.setattr(device, "name", lambda: "Mine")
+    (recorded_here / "mine.json").write_text(json.dumps({"name": "mine", "ops": {}, "series": {"own": {"of": "mine"}}}))
+    whole = {**made_up.measurements(), "name": "nvidia-h200"}
+    (recorded_here / "nvidia-h200.json").write_text(json.dumps(whole))
+    assert measure.recorded()["name"] == "mine"
+    assert measure.recorded_series("own") == {"of": "mine"}
+    assert measure.recorded_series("vector_add_sizes") == whole["series"]["vector_add_sizes"]
+    assert measure.recorded_ladder("vector_add") == made_up.ladder()
+    assert measure.recorded_ladder("vector_add", gpu="Mine") is None

@@ -1,5 +1,6 @@
 """Every figure of the course, drawn from the shipped recordings, by name: for tests of how figures look."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +20,7 @@ from labkit.course.drawings import (
     gpt2_writes,
     graphs_and_streams,
     histogram,
+    hopper,
     kv_cache,
     layernorm,
     libraries,
@@ -43,10 +45,25 @@ from labkit.course.drawings import (
     where_time_goes,
 )
 from labkit.course.readme import CLIMBED
+from labkit.engine.block_manager import BlockManager
+from labkit.engine.recording import Part, Recorded
+from labkit.engine.sampling_params import SamplingParams
+from labkit.engine.scheduler import Scheduler
+from labkit.engine.sequence import Request
+from labkit.kernels.rope import frequencies
 from labkit.measure import CPU_DEVICE, plots
 from labkit.measure.plots import engine, pages, sentences, serve
 from labkit.measure.plots import matmul as matmul_plots
 from labkit.measure.series.streams import ENGINES, schedule
+from labkit.measure.simulation import Work, simulate
+from labkit.measure.static_batching import StaticScheduler
+from labkit.models.blob import layout
+from labkit.models.buffers import first_fit, liveness, llama_launches
+from labkit.models.configs import LLAMA_3_2_1B
+from labkit.models.minilm import Config
+from labkit.models.minilm_counts import launches_of_layer
+from labkit.models.minilm_steps import STEPS
+from labkit.models.safetensors import read
 
 ROOT = Path(__file__).parents[3]
 LANES = np.arange(32)
@@ -71,14 +88,10 @@ def ladder_of(name: str):
 
 
 def on_cpu(name: str):
-    from dataclasses import replace
-
     return replace(ladder_of(name), where=CPU_DEVICE)
 
 
 def on_another(name: str):
-    from dataclasses import replace
-
     one = ladder_of(name)
     rows = tuple(replace(row, gbs=row.gbs and row.gbs / 14, tflops=row.tflops and row.tflops / 3) for row in one.rows)
     return replace(one, where="NVIDIA L4", rows=rows, limit=one.limit / (14 if one.unit == "GB/s" else 3))
@@ -94,10 +107,6 @@ def _timeline():
 
 
 def _page_table():
-    from labkit.engine.block_manager import BlockManager
-    from labkit.engine.sampling_params import SamplingParams
-    from labkit.engine.sequence import Request
-
     blocks, prompt, served = BlockManager(24), list(range(40)), {}
     for name, extra in (("request 0", 6), ("request 1", 24), ("request 2", 3)):
         sequence = Request(name, [*prompt, *range(100, 100 + extra)], SamplingParams(max_tokens=8),
@@ -112,8 +121,6 @@ def _page_table():
 
 
 def _history():
-    from labkit.engine.recording import Part, Recorded
-
     names = [(f"request {number}", 0) for number in range(5)]
     steps = [Recorded(tuple(Part(name, "prefill", 9) for name in names[:3]), (), tuple(names[3:]), 4)]
     steps += [Recorded(tuple(Part(name, "decode", 1) for name in names[:3]), (names[2],) if step == 6 else (),
@@ -124,24 +131,17 @@ def _history():
 
 
 def _simulated(**settings):
-    from labkit.measure.simulation import Work, simulate
-
     random = np.random.default_rng(0)
     work = [Work(int(p), int(o)) for p, o in zip(random.integers(3, 40, 10), random.integers(2, 18, 10), strict=True)]
     return simulate(work, **settings)
 
 
 def _slots():
-    from labkit.engine.scheduler import Scheduler
-    from labkit.measure.static_batching import StaticScheduler
-
     return batches.slots({name: _simulated(scheduler=kind, max_num_seqs=4) for name, kind in (
         ("Static batching", StaticScheduler), ("Continuous batching", Scheduler))}, "Ten requests, four slots")
 
 
 def _buffers():
-    from labkit.models.buffers import first_fit, liveness, llama_launches
-
     launches = llama_launches(1)
     live = liveness(launches)
     sizes = dict.fromkeys(sorted(set().union(*live)), 4000000) | {"gated": 33_000_000, "logits": 50_000_000}
@@ -151,9 +151,6 @@ def _buffers():
 
 
 def _shards():
-    from labkit.models.blob import layout
-    from labkit.models.safetensors import read
-
     folder = ROOT / "data" / "tiny-llama"
     entries = read(folder / "model.safetensors").entries
     places, nbytes = layout({name: one.shape for name, one in entries.items()},
@@ -162,17 +159,11 @@ def _shards():
 
 
 def _file_layout():
-    from labkit.models.safetensors import read
-
     found = read(ROOT / "data" / "tiny-gpt2" / "model.safetensors").entries
     return file_to_token.file_layout(found, 7392, list(found)[:6])
 
 
 def _layers():
-    from labkit.models.minilm import Config
-    from labkit.models.minilm_counts import launches_of_layer
-    from labkit.models.minilm_steps import STEPS
-
     return fast_encoder.layer_of_each_step({one.name: launches_of_layer(one, Config(), [9, 30]) for one in STEPS})
 
 
@@ -185,8 +176,6 @@ def _cosines():
 
 
 def _launches():
-    from labkit.models.minilm import Config
-
     return sentence_encoder.layer_launches(Config(), 4096)
 
 
@@ -198,16 +187,11 @@ def _head_weights():
 
 
 def _wavelengths():
-    from labkit.kernels.rope import frequencies
-    from labkit.models.configs import LLAMA_3_2_1B
-
     return llama_by_hand.wavelengths(frequencies(64, 500_000.0), frequencies(64, 500_000.0, LLAMA_3_2_1B.rope_scaling),
                                      8192, 1, 4)
 
 
 def _rotations():
-    from labkit.kernels.rope import frequencies
-
     return llama_by_hand.rotations(frequencies(32, 10_000.0), (0, 2, 4, 8))
 
 
@@ -288,6 +272,10 @@ FIGURES = {
                                   "rows of 9": lambda row, col: 9 * row + col,
                                   "col ^ row": lambda row, col: 8 * row + (col ^ row)}),
     "tile_walk": lambda: matmul.tile_walk(M=7, N=11, K=10, tile=4, block=(2, 1)),
+    "block_orders": matmul.block_orders,
+    "warp_tile": matmul_to_the_limit.warp_tile,
+    "reading_ahead": matmul_to_the_limit.reading_ahead,
+    "product_order": matmul_to_the_limit.product_order,
     "thread_tile": lambda: matmul_to_the_limit.thread_tile(threads=4, size=4),
     "mma_lanes": lambda: tensor_cores.mma_lanes(lane=13),
     "overlap": matmul_plots.overlap,
@@ -396,8 +384,8 @@ FIGURES = {
     "climb_half": lambda: matmul_plots.climb(ladder_of("matmul_half"), "f16_accumulators", against="double_buffered"),
     "ldmatrix": lambda: tensor_cores.ldmatrix(lane=13),
     "swizzle": tensor_cores.swizzle,
-    "warpgroup": lambda: tensor_cores.warpgroup(columns=128),
-    "tma": tensor_cores.tma,
-    "specialised": tensor_cores.specialised,
-    "specialised_slow_loads": lambda: tensor_cores.specialised(load=3.0),
+    "warpgroup": lambda: hopper.warpgroup(columns=128),
+    "tma": hopper.tma,
+    "specialised": hopper.specialised,
+    "specialised_slow_loads": lambda: hopper.specialised(load=3.0),
 }

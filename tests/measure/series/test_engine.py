@@ -13,6 +13,7 @@ from labkit.measure.series import engine as series
 from labkit.measure.series.llama import TINY
 from labkit.measure.static_batching import StaticScheduler
 from labkit.models.load import load
+from tests import made_up
 from tests.engine.fake_model import FakeRunner
 
 ON_CPU = pytest.mark.cpu_device
@@ -51,8 +52,7 @@ def test_every_way_to_run_the_requests(taken):
 
 @ON_CPU
 def test_a_recording_of_it_is_accepted(taken):
-    recording = {"machine": {"device": "x", "date": "2026-01-02"}, "limits": {}, "ops": {},
-                 "series": {"engine": taken}}
+    recording = made_up.recording(engine=taken)
     assert validate.problems(recording) == []
     (one,) = comparisons.compare(recording)
     assert one.ours[1] > 0 and (one.baseline, one.why_not) == (None, "vLLM was not measured")
@@ -110,8 +110,7 @@ def test_the_start_of_a_process_until_its_first_token():
     assert parts["tokens"] == 1 and parts["prompt_tokens"] == 12 == taken["prompt"]
     assert taken["seconds"] > parts["import_s"] + parts["load_s"] + parts["first_token_s"] > 0
     assert taken["first_run_seconds"] > 0
-    assert validate.problems({"machine": {"device": "x", "date": "2026-01-02"}, "limits": {}, "ops": {},
-                              "series": {"engine_start": taken}}) == []
+    assert validate.problems(made_up.recording(engine_start=taken)) == []
 
 
 def test_a_process_that_fails_or_hangs_says_so(monkeypatch):
