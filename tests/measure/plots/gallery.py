@@ -340,7 +340,8 @@ FIGURES = {
     "slots": _slots,
     "page_table": _page_table,
     "page_reads": lambda: paged_attention.page_reads(64),
-    "running_softmax": lambda: paged_attention.running_softmax(1.5 * np.random.default_rng(26).standard_normal(40)),
+    "paged_rates": lambda: paged_attention.rates((1, 32, 256), {"one_block": (133, 2448, 3313), "SDPA": (
+        382, 3556, 4398)}, 4497.0),
     "rows_and_keys": lambda: paged_attention.rows_and_keys([20, 7, 1], [20, 23, 40]),
     "tokens_of_steps": lambda: the_scheduler.tokens_of_steps({
         f"a budget of {budget:,}": _simulated(max_num_batched_tokens=budget) for budget in (2048, 24)}),

@@ -125,6 +125,17 @@ def test_a_process_that_fails_or_hangs_says_so(monkeypatch):
     assert found["device"] == device.kind() and found["seconds"] > 0
 
 
+def test_the_requests_of_another_engines_benchmark():
+    work = series.bench_requests(256, 100, 1024, 128_256)
+    assert (sum(one.output for one in work), sum(len(one.prompt) for one in work)) == (133_966, 142_827)
+
+
+@pytest.mark.sweep
+def test_another_engines_benchmark():
+    found = json.loads(json.dumps(series.nano_vllm_bench(), allow_nan=False))
+    assert found["tokens_per_second"] == pytest.approx(found["output_tokens"] / found["seconds"])
+
+
 def test_what_logprobs_cost():
     taken = json.loads(json.dumps(series.engine_logprobs(), allow_nan=False))
     assert [row["name"] for row in taken["rows"]][:3] == ["none", "logprobs=5", "logprobs=20"]
