@@ -20,7 +20,8 @@ HOMES = {name: home for home, names in (
     ("kernels.ops.matmul_tf32", "matmul_tf32"),
     ("kernels.ops.linear", "linear_f32 linear linear_gelu linear_gelu_tanh linear_residual"),
     ("kernels.ops.bias_gelu_add", "bias_gelu_add"),
-    ("kernels.ops.reduce", "reduce_sum reduce_max"),
+    ("kernels.ops.array_sum", "array_sum"),
+    ("kernels.ops.reduce", "reduce_sum"),
     ("kernels.ops.histogram", "histogram histogram_int32"),
     ("kernels.ops.scan", "scan scan_f32"),
     ("kernels.ops.softmax", "softmax"),
@@ -59,7 +60,7 @@ HOMES = {name: home for home, names in (
     ("models.gpt2_block_op", "gpt2_block gpt2_block_half"),
 ) for name in names.split()}
 # Operations that no GPU has timed yet, or that compute-sanitizer has not run.
-UNRECORDED = ("logprobs",)
+UNRECORDED = ("array_sum", "logprobs")
 
 
 def op(name: str):
