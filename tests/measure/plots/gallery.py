@@ -373,6 +373,7 @@ FIGURES = {
     "spills": lambda: the_machine.spills(recorded("machine")),
     "memories": lambda: the_machine.memories(recorded("machine")),
     "four_steps": attention.four_steps,
+    "strides": attention.strides,
     "running_maximum": _running_maximum,
     "plain_block": flash_attention.plain_block,
     "register_tiles": flash_attention.register_tiles,
