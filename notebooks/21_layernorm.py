@@ -35,9 +35,9 @@ from labkit.kernels.ops.layernorm import LAYERNORM
 roofline.predict(LAYERNORM, R=65536, C=4096)
 
 # %% [markdown]
-# ## A block for each row
-#
 # If every pass goes to memory, three reads and a write take twice as long as one of each. We will see whether they do.
+#
+# ## A block for each row
 #
 # In the first kernel 256 threads share a row, and a tree in shared memory adds up their sums. The tree is
 # `block_reduce_sum` from lesson 15.
@@ -62,9 +62,9 @@ report = observe(layernorm_block_tree_kernel[1, 256], x, weight, bias, np.zeros_
 table([(report.counts["barriers"], report.counts["global_loads"] // 768)], ["barriers", "loads per element"])
 
 # %% [markdown]
-# ## A variance that keeps its digits
-#
 # Ten barriers for each of the two sums. Of the five loads, three are of `x`, one of the weight and one of the bias.
+#
+# ## A variance that keeps its digits
 #
 # It is tempting to save a pass. The variance is also the mean of the squares minus the square of the mean,
 #
@@ -116,8 +116,8 @@ for ratio in ratios:
         errors[name].append(np.nanmax(wrong))
         spoilt.append((name, ratio, int(np.isnan(wrong).any(axis=1).sum())))
 
-plots.curves(ratios, errors, "One pass loses its digits as the mean grows",
-             "mean of a row, in units of its spread", "largest error", log_x=True, log_y=True, marks=True, place=f"On {device.name()}")
+plots.curves(ratios, errors, "One pass loses its digits as the mean grows", "mean of a row, in units of its spread",
+             "largest error", log_x=True, log_y=True, marks=True, place=f"On {device.name()}")
 
 # %%
 table([row for row in spoilt if row[2]], ["kernel", "mean, in units of the spread", "rows of 64 with a NaN"])
