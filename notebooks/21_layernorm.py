@@ -11,7 +11,7 @@
 #
 # ## The problem
 #
-# GPT-2 and its relatives, the *transformers*, pass a row of values for each token from layer to layer. Before or after
+# GPT-2 and its relatives, the *transformers*, pass a row of values per token from layer to layer. Before or after
 # each layer the row is normalised: shifted and scaled to a mean of 0 and a variance of 1, then multiplied by a weight
 # and increased by a bias. Each column has its own weight and bias, which were learned in training:
 #
@@ -71,7 +71,7 @@ table([(report.counts["barriers"], report.counts["global_loads"] // 768)], ["bar
 # $$\sigma^2 = \frac{1}{C} \sum_k x_k^2 - \mu^2,$$
 #
 # and both sums can be computed in one pass. On paper the two formulas are equal. Here is a row with a mean of 10,000
-# and a variance of about 1. A float32 has some seven digits. What will the formula make of the variance?
+# and a variance of about 1. A float32 has some seven digits. What will this formula say the variance is?
 
 # %%
 row = (10_000 + np.random.default_rng(1).standard_normal(768)).astype(np.float32)
@@ -89,8 +89,8 @@ table([("in float64", row.astype(np.float64).var()),
 # lost before it, when the squares were rounded. This is called *cancellation*.
 #
 # `layernorm_one_pass` computes the variance this way. The next cell runs it over rows whose mean is a growing multiple
-# of their spread, next to the kernel with three loops and a third one, Welford's, which is explained below. From which
-# multiple on will the results be useless?
+# of their spread, next to the kernel with three loops and a third one, Welford's, which is explained below. At which
+# multiple do the results become useless?
 
 # %%
 from labkit import cuda, device, plots
@@ -168,8 +168,8 @@ show_source(make_row)
 
 # %% [markdown]
 # `v` is a local array that never reaches memory. The loops have constant bounds, so the compiler unrolls them, every
-# index becomes a constant, and each element becomes a register. That is why a function makes the kernel, one for each
-# number of quads. For rows of 768, ptxas counts {{ registers_768 }} registers per thread, and nothing spills.
+# index becomes a constant, and each element becomes a register. Hence the function: it makes one kernel for each number
+# of quads. For rows of 768, ptxas counts {{ registers_768 }} registers per thread, and nothing spills.
 #
 # The sums go through `warp_sum`, five shuffles. This kernel has no shared memory and no barrier. Zeros beyond the end
 # of a row do not change the sum. In the variance they would count, since a zero differs from the mean, so `centre` has
@@ -296,11 +296,11 @@ table(rows, {"": "", "GB/s": ",.0f", "of a copy": ".0%", "registers per thread":
 #
 # ## Try it
 #
-# - In the cell with the three variances, lower the mean to 1,000 and to 100. From where on has the last formula a digit
-#   right? Predict it from `np.spacing`.
+# - In the cell with the three variances, lower the mean to 1,000 and to 100. When does the last formula get its first
+#   digit right? Predict it from `np.spacing`.
 # - Run `observe` on `layernorm_welford_kernel` with a row of 768. How many loads for each element, and how many
 #   barriers?
-# - From how many columns on do the rows in use by `one_pass` no longer fit into L2?
+# - How many columns may a row have before the rows in use by `one_pass` no longer fit into L2?
 #
 # Next: **the transpose**, which computes nothing, and where a tile in shared memory is all that counts.
 

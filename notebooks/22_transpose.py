@@ -66,8 +66,8 @@ plots.warp_addresses({"load a[0, lane]": lanes, "store out[lane, 0]": 64 * lanes
 # ## Turned in a tile
 #
 # Global memory wants whole rows on both sides, so the turning has to happen somewhere else: in shared memory. A block
-# loads a tile of 32 × 32 along the rows of `a`, waits, and writes it along the rows of `out`. What a warp writes as one
-# row of `out` is a column of the tile.
+# loads a tile of 32 × 32 along the rows of `a`, waits, and writes it along the rows of `out`. One row of `out` comes
+# from one column of the tile.
 
 # %%
 show_source(make_transpose_tiled)

@@ -11,7 +11,7 @@
 #
 # ## The problem
 #
-# A language model has a row of values for each token. Every layer so far treats each row by itself. Attention is the
+# A language model has one row of values per token. Every layer so far treats each row by itself. Attention is the
 # one place where rows of different tokens meet. A linear layer makes three vectors from each token's row: a *query*,
 # for what the token looks for; a *key*, by which others find it; and a *value*, which it passes on to them. A token's
 # own key and value count, too. A dot product compares a query with every key, softmax turns these scores into weights,
@@ -96,7 +96,7 @@ for t in range(S):
 print(f"all {S * 3 * H} pieces of 64 elements agree")
 
 # %% [markdown]
-# They do, so no kernel has to split the heads into arrays of their own or merge them afterwards.
+# They do, so no kernel has to split the heads into separate arrays or merge them afterwards.
 #
 # ## Three passes over the keys
 #
@@ -117,7 +117,7 @@ show_source(at.attention_three_pass_kernel)
 # %% [markdown]
 # In the first pass a thread computes the whole dot product of every 256th key. `block_max` and `block_sum` are the
 # reductions of lesson 15. The row of scores is in *dynamic* shared memory: `cuda.shared.array(0, float32)` has no
-# length of its own, and the launch passes the size as the fourth value in its brackets, `kernel[grid, block, stream,
+# length, and the launch passes the size as the fourth value in its brackets, `kernel[grid, block, stream,
 # nbytes]`. A block gets up to 48 KB this way, enough for 12,256 keys, and up to 227 KB on an H200 if the launcher
 # requests it from the driver. `keys_values`, `kv_offset` and `start` let the same kernel read keys from a cache, which
 # lesson 29 needs. Here `keys_values` is `qkv` itself, `kv_offset` is 768 and `start` is 0.
@@ -304,7 +304,7 @@ h200_table("three_pass", "whole_matrix")
 # - Idle threads are easy to see and can cost nothing. Count the requests of those that work.
 # - A request for 32 lines keeps a cache busy for 32 steps. That alone predicted most of the
 #   time{{ if predicted_most }}.
-# - Heads need no arrays of their own: where a matrix begins and its two strides are enough.
+# - Heads need no separate arrays: where a matrix begins and its two strides are enough.
 # - At these lengths tiles save more than keeping scores out of memory does. The next lesson has both.
 # - A kernel that leaves 120 of 132 SMs without a block is slow, however few bytes it moves.
 #

@@ -40,7 +40,7 @@ def qkv_rows(token: int = 2, head: int = 5, tokens: int = 6, heads: int = 12, si
     width = heads * size
     left, top, tall, gap = 0.62, 1.06, 0.25, 0.10
     cell = (WIDTH - left - 0.16 - 2 * gap) / (3 * heads)
-    figure, ax = canvas(top + tokens * tall + 0.92, "Where the numbers of a head lie",
+    figure, ax = canvas(top + tokens * tall + 0.92, "Every head has its columns in the rows of qkv",
                         f"Each row of qkv has {3 * width} numbers: queries, keys and values, {heads} heads of {size} "
                         f"each. Token {token} and head {head} need one piece of queries, and the keys and values of "
                         f"head {head} of all tokens.")

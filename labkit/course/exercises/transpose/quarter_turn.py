@@ -13,7 +13,7 @@ a = 1 2 3    out = 4 1
                    6 3
 ```
 
-Write `quarter_turn(a, out)` from the decorator down. Blocks have 32 × 8 threads, and the grid has a block for each tile
+Write `quarter_turn(a, out)` from the decorator down. Blocks have 32 × 8 threads, and the grid has one block per tile
 of 32 × 32 of `a`, its x along the columns. So a thread moves four elements. As in a transpose, warps should load along
 the rows of `a` and store along the rows of `out`, and the tile should have no bank conflicts.
 """
