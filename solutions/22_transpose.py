@@ -13,9 +13,9 @@ from labkit import check, cuda, hint
 # %% [markdown]
 # ## 1 · Predict: the banks of a padded tile
 #
-# The 32 lanes of a warp read a column of a tile in shared memory: lane L reads `tile[L, 5]`. The rows of the tile are
-# `pitch` elements long, of which 32 hold data. Shared memory has 32 banks, and the element at place i lies in bank
-# i % 32. In how many steps does the warp get its column?
+# The 32 lanes of a warp read a column of a tile in shared memory: lane L reads `tile[L, 5]`. Each row of the tile is
+# `pitch` elements long, of which it uses 32. Shared memory has 32 banks, and element i is in bank i % 32. In how many
+# steps does the warp get its column?
 
 # %%
 pitch_32 = None  # steps, with rows of 32
@@ -50,7 +50,7 @@ check("predict_banks", pitch_32=pitch_32, pitch_33=pitch_33, pitch_34=pitch_34, 
 #                    6 3
 # ```
 #
-# Write `quarter_turn(a, out)` from the decorator down. Blocks have 32 × 8 threads, and the grid has a block for each tile
+# Write `quarter_turn(a, out)` from the decorator down. Blocks have 32 × 8 threads, and the grid has one block per tile
 # of 32 × 32 of `a`, its x along the columns. So a thread moves four elements. As in a transpose, warps should load along
 # the rows of `a` and store along the rows of `out`, and the tile should have no bank conflicts.
 

@@ -10,7 +10,7 @@ and 23 of token 1, and so on.
 
 HINTS = ("How long is the row of one token, if there are 3 heads of 2 elements? Where in it do the values of head "
          "0 begin?",
-         "The address has four parts: which token, which third, which head, which element. With width = heads * size, a "
+         "The address has four parts: token, third, head and element. With width = heads * size, a "
          "token's row is 3 * width long, and the values are its last third.",
          "Under a guard for both t and i: out[t, i] = flat[t * 3 * width + 2 * width + ... + i].")
 POINTS = 1

@@ -88,6 +88,7 @@ EXERCISE = KernelExercise(
     launch=lambda R, C: ((-(-C // 32), -(-R // 32)), (32, 8)),
     observe_sizes=({"R": 33, "C": 32}, {"R": 40, "C": 50}),
     demand=_coalesced_without_conflicts,
+    benign_races=False,
     domain=of(0, MOVED),
     wrong={
         "a transpose: the columns of `out` are not reversed":
