@@ -230,11 +230,11 @@ table([(row.name, row.gbs, row.fraction, 1000 * small.row(row.name).graph.p50) f
 # {{ tree_mb:.0f }} MB of rows are in use at any time, less than the {{ machine.l2_mb }} MB of L2.
 #
 # The two kernels in the middle, `one_pass` and `welford`, make fewer passes and are slower. They give a row to a warp.
-# So 64 rows are in use on each SM, {{ warps_mb:.0f }} MB in all, more than twice what L2 can hold, and the second pass
-# goes to memory again. Two reads and a write allow at most {{ 2 / 3:.0% }} of a copy's speed;
-# `one_pass` reaches {{ one_pass_fraction:.0% }}. With 768 columns the same 64 rows per SM are
-# {{ warps_small_mb:.0f }} MB, L2 is large enough, and `one_pass` is fast. `naive` has a row in each thread and reads
-# {{ naive_reads:.1f }} times the bytes of `x`.
+# So 64 rows are in use on each SM, {{ warps_mb:.0f }} MB in all, more than twice what L2 can hold, so the second pass
+# has to go to memory again. Two reads and a write allow at most {{ 2 / 3:.0% }} of a copy's speed; `one_pass` reaches
+# {{ one_pass_fraction:.0% }}. With 768 columns the same 64 rows per SM are {{ warps_small_mb:.0f }} MB, L2 is large
+# enough, and `one_pass` is fast. `naive` has a row in each thread and reads {{ naive_reads:.1f }} times the bytes of
+# `x`.
 #
 # *How much is done between two barriers.* With 768 columns each of 256 threads of `block_tree` has three elements to
 # add, and then passes ten barriers. Here the barriers are the work, and the warp that has none is

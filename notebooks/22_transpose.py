@@ -14,9 +14,9 @@
 # $$\text{out}_{c,r} = a_{r,c}$$
 #
 # There is no arithmetic in a transpose. Each element is read once and written once, just as in a copy, so a transpose
-# should be as fast as a copy. Models transpose all the time: from rows of tokens to rows of features, from one layout
-# of a picture to another. And yet the obvious kernel is several times slower than a copy. All the work of this lesson
-# goes into the order in which the elements travel.
+# should be as fast as a copy. Programs transpose all the time: a matrix for a product, a picture for a filter along its
+# columns. And yet the obvious kernel is several times slower than a copy. All the work of this lesson goes into the
+# order in which the elements travel.
 #
 # ## Prediction
 #
@@ -30,6 +30,9 @@ from labkit.kernels.ops.transpose import TRANSPOSE
 roofline.predict(TRANSPOSE, R=8192, C=8192)
 
 # %% [markdown]
+# An eighth of a millisecond{{ if near(bound_ms, 1 / 8) }}, all of it for memory: there is no arithmetic that could take
+# longer.
+#
 # ## One side is always strided
 #
 # In the first kernel a thread moves one element.
@@ -112,7 +115,7 @@ plots.banks({"rows of 8": lambda row, col: 8 * row + col, "rows of 9": lambda ro
 # On the left a row is exactly as long as there are banks, and so a whole column sits in one bank. In the middle each
 # row has one extra element, which is never used. Every row now begins one bank further along, and a column visits all
 # the banks. On the right no memory is wasted: row r keeps its element c in column c ^ r, exclusive or, and looks for it
-# there. This is a *swizzle*.
+# there, as `tile[r, c ^ r]`. This is a *swizzle*.
 #
 # In the kernel above, a warp reads a column of the tile for each of its 32 rows of `out`. How many extra steps does a
 # block spend in the queue, with a pitch of 32, with a pitch of 33, and with the swizzle?
@@ -133,6 +136,8 @@ table([(name, observe(kernel[1, (32, 8)], tile, np.zeros_like(tile)).counts["ban
 observe(transpose_tiled_kernel[1, (32, 8)], tile, np.zeros_like(tile)).play()
 
 # %% [markdown]
+# Every load of a column takes 32 steps, and a block makes 32 of them.
+#
 # ## Four elements at a time
 #
 # The last rung changes one more thing. It moves 128 bits per instruction, four neighbouring elements, on its way in and
@@ -151,9 +156,12 @@ show_source(transpose_vectorized_kernel)
 agree(TRANSPOSE)
 
 # %% [markdown]
+# All rungs are right, also at sizes that end inside a tile.
+#
 # ## The ladder
 #
-# What is the unused column of the tile worth on a GPU? And which of the five rungs comes close to a copy?
+# On a GPU, how many times as fast as the plain tile is the one with the unused column, and which of the five rungs
+# comes close to a copy?
 
 # %%
 plots.ladder(ladder(TRANSPOSE))
@@ -172,7 +180,8 @@ plots.ladder(ladder(TRANSPOSE))
 # writes (lesson 10).
 #
 # PyTorch's `a.T.contiguous()` takes {{ words(torch_slower) }} times as long as the last rung. It runs the general copy
-# kernel, which handles any strides and uses no tile. `torch.compile` generates a tiled kernel, as fast as the last
+# kernel, which handles any *strides*, the distances in memory from one row and from one column to the next, and uses no
+# tile. `torch.compile` generates a tiled kernel, as fast as the last
 # rung{{ if compiled_as_fast }}.
 #
 # ## What was implemented
@@ -202,6 +211,7 @@ plots.ladder(ladder(TRANSPOSE))
 # Next: **fusion**, where the fastest kernel is the one that is never launched.
 
 # %% [numbers]
+# bound_ms = row('transpose', 'naive').bound_ms
 # naive_of_copy = row('transpose', 'naive').fraction
 # tile_gain = row('transpose', 'naive').ms / row('transpose', 'tiled').ms
 # pitch_gain = row('transpose', 'tiled').ms / row('transpose', 'padded').ms

@@ -68,7 +68,7 @@ table([(launch.__name__, graphs.capture(lambda stream, launch=launch: launch(*ar
        for launch in ADD_LAYERNORM.rungs], ["rung", "kernels"])
 
 # %% [markdown]
-# Now the clock. Will the fused kernels be faster than their bytes say, or slower?
+# Now the clock. Will the fused kernels be faster than their bytes predict, or slower?
 
 # %%
 plots.ladder(ladder(ADD_LAYERNORM))
@@ -122,7 +122,7 @@ show_source(gelu_erf)
 show_source(gelu_sigmoid)
 
 # %% [markdown]
-# Which of the two will be the faster kernel on an H200?
+# Which form of GELU will make the faster kernel on an H200?
 
 # %%
 rows = [row for op in ("gelu", "gelu_erf") for row in measure.recorded_ladder(op, gpu="NVIDIA H200").rows]

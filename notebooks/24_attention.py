@@ -82,7 +82,8 @@ print("the first token sees itself alone:", np.allclose(one_head(q, k, v)[0], v[
 pictures.qkv_rows()
 
 # %% [markdown]
-# The formula under the picture is all a kernel needs. PyTorch code expresses the same as a reshape. Do the two agree?
+# The formula under the picture is all a kernel needs. PyTorch code expresses the same as a reshape. Does the
+# formula agree with the reshape everywhere?
 
 # %%
 S, H, D = 7, 12, 64
@@ -130,6 +131,8 @@ sizes = ({"S": 1, "H": 1, "D": 1}, {"S": 5, "H": 2, "D": 3},
 agree(ATTENTION, ["attention_three_pass"], sizes=sizes)
 
 # %% [markdown]
+# It is right. Now look for what makes it slow.
+#
 # ## Idle threads
 #
 # Look at the third pass again. A thread has one column of the values, and a head has 64 columns. So 192 of the 256
@@ -160,7 +163,7 @@ h200_table("three_pass", "all_threads")
 # values with 64 of 256 threads) and two after. The result is nothing at all. `all_threads` is never
 # faster{{ if never_faster }}, and at 4,096 tokens it takes more than half as long again{{ if half_as_long_again }}. If
 # {{ words(256 / 64) }} times as many threads do not help, the third pass is not where the time goes. So take the kernel
-# apart: time the first two passes alone, and the third alone with all weights 1. Where does the time go?
+# apart: time the first two passes alone, and the third alone with all weights 1. Which passes take the time?
 
 # %%
 passes = measure.recorded_series("attention_passes", gpu="NVIDIA H200")
@@ -263,7 +266,7 @@ table([(name, 4 * elements / 1e6) for name, elements in asked.items()], {"": "",
 # %% [markdown]
 # The second program writes all scores, reads and writes them for softmax, and reads them once more. Still it requests
 # {{ words(6442 / (151 + 101 + 104)) }} times less than the three passes. PyTorch has the same form: a batched product
-# by cuBLAS, a softmax, a batched product. How many times as fast as the three passes will it be?
+# by cuBLAS, a softmax, a batched product. How many times as fast as the three passes will PyTorch's launches be?
 
 # %%
 rows = []
@@ -289,7 +292,8 @@ table([(row["step"], row["us"]) for row in own], {"labkit's launches, 1,024 toke
 # ## The whole matrix in one block
 #
 # Can one have both, tiles and no scores in global memory? A first idea is one block per head, with the whole matrix of
-# scores in shared memory. An H200 has 132 SMs. How does this kernel do with 128 tokens and 12 heads?
+# scores in shared memory. An H200 has 132 SMs. With 128 tokens and 12 heads, is a block for the whole
+# matrix faster than the three passes?
 
 # %%
 h200_table("three_pass", "whole_matrix")

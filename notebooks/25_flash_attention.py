@@ -104,8 +104,8 @@ for queries in (1, 16, 32, 64, 128):
 table(rows, {"queries per block": "", "blocks": "", "MB of keys and values": ",.0f", "flops per byte": ".1f"})
 
 # %% [markdown]
-# In inverse proportion. The three passes of lesson 24 have one query per block. With 64, blocks ask for
-# {{ 6442 // 100 }} times fewer bytes, and still no score goes to global memory.
+# In inverse proportion. The three passes of lesson 24 have one query per block. With 64, they load {{ 6442 // 100 }}
+# times fewer bytes, and still no score goes to global memory.
 #
 # ## Flash attention, plain
 #
@@ -138,8 +138,7 @@ observe(make_flash_plain(D)[(1, 1), 64], qkv, out, np.float32(D**-0.5), np.uint3
 
 # %% [markdown]
 # Warp 0, with queries 0 to 31, skips all of it: each of them sees only keys of the first tile. In warp 1, query 32 sees
-# a single key of the second tile, query 47 sees sixteen, and the lanes without a query compute along and
-# store nothing.
+# a single key of the second tile, query 47 sees sixteen, and the lanes without a query compute along and store nothing.
 
 # %%
 sizes = ({"S": 1, "H": 1, "D": 64}, {"S": 33, "H": 2, "D": 64}, {"S": 130, "H": 1, "D": 64})
@@ -248,7 +247,8 @@ table(rows, {"tokens": ",", "tiles left": ".0%", "time": ".0%"}, note="NVIDIA H2
 #
 # Both products can run on tensor cores, with float16 inputs and float32 accumulators. `mma.sync` leaves the scores
 # spread over the lanes of a warp as accumulators, and the next product needs the exponentials spread over the lanes as
-# its first factor. Lesson 08 drew both layouts (`mma_lanes`). Which lanes have to exchange values in between?
+# its first factor. Lesson 08 drew both layouts (`mma_lanes`). Which lanes have to exchange values between the two
+# products?
 
 # %%
 pictures.factor_in_place(lane=13)
@@ -272,17 +272,16 @@ table([(error.max(), len(report.races), report.counts["bank_conflicts"], report.
 
 # %% [markdown]
 # The peak of the tensor cores is {{ round(limits.f16_tflops / limits.fp32_tflops):.0f }} times that of float32, and
-# half as many bytes move. How much of that will arrive at 128, 1,024 and 4,096 tokens?
+# half as many bytes move. How many times as fast will they make `flash` at 128, 1,024 and 4,096 tokens?
 
 # %%
 climb("attention flash", "attention_half flash", "attention_half PyTorch, FlashAttention-2")
 
 # %% [markdown]
-# At 4,096 tokens two thirds of it{{ if near(mma_gain / peak_ratio, 0.66) }}: a factor of {{ mma_gain:.1f }}. At 128
-# tokens the kernel is not even twice as fast, since its few blocks wait for one thing after another, and a higher peak
-# does not shorten a wait. The last line is PyTorch's FlashAttention-2, which is also written with `mma.sync`, one
-# warp per product. Ours is ahead of it at all three lengths{{ if ahead_of_fa2 }}. But with {{ mma_share:.0% }} of the
-# tensor cores' rate there is still something to find.
+# At 4,096 tokens it is a factor of {{ mma_gain:.1f }}, two thirds{{ if near(mma_gain / peak_ratio, 0.66) }} of the
+# peak's. At 128 tokens the kernel is not even twice as fast: there is too little work for 132 SMs, whatever their peak.
+# The last line is PyTorch's FlashAttention-2, which is also written with `mma.sync`. Ours is ahead of it at all three
+# lengths{{ if ahead_of_fa2 }}. But with {{ mma_share:.0% }} of the tensor cores' rate there is still something to find.
 #
 # ## Products next to exponentials
 #
@@ -314,13 +313,13 @@ print(*[line.strip() for line in loop.splitlines() if any(one in line for one in
 
 # %% [markdown]
 # `wgmma_wait(1)` waits until at most one product is in flight: the scores have arrived, and the values of the tile
-# before are still being added. Will that be enough to pass PyTorch, which runs cuDNN's kernel here?
+# before are still being added. Will `flash_wgmma` be faster than PyTorch, which runs cuDNN's kernel here?
 
 # %%
 climb("attention_half flash", "attention_half flash_wgmma", "attention_half PyTorch, fused")
 
 # %% [markdown]
-# It is. `flash` with `mma.sync` is ahead of PyTorch up to 128 tokens and well behind it from 1,024
+# It is, at every length. `flash` with `mma.sync` is ahead of PyTorch up to 128 tokens and well behind it from 1,024
 # on{{ if ahead_then_behind }}; `flash_wgmma` is ahead at all of these lengths{{ if wgmma_ahead }}. At 4,096 tokens it
 # reaches {{ wgmma_share:.0% }} of the tensor cores' rate. That is more than overlap within a warpgroup can explain,
 # {{ 512 / (512 + 512 + 400 - 256):.0% }} by the count above: warpgroups overlap with each other as well. While one

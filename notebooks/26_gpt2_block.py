@@ -113,11 +113,11 @@ from labkit.course.drawings import gpt2_block as pictures
 pictures.ten_launches(tokens=1024)
 
 # %% [markdown]
-# The two products of the MLP, which have the widest rows, and GELU moves just as many. The products read weights. All
-# other steps only move the rows of tokens from one array to the next. The hatched ones do next to no arithmetic, and
-# the next lesson gets rid of them.
+# The two products of the MLP, which have the widest rows, and GELU moves just as many bytes. The products read weights.
+# All other steps only move the rows of tokens from one array to the next. The hatched ones do next to no arithmetic,
+# and the next lesson gets rid of them.
 #
-# With 16 tokens the picture is different. Which bars will be left?
+# With 16 tokens the picture is different. Which bars will still be long with 16 tokens?
 
 # %%
 pictures.ten_launches(tokens=16)
@@ -156,7 +156,7 @@ table(rows, {"tokens": "", "causal": "", "largest error, of the allowed": ".2f"}
 # %% [markdown]
 # All of them are right. And a wrong block? GPT-2's GELU has the tanh in it. BERT's has the error function, and lesson
 # 23 found the two half a thousandth apart. The next cell computes a block with the wrong one. Text generated with it
-# would look fine. Would the usual test notice, and which lines of the table will?
+# would look fine. Would the usual test notice the wrong GELU, and which lines of the table will?
 
 # %%
 from labkit.kernels.gelu import gelu_erf_vectorized

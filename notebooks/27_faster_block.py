@@ -105,13 +105,15 @@ from labkit.models.gpt2_block_op import GPT2_BLOCK
 agree(GPT2_BLOCK, ["block_fused"], sizes=({"S": 1}, {"S": 17}))
 
 # %% [markdown]
+# They are.
+#
 # ## Memory that stays
 #
 # The CUDA C++ design allocates eight arrays in each call. On a GPU `cudaMalloc` goes through the driver, `cudaFree`
 # waits until the GPU has finished, and neither can be recorded in a graph. A *workspace* is the opposite: memory
 # allocated once, for up to so many tokens, and used in every call and by every block. `Workspace` is the block's. How
-# much smaller than the eight arrays can it be, if an array may be overwritten as soon as nobody needs its contents any
-# more?
+# much smaller than the eight arrays can the workspace be, if an array may be overwritten as soon as nobody needs its
+# contents any more?
 
 # %%
 room, eight = Workspace(GPT2_SMALL, 1024), 4 * 1024 * (6 * 768 + 2304 + 3072)
@@ -151,8 +153,8 @@ for attempt in (lambda: solve(d_x, out, weights, 5000),
 # ## One graph
 #
 # Python checks the arguments and launches the kernels in every call. With a graph it does so once, when the graph is
-# captured. A whole call with 16 tokens, by the host's clock: put five ways to make it in order. Which is the fastest,
-# and by how much?
+# captured. The next table has five ways to make a whole call with 16 tokens, by the host's clock. How much faster is
+# one graph than ten launches?
 
 # %%
 calls = measure.recorded_series("block_calls", gpu="NVIDIA H200")
