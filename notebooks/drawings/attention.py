@@ -149,7 +149,7 @@ def strides(head: int = 1, tokens: int = 4, heads: int = 2, size: int = 2) -> Co
             ax.text(x0, below - 0.68, f"{name}, transposed" if part == 1 else name, fontsize=9.5, fontweight="bold",
                     va="center", color=TEXT[colour])
             ax.text(x0, below - 0.44, f"begins at {begin}", fontsize=9, color=FAINT, va="center")
-            ax.text(x0, below - 0.22, f"next row +{down}, next column +{across}", fontsize=9, color=FAINT, va="center")
+            ax.text(x0, below - 0.22, f"row +{down}, column +{across}", fontsize=9, color=FAINT, va="center")
             for row in range(height):
                 for col in range(width):
                     draw_box(ax, x0 + col * small, below + row * tall, small, tall,
