@@ -1,5 +1,5 @@
 # %% [markdown]
-# # 32 · Matching PyTorch: exercises
+# # 32 · Making the encoder fast: exercises
 #
 # Three exercises: what a score matrix in shared memory costs, a residual and a LayerNorm in place, and from a blank
 # page attention over packed sentences. Two of your kernels have a place in the encoder. `hint("add_norm")` gives a
