@@ -274,8 +274,8 @@ print(f"with the other GELU, the first that differs: {wrong.first.name}, by {wro
 right
 
 # %% [markdown]
-# The right model has no launch that differs, and the wrong one is caught at the GELU of its first block. The table lists
-# what the right model's launches wrote.
+# The right model has no launch that differs, and the wrong one is caught at the GELU of its first block. The table
+# lists what the right model's launches wrote.
 #
 # One thing is left to settle for "the same token": which of two equal logits is chosen? NumPy takes the first, and so
 # does PyTorch in practice. On a GPU threads finish in no fixed order, so the column has to be part of what they
