@@ -38,7 +38,7 @@ print(f"{parameters:,} parameters, {2 * parameters:,} bytes")
 # %% [markdown]
 # ## A file of weights
 #
-# The file is in the format in which most models are published today, *safetensors*. Let us read it by hand first. It
+# The file is in the format of most published models today, *safetensors*. Let us read it by hand first. It
 # has three parts: eight bytes with the size of the header, the header, and the data.
 
 # %%
@@ -186,7 +186,7 @@ show_source(embedding_whole_row_kernel)
 # It has one block per token and one thread per column. That is simple, and right for GPT-2, whose rows have 768
 # columns. The author of [tiny-vllm](https://github.com/jmaczan/tiny-vllm), a Llama in CUDA, first launched such a
 # kernel for rows of 2,048. labkit's launcher refuses that. What happens if the kernel is launched with 2,048 threads
-# per block all the same, past the launcher?
+# per block anyway, past the launcher?
 
 # %%
 from labkit import cuda
@@ -206,8 +206,8 @@ except Exception as error:
 
 # %% [markdown]
 # A block has at most 1,024 threads, so the launch fails and nothing is computed. A program in C++ that does not check
-# for errors carries on with whatever was in its memory. The cure is a loop: 256 threads, each of which copies every
-# 256th column. That is right for any width.
+# for errors carries on with garbage. The cure is a loop: 256 threads, and each copies every 256th column. That is right
+# for any width.
 
 # %%
 show_source(embedding_strided_kernel)
@@ -279,7 +279,7 @@ right
 #
 # One thing is left to settle for "the same token": which of two equal logits is chosen? NumPy takes the first, and so
 # does PyTorch in practice. On a GPU threads finish in no fixed order, so the column has to be part of what they
-# compare. labkit's kernel packs a logit and its column into one integer, and an exercise asks for another way.
+# compare. labkit's kernel packs a logit and its column into one integer, and in an exercise you do it another way.
 
 # %%
 from labkit.kernels.argmax import key_of
@@ -317,7 +317,7 @@ agree(ARGMAX, ["argmax_packed"], sizes=({"R": 3, "C": 5}, {"R": 7, "C": 1000}))
 #   1500, -0.0{{ example }} in column 700 and -1.0{{ example }} elsewhere. Which column wins, and which line of `key_of`
 #   decides?
 #
-# The exercises ask for a tensor of a file, for the places of tensors in a file and on the device, and for the most
-# likely token.
+# In the exercises you read a tensor from a file, work out where tensors begin in a file and on the device, and find the
+# most likely token.
 #
 # Next: **GPT-2 writes**, where one token is followed by the next.

@@ -17,8 +17,8 @@
 #
 # ## Prediction
 #
-# A model that writes reads every one of its weights for every token. How many tokens a second can GPT-2 small write at
-# most, in float32, on a GPU that reads {{ round(limits.bandwidth_gbs, -2):,.0f }} GB a second?
+# A model that writes reads every one of its weights for every token. How many tokens per second can GPT-2 small write
+# at most, in float32, on a GPU that reads {{ round(limits.bandwidth_gbs, -2):,.0f }} GB a second?
 
 # %%
 from labkit import measure, table
@@ -113,20 +113,20 @@ table([(n, one_more, again, again / (n + 1)) for n, one_more, again in rows],
       note=f"{curve['where']}, {curve['date']}")
 
 # %% [markdown]
-# With the cache, hardly at all; without it, a token costs as much as a prompt of that length. (Both axes are
-# logarithmic.) The last column shows something else: a row of a long prompt costs a fraction of a token that is
-# written. The rows of a prompt go through a layer together and share its launches and one pass over its weights. Tokens
-# that are written go through it alone, one after the other.
+# With the cache, very little. Without it, a token costs as much as a prompt of that length; both axes are logarithmic.
+# The last column shows something else: a row of a long prompt costs a fraction of a token that is written. The rows of
+# a prompt go through a layer together and share its launches and one pass over its weights. Tokens that are written go
+# through it alone, one after the other.
 #
 # ## Chance
 #
 # Always choosing the most likely token is called *greedy*. That is right for a test, but such a text is dull and soon
 # repeats itself. *Sampling* draws a token at random instead, and there are three ways to shape the distribution. The
 # *temperature* T divides the logits before the softmax: below 1 the likely tokens become more likely. *Top-k* keeps the
-# k most likely tokens. *Top-p* keeps the fewest most likely tokens whose probabilities add up to p or more. What is
-# left is scaled to a sum of 1, and a random number decides. It comes from a generator with a seed, so the same seed
-# gives the same text. Here are the 16 likeliest tokens after a prompt, under four samplers. Which of the four still
-# leave all 16 a chance?
+# k most likely tokens. *Top-p* keeps the fewest most likely tokens whose probabilities add up to p or more. The
+# remaining probabilities are scaled to a sum of 1, and a random number decides. It comes from a generator with a seed,
+# so the same seed gives the same text. Here are the 16 likeliest tokens after a prompt, under four samplers. Which of
+# the four still leave all 16 a chance?
 
 # %%
 from labkit.engine.sampler import GREEDY, Sampler
@@ -203,11 +203,11 @@ pictures.step_shares(step)
 pictures.step_shares(step, len(step["steps"]) - 1)  # the latest position that was measured
 
 # %% [markdown]
-# Only the logits are. (They even beat their line a little, because it is drawn for a copy, which also has to write.) A
-# step is about {{ words(launches) }} launches, one after the other, with a single row to work on. A LayerNorm of one
-# row reads next to nothing and takes its microseconds all the same: it starts, waits for its loads, exchanges some
-# sums, and ends before the next launch may start. Writing one token after the other is a matter of *latency* rather
-# than bandwidth. With many texts in one pass, the rows would share the weights, as those of a prompt do (lesson 38).
+# Only the logits are. They even beat their line a little, because it is drawn for a copy, and a copy also has to write.
+# A step is about {{ words(launches) }} launches, one after the other, with a single row to work on. A LayerNorm of one
+# row reads next to nothing and still takes its microseconds: it starts, waits for its loads, exchanges some sums, and
+# ends before the next launch may start. Writing one token after the other is a matter of *latency* rather than
+# bandwidth. With many texts in one pass, the rows would share the weights, as those of a prompt do (lesson 38).
 #
 # The four products of a layer and the logits take more than half{{ if products / step.us > 0.5 }} of the time. All of
 # attention, in orange, comes next, and the softmax is only a part of it. With the long text before the token, attention
@@ -244,11 +244,11 @@ pictures.amdahl_table(found)
 
 # %% [markdown]
 # By {{ small_law:.1% }}, says the law, and {{ small_gain:.1% }} was measured. In a graph the law is off by
-# {{ off_in_graph:.0% }} at most, from a single token to a prompt of 1,024. (Launched from Python it is off by up to
-# {{ off_called:.0% }}, nearly as much as the speed-up itself; those rows show little.)
+# {{ off_in_graph:.0% }} at most, from a single token to a prompt of 1,024. Launched from Python it is off by up to
+# {{ off_called:.0% }}, nearly as much as the speed-up itself, so those rows show little.
 #
-# A model that writes has one row of scores per head, no longer than the text so far, so fusing saves hardly any bytes
-# there, but two launches in each layer. In a prompt the scores are a square. Then there are bytes to save, and the
+# A model that writes has one row of scores per head, no longer than the text so far, so fusing saves next to no bytes
+# there. It saves two launches in each layer. In a prompt the scores are a square. Then there are bytes to save, and the
 # softmax's share and its speed-up both grow with the length.
 #
 # So far the softmax alone became faster. Flash attention (lesson 25) makes all of attention one kernel that never
@@ -260,13 +260,13 @@ pictures.rates(found)
 
 # %% [markdown]
 # The graph, by far: the two larger models write about ten{{ if near(sum(faster[1:]) / 2, 10) }} times as fast in one,
-# the tiny one {{ words(faster[0]) }} times. One launch for the softmax is worth {{ min(fused) - 1:.0% }} to
+# the tiny one {{ words(faster[0]) }} times. One launch for the softmax saves the model {{ min(fused) - 1:.0% }} to
 # {{ max(fused) - 1:.0% }}, and one kernel for all of attention {{ min(whole) - 1:.0% }} to {{ max(whole) - 1:.0% }}.
-# (These launches from Python still went through Numba; labkit's own, lesson 13, are faster.)
+# These launches from Python still went through Numba; labkit's own (lesson 13) are faster.
 #
 # The figure also has the rates of *Fused Attention Softmax Accelerator GPT 2 Inference*, the project report that lesson
 # 20 follows. It put its fused softmax, 1.24 to 4.78 times{{ quoted }} as fast as PyTorch's steps, into distilgpt2 on an
-# NVIDIA L4. Its tokens a second changed by −0.7%{{ quoted }} to +1.7%{{ quoted }} from prompt to prompt, 1.00
+# NVIDIA L4. Its rate changed by −0.7%{{ quoted }} to +1.7%{{ quoted }} from prompt to prompt, 1.00
 # times{{ quoted }} on average. The law says why: a softmax that has a few percent of a token's time cannot do more,
 # however fast it becomes. Most of that time was launches, Python and PyTorch around the kernels, since the weights
 # alone need {{ 328 / 300:.1f }} ms at an L4's 300 GB{{ hardware }} a second, and a token took 5.5{{ quoted }}.
@@ -295,8 +295,8 @@ pictures.rates(found)
 # - `experiment.generation(("tiny",), ["The quick brown fox"], length=22, runs=1)` repeats the experiment on this
 #   machine. Do all three ways write the same text?
 #
-# The exercises ask for the cache and what it saves, a mask, a sampler, and Amdahl's law; one of your kernels goes into
-# the model right away.
+# In the exercises you append to the cache and work out what it saves, repair a mask, write a sampler, and apply
+# Amdahl's law. One of your kernels goes into the model right away.
 #
 # Next: **a sentence encoder**, a model that reads.
 

@@ -46,7 +46,7 @@ cosines(texts, recorded[chosen])
 
 # %% [markdown]
 # Sentences 2 and 3 are the closest: they say the same thing, one in the active voice and one in the passive. The German
-# sentence does land near its English counterpart, with which it shares "warp", "32" and "threads".
+# sentence does land near its English counterpart, and the two share "warp", "32" and "threads".
 # The penguins are nearly at a right angle to everything technical, and it is the fox that they come closest to. Note
 # what is missing: no pair has a cosine anywhere near −1. Unrelated texts are orthogonal, not opposite.
 #
@@ -77,8 +77,8 @@ print(f"products: {gflop_a_row * rows:.0f} GFLOP with the padding, {gflop_a_row 
 # ## From text to tokens
 #
 # The model's tokenizer, *WordPiece*, lowercases the text, separates words and punctuation, and then breaks each word
-# into pieces from a fixed vocabulary. The rule is greedy: take the longest piece with which the word begins, then the
-# longest with which the rest begins, and so on. Pieces that continue a word are marked with `##`. If no piece fits the
+# into pieces from a fixed vocabulary. The rule is greedy: take the longest piece that the word begins with, then the
+# longest that the rest begins with, and so on. Pieces that continue a word are marked with `##`. If no piece fits the
 # rest, the whole word becomes a single `[UNK]`. Here are a few entries of the real vocabulary with their real ids, and
 # the rule as a function.
 
@@ -225,10 +225,10 @@ pictures.layouts(lengths)
 # batch has as many rows as there are tokens, plus a few at the end: the count is rounded up a little so that only a few
 # shapes occur, because each shape is captured as a separate graph (lesson 32).
 #
-# What does packing cost the kernels? Almost nothing. Products, GELU and LayerNorm treat each row by itself, whichever
-# sentence it belongs to. Only attention and the last launch, which makes one row for each sentence, need to know. They
-# read two small arrays: where each sentence begins, and how long it is. A padded batch is described by the same two
-# arrays, so the kernels are the same in all three layouts.
+# What does packing cost the kernels? Almost nothing. Products, GELU and LayerNorm treat each row by itself, no matter
+# which sentence it belongs to. Only attention and the last launch, which makes one row for each sentence, need to know.
+# They read two small arrays: where each sentence begins, and how long it is. A padded batch is described by the same
+# two arrays, so the kernels are the same in all three layouts.
 #
 # `lay_out` puts the batch into one array of integers, so that a single copy brings it to the device: token, type and
 # position of each row, then the two small arrays. How many rows do the ten sentences of the first figure have in each
@@ -255,7 +255,7 @@ print(f"{'':27}lengths {its_lengths}")
 #   and the kernels need not know it.
 # - With Pre-LN and with Post-LN a layer has the same number of launches. Only the place of the addition changes, and
 #   with it the kernel that should do it.
-# - A tokenizer knows spelling, not grammar. What its pieces mean is left to the model.
+# - A tokenizer knows spelling, not grammar. The meaning of the pieces is left to the model.
 #
 # ## Resources
 #

@@ -113,8 +113,8 @@ print("lengths of the embeddings:", np.linalg.norm(found, axis=1).round(6))
 # ## Padding must not matter
 #
 # One kernel keeps to its rows. To find out whether all of them do, we poison the batch: every padding row gets the
-# token −1, which is in no vocabulary, and for which the embedding returns a row of NaN. A kernel that reads padding
-# where it should not will then bring a NaN into a sentence. How far does the poison spread?
+# token −1. It is in no vocabulary, and the embedding returns a row of NaN for it. A kernel that reads padding where it
+# should not will then bring a NaN into a sentence. How far does the poison spread?
 
 # %%
 shape, host = minilm.lay_out(ids, "padded")
@@ -153,10 +153,10 @@ for name, embeddings in others.items():
     print(f"{name:20} the same bits as packed: {np.array_equal(embeddings, packed)}")
 
 # %% [markdown]
-# In all of them, and not by accident. Floating-point addition is not associative, so bits are equal only if the same
+# In all of them, which is no accident. Floating-point addition is not associative, so bits are equal only if the same
 # values are added in the same order. Here the order depends on the sentence alone. Attention walks over the keys of a
 # sentence in tiles counted from its own first token; pooling adds its rows in a fixed order; and each element of a
-# product is summed over K in the same order, whatever the number of rows.
+# product is summed over K in the same order, for any number of rows.
 #
 # The last point does not hold everywhere. It holds on the CPU device, and on a GPU in float16, where every tile goes
 # through K from beginning to end. In float32 on a GPU the library chooses its product by the number of rows, and for
@@ -221,9 +221,9 @@ for mistake, kernels in mistakes.items():
           f"the first that differs: {first.name if first else '-'}")
 
 # %% [markdown]
-# Only the eighth decimal place differs: both mistakes hide there. A cosine close to 1 proves little. The comparison
-# launch by launch finds each mistake immediately and names the launch. It is done in float32, because the rounding of
-# float16 would cover up the wrong GELU.
+# Only the eighth decimal place differs. A cosine close to 1 proves little. The comparison launch by launch finds each
+# mistake immediately and names the launch. It is done in float32, because the rounding of float16 would cover up the
+# wrong GELU.
 #
 # With the real weights there is one more test: the embeddings that the library transformers computed in float64,
 # which are among the course's tests.
@@ -310,7 +310,7 @@ print(remark)
 # - Two small arrays, where a sentence begins and how long it is, replaced every mask. A row that is never read cannot
 #   do any harm.
 # - Bits are equal only if values are added in the same order, and it pays to know which kernels always keep the order.
-# - A single number at the end hides mistakes that a comparison step by step shows at once.
+# - A single number at the end hides mistakes that a comparison step by step shows immediately.
 # - A cosine ranks. It does not judge.
 #
 # ## Resources

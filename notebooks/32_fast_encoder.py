@@ -20,7 +20,7 @@
 # behind it.
 #
 # labkit has those eight steps as forms of the encoder, rebuilt in Python from the post's description, followed by three
-# of our own. Each form is the whole model, and each changes one thing in the form above it.
+# new ones. Each form is the whole model, and each changes one thing in the form above it.
 
 # %%
 from labkit import agree, measure, show_source, table
@@ -44,8 +44,8 @@ agree(LINEAR, ["linear_tensor_core", "linear_double_buffered"],
 #
 # Three things can be counted without running anything: the launches, the bytes that cannot be avoided (each input read
 # once, each result written once), and the flops of the products. Start with the launches. In the first form, queries,
-# keys and values are three products, heads are split and merged by copies, and GELU and the residuals are launches of
-# their own. How many launches does one layer have in the first form, and how many in the last?
+# keys and values are three products, heads are split and merged by copies, and GELU and the residuals are separate
+# launches. How many launches does one layer have in the first form, and how many in the last?
 
 # %%
 from labkit.course.drawings import fast_encoder as pictures
@@ -68,8 +68,8 @@ pictures.layer_of_each_step({one.name: launches_of_layer(one, real, long) for on
 #
 # ## Measure, and compare with the counts
 #
-# The figure shows the time of all eleven forms on an H200. In the table below it are the factors by which each step
-# shortened it, ours and the post's, and the factors by which it reduced the counts. Which step do you expect to be the
+# The figure shows the time of all eleven forms on an H200. The table below it shows how many times shorter each step
+# made it, for us and for the post, and how many times smaller it made the counts. Which step do you expect to be the
 # largest with 128 tokens, and is it one that reduces a count?
 
 # %%
@@ -108,10 +108,10 @@ table(rows, {"step": "", "batch": "", "RTX 3090, the post": ".2f", "H200, ours":
 # since the error function has to be computed in any case. Together with *scores in registers* and *float16
 # accumulators* it is one of three steps under 4%{{ if small_gains }}.
 #
-# The post's largest factor belongs to *no padding to 128*. Its test sentence has 9 tokens, for which the model now
-# computes 16 rows instead of 128. That is less work rather than faster work, and PyTorch profits in the same way, as
-# the post says itself. With 16 tokens this step removes seven eighths of our flops as well, and yet it makes the H200
-# only {{ short_padding_gain:.1f }} times as fast. We come back to that below, under "What limits a small batch".
+# The post's largest factor belongs to *no padding to 128*. Its test sentence has 9 tokens, and the model now computes
+# 16 rows for it instead of 128. That is less work rather than faster work, and PyTorch profits in the same way, as the
+# post says itself. With 16 tokens this step removes seven eighths of our flops as well, and yet it makes the H200 only
+# {{ short_padding_gain:.1f }} times as fast. We come back to that below, under "What limits a small batch".
 
 # %% [markdown]
 # ## Inside the product
@@ -209,7 +209,7 @@ table(rows, ["kernel", "threads", "registers", "shared, bytes", "blocks on an RT
 # %% [markdown]
 # On an RTX 3090 each of the two ideas leaves a single block on an SM. When its warps wait, at a barrier or for memory,
 # nothing else can run. An H200 has more than twice the shared memory{{ if 233472 > 2 * 102400 }}: registers limit the
-# product to two blocks whatever the number of buffers, and even whole score matrices leave room for several blocks.
+# product to two blocks with either number of buffers, and even whole score matrices leave room for several blocks.
 #
 # Measured on the H200 with 128 tokens, neither idea fails. Three buffers make the products 2% to
 # 4%{{ if third_stage_gains }} faster. For attention there are three contenders: scores, softmax and context in three
@@ -222,9 +222,9 @@ from labkit.kernels.attention.sentences_flash import make_sentences_flash_half
 show_source(make_sentences_flash_half, "begin, tokens, scale = find_sentence", "store_rows(")
 
 # %% [markdown]
-# The kernel looks up where its sentence begins and how long it is, and returns if its queries are beyond the end. That
-# is all it has to know about packing. The tiles have the fewest warps per SM. Are the tiles nevertheless the
-# fastest of the three?
+# The kernel looks up where its sentence begins and how long it is, and returns if its queries are beyond the end. It
+# has to know nothing else about packing. The tiles have the fewest warps per SM. Are the tiles nevertheless the fastest
+# of the three?
 
 # %%
 named = {"scores": ("three_launches", "sentence_scores_half_kernel"),
@@ -307,7 +307,7 @@ table(rows, {"rows": "", "us": ".0f", f"us per launch, of {launches}": ".1f", "p
 
 # %% [markdown]
 # Very little: 1,024 rows take only {{ rows_ratio:.1f }} times as long as 16. Flops do not explain that, nor do bytes;
-# all weights could be read from DRAM in {{ dram_us:.0f }} us. What is left is a chain of {{ profile[1].launches }}
+# all weights could be read from DRAM in {{ dram_us:.0f }} us. That leaves a chain of {{ profile[1].launches }}
 # launches, each waiting for the one before. A launch that does next to nothing takes
 # {{ series.launch_overhead.graph_us:.1f }} us in a graph, and one of ours takes {{ launch_us:.1f }} us even for 16
 # rows, because a few blocks walk along K one step after another, and most SMs have nothing to do.
@@ -343,8 +343,8 @@ pictures.score_matrices([9, 6, 12, 23, 31, 64, 92, 128])
 # skips the rest, in any layout. So packing saves it nothing there; it saves rows in all the other launches.
 #
 # A CUDA graph is captured for one shape, and a packed batch may have any number of rows. So that number is rounded up,
-# by a sixteenth at most where there are many rows, and a few dozen graphs serve batches of any lengths. (An exercise
-# asks for that rounding.)
+# by a sixteenth at most where there are many rows, and fewer than a hundred graphs serve all batches of up to
+# 8,192 tokens. You write that rounding in an exercise.
 #
 # The post embedded 2,000 sentences of the STS benchmark, about 15 tokens each, at 54,000 a second{{ quoted }}, and
 # PyTorch did 39,000{{ quoted }}, both padded to the longest sentence of each batch. Our corpus is 2,000 sentences of
@@ -369,8 +369,8 @@ table(rows, {"": "", "sentences in a batch": "", "sentences per second": ",.0f"}
 # {{ packing_gain:.1f }} times as high, and PyTorch's {{ torch_best / torch_padded:.1f }} times.
 #
 # And if you begin with text? Then the tokenizer takes longer than all the rest, on both
-# sides{{ if tokenizer_longest }}, and PyTorch is ahead{{ if torch_ahead }}, because it does not ask the tokenizer for
-# the offsets of each token in the text. The next saving would have to come from there.
+# sides{{ if tokenizer_longest }}, and PyTorch is ahead{{ if torch_ahead }}, because its tokenizer does not return the
+# offsets of each token in the text. The next saving would have to come from there.
 
 # %% [markdown]
 # ## What I learned

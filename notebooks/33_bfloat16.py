@@ -13,7 +13,7 @@
 #
 # In the last two parts of the course we build an inference engine for Llama, from a single number to many conversations
 # at once. They cover the ground of [tiny-vllm](https://github.com/jmaczan/tiny-vllm), a course by J. Maczan in CUDA C++
-# with cuBLAS. Ours is in Python, with kernels of our own throughout.
+# with cuBLAS. Ours is in Python, with our kernels throughout.
 #
 # The number comes first. A Llama is published in *bfloat16*, two bytes for each parameter, and almost everything that
 # its kernels read and write is bfloat16, too.
@@ -43,7 +43,7 @@ table([(name, size * LLAMA_3_2_1B.parameters / 1e9) for name, size in (("float32
 #
 # float16 has 5 exponent bits, with a bias of 15, and 10 fraction bits. Here is 12.34{{ example }} by hand. We divide by
 # 2 until the result is between 1 and 2, and count the divisions: that is the exponent. The leading 1 is always there,
-# so it is not stored. What follows it is the fraction. Which 10 bits will that be?
+# so it is not stored. The fraction is the rest. Which 10 bits will that be?
 
 # %%
 value, exponent = 12.34, 0
@@ -72,8 +72,7 @@ pictures.bits_of(12.34)
 
 # %% [markdown]
 # Two or three. bfloat16 has the 8 exponent bits of float32, and 7 of its 23 fraction bits. Together with the leading 1
-# that is 8 *significant bits*: 12.34{{ example }} becomes
-# {{ round(12.34 * 16) / 16:.4f }}.
+# that is 8 *significant bits*: 12.34{{ example }} becomes {{ round(12.34 * 16) / 16:.4f }}.
 #
 # ## Rounding
 #
@@ -131,7 +130,7 @@ for pattern in (0x7F800001, 0x7FFFFFFF):
 
 # %% [markdown]
 # The first NaN has its fraction in the lower half and becomes infinity. In the second the carry runs through the
-# exponent into the sign, and the result is -0. So NaN needs a test of its own, which labkit's `bfloat16_of` has.
+# exponent into the sign, and the result is -0. So NaN needs a separate test, which labkit's `bfloat16_of` has.
 # Without it, a fault in a model can come out as an ordinary zero and go unnoticed.
 #
 # ## Range and precision
@@ -158,7 +157,7 @@ table(rows, {"": "", "smallest": ".2g", "smallest normal": ".2g", "largest": ".3
 # keeps both, roughly. Below the smallest normal number the spacing stays the same, in the flat parts of the lines.
 # These are the *subnormal* numbers, with a leading 0 instead of the 1.
 #
-# Rounding to bfloat16 changes a weight by at most one part in 256, which hardly changes the output of a trained
+# Rounding to bfloat16 changes a weight by at most one part in 256, too little to matter to the output of a trained
 # network. Overflow is worse: the next norm or softmax turns an infinity into NaN. Training needs both ends of the
 # range, for tiny gradients and large activations. So large models are trained in bfloat16, and published as they were
 # trained.
@@ -248,8 +247,8 @@ for name, kernel in (("one number per load", by_one), ("eight numbers per load",
 agree(TOKEN_EMBEDDING_BF16)
 
 # %% [markdown]
-# The sectors are the same, and the wide loads need far fewer requests for them: a warp gets 512 bytes per request, not
-# 64. (The ratio stays below eight because each warp also loads an id.)
+# The sectors are the same, and the wide loads need far fewer requests for them: a warp gets 512 bytes per request,
+# rather than 64. The ratio stays below eight because each warp also loads an id.
 #
 # On a GPU, the bytes in flight decide how much bandwidth a kernel reaches (lesson 02), and wide loads put more of them
 # in flight. SwiGLU, a kernel that the Llama needs later (lesson 36), was recorded on an H200 in both forms. It computes

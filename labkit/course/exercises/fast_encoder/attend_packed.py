@@ -168,8 +168,8 @@ EQUIVALENT = {
 
 AFTER = """
 Now an encoder runs on your kernels: attention and both LayerNorms of each layer, each kernel alone and then together,
-every launch compared with NumPy in float64. What you did in lessons 30 and 31 can join: add `embed_norm=` and
-`mean_pool=`.
+every launch compared with NumPy in float64. Your answers of lessons 30 and 31 can run with them: add `embed_norm=`
+and `mean_pool=`.
 
 # %%
 yours.one_by_one(yours.answers(add_norm=add_norm, attend_packed=attend_packed), encoder, sentences)
