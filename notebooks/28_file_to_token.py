@@ -28,7 +28,7 @@
 # The course includes a small GPT-2, just large enough to write something that looks like English. It was trained on the
 # Jargon File, the old dictionary of hackers. It has six blocks of width 256. A block of width C has 12 C² + 13 C
 # parameters. Outside the blocks there is a row of 256 values for each of 2,048 tokens and each of 256 positions, and a
-# LayerNorm at the end. How many bytes are its weights in float16?
+# LayerNorm at the end. How many bytes are the weights of this GPT-2 in float16?
 
 # %%
 block = 12 * 256**2 + 13 * 256
@@ -95,7 +95,8 @@ print(f"{sum(same)} of {len(theirs)} tensors are the same as the library's; by h
 # But since the tensors follow one another without gaps up to the last byte, the header says how long the file has to
 # be, and a wrong length, shape or offset shows before a single element is read. labkit's reader then raises a
 # `SafetensorsError`. The next cell makes four changes to the file: the last byte is cut off, a shape becomes larger, a
-# tensor begins two bytes early, and the header's size becomes 2⁶⁴ − 1. Which of the four does the reader notice?
+# tensor begins two bytes early, and the header's size becomes 2⁶⁴ − 1. Which of the four changes does labkit's reader
+# notice?
 
 # %%
 import tempfile
@@ -151,8 +152,7 @@ print(name, "is the same:", np.array_equal(blob[name].copy_to_host(), ours[name]
 # A token is a piece of text that occurs often. The list of pieces is made before training, by *byte-pair encoding*:
 # begin with single bytes, join the pair that occurs most often, and repeat until there are as many pieces as wanted.
 # GPT-2 has 50,257, this model 2,048. The *tokenizer* cuts a text into these pieces: a frequent word becomes one token,
-# a rare one is split up. Into how many tokens does it cut each of "hacker: n. A person who", "The quick brown fox",
-# "softmax" and "Grüße, 你好"?
+# a rare one is split up. Into how many tokens does the tokenizer cut "softmax", and into how many "Grüße, 你好"?
 
 # %%
 from labkit.models.load import load
@@ -166,10 +166,10 @@ for text in ("hacker: n. A person who", "The quick brown fox", "softmax", "Grü�
     assert tokenizer.decode(ids) == text
 
 # %% [markdown]
-# The first token marks the beginning of a text and is not shown. A space belongs to the word after it. Every text
-# comes back as it was, since in the end everything is made of bytes. A Chinese character is three bytes and here three
-# tokens, none of which is a character by itself. Such a token is shown as the replacement character �, and a program
-# that prints the text has to wait for the rest of the character.
+# Four and sixteen, not counting the first token, which marks the beginning of a text and is not shown. A space belongs
+# to the word after it. Every text comes back as it was, since in the end everything is made of bytes. A Chinese
+# character is three bytes and here three tokens, none of which is a character by itself. Such a token is shown as the
+# replacement character �, and a program that prints the text has to wait for the rest of the character.
 #
 # ## From tokens to rows, and a trap
 #

@@ -59,7 +59,8 @@ agree(ATTENTION_CACHED, ["attention_cached_all_threads"],
 
 # %% [markdown]
 # The next cell writes 16 tokens after a prompt of 24, first without the cache and then with it. `prefill` is the pass
-# over a prompt (lesson 28), and `decode` appends one token. How many rows go through the layers in each case?
+# over a prompt (lesson 28), and `decode` appends one token. How many rows go through the layers without the cache, and
+# how many with it?
 
 # %%
 import numpy as np
@@ -96,8 +97,8 @@ print(f"{len(prompt)} tokens; the same text: {slow[0] == fast[0]}; rows without 
 
 # %% [markdown]
 # Without the cache, every pass computes the whole text so far: 24 + 25 + … + 39 rows. With it, the prompt's 24 rows are
-# followed by one row for each of the next 15 tokens; nothing is computed from the last one. How much does a token's
-# time then depend on the text before it?
+# followed by one row for each of the next 15 tokens; nothing is computed from the last one. How much does the time of a
+# token depend on the text before it, with the cache and without?
 
 # %%
 from labkit.course.drawings import gpt2_writes as pictures
@@ -126,7 +127,7 @@ table([(n, one_more, again, again / (n + 1)) for n, one_more, again in rows],
 # k most likely tokens. *Top-p* keeps the fewest most likely tokens whose probabilities add up to p or more. The
 # remaining probabilities are scaled to a sum of 1, and a random number decides. It comes from a generator with a seed,
 # so the same seed gives the same text. Here are the 16 likeliest tokens after a prompt, under four samplers. Which of
-# the four still leave all 16 a chance?
+# the four samplers leave all 16 tokens a chance?
 
 # %%
 from labkit.engine.sampler import GREEDY, Sampler
@@ -189,8 +190,8 @@ yours.one_by_one(answers, tiny, prompt)
 #
 # The bound of the prediction counts bytes. The figures show one token of GPT-2 small launch by launch, recorded on an
 # H200: first with a short text before it, then with a long one. A launch's time is what a step in a graph saves when it
-# is left out, and the black line is the time for its bytes at the speed of a copy. Which launches will be close to
-# their line?
+# is left out, and the black line is the time for its bytes at the speed of a copy. Which launches of a step take no
+# longer than their bytes need?
 
 # %%
 step = measure.recorded_series("step_launches", gpu="NVIDIA H200")
@@ -203,7 +204,7 @@ pictures.step_shares(step)
 pictures.step_shares(step, len(step["steps"]) - 1)  # the latest position that was measured
 
 # %% [markdown]
-# Only the logits are. They even beat their line a little, because it is drawn for a copy, and a copy also has to write.
+# Only the logits. They even beat their line a little, because it is drawn for a copy, and a copy also has to write.
 # A step is about {{ words(launches) }} launches, one after the other, with a single row to work on. A LayerNorm of one
 # row reads next to nothing and still takes its microseconds: it starts, waits for its loads, exchanges some sums, and
 # ends before the next launch may start. Writing one token after the other is a matter of *latency* rather than

@@ -215,15 +215,16 @@ pictures.layer_launches(config, launches[0][1][0])
 # How do 64 sentences of different lengths become one array? The model accepts three layouts: padded to 128, padded to
 # the longest sentence of the batch (rounded up to 16, the height of a tensor core's tile), and *packed*, which means
 # end to end with nothing in between. The longest of the 64 sentences of the prediction has 43 tokens. How many rows
-# will they have in each layout?
+# will the 64 sentences have in each layout?
 
 # %%
 pictures.layouts(lengths)
 
 # %% [markdown]
-# Padding to the longest sentence already helps, but a single long sentence makes every other one expensive. Packed, the
-# batch has as many rows as there are tokens, plus a few at the end: the count is rounded up a little so that only a few
-# shapes occur, because each shape is captured as a separate graph (lesson 32).
+# They have {{ 64 * 128:, }} rows padded to 128, {{ 64 * 48:, }} padded to the longest, which is rounded up to 48, and
+# 960 packed. Padding to the longest sentence already helps, but a single long sentence makes every other one expensive.
+# Packed, the batch has as many rows as there are tokens, plus a few at the end: the count is rounded up a little so
+# that only a few shapes occur, because each shape is captured as a separate graph (lesson 32).
 #
 # What does packing cost the kernels? Almost nothing. Products, GELU and LayerNorm treat each row by itself, no matter
 # which sentence it belongs to. Only attention and the last launch, which makes one row for each sentence, need to know.

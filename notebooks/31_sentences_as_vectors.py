@@ -114,7 +114,7 @@ print("lengths of the embeddings:", np.linalg.norm(found, axis=1).round(6))
 #
 # One kernel keeps to its rows. To find out whether all of them do, we poison the batch: every padding row gets the
 # token −1. It is in no vocabulary, and the embedding returns a row of NaN for it. A kernel that reads padding where it
-# should not will then bring a NaN into a sentence. How far does the poison spread?
+# should not will then bring a NaN into a sentence. How far does the NaN of the padding spread?
 
 # %%
 shape, host = minilm.lay_out(ids, "padded")
@@ -166,8 +166,8 @@ for name, embeddings in others.items():
 # ## Is it right?
 #
 # The tests so far compare the model with itself. They would pass if every embedding were wrong in the same way. The
-# next cell draws the cosines of our ten sentences, as in the first figure of the last lesson. Will the penguins be at a
-# right angle to the kernels again?
+# next cell draws the cosines of our ten sentences, as in the first figure of the last lesson. With random weights, will
+# the penguins be at a right angle to the kernels again?
 
 # %%
 from labkit.measure.plots import sentences as pictures
@@ -190,8 +190,8 @@ parity(exact, ids).check()
 # %% [markdown]
 # Now for two mistakes that are easily made when a model is ported. One is the GELU of the third question. The other is
 # LayerNorm's epsilon: BERT's configuration has 1e-12, and the usual default, in PyTorch and in lesson 21, is 1e-5. With
-# either mistake the model still runs and produces embeddings of length 1. How far from 1 is the smallest cosine between
-# its embeddings and the right ones, with each of the two?
+# either mistake the model still runs and produces embeddings of length 1. How far from 1 is the smallest cosine to the
+# right embeddings, with each of the two mistakes?
 
 # %%
 from dataclasses import replace
@@ -288,10 +288,10 @@ for number in (4, 5, 6):
 # lesson that mentions them, but it is mostly about other things. A search always returns something, and the nearest
 # passage need not be near.
 #
-# Last, a question in plain words. The lesson on serving answers it, in its section "Why latency explodes", but in
-# terms of load, queues and requests. With the weights, the next cell searches by meaning. Where they are missing,
-# `labkit search` falls back on the words that question and passage share, weighted by how rare they are. Does it find
-# the section?
+# Last, a question in plain words. The lesson on serving answers it, in its section "Why latency explodes", but in terms
+# of load, queues and requests. With the weights, the next cell searches by meaning. Where they are missing,
+# `labkit search` falls back on the words that question and passage share, weighted by how rare they are. Does the
+# search find that section?
 
 # %%
 question = "how full may a machine get before customers wait"

@@ -143,8 +143,8 @@ show_source(matmul_half_hand_blocked_kernel, "for start in u32.range", "cuda.syn
 show_source(make_staged, "for step in u32.range(steps):", "regs = ptx.ldmatrix_x4(")
 
 # %% [markdown]
-# Nsight Compute counted all three for one product of the model, 8,192 × 384 by 384 × 384, on the H200. Which row of
-# counters explains both why the middle kernel is slower than the first and why the last is ten times as fast?
+# Nsight Compute counted all three for one product of the model, 8,192 × 384 by 384 × 384, on the H200. Which counter
+# explains both why tiles copied by hand are slower than no tiles and why those of `cp.async` are ten times as fast?
 
 # %%
 from labkit.measure import ncu
@@ -223,8 +223,8 @@ show_source(make_sentences_flash_half, "begin, tokens, scale = find_sentence", "
 
 # %% [markdown]
 # The kernel looks up where its sentence begins and how long it is, and returns if its queries are beyond the end. It
-# has to know nothing else about packing. The tiles have the fewest warps per SM. Are the tiles nevertheless the fastest
-# of the three?
+# has to know nothing else about packing. The tiles have the fewest warps per SM. Is attention in tiles nevertheless the
+# fastest of the three?
 
 # %%
 named = {"scores": ("three_launches", "sentence_scores_half_kernel"),
@@ -241,7 +241,7 @@ display(table(rows, {"launch": "", "us": ".1f", "instructions, million": ".1f", 
 table(a_layer.items(), {"attention of 64 x 128 tokens": "", "us per layer, in a graph": ".1f"})
 
 # %% [markdown]
-# They are. The whole matrix takes little more than half{{ if above_half }} the time of the three launches, and the
+# It is. The whole matrix takes little more than half{{ if above_half }} the time of the three launches, and the
 # tiles are {{ words(tiles_gain) }} times as fast again. They execute {{ words(tiles_instructions) }} of the whole
 # matrix's instructions, because scores stay in registers and are never stored to shared memory and read back. As
 # with the products, the fastest kernel is the one with the fewest instructions and the lowest occupancy.
@@ -261,7 +261,7 @@ table(a_layer.items(), {"attention of 64 x 128 tokens": "", "us per layer, in a 
 # - The embeddings of both sides are compared in the same run.
 #
 # We enter *packed* and *padded*, the layouts of lesson 30, and *few rows*, which is packed and has products made for
-# few rows. Who is ahead in a graph, for each of the five batches?
+# few rows. Is our model ahead of the fastest PyTorch in a graph, for each of the five batches?
 
 # %%
 work = measure.recorded_series("minilm", gpu="NVIDIA H200")["rows"]
@@ -332,15 +332,16 @@ show_source(make_skinny_half, "cuda.syncthreads()  # the partial sums", "out_row
 #
 # The other cure for a small batch is to make it larger. Sentences differ in length, and packing them saves the rows of
 # padding. Attention can save more, since each query of a sentence meets each of its keys. Suppose that padding is
-# computed and masked afterwards. How many times too many scores does a batch of these eight sentences have, if it is
-# padded to 128?
+# computed and masked afterwards. How many times the scores that it needs does a batch of 9, 6, 12, 23, 31, 64, 92 and
+# 128 tokens have, if each sentence is padded to 128?
 
 # %%
 pictures.score_matrices([9, 6, 12, 23, 31, 64, 92, 128])
 
 # %% [markdown]
-# The rows grow with the padded length, the scores with its square. Our attention knows where each sentence ends and
-# skips the rest, in any layout. So packing saves it nothing there; it saves rows in all the other launches.
+# It has {{ 8 * 128**2 / needed:.1f }} times as many. The rows grow with the padded length, the scores with its square.
+# Our attention knows where each sentence ends and skips the rest, in any layout. So packing saves it nothing there; it
+# saves rows in all the other launches.
 #
 # A CUDA graph is captured for one shape, and a packed batch may have any number of rows. So that number is rounded up,
 # by a sixteenth at most where there are many rows, and fewer than a hundred graphs serve all batches of up to
@@ -466,3 +467,4 @@ table(rows, {"": "", "sentences in a batch": "", "sentences per second": ",.0f"}
 #                      and 2 * series.minilm_corpus.text.torch_tokenizing_seconds >
 #                      series.minilm_corpus.text.torch_seconds_256)
 # torch_ahead = series.minilm_corpus.text.torch_seconds_256 < series.minilm_corpus.text.ours_seconds_2000
+# needed = sum([tokens**2 for tokens in (9, 6, 12, 23, 31, 64, 92, 128)])

@@ -43,7 +43,7 @@ table([(name, size * LLAMA_3_2_1B.parameters / 1e9) for name, size in (("float32
 #
 # float16 has 5 exponent bits, with a bias of 15, and 10 fraction bits. Here is 12.34{{ example }} by hand. We divide by
 # 2 until the result is between 1 and 2, and count the divisions: that is the exponent. The leading 1 is always there,
-# so it is not stored. The fraction is the rest. Which 10 bits will that be?
+# so it is not stored. The fraction is the rest. What are the 10 fraction bits of 12.34{{ example }}?
 
 # %%
 value, exponent = 12.34, 0
@@ -81,8 +81,8 @@ pictures.bits_of(12.34)
 # is halfway between two bfloat16. Such a *tie* goes to the neighbour whose last bit is 0; adding the last bit
 # that is kept does that. The rule is called *round to nearest, ties to even*.
 #
-# Near 1, neighbouring bfloat16 numbers are 1/128 apart, so 1 + 1/256 and 1 + 3/256 are both ties. What does each
-# become?
+# Near 1, neighbouring bfloat16 numbers are 1/128 apart, so 1 + 1/256 and 1 + 3/256 are both ties. What do 1 + 1/256 and
+# 1 + 3/256 become?
 
 # %%
 import numpy as np
@@ -102,7 +102,7 @@ for extra in (1, 3):
     print(f"1 + {extra}/256 = 0x{tie.view(np.uint32)[0]:08X} becomes 0x{bits:04X} = 1 + {128 * (kept - 1):.0f}/128")
 
 # %% [markdown]
-# One goes down and the other up. Now 100,000 numbers between 1 and 2. What are the mean error and the largest, in units
+# One goes down and the other up. What are the mean error and the largest of 100,000 numbers between 1 and 2, in units
 # of the last bit, if they are truncated, and if they are rounded to nearest?
 
 # %%
@@ -252,7 +252,7 @@ agree(TOKEN_EMBEDDING_BF16)
 #
 # On a GPU, the bytes in flight decide how much bandwidth a kernel reaches (lesson 02), and wide loads put more of them
 # in flight. SwiGLU, a kernel that the Llama needs later (lesson 36), was recorded on an H200 in both forms. It computes
-# each output from two inputs, all in bfloat16. How much faster is it with eight values per load?
+# each output from two inputs, all in bfloat16. How much faster is SwiGLU with eight values per load?
 
 # %%
 from labkit import measure

@@ -130,9 +130,9 @@ def step_shares(series: dict, which: int = 0) -> CourseFigure:
         ax.set_xlim(0, 1.28 * longest)
         grid_along(ax, "x")
         ax.xaxis.set_major_formatter(lambda value, _: f"{value:,g}")
-        ax.set_xlabel(f"microseconds, of {number(step['us'])} in all")
-        note = "; line: what its bytes need" if bandwidth else ""
-        panel_title(ax, f"{model}. {taken(series)}{note}")
+        note = "; black line: what the bytes need" if bandwidth else ""
+        ax.set_xlabel(f"microseconds, of {number(step['us'])} in all{note}")
+        panel_title(ax, f"{model}. {taken(series)}")
     return figure
 
 
