@@ -112,9 +112,11 @@ print("lengths of the embeddings:", np.linalg.norm(found, axis=1).round(6))
 #
 # ## Padding must not matter
 #
-# One kernel keeps to its rows. To find out whether all of them do, we poison the batch: every padding row gets the
-# token −1. It is in no vocabulary, and the embedding returns a row of NaN for it. A kernel that reads padding where it
-# should not will then bring a NaN into a sentence. How far does the NaN of the padding spread?
+# One kernel keeps to its rows. To find out whether all of them do, we poison a batch. `model.embed` normally lays out
+# the sentences, copies them into a `Workspace` (all the memory that a batch of one shape needs) and calls `forward`;
+# the next cell does these steps one by one, and changes the tokens in between: every padding row gets the token −1. It
+# is in no vocabulary, and the embedding returns a row of NaN for it. A kernel that reads padding where it should not
+# will then bring a NaN into a sentence. How far does the NaN of the padding spread?
 
 # %%
 shape, host = minilm.lay_out(ids, "padded")
