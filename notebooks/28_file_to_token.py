@@ -5,29 +5,30 @@
 #
 # You will learn
 #
-# - what is in a file of weights, byte by byte, and how a reader notices that the file lies
-# - how text becomes tokens, and how tokens become rows of numbers
+# - what is in a file of weights, byte by byte, and how a reader notices that a file is corrupt
+# - how text becomes tokens, and how tokens become rows of a matrix
 # - how to show that a model computes what another program computes, and how to find the launch where it does not
 #
 # ## The problem
 #
-# So far the course has written kernels. In this lesson and the next one they become a model that writes text. A GPT-2
-# takes the numbers of some *tokens*, pieces of text, and returns a number for each token of its *vocabulary*, the list
-# of all tokens that it knows. These numbers are the *logits*. The larger the logit, the better that token continues the
-# text:
+# So far the course has written kernels. In this lesson and the next they become a model that writes text. A GPT-2
+# receives the ids of some *tokens*, pieces of text, and returns a value for each token of its *vocabulary*, the list of
+# all tokens that it knows. These values are the *logits*. The larger a token's logit, the more likely that token is to
+# come next:
 #
 # $$P(\text{next} = i) = \frac{e^{z_i}}{\sum_j e^{z_j}}, \qquad z = \text{GPT2}(t_1, t_2, \dots, t_n)$$
 #
-# The course has everything between the tokens and the logits already: an embedding, some blocks of lesson 26, a
-# LayerNorm, one product. What is missing lies around it. The weights have to get from a file to the device, and the
-# text has to become tokens. At the end one of the tokens has to be chosen, and it must be the right one.
+# Most of what happens between tokens and logits is in the course already: the blocks of lesson 26, a LayerNorm and one
+# product. In front of them comes an *embedding*, which turns each token into a row of the matrix that the blocks work
+# on; it is a kernel of this lesson. Around all that, the weights have to get from a file to the device, and text has to
+# become tokens. And the token chosen at the end must be the right one.
 #
 # ## Prediction
 #
-# The course carries a GPT-2 of its own, just large enough to write something that looks like English. It was trained
-# on the Jargon File, the old dictionary of hackers. It has six blocks, 256 wide. A block of width C has 12 C² + 13 C
-# parameters. Outside the blocks there is a row of 256 numbers for each of 2,048 tokens and for each of 256 positions,
-# and a LayerNorm at the end. Write down how many bytes its weights take in float16. Will the file be larger?
+# The course includes a small GPT-2, just large enough to write something that looks like English. It was trained on the
+# Jargon File, the old dictionary of hackers. It has six blocks of width 256. A block of width C has 12 C² + 13 C
+# parameters. Outside the blocks there is a row of 256 values for each of 2,048 tokens and each of 256 positions, and a
+# LayerNorm at the end. How many bytes are the weights of this GPT-2 in float16?
 
 # %%
 block = 12 * 256**2 + 13 * 256
@@ -37,8 +38,8 @@ print(f"{parameters:,} parameters, {2 * parameters:,} bytes")
 # %% [markdown]
 # ## A file of weights
 #
-# The file has the format in which most models are published today, *safetensors*. Read it by hand first. It has three
-# parts: eight bytes that say how long the header is, the header, and the numbers.
+# The file is in the format of most published models today, *safetensors*. Let us read it by hand first. It
+# has three parts: eight bytes with the size of the header, the header, and the data.
 
 # %%
 import json
@@ -55,9 +56,9 @@ for name in list(header)[:3]:
     print(name, header[name])
 
 # %% [markdown]
-# The numbers take exactly the bytes that were predicted. The header is JSON. Each tensor has a type, a shape and two
-# offsets, begin and end, counted from the end of the header. F16 is float16, two bytes a number. That is the whole
-# format, so reading a tensor takes three lines.
+# The data are exactly as many bytes as predicted; the header comes on top. It is JSON. Each tensor has a type, a shape
+# and two offsets, begin and end, counted from the end of the header. F16 is float16, two bytes per element. That is the
+# whole format, so reading a tensor is three lines.
 
 # %%
 import numpy as np
@@ -76,7 +77,8 @@ ours = read(path)  # labkit's own reader
 pictures.file_layout(ours.entries, length, list(ours)[:6])
 
 # %% [markdown]
-# The next cell compares labkit's reader with the library `safetensors`, tensor by tensor and bit by bit.
+# The figure shows the first tensors of the file: they follow one another without gaps. `read` is labkit's reader. The
+# next cell compares it with the library `safetensors`, tensor by tensor and bit by bit.
 
 # %%
 from safetensors.numpy import load_file
@@ -87,11 +89,14 @@ print(f"{sum(same)} of {len(theirs)} tensors are the same as the library's; by h
       np.array_equal(by_hand, theirs[name]))
 
 # %% [markdown]
-# ## A file that lies
+# ## A corrupt file
 #
-# A file may come from anywhere. A reader that trusts it may read the wrong bytes, or bytes beyond the end of the file.
-# But the tensors lie side by side, without gaps, up to the last byte. So the header says how long the file has to be,
-# and a wrong length, shape or offset shows before a single number is read. Here are the true file and four lies.
+# A file may come from anywhere. A reader that trusts it may return the wrong bytes, or read beyond the end of the file.
+# But since the tensors follow one another without gaps up to the last byte, the header says how long the file has to
+# be, and a wrong length, shape or offset shows before a single element is read. labkit's reader then raises a
+# `SafetensorsError`. The next cell makes four changes to the file: the last byte is cut off, a shape becomes larger, a
+# tensor begins two bytes early, and the header's size becomes 2⁶⁴ − 1. Which of the four changes does labkit's reader
+# notice?
 
 # %%
 import tempfile
@@ -104,29 +109,32 @@ from labkit.models.safetensors import SafetensorsError
 def attempt(what, changed):
     """What our reader says to these bytes."""
     with tempfile.TemporaryDirectory() as folder:
-        lie = Path(folder) / "lie.safetensors"
-        lie.write_bytes(changed)
+        path = Path(folder) / "changed.safetensors"
+        path.write_bytes(changed)
         try:
-            print(f"{what}: {len(read(lie))} tensors")
+            print(f"{what}: {len(read(path))} tensors")
         except SafetensorsError as error:
-            message = str(error).removeprefix(f"{lie}: ")
+            message = str(error).removeprefix(f"{path}: ")
             print(textwrap.fill(f"{what}: {message}", 88, subsequent_indent="    "))
 
 
 longer = file[8 : 8 + length].replace(b"[256,768]", b"[999,768]", 1)
 overlap = file[8 : 8 + length].replace(b"[1536,394752]", b"[1534,394750]", 1)
-attempt("the truth", file)
+attempt("unchanged", file)
 attempt("the last byte is missing", file[:-1])
 attempt("a shape is larger", file[:8] + longer + file[8 + length :])
 attempt("a tensor begins too early", file[:8] + overlap + file[8 + length :])
 attempt("the header is endless", b"\xff" * 8 + file[8:])
 
 # %% [markdown]
+# It notices all four, and each message says what does not fit. No checksum was needed: it is enough that the lengths
+# have to add up.
+#
 # ## One buffer
 #
-# The weights go to the device in one piece: one allocation, one copy, and a map that says where each tensor begins.
-# Each begins at a multiple of 16 bytes, since the kernels load four numbers at a time. On the way float16 becomes
-# float32.
+# The weights go to the device in one piece, a `Blob`: one allocation, one copy, and a map that says where each tensor
+# begins. Each begins at a multiple of 16 bytes, since the kernels load four values at a time. On the way, float16
+# becomes float32.
 
 # %%
 from labkit.models.blob import Blob
@@ -142,9 +150,9 @@ print(name, "is the same:", np.array_equal(blob[name].copy_to_host(), ours[name]
 # ## Tokens
 #
 # A token is a piece of text that occurs often. The list of pieces is made before training, by *byte-pair encoding*:
-# begin with single bytes, join the pair that occurs most often, and repeat until there are as many pieces as one
-# wants. GPT-2 has 50,257, this model 2,048. A frequent word becomes one token, a rare one falls apart. Before you run
-# the next cell: into how many tokens does each of these texts fall?
+# begin with single bytes, join the pair that occurs most often, and repeat until there are as many pieces as wanted.
+# GPT-2 has 50,257, this model 2,048. The *tokenizer* cuts a text into these pieces: a frequent word becomes one token,
+# a rare one is split up. Into how many tokens does the tokenizer cut "softmax", and into how many "Grüße, 你好"?
 
 # %%
 from labkit.models.load import load
@@ -158,14 +166,15 @@ for text in ("hacker: n. A person who", "The quick brown fox", "softmax", "Grü�
     assert tokenizer.decode(ids) == text
 
 # %% [markdown]
-# The first token marks the beginning of a text and is not shown. A space belongs to the word after it. Every text
-# comes back as it was, since in the end everything is made of bytes. A Chinese character is three bytes and here three
-# tokens, none of which is a character by itself. Such a token appears as the replacement character �, and whoever
-# prints the text has to wait for the rest of the character.
+# Four and sixteen, not counting the first token, which marks the beginning of a text and is not shown. A space belongs
+# to the word after it. Every text comes back as it was, since in the end everything is made of bytes. A Chinese
+# character is three bytes and here three tokens, none of which is a character by itself. Such a token is shown as the
+# replacement character �, and a program that prints the text has to wait for the rest of the character.
 #
 # ## From tokens to rows, and a trap
 #
-# The first kernel of the model gathers: row `ids[t]` of a table of tokens, plus the row of its position.
+# The first kernel of the model is the embedding, a gather: row `ids[t]` of a table of tokens, plus a row of a table of
+# positions. `start[0]` is the number of tokens that came in earlier passes.
 
 # %%
 from labkit import show_source
@@ -174,10 +183,10 @@ from labkit.kernels.embedding import embedding_strided_kernel, embedding_whole_r
 show_source(embedding_whole_row_kernel)
 
 # %% [markdown]
-# It takes a block for each token and a thread for each column. That is simple, and right for GPT-2, whose rows have 768
+# It has one block per token and one thread per column. That is simple, and right for GPT-2, whose rows have 768
 # columns. The author of [tiny-vllm](https://github.com/jmaczan/tiny-vllm), a Llama in CUDA, first launched such a
-# kernel for rows of 2,048. In lesson 27 labkit's launcher refused that. Before you run the next cell: what happens
-# without the launcher?
+# kernel for rows of 2,048. labkit's launcher refuses that. What happens if the kernel is launched with 2,048 threads
+# per block anyway, past the launcher?
 
 # %%
 from labkit import cuda
@@ -197,8 +206,8 @@ except Exception as error:
 
 # %% [markdown]
 # A block has at most 1,024 threads, so the launch fails and nothing is computed. A program in C++ that does not check
-# for errors goes on with whatever was in its memory. The cure is a loop: 256 threads, each of which takes every 256th
-# column. That is right for any width.
+# for errors carries on with garbage. The cure is a loop: 256 threads, and each copies every 256th column. That is right
+# for any width.
 
 # %%
 show_source(embedding_strided_kernel)
@@ -212,11 +221,11 @@ agree(EMBEDDING, sizes=({"T": 3, "C": 768}, {"T": 3, "C": 1023}))
 # %% [markdown]
 # ## The first token
 #
-# All tokens of a prompt go through the model at once. That is called *prefill*, and it gives the logits after the last
-# of them. When a model is *ported*, written anew for other software, the first milestone is a single token: the most
+# All tokens of a prompt go through the model in one pass. That is called *prefill*, and it gives the logits after the
+# last of them. When a model is *ported*, rewritten for other software, the first milestone is a single token: the most
 # likely one after a prompt must be that of a well-known implementation. Here that is `GPT2LMHeadModel` of the library
 # transformers. A small model with random weights, and what transformers computed with it in float64, come with the
-# course's tests. Ours computes in float32. Predict: to how many decimal places do the logits agree?
+# course's tests. Ours computes in float32. To how many decimal places will the logits agree?
 
 # %%
 from labkit.models.gpt2 import GPT2, Config, Workspace
@@ -232,8 +241,9 @@ print(f"largest difference of {logits.size} logits: {np.abs(logits - expected).m
       f"the two largest are never closer than {known['least_margin']:.3f}")
 
 # %% [markdown]
-# The logits agree to about five decimal places. One token may be right by luck. Sixty-four in a row are not.
-# `model.decode` appends a token and returns the next logits; the next lesson shows how it does that.
+# They agree to about five decimal places, far less than the distance between the two largest. Still, one token may be
+# right by luck. Sixty-four in a row are not. `model.decode` appends a token and returns the next logits; the next
+# lesson shows how.
 
 # %%
 tokens = [int(np.argmax(logits))]
@@ -247,8 +257,8 @@ print("theirs were made by", known["made_by"])
 #
 # If the first token is a different one, where did it go wrong? Printing all arrays of both programs does not help.
 # Instead, compare what every launch wrote with the same step in NumPy and float64, and look at the first launch that
-# differs. Everything after it has to differ, too. In this example the model has the wrong GELU: the exact one of
-# lesson 23 in place of the form with the tanh. Which activation will be named?
+# differs; everything after it has to differ, too. In the next cell one model is right, and the other has the wrong
+# GELU: the exact one of lesson 23 instead of the form with tanh. Which activation will be named for the second?
 
 # %%
 from labkit.kernels.gelu import gelu_erf_vectorized
@@ -264,32 +274,28 @@ print(f"with the other GELU, the first that differs: {wrong.first.name}, by {wro
 right
 
 # %% [markdown]
-# ## Two equal logits
+# The right model has no launch that differs, and the wrong one is caught at the GELU of its first block. The table
+# lists what the right model's launches wrote.
 #
-# One question is left. Which of two equal logits is taken? NumPy takes the first, and so does PyTorch in practice. On
-# a GPU threads finish in no fixed order, so the column has to be part of what they compare: `key_of` packs the logit
-# and its column into one integer. It is larger for a larger logit and, between equal ones, for the earlier column.
+# One thing is left to settle for "the same token": which of two equal logits is chosen? NumPy takes the first, and so
+# does PyTorch in practice. On a GPU threads finish in no fixed order, so the column has to be part of what they
+# compare. labkit's kernel packs a logit and its column into one integer, and in an exercise you do it another way.
 
 # %%
-from labkit.kernels.argmax import argmax, key_of
+from labkit.kernels.argmax import key_of
 from labkit.kernels.ops.argmax import ARGMAX
 
 show_source(key_of)
 
 # %%
-ties = np.full((1, 2048), -1.0, np.float32)
-ties[0, [1500, 700, 1900]] = 3.5
-found = cuda.device_array(1, np.int32)
-argmax(cuda.to_device(ties), found)
-print("three equal ones, at 700, 1500 and 1900; found:", found.copy_to_host()[0])
 agree(ARGMAX, ["argmax_packed"], sizes=({"R": 3, "C": 5}, {"R": 7, "C": 1000}))
 
 # %% [markdown]
 # ## What I learned
 #
-# - A format is good if a lie in it can be found. Lengths that have to add up are worth more than a checksum that is
-#   never computed.
-# - A launch can fail without a word. Check it against the device's limits before, or check for an error after it.
+# - A good format makes corruption detectable: lengths that have to add up are worth more than a checksum that is never
+#   computed.
+# - A launch can fail silently. Check it against the device's limits before, or check for an error after it.
 # - A port is tested token by token at the end, and launch by launch on the way there. The first activation that differs
 #   saves a day.
 # - The same tokens need a rule for equal logits, and on a GPU the rule has to be part of the comparison.
@@ -304,13 +310,14 @@ agree(ARGMAX, ["argmax_packed"], sizes=({"R": 3, "C": 5}, {"R": 7, "C": 1000}))
 #
 # ## Try it
 #
-# - In the cell with the lies, invent one that is not refused. (Change a byte after the header. What would it take to
-#   notice that?)
+# - In the cell with the changed files, find a change that is not refused. (Change a byte after the header. What would
+#   it take to notice that?)
 # - Encode your name and a word that is younger than the Jargon File. Predict the tokens first.
-# - Put 0.0{{ example }} at 1500 and -0.0{{ example }} at 700, and -1.0{{ example }} everywhere else. Which column is
-#   found, and which line of `key_of` decides?
+# - `from labkit.kernels.argmax import argmax`, and launch it on a row of 2,048 columns with 0.0{{ example }} in column
+#   1500, -0.0{{ example }} in column 700 and -1.0{{ example }} elsewhere. Which column wins, and which line of `key_of`
+#   decides?
 #
-# The exercises ask for a tensor of a file, for the places of tensors in a file and on the device, and for the most
-# likely token.
+# In the exercises you read a tensor from a file, work out where tensors begin in a file and on the device, and find the
+# most likely token.
 #
 # Next: **GPT-2 writes**, where one token is followed by the next.

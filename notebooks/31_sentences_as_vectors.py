@@ -6,18 +6,18 @@
 # You will learn
 #
 # - why padding must not be read, and why it is not enough to multiply it by 0
-# - how one row for each token becomes one vector for a sentence, with the same bits in every batch
+# - how one row per token becomes one vector per sentence, with the same bits in every batch
 # - how to find mistakes that a cosine hides, and what a cosine can tell
 #
 # ## The problem
 #
-# The layers of the last lesson's encoder end with one row of numbers for each token. A search needs one vector for each
-# sentence, its embedding, of length 1, so that the cosine of two sentences is a dot product. The last launch makes it,
+# The layers of the last lesson's encoder end with one row of numbers per token. A search needs one vector per sentence,
+# its embedding, of length 1, so that the cosine of two sentences is a dot product. The last launch makes it,
 # and that looks easy: take the mean of the sentence's rows, and scale it to length 1.
 #
-# But the vector must depend on its sentence and on nothing else: not on the padding beside it, not on the other
-# sentences of the batch, not on the layout. If it does depend on them, nothing crashes. A wrong embedding has as many
-# numbers as a right one, and length 1. The search that uses it only gets a little worse. So most of this lesson is
+# But the vector must depend on its sentence and on nothing else: not on padding, not on the other sentences of
+# the batch, not on the layout. If it does depend on them, nothing crashes. A wrong embedding has the right
+# shape and length 1. The search that uses it only gets a little worse. So most of this lesson is
 # about tests: which mistakes they find, and which they do not.
 #
 # Here is the small model of the last lesson again, a BERT with two narrow layers and random weights, and the ten
@@ -52,7 +52,7 @@ print(f"{len(ids)} sentences, {sum(map(len, ids))} tokens; {model.dtype}, on {de
 # %% [markdown]
 # ## Prediction
 #
-# Three questions. Write down your answers before you go on.
+# Three questions lead through this lesson.
 #
 # 1. A sentence has two tokens, and a third row is padding, which holds whatever was in memory: here a NaN. The classic
 #    way to ignore such a row is a *mask*: multiply each row by 1 or 0, add up, and divide by the number of ones. What
@@ -61,7 +61,7 @@ print(f"{len(ids)} sentences, {sum(map(len, ids))} tokens; {model.dtype}, on {de
 # 3. By mistake, a model computes GELU with tanh, as GPT-2 does, where BERT's is the exact one with the error function.
 #    How far from 1 is the cosine between its embeddings and the right ones?
 #
-# The next cell answers the first question.
+# The next cell answers the first. What is the mean, multiplied by a mask, and what is it if the padding is not read?
 
 # %%
 x, mask = np.array([1.0, 3.0, np.nan]), np.array([1.0, 1.0, 0.0])
@@ -70,15 +70,15 @@ print("not read at all:     ", x[:2].mean())
 
 # %% [markdown]
 # In floating point 0 × NaN is NaN, and so is 0 × ∞. Attention has the same trap: a score that is masked with −∞ gets
-# the weight 0, and the weight is then multiplied by the row of values. Such a mask works until the day when the padding
+# the weight 0, and the weight is then multiplied by the row of values. Such a mask works until the day the padding
 # contains a NaN. A kernel that must not be influenced by a row should not read it.
 #
 # ## The mean of a sentence
 #
 # Many BERTs take the row of `[CLS]` for the sentence. MiniLM takes the mean over all its tokens, *mean pooling*, and
-# scales it to length 1. The simplest kernel for the mean has a thread for each column. It reads two small arrays, where
-# each sentence begins and how long it is, and no other rows than the sentence's own. Look at how it treats a sentence
-# without tokens.
+# scales it to length 1. The simplest kernel for the mean has one thread per column. It reads two small arrays, which
+# say where each sentence begins and how long it is, and no rows but those of its sentence. Look at how it treats a
+# sentence without tokens.
 
 # %%
 from labkit.kernels.ops.pooling import MEAN_POOL_NORMALIZED
@@ -91,28 +91,32 @@ show_source(mean_pool_columns_kernel)
 
 # %% [markdown]
 # A sentence without tokens has no mean; 0 / 0 would be NaN. The kernel divides by at least 1, so that the mean is a row
-# of zeros. A sentence that is said to reach beyond the last row of `x` gets NaN, which a test finds at once; the kernel
-# does not follow the wrong index. The model itself uses a faster kernel, which also scales to length 1 in the same
-# launch. It divides by at least a tiny number: zeros stay zeros.
+# of zeros. A sentence whose end is beyond the last row of `x` gets NaN, which any test finds; the kernel does not
+# follow the wrong index. The model itself uses a faster kernel, which also scales to length 1 in the same launch. It
+# divides by at least a tiny number, so zeros stay zeros.
 
 # %%
 sizes = {"B": 3, "T": 130, "C": 64}, {"B": 5, "T": 3, "C": 13}
 agree(MEAN_POOL_NORMALIZED, ["mean_pool_normalized_fused"], sizes=sizes)
 
 # %% [markdown]
-# An empty *text* is not a sentence without tokens, since it still has its two special tokens, `[CLS]` and `[SEP]`. What
-# will the lengths of these three embeddings be?
+# An empty *text* is not a sentence without tokens, since it still has its two special tokens, `[CLS]` and `[SEP]`. How
+# long will the embeddings be of no tokens, of `[CLS] [SEP]`, and of a sentence?
 
 # %%
 found = model.embed([[], [101, 102], ids[0]])
 print("lengths of the embeddings:", np.linalg.norm(found, axis=1).round(6))
 
 # %% [markdown]
+# The first is a row of zeros, as the kernel promised; the other two have length 1.
+#
 # ## Padding must not matter
 #
-# One kernel keeps to its rows. Do all of them? To find out, we poison the batch: every padding row gets the token −1,
-# which is in no vocabulary, and for which the embedding returns a row of NaN. A kernel that reads padding where it
-# should not will then bring a NaN into a sentence.
+# One kernel keeps to its rows. To find out whether all of them do, we poison a batch. `model.embed` normally lays out
+# the sentences, copies them into a `Workspace` (all the memory that a batch of one shape needs) and calls `forward`;
+# the next cell does these steps one by one, and changes the tokens in between: every padding row gets the token −1. It
+# is in no vocabulary, and the embedding returns a row of NaN for it. A kernel that reads padding where it should not
+# will then bring a NaN into a sentence. How far does the NaN of the padding spread?
 
 # %%
 shape, host = minilm.lay_out(ids, "padded")
@@ -133,13 +137,13 @@ poisoned = seen["pooled"]
 print("NaN in the embeddings:", np.isnan(poisoned).any())
 
 # %% [markdown]
-# The poison stays in its own rows through all layers and reaches no others.
+# It stays in its rows through all layers and reaches no others.
 #
 # ## The same bits
 #
-# Now the second question of the prediction, in a stricter form. Is the embedding of a sentence the same in all three
-# layouts of the last lesson: padded to 128, padded to the longest, and packed? And if the sentence is alone in its
-# batch? Not nearly the same: the same bits.
+# Now the second question of the prediction, in a stricter form: the same bits, rather than nearly the same values. In
+# which of the three layouts of the last lesson, and with the sentence alone in its batch, are the bits of an embedding
+# those of the packed batch?
 
 # %%
 packed = model.embed(ids, "packed")
@@ -151,10 +155,10 @@ for name, embeddings in others.items():
     print(f"{name:20} the same bits as packed: {np.array_equal(embeddings, packed)}")
 
 # %% [markdown]
-# That is no accident. Floating-point addition is not associative, so bits are equal only if the same numbers are added
-# in the same order. Here the order depends on the sentence alone. Attention walks over the keys of a sentence in tiles
-# counted from its own first token; pooling adds its rows in a fixed order; and each element of a product is summed over
-# K in the same order, whatever the number of rows.
+# In all of them, which is no accident. Floating-point addition is not associative, so bits are equal only if the same
+# values are added in the same order. Here the order depends on the sentence alone. Attention walks over the keys of a
+# sentence in tiles counted from its own first token; pooling adds its rows in a fixed order; and each element of a
+# product is summed over K in the same order, for any number of rows.
 #
 # The last point does not hold everywhere. It holds on the CPU device, and on a GPU in float16, where every tile goes
 # through K from beginning to end. In float32 on a GPU the library chooses its product by the number of rows, and for
@@ -163,8 +167,9 @@ for name, embeddings in others.items():
 #
 # ## Is it right?
 #
-# The tests so far compare the model with itself. They would pass if every embedding were wrong in the same way. Can the
-# cosines tell us more? Here are those of our ten sentences. Compare them with the first figure of the last lesson.
+# The tests so far compare the model with itself. They would pass if every embedding were wrong in the same way. The
+# next cell draws the cosines of our ten sentences, as in the first figure of the last lesson. With random weights, will
+# the penguins be at a right angle to the kernels again?
 
 # %%
 from labkit.measure.plots import sentences as pictures
@@ -172,9 +177,9 @@ from labkit.measure.plots import sentences as pictures
 pictures.cosines(texts, packed)
 
 # %% [markdown]
-# With random weights all ten sentences are nearly alike, penguins and kernels included. It makes the same launches as
-# the real one; the meaning of an angle comes from training alone. So these cosines do not show whether a kernel is
-# right. That takes a comparison with the truth. As in lessons 26 and 28, we watch every launch and compare what it
+# No: with random weights all ten sentences are nearly alike, penguins and kernels included. The model has the launches
+# of the real one; the meaning of an angle comes from training alone. So these cosines do not show whether a kernel is
+# right. That requires a comparison with the truth. As in lessons 26 and 28, we watch every launch and compare what it
 # wrote with the same step in NumPy and float64.
 
 # %%
@@ -187,7 +192,8 @@ parity(exact, ids).check()
 # %% [markdown]
 # Now for two mistakes that are easily made when a model is ported. One is the GELU of the third question. The other is
 # LayerNorm's epsilon: BERT's configuration has 1e-12, and the usual default, in PyTorch and in lesson 21, is 1e-5. With
-# either mistake the model still runs and produces embeddings of length 1. Would you notice?
+# either mistake the model still runs and produces embeddings of length 1. How far from 1 is the smallest cosine to the
+# right embeddings, with each of the two mistakes?
 
 # %%
 from dataclasses import replace
@@ -217,9 +223,11 @@ for mistake, kernels in mistakes.items():
           f"the first that differs: {first.name if first else '-'}")
 
 # %% [markdown]
-# A cosine close to 1 proves little: both mistakes hide in its last digits. The comparison launch by launch finds each
-# of them at once and names the place. (It is done in float32, because the rounding of float16 would cover up the wrong
-# GELU.) With the real weights there is one more test: the embeddings that the library transformers computed in float64,
+# Only the eighth decimal place differs. A cosine close to 1 proves little. The comparison launch by launch finds each
+# mistake immediately and names the launch. It is done in float32, because the rounding of float16 would cover up the
+# wrong GELU.
+#
+# With the real weights there is one more test: the embeddings that the library transformers computed in float64,
 # which are among the course's tests.
 
 # %%
@@ -238,15 +246,14 @@ else:
 # %% [markdown]
 # ## What it is for
 #
-# Tokenizer and model together are the `Encoder` above. It is called as the library sentence-transformers is, so that
-# code which uses that library needs only another import. `Encoder.from_pretrained("minilm").encode(texts)` returns an
+# Tokenizer and model together are the `Encoder` above. It is called like the library sentence-transformers, so code
+# that uses that library needs only another import. `Encoder.from_pretrained("minilm").encode(texts)` returns an
 # array of n × 384 numbers for n texts.
 #
 # `labkit embed FILE -o out.npy` does it for a file with a text on each line, and `labkit search "why is my kernel
 # slow"` searches this course. The index of that search, `data/search.npz`, holds an embedding for every passage of the
 # lessons and for the documentation of the kernels, all made by the real MiniLM. It comes with the course, so we can
-# explore it without the weights. Write down a guess before you run the cell: how large is the cosine of two passages
-# that have nothing to do with each other?
+# explore it without the weights. How large is the cosine of two passages of the course, picked at random?
 
 # %%
 from labkit.course import registry, search
@@ -271,7 +278,7 @@ print(f"any two passages of the course: {middle:.2f} in the middle, "
 # ## A search
 #
 # To search is to rank all passages by their cosine with a question. Any embedding can be the question, so the recorded
-# ones will do. Where does the sentence about warps lead, and where its German counterpart? And the penguins?
+# ones will do. Where do the sentence about warps, its German counterpart and the penguins lead?
 
 # %%
 for number in (4, 5, 6):
@@ -283,10 +290,10 @@ for number in (4, 5, 6):
 # lesson that mentions them, but it is mostly about other things. A search always returns something, and the nearest
 # passage need not be near.
 #
-# Last, a question in plain words. The lesson on serving answers it, in its section "Why latency explodes", but in the
-# terms of load, queues and requests. Where the weights are missing, `labkit search` falls back on the words that
-# question and passage share, weighted by how rare they are. Does that find the section? With the weights, the same cell
-# searches by meaning.
+# Last, a question in plain words. The lesson on serving answers it, in its section "Why latency explodes", but in terms
+# of load, queues and requests. With the weights, the next cell searches by meaning. Where they are missing,
+# `labkit search` falls back on the words that question and passage share, weighted by how rare they are. Does the
+# search find that section?
 
 # %%
 question = "how full may a machine get before customers wait"
@@ -297,15 +304,15 @@ for hit in hits[:3]:
 print(remark)
 
 # %% [markdown]
-# Without the weights it does not. The passages that it finds share words with the question, not its meaning.
+# By words it does not: the passages that it finds share words with the question and miss its meaning. By meaning, the
+# section is among the first hits.
 #
 # ## What I learned
 #
 # - Two small arrays, where a sentence begins and how long it is, replaced every mask. A row that is never read cannot
 #   do any harm.
-# - Bits are equal only if numbers are added in the same order. I should know for which kernels the order is always the
-#   same.
-# - A single number at the end hides mistakes that a comparison step by step shows at once.
+# - Bits are equal only if values are added in the same order, and it pays to know which kernels always keep the order.
+# - A single number at the end hides mistakes that a comparison step by step shows immediately.
 # - A cosine ranks. It does not judge.
 #
 # ## Resources
@@ -317,12 +324,12 @@ print(remark)
 #
 # - Write a pooling kernel that multiplies by a mask, give it to the model with `replace(model.kernels, ...)`, and
 #   poison the batch again.
-# - Let the wrong LayerNorms take an epsilon of 1e-3. Is the smallest cosine now below 0.999{{ example }}? Predict it,
+# - Give the wrong LayerNorms an epsilon of 1e-3. Is the smallest cosine now below 0.999{{ example }}? Predict it,
 #   then run the cell.
 # - With the weights: find two sentences that mean the opposite of each other and still have a cosine above
 #   0.8{{ example }}.
 #
-# In the exercises for this lesson you write the mean, find padding that takes part in an attention, and write the
-# search. Your mean goes to work in a small encoder, with every launch compared.
+# In the exercises you write the mean, find padding that takes part in an attention, and write the search. Your mean
+# runs in a small encoder, with every launch compared.
 #
 # Next: **making the encoder fast**. It is right. What does each of its launches cost, and which of them can go?

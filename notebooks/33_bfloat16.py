@@ -7,33 +7,33 @@
 #
 # - how float32, float16 and bfloat16 store a number, and how a number is rounded to fit
 # - why large models are published in bfloat16, and why no sum may be kept in it
-# - how kernels work on a type that NumPy does not have, and load eight numbers at once
+# - how kernels work on a type that NumPy does not have, and load eight values with one instruction
 #
 # ## The problem
 #
 # In the last two parts of the course we build an inference engine for Llama, from a single number to many conversations
 # at once. They cover the ground of [tiny-vllm](https://github.com/jmaczan/tiny-vllm), a course by J. Maczan in CUDA C++
-# with cuBLAS. Ours is in Python, with kernels of our own throughout.
+# with cuBLAS. Ours is in Python, with our kernels throughout.
 #
 # The number comes first. A Llama is published in *bfloat16*, two bytes for each parameter, and almost everything that
 # its kernels read and write is bfloat16, too.
 
 # %%
+from labkit import table
 from labkit.models.configs import LLAMA_3_2_1B
 
-print(f"Llama 3.2 1B has {LLAMA_3_2_1B.parameters:,} parameters")
-for name, size in (("float32", 4), ("float16 or bfloat16", 2)):
-    print(f"{name:20}{size * LLAMA_3_2_1B.parameters / 1e9:.2f} GB")
+table([(name, size * LLAMA_3_2_1B.parameters / 1e9) for name, size in (("float32", 4), ("float16 or bfloat16", 2))],
+      {"format": "", "GB": ".2f"}, f"Llama 3.2 1B has {LLAMA_3_2_1B.parameters:,} parameters")
 
 # %% [markdown]
-# Fewer bytes take less memory, and less time to read. But a format of 16 bits has only 65,536 patterns for all numbers
-# from the smallest gradient to the largest activation. Which numbers should they be?
+# Half the bytes need half the memory, and half the time to read. But a format of 16 bits has only 65,536 patterns for
+# everything from the smallest gradient to the largest activation. So the question is which numbers to represent.
 #
 # ## Prediction
 #
-# Write down three guesses. What does 12.34{{ example }} become in bfloat16: how many of its digits survive? If you add
-# 1 again and again in bfloat16, where does the sum stop growing? And float16 has 16 bits, too: what does it do better
-# than bfloat16, and what worse?
+# Three questions lead through this lesson. How many digits of 12.34{{ example }} survive in bfloat16? If 1 is added
+# again and again in bfloat16, where does the sum stop growing? And what does float16, also 16 bits, do better than
+# bfloat16, and what worse?
 #
 # ## A number in bits
 #
@@ -42,8 +42,8 @@ for name, size in (("float32", 4), ("float16 or bfloat16", 2)):
 # $$\text{value} = (-1)^{\text{sign}} \cdot 1.\text{fraction} \cdot 2^{\,\text{exponent} - \text{bias}}$$
 #
 # float16 has 5 exponent bits, with a bias of 15, and 10 fraction bits. Here is 12.34{{ example }} by hand. We divide by
-# 2 until the result lies between 1 and 2, and count the divisions: that is the exponent. The leading 1 is always there,
-# so it is not stored. The fraction is what follows it.
+# 2 until the result is between 1 and 2, and count the divisions: that is the exponent. The leading 1 is always there,
+# so it is not stored. The fraction is the rest. What are the 10 fraction bits of 12.34{{ example }}?
 
 # %%
 value, exponent = 12.34, 0
@@ -59,7 +59,7 @@ for kept in (555, 556):
 # The fraction would have to be {{ (12.34 / 8 - 1) * 1024:.2f }}, and only whole numbers fit. tiny-vllm works through
 # this example digit by digit and drops the digits that do not fit. That is *truncation*, and it gives 0x4A2B. The
 # nearest float16 is 0x4A2C. IEEE 754, the standard for floating-point numbers, rounds to nearest by default, and so do
-# GPUs and NumPy.
+# GPUs and NumPy. How many of the digits of 12.34{{ example }} are left in bfloat16?
 
 # %%
 from labkit.course.drawings import bfloat16 as pictures
@@ -71,19 +71,18 @@ float_table(12.34)
 pictures.bits_of(12.34)
 
 # %% [markdown]
-# bfloat16 has the 8 exponent bits of float32, and 7 of its 23 fraction bits. Together with the leading 1 that is 8
-# *significant bits*, which hold two or three decimal digits: 12.34{{ example }} becomes
-# {{ round(12.34 * 16) / 16:.4f }}.
+# Two or three. bfloat16 has the 8 exponent bits of float32, and 7 of its 23 fraction bits. Together with the leading 1
+# that is 8 *significant bits*: 12.34{{ example }} becomes {{ round(12.34 * 16) / 16:.4f }}.
 #
 # ## Rounding
 #
 # The upper 16 bits of a float32 are a bfloat16, so truncation is a shift. To round to nearest, we add 0x7FFF before the
 # shift, which carries into the upper half if the lower half is more than 0x8000. If it is exactly 0x8000, the number
-# lies in the middle between two bfloat16. Such a *tie* goes to the neighbour whose last bit is 0; adding the last bit
+# is halfway between two bfloat16. Such a *tie* goes to the neighbour whose last bit is 0; adding the last bit
 # that is kept does that. The rule is called *round to nearest, ties to even*.
 #
-# Near 1, neighbouring bfloat16 numbers are 1/128 apart. Before you run the cell: what do 1 + 1/256 and 1 + 3/256
-# become, which are both ties?
+# Near 1, neighbouring bfloat16 numbers are 1/128 apart, so 1 + 1/256 and 1 + 3/256 are both ties. What do 1 + 1/256 and
+# 1 + 3/256 become?
 
 # %%
 import numpy as np
@@ -103,24 +102,25 @@ for extra in (1, 3):
     print(f"1 + {extra}/256 = 0x{tie.view(np.uint32)[0]:08X} becomes 0x{bits:04X} = 1 + {128 * (kept - 1):.0f}/128")
 
 # %% [markdown]
-# One goes down and the other up. What does truncation do to many numbers at once, and what does rounding to nearest?
-# Guess the mean error and the largest, in units of the last bit.
+# One goes down and the other up. What are the mean error and the largest of 100,000 numbers between 1 and 2, in units
+# of the last bit, if they are truncated, and if they are rounded to nearest?
 
 # %%
 numbers = np.random.default_rng(0).uniform(1, 2, 100_000).astype(np.float32)
-for name, kept in (("truncated", (numbers.view(np.uint32) >> 16).astype(np.uint16)),
-                   ("to nearest", rounded_bits(numbers.view(np.uint32)))):
-    error = (float32_of(kept) - numbers) * 128  # in units of the last bit
-    print(f"{name:12} mean error {error.mean():+.3f}, largest {np.abs(error).max():.3f}")
+errors = {name: (float32_of(kept) - numbers) * 128  # in units of the last bit
+          for name, kept in (("truncated", (numbers.view(np.uint32) >> 16).astype(np.uint16)),
+                             ("rounded to nearest", rounded_bits(numbers.view(np.uint32))))}
+table([(name, error.mean(), np.abs(error).max()) for name, error in errors.items()],
+      {"": "", "mean error": "+.3f", "largest error": ".3f"})
 
 # %% [markdown]
-# Truncation moves every number towards zero, so in a long sum of positive numbers its errors add up. The errors of
-# rounding to nearest have either sign and tend to cancel.
+# Truncation moves every number towards zero, by half a unit on average, so in a long sum of positive terms its errors
+# add up. The errors of rounding to nearest are at most half a unit, have either sign and tend to cancel.
 #
 # ## The one value that needs a test
 #
-# The formula fails for NaN, "not a number", whose exponent bits are all 1 and whose fraction is not 0. (With a fraction
-# of 0, the same exponent means infinity.) What do these two become?
+# The formula fails for NaN, "not a number", whose exponent bits are all 1 and whose fraction is not 0; with a fraction
+# of 0, the same exponent means infinity. What do the NaN 0x7F800001 and 0x7FFFFFFF become?
 
 # %%
 for pattern in (0x7F800001, 0x7FFFFFFF):
@@ -130,13 +130,13 @@ for pattern in (0x7F800001, 0x7FFFFFFF):
 
 # %% [markdown]
 # The first NaN has its fraction in the lower half and becomes infinity. In the second the carry runs through the
-# exponent into the sign, and the result is -0. So NaN needs a test of its own, which labkit's `bfloat16_of` has.
+# exponent into the sign, and the result is -0. So NaN needs a separate test, which labkit's `bfloat16_of` has.
 # Without it, a fault in a model can come out as an ordinary zero and go unnoticed.
 #
 # ## Range and precision
 #
 # The two 16-bit formats divide their bits differently. The exponent bits decide how large and how small a number can
-# be, the fraction bits how far apart neighbours are.
+# be, the fraction bits how far apart neighbours are. What does each format make of 70,000 and of 1e-8?
 
 # %%
 pictures.spacing()
@@ -144,21 +144,20 @@ pictures.spacing()
 # %%
 from labkit.kernels.dtypes import BFLOAT16, FLOAT16, FLOAT32, decode, encode
 
-print(f"{'':10}{'smallest':>12}{'smallest normal':>17}{'largest':>12}{'after 1':>13}   "
-      f"{'70,000':>8}{'1e-8':>10}")
+rows = []
 for form in (FLOAT32, FLOAT16, BFLOAT16):
-    one = encode(1.0, form)
-    least, normal, largest, after = (decode(bits, form) for bits in (
-        1, 1 << form.fraction_bits, form.infinity - 1, one + 1))
-    print(f"{form.name:10}{least:12.2g}{normal:17.2g}{largest:12.3g}{after:13.9g}   "
-          f"{decode(encode(70_000, form), form):8g}{decode(encode(1e-8, form), form):10.3g}")
+    patterns = 1, 1 << form.fraction_bits, form.infinity - 1, encode(1.0, form) + 1
+    rows.append((form.name, *(decode(bits, form) for bits in patterns),
+                 decode(encode(70_000, form), form), decode(encode(1e-8, form), form)))
+table(rows, {"": "", "smallest": ".2g", "smallest normal": ".2g", "largest": ".3g", "next after 1": ".9g",
+             "70,000": "g", "1e-8": ".3g"})
 
 # %% [markdown]
-# Near 1, float16 has the finer steps. Its range is narrow: 70,000 overflows to infinity, and 1e-8 becomes 0. Below the
-# smallest normal number the spacing stays the same (the flat parts of the lines). These are the *subnormal* numbers,
-# with a leading 0 in place of the 1.
+# Near 1, float16 has the finer steps. Its range is narrow: 70,000 overflows to infinity, and 1e-8 becomes 0. bfloat16
+# keeps both, roughly. Below the smallest normal number the spacing stays the same, in the flat parts of the lines.
+# These are the *subnormal* numbers, with a leading 0 instead of the 1.
 #
-# Rounding to bfloat16 changes a weight by at most one part in 256, which hardly changes the output of a trained
+# Rounding to bfloat16 changes a weight by at most one part in 256, too little to matter to the output of a trained
 # network. Overflow is worse: the next norm or softmax turns an infinity into NaN. Training needs both ends of the
 # range, for tiny gradients and large activations. So large models are trained in bfloat16, and published as they were
 # trained.
@@ -190,25 +189,26 @@ for name, rounded in (("bfloat16", as_bfloat16), ("float16", lambda x: x.astype(
 rng = np.random.default_rng(1)
 x, w = (as_bfloat16(rng.standard_normal((200, 2048)).astype(np.float32)) for _ in range(2))
 exact = np.cumsum(x.astype(np.float64) * w, axis=1)
-lengths = (32, 256, 2048)
-print("relative error after" + "".join(f"{f'{length:,} terms':>14}" for length in lengths))
+lengths, rows = (32, 256, 2048), []
 for name, rounded in (("bfloat16", as_bfloat16), ("float32", lambda acc: acc)):
     acc, errors = np.zeros(200, np.float32), []
     for k in range(2048):
         acc = rounded(acc + x[:, k] * w[:, k])
         if k + 1 in lengths:
             errors.append(np.sqrt(np.mean((acc - exact[:, k]) ** 2) / np.mean(exact[:, k] ** 2)))
-    print(f"{name + ' accumulator':20}" + "".join(f"{error:14.1e}" for error in errors))
+    rows.append((f"{name} accumulator", *errors))
+table(rows, {"relative error after": "", **{f"{length:,} terms": ".1e" for length in lengths}})
 
 # %% [markdown]
-# The longer the sum, the larger the error, and a Llama's dot products have thousands of terms. So kernels load and
-# store bfloat16 but keep their accumulators in float32. The products are exact there: two significands of 8 bits have a
-# product of at most 16 bits, and a float32 has 24.
+# A few percent with a bfloat16 accumulator, and a hundred thousand times less with a float32 one. The longer the sum,
+# the larger the error, and a Llama's dot products have thousands of terms. So kernels load and store bfloat16 but keep
+# their accumulators in float32. The products are exact there: two significands of 8 bits have a product of at most 16
+# bits, and a float32 has 24.
 #
 # ## Two numbers in a word
 #
 # NumPy has no bfloat16, so our arrays are `uint16`: they hold the bits. Two neighbours form a 32-bit word, the first
-# one in its low half. A shift and a mask make two float32 of it:
+# one in its low half. A shift and a mask turn it into two float32:
 
 # %%
 pair = bfloat16_of([12.34, -1.5])
@@ -219,9 +219,9 @@ print(f"0x{word:08X}: {first}, {second}")
 # %% [markdown]
 # ## Eight numbers in a load
 #
-# A thread can load 128 bits at once, which is eight bfloat16. The first kernel of a Llama only copies rows: `out[t]` is
-# row `ids[t]` of a table, the *embedding* of token t. There is one version with a number per load, and this one with
-# eight. (`EACH` is 8, and `MISSING` is a word of two NaN, for an id that is not in the table.)
+# A thread can load 128 bits with one instruction: eight bfloat16. The first kernel of a Llama only copies rows:
+# `out[t]` is row `ids[t]` of a table, the embedding of token t (lesson 28). There is one version with one value per
+# load, and this one with eight. `VEC` is 8, and `NAN_VALUE` is a word of two NaN, for an id that is not in the table.
 
 # %%
 from labkit import show_source
@@ -233,26 +233,26 @@ by_one, by_eight = embedding.make_token_embedding_strided(BF16), embedding.make_
 show_source(by_eight)
 
 # %% [markdown]
-# Take four tokens and rows of 2,048 numbers, 4,096 bytes. How many 32-byte sectors does each kernel move, and how many
-# requests does it make, a request being one load or store of a whole warp? Guess both ratios.
+# Suppose four tokens and rows of 2,048 values, 4,096 bytes. A request is one load or store of a whole warp. Between the
+# two kernels, what are the ratio of the 32-byte sectors that they move and the ratio of their requests?
 
 # %%
 from labkit import agree, cuda, observe
 
-table = cuda.to_device(bfloat16_of(rng.standard_normal((97, 2048)).astype(np.float32)))
+words = cuda.to_device(bfloat16_of(rng.standard_normal((97, 2048)).astype(np.float32)))
 ids, rows = cuda.to_device(np.array([5, 96, 0, 5], np.int32)), cuda.device_array((4, 2048), np.uint16)
 for name, kernel in (("one number per load", by_one), ("eight numbers per load", by_eight)):
-    counts = observe(kernel[4, 256], ids, table, rows).counts
+    counts = observe(kernel[4, 256], ids, words, rows).counts
     print(f"{name:24}{counts['sectors']:7,} sectors{counts['global_requests']:7,} requests")
 agree(TOKEN_EMBEDDING_BF16)
 
 # %% [markdown]
-# The sectors are the same, and the wide loads need far fewer requests for them: a warp gets 512 bytes per request, not
-# 64. (The ratio stays below eight because each warp also loads an id.)
+# The sectors are the same, and the wide loads need far fewer requests for them: a warp gets 512 bytes per request,
+# rather than 64. The ratio stays below eight because each warp also loads an id.
 #
-# What is that worth on a GPU? The bytes in flight decide how much bandwidth a kernel reaches (lesson 02), and wide
-# loads put more of them in flight. SwiGLU, a later kernel of the Llama, was recorded on an H200 in both forms. It
-# computes each output from two inputs, all in bfloat16. How much faster is it with eight numbers per load?
+# On a GPU, the bytes in flight decide how much bandwidth a kernel reaches (lesson 02), and wide loads put more of them
+# in flight. SwiGLU, a kernel that the Llama needs later (lesson 36), was recorded on an H200 in both forms. It computes
+# each output from two inputs, all in bfloat16. How much faster is SwiGLU with eight values per load?
 
 # %%
 from labkit import measure
@@ -261,7 +261,7 @@ swiglu = measure.recorded_ladder("swiglu_bf16", gpu="NVIDIA H200")
 swiglu
 
 # %% [markdown]
-# `swiglu_per_thread` loads a number at a time and stays far below the bandwidth of a copy. With eight numbers per load
+# `swiglu_per_thread` loads one value at a time and stays far below the bandwidth of a copy. With eight values per load
 # the same arithmetic is {{ narrow.ms / wide.ms:.1f }} times as fast and gets close to a copy. PyTorch, which launches
 # two kernels for it, has to write the intermediate result and read it again. Compiled, it is one kernel, and as fast as
 # ours{{ if compiled_as_fast }}.
@@ -270,7 +270,7 @@ swiglu
 #
 # - numbers taken apart and rounded by hand, in three formats
 # - sums with accumulators of 16 and of 32 bits
-# - the embedding of a Llama in bfloat16, with one and with eight numbers per load
+# - the embedding of a Llama in bfloat16, with one and with eight values per load
 #
 # ## What I learned
 #
@@ -293,8 +293,8 @@ swiglu
 # - Find the smallest whole number that bfloat16 cannot hold. And float16? And float32?
 # - Repeat the dot products with `np.abs(x)` and `np.abs(w)`, so that nothing cancels. Which accumulator suffers?
 #
-# In the exercises you round to bfloat16 with integers, predict what survives rounding, repair a sum, and load eight
-# numbers at once, in a kernel from a blank page.
+# In the exercises you round to bfloat16 with integers, predict what survives rounding, repair a sum, and write a kernel
+# with wide loads from a blank page.
 #
 # Next: **a model in bytes**: several files, one buffer, and how long a token must take to read them.
 

@@ -1,8 +1,8 @@
 # %% [markdown]
 # # 28 · From a file to a token: exercises
 #
-# Three exercises: a tensor read from a file by hand, the places of tensors in a file and on the device, and from a
-# blank page the likeliest token. `hint("read_tensor")` gives a hint, and a second call a better one.
+# Three exercises. Read a tensor from a file by hand, work out where tensors begin in a file and on the device, and
+# find the likeliest token, from a blank page. `hint("read_tensor")` gives a hint, and a second call a better one.
 
 # %%
 import json
@@ -19,8 +19,8 @@ from labkit import check, cuda, hint
 # `raw` is a safetensors file, byte by byte: an array of `uint8`. Its first 8 bytes are the size of the header, lowest
 # byte first. Then comes the header in JSON, and then the data. Return the tensor called `name` as an array of float32
 # with its shape. All tensors here are F32. `data_offsets` are counted from the end of the header, and the data need not
-# lie in the order of the header. `raw[a:b].tobytes()` gives bytes, which `json.loads`, `int.from_bytes` and
-# `np.frombuffer` take.
+# follow in the order of the header. `raw[a:b].tobytes()` gives bytes, which `json.loads`, `int.from_bytes` and
+# `np.frombuffer` accept.
 
 
 # %%
@@ -38,17 +38,17 @@ def read_tensor(raw, name):
 check("read_tensor", read_tensor)
 
 # %% [markdown]
-# ## 2 · Predict: where a tensor lies
+# ## 2 · Predict: where a tensor begins
 #
-# A safetensors file has a header of 248 bytes. Its numbers are float16, in three tensors that follow one another in
-# this order: `bias` with 77 numbers, `weight` with 77 × 50, and `scale` with 5. At which byte of the file does `weight`
-# begin, counted from 0 at the first byte of the file? And how long is the file, in bytes?
+# A safetensors file has a header of 248 bytes. Its three tensors are float16 and follow one another in this order: `bias`
+# with 77 elements, `weight` with 77 × 50, and `scale` with 5. At which byte of the file does `weight` begin, counted from
+# 0 at the first byte of the file? And how long is the file, in bytes?
 #
-# The tensors go to the device in the same order, in one buffer and as float32. There each begins at a multiple of 16
+# On the device the tensors are in one buffer, in the same order but as float32, and each begins at a multiple of 16
 # bytes, as in the lesson. At which byte of the buffer does `weight` begin?
 #
 # Last, the embedding. A block of 256 threads copies a row of 1,000 columns, and each thread takes every 256th column,
-# beginning with its own number. How many columns does thread 250 copy?
+# beginning with its index. How many columns does thread 250 copy?
 
 # %%
 file_begin = None  # where weight begins in the file
@@ -68,10 +68,10 @@ check("predict_places", file_begin=file_begin, file_bytes=file_bytes, buffer_beg
 # %% [markdown]
 # ## 3 · From a blank page: the likeliest token
 #
-# `out[row]` is the column of the largest element of the row; of equal ones it is the first. A warp takes a row: 32
-# threads a block, a block for each row. A lane goes through the columns lane, lane + 32, ... and keeps the largest
-# number with its column. Then five exchanges join the lanes, and pairs are exchanged: the number and its column.
-# All numbers of a row may be negative. Columns fit into int32.
+# `out[row]` is the column of the largest element of the row, the first of them if several are equal. A block is one warp
+# of 32 threads, and there are as many blocks as rows. A lane goes through the columns lane, lane + 32, ... and keeps the
+# largest element with its column. Then the lanes compare what they have in five exchanges, each of an element and its
+# column. All elements of a row may be negative. Columns fit into int32.
 #
 # Write `first_largest(x, out)` from the decorator down.
 

@@ -1,9 +1,9 @@
 # %% [markdown]
 # # 29 · GPT-2 writes: exercises
 #
-# Five exercises: rows that go to the cache, what the cache saves, a mask that counts positions wrongly, from a blank
-# page a sampler's distribution, and Amdahl's law. One of your kernels goes into the model. `hint("append_rows")` gives
-# a hint, and a second call a better one.
+# Five exercises. Append rows to the cache, predict what the cache saves, repair a mask that counts positions wrongly,
+# write a sampler's distribution from a blank page, and apply Amdahl's law. One kernel goes into the model.
+# `hint("append_rows")` gives a hint, and a second call a better one.
 
 # %%
 import math
@@ -17,9 +17,9 @@ from labkit.course import yours
 # %% [markdown]
 # ## 1 · Into the cache
 #
-# A row of `qkv` holds the queries, the keys and the values of a token, `width` numbers each. A row of `cache` holds
-# keys and values, 2 × `width`. `start[0]` tokens lie in the cache already; it is in device memory, so that a graph can
-# be replayed for the next token. Block t has 32 threads and copies the keys and values of row t of `qkv` to row
+# A row of `qkv` holds the queries, the keys and the values of a token, `width` elements each. A row of `cache` holds keys
+# and values, 2 × `width`. `start[0]` says how many tokens are in the cache already; it is in device memory, so that a
+# graph can be replayed for the next token. Block t has 32 threads and copies the keys and values of row t of `qkv` to row
 # `start[0] + t` of `cache`. A row for which the cache has no room left is not copied. The queries are not copied.
 
 
@@ -40,8 +40,7 @@ def append_rows(qkv, start, cache):
 check("append_rows", append_rows)
 
 # %% [markdown]
-# This kernel has a place in the model. The next cell gives it to the lesson's GPT-2 and compares every activation with
-# NumPy in float64.
+# The next cell puts your kernel into the lesson's GPT-2 and compares every activation with NumPy in float64.
 
 # %%
 from labkit.models.load import load
@@ -53,10 +52,9 @@ yours.one_by_one(yours.answers(append_rows=append_rows), loaded.model, ids)
 # %% [markdown]
 # ## 2 · Predict: what the cache saves
 #
-# A prompt of 10 tokens, 50 new ones, greedy. Every pass of the model takes some rows, one for each token that goes
-# through its layers. How many rows is that in all, with the cache and without it? (From the last of the new tokens
-# nothing more is computed.) And how many bytes does each token put into the cache of GPT-2 small, with 12 layers, 768
-# wide, in float32?
+# A prompt has 10 tokens, and greedy decoding adds 50. Every pass of the model computes one row for each token that goes
+# through its layers; the last of the new tokens is not put in again. How many rows is that in all, with the cache and
+# without it? And how many bytes does each token put into the cache of GPT-2 small, with 12 layers, 768 wide, in float32?
 
 # %%
 rows_with = None  # rows through the layers, with the cache
@@ -74,10 +72,10 @@ check("predict_rows", rows_with=rows_with, rows_without=rows_without, cache_byte
 # %% [markdown]
 # ## 3 · Find the bug: where the row is
 #
-# The softmax of some rows of scores under a causal mask, a warp for each row. Row t belongs to the query at position
-# `start[0] + t` of the text, since `start[0]` tokens came in earlier passes; column j belongs to the key at position j.
-# A query sees the keys up to its own position, and what it does not see gets 0. As long as a prompt comes in one pass,
-# all is well. At the first token after it the model talks nonsense.
+# This kernel computes the softmax of rows of scores under a causal mask, one warp per row. Row t belongs to the query at
+# position `start[0] + t` of the text, since `start[0]` tokens came in earlier passes; column j belongs to the key at
+# position j. A query sees the keys up to its own position, and what it does not see gets 0. As long as a prompt comes in
+# one pass, the result is right. From the first token after it, the model talks nonsense.
 
 
 # %%
@@ -133,9 +131,9 @@ check("seen_from_start", seen_from_start)
 # ## 4 · From a blank page: temperature and top-k
 #
 # A sampler's first half, in NumPy. Keep the `k` largest of the logits (where several are as large as the last of them,
-# any of these), divide what is kept by the temperature, and make probabilities of them with a softmax. All other tokens
-# get 0. Return an array as long as `logits`, with the sum 1. Logits can be large: `np.exp(1000)` is infinite. What may
-# be subtracted from all logits without changing the result?
+# any of these), divide those by the temperature, and turn them into probabilities with a softmax. All other tokens get 0.
+# Return an array as long as `logits`, with the sum 1. Logits can be large: `np.exp(1000)` is infinite. What may be
+# subtracted from all logits without changing the result?
 #
 # Write `keep_likeliest(logits, temperature, k)`.
 

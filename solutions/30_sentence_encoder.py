@@ -1,8 +1,8 @@
 # %% [markdown]
 # # 30 · A sentence encoder: exercises
 #
-# Three exercises: a word in pieces, what padding costs, and from a blank page BERT's first launch, which has a place in
-# the encoder. `hint("word_pieces")` gives a hint, and a second call a better one.
+# Three exercises. Cut a word into pieces, work out what padding costs, and write BERT's first launch from a blank page;
+# it then runs in an encoder. `hint("word_pieces")` gives a hint, and a second call a better one.
 
 # %%
 import math
@@ -16,7 +16,7 @@ from labkit.course import yours
 # %% [markdown]
 # ## 1 · A word in pieces
 #
-# `vocabulary` is a list of pieces, and the place of a piece in it is its id. A piece that continues a word begins with
+# `vocabulary` is a list of pieces, and the index of a piece in it is its id. A piece that continues a word begins with
 # `##`, as in `##ing`. Cut `word` as WordPiece does: take the longest piece that fits at the beginning, then the longest
 # that continues it there, and so on. Return the list of ids. WordPiece never takes a piece back. Where nothing fits,
 # however late in the word, the result is the id of `[UNK]` alone. `word` has at least one letter.
@@ -46,9 +46,9 @@ check("word_pieces", word_pieces)
 # ## 2 · Predict: what padding costs
 #
 # A batch holds six sentences, of 4, 9, 12, 18, 25 and 44 tokens. How many rows go through the linear layers if each
-# sentence is padded to 128 rows? If each is padded to the longest, rounded up to a multiple of 16? And if they are
-# packed end to end? In attention each query of a sentence meets each key of it. How many such pairs has a head in the
-# second form, if padding is computed like all else? And how many has it in the third?
+# sentence is padded to 128 rows? If each is padded to the longest, rounded up to a multiple of 16? And if they are packed
+# end to end? In attention each query of a sentence meets each key of it. How many such pairs does a head have in the
+# second form, if padding is computed like everything else? And how many in the third?
 
 # %%
 rows_to_128 = None
@@ -74,10 +74,10 @@ check("predict_padding", rows_to_128=rows_to_128, rows_to_longest=rows_to_longes
 #
 # Row t of `out` (T, C) begins as the sum of three rows: row `ids[t]` of `words`, row `types[t]` of `kinds` and row
 # `positions[t]` of `places`. Then it is normalised: its mean is subtracted, the rest is divided by the root of its
-# variance plus 1e-12, multiplied by `weight`, and `bias` is added; these two have C numbers each. `ids`, `types` and
-# `positions` are (T,) int32, all else is float32. The launch has `(32, 4)` threads a block and a block for every four
-# rows: a warp takes a row, `cuda.threadIdx.x` is the lane. The lanes of a row join their sums with shuffles. The sums
-# of a row may be large and close together: take the mean off before you square.
+# variance plus 1e-12, multiplied by `weight`, and `bias` is added; these two have C elements each. `ids`, `types` and
+# `positions` are (T,) int32, all else is float32. A block has `(32, 4)` threads and computes four rows, one per warp;
+# `cuda.threadIdx.x` is the lane. The lanes of a row combine their sums with shuffles. The sums of a row may be large and
+# close together: subtract the mean before you square.
 #
 # Write `embed_norm(ids, types, positions, words, places, kinds, weight, bias, out)` from the decorator down.
 

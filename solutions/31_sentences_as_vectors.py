@@ -1,9 +1,9 @@
 # %% [markdown]
 # # 31 · Sentences as vectors: exercises
 #
-# Four exercises: the mean of a sentence, what reaches an embedding, an attention in which padding takes part, and from
-# a blank page a search. Your mean has a place in the encoder. `hint("mean_pool")` gives a hint, and a second call a
-# better one.
+# Four exercises. Compute the mean of a sentence, predict what reaches an embedding, repair an attention in which
+# padding takes part, and write a search from a blank page. Your mean then runs in the encoder. `hint("mean_pool")` gives
+# a hint, and a second call a better one.
 
 # %%
 import math
@@ -17,11 +17,11 @@ from labkit.course import yours
 # %% [markdown]
 # ## 1 · The mean of a sentence
 #
-# `x` (T, C) float32 holds a row for each token of a batch. Sentence b has the rows `begins[b]` to
-# `begins[b] + lengths[b] - 1`; both arrays are int32. Row b of `out` (B, C) is the mean of these rows, and zeros for a
-# sentence without tokens. Rows that belong to no sentence may hold anything, NaN too. Sentences need not lie in the
-# order of their numbers. The grid is `(blocks, B)` with 64 threads a block: `cuda.blockIdx.y` is the sentence, and each
-# thread has one column; both are computed for you.
+# `x` (T, C) float32 holds one row per token of a batch. Sentence b has the rows `begins[b]` to `begins[b] + lengths[b] -
+# 1`; both arrays are int32. Row b of `out` (B, C) is the mean of these rows, and zeros for a sentence without tokens.
+# Rows that belong to no sentence may hold anything, even NaN. Sentences need not follow one another in order. The grid is
+# `(blocks, B)`, in blocks of 64 threads: `cuda.blockIdx.y` is the sentence, and each thread has one column; both are
+# computed for you.
 
 
 # %%
@@ -42,8 +42,8 @@ def mean_pool(x, begins, lengths, out):
 check("mean_pool", mean_pool)
 
 # %% [markdown]
-# It has a place in an encoder. The next cell gives it to a small one with random weights, and compares what each launch
-# writes with NumPy in float64. One of the sentences is empty. What you did in lesson 30 can join: add `embed_norm=`.
+# The next cell puts your kernel into a small encoder with random weights and compares what each launch writes with NumPy
+# in float64. One of the sentences is empty. Your answer of lesson 30 can run with it: add `embed_norm=`.
 
 # %%
 encoder = yours.small_encoder()
@@ -53,16 +53,16 @@ yours.one_by_one(yours.answers(mean_pool=mean_pool), encoder, sentences)
 # %% [markdown]
 # ## 2 · Predict: what reaches an embedding
 #
-# To make it easy, the rows of this model have two numbers. After the last layer, a sentence has the rows (3, 0) and
-# (0, 4). Its embedding is their mean, scaled to length 1. How long is the mean before it is scaled? What is the cosine
-# of the embedding and the query (0, 1)?
+# To make it easy, the rows of this model have only two elements. After the last layer, a sentence has the rows (3, 0) and
+# (0, 4). Its embedding is their mean, scaled to length 1. How long is the mean before it is scaled? What is the cosine of
+# the embedding and the query (0, 1)?
 #
 # Two kernels are wrong. One of them divides the sum by 16, the rows of a padded sentence, instead of 2. The other reads
 # one row too many, which holds (1, −1). What is the cosine of the wrong embedding and the right one in each case?
 #
-# Last, a batch of the real width, 384. Twelve sentences are padded to 16 rows each, and have 16, 9, 16, 4, 16, 16, 7,
-# 11, 16, 2, 5 and 13 tokens. Each row of padding holds NaN in its first column and other numbers in the rest. A kernel
-# multiplies the rows by a mask, takes the mean and scales it to length 1. How many of the 12 × 384 numbers are NaN?
+# Last, a batch of the real width, 384. Twelve sentences are padded to 16 rows each, and have 16, 9, 16, 4, 16, 16, 7, 11,
+# 16, 2, 5 and 13 tokens. Each row of padding holds NaN in its first column and ordinary numbers in the rest. A kernel
+# multiplies the rows by a mask, takes the mean and scales it to length 1. How many of the 12 × 384 elements are NaN?
 
 # %%
 length_of_mean = None
@@ -86,10 +86,10 @@ check("predict_pooled", length_of_mean=length_of_mean, with_query=with_query, di
 # %% [markdown]
 # ## 3 · Find the bug: padding that takes part
 #
-# Attention of one head with 32 numbers, over sentences that are padded to S rows. `queries`, `keys`, `values` and `out`
-# are (B × S, 32) float32, and `lengths` (B,) int32 says how many tokens each sentence has. A warp computes a row: 32
-# threads a block, a block for each row. A token sees all tokens of its sentence and no others, and a row of padding
-# gets 0. Padding may hold anything, NaN too. Alone, a sentence comes out right; beside a longer one, it does not.
+# Attention of one head of width 32, over sentences that are padded to S rows. `queries`, `keys`, `values` and `out` are
+# (B × S, 32) float32, and `lengths` (B,) int32 says how many tokens each sentence has. A block is one warp of 32 threads
+# and computes one row. A token sees all tokens of its sentence and no others, and a row of padding gets 0. Padding may
+# hold anything, even NaN. Alone, a sentence comes out right; in a batch with a longer one, it does not.
 
 
 # %%
@@ -142,10 +142,10 @@ check("attend_padded", attend_padded)
 # %% [markdown]
 # ## 4 · From a blank page: a search
 #
-# `passages` (N, C) float32 holds a row for each of N passages, and `query` (C,) the row of a question. None of them is
-# scaled to length 1. Return the places of the `k` passages whose cosine with the query is largest, the largest first,
-# as k whole numbers. Of equal ones any may come first. A passage of zeros has the cosine 0: it comes after those that
-# point the query's way and before those that point the other way.
+# `passages` (N, C) float32 holds one row per passage, and `query` (C,) is the row of a question. None of them is scaled
+# to length 1. Return the indices of the `k` passages whose cosine with the query is largest, the largest first, as k
+# whole numbers. Of equal ones any may come first. A passage of zeros has the cosine 0: it comes after those that point
+# the query's way and before those that point the other way.
 #
 # Write the function `nearest(query, passages, k)`. NumPy does it all.
 

@@ -1,9 +1,10 @@
 # %% [markdown]
-# # 32 · Matching PyTorch: exercises
+# # 32 · Making the encoder fast: exercises
 #
-# Three exercises: what a score matrix in shared memory costs, a residual and a LayerNorm in place, and from a blank
-# page attention over packed sentences. Two of your kernels have a place in the encoder. `hint("add_norm")` gives a
-# hint, and a second call a better one.
+# Seven exercises. You work out what a score matrix in shared memory costs, write a residual and a LayerNorm in place
+# and, from a blank page, attention over packed sentences. Then you say which comparison with PyTorch is fair, pack a
+# padded batch, repair the sums that say where sentences begin, and round rows so that few graphs are enough. Two of your
+# kernels go into the encoder. `hint("add_norm")` gives a hint, and a second call a better one.
 
 # %%
 import math
@@ -17,13 +18,13 @@ from labkit.course import yours
 # %% [markdown]
 # ## 1 · Predict: a score matrix in shared memory
 #
-# A block computes attention for one head of one sentence: 128 tokens, a head of 32 numbers, all in float16. It keeps
-# the whole matrix of scores in shared memory, and beside it the head's queries, keys and values. An SM of an RTX 3090
-# has 102,400 bytes of shared memory and capacity for 48 warps and 16 blocks, an SM of an H200 has 233,472 bytes, 64
-# warps and 32 blocks; every block takes 1,024 bytes more than it asks for. How many bytes are the scores? How many does
-# the block ask for in all? How many such blocks of 256 threads does an SM of each GPU hold? And how many *warps* does
-# an SM of the RTX 3090 hold if a block has 128 threads and keeps only 64 queries, 64 keys and 64 values? Registers do
-# not set the limit anywhere.
+# A block computes attention for one head of one sentence: 128 tokens, a head of width 32, all in float16. It keeps the
+# whole matrix of scores in shared memory, together with the head's queries, keys and values. An SM of an RTX 3090 has
+# 102,400 bytes of shared memory and capacity for 48 warps and 16 blocks, an SM of an H200 has 233,472 bytes, 64 warps and
+# 32 blocks; every block occupies 1,024 bytes more than it requests. How many bytes are the scores? How many does the
+# block request in all? How many such blocks of 256 threads does an SM of each GPU hold? And how many *warps* does an SM
+# of the RTX 3090 hold if a block has 128 threads and keeps only 64 queries, 64 keys and 64 values? Registers do not set
+# the limit anywhere.
 
 # %%
 score_bytes = None
@@ -47,11 +48,11 @@ check("predict_whole_matrix", score_bytes=score_bytes, block_bytes=block_bytes, 
 # %% [markdown]
 # ## 2 · A residual and a LayerNorm, in place
 #
-# Row t of `out` (T, C) is the LayerNorm of the sum of two rows, `x[t] + residual[t]`: its mean is subtracted, the rest
-# is divided by the root of its variance plus 1e-12, multiplied by `weight`, and `bias` is added; these two are (C,).
-# All numbers are float32, and C is at most 384. `out` may be the same array as `residual`, as it is at the end of each
-# layer. The launch has `(32, 4)` threads a block, and a warp takes a row. A lane keeps its share of the row, 12 numbers
-# at most, in `kept`. The numbers of a row may be large and close together, so take the mean off before you square.
+# Row t of `out` (T, C) is the LayerNorm of the sum of two rows, `x[t] + residual[t]`: its mean is subtracted, the rest is
+# divided by the root of its variance plus 1e-12, multiplied by `weight`, and `bias` is added; these two are (C,).
+# Everything is float32, and C is at most 384. `out` may be the same array as `residual`, as it is at the end of each
+# layer. A block has `(32, 4)` threads, and each warp computes a row. A lane keeps its share of the row, at most 12
+# elements, in `kept`. The elements may be large and close together, so subtract the mean before you square.
 
 
 # %%
@@ -92,7 +93,7 @@ def add_norm(x, residual, weight, bias, out):
 check("add_norm", add_norm)
 
 # %% [markdown]
-# It has a place in the encoder, twice in each layer. One of the sentences is empty.
+# Each layer of the encoder launches it twice. One of the sentences is empty.
 
 # %%
 encoder = yours.small_encoder()
@@ -103,16 +104,18 @@ yours.one_by_one(yours.answers(add_norm=add_norm), encoder, sentences)
 # ## 3 · From a blank page: attention over packed sentences
 #
 # One product has computed queries, keys and values of all heads: `qkv` (T, 3 × heads × 32) float32. A row holds the
-# queries of all heads, 32 numbers each, then the keys of all heads, then the values of all heads. Sentence b has the
-# rows from `begins[b]` on, `lengths[b]` of them; both arrays are (B,) int32, a length may be 0, and sentences need not
-# lie in the order of their numbers. Rows of no sentence may hold anything, NaN too. In each head, a token sees all
-# tokens of its own sentence: the weights are the softmax of the scores, a score is the dot product of query and key
-# divided by the root of 32, and the result is the sum of the weighted values. Write it to `out` (T, heads × 32), where
-# the heads stand side by side, with no copy before or after. Rows of no sentence keep what they hold.
+# queries of all heads, 32 elements each, then the keys of all heads, then the values of all heads. Sentence b has the
+# `lengths[b]` rows from `begins[b]` on; both arrays are (B,) int32, a length may be 0, and sentences may be in any order.
+# Rows of no sentence may hold anything, even NaN, and their rows of `out` must not change.
 #
-# The grid is `(longest, B, heads)` with 32 threads a block: a warp computes one query of one sentence in one head, and
-# no length is more than `longest`. The loop from exercise 3 of lesson 31 computes a softmax while the keys go by; here
-# the work is in the addresses. `heads` is an int.
+# In each head, a token sees all tokens of its sentence: the weights are the softmax of the scores, a score is the dot
+# product of query and key divided by the root of 32, and the result is the sum of the weighted values. Write it to `out`
+# (T, heads × 32), head after head, with no copy before or after. For example, with two heads and `begins` (3, 0),
+# `lengths` (1, 2): row 3 sees only itself, so `out[3]` is its values, `qkv[3, 128:192]`; rows 0 and 1 see each other.
+#
+# The grid is `(longest, B, heads)`, and a block is one warp: it computes one query of one sentence in one head. No length
+# is more than `longest`. The loop from exercise 3 of lesson 31 computes a softmax while the keys go by; here the work is
+# in the addresses. `heads` is an int.
 #
 # Write `attend_packed(qkv, heads, begins, lengths, out)` from the decorator down.
 
@@ -149,8 +152,8 @@ check("attend_packed", attend_packed)
 
 # %% [markdown]
 # Now an encoder runs on your kernels: attention and both LayerNorms of each layer, each kernel alone and then together,
-# every launch compared with NumPy in float64. What you did in lessons 30 and 31 can join: add `embed_norm=` and
-# `mean_pool=`.
+# every launch compared with NumPy in float64. Your answers of lessons 30 and 31 can run with them: add `embed_norm=`
+# and `mean_pool=`.
 
 # %%
 yours.one_by_one(yours.answers(add_norm=add_norm, attend_packed=attend_packed), encoder, sentences)
@@ -158,10 +161,9 @@ yours.one_by_one(yours.answers(add_norm=add_norm, attend_packed=attend_packed), 
 # %% [markdown]
 # ## 4 · Predict: which PyTorch?
 #
-# A pass of your model has 12 layers of 6 launches each, and 3 launches more. The weights of all its products are 40
-# million numbers. With few rows, each launch takes 4 microseconds in a graph. A pass of PyTorch has 105 launches; with
-# few rows, each takes 4 microseconds in a graph and 12 if it is called from Python. The tensor cores reach 800 TFLOP/s
-# at best.
+# A pass of your model has 12 layers of 6 launches each, and 3 launches more. All its products together have 40 million
+# weights. With few rows, each launch takes 4 microseconds in a graph. A pass of PyTorch has 105 launches; with few rows,
+# each takes 4 microseconds in a graph and 12 if it is called from Python. The tensor cores reach 800 TFLOP/s at best.
 #
 # How many microseconds does your pass take in a graph with few rows (`graph_us`)? How many times as fast as PyTorch is
 # it, if yours runs in a graph and PyTorch is called (`unlike`)? And if both run in graphs (`alike`)? With how many rows
@@ -191,11 +193,10 @@ check("predict_fair", graph_us=graph_us, unlike=unlike, alike=alike, even_rows=e
 # %% [markdown]
 # ## 5 · From padded to packed
 #
-# `ids` (B, S) int32 is a padded batch: sentence b has its tokens in the first `lengths[b]` columns of row b, and behind
-# them stands anything. Copy each sentence to its place in the packed batch: `out` (T,) int32 holds the tokens of
-# sentence b from `begins[b]` on. `begins` and `lengths` are (B,) int32. Elements of `out` that belong to no sentence
-# keep what they hold. Sentences need not lie in the order of their numbers, and a length may be 0. The grid has a block
-# of 32 threads for each sentence.
+# `ids` (B, S) int32 is a padded batch: sentence b has its tokens in the first `lengths[b]` columns of row b; the rest of
+# the row is padding. Copy each sentence into the packed batch: `out` (T,) int32 holds the tokens of sentence b from
+# `begins[b]` on. `begins` and `lengths` are (B,) int32. Elements of `out` that belong to no sentence keep what they hold.
+# Sentences may be in any order, and a length may be 0. The grid has one block of 32 threads per sentence.
 
 
 # %%
@@ -216,9 +217,9 @@ check("pack_ids", pack_ids)
 #
 # In a packed batch, a sentence begins where the one before it ends: `begins[b]` is the sum of all lengths before
 # `lengths[b]`. Such sums are called an *exclusive scan*. Here one block of 128 threads computes it for up to 128
-# sentences; both arrays are (B,) int32. In each round a thread adds to its sum the sum of the thread `distance` places
-# before it, and the distance doubles. After seven rounds every thread has the sum of all lengths up to its own. For
-# three sentences the result is right; it is not safe for a hundred.
+# sentences; both arrays are (B,) int32. In each round, a thread adds to its sum the one of the thread `distance` before
+# it, and the distance doubles. After seven rounds every thread has the sum of all lengths up to its own. For three
+# sentences the result is right; for a hundred it is not safe.
 
 
 # %%
@@ -264,14 +265,14 @@ check("sentence_begins", sentence_begins)
 # %% [markdown]
 # ## 7 · From a blank page: few shapes, few graphs
 #
-# A CUDA graph is captured for one number of rows, and a packed batch may have any. So the number of rows is rounded up
-# to one of a few allowed numbers, and the rows at the end stay empty. The rule: let p be the largest power of two that
-# is not larger than the number of tokens. The allowed numbers are the multiples of p / 16, but of 16 where p / 16 is
-# less. A batch without tokens has 16 rows.
+# A CUDA graph is captured for one number of rows, and a packed batch may have any. So the rows are rounded up to one of a
+# few allowed counts, and those at the end stay empty. The rule: let p be the largest power of two that is not larger than
+# the number of tokens. The allowed counts are the multiples of p / 16, but of 16 where p / 16 is less. A batch without
+# tokens has 16 rows. With 1,000 tokens, for example, p is 512, the counts are multiples of 32, and the batch has 1,024
+# rows; with 1,030 they are multiples of 64, and it has 1,088.
 #
-# Write `graph_rows(counts)`, a function of the host. `counts` (n,) is an array with the tokens of n batches, whole
-# numbers up to a billion. Return an array with the rows of each: the smallest allowed number that is not less than its
-# tokens.
+# Write `graph_rows(counts)`, a function of the host. `counts` (n,) holds the tokens of n batches, integers up to a
+# billion. Return an array with the rows of each: the smallest allowed count that is not less than its tokens.
 
 # %%
 graph_rows = None  # write the function

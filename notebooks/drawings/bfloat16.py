@@ -78,7 +78,8 @@ def spacings(format: FloatFormat) -> tuple[np.ndarray, np.ndarray]:
 
 def spacing() -> CourseFigure:
     """Both axes logarithmic. Each line runs from the smallest positive number of its format to the largest."""
-    figure, (ax,) = new_figure([3.5], "Distance between neighbouring numbers", "Spacing of neighbours over magnitude: "
+    figure, (ax,) = new_figure([3.5], "float16 has finer steps near 1, bfloat16 the wider range",
+                               "Spacing of neighbours over magnitude: "
                                + "; ".join(f"{one.name} from {spacings(one)[0][0]:.1e} to {spacings(one)[0][-1]:.3g}, "
                                            f"{spacings(one)[1][spacings(one)[0] == 1.0][0]:.2g} apart at 1"
                                            for one in FORMATS) + ".", bottom=0.62)

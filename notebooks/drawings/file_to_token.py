@@ -34,7 +34,8 @@ def file_layout(entries: Mapping[str, object], header_bytes: int, names: Sequenc
     """A safetensors file from its first byte on. entries: name -> an object with begin, end and shape, as
     labkit.models.safetensors.read gives them; `names` are drawn, the rest only indicated."""
     left, wide, tall, top = 0.14, WIDTH - 0.28, 0.42, 0.80
-    figure, ax = canvas(top + 1.9, "A safetensors file", f"8 bytes, a header of {header_bytes:,} bytes of JSON, then "
+    figure, ax = canvas(top + 1.9, "The tensors follow one another without gaps",
+                        f"8 bytes, a header of {header_bytes:,} bytes of JSON, then "
                         f"{len(entries)} tensors one after the other: " + ", ".join(names) + ".")
     sizes = np.array([entries[name].end - entries[name].begin for name in names], np.float64)
     widths = 0.62 + (wide - 2.15 - 0.62 * len(names) - 0.5) * np.sqrt(sizes) / np.sqrt(sizes).sum()

@@ -4,7 +4,6 @@
     cache_curve(series)           the time of a token, with the cache and without it
     step_shares(series)           what each launch takes of a step, beside what its bytes need
     rates(series)                 tokens a second, for each model and each way to compute attention
-    beside_the_article(series)    the same in a table, prompt by prompt
     amdahl_table(series)          the softmax's share, and what its speed-up can be worth
 """
 
@@ -45,9 +44,8 @@ LAUNCHES = {"ln_1": "LayerNorm 1", "attn.c_attn": "product to q, k, v", "attn.ca
             "mlp.gelu": "product, GELU", "out": "product, residual", "ln_f": "last LayerNorm"}
 WAYS = {"unfused": ("softmax in 3 launches", GREY), "fused": ("softmax in 1", BLUE),
         "one kernel": ("attention in 1 kernel", GREEN)}
-NO_BREAK = "\N{NO-BREAK SPACE}"
 HOWS = {"called": "launched from Python", "graph": "in a graph"}
-# The article's results, distilgpt2 on an NVIDIA L4: tokens a second, ms a token, p50 in seconds; baseline, then fused.
+# The report's results, distilgpt2 on an NVIDIA L4: tokens a second, ms a token, p50 in seconds; baseline, then fused.
 SOURCE = {
     "The future of artificial intelligence": ((179.92, 5.558, 0.528), (178.70, 5.596, 0.530)),
     "In a world where technology": ((182.31, 5.485, 0.521), (181.56, 5.508, 0.522)),
@@ -91,7 +89,8 @@ def next_token(tokens: Sequence[str], panels: Mapping[str, np.ndarray], title: s
 def cache_curve(series: dict, recorded: dict | None | str = "auto") -> CourseFigure:
     """The time of one more token over the number of tokens before it, both axes logarithmic."""
     lines = (("without_us", "without the cache", VERMILLION, "o"), ("with_us", "with the cache", BLUE, "D"))
-    figure = lines_over(series, "cache_curve", recorded, "One token more", "position", lines, "tokens before it")
+    figure = lines_over(series, "cache_curve", recorded, "With a cache, a token costs the same at any length",
+                        "position", lines, "tokens before it")
     for ax, panel in zip(figure.axes, gpu_panels(series, "cache_curve", recorded)[0], strict=False):
         shown = [n for n in panel["position"] if n != 768]  # too near to its neighbours
         ax.set_xticks(shown, [f"{n:,}" for n in shown])
@@ -108,10 +107,11 @@ def step_shares(series: dict, which: int = 0) -> CourseFigure:
     limits = {} if series["where"] == measure.CPU_DEVICE else (measure.recorded() or {}).get("limits", {})
     bandwidth = limits.get("bandwidth_gbs")
     model = labelled(series["model"]).replace("\n", " ")
-    title = f"One token, {step['position']:,} before it: {model}"
+    count = sum(row["count"] for row in step["rows"])
+    title = f"A token with {step['position']:,} before it: {number(step['us'])} us in {count} launches"
     caption = "; ".join(f"{row['name']} {row['us'] / step['us']:.0%}" for row in rows)
     figure, (ax,) = new_figure([0.33 * len(rows) + 0.15], title,
-                               f"{title}: {caption}. {taken(series)}.")
+                               f"{title}, {model}: {caption}. {taken(series)}.")
     with rc_context(STYLE):
         widen_left(ax, names)
         longest = max(row["us"] for row in rows)
@@ -130,15 +130,15 @@ def step_shares(series: dict, which: int = 0) -> CourseFigure:
         ax.set_xlim(0, 1.28 * longest)
         grid_along(ax, "x")
         ax.xaxis.set_major_formatter(lambda value, _: f"{value:,g}")
-        ax.set_xlabel(f"microseconds, of {number(step['us'])} in all")
-        note = "; line: what its bytes need" if bandwidth else ""
-        panel_title(ax, f"{taken(series)}{note}")
+        note = "; black line: what the bytes need" if bandwidth else ""
+        ax.set_xlabel(f"microseconds, of {number(step['us'])} in all{note}")
+        panel_title(ax, f"{model}. {taken(series)}")
     return figure
 
 
 def rates(series: dict) -> CourseFigure:
     """Draw tokens per second, the mean over the prompts: for each model, launched from Python and in a graph, with
-    attention in steps and as one kernel. The article's are beside those launched from Python."""
+    attention in steps and as one kernel. The report's are next to those launched from Python."""
     panels = {}
     for one in series["models"]:
         for how in dict.fromkeys(row["how"] for row in one["prompts"][0]["rows"]):
@@ -147,14 +147,15 @@ def rates(series: dict) -> CourseFigure:
             panels.setdefault(how, {})[labelled(one["name"])] = {
                 name: float(np.mean(values)) for name, values in by_name.items() if values}
     if series["where"] != measure.CPU_DEVICE and "called" in panels:
-        article_rates = {name: float(np.mean([both[k][0] for both in SOURCE.values()]))
+        report_rates = {name: float(np.mean([both[k][0] for both in SOURCE.values()]))
                          for k, name in enumerate(("unfused", "fused"))}
-        panels["called"] = {"distilgpt2, NVIDIA L4:\nthe article's": article_rates, **panels["called"]}
+        panels["called"] = {"distilgpt2, NVIDIA L4:\nthe report's": report_rates, **panels["called"]}
     caption = "; ".join(f"{HOWS[how]}: " + ", ".join(
         f"{name} " + " and ".join(f"{rate:,.0f}" for rate in by_name.values()) for name, by_name in groups.items())
         for how, groups in panels.items()).replace("\n", " ")
     heights = [0.24 * sum(len(by_name) + 0.8 for by_name in groups.values()) for groups in panels.values()]
-    figure, axes = new_figure(heights, "Tokens a second", f"Tokens a second. {caption}. "
+    figure, axes = new_figure(heights, "A graph matters more than a fused kernel" if "graph" in panels
+                              else "Tokens a second", f"Tokens a second. {caption}. "
                               f"{taken(series)}.", gap=0.72)
     with rc_context(STYLE):
         names = [line for groups in panels.values() for name in groups for line in name.split("\n")]
@@ -220,37 +221,6 @@ def apart(series: Mapping) -> dict[str, float]:
     return {how: max(values) for how, values in errors.items()}
 
 
-def beside_the_article(series: Mapping, model: str | None = None, how: str | None = None) -> PlainTable:
-    """A row for each prompt: tokens a second in each of the three ways, and the article's two. In brackets each is
-    divided by the first of its own side, so that above 1 is faster. What the CPU device takes is compared with
-    nothing."""
-    one = _of(series, model)
-    how, on_gpu = how or one["prompts"][0]["rows"][0]["how"], series["where"] != measure.CPU_DEVICE
-    rows, differing = [], []
-    for prompt in one["prompts"]:
-        row_of = {row["attention"]: row for row in prompt["rows"] if row["how"] == how}
-        row = _rates([row_of[name]["tokens_per_second"] for name in ATTENTIONS], on_gpu)
-        if on_gpu:
-            article = SOURCE.get(prompt["text"])
-            row += _rates([pair[0] for pair in article]) if article else ("-", "-")
-        rows.append((prompt["text"], *row))
-        differing += [] if all(entry["same_tokens"] for entry in row_of.values()) else [prompt["text"]]
-    columns = ("prompt", "softmax in 3 launches", "softmax in 1", "attention in 1 kernel")
-    notes = (f"{series['where']}, {series['date']}.",)
-    if on_gpu:
-        columns += ("article: PyTorch", "article: fused")
-        notes += ("Article: distilgpt2 on an NVIDIA L4.",
-                  "In brackets: times as fast as softmax in 3 launches, or as the article's PyTorch.")
-    notes += (f"The three ways write the same text{', but for: ' if differing else ''}{', '.join(differing)}.",)
-    return PlainTable(f"Tokens a second: {one['name']}, {HOWS[how]}", columns, tuple(rows), notes)
-
-
-def _rates(rates: Sequence[float], compared: bool = True) -> tuple[str, ...]:
-    """Tokens a second; from the second on with the ratio to the first, if they are compared."""
-    return tuple(f"{rate:,.1f}{NO_BREAK}({rate / rates[0]:.2f})" if k and compared else f"{rate:,.1f}"
-                 for k, rate in enumerate(rates))
-
-
 def amdahl_table(series: Mapping) -> PlainTable:
     """The softmax's share, and what its speed-up can be worth, for each model, and for prompts of some lengths."""
     rows = []
@@ -271,10 +241,3 @@ def amdahl_table(series: Mapping) -> PlainTable:
                       ("", "its share", "its speed-up", "predicted", "measured", "at most"), tuple(rows),
                       ("Share: softmax in three launches, of the time of the whole. Predicted by Amdahl's law. At "
                        "most: if softmax took no time at all.", f"{series['where']}, {series['date']}."))
-
-
-def _of(series: Mapping, model: str | None) -> Mapping:
-    matches = [one for one in series["models"] if model in (None, one["name"])]
-    if not matches:
-        raise ValueError(f"no model {model!r} in the series; there are {[one['name'] for one in series['models']]}")
-    return matches[0]

@@ -50,7 +50,7 @@ def layer_launches(config: Config, rows: int) -> CourseFigure:
              ("projected", C), ("out", C))
     tall, pitch, top = 0.40, 0.60, 1.22
     bottom = top + 7 * pitch
-    figure, ax = canvas(bottom + 0.42, "Seven launches of a layer, in two orders",
+    figure, ax = canvas(bottom + 0.42, "BERT adds in its LayerNorms, GPT-2 in its products",
                         "GPT-2, Pre-LN: " + ", ".join(name for name, *_ in PRE_LN) + ". BERT, Post-LN: " + ", ".join(
                             f"{name} ({key}, {rows} x {width})"
                             for (name, *_), (key, width) in zip(POST_LN, wrote, strict=True)) + ".")
@@ -118,7 +118,8 @@ def layouts(lengths: Sequence[int]) -> CourseFigure:
     left, cell, caption = 0.14, (WIDTH - 0.28) / LINE, 0.30
     lines = sum(len(owner) for *_, owner in panels)
     height = 0.56 + len(panels) * (caption + 0.16) + lines * cell + 0.26
-    figure, ax = canvas(height, f"{len(lengths)} sentences, {tokens:,} tokens, three layouts",
+    most = max(count for _, count, _ in panels)
+    figure, ax = canvas(height, f"Padded to 128, {len(lengths)} sentences are {1 - tokens / most:.0%} padding",
                         f"{len(lengths)} sentences of {tokens:,} tokens: " + "; ".join(
                             f"{name}, {count:,} rows, {1 - tokens / count:.0%} of them padding"
                             for name, count, _ in panels) + ".")

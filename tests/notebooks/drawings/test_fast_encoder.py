@@ -1,5 +1,7 @@
 """The figures of the lesson "Making the encoder fast": what they say, and what they refuse."""
 
+import pytest
+
 from labkit.course.drawings import fast_encoder as pictures
 from labkit.models.minilm import Config
 from labkit.models.minilm_counts import launches_of_layer
@@ -30,3 +32,18 @@ def test_the_recorded_ladder():
                               "4.0 at 64 x 16; packed: 15.0 at 64 x 128, 2.0 at 64 x 16.")
     assert len(figure.axes) == 2 and {"30.0", "15.0", "4.0", "2.0"} <= set(drawn(figure))
     assert figure.svg().startswith("<svg")
+
+
+def test_score_matrices_count_what_is_needed():
+    figure = pictures.score_matrices([5, 20, 16])
+    assert figure.summary == ("Sentences of 5, 20, 16 tokens need 681 scores: padded to 128, 49,152; padded to the "
+                              "longest, 3,072; packed, 681.")
+    assert "Padded to the longest: 3,072 scores, 4.5 times what is needed" in drawn(figure)
+    assert "Packed: 681 scores, all of them needed" in drawn(figure)
+    assert figure.svg().startswith("<svg")
+
+
+@pytest.mark.parametrize("lengths", [[], [0, 3], [129], [3] * 13])
+def test_what_does_not_fit_is_refused(lengths):
+    with pytest.raises(ValueError):
+        pictures.score_matrices(lengths)

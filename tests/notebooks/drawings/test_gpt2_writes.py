@@ -5,7 +5,7 @@ import pytest
 
 from labkit import measure
 from labkit.course.drawings import gpt2_writes as pictures
-from labkit.measure.series.generation import ATTENTIONS, PROMPTS
+from labkit.measure.series.generation import PROMPTS
 from tests.measure.plots.layout import drawn
 
 
@@ -22,10 +22,10 @@ def test_tokens_a_second_of_a_gpu_stand_beside_the_sources():
     figure = pictures.rates(series("NVIDIA H200", ("called", "graph")))
     assert len(figure.axes) == 2
     assert drawn(figure).count("shape of small,\nrandom weights") == 2
-    assert "distilgpt2, NVIDIA L4:\nthe article's" in drawn(figure)
+    assert "distilgpt2, NVIDIA L4:\nthe report's" in drawn(figure)
     assert drawn(figure).count("125  (1.25 times)") == 2
     assert "shape of small, random weights 100 and 110 and 125" in figure.summary
-    assert "the article's 180 and 181" in figure.summary
+    assert "the report's 180 and 181" in figure.summary
 
 
 def test_those_of_the_cpu_device_do_not():
@@ -58,24 +58,11 @@ def test_amdahl():
         ["a token, small", "20.0%", "2.00", "1.111", "1.099", "1.250"]]
 
 
-def test_the_articles_numbers_fit_one_another():
+def test_the_reports_numbers_fit_one_another():
     assert set(pictures.SOURCE) == set(PROMPTS)
     for rows in pictures.SOURCE.values():
         for rate, ms, seconds in rows:  # they fit one another: some 95 tokens each
             assert 1000 / rate == pytest.approx(ms, rel=2e-3) and 94 < rate * seconds < 97
-
-
-def test_beside_the_article_every_ratio_points_the_same_way():
-    rows = [{"attention": name, "how": "called", "tokens_per_second": rate, "same_tokens": name != "fused"}
-            for name, rate in zip(ATTENTIONS, (200.0, 220.0, 150.0), strict=True)]
-    series = {"where": "NVIDIA X", "date": "2026-01-01", "models": [
-        {"name": "small", "prompts": [{"text": text, "rows": rows} for text in ("The quick brown fox", "Else")]}]}
-    table = pictures.beside_the_article(series).table()
-    known, other = [[cell.replace("\N{NO-BREAK SPACE}", " ") for cell in row] for row in table["rows"]]
-    assert known == ["The quick brown fox", "200.0", "220.0 (1.10)", "150.0 (0.75)", "179.1", "182.1 (1.02)"]
-    assert other[-2:] == ["-", "-"] and "but for: The quick brown fox, Else." in table["notes"][-1]
-    on_cpu = pictures.beside_the_article(series | {"where": measure.CPU_DEVICE}).table()
-    assert on_cpu["rows"][0] == ["The quick brown fox", "200.0", "220.0", "150.0"] and len(on_cpu["columns"]) == 4
 
 
 def test_how_far_the_law_misses():

@@ -1,7 +1,7 @@
 """
-Four exercises: round to bfloat16 with integers, predict what survives rounding, repair a sum that loses what is added
-to it, and load eight numbers at once, in a kernel from a blank page. `hint("pack_bfloat16")` gives a hint, and a
-second call a better one.
+Four exercises. Round to bfloat16 with integers, predict what survives rounding, repair a sum that loses what is added
+to it, and write a kernel with 128-bit loads from a blank page. `hint("pack_bfloat16")` gives a hint, and a second call
+a better one.
 """
 
 FIRST_CELL = """import numpy as np

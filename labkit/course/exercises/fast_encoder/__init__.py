@@ -1,6 +1,7 @@
-"""Three exercises: what a score matrix in shared memory costs, a residual and a LayerNorm in place, and from a blank
-page attention over packed sentences. Two of your kernels have a place in the encoder. `hint("add_norm")` gives a
-hint, and a second call a better one.
+"""Seven exercises. You work out what a score matrix in shared memory costs, write a residual and a LayerNorm in place
+and, from a blank page, attention over packed sentences. Then you say which comparison with PyTorch is fair, pack a
+padded batch, repair the sums that say where sentences begin, and round rows so that few graphs are enough. Two of your
+kernels go into the encoder. `hint("add_norm")` gives a hint, and a second call a better one.
 """
 
 import numpy as np
@@ -14,8 +15,7 @@ from labkit import check, cuda, hint
 from labkit.course import yours
 """
 
-# Sizes are B sentences of at most S tokens, T rows of C columns, H heads of 32 numbers. The packed batches at the top
-# serve a later lesson, too.
+# Sizes are B sentences of at most S tokens, T rows of C columns, H heads of 32 values.
 
 UNTOUCHED = -7  # in elements of no sentence
 GAP = 3  # rows of no sentence after each, at most

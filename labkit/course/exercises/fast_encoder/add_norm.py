@@ -1,15 +1,15 @@
 """A residual and a LayerNorm, in place
 
-Row t of `out` (T, C) is the LayerNorm of the sum of two rows, `x[t] + residual[t]`: its mean is subtracted, the rest
-is divided by the root of its variance plus 1e-12, multiplied by `weight`, and `bias` is added; these two are (C,).
-All numbers are float32, and C is at most 384. `out` may be the same array as `residual`, as it is at the end of each
-layer. The launch has `(32, 4)` threads a block, and a warp takes a row. A lane keeps its share of the row, 12 numbers
-at most, in `kept`. The numbers of a row may be large and close together, so take the mean off before you square.
+Row t of `out` (T, C) is the LayerNorm of the sum of two rows, `x[t] + residual[t]`: its mean is subtracted, the rest is
+divided by the root of its variance plus 1e-12, multiplied by `weight`, and `bias` is added; these two are (C,).
+Everything is float32, and C is at most 384. `out` may be the same array as `residual`, as it is at the end of each
+layer. A block has `(32, 4)` threads, and each warp computes a row. A lane keeps its share of the row, at most 12
+elements, in `kept`. The elements may be large and close together, so subtract the mean before you square.
 """
 
 HINTS = ("When has every lane read all that it needs of residual? Only then may anything be stored into out.",
          "Four steps: the sums of a lane's columns into kept, and their total; shuffles and the mean; kept minus the "
-         "mean, and its squares; shuffles, the root, and the stores. Number k of kept belongs to column lane + 32 * k.",
+         "mean, and its squares; shuffles, the root, the stores. Element k of kept belongs to column lane + 32 * k.",
          "kept[k] = x[t, col] + residual[t, col] where col < x.shape[1]; ... kept[k] -= mean; ... out[t, col] = "
          "kept[k] * scale * weight[col] + bias[col].")
 POINTS = 2
@@ -234,7 +234,7 @@ EQUIVALENT = {
 }
 
 AFTER = """
-It has a place in the encoder, twice in each layer. One of the sentences is empty.
+Each layer of the encoder launches it twice. One of the sentences is empty.
 
 # %%
 encoder = yours.small_encoder()

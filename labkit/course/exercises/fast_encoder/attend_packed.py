@@ -1,23 +1,25 @@
 """From a blank page: attention over packed sentences
 
 One product has computed queries, keys and values of all heads: `qkv` (T, 3 × heads × 32) float32. A row holds the
-queries of all heads, 32 numbers each, then the keys of all heads, then the values of all heads. Sentence b has the
-rows from `begins[b]` on, `lengths[b]` of them; both arrays are (B,) int32, a length may be 0, and sentences need not
-lie in the order of their numbers. Rows of no sentence may hold anything, NaN too. In each head, a token sees all
-tokens of its own sentence: the weights are the softmax of the scores, a score is the dot product of query and key
-divided by the root of 32, and the result is the sum of the weighted values. Write it to `out` (T, heads × 32), where
-the heads stand side by side, with no copy before or after. Rows of no sentence keep what they hold.
+queries of all heads, 32 elements each, then the keys of all heads, then the values of all heads. Sentence b has the
+`lengths[b]` rows from `begins[b]` on; both arrays are (B,) int32, a length may be 0, and sentences may be in any order.
+Rows of no sentence may hold anything, even NaN, and their rows of `out` must not change.
 
-The grid is `(longest, B, heads)` with 32 threads a block: a warp computes one query of one sentence in one head, and
-no length is more than `longest`. The loop from exercise 3 of lesson 31 computes a softmax while the keys go by; here
-the work is in the addresses. `heads` is an int.
+In each head, a token sees all tokens of its sentence: the weights are the softmax of the scores, a score is the dot
+product of query and key divided by the root of 32, and the result is the sum of the weighted values. Write it to `out`
+(T, heads × 32), head after head, with no copy before or after. For example, with two heads and `begins` (3, 0),
+`lengths` (1, 2): row 3 sees only itself, so `out[3]` is its values, `qkv[3, 128:192]`; rows 0 and 1 see each other.
+
+The grid is `(longest, B, heads)`, and a block is one warp: it computes one query of one sentence in one head. No length
+is more than `longest`. The loop from exercise 3 of lesson 31 computes a softmax while the keys go by; here the work is
+in the addresses. `heads` is an int.
 
 Write `attend_packed(qkv, heads, begins, lengths, out)` from the decorator down.
 """
 
-HINTS = ("Where in a row of qkv is number lane of this head's query? Where is that of its key, and of its value? Which "
+HINTS = ("Where in a row of qkv is element `lane` of this head's query? Of its key, and of its value? Which "
          "rows are the sentence's?",
-         "col = head * 32 + lane, and a key stands heads * 32 columns to the right of the query, a value twice as far. "
+         "col = head * 32 + lane, and a key is heads * 32 columns to the right of the query, a value twice as far. "
          "The query is in row begins[b] + blockIdx.x, if that is less than the length; keys and values are in the rows "
          "from begins[b] to begins[b] + lengths[b] - 1. The loop over the keys is that of attend_padded.",
          "score = query * qkv[row, heads * 32 + col], five exchanges at distances 16, 8, 4, 2, 1, times 1 / sqrt(32); "
@@ -166,8 +168,8 @@ EQUIVALENT = {
 
 AFTER = """
 Now an encoder runs on your kernels: attention and both LayerNorms of each layer, each kernel alone and then together,
-every launch compared with NumPy in float64. What you did in lessons 30 and 31 can join: add `embed_norm=` and
-`mean_pool=`.
+every launch compared with NumPy in float64. Your answers of lessons 30 and 31 can run with them: add `embed_norm=`
+and `mean_pool=`.
 
 # %%
 yours.one_by_one(yours.answers(add_norm=add_norm, attend_packed=attend_packed), encoder, sentences)

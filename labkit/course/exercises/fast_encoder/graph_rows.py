@@ -1,16 +1,16 @@
 """From a blank page: few shapes, few graphs
 
-A CUDA graph is captured for one number of rows, and a packed batch may have any. So the number of rows is rounded up
-to one of a few allowed numbers, and the rows at the end stay empty. The rule: let p be the largest power of two that
-is not larger than the number of tokens. The allowed numbers are the multiples of p / 16, but of 16 where p / 16 is
-less. A batch without tokens has 16 rows.
+A CUDA graph is captured for one number of rows, and a packed batch may have any. So the rows are rounded up to one of a
+few allowed counts, and those at the end stay empty. The rule: let p be the largest power of two that is not larger than
+the number of tokens. The allowed counts are the multiples of p / 16, but of 16 where p / 16 is less. A batch without
+tokens has 16 rows. With 1,000 tokens, for example, p is 512, the counts are multiples of 32, and the batch has 1,024
+rows; with 1,030 they are multiples of 64, and it has 1,088.
 
-Write `graph_rows(counts)`, a function of the host. `counts` (n,) is an array with the tokens of n batches, whole
-numbers up to a billion. Return an array with the rows of each: the smallest allowed number that is not less than its
-tokens.
+Write `graph_rows(counts)`, a function of the host. `counts` (n,) holds the tokens of n batches, integers up to a
+billion. Return an array with the rows of each: the smallest allowed count that is not less than its tokens.
 """
 
-HINTS = ("What are p and the allowed numbers for 1,000 tokens? And for 1,024?",
+HINTS = ("What are p and the allowed counts for 1,023 tokens? And for 1,024?",
          "For a whole number, count.bit_length() - 1 is the exponent of the largest power of two that it holds. The "
          "step is a sixteenth of that power, and 16 at least; -(-a // b) * b rounds a up to a multiple of b.",
          "For each count of counts.tolist(), with 0 taken as 1: step = max(16, (1 << (count.bit_length() - 1)) // 16), "

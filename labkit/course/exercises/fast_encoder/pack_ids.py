@@ -1,16 +1,15 @@
 """From padded to packed
 
-`ids` (B, S) int32 is a padded batch: sentence b has its tokens in the first `lengths[b]` columns of row b, and behind
-them stands anything. Copy each sentence to its place in the packed batch: `out` (T,) int32 holds the tokens of
-sentence b from `begins[b]` on. `begins` and `lengths` are (B,) int32. Elements of `out` that belong to no sentence
-keep what they hold. Sentences need not lie in the order of their numbers, and a length may be 0. The grid has a block
-of 32 threads for each sentence.
+`ids` (B, S) int32 is a padded batch: sentence b has its tokens in the first `lengths[b]` columns of row b; the rest of
+the row is padding. Copy each sentence into the packed batch: `out` (T,) int32 holds the tokens of sentence b from
+`begins[b]` on. `begins` and `lengths` are (B,) int32. Elements of `out` that belong to no sentence keep what they hold.
+Sentences may be in any order, and a length may be 0. The grid has one block of 32 threads per sentence.
 """
 
 HINTS = ("Thread 5 of a sentence's block takes its tokens 5, 37, 69 and so on. Which element of `ids` is each, and "
          "where does it go?",
-         "A loop from cuda.threadIdx.x to lengths[b] in steps of 32. Behind lengths[b] there is no token of the "
-         "sentence, and its place in out belongs to another one.",
+         "A loop from cuda.threadIdx.x to lengths[b] in steps of 32. From lengths[b] on there is no token of the "
+         "sentence, and that element of out belongs to another one.",
          "out[begins[b] + place] = ids[b, place], for each place of range(cuda.threadIdx.x, lengths[b], 32).")
 POINTS = 1
 

@@ -1,9 +1,8 @@
 """Predict: which PyTorch?
 
-A pass of your model has 12 layers of 6 launches each, and 3 launches more. The weights of all its products are 40
-million numbers. With few rows, each launch takes 4 microseconds in a graph. A pass of PyTorch has 105 launches; with
-few rows, each takes 4 microseconds in a graph and 12 if it is called from Python. The tensor cores reach 800 TFLOP/s
-at best.
+A pass of your model has 12 layers of 6 launches each, and 3 launches more. All its products together have 40 million
+weights. With few rows, each launch takes 4 microseconds in a graph. A pass of PyTorch has 105 launches; with few rows,
+each takes 4 microseconds in a graph and 12 if it is called from Python. The tensor cores reach 800 TFLOP/s at best.
 
 How many microseconds does your pass take in a graph with few rows (`graph_us`)? How many times as fast as PyTorch is
 it, if yours runs in a graph and PyTorch is called (`unlike`)? And if both run in graphs (`alike`)? With how many rows

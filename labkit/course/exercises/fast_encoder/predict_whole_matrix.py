@@ -1,18 +1,18 @@
 """Predict: a score matrix in shared memory
 
-A block computes attention for one head of one sentence: 128 tokens, a head of 32 numbers, all in float16. It keeps
-the whole matrix of scores in shared memory, and beside it the head's queries, keys and values. An SM of an RTX 3090
-has 102,400 bytes of shared memory and capacity for 48 warps and 16 blocks, an SM of an H200 has 233,472 bytes, 64
-warps and 32 blocks; every block takes 1,024 bytes more than it asks for. How many bytes are the scores? How many does
-the block ask for in all? How many such blocks of 256 threads does an SM of each GPU hold? And how many *warps* does
-an SM of the RTX 3090 hold if a block has 128 threads and keeps only 64 queries, 64 keys and 64 values? Registers do
-not set the limit anywhere.
+A block computes attention for one head of one sentence: 128 tokens, a head of width 32, all in float16. It keeps the
+whole matrix of scores in shared memory, together with the head's queries, keys and values. An SM of an RTX 3090 has
+102,400 bytes of shared memory and capacity for 48 warps and 16 blocks, an SM of an H200 has 233,472 bytes, 64 warps and
+32 blocks; every block occupies 1,024 bytes more than it requests. How many bytes are the scores? How many does the
+block request in all? How many such blocks of 256 threads does an SM of each GPU hold? And how many *warps* does an SM
+of the RTX 3090 hold if a block has 128 threads and keeps only 64 queries, 64 keys and 64 values? Registers do not set
+the limit anywhere.
 """
 
-HINTS = ("How many scores does a head have for 128 tokens, and how many bytes does one take in float16?",
-         "Add three matrices of 128 times 32 numbers. Then divide the SM's bytes by the block's, with its 1,024 more, "
+HINTS = ("How many scores does a head have for 128 tokens, and how many bytes is one in float16?",
+         "Add three matrices of 128 times 32 elements. Then divide the SM's bytes by the block's, with its 1,024 more, "
          "and round down. A block of 256 threads is 8 warps: look whether they fit as well.",
-         "32,768 bytes of scores and 24,576 beside them. 102,400 // 58,368, 233,472 // 58,368, and 102,400 // 13,312 "
+         "32,768 bytes of scores and 24,576 for the rest. 102,400 // 58,368, 233,472 // 58,368, and 102,400 // 13,312 "
          "blocks of four warps.")
 POINTS = 1
 

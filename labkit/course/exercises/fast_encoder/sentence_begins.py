@@ -2,12 +2,12 @@
 
 In a packed batch, a sentence begins where the one before it ends: `begins[b]` is the sum of all lengths before
 `lengths[b]`. Such sums are called an *exclusive scan*. Here one block of 128 threads computes it for up to 128
-sentences; both arrays are (B,) int32. In each round a thread adds to its sum the sum of the thread `distance` places
-before it, and the distance doubles. After seven rounds every thread has the sum of all lengths up to its own. For
-three sentences the result is right; it is not safe for a hundred.
+sentences; both arrays are (B,) int32. In each round, a thread adds to its sum the one of the thread `distance` before
+it, and the distance doubles. After seven rounds every thread has the sum of all lengths up to its own. For three
+sentences the result is right; for a hundred it is not safe.
 """
 
-HINTS = ("One warp may be a line ahead of another. Whose number does thread 32 read in the first round, and who may "
+HINTS = ("One warp may be a line ahead of another. Whose sum does thread 32 read in the first round, and who may "
          "have changed it by then?",
          "Reading and writing in one round are two steps: no thread may write before all have read. A barrier "
          "separates two steps of a block.",

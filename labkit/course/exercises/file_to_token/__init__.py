@@ -1,5 +1,5 @@
-"""Three exercises: a tensor read from a file by hand, the places of tensors in a file and on the device, and from a
-blank page the likeliest token. `hint("read_tensor")` gives a hint, and a second call a better one.
+"""Three exercises. Read a tensor from a file by hand, work out where tensors begin in a file and on the device, and
+find the likeliest token, from a blank page. `hint("read_tensor")` gives a hint, and a second call a better one.
 """
 
 FIRST_CELL = """import json

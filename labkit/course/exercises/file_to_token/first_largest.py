@@ -1,15 +1,15 @@
 """From a blank page: the likeliest token
 
-`out[row]` is the column of the largest element of the row; of equal ones it is the first. A warp takes a row: 32
-threads a block, a block for each row. A lane goes through the columns lane, lane + 32, ... and keeps the largest
-number with its column. Then five exchanges join the lanes, and pairs are exchanged: the number and its column.
-All numbers of a row may be negative. Columns fit into int32.
+`out[row]` is the column of the largest element of the row, the first of them if several are equal. A block is one warp
+of 32 threads, and there are as many blocks as rows. A lane goes through the columns lane, lane + 32, ... and keeps the
+largest element with its column. Then the lanes compare what they have in five exchanges, each of an element and its
+column. All elements of a row may be negative. Columns fit into int32.
 
 Write `first_largest(x, out)` from the decorator down.
 """
 
-HINTS = ("What does a lane have to know so that after five exchanges it can name the column, and not only the number?",
-         "Each lane begins with float32(-np.inf) and a column that is larger than any. A number beats another if it is "
+HINTS = ("What does a lane have to know so that after five exchanges it can name the column, and not only the element?",
+         "Each lane begins with float32(-np.inf) and a column larger than any. An element beats another if it is "
          "larger, or equal with a smaller column. Exchange both with cuda.shfl_xor_sync, at distances 16, 8, 4, 2, 1.",
          "other = cuda.shfl_xor_sync(0xFFFFFFFF, largest, distance); other_at = the same for at; if other > largest or "
          "(other == largest and other_at < at): largest, at = other, other_at. In the end lane 0 stores at.")

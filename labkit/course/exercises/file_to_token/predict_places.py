@@ -1,19 +1,19 @@
-"""Predict: where a tensor lies
+"""Predict: where a tensor begins
 
-A safetensors file has a header of 248 bytes. Its numbers are float16, in three tensors that follow one another in
-this order: `bias` with 77 numbers, `weight` with 77 × 50, and `scale` with 5. At which byte of the file does `weight`
-begin, counted from 0 at the first byte of the file? And how long is the file, in bytes?
+A safetensors file has a header of 248 bytes. Its three tensors are float16 and follow one another in this order: `bias`
+with 77 elements, `weight` with 77 × 50, and `scale` with 5. At which byte of the file does `weight` begin, counted from
+0 at the first byte of the file? And how long is the file, in bytes?
 
-The tensors go to the device in the same order, in one buffer and as float32. There each begins at a multiple of 16
+On the device the tensors are in one buffer, in the same order but as float32, and each begins at a multiple of 16
 bytes, as in the lesson. At which byte of the buffer does `weight` begin?
 
 Last, the embedding. A block of 256 threads copies a row of 1,000 columns, and each thread takes every 256th column,
-beginning with its own number. How many columns does thread 250 copy?
+beginning with its index. How many columns does thread 250 copy?
 """
 
-HINTS = ("What lies before the data in the file? And how many bytes does a number take there, and on the device?",
-         "In the file: 8 bytes, the header, the bias of 2 bytes a number, the weight, the scale. On the device a "
-         "number has 4 bytes, and each tensor begins at the next multiple of 16. The columns of thread 250 are 250, "
+HINTS = ("What comes before the data in the file? And how many bytes is an element there, and on the device?",
+         "In the file: 8 bytes, the header, the bias with 2 bytes per element, the weight, the scale. On the device an "
+         "element has 4 bytes, and each tensor begins at the next multiple of 16. The columns of thread 250 are 250, "
          "250 + 256, and so on, below 1,000.",
          "8 + 248 + 2 * 77; that plus 2 * (77 * 50 + 5); 308 rounded up to a multiple of 16; and 250, 506 and 762.")
 POINTS = 1

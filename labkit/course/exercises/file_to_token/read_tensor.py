@@ -3,8 +3,8 @@
 `raw` is a safetensors file, byte by byte: an array of `uint8`. Its first 8 bytes are the size of the header, lowest
 byte first. Then comes the header in JSON, and then the data. Return the tensor called `name` as an array of float32
 with its shape. All tensors here are F32. `data_offsets` are counted from the end of the header, and the data need not
-lie in the order of the header. `raw[a:b].tobytes()` gives bytes, which `json.loads`, `int.from_bytes` and
-`np.frombuffer` take.
+follow in the order of the header. `raw[a:b].tobytes()` gives bytes, which `json.loads`, `int.from_bytes` and
+`np.frombuffer` accept.
 """
 
 HINTS = ("Where does the header end, counted from the first byte of the file? From there the offsets count.",

@@ -1,6 +1,6 @@
-"""Five exercises: rows that go to the cache, what the cache saves, a mask that counts positions wrongly, from a blank
-page a sampler's distribution, and Amdahl's law. One of your kernels goes into the model. `hint("append_rows")` gives
-a hint, and a second call a better one.
+"""Five exercises. Append rows to the cache, predict what the cache saves, repair a mask that counts positions wrongly,
+write a sampler's distribution from a blank page, and apply Amdahl's law. One kernel goes into the model.
+`hint("append_rows")` gives a hint, and a second call a better one.
 """
 
 FIRST_CELL = """import math

@@ -1,12 +1,12 @@
 """Into the cache
 
-A row of `qkv` holds the queries, the keys and the values of a token, `width` numbers each. A row of `cache` holds
-keys and values, 2 × `width`. `start[0]` tokens lie in the cache already; it is in device memory, so that a graph can
-be replayed for the next token. Block t has 32 threads and copies the keys and values of row t of `qkv` to row
+A row of `qkv` holds the queries, the keys and the values of a token, `width` elements each. A row of `cache` holds keys
+and values, 2 × `width`. `start[0]` says how many tokens are in the cache already; it is in device memory, so that a
+graph can be replayed for the next token. Block t has 32 threads and copies the keys and values of row t of `qkv` to row
 `start[0] + t` of `cache`. A row for which the cache has no room left is not copied. The queries are not copied.
 """
 
-HINTS = ("Three tokens lie in the cache, and two more come. Into which rows do they go? And which columns of qkv are "
+HINTS = ("Three tokens are in the cache, and two more come. Into which rows do they go? And which columns of qkv are "
          "keys?",
          "The row is start[0] + t. The columns width to 3 * width - 1 of qkv go to the columns 0 to 2 * width - 1 of "
          "the cache, 32 at a time.",
@@ -82,8 +82,7 @@ EQUIVALENT = {
 }
 
 AFTER = """
-This kernel has a place in the model. The next cell gives it to the lesson's GPT-2 and compares every activation with
-NumPy in float64.
+The next cell puts your kernel into the lesson's GPT-2 and compares every activation with NumPy in float64.
 
 # %%
 from labkit.models.load import load

@@ -1,15 +1,15 @@
 """From a blank page: temperature and top-k
 
 A sampler's first half, in NumPy. Keep the `k` largest of the logits (where several are as large as the last of them,
-any of these), divide what is kept by the temperature, and make probabilities of them with a softmax. All other tokens
-get 0. Return an array as long as `logits`, with the sum 1. Logits can be large: `np.exp(1000)` is infinite. What may
-be subtracted from all logits without changing the result?
+any of these), divide those by the temperature, and turn them into probabilities with a softmax. All other tokens get 0.
+Return an array as long as `logits`, with the sum 1. Logits can be large: `np.exp(1000)` is infinite. What may be
+subtracted from all logits without changing the result?
 
 Write `keep_likeliest(logits, temperature, k)`.
 """
 
 HINTS = ("If all logits become 5 larger, what happens to the probabilities?",
-         "np.argsort(-logits)[:k] are the places of the k largest. Take the largest logit away from them, divide by "
+         "np.argsort(-logits)[:k] are the indices of the k largest. Subtract the largest logit from them, divide by "
          "the temperature, exponentiate, and divide by the sum of what was kept.",
          "exponentials = np.exp((logits[kept] - logits.max()) / temperature); shares = np.zeros(logits.size); "
          "shares[kept] = exponentials / exponentials.sum().")

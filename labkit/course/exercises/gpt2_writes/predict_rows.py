@@ -1,12 +1,11 @@
 """Predict: what the cache saves
 
-A prompt of 10 tokens, 50 new ones, greedy. Every pass of the model takes some rows, one for each token that goes
-through its layers. How many rows is that in all, with the cache and without it? (From the last of the new tokens
-nothing more is computed.) And how many bytes does each token put into the cache of GPT-2 small, with 12 layers, 768
-wide, in float32?
+A prompt has 10 tokens, and greedy decoding adds 50. Every pass of the model computes one row for each token that goes
+through its layers; the last of the new tokens is not put in again. How many rows is that in all, with the cache and
+without it? And how many bytes does each token put into the cache of GPT-2 small, with 12 layers, 768 wide, in float32?
 """
 
-HINTS = ("Which passes does a text of three new tokens need? Write down the rows of each, with the cache and without.",
+HINTS = ("Which passes does a text of three new tokens need? How many rows has each, with the cache and without?",
          "With it: 10 rows, then one for each further token. Without it: 10 rows, then 11, then 12, and so on. The "
          "last token is not put in again.",
          "10 + 49; the sum of 10 to 59; and layers times two times width times four bytes.")

@@ -1,9 +1,9 @@
 """Find the bug: where the row is
 
-The softmax of some rows of scores under a causal mask, a warp for each row. Row t belongs to the query at position
-`start[0] + t` of the text, since `start[0]` tokens came in earlier passes; column j belongs to the key at position j.
-A query sees the keys up to its own position, and what it does not see gets 0. As long as a prompt comes in one pass,
-all is well. At the first token after it the model talks nonsense.
+This kernel computes the softmax of rows of scores under a causal mask, one warp per row. Row t belongs to the query at
+position `start[0] + t` of the text, since `start[0]` tokens came in earlier passes; column j belongs to the key at
+position j. A query sees the keys up to its own position, and what it does not see gets 0. As long as a prompt comes in
+one pass, the result is right. From the first token after it, the model talks nonsense.
 """
 
 HINTS = ("start[0] is 20 and a single row comes. At which position is its query, and how many keys does the kernel let "

@@ -1,6 +1,6 @@
 """
-Three exercises: a word in pieces, what padding costs, and from a blank page BERT's first launch, which has a place in
-the encoder. `hint("word_pieces")` gives a hint, and a second call a better one.
+Three exercises. Cut a word into pieces, work out what padding costs, and write BERT's first launch from a blank page;
+it then runs in an encoder. `hint("word_pieces")` gives a hint, and a second call a better one.
 """
 
 FIRST_CELL = """import math

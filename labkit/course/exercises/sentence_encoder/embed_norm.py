@@ -2,10 +2,10 @@
 
 Row t of `out` (T, C) begins as the sum of three rows: row `ids[t]` of `words`, row `types[t]` of `kinds` and row
 `positions[t]` of `places`. Then it is normalised: its mean is subtracted, the rest is divided by the root of its
-variance plus 1e-12, multiplied by `weight`, and `bias` is added; these two have C numbers each. `ids`, `types` and
-`positions` are (T,) int32, all else is float32. The launch has `(32, 4)` threads a block and a block for every four
-rows: a warp takes a row, `cuda.threadIdx.x` is the lane. The lanes of a row join their sums with shuffles. The sums
-of a row may be large and close together: take the mean off before you square.
+variance plus 1e-12, multiplied by `weight`, and `bias` is added; these two have C elements each. `ids`, `types` and
+`positions` are (T,) int32, all else is float32. A block has `(32, 4)` threads and computes four rows, one per warp;
+`cuda.threadIdx.x` is the lane. The lanes of a row combine their sums with shuffles. The sums of a row may be large and
+close together: subtract the mean before you square.
 
 Write `embed_norm(ids, types, positions, words, places, kinds, weight, bias, out)` from the decorator down.
 """

@@ -1,12 +1,12 @@
 """Predict: what padding costs
 
 A batch holds six sentences, of 4, 9, 12, 18, 25 and 44 tokens. How many rows go through the linear layers if each
-sentence is padded to 128 rows? If each is padded to the longest, rounded up to a multiple of 16? And if they are
-packed end to end? In attention each query of a sentence meets each key of it. How many such pairs has a head in the
-second form, if padding is computed like all else? And how many has it in the third?
+sentence is padded to 128 rows? If each is padded to the longest, rounded up to a multiple of 16? And if they are packed
+end to end? In attention each query of a sentence meets each key of it. How many such pairs does a head have in the
+second form, if padding is computed like everything else? And how many in the third?
 """
 
-HINTS = ("How many rows does a single sentence take in each of the three forms?",
+HINTS = ("How many rows does a single sentence have in each of the three forms?",
          "128 rows; 48 rows, the next multiple of 16 after 44; and its own tokens. The pairs of a sentence are the "
          "square of its rows.",
          "6 * 128; 6 * 48; the sum of the lengths; 6 * 48 * 48; and the sum of the squares of the lengths.")

@@ -1,6 +1,6 @@
 """A word in pieces
 
-`vocabulary` is a list of pieces, and the place of a piece in it is its id. A piece that continues a word begins with
+`vocabulary` is a list of pieces, and the index of a piece in it is its id. A piece that continues a word begins with
 `##`, as in `##ing`. Cut `word` as WordPiece does: take the longest piece that fits at the beginning, then the longest
 that continues it there, and so on. Return the list of ids. WordPiece never takes a piece back. Where nothing fits,
 however late in the word, the result is the id of `[UNK]` alone. `word` has at least one letter.

@@ -1,9 +1,9 @@
 """Find the bug: padding that takes part
 
-Attention of one head with 32 numbers, over sentences that are padded to S rows. `queries`, `keys`, `values` and `out`
-are (B × S, 32) float32, and `lengths` (B,) int32 says how many tokens each sentence has. A warp computes a row: 32
-threads a block, a block for each row. A token sees all tokens of its sentence and no others, and a row of padding
-gets 0. Padding may hold anything, NaN too. Alone, a sentence comes out right; beside a longer one, it does not.
+Attention of one head of width 32, over sentences that are padded to S rows. `queries`, `keys`, `values` and `out` are
+(B × S, 32) float32, and `lengths` (B,) int32 says how many tokens each sentence has. A block is one warp of 32 threads
+and computes one row. A token sees all tokens of its sentence and no others, and a row of padding gets 0. Padding may
+hold anything, even NaN. Alone, a sentence comes out right; in a batch with a longer one, it does not.
 """
 
 HINTS = ("What is the weight of a key of padding, and to which three numbers does it contribute?",

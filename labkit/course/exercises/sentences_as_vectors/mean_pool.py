@@ -1,10 +1,10 @@
 """The mean of a sentence
 
-`x` (T, C) float32 holds a row for each token of a batch. Sentence b has the rows `begins[b]` to
-`begins[b] + lengths[b] - 1`; both arrays are int32. Row b of `out` (B, C) is the mean of these rows, and zeros for a
-sentence without tokens. Rows that belong to no sentence may hold anything, NaN too. Sentences need not lie in the
-order of their numbers. The grid is `(blocks, B)` with 64 threads a block: `cuda.blockIdx.y` is the sentence, and each
-thread has one column; both are computed for you.
+`x` (T, C) float32 holds one row per token of a batch. Sentence b has the rows `begins[b]` to `begins[b] + lengths[b] -
+1`; both arrays are int32. Row b of `out` (B, C) is the mean of these rows, and zeros for a sentence without tokens.
+Rows that belong to no sentence may hold anything, even NaN. Sentences need not follow one another in order. The grid is
+`(blocks, B)`, in blocks of 64 threads: `cuda.blockIdx.y` is the sentence, and each thread has one column; both are
+computed for you.
 """
 
 HINTS = ("Which rows does the thread's sentence have, and by what is their sum divided? What is the sum of no rows?",
@@ -119,8 +119,8 @@ EQUIVALENT = {
 }
 
 AFTER = """
-It has a place in an encoder. The next cell gives it to a small one with random weights, and compares what each launch
-writes with NumPy in float64. One of the sentences is empty. What you did in lesson 30 can join: add `embed_norm=`.
+The next cell puts your kernel into a small encoder with random weights and compares what each launch writes with NumPy
+in float64. One of the sentences is empty. Your answer of lesson 30 can run with it: add `embed_norm=`.
 
 # %%
 encoder = yours.small_encoder()

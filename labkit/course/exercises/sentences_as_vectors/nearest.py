@@ -1,9 +1,9 @@
 """From a blank page: a search
 
-`passages` (N, C) float32 holds a row for each of N passages, and `query` (C,) the row of a question. None of them is
-scaled to length 1. Return the places of the `k` passages whose cosine with the query is largest, the largest first,
-as k whole numbers. Of equal ones any may come first. A passage of zeros has the cosine 0: it comes after those that
-point the query's way and before those that point the other way.
+`passages` (N, C) float32 holds one row per passage, and `query` (C,) is the row of a question. None of them is scaled
+to length 1. Return the indices of the `k` passages whose cosine with the query is largest, the largest first, as k
+whole numbers. Of equal ones any may come first. A passage of zeros has the cosine 0: it comes after those that point
+the query's way and before those that point the other way.
 
 Write the function `nearest(query, passages, k)`. NumPy does it all.
 """

@@ -1,15 +1,15 @@
 """Predict: what reaches an embedding
 
-To make it easy, the rows of this model have two numbers. After the last layer, a sentence has the rows (3, 0) and
-(0, 4). Its embedding is their mean, scaled to length 1. How long is the mean before it is scaled? What is the cosine
-of the embedding and the query (0, 1)?
+To make it easy, the rows of this model have only two elements. After the last layer, a sentence has the rows (3, 0) and
+(0, 4). Its embedding is their mean, scaled to length 1. How long is the mean before it is scaled? What is the cosine of
+the embedding and the query (0, 1)?
 
 Two kernels are wrong. One of them divides the sum by 16, the rows of a padded sentence, instead of 2. The other reads
 one row too many, which holds (1, −1). What is the cosine of the wrong embedding and the right one in each case?
 
-Last, a batch of the real width, 384. Twelve sentences are padded to 16 rows each, and have 16, 9, 16, 4, 16, 16, 7,
-11, 16, 2, 5 and 13 tokens. Each row of padding holds NaN in its first column and other numbers in the rest. A kernel
-multiplies the rows by a mask, takes the mean and scales it to length 1. How many of the 12 × 384 numbers are NaN?
+Last, a batch of the real width, 384. Twelve sentences are padded to 16 rows each, and have 16, 9, 16, 4, 16, 16, 7, 11,
+16, 2, 5 and 13 tokens. Each row of padding holds NaN in its first column and ordinary numbers in the rest. A kernel
+multiplies the rows by a mask, takes the mean and scales it to length 1. How many of the 12 × 384 elements are NaN?
 """
 
 HINTS = ("Which property of the mean is left when it has been scaled to length 1?",
