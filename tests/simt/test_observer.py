@@ -670,9 +670,9 @@ def test_grid_sync_that_some_blocks_miss():
 
 
 def _all_rungs():
-    import labkit.kernels.broadcast as broadcast
-    import labkit.kernels.elementwise as elementwise
-    import labkit.kernels.matmul.float32 as matmul
+    import labkit.kernels.ops.broadcast as broadcast
+    import labkit.kernels.ops.elementwise as elementwise
+    import labkit.kernels.ops.matmul as matmul
     from labkit.kernels.op import Op
 
     found = {}
@@ -684,7 +684,7 @@ def _all_rungs():
 
 
 RUNGS = _all_rungs()
-READS_AHEAD = {"matmul_pipelined"}  # beyond the last tile too, into registers that nothing uses
+READS_AHEAD = {"matmul_reads_ahead", "matmul_pipelined"}  # beyond the last tile too, into registers that nothing uses
 LARGE_TILES = {name for name in RUNGS if name.startswith("matmul_")} - {
     "matmul_naive", "matmul_coalesced", "matmul_tiled", "matmul_thread_coarsened", "matmul_register_tiled"
 }  # fmt: skip
