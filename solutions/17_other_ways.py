@@ -1,9 +1,9 @@
 # %% [markdown]
 # # 17 · Other ways to write a kernel: exercises
 #
-# Five exercises: masks on paper, a program of Triton's kind written by hand in Numba, a bug in the padding, a product
-# in tiles, and a reduction from a blank page. None needs a GPU, and none needs Triton or cuTile: what they teach is the
-# shape of such programs.
+# Seven exercises: masks on paper, a program of Triton's kind written by hand in Numba, a bug in the padding, a product
+# in tiles, a reduction from a blank page, and two bugs that the reductions of a Fortran library invite. None needs a GPU,
+# Triton or cuTile: they teach how such programs are built.
 
 # %%
 import math
@@ -13,6 +13,7 @@ from numba import float32
 
 from labkit import check, cuda, hint
 from labkit.kernels.libraries import cutile_model as ct
+from labkit.kernels.libraries.column_major import isamax, sasum
 
 # %% [markdown]
 # ## 1 · Predict: programs and masks

@@ -305,7 +305,7 @@ FIGURES = {
     "launch_cost": lambda: graphs_and_streams.launch_cost(here(recorded("launch_sizes"))),
     "two_readings": lambda: libraries.two_readings(2, 3),
     "libraries_masks": lambda: other_ways.masks(n=19, block=8),
-    "over_rows": lambda: libraries.over_rows(here(recorded("softmax_rows"))),
+    "over_rows": lambda: other_ways.over_rows(here(recorded("softmax_rows"))),
     "languages": other_ways.languages,
     "over_tiles": other_ways.over_tiles,
     "reductions": lambda: reductions.reductions(8),
