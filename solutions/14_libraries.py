@@ -4,9 +4,9 @@
 # Four exercises: the sizes and leading dimensions of a call, and three products, each in a single call of cuBLAS.
 # Without a GPU the calls go to the model in NumPy, which accepts and refuses the same arguments.
 #
-# One method works for all the products. Write down the transpose of what you want. Under each operand, write what cuBLAS
-# sees in its memory. Where the two differ, the flag is `OP_T`. The leading dimension is the length of a row of the array
-# in memory.
+# One method works for all the products. Write down the transpose of what you want. Under each operand, write what
+# cuBLAS sees in its memory. Where the two differ, the flag is `OP_T`. The leading dimension is the length of a row of
+# the array in memory.
 
 # %%
 import numpy as np

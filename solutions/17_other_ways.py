@@ -1,9 +1,9 @@
 # %% [markdown]
 # # 17 · Other ways to write a kernel: exercises
 #
-# Seven exercises: masks on paper, a program of Triton's kind written by hand in Numba, a bug in the padding, a product
-# in tiles, a reduction from a blank page, and two bugs that the reductions of a Fortran library invite. None needs a GPU,
-# Triton or cuTile: they teach how such programs are built.
+# Seven exercises: masks on paper, a program of Triton's kind written by hand in Numba, a bug in the padding, a
+# product in tiles, a reduction from a blank page, and two bugs that the reductions of a Fortran library invite. None
+# needs a GPU, Triton or cuTile: they teach how such programs are built.
 
 # %%
 import math

@@ -54,7 +54,7 @@ def over_rows(series: dict, recorded: dict | None | str = "auto") -> CourseFigur
     panels, below = gpu_panels(series, "softmax_rows", recorded)
     if not panels:
         return unrecorded("Softmax by BLAS over the number of rows")
-    figure, axes = new_figure([2.7] * len(panels), "Loops over library calls grow with every row",
+    figure, axes = new_figure([2.7] * len(panels), "Loops over library calls pay for every row",
                               "Softmax by BLAS over the number of rows: " + "; ".join(
                                   f"{taken(panel)}" + "".join(f", {line['name']} {number(line['ms'][0])} to "
                                                               f"{number(line['ms'][-1])} ms" for line in panel["lines"])
@@ -127,7 +127,8 @@ def languages(series: dict | None = None) -> CourseFigure | None:
     if series is None:
         return None
     jobs = series["jobs"]
-    figure, axes = new_figure([0.34 * len(job["rows"]) for job in jobs], "For sums the language makes no difference, for softmax it does",
+    figure, axes = new_figure([0.34 * len(job["rows"]) for job in jobs],
+                              "The language matters for softmax, not for sums",
                               "GB/s of vector addition and softmax in Numba, Triton and cuTile, "
                               + taken(series), gap=0.62, bottom=0.30)
     names = {"vector_add": "Vector addition", "softmax": "Softmax of each row"}
@@ -157,8 +158,8 @@ def over_tiles(series: dict | None = None) -> CourseFigure | None:
     series = series or measure.recorded_series("tile_sizes")
     if series is None:
         return None
-    figure, (ax,) = new_figure([2.6], "Small tiles leave threads without work", "Vector addition over the size of a tile, "
-                               + taken(series))
+    figure, (ax,) = new_figure([2.6], "Small tiles leave threads without work",
+                               "Vector addition over the size of a tile, " + taken(series))
     with rc_context(STYLE):
         leave_right(ax, [line["name"] for line in series["lines"]], 0.125)
         ends = []

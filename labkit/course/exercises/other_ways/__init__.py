@@ -1,6 +1,6 @@
-"""Seven exercises: masks on paper, a program of Triton's kind written by hand in Numba, a bug in the padding, a product
-in tiles, a reduction from a blank page, and two bugs that the reductions of a Fortran library invite. None needs a GPU,
-Triton or cuTile: they teach how such programs are built.
+"""Seven exercises: masks on paper, a program of Triton's kind written by hand in Numba, a bug in the padding, a
+product in tiles, a reduction from a blank page, and two bugs that the reductions of a Fortran library invite. None
+needs a GPU, Triton or cuTile: they teach how such programs are built.
 """
 
 import numpy as np
