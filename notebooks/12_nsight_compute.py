@@ -87,7 +87,7 @@ table([(name, row["time_us"] / 1000, row["load_sectors_per_request"], row["store
 # The first two counts are half of those made by hand, the mean of two loads{{ if half_the_sectors }}. Fewer than 4
 # means that lanes share a value, 4 is ideal for loads of 4 bytes, and 16 for loads of 16 bytes. So judge the counter by
 # what a lane loads: `vectorized` wastes nothing, and the naive kernel wastes most of what it moves. A kernel with
-# wasted sectors is cured first, whatever else the counters say (lessons 01, 04 and 22).
+# wasted sectors is cured first, before you read the other counters (lessons 01, 04 and 22).
 #
 # The last column is the other kind of waste: bytes that come from memory several times because they have left the
 # cache. The matrices have {{ 2 * 4 * 4096**2 / 1e9:.2f }} GB. Lesson 06 explains why the tiled kernel reads
@@ -140,7 +140,7 @@ table(rows, {"": "", "commonest reason": "", "warps": ".1f", "the next": "", "wa
 # for a place in it: `lg_throttle`. The coalesced kernel's loads get into the queue, and the warps wait for their data:
 # `long_scoreboard`. For the tiled kernels the queue of shared memory, `mio_throttle`, is among the
 # first{{ if mio_among_two }}, because that is where their loads go. The cause is the same unit each time. A stall
-# reason says at which point in the code warps wait, and not which unit is to blame, so look for a full unit first.
+# reason says where in the code warps wait. It does not say which unit is to blame, so look for a full unit first.
 #
 # In `register_blocked` the commonest reason is `not_selected`: the warp was ready, and the scheduler issued another
 # one. No other reason holds up even one warp{{ if nobody_waits }}. When that reason leads, more warps would be of no

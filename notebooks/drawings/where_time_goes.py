@@ -45,8 +45,9 @@ def timeline(*panels: dict) -> CourseFigure:
         raise ValueError("a panel holds no events; a time line needs at least one")
     present = [[row for row in TIMELINE_ROWS if any(event["row"] == row for event in panel["events"])]
                for panel in panels]
-    figure, axes = new_figure([0.40 * len(rows) + 0.1 for rows in present], "Where the time goes", "Time lines: "
-                              + "; ".join(panel["title"] for panel in panels), gap=0.92)
+    figure, axes = new_figure([0.40 * len(rows) + 0.1 for rows in present],
+                              "For most of the time the GPU waits for its host",
+                              "Time lines: " + "; ".join(panel["title"] for panel in panels), gap=0.92)
     with rc_context(STYLE):
         for ax, panel, rows in zip(axes, panels, present, strict=True):
             box = ax.get_position()
@@ -101,7 +102,8 @@ COPY_LINES = (
 
 def copy_cost(series: dict, recorded: dict | None | str = "auto") -> CourseFigure:
     """Time of a copy over its size: a price for the trip, then a price for each byte."""
-    return lines_over(series, "copy_sizes", recorded, "What a copy costs", "bytes", COPY_LINES, "bytes")
+    return lines_over(series, "copy_sizes", recorded, "A copy pays for its start, then for its bytes", "bytes",
+                      COPY_LINES, "bytes")
 
 
 # What the notebook that this lesson follows read from nsys for a matrix product in CUDA C++, in a cold process.
