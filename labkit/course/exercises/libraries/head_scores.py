@@ -1,7 +1,7 @@
 """The scores of one head, in place
 
 In GPT-2 the queries, keys and values of all heads come out of one product, side by side in one matrix `qkv`. Here it
-is small: 3 heads of width 4, so a row has 36 numbers. Columns 0 to 11 are the queries of heads 0, 1 and 2; columns 12
+is small: 3 heads of width 4, so a row has 36 elements. Columns 0 to 11 are the queries of heads 0, 1 and 2; columns 12
 to 23 are their keys; the rest are values.
 
 Compute the scores of head 1: its queries against its keys, divided by the square root of the width,
@@ -79,7 +79,7 @@ EXERCISE = FunctionExercise(
     domain=of(0, *SUMMED),
     demand=_by_cublas,
     wrong={"the leading dimension of a head that lies alone": Edit("k, row, q, row", "k, 4, q, 4"),
-           "head 0 in place of head 1": Edit("at(qkv, 4), at(qkv, 12 + 4)", "at(qkv, 0), at(qkv, 12)"),
+           "head 0 instead of head 1": Edit("at(qkv, 4), at(qkv, 12 + 4)", "at(qkv, 0), at(qkv, 12)"),
            "queries against queries": Edit("at(qkv, 12 + 4)", "at(qkv, 4)"),
            "keys against queries: the scores are transposed": Edit("k, row, q, row", "q, row, k, row"),
            "the factor 0.5 is missing": Edit("0.5", "1.0"),
