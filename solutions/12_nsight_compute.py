@@ -12,9 +12,9 @@ from labkit import check, hint
 # %% [markdown]
 # ## 1 · Predict: what ncu will read
 #
-# Nsight Compute's *sectors per request* are the quickest way to see whether a kernel wastes memory traffic. A request is
-# one load by all 32 lanes of a warp. A sector is 32 bytes, eight floats. How many sectors does one request touch, for
-# each of these loads of float32? All arrays begin where a sector begins.
+# Nsight Compute's *sectors per request* are the quickest way to see whether a kernel wastes memory traffic. A request
+# is one load by all 32 lanes of a warp. A sector is 32 bytes, eight floats. How many sectors does one request touch,
+# for each of these loads of float32? All arrays begin where a sector begins.
 
 # %%
 row = None  # x[i]
@@ -43,9 +43,9 @@ check("predict_requests", row=row, third=third, column=column, one=one, four=fou
 # lanes of a warp load from, as a NumPy array of integers, and the `width` in bytes of each load, 4, 8 or 16. Return how
 # many different sectors of 32 bytes these loads touch together. A lane that does not take part has the address -1.
 #
-# For example, `sectors_touched(np.array([0, 4, 8, 28, 32, -1]), 4)` is 2: the first four lanes share a sector, the fifth
-# needs the next one, and the last loads nothing. An address is a multiple of the width, so no load crosses the end of a
-# sector.
+# For example, `sectors_touched(np.array([0, 4, 8, 28, 32, -1]), 4)` is 2: the first four lanes share a sector, the
+# fifth needs the next one, and the last loads nothing. An address is a multiple of the width, so no load crosses the
+# end of a sector.
 
 # %%
 sectors_touched = None  # write the function here: def sectors_touched(addresses, width)

@@ -62,8 +62,8 @@ check("at_by_blas", at_by_blas)
 # ## 3 · The scores of one head, in place
 #
 # In GPT-2 the queries, keys and values of all heads come out of one product, side by side in one matrix `qkv`. Here it
-# is small: 3 heads of width 4, so a row has 36 elements. Columns 0 to 11 are the queries of heads 0, 1 and 2; columns 12
-# to 23 are their keys; the rest are values.
+# is small: 3 heads of width 4, so a row has 36 elements. Columns 0 to 11 are the queries of heads 0, 1 and 2; columns
+# 12 to 23 are their keys; the rest are values.
 #
 # Compute the scores of head 1: its queries against its keys, divided by the square root of the width,
 #
@@ -113,5 +113,5 @@ def batch_by_blas(a, b, out):
 check("batch_by_blas", batch_by_blas)
 
 # %% [markdown]
-# A second way needs no batch. The B matrices of `a` follow each other in memory, so they are one matrix of (B·M, K), and
-# one plain product is enough. Try it.
+# A second way needs no batch. The B matrices of `a` follow each other in memory, so they are one matrix of (B·M, K),
+# and one plain product is enough. Try it.

@@ -18,13 +18,13 @@ from labkit.kernels.libraries.column_major import isamax, sasum
 # %% [markdown]
 # ## 1 · Predict: programs and masks
 #
-# 100,000 elements are added by programs of 1,024. Rows of 781 elements go through softmax, a row a program, in a vector
-# whose length is a power of two.
+# 100,000 elements are added by programs of 1,024. Rows of 781 elements go through softmax, one row per program, in a
+# vector whose length is a power of two.
 #
 # - `programs`: how many programs does the addition launch?
-# - `masked`: how many places of its last program are masked?
+# - `masked`: how many slots of its last program are masked?
 # - `length`: how long is the vector of the softmax?
-# - `wasted`: how many of its places hold no element?
+# - `wasted`: how many of its slots hold no element?
 
 # %%
 programs, masked = None, None  # of the addition
@@ -48,8 +48,8 @@ check("predict_masks", programs=programs, masked=masked, length=length, wasted=w
 #     y = tl.load(y_ptr + offsets, mask=mask)
 #     tl.store(out_ptr + offsets, s * x + y, mask=mask)
 #
-# Take the compiler's part. A block of 64 threads does the work of one program of 256 elements, so each thread has four
-# of them. Which four is yours to choose; a compiler would see to it that neighbouring threads load neighbours.
+# Play the compiler. A block of 64 threads does the work of one program of 256 elements, so each thread has four of
+# them. Which four is up to you; a compiler would let neighbouring threads load neighbouring elements.
 
 
 # %%
@@ -125,7 +125,7 @@ check("padded_softmax", padded_softmax)
 # ## 4 · A product in tiles
 #
 # `out = a @ b`, written as in cuTile. The launcher is there: one block for each tile of 16 × 16 of `out`, and `steps`
-# says how many tiles lie along a row of `a`. Write what a block does. You have
+# is the number of tiles along a row of `a`. Write what a block does. You have
 #
 # - `ct.bid(0)` and `ct.bid(1)`: which row and which column of tiles
 # - `ct.full((16, 16), 0, ct.float32)`: a tile of zeros
@@ -229,10 +229,10 @@ check("peaks", peaks)
 # %% [markdown]
 # ## 7 · Find the bug: softmax of a row
 #
-# It passes for numbers from −10 to 10. `x` is a row of float32 on the host.
+# It is right for values from −10 to 10, and returns NaN for the row [−200, 100]. `x` is a row of float32 on the host.
 #
-# Mend it so that it is right for every row of finite numbers. You may leave BLAS for the maximum. Or stay with it: what
-# does a second `isamax` find, if you first subtract what the first one found?
+# Repair it for every row of finite values. You may find the maximum without BLAS. Or stay with BLAS: what does a second
+# `isamax` find, if you first subtract what the first one found?
 
 
 # %%

@@ -302,6 +302,7 @@ FIGURES = {
                                                     "The products of this lesson"),
     "timeline": _timeline,
     "copy_cost": lambda: where_time_goes.copy_cost(here(recorded("copy_sizes"))),
+    "remembered": graphs_and_streams.remembered,
     "launch_cost": lambda: graphs_and_streams.launch_cost(here(recorded("launch_sizes"))),
     "two_readings": lambda: libraries.two_readings(2, 3),
     "libraries_masks": lambda: other_ways.masks(n=19, block=8),

@@ -32,9 +32,9 @@ def one_call(*allowed: str):
     def demand(run) -> str | None:
         if run.calls and (len(run.calls) > 1 or run.calls[0] not in allowed):
             made = " and ".join(f"{run.calls.count(name)} of `{name}`" for name in dict.fromkeys(run.calls))
-            return f"The calls of cuBLAS are {made}, and asked for is a single call, of {asked}."
+            return f"The calls of cuBLAS are {made}; it should be a single call, of {asked}."
         if not run.calls:
-            return f"cuBLAS is not called, and asked for is one call of {asked}."
+            return f"cuBLAS is not called; it should be one call of {asked}."
         return on_the_device(run)
 
     return demand

@@ -75,6 +75,6 @@ EXERCISE = FunctionExercise(
 )
 
 AFTER = """
-A second way needs no batch. The B matrices of `a` follow each other in memory, so they are one matrix of (B·M, K), and
-one plain product is enough. Try it.
+A second way needs no batch. The B matrices of `a` follow each other in memory, so they are one matrix of (B·M, K),
+and one plain product is enough. Try it.
 """

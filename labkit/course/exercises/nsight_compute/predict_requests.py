@@ -1,8 +1,8 @@
 """Predict: what ncu will read
 
-Nsight Compute's *sectors per request* are the quickest way to see whether a kernel wastes memory traffic. A request is
-one load by all 32 lanes of a warp. A sector is 32 bytes, eight floats. How many sectors does one request touch, for
-each of these loads of float32? All arrays begin where a sector begins.
+Nsight Compute's *sectors per request* are the quickest way to see whether a kernel wastes memory traffic. A request
+is one load by all 32 lanes of a warp. A sector is 32 bytes, eight floats. How many sectors does one request touch,
+for each of these loads of float32? All arrays begin where a sector begins.
 """
 
 HINTS = ("Write down the byte addresses that lanes 0, 1 and 31 load. Which pieces of 32 bytes do all the lanes "

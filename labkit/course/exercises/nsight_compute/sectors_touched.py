@@ -4,9 +4,9 @@ Write the counter behind *sectors per request*. `sectors_touched(addresses, widt
 lanes of a warp load from, as a NumPy array of integers, and the `width` in bytes of each load, 4, 8 or 16. Return how
 many different sectors of 32 bytes these loads touch together. A lane that does not take part has the address -1.
 
-For example, `sectors_touched(np.array([0, 4, 8, 28, 32, -1]), 4)` is 2: the first four lanes share a sector, the fifth
-needs the next one, and the last loads nothing. An address is a multiple of the width, so no load crosses the end of a
-sector.
+For example, `sectors_touched(np.array([0, 4, 8, 28, 32, -1]), 4)` is 2: the first four lanes share a sector, the
+fifth needs the next one, and the last loads nothing. An address is a multiple of the width, so no load crosses the
+end of a sector.
 """
 
 HINTS = ("Which sector is the byte at address 100 in, if sectors have 32 bytes and the first begins at 0?",
