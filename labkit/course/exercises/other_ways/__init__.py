@@ -15,8 +15,6 @@ from labkit.kernels.libraries import cutile_model as ct
 from labkit.kernels.libraries.column_major import isamax, sasum
 """
 
-# Two are in Numba and take a program's shape by hand; one is a tile program, which runs on the model of cuTile.
-
 
 def wide(*arrays):
     return (array.astype(np.float64) for array in arrays)

@@ -12,8 +12,8 @@ contains range 3. In the lesson's table, `parent` is `[-1, 0, 0, 0, 0, 0]`, five
 """
 
 HINTS = ("An outer range of 10 ms holds one of 7 ms, and that one holds one of 3 ms. What are the three own times?",
-         "They are 3, 4 and 3: each range loses the ranges directly inside it, and nothing else. What is nested deeper is "
-         "in the child's total already.",
+         "They are 3, 4 and 3: each range loses the ranges directly inside it, and nothing else. What is nested deeper "
+         "is in the child's total already.",
          "Go through all ranges. Where a range is inside another one, subtract its total from that one's own time: "
          "own[outer] -= total[child].")
 POINTS = 1
