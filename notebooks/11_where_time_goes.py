@@ -50,7 +50,7 @@ overheads.product_trip(first)
 first
 
 # %% [markdown]
-# Here it is the same function again, in the same process. Which of the parts get shorter?
+# Now call the same function again, in the same process. Which parts of the program get shorter the second time?
 
 # %%
 second = ranges.Ranges("The second time")
@@ -160,7 +160,7 @@ table([(part, 1000 * second.ms(part), 1000 * loose.ms(part)) for part in ("copy 
 # ```
 #
 # Here is what `nsys` printed in that notebook, rearranged. It gives half of the time to the product and half to the
-# allocation. Where are the copies and the kernel, then, and what is wrong with these percentages?
+# allocation. What is wrong with such percentages?
 
 # %% tags=["hide-input"]
 total_us = sum(pictures.SOURCE_US.values())

@@ -123,8 +123,8 @@ table([(name, row["time_us"] / 1000, *(row[f"{unit}_percent"] for unit in ("dram
 #
 # In every cycle a scheduler picks one of its warps that is ready and issues its next instruction. For all the others
 # the counters record why they are not ready: the *stall reasons*. The table gives, for each instruction issued, how
-# many warps were waiting for the two commonest reasons. The first three kernels have the same full unit. Do their warps
-# wait for the same thing?
+# many warps were waiting for the two commonest reasons. The first four kernels fill the same unit. Do the warps of
+# kernels with the same full unit wait for the same thing?
 
 # %% tags=["hide-input"]
 rows = []
@@ -183,7 +183,7 @@ table(rows, {"": "", "commonest reason": "", "warps": ".1f", "the next": "", "wa
 #
 # Most programs can be repaired at the first three questions, before anyone opens a kernel. For the fourth there is a
 # picture, with kernels of this course as recorded on the H200, many of them from later lessons, under the limits of
-# memory and arithmetic. Which of them cannot be made faster except by moving fewer bytes?
+# memory and arithmetic. Which kernels can only be made faster by moving fewer bytes?
 
 # %%
 names = ("vector_add", "broadcast_add", "reduce_sum", "softmax", "masked_softmax_causal", "layernorm", "gelu",

@@ -49,8 +49,8 @@ table([(name, here[key] or None, h200[key], h200[key] * bandwidth / 12e3) for ke
 # graph it costs a fifth{{ if near(graph_share, 1 / 5) }}. The host does the launching, so the price depends on the
 # host: the same GPU in another machine gives other figures. Compare times of calls only if they come from the same run.
 #
-# The next figure has the cost over the size of the addition, each point one addition among many in a row. Predict where
-# the curve bends.
+# The next figure has the cost over the size of the addition, each point one addition among many in a row. Predict the
+# size at which the cost begins to grow.
 
 # %%
 pictures.launch_cost(overheads.launch_sizes())
@@ -65,7 +65,8 @@ pictures.launch_cost(overheads.launch_sizes())
 #
 # A *CUDA graph* is a list of launches that the driver keeps. Python records it once, and then launches all of it with
 # one call. Recording needs a *stream*, a queue of work for the GPU. A launch names its stream in the brackets after the
-# block. The next cell captures ten additions of 1 to an array of 2s, and launches nothing. What is `y[0]` at its end?
+# block. The next cell captures ten additions of 1 to an array of 2s, and launches nothing. What is `y[0]` after the
+# capture?
 
 # %%
 x, y = (cuda.to_device(np.full(1000, value, np.float32)) for value in (1, 2))
@@ -87,7 +88,7 @@ print(f"{graph.nodes} launches recorded; y[0] is {y.copy_to_host()[0]:.0f}")
 # out.)
 #
 # The arguments are recorded with each launch. Now launch the graph three times: as it is, after other values have been
-# copied into `x`, and after `x` has become the name of another array. What is `y[0]` after each?
+# copied into `x`, and after `x` has become the name of another array. What is `y[0]` after each of the three launches?
 
 # %%
 graph.launch()
@@ -155,7 +156,8 @@ pictures.baseline_table(overheads.fair_baseline(times=20))
 # and one kernel beats three, in labkit and in PyTorch{{ if one_beats_three }}. Comparing a fused kernel with three
 # calls from Python mostly measures Python.
 #
-# The ladder of the same operation has a large array. Does one kernel beat three there as well, and by what factor?
+# The ladder of the same operation times the kernels alone. Does one kernel beat three on a large array as well, and by
+# what factor?
 
 # %%
 plots.ladder(ladder(BIAS_GELU_ADD))

@@ -42,10 +42,12 @@ from labkit.measure.series import libraries as series
 blas.source()
 
 # %% [markdown]
+# That is where the calls of this lesson go on your machine.
+#
 # ## What the library sees
 #
 # NumPy stores a matrix of 2 × 3 as `a b c d e f`. A program reads the same memory as columns of three elements each.
-# Which matrix does it see?
+# Which matrix does that program see?
 
 # %%
 pictures.two_readings(2, 3)
@@ -70,7 +72,8 @@ show_source(gemm_column_major)
 # ## The wrong way
 #
 # `a` is M × K and `b` is K × N, row by row. The obvious call passes `a`, then `b`, and the length of a row as each
-# leading dimension. Let both matrices be square, so that no size can be wrong. What does the call compute?
+# leading dimension. Let both matrices be square, so that no size can be wrong. What does `gemm` compute from two square
+# matrices in the obvious order?
 
 # %%
 rng = np.random.default_rng(0)
@@ -87,7 +90,8 @@ print("out is a @ b:", np.allclose(out, a @ b, atol=1e-5), "  out is b @ a:", np
 # plausible. If the two matrices commute, for example because one is the identity, a test even passes.
 #
 # With matrices that are not square the same call has no meaning, and cuBLAS refuses it. The tempting repair is to
-# change the leading dimensions until the call is accepted. How many of the 20 elements are right then?
+# change the leading dimensions until the call is accepted. How many of the 20 elements are right when the call is
+# accepted?
 
 # %%
 a, b = uniform(rng, 5, 3), uniform(rng, 3, 4)
@@ -170,7 +174,7 @@ table([(found["where"], found["source"], f"{found['relative_error']:.4f}", found
 #
 # A function of cuBLAS returns a status. 0 is success; 7 is `CUBLAS_STATUS_INVALID_VALUE`. C raises no exception, so
 # nothing else happens: the program goes on. Here is the refused call again, as a C program would make it, with an `out`
-# full of −1, and then a call that wants more columns than there are. What does `out` hold after the first?
+# full of −1, and then a call that wants more columns than there are. What does `out` hold after the refused call?
 
 # %%
 d_out = cuda.to_device(np.full((5, 4), -1.0, np.float32))

@@ -36,12 +36,14 @@ table([("Numba", device.name()), ("BLAS", blas.source()),
       ["", "runs on"], note=tile_kernels.why_not())
 
 # %% [markdown]
+# Each of the four computes the same on any device; for times there are recordings.
+#
 # ## Softmax from library calls
 #
 # A softmax needs two reductions for each row, the maximum and the sum of the exponentials. Let the library do these,
 # and write only the two steps between them. It sounds economical. BLAS has `asum`, the sum of absolute values, which
-# for exponentials is their sum. And it has `isamax`, which returns an index, counted from 1 as in Fortran. If that is
-# the index of the maximum, what do the two return for [1, −7, 3]?
+# for exponentials is their sum. And it has `isamax`, which returns an index, counted from 1 as in Fortran, presumably
+# that of the maximum. What do `isamax` and `asum` return for [1, −7, 3]?
 
 # %%
 from labkit.kernels.libraries.blas_softmax import softmax_by_isamax, softmax_by_row_max, softmax_on_device
@@ -58,8 +60,8 @@ show_source(softmax_by_isamax)
 
 # %% [markdown]
 # The first test that comes to mind is a matrix of random numbers. Take 128 × 128 of them from −10 to 10, compare every
-# element with NumPy's, and add up the first row; do the same with two other forms, which come below. Does the test
-# notice?
+# element with NumPy's, and add up the first row; do the same with two other forms, which come below. Does a test with
+# values from −10 to 10 notice the wrong maximum?
 
 # %% tags=["hide-input"]
 table([(row["name"], f"{row['max_difference']:.1e}", row["first_row_sum"]) for row in series.softmax_check()["found"]],
@@ -109,7 +111,7 @@ show_source(softmax_on_device)
 
 # %% [markdown]
 # All three loop over the rows in Python. The kernel `softmax_warp` of lesson 16 handles all rows in a single launch.
-# How does the time of each grow with the number of rows, and from how many rows on?
+# How do the time of a loop over library calls and that of a single launch grow with the number of rows?
 
 # %%
 pictures.over_rows(series.softmax_rows())
@@ -178,10 +180,12 @@ if not triton_kernels.why_not():
 agree(VECTOR_ADD.with_rungs(*runs))
 
 # %% [markdown]
+# All are right, also at lengths that no block divides, where the mask and the end of the array matter.
+#
 # ## A power of two
 #
 # Both languages require the length of a vector to be a power of two, so that it can be dealt out evenly to the lanes of
-# a few warps. What happens if you ask cuTile for tiles of 12?
+# a few warps. What happens if you want tiles of 12 from cuTile?
 
 # %%
 n = 2**12
@@ -206,6 +210,8 @@ except ImportError as error:
     print(error)
 
 # %% [markdown]
+# So a program in cuTile can be checked and translated without a GPU. To run it, you need one.
+#
 # ## Softmax, and what to pad with
 #
 # A row of 781 elements does not fill a vector of 1,024. The rest of the vector is *padding*, and the program says what
@@ -293,8 +299,8 @@ pictures.over_tiles(series.tile_sizes())
 #
 # So the suspect is occupancy (lesson 03). cuTile's decorator takes a hint with that name: how many blocks an SM should
 # hold. With `ct.kernel(occupancy=4)` the same program has to make do with {{ 65536 // (4 * 256) }} registers per
-# thread, and with 8 it has {{ 65536 // (8 * 256) }} for {{ 8192 // 128 }} elements. How does the time change with a
-# hint of 2, 4 and 8?
+# thread, and with 8 it has {{ 65536 // (8 * 256) }} for {{ 8192 // 128 }} elements. How does the time of the softmax
+# change with an occupancy hint of 2, 4 and 8?
 
 # %% tags=["hide-input"]
 hints = series.tile_hints() or measure.recorded_series("tile_hints", gpu="NVIDIA H200")
