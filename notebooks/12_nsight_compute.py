@@ -62,19 +62,17 @@ print(report[report.index("    Section: GPU Speed"):])
 # Throughput* is the largest of the memory units, so it repeats that value. DRAM, the GPU's memory, delivers
 # {{ tiled.dram_percent:.0f }}% of what it could, so this kernel is not limited by the memory that we usually mean.
 #
-# That is how to read a report: throughputs first. If one of them is near 100%{{ example }}, that unit is the limit, and
-# the question is how to give it less to do. If none is, the warps are waiting for something. The rest of the report
-# describes the launch: registers, shared memory, waves, and *occupancy* (lesson 03). It is nearly complete here and
-# does not help. More warps hide latency, but a unit that is always busy does not get faster when more warps queue for
-# it.
+# So read the throughputs first. If one of them is near 100%{{ example }}, that unit is the limit, and the question is
+# how to give it less to do. If none is, the warps are waiting for something. The rest of the report describes the
+# launch: registers, shared memory, waves, and *occupancy* (lesson 03). It is nearly complete here and does not help.
+# More warps hide latency, but a unit that is always busy does not get faster when more warps queue for it.
 #
 # ## Is the traffic wasted?
 #
-# One counter belongs to the memory and says most about a kernel's code: *sectors per request*, the mean number of
-# sectors of 32 bytes that one load of a warp touches. When 32 lanes load neighbouring values of 4 bytes, that is 4.
-# Lesson 06 counted by hand: 17 sectors for the two loads of the naive kernel, 4 for those of the coalesced one. The
-# kernel called `vectorized` loads 16 bytes with each lane (lesson 07). What does the counter say for each of the four
-# kernels in the next table?
+# The counter that says most about a kernel's code is *sectors per request*, the mean number of sectors of 32 bytes that
+# one load of a warp touches. When 32 lanes load neighbouring values of 4 bytes, that is 4. Lesson 06 counted by hand:
+# 17 sectors for the two loads of the naive kernel, 4 for those of the coalesced one. The kernel called `vectorized`
+# loads 16 bytes with each lane (lesson 07). What does the counter say for each of the four kernels in the next table?
 
 # %% tags=["hide-input"]
 ladder = {row["name"].removeprefix("matmul_"): row for row in counted["ops"]["matmul"]["rows"]}
@@ -122,9 +120,10 @@ table([(name, row["time_us"] / 1000, *(row[f"{unit}_percent"] for unit in ("dram
 # ## What do the warps wait for?
 #
 # In every cycle a scheduler picks one of its warps that is ready and issues its next instruction. For all the others
-# the counters record why they are not ready: the *stall reasons*. The table gives, for each instruction issued, how
-# many warps were waiting for the two commonest reasons. The first four kernels fill the same unit. Do the warps of
-# kernels with the same full unit wait for the same thing?
+# the counters record why not: the *stall reasons*. The table gives the two commonest as warps that waited, added up
+# over the cycles from one issued instruction to the next. A scheduler has 16 warps{{ hardware }}, so a larger sum means
+# that many cycles pass without an instruction. The first four kernels fill the same unit. Do the warps of kernels with
+# the same full unit wait for the same thing?
 
 # %% tags=["hide-input"]
 rows = []
@@ -157,7 +156,7 @@ table(rows, {"": "", "commonest reason": "", "warps": ".1f", "the next": "", "wa
 # 1. **Is the GPU busy at all?** A timeline shows it (Nsight Systems, lesson 11). Gaps are the host's: launches that
 #    cost more than their kernels (a graph, lesson 13), a `synchronize` that is not needed, a first call (cold start).
 # 2. **With kernels or with copies?** Copy less, copy once, copy many small arrays as one, from pinned memory (lesson
-#    11), and beside a kernel (lesson 13).
+#    11), and while a kernel runs (lesson 13).
 # 3. **Which kernel takes the most time?** Improve only that one. Making a tenth of the time twice as fast saves a
 #    twentieth.
 # 4. **How far is it from its roof?** Divide the bytes that have to move by the bandwidth, and the flops by the peak

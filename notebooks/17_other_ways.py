@@ -198,19 +198,10 @@ except Exception as error:  # cuTile's own error, or the model's
     print(f"tiles of 12: {type(error).__name__}: {str(error).splitlines()[0]}")
 
 # %% [markdown]
-# The error comes at compile time, before anything runs. cuTile's front end, which translates Python into *Tile IR*,
-# needs no GPU. Where the package is installed you can watch it work. Turning Tile IR into a GPU's machine code is the
-# job of its compiler, tileiras, which comes with CUDA 13.3 for a GPU like the H200.
-
-# %%
-try:
-    code = tile_kernels.translate(tile_kernels.vector_add_tiles, tile=16)
-    print(f"{len(code)} bytes of Tile IR for tiles of 16")
-except ImportError as error:
-    print(error)
-
-# %% [markdown]
-# So a program in cuTile can be checked and translated without a GPU. To run it, you need one.
+# The error comes at compile time, before anything runs. cuTile's front end translates Python into *Tile IR*, and needs
+# no GPU for that: where the package is installed, `tile_kernels.translate(tile_kernels.vector_add_tiles, tile=16)`
+# returns it. Turning Tile IR into a GPU's machine code is the job of its compiler, tileiras, which comes with CUDA
+# 13.3.
 #
 # ## Softmax, and what to pad with
 #
@@ -362,8 +353,6 @@ table([(", ".join(f"{name} = {value}" for name, value in row["hints"].items()) o
 # - By trial, find the smallest x for which a row [−x, x] breaks `softmax_by_isamax`. Then explain its size.
 # - Copy `softmax_tiles` into a cell and leave out `padding_mode`. Predict the result for a row of 5 on the model, and
 #   say why cuTile promises nothing about it.
-# - `pictures.masks(n, 8)`: for which n is nothing masked? What share of softmax's work is wasted on a row of 1,025,
-#   which needs a vector of 2,048?
 # - The two curves over the size of a tile are on top of each other, and up to 128 they double with every step. What
 #   does that say about what the GPU is waiting for? How many blocks per second does the H200 start?
 # - With a GPU: launch `triton_kernels.softmax_kernel` by hand with `num_warps=1` and with 32. Predict first which of
