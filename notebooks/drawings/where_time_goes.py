@@ -2,7 +2,7 @@
 
     timeline(panel, ...)    ranges, driver calls and the GPU's work as bars along time
     copy_cost(series)       what a copy costs, over sizes
-    trips_table(...)        the parts of a small product: the article's, recorded and taken here
+    trips_table(...)        the parts of a small product: the notebook's, recorded and taken here
 """
 
 from __future__ import annotations
@@ -112,18 +112,18 @@ SOURCE_US = {"matrix product": 125_366.415, "allocate": 125_357.659, "copy to th
 
 
 def trips_table(first: list[dict], second: list[dict], recorded: dict | None = None) -> PlainTable:
-    """The parts of the small product in microseconds: the article's, a recorded GPU's cold and warm, and two trips
+    """The parts of the small product in microseconds: the notebook's, a recorded GPU's cold and warm, and two trips
     taken here, each as Ranges.to_json() gives it."""
     recorded = recorded or measure.recorded_series("cold_start", gpu="NVIDIA H200")
     columns = [SOURCE_US, *({one["path"][-1]: 1000 * one["ms"] for one in trip}
                             for trip in (recorded["trips"][0], recorded["trips"][-1], first, second))]
     rows = [(part, *(number(column.get(part)) for column in columns)) for part in SOURCE_US]
     gpu = recorded["where"].removeprefix("NVIDIA ")
-    notes = ["Microseconds, by the host's clock. The article timed with nsys; its ranges do not wait for the device.",
+    notes = ["Microseconds, by the host's clock. That notebook timed with nsys; its ranges do not wait for the device.",
              f"Here: {measure.where()}.",
              f"{recorded['where']}, {recorded['date']}: a fresh process; before the first range it imported "
              f"labkit and Numba ({recorded['import_ms']:,.0f} ms)."]
-    return PlainTable("A small product, end to end", ("part", "source, cold", f"{gpu}, cold", f"{gpu}, warm",
+    return PlainTable("A small product, end to end", ("part", "that notebook, cold", f"{gpu}, cold", f"{gpu}, warm",
                                                       "here, first", "here, second"), tuple(rows), tuple(notes))
 
 

@@ -32,9 +32,9 @@ def sectors_touched(addresses, width):
 from labkit.course.exercises import Edit, FunctionExercise
 
 
-def _addresses(rng, lanes, width, step, idle):
-    """Lanes `step` loads apart, in a random order, from an arbitrary load on; `idle` of them do not take part."""
-    addresses = width * (int(rng.integers(0, 50)) + step * rng.permutation(lanes))
+def _addresses(rng, lanes, width, step, idle, first):
+    """Lanes `step` loads apart, in a random order, from load `first` on; `idle` of them do not take part."""
+    addresses = width * (first + step * rng.permutation(lanes))
     addresses[rng.permutation(lanes)[:idle]] = -1
     return addresses.astype(np.int64), width
 
@@ -43,12 +43,13 @@ EXERCISE = FunctionExercise(
     name="sectors_touched",
     reference=lambda addresses, width: len({int(address) // 32 for address in addresses if address >= 0}),
     inputs=_addresses,
-    sizes=tuple(dict(zip(("lanes", "width", "step", "idle"), size, strict=True)) for size in (
-        (32, 4, 1, 0), (32, 4, 0, 0), (32, 4, 3, 0), (32, 4, 64, 0), (32, 16, 1, 0), (32, 8, 2, 5), (32, 4, 1, 31),
-        (32, 4, 5, 8), (32, 4, 1, 32))),
+    sizes=tuple(dict(zip(("lanes", "width", "step", "idle", "first"), size, strict=True)) for size in (
+        (32, 4, 1, 0, 0), (32, 4, 0, 0, 9), (32, 4, 3, 0, 5), (32, 4, 64, 0, 0), (32, 16, 1, 0, 1), (32, 8, 2, 5, 3),
+        (32, 4, 1, 31, 2), (32, 4, 5, 8, 7), (32, 4, 1, 32, 0))),
     domain="Its inputs are addresses, and `sizes` has lanes that share a sector, lanes that do not, and idle lanes.",
     wrong={
         "idle lanes are counted, as if -1 were an address": Edit("addresses[addresses >= 0]", "addresses"),
+        "the lane at address 0 is left out, as if it were idle": Edit("addresses >= 0", "addresses > 0"),
         "every lane is counted, though lanes share sectors": Edit("np.unique(taking_part // 32).size",
                                                                   "taking_part.size"),
         "addresses are counted, and a sector holds several": Edit("taking_part // 32", "taking_part"),
