@@ -5,290 +5,72 @@
 #
 # You will learn
 #
+# - what a softmax made of library calls costs, and which row breaks it
 # - how a program over a block of elements differs from the program of a thread
-# - what Triton and cuTile decide for you, and what they still want to know
-# - when that is a gain, and how to notice when it is not
-
-# %% [markdown]
+# - what Triton and cuTile decide for you, what they still want to know, and how to notice when they decide badly
+#
 # ## The problem
 #
-# Two jobs that you know: the sum of two vectors, and softmax of each row. Three languages, all of them Python to look
-# at. In Numba you write what one thread does. In *Triton* and in *cuTile* you write what a whole block does, with
-# vectors in place of numbers, and a compiler finds out what each thread has to do.
+# The last two lessons built a softmax by hand: loops, shuffles, trees, barriers. There are shorter ways to get one. You
+# can assemble it from calls of a library, as lesson 14 did with products. Or you can write it in *Triton* or *cuTile*,
+# two languages embedded in Python in which you say what a whole block does, and a compiler works out what each thread
+# has to do. This lesson tries all three on softmax, and the two languages on the sum of two vectors as well. What do
+# they cost, and what do they take off your hands?
 #
-# Each of the three runs here in some way. Where there is no GPU, the programs in Triton run in Triton's interpreter, if
-# Triton is installed, and those in cuTile on a small model of it in NumPy. That shows what they compute, and nothing
-# about speed.
+# Each of them runs here in some form. Without a GPU, the library is the model of cuBLAS from lesson 14, programs in
+# Triton run in Triton's interpreter if it is installed, and those in cuTile on a small model of it in NumPy. These show
+# what a program computes, and nothing about its speed.
 
 # %%
-from labkit import device
+import numpy as np
+
+from labkit import agree, cuda, device, measure, show_source, table
+from labkit.course.drawings import other_ways as pictures
+from labkit.kernels.libraries import blas
 from labkit.kernels.libraries import cutile as tile_kernels
 from labkit.kernels.libraries import triton as triton_kernels
-
-print("Numba:  on", device.name())
-print("Triton: on", triton_kernels.why_not() or triton_kernels.where())
-print("cuTile: on", tile_kernels.where())
-print(tile_kernels.why_not())
-
-# %% [markdown]
-# ## Prediction
-#
-# Vector addition is bound by memory: 12 bytes for one addition. Before you go on, write down how the three languages
-# will compare on a GPU for 2^28 elements, and how they will compare for softmax of 8,192 rows of 8,192. Which decision
-# could make one of them slow?
-
-# %% [markdown]
-# ## A thread, a program, a tile
-#
-# The kernel of lesson 01 first. One thread has one element, and a guard for the threads that have none.
-
-# %%
-from labkit import show_source
-from labkit.kernels.elementwise import vector_add_per_thread_kernel
-
-show_source(vector_add_per_thread_kernel)
-
-# %%
-show_source(triton_kernels.add_kernel)
-
-# %% [markdown]
-# A *program* of Triton has a number, `program_id`, and no threads. `tl.arange(0, BLOCK)` is a vector of BLOCK numbers,
-# and so is everything that is made from it: `offsets`, `mask`, `a`, `b`. A pointer plus a vector is a vector of
-# pointers. The guard has become the mask, a vector of true and false: where it is false, nothing is loaded or stored.
-# BLOCK is a `constexpr`, known when the program is compiled, because a vector in registers must have a known length.
-
-# %%
-show_source(tile_kernels.vector_add_tiles)
-
-# %% [markdown]
-# In cuTile even the pointers are gone. An array is cut into *tiles* of a given shape, `bid(0)` is the block's number,
-# and `load` fetches the tile with that number. There is no mask: an array knows its length, and what a store has beyond
-# the end is dropped. A tile is a value, as a number is. It has no address and cannot be written to.
-
-# %%
-from labkit.course.drawings import other_ways as pictures
-
-pictures.masks(n=19, block=8)
-
-# %% [markdown]
-# The two rows of the picture cover the same elements, and the same five are missing at the end. What differs is who
-# knows about threads. In Numba you chose how many there are and which element each one has. In the other two you chose
-# how large a block is, and nothing else.
-
-# %% [markdown]
-# ## The same sums
-#
-# As far as `agree` is concerned, a program in another language is one more rung: it gets the arrays, and what it writes
-# is compared with a float64 sum. One rounding is at most half of the error allowed.
-
-# %%
-from labkit import agree
-from labkit.kernels.elementwise import vector_add_per_thread
-from labkit.kernels.ops.elementwise import VECTOR_ADD
-
-runs = [vector_add_per_thread, tile_kernels.vector_add_cutile]
-if not triton_kernels.why_not():
-    runs.append(triton_kernels.vector_add_triton)
-agree(VECTOR_ADD.with_rungs(*runs))
-
-# %% [markdown]
-# The notebook that this course set out from adds 2^12 elements in tiles of 2^4.
-
-# %%
-import numpy as np
-
-from labkit import cuda
-
-n, tile = 2**12, 2**4
-a, out = cuda.to_device(np.ones(n, np.float32)), cuda.device_array(n, np.float32)
-tile_kernels.vector_add_cutile(a, a, out, tile=tile)
-print(f"{n} elements in tiles of {tile}: {-(-n // tile)} blocks; {(out.copy_to_host() == 2).sum()} elements are right")
-
-# %% [markdown]
-# ## A power of two
-#
-# Both languages want the length of a vector to be a power of two. A warp has 32 lanes, a block has some warps, and a
-# vector has to be dealt out to them evenly. Ask cuTile for a tile of 12:
-
-# %%
-try:
-    tile_kernels.vector_add_cutile(a, a, out, tile=12)
-except Exception as error:  # cuTile's own error, or the model's
-    print(f"{type(error).__name__}: {str(error).splitlines()[0]}")
-
-# %% [markdown]
-# That is said when the program is compiled, not when it runs. cuTile's front end needs no GPU for it. Where the package
-# is installed, it can also be watched at its work: from Python to *Tile IR*. To turn that into a GPU's code takes its
-# compiler, tileiras, which comes with CUDA 13.3 for a GPU like the H200.
-
-# %%
-try:
-    code = tile_kernels.translate(tile_kernels.vector_add_tiles, tile=16)
-    print(f"{len(code)} bytes of Tile IR for tiles of 16")
-except ImportError as error:
-    print(error)
-
-# %% [markdown]
-# ## Softmax, and what to pad with
-#
-# A row of 781 numbers does not fill a vector of 1,024. For a sum the padding would have to be 0. What must it be for
-# the maximum, if every number in the row may be negative? Look for the answer in both sources.
-
-# %%
-show_source(triton_kernels.softmax_kernel)
-
-# %%
-show_source(tile_kernels.softmax_tiles)
-
-# %% [markdown]
-# Minus infinity serves twice. It never is the maximum, and exp makes 0 of it, which adds nothing to the sum. Both
-# programs take the whole row into one vector, subtract, exponentiate, divide. There is no loop, no barrier and no
-# shared memory to be seen. In lesson 15 the same takes shuffles, trees and two barriers.
-
-# %%
-from labkit.kernels.ops.softmax import SOFTMAX
-from labkit.kernels.softmax.rows import softmax_warp
-
-runs = [softmax_warp, tile_kernels.softmax_cutile]
-if not triton_kernels.why_not():
-    runs.append(triton_kernels.softmax_triton)
-agree(SOFTMAX.with_rungs(*runs))
-
-# %%
-rng = np.random.default_rng(0)
-x = (50 * rng.standard_normal((4, 781)) - 300).astype(np.float32)  # nothing above 0
-for softmax in runs:
-    out = cuda.to_device(np.full(x.shape, np.nan, np.float32))
-    softmax(cuda.to_device(x), out)
-    print(f"{softmax.__name__:16} the rows add up to", *(f"{total:.6f}" for total in out.copy_to_host().sum(axis=1)))
-
-# %% [markdown]
-# ## On a GPU
-#
-# All in one run, on the same arrays, with cold caches, every result checked before it was timed. Your prediction is for
-# this figure.
-
-# %%
 from labkit.measure.series import libraries as series
 
-here = series.three_languages()  # None without a GPU
-pictures.languages(here)
-
-# %%
-from labkit import measure
-
-h200 = measure.recorded_series("three_languages", gpu="NVIDIA H200")
-add, softmax = (job["rows"] for job in h200["jobs"])
-code = h200["triton_code"]["add_kernel"]
-
-versions = h200["versions"]
-print(f"{h200['where']}, {h200['date']}, Triton {versions['triton']}, cuda-tile {versions['cuda-tile']}")
-for row in (*add, *softmax):
-    print(f"  {row['name']:32} {row['ms']:.3f} ms {row['gbs']:8,.0f} GB/s")
-print(f"Triton's add_kernel: {code['warps']} warps, {code['registers']} registers a thread, "
-      f"{code['vector_loads']} loads, each of 128 bits")
+table([("Numba", device.name()), ("BLAS", blas.source()),
+       ("Triton", triton_kernels.why_not() or triton_kernels.where()), ("cuTile", tile_kernels.where())],
+      ["", "runs on"], note=tile_kernels.why_not())
 
 # %% [markdown]
-# The sums first. Triton, cuTile and PyTorch are within one percent of each other{{ if max(fast) / min(fast) < 1.01 }},
-# and so is the rung of lesson 01 that loads four elements ahead. The plain kernel in Numba reaches four
-# fifths{{ if near(numba_share, 4 / 5) }} of that. Its thread asks for two numbers and waits. In Triton the program says
-# 1,024 elements and nothing about threads, and the compiler made of it what that rung does by hand: 128 threads with 8
-# elements each, four loads of 128 bits before the first addition.
+# Each of the four computes the same on any device; for times there are recordings.
 #
-# It does so only when it knows enough. Triton looks at the arguments of a launch: a pointer that is divisible by 16, an
-# n that is divisible by 16. I compiled the same program twice for the H200, without launching it. Told that n is
-# divisible by 16, it has 4 loads of 128 bits. Not told, it has 16 loads of 32 bits, since the mask may end within a
-# vector. One more element in the array, and another program runs.
-#
-# The tiles of 16 from above were the source's, not mine. Triton gives a program 128 threads, if nothing else is said.
-# What will they do with 16 elements? Predict the curve.
-
-# %%
-pictures.over_tiles(series.tile_sizes())
-
-# %% [markdown]
-# With 16 elements most of the threads have nothing to do, and a block costs its start, however little it does. Half the
-# elements in a block are twice the blocks, and on the H200 twice{{ if near(tiles[0] / tiles[1], 2) }} the time. From
-# 256 on{{ if halves_until_256 }}, two for each thread, memory is what it waits for, and the size makes no difference.
-#
-# Softmax surprised me twice. PyTorch's own takes twice{{ if near(torch_over_triton, 2, 0.12) }} as long as the other
-# two. Compiled, it takes {{ compiled_longer:.0% }} longer than Triton's program here: `torch.compile` writes a Triton
-# kernel, too, but one that goes over the row twice, the second time in the cache. And cuTile's, with the shortest
-# source of all, takes longer still.
-#
-# To find out I compiled it offline for the H200, as `translate(..., output="cubin")` does, told tileiras 13.3 that the
-# rows are well aligned, and read the machine code. A block has 256 threads, of which 128 compute: each holds 64 numbers
-# of the row in registers. The other 128 carry the result away with the tensor memory accelerator. The kernel has 255
-# registers{{ compiled }} a thread, the most there can be, and 256 × 255 registers{{ hardware }} are nearly all that a
-# multiprocessor has. So there is room for one block at a time. While it computes, nothing is loaded, and while it
-# stores, nothing is computed. Triton's program was launched with {{ triton_warps }} warps and has
-# {{ triton_registers }} registers a thread, so four of its blocks share a multiprocessor, and one can load while
-# another computes.
-#
-# In Triton the number of warps is one that I chose, in the launcher. In cuTile I left it all to the compiler, as one
-# should at first. Its decorator takes hints, and `occupancy` is the one that fits the suspicion: how many blocks a
-# multiprocessor should hold. With `ct.kernel(occupancy=4)` the same program has to do with {{ 65536 // (4 * 256) }}
-# registers a thread. Write down what you expect of 2, 4 and 8. At 8, a thread has {{ 65536 // (8 * 256) }} registers
-# for its {{ 8192 // 128 }} numbers, and the compiler moves some of them to memory and back. The next cell tries it
-# where cuTile runs, and elsewhere shows the H200's run.
-
-# %%
-hints = series.tile_hints() or measure.recorded_series("tile_hints", gpu="NVIDIA H200")
-print(f"{hints['where']}, {hints['date']}")
-for row in hints["found"]:
-    words = ", ".join(f"{name} {value}" for name, value in row["hints"].items()) or "no hint"
-    print(f"  {words:34} {row['ms']:.3f} ms {row['gbs']:8,.0f} GB/s")
-
-# %% [markdown]
-# On the H200 the suspicion was right. With room for four blocks the same source takes less than
-# half{{ if hints[2].ms / hints[0].ms < 0.5 }} of its time, and stands within a few percent of Triton's program and of
-# our kernel. Two blocks go two thirds{{ if near(two_blocks_gain, 2 / 3) }} of the way. Eight are slower than no hint at
-# all{{ if hints[3].ms > hints[0].ms }}: what no longer fits the registers goes through memory. One word to the compiler
-# was worth more than anything I could have changed in the program.
-
-# %%
-
-import numpy as np
-
-from labkit import agree, cuda, measure, show_source
-from labkit.course.drawings import libraries as pictures
-from labkit.kernels.libraries import blas, blas_softmax
-from labkit.kernels.libraries.blas_softmax import softmax_by_isamax, softmax_by_row_max, softmax_on_device
-from labkit.measure.series import libraries as series
-
-blas.source()
-
-# %% [markdown]
 # ## Softmax from library calls
 #
-# Softmax turns a row of numbers into positive ones that add up to 1:
-#
-# $$\text{out}_c = \frac{e^{x_c - m}}{\sum_j e^{x_j - m}} \qquad m = \max_j x_j$$
-#
-# Mathematically m cancels. Numerically it keeps $e^x$ in range: in float32, exp of 89 is infinite. Lesson 15 writes a
-# kernel for this. Here is an idea that looks economical: let the library do the reductions, and write only the two
-# steps between. BLAS has `asum`, the sum of absolute values, which for exponentials is their sum. And it has `isamax`,
-# the index of the largest element. Fortran counts from 1, and so does `isamax`: mind the `index - 1`.
+# A softmax needs two reductions for each row, the maximum and the sum of the exponentials. Let the library do these,
+# and write only the two steps between them. It sounds economical. BLAS has `asum`, the sum of absolute values, which
+# for exponentials is their sum. And it has `isamax`, which returns an index, counted from 1 as in Fortran, presumably
+# that of the maximum. What do `isamax` and `asum` return for [1, −7, 3]?
 
 # %%
+from labkit.kernels.libraries.blas_softmax import softmax_by_isamax, softmax_by_row_max, softmax_on_device
+
 x = cuda.to_device(np.array([1, -7, 3], np.float32))
-print("of [1, -7, 3]: isamax", blas.isamax(3, x), "  asum", blas.asum(3, x))
+print("isamax", blas.isamax(3, x), "  asum", blas.asum(3, x))
+
+# %% [markdown]
+# `asum` returns 11, as it should. But `isamax` returns 2, and element number 2 is −7. The *a* in its name stands for
+# absolute value. Here is a softmax that overlooks this:
+
+# %%
 show_source(softmax_by_isamax)
 
 # %% [markdown]
-# Element number 2 is −7, and the sum is 11. Remember both.
-#
-# The notebook that this course follows tests its softmax with 128 × 128 numbers from −10 to 10: it compares each
-# element with a CPU's within 1e-5, and prints the sum of the first row. Its output was: results match, sum of the first
-# row 1.000000{{ quoted }}. Here is the same test for three forms; the second and the third come below.
+# The first test that comes to mind is a matrix of random numbers. Take 128 × 128 of them from −10 to 10, compare every
+# element with NumPy's, and add up the first row; do the same with two other forms, which come below. Does a test with
+# values from −10 to 10 notice the wrong maximum?
 
-# %%
-for row in series.softmax_check()["found"]:
-    print(f"{row['name']:20} difference {row['max_difference']:.1e}   row 0 adds up to {row['first_row_sum']:.6f}")
+# %% tags=["hide-input"]
+table([(row["name"], f"{row['max_difference']:.1e}", row["first_row_sum"]) for row in series.softmax_check()["found"]],
+      {"": "", "largest difference": "", "sum of the first row": ".6f"})
 
 # %% [markdown]
-# All three match. Now a row that the test does not have: −200 and 100. Before you run it, go through the code above
-# with a pencil. What is `index`, what is `biggest`, and what is exp of the difference?
+# It does not. All three agree with NumPy to far more digits than such a test would ask for. Now a row that the test
+# does not contain: −200 and 100. Go through the source with a pencil: what are `index`, `biggest` and the two
+# exponentials, and what is the result?
 
 # %%
 row = cuda.to_device(np.array([[-200.0, 100.0]], np.float32))
@@ -298,54 +80,233 @@ with np.errstate(over="ignore", invalid="ignore"):
 print(out.copy_to_host())
 
 # %% [markdown]
-# `isamax` compares absolute values, so it finds −200. 100 minus −200 is 300, exp of 300 is infinite in float32, and
+# `isamax` finds −200, the largest magnitude. 100 minus −200 is 300, the exponential of 300 is infinite in float32, and
 # infinity divided by infinity is not a number. The right answer is 0 and 1.
 #
-# The test could not find this. With numbers from −10 to 10 the wrong maximum is wrong by at most 20, exp of 20 is a
-# number like any other, and m cancels, as it does on paper. A test finds what its inputs contain. (Even there it costs
-# accuracy: $x - m$ is rounded, more coarsely the further m is from x. Compare the differences in the table above.)
+# The test could not find this. Between −10 and 10 the wrong maximum is wrong by at most 20; the exponential of 20 is an
+# ordinary number, and whatever is subtracted cancels in the quotient, as it does on paper. A test only finds what its
+# inputs contain. Even in that test the mistake leaves a trace: $x - m$ is rounded more coarsely the further $m$ is from
+# $x$, and the first row of the table has the largest difference{{ if less_accurate }}.
 #
-# BLAS has no maximum. So the second form finds the maxima of all rows with one launch of a reduction kernel, of the
-# kind that lesson 15 builds.
+# BLAS has no maximum. So the second form finds the maxima of all rows with one launch of a reduction kernel like those
+# of lesson 15.
 
 # %%
 for softmax in (softmax_by_row_max, softmax_on_device):
     softmax(row, out)
     print(f"{softmax.__name__:20} {out.copy_to_host()}")
-agree(blas_softmax.BLAS_SOFTMAX, sizes=({"R": 3, "C": 5}, {"R": 9, "C": 32}, {"R": 7, "C": 1000}))
+
+# %%
+from labkit.kernels.libraries.blas_softmax import BLAS_SOFTMAX
+
+agree(BLAS_SOFTMAX, sizes=({"R": 3, "C": 5}, {"R": 9, "C": 32}, {"R": 7, "C": 1000}))
 
 # %% [markdown]
-# ## A loop on the host
-#
-# Each row takes its own calls, one after another, from Python. In the first form the host waits three times for each
-# row: for the index, for one element of `x`, and for the sum. The third form leaves both numbers in device memory,
-# where the kernels read them, and never waits.
+# Both are right. The third form differs from the second in one respect. In the second, the host waits in every row for
+# the sum to come back. In the third, maxima and sums stay in device memory, where the kernels read them, and the host
+# never waits:
 
 # %%
 show_source(softmax_on_device)
 
 # %% [markdown]
-# Predict the time as the number of rows grows, for the loops and for one kernel that takes all rows in a single launch
-# (`softmax_warp`, a warp for each row; lesson 15 explains such reductions). From where on does each grow?
+# All three loop over the rows in Python. The kernel `softmax_warp` of lesson 16 handles all rows in a single launch.
+# How do the time of a loop over library calls and that of a single launch grow with the number of rows?
 
 # %%
-h200 = measure.recorded_series("softmax_rows", gpu="NVIDIA H200")
-rows, ms = h200["rows"][-1], {line["name"]: line["ms"][-1] for line in h200["lines"]}
-for name in ("softmax_by_isamax", "softmax_by_row_max", "softmax_on_device", "softmax_warp"):
-    print(f"{name:20} {ms[name]:9.3f} ms for {rows:,} rows of {h200['cols']:,}: {1000 * ms[name] / rows:8.2f} us a row")
-print(f"{h200['where']}; the best loop takes {ms['softmax_on_device'] / ms['softmax_warp']:,.0f} times one launch")
 pictures.over_rows(series.softmax_rows())
 
-# %% [markdown]
-# The loops grow from the second row on, in a straight line: twice the rows, twice the time{{ if linear }}. On the H200
-# one launch costs the same for one row as for a thousand{{ if flat }}, so the loops do not spend their time on softmax.
-# It is spent between the calls: on Python, the launches, and in two of the three on waiting for a number. Leaving the
-# numbers on the device removes the waiting, but not the launches.
-#
-# The library's reductions are good, but they take one vector at a time, and a softmax needs one for each row. A library
-# is fast at the job it was written for; the shape of the call decides whether yours is that job.
+# %% tags=["hide-input"]
+h200 = measure.recorded_series("softmax_rows", gpu="NVIDIA H200")
+rows = h200["rows"][-1]
+table([(line["name"], line["ms"][-1], 1000 * line["ms"][-1] / rows) for line in h200["lines"]],
+      ["", "ms", "us per row"], f"{rows:,} rows of {h200['cols']:,}: a launch, or thousands of them",
+      note=h200["where"])
 
 # %% [markdown]
+# The loops grow in a straight line: twice the rows, twice the time{{ if linear }}. On the H200 one launch costs the
+# same for one row as for a thousand{{ if flat }}, so the loops do not spend their time on softmax. They spend it
+# between the calls, on Python, on launches, and in two of the three on waiting for a value. Leaving the values on the
+# device removes the waiting, but not the launches.
+#
+# The library's reductions are good, but each call reduces one vector, and a softmax needs two reductions for every row.
+# A library is fast at the job that it was written for. Before you build on one, ask whether the shape of your calls is
+# that job.
+#
+# ## A thread, a program, a tile
+#
+# The other two ways keep the single launch. Compare how they add two vectors. In the kernel of lesson 01 each thread
+# has one element, and a guard stops the threads that have none.
+
+# %%
+from labkit.kernels.elementwise import vector_add_per_thread, vector_add_per_thread_kernel
+
+show_source(vector_add_per_thread_kernel)
+
+# %%
+show_source(triton_kernels.add_kernel)
+
+# %% [markdown]
+# A *program* in Triton has an index, `program_id`, and no threads. `tl.arange(0, BLOCK)` is a vector of BLOCK integers,
+# and so everything computed from it is a vector too: `offsets`, `mask`, `a`, `b`. A pointer plus a vector is a vector
+# of pointers. The guard has become the mask, a vector of booleans: nothing is loaded or stored where it is false. BLOCK
+# is a `constexpr`, known at compile time, because a vector in registers must have a fixed length.
+
+# %%
+show_source(tile_kernels.vector_add_tiles)
+
+# %% [markdown]
+# In cuTile even the pointers are gone. An array is cut into *tiles* of a given shape, `bid(0)` is the block's index,
+# and `load` fetches the tile with that index. There is no mask: an array knows its length, and stores past the end are
+# dropped. A tile is a value, like an integer. It has no address, and nothing can be written into it.
+
+# %%
+pictures.masks(n=19, block=8)
+
+# %% [markdown]
+# Both rows of the picture cover the same elements, and the same five slots at the end are empty. The difference is who
+# knows about threads. In Numba you decide how many there are and which element each of them has. In the other two you
+# decide how large a block is, and nothing else.
+#
+# To `agree`, a program in another language is one more rung: it gets the arrays, and its result is compared with a sum
+# in float64. One rounding is at most half of the error allowed.
+
+# %%
+from labkit.kernels.ops.elementwise import VECTOR_ADD
+
+runs = [vector_add_per_thread, tile_kernels.vector_add_cutile]
+if not triton_kernels.why_not():
+    runs.append(triton_kernels.vector_add_triton)
+agree(VECTOR_ADD.with_rungs(*runs))
+
+# %% [markdown]
+# All are right, also at lengths that no block divides, where the mask and the end of the array matter.
+#
+# ## A power of two
+#
+# Both languages require the length of a vector to be a power of two, so that it can be dealt out evenly to the lanes of
+# a few warps. What happens if you want tiles of 12 from cuTile?
+
+# %%
+n = 2**12
+a, out = cuda.to_device(np.ones(n, np.float32)), cuda.device_array(n, np.float32)
+tile_kernels.vector_add_cutile(a, a, out, tile=16)
+print(f"tiles of 16: {(out.copy_to_host() == 2).sum():,} of {n:,} elements are right")
+try:
+    tile_kernels.vector_add_cutile(a, a, out, tile=12)
+except Exception as error:  # cuTile's own error, or the model's
+    print(f"tiles of 12: {type(error).__name__}: {str(error).splitlines()[0]}")
+
+# %% [markdown]
+# The error comes at compile time, before anything runs. cuTile's front end translates Python into *Tile IR*, and needs
+# no GPU for that: where the package is installed, `tile_kernels.translate(tile_kernels.vector_add_tiles, tile=16)`
+# returns it. Turning Tile IR into a GPU's machine code is the job of its compiler, tileiras, which comes with CUDA
+# 13.3.
+#
+# ## Softmax, and what to pad with
+#
+# A row of 781 elements does not fill a vector of 1,024. The rest of the vector is *padding*, and the program says what
+# it holds. For a sum that would be 0. Look at how both programs load a row:
+
+# %%
+show_source(triton_kernels.softmax_kernel)
+
+# %%
+show_source(tile_kernels.softmax_tiles)
+
+# %% [markdown]
+# Both pad with minus infinity, which is right twice. It never is the maximum, and its exponential is 0, which adds
+# nothing to the sum. The rest is the formula: load the row into one vector, subtract, exponentiate, divide. There is no
+# loop, no barrier and no shared memory in sight. Would padding with 0 do, if every element of a row is negative?
+
+# %%
+from labkit.kernels.ops.softmax import SOFTMAX
+from labkit.kernels.softmax.rows import softmax_warp
+
+values = (50 * np.random.default_rng(0).standard_normal(781) - 300).astype(np.float32)  # none above 0
+with np.errstate(invalid="ignore"):
+    for name, padding in (("minus infinity", -np.inf), ("0", 0)):
+        padded = np.concatenate([values, np.full(1024 - values.size, padding, np.float32)])
+        e = np.exp(padded - padded.max())
+        print(f"padded with {name:15} the {values.size} elements add up to {(e / e.sum())[:values.size].sum():.6f}")
+
+runs = [softmax_warp, tile_kernels.softmax_cutile]
+if not triton_kernels.why_not():
+    runs.append(triton_kernels.softmax_triton)
+agree(SOFTMAX.with_rungs(*runs))
+
+# %% [markdown]
+# It would not. Then the maximum is 0, which is in no row: all exponentials vanish next to those of the padding, which
+# swallows the whole probability. Tests on rows with positive elements would pass.
+#
+# ## On a GPU
+#
+# All of this was timed in one run, on the same arrays, with cold caches, and every result was checked before it was
+# timed. Addition moves 12 bytes for a single flop, and softmax has to move 8 bytes for each element. Which decision of
+# a compiler could still make one of the languages slow, and for which of the two jobs?
+
+# %%
+pictures.languages(series.three_languages())  # the recording, if there is no GPU here
+
+# %% [markdown]
+# The sums first. Triton, cuTile and PyTorch are within one percent of each other{{ if max(fast) / min(fast) < 1.01 }},
+# and so is the rung of lesson 01 that loads four elements ahead. The plain kernel in Numba reaches four
+# fifths{{ if near(numba_share, 4 / 5) }} of that: each thread requests two values and waits. The Triton program only
+# says 1,024 elements, and the compiler made of this what that rung does by hand: {{ 32 * triton_add.warps }} threads
+# with {{ 1024 // (32 * triton_add.warps) }} elements each and {{ words(triton_add.vector_loads) }} loads of 128 bits
+# before the first addition.
+#
+# It can do so only if it knows enough. Triton looks at the arguments of a launch: is a pointer divisible by 16, is n? I
+# compiled the same program twice for the H200, without launching it. Told that n is divisible by 16, it has 4 loads of
+# 128 bits. Not told, it has 16 loads of 32 bits, since the mask may end within a vector. Add one element to the array,
+# and a different program runs.
+#
+# For softmax the languages part ways. Triton is level with our best kernel, cuTile takes almost
+# {{ words(cutile_over_triton) }} times as long, and PyTorch's own kernel twice{{ if near(torch_over_triton, 2, 0.12) }}
+# as long. PyTorch compiled takes {{ compiled_longer:.0% }} longer than Triton: `torch.compile` generates a Triton
+# kernel too, but one that reads the row twice, the second time from the cache.
+#
+# ## Two decisions that matter
+#
+# The first decision is one that you make yourself: the size of a tile. By default Triton gives a program 128 threads.
+# How does the bandwidth of a vector addition depend on the tile, from 16 elements to 4,096?
+
+# %%
+pictures.over_tiles(series.tile_sizes())
+
+# %% [markdown]
+# With 16 elements most threads have nothing to do, and a block costs its start, however little it does. Half the tile
+# means twice as many blocks, and on the H200 twice{{ if near(tiles[0] / tiles[1], 2) }} the time. From 256
+# on{{ if halves_until_256 }}, two elements for each thread, memory is the limit and the size makes no difference.
+#
+# The second decision was the compiler's, and it explains cuTile's softmax. I compiled the program offline for the H200,
+# as `translate(..., output="cubin")` does, told tileiras 13.3 that the rows are well aligned, and read the machine
+# code. A block has 256 threads. Half of them compute, with 64 elements of the row in registers each; the other half
+# carry the result away with the tensor memory accelerator (lesson 10). Each thread has 255 registers{{ compiled }}, the
+# most there can be, so one block takes nearly all of an SM's registers. While that block computes, nothing is loaded,
+# and while it stores, nothing is computed. Triton's program has {{ triton_registers }} registers per thread with
+# {{ triton_warps }} warps, a number that I chose in the launcher. Four of its blocks share an SM, and one can load
+# while another computes.
+#
+# So the suspect is occupancy (lesson 03). cuTile's decorator takes a hint with that name: how many blocks an SM should
+# hold. With `ct.kernel(occupancy=4)` the same program has to make do with {{ 65536 // (4 * 256) }} registers per
+# thread, and with 8 it has {{ 65536 // (8 * 256) }} for {{ 8192 // 128 }} elements. How does the time of the softmax
+# change with an occupancy hint of 2, 4 and 8?
+
+# %% tags=["hide-input"]
+hints = series.tile_hints() or measure.recorded_series("tile_hints", gpu="NVIDIA H200")
+table([(", ".join(f"{name} = {value}" for name, value in row["hints"].items()) or "none", row["ms"], row["gbs"])
+       for row in hints["found"] if "num_worker_warps" not in row["hints"]],
+      {"hint": "", "ms": ".3f", "GB/s": ",.0f"}, "One hint more than doubles the speed of the same source",
+      note=f"{hints['where']}, {hints['date']}.")
+
+# %% [markdown]
+# On the H200 the suspicion was right. With room for four blocks the same source takes less than
+# half{{ if hints[2].ms / hints[0].ms < 0.5 }} the time, within a few percent of Triton and of our
+# kernel{{ if hinted_as_triton }}. Two blocks go two thirds{{ if near(two_blocks_share, 2 / 3) }} of the way. Eight are
+# slower than no hint at all{{ if hints[3].ms > hints[0].ms }}: what no longer fits into the registers is moved to
+# memory and back. One word to the compiler was worth more than anything I could have changed in the program.
+#
 # ## What each leaves to the compiler
 #
 # | | Numba | Triton | cuTile |
@@ -359,76 +320,65 @@ pictures.over_rows(series.softmax_rows())
 # | tensor cores | you, by `labkit.ptx` | `tl.dot` | `ct.mma` |
 # | lengths | any | powers of two | powers of two |
 # | without a GPU | here, yes | its interpreter | no |
-# | goes to | PTX | PTX | Tile IR |
+# | compiles to | PTX | PTX | Tile IR |
 #
-# The rows that say "you" are the subject of lessons 07, 08 and 15 to 18. They are work. They are also the reason why
-# this course is in Numba: a decision that a compiler takes cannot be learned by watching it being taken, only by taking
-# it.
+# The rows that say "you" are the subject of lessons 06 to 10, 15 and 16. They are work, and they are the reason why
+# this course is in Numba: you learn to make a decision by making it, and you learn little by watching a compiler make
+# it for you.
 #
-# The three can be mixed in one program, since all of them work on the same memory. Triton and cuTile take PyTorch's
-# tensors. A kernel in Numba does, too, and `labkit.kernels.softmax.torch_op` makes one into an operation of PyTorch.
-
-# %% [markdown]
-# ## What was implemented
+# The three can be mixed in one program, since all of them work on the same memory. Triton and cuTile accept PyTorch's
+# tensors. So does a kernel in Numba, and `labkit.kernels.softmax.torch_op` turns one into an operation of PyTorch.
 #
-# - vector addition and softmax in Triton, with masks, for any length
-# - the same in cuTile, and a model of the few names it takes, so that the programs run anywhere
-# - a comparison in one run, with the machine code as witness
-
-# %% [markdown]
 # ## What I learned
 #
-# - A mask is a guard written for a whole vector. The question is the same: what happens to those who have no element?
-# - Padding is part of the algorithm. 0 for a sum, minus infinity for a maximum, and a test of positive numbers would
-#   not tell them apart.
-# - Vector addition is too easy to compare languages with. Whoever asks for enough bytes at a time gets the memory's
-#   speed.
-# - Where a compiler decides, ask it what it decided. Threads and registers of a block are two numbers, and they told me
-#   where to look.
-# - Divisible by 16 is a property of your data that a compiler can use, if you let it hold.
-
-# %% [markdown]
+# - A test finds what its inputs contain. Random values from −10 to 10 say nothing about −200.
+# - A library call per row costs a launch per row. The loop around the calls was the slow part.
+# - A mask is a guard for a whole vector. The question stays the same: what happens to those who have no element?
+# - Padding is part of the algorithm: 0 for a sum, minus infinity for a maximum.
+# - Vector addition is too easy to compare languages with. Anything that keeps enough bytes in flight runs at the
+#   memory's speed.
+# - Where a compiler decides, ask it what it decided. Threads and registers of a block told me where to look.
+#
 # ## Resources
 #
+# - [cuBLAS: cublasI<t>amax](https://docs.nvidia.com/cuda/cublas/index.html#cublasi-t-amax)
 # - [Triton: Vector Addition](https://triton-lang.org/main/getting-started/tutorials/01-vector-add.html)
 # - [Triton: Fused Softmax](https://triton-lang.org/main/getting-started/tutorials/02-fused-softmax.html)
 # - [Tillet, Kung, Cox: Triton, an intermediate language and compiler for tiled neural network computations
 #   (2019)](https://doi.org/10.1145/3315508.3329973)
 # - [cuTile Python](https://docs.nvidia.com/cuda/cutile-python)
-
-# %% [markdown]
+#
 # ## Try it
 #
+# - By trial, find the smallest x for which a row [−x, x] breaks `softmax_by_isamax`. Then explain its size.
 # - Copy `softmax_tiles` into a cell and leave out `padding_mode`. Predict the result for a row of 5 on the model, and
 #   say why cuTile promises nothing about it.
-# - `pictures.masks(n, 8)`: for which n is nothing masked? If n is uniformly random, what share of a large program is
-#   wasted on average? And of softmax, where a row of 1,025 takes a vector of 2,048?
-# - The two curves over the size of a tile lie on top of each other, up to 128 in steps of exactly two. What does that
-#   say about who computes and who only waits? How many blocks a second does the H200 start?
+# - The two curves over the size of a tile are on top of each other, and up to 128 they double with every step. What
+#   does that say about what the GPU is waiting for? How many blocks per second does the H200 start?
 # - With a GPU: launch `triton_kernels.softmax_kernel` by hand with `num_warps=1` and with 32. Predict first which of
 #   the two suffers from registers, and which from waiting.
 #
-# Next: **reductions and softmax**, with every decision taken by hand.
+# Next: **histogram**, where thousands of threads share a few counters.
 
 # %% [numbers]
 # add = series.three_languages.jobs[0].rows
 # softmax = series.three_languages.jobs[1].rows
+# triton_add = series.three_languages.triton_code.add_kernel
 # fast = [add['Triton'].ms, add['cuTile'].ms, add['PyTorch'].ms]
 # hints = series.tile_hints.found
 # tiles = series.tile_sizes.lines['Triton'].ms
 # numba_share = add['Triton'].ms / add['Numba, vector_add_per_thread'].ms
 # halves_until_256 = tiles[3] / tiles[4] > 1.5 and tiles[4] / tiles[5] < 1.05
 # torch_over_triton = softmax['PyTorch'].ms / softmax['Triton'].ms
+# cutile_over_triton = softmax['cuTile'].ms / softmax['Triton'].ms
 # compiled_longer = row('softmax', 'PyTorch, compiled').graph_us / row('softmax', 'Triton').graph_us - 1
 # triton_warps = series.three_languages.triton_code.softmax_kernel.warps
 # triton_registers = series.three_languages.triton_code.softmax_kernel.registers
-# two_blocks_gain = (hints[0].ms - hints[1].ms) / (hints[0].ms - hints[2].ms)
-
-# product = series.library_products.rows
+# two_blocks_share = (hints[0].ms - hints[1].ms) / (hints[0].ms - hints[2].ms)
+# hinted_as_triton = hints[2].ms / min(softmax['Triton'].ms, softmax[0].ms) < 1.05
+# check = series.softmax_check.found
+# less_accurate = check[0].max_difference > 2 * check[1].max_difference
 # lines = series.softmax_rows.lines
 # loop = lines['softmax_on_device'].ms
-# f16_error = product['cuBLAS GEMM f16, sums f32'].relative_error
-# bf16_over_f16 = (product['cuBLAS GEMM bf16, sums f32'].relative_error /
-#                  product['cuBLAS GEMM f16, sums f32'].relative_error)
 # linear = 3.7 < loop[5] / loop[4] < 4.1 and 3.7 < loop[4] / loop[3] < 4.1
 # flat = lines['softmax_warp'].ms[-1] / lines['softmax_warp'].ms[0] < 1.1

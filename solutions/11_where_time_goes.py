@@ -1,8 +1,8 @@
 # %% [markdown]
 # # 11 · Where the time goes: exercises
 #
-# A function and two predictions, about the time around a kernel and what a kernel's own time depends on. Write your
-# answer, run its cell, then run the `check` under it. `hint("own_time")` gives a hint, and more when you ask again.
+# A function and a prediction, about the time around a kernel. Write your answer, run its cell, then run the `check`
+# under it. `hint("own_time")` gives a hint, and another when you call it again.
 
 # %%
 import numpy as np
@@ -13,14 +13,14 @@ from labkit import check, hint
 # ## 1 · From a blank page: whose time is it
 #
 # A profiler's table counts an outer range with everything inside it. In the lesson's table from `nsys` the whole
-# product has 50.0 % of the time and the allocation has 50.0 % as well: the same 125 ms, counted twice.
+# product has 50.0 % of the time and the allocation another 50.0 %: the same 125 ms, counted twice.
 #
-# A range's *own* time is what is left of it without the ranges directly inside. Write the function. Ranges are numbered
-# in the order in which they begin. `parent[i]` is the number of the range that contains range `i`, or -1 if none does,
-# and `total[i]` is its time in milliseconds.
+# A range's *own* time is its total minus the ranges directly inside it. Write `own_time(parent, total)`, which returns
+# the own time of every range. Ranges are numbered in the order in which they begin: `parent[i]` is the index of the
+# range around range `i`, or -1 if there is none, and `total[i]` is its time in milliseconds.
 #
-# For the lesson's table, `parent = [-1, 0, 0, 0, 0, 0]`: five ranges side by side in one. Your function must work for
-# ranges nested more deeply, too.
+# For example, `own_time([-1, 0, 0, 2], [10, 3, 5, 4])` is `[2, 3, 1, 4]`: range 0 contains ranges 1 and 2, and range 2
+# contains range 3. In the lesson's table, `parent` is `[-1, 0, 0, 0, 0, 0]`, five ranges in one.
 
 # %%
 own_time = None  # write the function here: def own_time(parent, total)
@@ -29,7 +29,7 @@ def own_time(parent, total):
     own = np.array(total, np.float64)
     for child, outer in enumerate(parent):
         if outer >= 0:
-            own[outer] -= total[child]  # what lies deeper is part of the child's total
+            own[outer] -= total[child]  # what is nested deeper is part of the child's total
     return own
 
 
@@ -41,15 +41,15 @@ check("own_time", own_time)
 # %% [markdown]
 # ## 2 · Predict: many small copies
 #
-# A copy to the device takes 10 µs to start, and then moves 50,000 bytes in a microsecond (that is 50 GB/s). How many
-# microseconds, rounded to a whole number, do these take?
+# A copy to the device needs 10 µs to start, and then moves 50,000 bytes in a microsecond (50 GB/s). How many
+# microseconds do these need, rounded to a whole number?
 #
 # - a copy of 4 bytes
 # - a copy of 2,000,000 bytes
 # - 1,000 copies of 2,000 bytes, one after the other
 # - one copy of the same 1,000 arrays, packed into one
 #
-# And how many bytes does a copy have whose bytes take exactly as long as its start?
+# And how large is a copy, in bytes, if moving the bytes takes exactly as long as the start?
 
 # %%
 tiny_us = None  # 4 bytes

@@ -1,8 +1,8 @@
 # %% [markdown]
 # # 12 · Inside a kernel: Nsight Compute: exercises
 #
-# A function and two predictions, about the time around a kernel and what a kernel's own time depends on. Write your
-# answer, run its cell, then run the `check` under it. `hint("own_time")` gives a hint, and more when you ask again.
+# A prediction and a function, about the counter that shows wasted memory traffic. Write your answer, run its cell,
+# then run the `check` under it. `hint("predict_requests")` gives a hint, and another when you call it again.
 
 # %%
 import numpy as np
@@ -12,9 +12,9 @@ from labkit import check, hint
 # %% [markdown]
 # ## 1 · Predict: what ncu will read
 #
-# Nsight Compute's column *sectors per request* is the quickest way to see whether a kernel wastes memory traffic. A
-# request is one load by one warp, all 32 lanes at once. A sector is 32 bytes, eight floats. How many sectors does one
-# request touch, for each of these loads of float32? All arrays begin where a sector begins.
+# Nsight Compute's *sectors per request* are the quickest way to see whether a kernel wastes memory traffic. A request
+# is one load by all 32 lanes of a warp. A sector is 32 bytes, eight floats. How many sectors does one request touch,
+# for each of these loads of float32? All arrays begin where a sector begins.
 
 # %%
 row = None  # x[i]
@@ -34,7 +34,33 @@ four = 32 * 16 // 32  # 16, and four times the work done
 check("predict_requests", row=row, third=third, column=column, one=one, four=four)
 
 # %% [markdown]
-# So no single number is best for all kernels: it depends on how many bytes a lane loads. What counts is the number of
-# bytes used over the number of bytes in the sectors. For which of the five is that quotient 1?
+# So the best count depends on how many bytes a lane loads. What matters is the share of the transferred bytes that the
+# lanes use. For which of the five is it all of them?
 #
-# Next: the exercises of **09 · Graphs and streams**.
+# ## 2 · From a blank page: the profiler's counter
+#
+# Write the counter behind *sectors per request*. `sectors_touched(addresses, width)` gets the byte addresses that the
+# lanes of a warp load from, as a NumPy array of integers, and the `width` in bytes of each load, 4, 8 or 16. Return how
+# many different sectors of 32 bytes these loads touch together. A lane that does not take part has the address -1.
+#
+# For example, `sectors_touched(np.array([0, 4, 8, 28, 32, -1]), 4)` is 2: the first four lanes share a sector, the
+# fifth needs the next one, and the last loads nothing. An address is a multiple of the width, so no load crosses the
+# end of a sector.
+
+# %%
+sectors_touched = None  # write the function here: def sectors_touched(addresses, width)
+### BEGIN SOLUTION
+def sectors_touched(addresses, width):
+    taking_part = addresses[addresses >= 0]
+    return np.unique(taking_part // 32).size  # an aligned load is inside one sector, whatever its width
+
+
+### END SOLUTION
+
+# %%
+check("sectors_touched", sectors_touched)
+
+# %% [markdown]
+# `observe(...)` counts sectors in just this way, with the addresses of every load of every warp.
+#
+# Next: the exercises of **13 · Graphs and streams**.

@@ -13,16 +13,16 @@ from labkit import check, cuda, graphs, hint
 # %% [markdown]
 # ## 1 · Predict: a queue of launches
 #
-# A launch takes the host 30 µs. The GPU starts a kernel as soon as its launch is done and the kernel before it has
-# ended. While the GPU computes, the host goes on launching. A program makes 1,000 launches. How long is it from the
-# first launch to the end of the last kernel, in microseconds,
+# A launch costs the host 30 µs. The GPU starts a kernel as soon as its launch is done and the kernel before it has
+# ended. While the GPU computes, the host goes on launching. A program makes 1,000 launches. How many microseconds pass
+# from the first launch to the end of the last kernel,
 #
 # - if a kernel takes 4 µs,
 # - if a kernel takes 100 µs,
 # - if a kernel takes 4 µs and the program waits for each before it launches the next?
 #
 # Then put the 1,000 kernels of 4 µs into a graph. Launching the graph costs 20 µs, once, and a kernel inside it 1 µs on
-# top of its 4. Last: in the first case, for how many percent of the time does the GPU compute? Round to whole numbers.
+# top of its 4. Last: in the first case, for what percentage of the time does the GPU compute? Round to whole numbers.
 
 # %%
 short_us = None  # 1,000 kernels of 4 us
@@ -97,9 +97,9 @@ check("run_steps", run_steps)
 #
 # $$\text{out} = \max(x + b,\, 0) + r$$
 #
-# A layer's bias, its activation, and the residual. As three kernels that is three launches, and what has been computed
-# so far goes to memory and back twice. Write one kernel that does it all, one element a thread, in blocks of 128. `x`,
-# `r` and `out` are matrices stored row after row, passed as flat arrays. `bias` has one number for each column, so a
+# A layer's bias, its activation, and the residual. As three kernels these are three launches, and the intermediate
+# results go to memory and back twice. Write one kernel that does it all, with a thread per element, in blocks of 128.
+# `x`, `r` and `out` are matrices stored row by row and passed as flat arrays. `bias` has one element per column, so a
 # row is as long as `bias`.
 
 # %%
@@ -125,12 +125,12 @@ check("fused_tail", fused_tail)
 #
 # Copying an array to the device takes 8 ms, the kernel 12 ms, the copy back 4 ms. The array is cut into four equal
 # chunks. The GPU's three engines (copies there, kernels, copies back) work at the same time, each on one chunk after
-# the other. How many milliseconds does the whole take
+# the other. How many milliseconds does it all take
 #
 # - if all chunks are on one stream,
 # - if they are on three streams, used in turn,
 # - at best, with as many chunks and streams as you like, if starting a copy or a kernel costs nothing,
-# - again in four chunks on three streams, once the kernel has been improved and takes 4 ms for the whole array?
+# - again in four chunks on three streams, once the kernel has been improved to 4 ms for the whole array?
 
 # %%
 one_stream_ms = None
@@ -154,12 +154,12 @@ check("predict_overlap", one_stream_ms=one_stream_ms, four_chunks_ms=four_chunks
 #
 # ## 5 · From a blank page: an array in chunks
 #
-# Write `waves_in_chunks(x, chunks)`. It computes `wave_kernel` on the array `x` of the host in as many equal chunks as
-# asked for (the last one may be shorter, and if there are more chunks than elements, some have nothing to do), and
-# returns the result as a NumPy array.
+# Write `waves_in_chunks(x, chunks)`. It runs `wave_kernel` over the host's array `x` in `chunks` equal chunks and
+# returns the result as a NumPy array. The last chunk may be shorter, and if there are more chunks than elements, some
+# have nothing to do: 10 elements in 4 chunks are 3, 3, 3 and 1, and 3 elements in 5 chunks are 1, 1 and 1.
 #
 # Each chunk gets a copy to the device, a launch in blocks of 128, and a copy back, all three on the chunk's stream.
-# Take three streams in turn.
+# Use three streams in turn.
 #
 # `cuda.device_array` allocates on the device and `cuda.pinned_array` on the host, `array[a:b]` is a part of either,
 # `there.copy_to_device(part, stream)` and `back.copy_to_host(part, stream)` copy.
@@ -203,4 +203,4 @@ check("waves_in_chunks", waves_in_chunks)
 # On a GPU the copy to the device overlaps with nothing as long as `x` is in pageable memory, and that is up to the
 # caller. Which of the two copies can overlap here?
 #
-# Next: the exercises of **10 · Libraries**.
+# Next: the exercises of **14 · Libraries**.

@@ -1,19 +1,18 @@
 # %% [markdown]
 # # 14 · Libraries: exercises
 #
-# Six exercises: the numbers of a call, three products through cuBLAS's own door, and two bugs that the reductions of a
-# Fortran library invite. Without a GPU the calls go to the model in NumPy, which takes and refuses the same arguments.
+# Four exercises: the sizes and leading dimensions of a call, and three products, each in a single call of cuBLAS.
+# Without a GPU the calls go to the model in NumPy, which accepts and refuses the same arguments.
 #
-# One method serves for all the products. Write down the transpose of what you want. Write below each operand what
+# One method works for all the products. Write down the transpose of what you want. Under each operand, write what
 # cuBLAS sees in its memory. Where the two differ, the flag is `OP_T`. The leading dimension is the length of a row of
-# the array as it lies in memory.
+# the array in memory.
 
 # %%
 import numpy as np
 
 from labkit import check, hint
 from labkit.kernels.libraries.blas import OP_N, OP_T, at, gemm, gemm_strided_batched
-from labkit.kernels.libraries.column_major import isamax, sasum
 
 # %% [markdown]
 # ## 1 · Predict: the six numbers of a call
@@ -63,8 +62,8 @@ check("at_by_blas", at_by_blas)
 # ## 3 · The scores of one head, in place
 #
 # In GPT-2 the queries, keys and values of all heads come out of one product, side by side in one matrix `qkv`. Here it
-# is small: 3 heads of width 4, so a row has 36 numbers. Columns 0 to 11 are the queries of heads 0, 1 and 2; columns 12
-# to 23 are their keys; the rest are values.
+# is small: 3 heads of width 4, so a row has 36 elements. Columns 0 to 11 are the queries of heads 0, 1 and 2; columns
+# 12 to 23 are their keys; the rest are values.
 #
 # Compute the scores of head 1: its queries against its keys, divided by the square root of the width,
 #
@@ -93,8 +92,8 @@ check("head_scores", head_scores)
 #
 #     out[i] = a[i] @ b
 #
-# `gemm_strided_batched` takes a stride after each leading dimension: how far it is from one matrix to the next. Its
-# order is transa, transb, m, n, k, alpha, A, lda, stride_a, B, ldb, stride_b, beta, C, ldc, stride_c, count.
+# `gemm_strided_batched` has a stride after each leading dimension, the distance from one matrix to the next. Its order
+# is transa, transb, m, n, k, alpha, A, lda, stride_a, B, ldb, stride_b, beta, C, ldc, stride_c, count.
 #
 # Write `batch_by_blas(a, b, out)`, an ordinary function that calls it once.
 
@@ -114,5 +113,5 @@ def batch_by_blas(a, b, out):
 check("batch_by_blas", batch_by_blas)
 
 # %% [markdown]
-# A second way needs no batch: the B matrices of `a` lie one behind the other, so they are one matrix of (B·M, K), and
-# one plain product does it. Try it.
+# A second way needs no batch. The B matrices of `a` follow each other in memory, so they are one matrix of (B·M, K),
+# and one plain product is enough. Try it.

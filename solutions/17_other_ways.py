@@ -1,9 +1,9 @@
 # %% [markdown]
 # # 17 · Other ways to write a kernel: exercises
 #
-# Five exercises: masks on paper, a program of Triton's kind written by hand in Numba, a bug in the padding, a product
-# in tiles, and a reduction from a blank page. None needs a GPU, and none needs Triton or cuTile: what they teach is the
-# shape of such programs.
+# Seven exercises: masks on paper, a program of Triton's kind written by hand in Numba, a bug in the padding, a
+# product in tiles, a reduction from a blank page, and two bugs that the reductions of a Fortran library invite. None
+# needs a GPU, Triton or cuTile: they teach how such programs are built.
 
 # %%
 import math
@@ -13,17 +13,18 @@ from numba import float32
 
 from labkit import check, cuda, hint
 from labkit.kernels.libraries import cutile_model as ct
+from labkit.kernels.libraries.column_major import isamax, sasum
 
 # %% [markdown]
 # ## 1 · Predict: programs and masks
 #
-# 100,000 elements are added by programs of 1,024. Rows of 781 elements go through softmax, a row a program, in a vector
-# whose length is a power of two.
+# 100,000 elements are added by programs of 1,024. Rows of 781 elements go through softmax, one row per program, in a
+# vector whose length is a power of two.
 #
 # - `programs`: how many programs does the addition launch?
-# - `masked`: how many places of its last program are masked?
+# - `masked`: how many slots of its last program are masked?
 # - `length`: how long is the vector of the softmax?
-# - `wasted`: how many of its places hold no element?
+# - `wasted`: how many of its slots hold no element?
 
 # %%
 programs, masked = None, None  # of the addition
@@ -47,8 +48,8 @@ check("predict_masks", programs=programs, masked=masked, length=length, wasted=w
 #     y = tl.load(y_ptr + offsets, mask=mask)
 #     tl.store(out_ptr + offsets, s * x + y, mask=mask)
 #
-# Take the compiler's part. A block of 64 threads does the work of one program of 256 elements, so each thread has four
-# of them. Which four is yours to choose; a compiler would see to it that neighbouring threads load neighbours.
+# Play the compiler. A block of 64 threads does the work of one program of 256 elements, so each thread has four of
+# them. Which four is up to you; a compiler would let neighbouring threads load neighbouring elements.
 
 
 # %%
@@ -124,7 +125,7 @@ check("padded_softmax", padded_softmax)
 # ## 4 · A product in tiles
 #
 # `out = a @ b`, written as in cuTile. The launcher is there: one block for each tile of 16 × 16 of `out`, and `steps`
-# says how many tiles lie along a row of `a`. Write what a block does. You have
+# is the number of tiles along a row of `a`. Write what a block does. You have
 #
 # - `ct.bid(0)` and `ct.bid(1)`: which row and which column of tiles
 # - `ct.full((16, 16), 0, ct.float32)`: a tile of zeros
@@ -169,7 +170,7 @@ check("tile_product", tile_product)
 #     tl.store(out_ptr + row, tl.sum(x, axis=0))
 #
 # Write `row_sums(x, out)` in Numba, from the decorator down: one block of 32 threads, a single warp, for each row of
-# `x`; rows of any length. Each lane adds what it meets in steps of 32. Then the lanes join their sums with
+# `x`; rows of any length. Each lane adds elements 32 apart. Then the lanes join their sums with
 # `cuda.shfl_down_sync(0xFFFFFFFF, total, offset)`, which gives a lane the value that the lane `offset` further up has.
 # After offsets of 16, 8, 4, 2 and 1, lane 0 has the sum.
 
@@ -228,10 +229,10 @@ check("peaks", peaks)
 # %% [markdown]
 # ## 7 · Find the bug: softmax of a row
 #
-# It passes for numbers from −10 to 10. `x` is a row of float32 on the host.
+# It is right for values from −10 to 10, and returns NaN for the row [−200, 100]. `x` is a row of float32 on the host.
 #
-# Mend it so that it is right for every row of finite numbers. You may leave BLAS for the maximum. Or stay with it: what
-# does a second `isamax` find, if you first subtract what the first one found?
+# Repair it for every row of finite values. You may find the maximum without BLAS. Or stay with BLAS: what does a second
+# `isamax` find, if you first subtract what the first one found?
 
 
 # %%

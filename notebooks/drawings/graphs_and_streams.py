@@ -1,5 +1,6 @@
 """The figures and tables of the lesson "Graphs and streams".
 
+    remembered()           what a graph remembers: an array in memory, whatever its name in Python means later
     engines(*panels)       what the two copy engines and the SMs do, along time, a colour for each stream
     chunks(series)         time of the whole over the number of chunks, beside what the schedule predicts
     launch_cost(series)    what a launch costs, over sizes
@@ -21,11 +22,15 @@ from labkit.measure.plots.style import (
     GREY,
     INK,
     ORANGE,
+    PALE,
     PURPLE,
     STYLE,
     TEXT,
     VERMILLION,
+    WIDTH,
     CourseFigure,
+    canvas,
+    draw_box,
     grid_along,
     label_line_ends,
     new_figure,
@@ -43,13 +48,45 @@ LAUNCH_LINES = (
 )
 
 
+def remembered() -> CourseFigure:
+    """The name x, the arrays in the device's memory, and a captured graph, at three moments."""
+    moments = (("after the capture", 1, "x"), ("after 100s were copied into x", 100, "x"),
+               ("after x was bound to an array of zeros", 100, "kept"))
+    tall, left, middle, right = 0.30, 0.30, 2.15, 4.75
+    figure, ax = canvas(0.98 + 0.90 * len(moments) + 0.30, "A graph remembers arrays, not names", "; ".join(
+        f"{moment}: the graph adds the array with {value}s, which Python calls {name}"
+        for moment, value, name in moments) + ".")
+    with rc_context(STYLE):
+        for at, heading in ((left, "name in Python"), (middle, "memory of the device"), (right, "in the graph")):
+            ax.text(at, 0.60, heading, fontsize=9, color=FAINT, va="center")
+        for row, (moment, value, name) in enumerate(moments):
+            y = 0.94 + 0.90 * row
+            ax.text(0.14, y, moment, fontsize=9, fontweight="bold", va="center")
+            arrays = [(name, value, BLUE)] + ([("x", 0, GREY)] if name != "x" else [])
+            for k, (label, number_in, colour) in enumerate(arrays):
+                top = y + 0.18 + 0.37 * k
+                draw_box(ax, left, top, 0.62, tall, label, edge=GREY)
+                for i in range(4):
+                    draw_box(ax, middle + 0.42 * i, top, 0.42, tall, "\u2026" if i == 3 else number_in,
+                             fill="#EEF0F2" if colour == GREY else PALE[colour])
+                _arrow(ax, left + 0.66, middle - 0.06, top + tall / 2, FAINT)
+            draw_box(ax, right, y + 0.18, WIDTH - right - 0.2, tall, "10 \u00d7 add this to y", edge=BLUE,
+                     linewidth=1.4)
+            _arrow(ax, right - 0.04, middle + 4 * 0.42 + 0.06, y + 0.18 + tall / 2, BLUE)
+    return figure
+
+
+def _arrow(ax, start: float, end: float, y: float, colour: str) -> None:
+    ax.annotate("", (end, y), (start, y), arrowprops={"arrowstyle": "-|>", "color": colour, "lw": 1.2})
+
+
 def engines(*panels: dict) -> CourseFigure:
     """Time lines, one below the other, on one scale. A panel is {"title", "events": [{"engine", "stream", "start_ms",
     "ms"}]}, a bar for each event."""
     if not panels or not all(panel["events"] for panel in panels):
         raise ValueError("a panel holds no events; a time line needs at least one")
     ends = [max(event["start_ms"] + event["ms"] for event in panel["events"]) for panel in panels]
-    figure, axes = new_figure([1.05] * len(panels), "Copies and kernels along time", "; ".join(
+    figure, axes = new_figure([1.05] * len(panels), "The longest of the three engines sets the pace", "; ".join(
         f"{panel['title']}: {number(end)} ms" for panel, end in zip(panels, ends, strict=True)) + ".", gap=0.86)
     with rc_context(STYLE):
         for ax, panel, end in zip(axes, panels, ends, strict=True):
@@ -80,7 +117,7 @@ def chunks(series: dict) -> CourseFigure:
 
     series: as labkit.measure.series.streams.streams() returns it.
     """
-    figure, (ax,) = new_figure([3.0], "One array in chunks", "", bottom=0.62)
+    figure, (ax,) = new_figure([3.0], "Chunks on streams help, up to a point", "", bottom=0.62)
     lines = {}
     for run in series["runs"]:
         lines.setdefault((run["memory"], run["streams"]), []).append((run["chunks"], run["ms"]["p50"]))
@@ -123,7 +160,8 @@ def chunks(series: dict) -> CourseFigure:
 
 def launch_cost(series: dict, recorded: dict | None | str = "auto") -> CourseFigure:
     """Time of one vector addition among many, over sizes: the launch sets the floor, memory the slope."""
-    return lines_over(series, "launch_sizes", recorded, "What a launch costs", "n", LAUNCH_LINES, "elements", bound=12)
+    return lines_over(series, "launch_sizes", recorded, "Small work costs a launch, large work its bytes", "n",
+                      LAUNCH_LINES, "elements", bound=12)
 
 
 def baseline_table(local: dict | None = None, recorded: dict | None | str = "auto") -> PlainTable:

@@ -1,43 +1,24 @@
-"""The figures of the lesson "Libraries", in the course's style.
+"""The figure of the lesson "Libraries", in the course's style.
 
     two_readings(2, 3)    one memory, read row by row and column by column
-    over_rows(series)     softmax by BLAS over the number of rows
 """
 
 from __future__ import annotations
 
-import numpy as np
 from matplotlib import rc_context
-from matplotlib.ticker import NullLocator
 
-from labkit._common.tables import number
 from labkit.measure.plots.style import (
     BLUE,
     FAINT,
     GREEN,
-    GREY,
-    LINES,
-    MARKERS,
     ORANGE,
     PALE,
     PURPLE,
     STYLE,
-    TEXT,
     WIDTH,
     CourseFigure,
     canvas,
     draw_box,
-    foot,
-    gpu_panels,
-    grid_along,
-    label_line_ends,
-    leave_right,
-    new_figure,
-    panel_taken,
-    panel_title,
-    taken,
-    time_axis,
-    unrecorded,
 )
 
 COLOURS = (BLUE, ORANGE, GREEN, PURPLE)
@@ -49,7 +30,7 @@ def two_readings(rows: int = 2, cols: int = 3) -> CourseFigure:
         raise ValueError(f"rows, cols are {rows}, {cols}; a picture holds at most 4 rows, 6 columns and 14 elements")
     cell, tall = 0.40, 0.30
     count = rows * cols
-    figure, ax = canvas(1.62 + tall * (max(rows, cols) + 1), "One memory, two readings",
+    figure, ax = canvas(1.62 + tall * (max(rows, cols) + 1), "Read by columns, the same memory is the transpose",
                         f"A matrix of {rows} x {cols} lies in memory row after row. Read column after column with "
                         f"columns of {cols} elements, the same memory is its transpose, {cols} x {rows}.")
     letters = "abcdefghijklmn"
@@ -73,36 +54,4 @@ def two_readings(rows: int = 2, cols: int = 3) -> CourseFigure:
                 color=FAINT, ha="center", va="center")
         ax.text(right + rows * cell + 0.12, top + cols * tall / 2, f"leading\ndimension {cols}", fontsize=9,
                 color=FAINT, va="center")
-    return figure
-
-
-def over_rows(series: dict, recorded: dict | None | str = "auto") -> CourseFigure:
-    """Milliseconds over the number of rows: the loops, and the kernels that take all rows in one launch."""
-    panels, below = gpu_panels(series, "softmax_rows", recorded)
-    if not panels:
-        return unrecorded("Softmax by BLAS over the number of rows")
-    figure, axes = new_figure([2.7] * len(panels), f"Softmax of rows of {panels[0]['cols']:,}: a loop on the host",
-                              "Softmax by BLAS over the number of rows: " + "; ".join(
-                                  f"{taken(panel)}" + "".join(f", {line['name']} {number(line['ms'][0])} to "
-                                                              f"{number(line['ms'][-1])} ms" for line in panel["lines"])
-                                  for panel in panels) + f". {below}")
-    with rc_context(STYLE):
-        for ax, panel in zip(axes, panels, strict=True):
-            leave_right(ax, [line["name"] for line in panel["lines"]])
-            ends, styles = [], iter(zip(LINES, MARKERS, strict=True))
-            for line in panel["lines"]:
-                colour, marker = (GREY, "P") if line["name"].startswith("torch") else next(styles)
-                ax.plot(panel["rows"], line["ms"], color=colour, marker=marker, markeredgewidth=0)
-                ends.append((panel["rows"][-1], line["ms"][-1], line["name"], TEXT[colour]))
-            ax.set_xscale("log", base=2)
-            ax.set_xticks(panel["rows"], [f"{count:,}" for count in panel["rows"]])
-            ax.xaxis.set_minor_locator(NullLocator())
-            ax.set_xlabel("rows")
-            time_axis(ax)
-            times = [ms for line in panel["lines"] for ms in line["ms"]]
-            ax.set_ylim(10 ** np.floor(np.log10(min(times))), 10 ** np.ceil(np.log10(max(times))))
-            grid_along(ax, "y")
-            label_line_ends(ax, ends)
-            panel_title(ax, panel_taken(panels, panel))
-        foot(figure, below)
     return figure

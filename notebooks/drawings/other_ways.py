@@ -1,5 +1,6 @@
 """The figures of the lesson "Other ways to write a kernel", in the course's style.
 
+    over_rows(series)     softmax by BLAS over the number of rows
     masks(19, 8)          which thread or program has which element, and which have none
     languages(series)     one job in three languages, on a GPU
     over_tiles(series)    vector addition over the size of a tile
@@ -7,6 +8,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 from matplotlib import rc_context
 from matplotlib.ticker import FuncFormatter, NullLocator
 
@@ -18,6 +20,8 @@ from labkit.measure.plots.style import (
     GREEN,
     GREY,
     INK,
+    LINES,
+    MARKERS,
     ORANGE,
     PALE,
     PURPLE,
@@ -27,17 +31,54 @@ from labkit.measure.plots.style import (
     CourseFigure,
     canvas,
     draw_box,
+    foot,
+    gpu_panels,
     grid_along,
     label_line_ends,
     leave_right,
     new_figure,
     note,
+    panel_taken,
     panel_title,
     taken,
+    time_axis,
+    unrecorded,
     widen_left,
 )
 
 COLOURS = (BLUE, ORANGE, GREEN, PURPLE)
+
+
+def over_rows(series: dict, recorded: dict | None | str = "auto") -> CourseFigure:
+    """Milliseconds over the number of rows: the loops, and the kernels that take all rows in one launch."""
+    panels, below = gpu_panels(series, "softmax_rows", recorded)
+    if not panels:
+        return unrecorded("Softmax by BLAS over the number of rows")
+    figure, axes = new_figure([2.7] * len(panels), "Loops over library calls pay for every row",
+                              "Softmax by BLAS over the number of rows: " + "; ".join(
+                                  f"{taken(panel)}" + "".join(f", {line['name']} {number(line['ms'][0])} to "
+                                                              f"{number(line['ms'][-1])} ms" for line in panel["lines"])
+                                  for panel in panels) + f". {below}")
+    with rc_context(STYLE):
+        for ax, panel in zip(axes, panels, strict=True):
+            leave_right(ax, [line["name"] for line in panel["lines"]])
+            ends, styles = [], iter(zip(LINES, MARKERS, strict=True))
+            for line in panel["lines"]:
+                colour, marker = (GREY, "P") if line["name"].startswith("torch") else next(styles)
+                ax.plot(panel["rows"], line["ms"], color=colour, marker=marker, markeredgewidth=0)
+                ends.append((panel["rows"][-1], line["ms"][-1], line["name"], TEXT[colour]))
+            ax.set_xscale("log", base=2)
+            ax.set_xticks(panel["rows"], [f"{count:,}" for count in panel["rows"]])
+            ax.xaxis.set_minor_locator(NullLocator())
+            ax.set_xlabel("rows")
+            time_axis(ax)
+            times = [ms for line in panel["lines"] for ms in line["ms"]]
+            ax.set_ylim(10 ** np.floor(np.log10(min(times))), 10 ** np.ceil(np.log10(max(times))))
+            grid_along(ax, "y")
+            label_line_ends(ax, ends)
+            panel_title(ax, panel_taken(panels, panel))
+        foot(figure, below)
+    return figure
 
 
 def masks(n: int = 19, block: int = 8) -> CourseFigure:
@@ -47,7 +88,7 @@ def masks(n: int = 19, block: int = 8) -> CourseFigure:
     if not 1 <= slots <= 40:
         raise ValueError(f"{programs} programs of {block} are {slots} elements; a picture holds 1 to 40")
     cell, tall, left = min(0.30, (WIDTH - 1.75) / slots), 0.28, 1.45
-    figure, ax = canvas(2.92, "Who has which element",
+    figure, ax = canvas(2.92, "A mask replaces the guard of every thread",
                         f"{n} elements. One thread an element: {slots} threads in {programs} blocks, {slots - n} with "
                         f"none. One program a block: {programs} programs of {block} elements, {slots - n} masked.")
     with rc_context(STYLE):
@@ -86,7 +127,8 @@ def languages(series: dict | None = None) -> CourseFigure | None:
     if series is None:
         return None
     jobs = series["jobs"]
-    figure, axes = new_figure([0.34 * len(job["rows"]) for job in jobs], "One job in three languages",
+    figure, axes = new_figure([0.34 * len(job["rows"]) for job in jobs],
+                              "The language matters for softmax, not for sums",
                               "GB/s of vector addition and softmax in Numba, Triton and cuTile, "
                               + taken(series), gap=0.62, bottom=0.30)
     names = {"vector_add": "Vector addition", "softmax": "Softmax of each row"}
@@ -116,8 +158,8 @@ def over_tiles(series: dict | None = None) -> CourseFigure | None:
     series = series or measure.recorded_series("tile_sizes")
     if series is None:
         return None
-    figure, (ax,) = new_figure([2.6], "How large a tile?", "Vector addition over the size of a tile, "
-                               + taken(series))
+    figure, (ax,) = new_figure([2.6], "Small tiles leave threads without work",
+                               "Vector addition over the size of a tile, " + taken(series))
     with rc_context(STYLE):
         leave_right(ax, [line["name"] for line in series["lines"]], 0.125)
         ends = []

@@ -2,7 +2,7 @@
 
     timeline(panel, ...)    ranges, driver calls and the GPU's work as bars along time
     copy_cost(series)       what a copy costs, over sizes
-    trips_table(...)        the parts of a small product: the article's, recorded and taken here
+    trips_table(...)        the parts of a small product: the notebook's, recorded and taken here
 """
 
 from __future__ import annotations
@@ -45,8 +45,9 @@ def timeline(*panels: dict) -> CourseFigure:
         raise ValueError("a panel holds no events; a time line needs at least one")
     present = [[row for row in TIMELINE_ROWS if any(event["row"] == row for event in panel["events"])]
                for panel in panels]
-    figure, axes = new_figure([0.40 * len(rows) + 0.1 for rows in present], "Where the time goes", "Time lines: "
-                              + "; ".join(panel["title"] for panel in panels), gap=0.92)
+    figure, axes = new_figure([0.40 * len(rows) + 0.1 for rows in present],
+                              "For most of the time the GPU waits for its host",
+                              "Time lines: " + "; ".join(panel["title"] for panel in panels), gap=0.92)
     with rc_context(STYLE):
         for ax, panel, rows in zip(axes, panels, present, strict=True):
             box = ax.get_position()
@@ -101,7 +102,8 @@ COPY_LINES = (
 
 def copy_cost(series: dict, recorded: dict | None | str = "auto") -> CourseFigure:
     """Time of a copy over its size: a price for the trip, then a price for each byte."""
-    return lines_over(series, "copy_sizes", recorded, "What a copy costs", "bytes", COPY_LINES, "bytes")
+    return lines_over(series, "copy_sizes", recorded, "A copy pays for its start, then for its bytes", "bytes",
+                      COPY_LINES, "bytes")
 
 
 # What the notebook that this lesson follows read from nsys for a matrix product in CUDA C++, in a cold process.
@@ -110,18 +112,18 @@ SOURCE_US = {"matrix product": 125_366.415, "allocate": 125_357.659, "copy to th
 
 
 def trips_table(first: list[dict], second: list[dict], recorded: dict | None = None) -> PlainTable:
-    """The parts of the small product in microseconds: the article's, a recorded GPU's cold and warm, and two trips
+    """The parts of the small product in microseconds: the notebook's, a recorded GPU's cold and warm, and two trips
     taken here, each as Ranges.to_json() gives it."""
     recorded = recorded or measure.recorded_series("cold_start", gpu="NVIDIA H200")
     columns = [SOURCE_US, *({one["path"][-1]: 1000 * one["ms"] for one in trip}
                             for trip in (recorded["trips"][0], recorded["trips"][-1], first, second))]
     rows = [(part, *(number(column.get(part)) for column in columns)) for part in SOURCE_US]
     gpu = recorded["where"].removeprefix("NVIDIA ")
-    notes = ["Microseconds, by the host's clock. The article timed with nsys; its ranges do not wait for the device.",
+    notes = ["Microseconds, by the host's clock. That notebook timed with nsys; its ranges do not wait for the device.",
              f"Here: {measure.where()}.",
              f"{recorded['where']}, {recorded['date']}: a fresh process; before the first range it imported "
              f"labkit and Numba ({recorded['import_ms']:,.0f} ms)."]
-    return PlainTable("A small product, end to end", ("part", "source, cold", f"{gpu}, cold", f"{gpu}, warm",
+    return PlainTable("A small product, end to end", ("part", "that notebook, cold", f"{gpu}, cold", f"{gpu}, warm",
                                                       "here, first", "here, second"), tuple(rows), tuple(notes))
 
 

@@ -35,7 +35,7 @@ def test_the_h200s_series_are_recorded_and_can_be_drawn():
     recorded = measure.recorded_series("three_languages", gpu="NVIDIA H200")
     assert {row["name"] for job in recorded["jobs"] for row in job["rows"]} >= {"Triton", "cuTile", "PyTorch"}
     assert "NVIDIA H200" in other_ways.languages(recorded).summary
-    assert libraries.over_rows(measure.recorded_series("softmax_rows", gpu="NVIDIA H200"), None).summary
+    assert other_ways.over_rows(measure.recorded_series("softmax_rows", gpu="NVIDIA H200"), None).summary
     assert "tile, Measured on NVIDIA H200" in other_ways.over_tiles().summary
 
 

@@ -60,3 +60,10 @@ def test_a_line_for_each_way():
 def test_the_h200s_series_fills_the_table():
     table = pictures.baseline_table(recorded=measure.recorded_series("fair_baseline", gpu="NVIDIA H200")).table()
     assert {row[-1] for row in table["rows"]} == {"NVIDIA H200"}
+
+
+def test_the_graph_keeps_its_array_when_the_name_moves_on():
+    figure = pictures.remembered()
+    shown = texts(figure)
+    assert "kept" in shown and "10 \u00d7 add this to y" in shown
+    assert figure.summary.endswith("the graph adds the array with 100s, which Python calls kept.")

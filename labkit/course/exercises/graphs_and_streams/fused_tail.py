@@ -2,9 +2,9 @@ r"""Three kernels made one
 
 $$\text{out} = \max(x + b,\, 0) + r$$
 
-A layer's bias, its activation, and the residual. As three kernels that is three launches, and what has been computed
-so far goes to memory and back twice. Write one kernel that does it all, one element a thread, in blocks of 128. `x`,
-`r` and `out` are matrices stored row after row, passed as flat arrays. `bias` has one number for each column, so a
+A layer's bias, its activation, and the residual. As three kernels these are three launches, and the intermediate
+results go to memory and back twice. Write one kernel that does it all, with a thread per element, in blocks of 128.
+`x`, `r` and `out` are matrices stored row by row and passed as flat arrays. `bias` has one element per column, so a
 row is as long as `bias`.
 """
 
@@ -37,15 +37,15 @@ from labkit.course.exercises import SUMMED, Edit, KernelExercise, asks, elements
 from labkit.course.exercises.graphs_and_streams import BLOCK, blocks_of
 
 
-@asks("Each thread loads three numbers and stores one.")
+@asks("Each thread loads three values and stores one.")
 def _each_array_once(report):
     elements = elements_of_argument(report, 3)
     loads, stores = report.counts["global_loads"], report.counts["global_stores"]
     if stores > elements:
-        return (f"{stores:,} numbers are stored for {elements:,} elements: the result goes through memory on its way. "
-                "Each thread should store one number, and keep what lies between in a variable.")
+        return (f"{stores:,} values are stored for {elements:,} elements: the result goes through memory on its way. "
+                "Each thread should store one value, and keep what comes between in a variable.")
     if loads > 3 * elements:
-        return (f"{loads:,} numbers are loaded for {elements:,} elements: each thread should load three, and each of "
+        return (f"{loads:,} values are loaded for {elements:,} elements: each thread should load three, each of "
                 "them once. Keep in a variable what is used a second time.")
     return None
 

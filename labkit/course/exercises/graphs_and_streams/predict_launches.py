@@ -1,15 +1,15 @@
 """Predict: a queue of launches
 
-A launch takes the host 30 µs. The GPU starts a kernel as soon as its launch is done and the kernel before it has
-ended. While the GPU computes, the host goes on launching. A program makes 1,000 launches. How long is it from the
-first launch to the end of the last kernel, in microseconds,
+A launch costs the host 30 µs. The GPU starts a kernel as soon as its launch is done and the kernel before it has
+ended. While the GPU computes, the host goes on launching. A program makes 1,000 launches. How many microseconds pass
+from the first launch to the end of the last kernel,
 
 - if a kernel takes 4 µs,
 - if a kernel takes 100 µs,
 - if a kernel takes 4 µs and the program waits for each before it launches the next?
 
 Then put the 1,000 kernels of 4 µs into a graph. Launching the graph costs 20 µs, once, and a kernel inside it 1 µs on
-top of its 4. Last: in the first case, for how many percent of the time does the GPU compute? Round to whole numbers.
+top of its 4. Last: in the first case, for what percentage of the time does the GPU compute? Round to whole numbers.
 """
 
 HINTS = ("Draw two rows, the host above and the GPU below, and the first three launches with their kernels. Which row "

@@ -2,12 +2,12 @@
 
 Copying an array to the device takes 8 ms, the kernel 12 ms, the copy back 4 ms. The array is cut into four equal
 chunks. The GPU's three engines (copies there, kernels, copies back) work at the same time, each on one chunk after
-the other. How many milliseconds does the whole take
+the other. How many milliseconds does it all take
 
 - if all chunks are on one stream,
 - if they are on three streams, used in turn,
 - at best, with as many chunks and streams as you like, if starting a copy or a kernel costs nothing,
-- again in four chunks on three streams, once the kernel has been improved and takes 4 ms for the whole array?
+- again in four chunks on three streams, once the kernel has been improved to 4 ms for the whole array?
 """
 
 HINTS = ("Draw three rows, one for each engine, and fill in the first chunk's three parts. Where can the second "

@@ -1,11 +1,11 @@
 """From a blank page: an array in chunks
 
-Write `waves_in_chunks(x, chunks)`. It computes `wave_kernel` on the array `x` of the host in as many equal chunks as
-asked for (the last one may be shorter, and if there are more chunks than elements, some have nothing to do), and
-returns the result as a NumPy array.
+Write `waves_in_chunks(x, chunks)`. It runs `wave_kernel` over the host's array `x` in `chunks` equal chunks and
+returns the result as a NumPy array. The last chunk may be shorter, and if there are more chunks than elements, some
+have nothing to do: 10 elements in 4 chunks are 3, 3, 3 and 1, and 3 elements in 5 chunks are 1, 1 and 1.
 
 Each chunk gets a copy to the device, a launch in blocks of 128, and a copy back, all three on the chunk's stream.
-Take three streams in turn.
+Use three streams in turn.
 
 `cuda.device_array` allocates on the device and `cuda.pinned_array` on the host, `array[a:b]` is a part of either,
 `there.copy_to_device(part, stream)` and `back.copy_to_host(part, stream)` copy.
@@ -73,18 +73,18 @@ def _on_streams(run):
     launches = [stream for what, stream in run.order if what == "launch"]
     if len(launches) != wanted:
         return (f"{n:,} elements in {chunks} chunks are {wanted} chunks that hold something, and {len(launches)} "
-                "launches were made: one for each is asked for.")
+                "launches were made: there should be one for each.")
     for one, start in zip(run.launches, range(0, n, blocks_of(n, chunks)), strict=True):
         held = min(blocks_of(n, chunks), n - start)
         if one.block != (BLOCK, 1, 1) or one.grid != (blocks_of(held), 1, 1):
             return (f"A chunk of {held:,} elements was launched with a grid of {one.grid[0]} and blocks of "
-                    f"{one.block[0]}; blocks of {BLOCK} are asked for, and {blocks_of(held)} of them cover it.")
+                    f"{one.block[0]}; it should be {blocks_of(held)} blocks of {BLOCK}.")
     for what, stream in run.order:
         if stream == 0 and what != "wait":
             return (f"A {what} was made on the default stream, which waits for all others: pass the chunk's stream to "
                     "the launch and to both copies.")
     if wanted > 1 and len(set(launches)) < 2:
-        return "All chunks are on one stream, and in a stream nothing overlaps: take the streams in turn."
+        return "All chunks are on one stream, and in a stream nothing overlaps: use the streams in turn."
     back = [stream for what, stream in run.order if what == "copy back"]
     if back and len(back) == len(launches) and back != launches:
         return "A chunk is copied back on another stream than its kernel's: it may be copied before it is computed."
@@ -136,5 +136,5 @@ AFTER = """
 On a GPU the copy to the device overlaps with nothing as long as `x` is in pageable memory, and that is up to the
 caller. Which of the two copies can overlap here?
 
-Next: the exercises of **10 · Libraries**.
+Next: the exercises of **14 · Libraries**.
 """

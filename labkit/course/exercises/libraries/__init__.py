@@ -1,9 +1,9 @@
-"""Six exercises: the numbers of a call, three products through cuBLAS's own door, and two bugs that the reductions of a
-Fortran library invite. Without a GPU the calls go to the model in NumPy, which takes and refuses the same arguments.
+"""Four exercises: the sizes and leading dimensions of a call, and three products, each in a single call of cuBLAS.
+Without a GPU the calls go to the model in NumPy, which accepts and refuses the same arguments.
 
-One method serves for all the products. Write down the transpose of what you want. Write below each operand what
+One method works for all the products. Write down the transpose of what you want. Under each operand, write what
 cuBLAS sees in its memory. Where the two differ, the flag is `OP_T`. The leading dimension is the length of a row of
-the array as it lies in memory.
+the array in memory.
 """
 
 import numpy as np
@@ -14,7 +14,6 @@ FIRST_CELL = """import numpy as np
 
 from labkit import check, hint
 from labkit.kernels.libraries.blas import OP_N, OP_T, at, gemm, gemm_strided_batched
-from labkit.kernels.libraries.column_major import isamax, sasum
 """
 
 # The calls go to cuBLAS on a GPU with CuPy, and to its NumPy model elsewhere. No call here leaves the memory of an
@@ -33,9 +32,9 @@ def one_call(*allowed: str):
     def demand(run) -> str | None:
         if run.calls and (len(run.calls) > 1 or run.calls[0] not in allowed):
             made = " and ".join(f"{run.calls.count(name)} of `{name}`" for name in dict.fromkeys(run.calls))
-            return f"The calls of cuBLAS are {made}, and asked for is a single call, of {asked}."
+            return f"The calls of cuBLAS are {made}; it should be a single call, of {asked}."
         if not run.calls:
-            return f"cuBLAS is not called, and asked for is one call of {asked}."
+            return f"cuBLAS is not called; it should be one call of {asked}."
         return on_the_device(run)
 
     return demand

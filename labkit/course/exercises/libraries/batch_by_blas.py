@@ -4,8 +4,8 @@
 
     out[i] = a[i] @ b
 
-`gemm_strided_batched` takes a stride after each leading dimension: how far it is from one matrix to the next. Its
-order is transa, transb, m, n, k, alpha, A, lda, stride_a, B, ldb, stride_b, beta, C, ldc, stride_c, count.
+`gemm_strided_batched` has a stride after each leading dimension, the distance from one matrix to the next. Its order
+is transa, transb, m, n, k, alpha, A, lda, stride_a, B, ldb, stride_b, beta, C, ldc, stride_c, count.
 
 Write `batch_by_blas(a, b, out)`, an ordinary function that calls it once.
 """
@@ -75,6 +75,6 @@ EXERCISE = FunctionExercise(
 )
 
 AFTER = """
-A second way needs no batch: the B matrices of `a` lie one behind the other, so they are one matrix of (B·M, K), and
-one plain product does it. Try it.
+A second way needs no batch. The B matrices of `a` follow each other in memory, so they are one matrix of (B·M, K),
+and one plain product is enough. Try it.
 """

@@ -1,8 +1,8 @@
 """The scores of one head, in place
 
 In GPT-2 the queries, keys and values of all heads come out of one product, side by side in one matrix `qkv`. Here it
-is small: 3 heads of width 4, so a row has 36 numbers. Columns 0 to 11 are the queries of heads 0, 1 and 2; columns 12
-to 23 are their keys; the rest are values.
+is small: 3 heads of width 4, so a row has 36 elements. Columns 0 to 11 are the queries of heads 0, 1 and 2; columns
+12 to 23 are their keys; the rest are values.
 
 Compute the scores of head 1: its queries against its keys, divided by the square root of the width,
 
@@ -38,13 +38,13 @@ from labkit import cuda
 from labkit.course.exercises import SUMMED, Edit, FunctionExercise, asks, dot_products, of, on_the_device, uniform
 
 
-@asks("The product comes from cuBLAS, which reads the data where it lies on the device.")
+@asks("The product comes from cuBLAS, which reads the data where it is on the device.")
 def _by_cublas(run) -> str | None:
     if not run.calls:
-        return "cuBLAS is not called, and asked for is a product of cuBLAS."
+        return "cuBLAS is not called, and the product should come from it."
     if run.copies_to_host:
-        return (f"Arrays are copied {run.copies_to_host} times to the host, and asked for is a call that reads the "
-                "queries and the keys where they lie: `at(qkv, i)` is where they begin.")
+        return (f"Arrays are copied {run.copies_to_host} times to the host. The call should read the "
+                "queries and the keys where they are: `at(qkv, i)` is where they begin.")
     return on_the_device(run)
 
 
@@ -78,8 +78,8 @@ EXERCISE = FunctionExercise(
     tolerance=dot_products(lambda qkv: _scores_reference(np.abs(qkv)), length=lambda qkv: WIDTH),
     domain=of(0, *SUMMED),
     demand=_by_cublas,
-    wrong={"the leading dimension of a head that lies alone": Edit("k, row, q, row", "k, 4, q, 4"),
-           "head 0 in place of head 1": Edit("at(qkv, 4), at(qkv, 12 + 4)", "at(qkv, 0), at(qkv, 12)"),
+    wrong={"the leading dimension of a head with a matrix to itself": Edit("k, row, q, row", "k, 4, q, 4"),
+           "head 0 instead of head 1": Edit("at(qkv, 4), at(qkv, 12 + 4)", "at(qkv, 0), at(qkv, 12)"),
            "queries against queries": Edit("at(qkv, 12 + 4)", "at(qkv, 4)"),
            "keys against queries: the scores are transposed": Edit("k, row, q, row", "q, row, k, row"),
            "the factor 0.5 is missing": Edit("0.5", "1.0"),

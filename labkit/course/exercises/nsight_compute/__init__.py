@@ -1,5 +1,5 @@
-"""A function and two predictions, about the time around a kernel and what a kernel's own time depends on. Write your
-answer, run its cell, then run the `check` under it. `hint("own_time")` gives a hint, and more when you ask again.
+"""A prediction and a function, about the counter that shows wasted memory traffic. Write your answer, run its cell,
+then run the `check` under it. `hint("predict_requests")` gives a hint, and another when you call it again.
 """
 
 FIRST_CELL = """import numpy as np

@@ -1,8 +1,8 @@
 """Predict: what ncu will read
 
-Nsight Compute's column *sectors per request* is the quickest way to see whether a kernel wastes memory traffic. A
-request is one load by one warp, all 32 lanes at once. A sector is 32 bytes, eight floats. How many sectors does one
-request touch, for each of these loads of float32? All arrays begin where a sector begins.
+Nsight Compute's *sectors per request* are the quickest way to see whether a kernel wastes memory traffic. A request
+is one load by all 32 lanes of a warp. A sector is 32 bytes, eight floats. How many sectors does one request touch,
+for each of these loads of float32? All arrays begin where a sector begins.
 """
 
 HINTS = ("Write down the byte addresses that lanes 0, 1 and 31 load. Which pieces of 32 bytes do all the lanes "
@@ -85,23 +85,21 @@ EXERCISE = PredictionExercise(
     how={
         "row": "32 floats in a row are 128 bytes.",
         "third": "the lanes span 3 * 31 + 1 floats. Is there a sector of eight floats without one of them?",
-        "column": "two neighbours lie 64 floats apart, and a sector holds eight.",
-        "one": "all lanes ask for the same address.",
-        "four": "a lane asks for 16 bytes. How many lanes share a sector, and how many sectors do 32 lanes need?",
+        "column": "two neighbouring lanes are 64 floats apart, and a sector holds eight.",
+        "one": "all lanes load from the same address.",
+        "four": "a lane loads 16 bytes. How many lanes share a sector, and how many sectors do 32 lanes need?",
     },
     wrong={
         "there is a request for each lane, and a warp makes one request": {"row": 32},
         "this counts only the floats that are used, and a sector travels whole": {"third": 4},
         "lines of 128 bytes are counted; ncu's sectors have 32": {"row": 1},
-        "lanes that ask for the same float share its sector": {"one": 32},
+        "lanes that load the same float share its sector": {"one": 32},
         "a load of four floats moves four times as much as a load of one": {"four": 4},
         "no two lanes share a sector here": {"column": 8},
     },
 )
 
 AFTER = """
-So no single number is best for all kernels: it depends on how many bytes a lane loads. What counts is the number of
-bytes used over the number of bytes in the sectors. For which of the five is that quotient 1?
-
-Next: the exercises of **09 · Graphs and streams**.
+So the best count depends on how many bytes a lane loads. What matters is the share of the transferred bytes that the
+lanes use. For which of the five is it all of them?
 """

@@ -1,6 +1,6 @@
-"""Five exercises: masks on paper, a program of Triton's kind written by hand in Numba, a bug in the padding, a product
-in tiles, and a reduction from a blank page. None needs a GPU, and none needs Triton or cuTile: what they teach is the
-shape of such programs.
+"""Seven exercises: masks on paper, a program of Triton's kind written by hand in Numba, a bug in the padding, a
+product in tiles, a reduction from a blank page, and two bugs that the reductions of a Fortran library invite. None
+needs a GPU, Triton or cuTile: they teach how such programs are built.
 """
 
 import numpy as np
@@ -12,9 +12,8 @@ from numba import float32
 
 from labkit import check, cuda, hint
 from labkit.kernels.libraries import cutile_model as ct
+from labkit.kernels.libraries.column_major import isamax, sasum
 """
-
-# Two are in Numba and take a program's shape by hand; one is a tile program, which runs on the model of cuTile.
 
 
 def wide(*arrays):

@@ -8,14 +8,14 @@ This is a program in Triton:
     y = tl.load(y_ptr + offsets, mask=mask)
     tl.store(out_ptr + offsets, s * x + y, mask=mask)
 
-Take the compiler's part. A block of 64 threads does the work of one program of 256 elements, so each thread has four
-of them. Which four is yours to choose; a compiler would see to it that neighbouring threads load neighbours.
+Play the compiler. A block of 64 threads does the work of one program of 256 elements, so each thread has four of
+them. Which four is up to you; a compiler would let neighbouring threads load neighbouring elements.
 """
 
-HINTS = ("Thread 0 takes the element start. If neighbouring threads take neighbouring elements, which is the next one "
+HINTS = ("Thread 0 has the element start. If neighbouring threads have neighbouring elements, which is the next one "
          "for thread 0?",
          "Four rounds, 64 elements apart. In each round a thread has start, plus 64 for each round before, plus its "
-         "own number; and each element needs the mask for itself.",
+         "own index; and each element needs the mask for itself.",
          "for step in range(0, 256, 64): i = start + step + cuda.threadIdx.x, and then if i < out.size: store.")
 POINTS = 2
 NEEDS = ("predict_masks",)

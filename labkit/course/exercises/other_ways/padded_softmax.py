@@ -7,7 +7,7 @@ something in the places where there is no element. The barriers are in order.
 HINTS = ("Take the row [-150, -151] and follow it by hand. What is largest?",
          "The padding takes part in the maximum and in the sum. Which number is never the largest, and has an "
          "exponential of 0?",
-         "float32(-np.inf) in place of float32(0.0), where there is no element.")
+         "float32(-np.inf) instead of float32(0.0), where there is no element.")
 POINTS = 2
 
 import math
@@ -106,12 +106,12 @@ EXERCISE = KernelExercise(
                  "tile[t] = math.exp(value - largest)",
                  "tile[t] = math.exp(value - largest)"),
         "places without an element are stored, too": Edit("if t < x.shape[1]:", "if True:"),
-        "the places without an element hold -1000, and rows may lie below that":
+        "the places without an element hold -1000, and rows may be below that":
             Edit("float32(-np.inf)", "float32(-1000.0)"),
     },
 )
 
 EQUIVALENT = {
     "barrier moved: padded_softmax -> cuda.syncthreads() behind total = float32(0.0)":
-        "total is a thread's own: nothing shared lies between the two places.",
+        "total is a thread's own: nothing shared is used between the two places.",
 }

@@ -5,8 +5,8 @@ here, and `isamax` is the model's. What is wrong?
 """
 
 HINTS = ("What does isamax return for the row [7, 1, 1]?",
-         "isamax keeps the habit of Fortran, where the first element of a vector is number 1. What is number 1 in "
-         "NumPy?",
+         "isamax keeps the habit of Fortran and counts from 1. Which element is x[row, 1] in NumPy?"
+         "",
          "x[row, isamax(cols, x[row]) - 1].")
 POINTS = 1
 

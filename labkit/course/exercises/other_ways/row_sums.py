@@ -6,7 +6,7 @@ In Triton:
     tl.store(out_ptr + row, tl.sum(x, axis=0))
 
 Write `row_sums(x, out)` in Numba, from the decorator down: one block of 32 threads, a single warp, for each row of
-`x`; rows of any length. Each lane adds what it meets in steps of 32. Then the lanes join their sums with
+`x`; rows of any length. Each lane adds elements 32 apart. Then the lanes join their sums with
 `cuda.shfl_down_sync(0xFFFFFFFF, total, offset)`, which gives a lane the value that the lane `offset` further up has.
 After offsets of 16, 8, 4, 2 and 1, lane 0 has the sum.
 """

@@ -1,14 +1,14 @@
 """Find the bug: softmax of a row
 
-It passes for numbers from −10 to 10. `x` is a row of float32 on the host.
+It is right for values from −10 to 10, and returns NaN for the row [−200, 100]. `x` is a row of float32 on the host.
 
-Mend it so that it is right for every row of finite numbers. You may leave BLAS for the maximum. Or stay with it: what
-does a second `isamax` find, if you first subtract what the first one found?
+Repair it for every row of finite values. You may find the maximum without BLAS. Or stay with BLAS: what does a second
+`isamax` find, if you first subtract what the first one found?
 """
 
-HINTS = ("Take the row [-220, 110] and follow it by hand. Which number is subtracted from which?",
+HINTS = ("Follow the row [-220, 110] by hand. What is subtracted from what?",
          "What has to be subtracted is the largest value, and isamax finds the largest absolute value. Where it found "
-         "a positive number, that is the same. Where it found a negative one, nothing in the row is further from 0.",
+         "a positive value, that is the same. Where it found a negative one, nothing in the row is further from 0.",
          "biggest = x.max() is the short way. With BLAS: if biggest < 0, then isamax of x - biggest, which has no "
          "negative element, points at the maximum.")
 POINTS = 2

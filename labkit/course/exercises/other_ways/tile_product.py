@@ -1,7 +1,7 @@
 """A product in tiles
 
 `out = a @ b`, written as in cuTile. The launcher is there: one block for each tile of 16 × 16 of `out`, and `steps`
-says how many tiles lie along a row of `a`. Write what a block does. You have
+is the number of tiles along a row of `a`. Write what a block does. You have
 
 - `ct.bid(0)` and `ct.bid(1)`: which row and which column of tiles
 - `ct.full((16, 16), 0, ct.float32)`: a tile of zeros

@@ -1,20 +1,20 @@
 """From a blank page: whose time is it
 
 A profiler's table counts an outer range with everything inside it. In the lesson's table from `nsys` the whole
-product has 50.0 % of the time and the allocation has 50.0 % as well: the same 125 ms, counted twice.
+product has 50.0 % of the time and the allocation another 50.0 %: the same 125 ms, counted twice.
 
-A range's *own* time is what is left of it without the ranges directly inside. Write the function. Ranges are numbered
-in the order in which they begin. `parent[i]` is the number of the range that contains range `i`, or -1 if none does,
-and `total[i]` is its time in milliseconds.
+A range's *own* time is its total minus the ranges directly inside it. Write `own_time(parent, total)`, which returns
+the own time of every range. Ranges are numbered in the order in which they begin: `parent[i]` is the index of the
+range around range `i`, or -1 if there is none, and `total[i]` is its time in milliseconds.
 
-For the lesson's table, `parent = [-1, 0, 0, 0, 0, 0]`: five ranges side by side in one. Your function must work for
-ranges nested more deeply, too.
+For example, `own_time([-1, 0, 0, 2], [10, 3, 5, 4])` is `[2, 3, 1, 4]`: range 0 contains ranges 1 and 2, and range 2
+contains range 3. In the lesson's table, `parent` is `[-1, 0, 0, 0, 0, 0]`, five ranges in one.
 """
 
 HINTS = ("An outer range of 10 ms holds one of 7 ms, and that one holds one of 3 ms. What are the three own times?",
-         "They are 3, 4 and 3: each range loses the ranges directly inside it, and nothing else. What lies deeper is "
-         "in the child's total already.",
-         "Go through all ranges. Where a range lies in another one, subtract its total from that one's own time: "
+         "They are 3, 4 and 3: each range loses the ranges directly inside it, and nothing else. What is nested deeper "
+         "is in the child's total already.",
+         "Go through all ranges. Where a range is inside another one, subtract its total from that one's own time: "
          "own[outer] -= total[child].")
 POINTS = 1
 
@@ -27,7 +27,7 @@ def own_time(parent, total):
     own = np.array(total, np.float64)
     for child, outer in enumerate(parent):
         if outer >= 0:
-            own[outer] -= total[child]  # what lies deeper is part of the child's total
+            own[outer] -= total[child]  # what is nested deeper is part of the child's total
     return own
 
 
@@ -59,7 +59,7 @@ def own_time_takes_all_below(parent, total):
 
 
 def _tree(rng, n):
-    """Ranges in the order in which they begin: each one's parent stands before it, and its children fit into it."""
+    """Ranges in the order in which they begin: each one's parent comes before it, and its children fit into it."""
     parent = np.array([-1] + [int(rng.integers(0, k)) for k in range(1, n)], np.int64)
     total = rng.uniform(1, 50, n)
     for child in range(n - 1, 0, -1):
@@ -68,7 +68,7 @@ def _tree(rng, n):
 
 
 def _within(parent_of):
-    """Ranges that lie in one another as parent_of says, each longer than its children together."""
+    """Ranges nested in one another as parent_of says, each longer than its children together."""
     def turn(rng, parent, total):
         parent = np.array([parent_of(k) for k in range(len(parent))], np.int64)
         total = rng.uniform(1, 50, len(parent))
@@ -86,15 +86,15 @@ EXERCISE = FunctionExercise(
     inputs=_tree,
     sizes=tuple({"n": n} for n in (1, 2, 3, 6, 20, 100)),
     tolerance=lambda parent, total: np.full(len(total), 1e-6),
-    domain=(Reach("no range lies in another", _within(lambda k: -1)),
-            Reach("each range lies in the one before it", _within(lambda k: k - 1)),
-            Reach("all ranges lie in the first", _within(lambda k: 0 if k else -1))),
+    domain=(Reach("no range is inside another", _within(lambda k: -1)),
+            Reach("each range is inside the one before it", _within(lambda k: k - 1)),
+            Reach("all ranges are inside the first", _within(lambda k: 0 if k else -1))),
     wrong={
-        "nothing is taken away: an outer range is counted with all that lies in it": own_time_is_total,
-        "grandchildren are taken away from their grandparent as well, and they lie in a child already":
+        "nothing is taken away: an outer range is counted with all that is inside it": own_time_is_total,
+        "grandchildren are taken away from their grandparent as well, and they are part of a child already":
             own_time_takes_all_below,
         "the outer range is taken away from the inner one":
             Edit("own[outer] -= total[child]", "own[child] -= total[outer]"),
-        "only the outermost range loses what lies in it": Edit("if outer >= 0:", "if outer == 0:"),
+        "only the outermost range loses what is inside it": Edit("if outer >= 0:", "if outer == 0:"),
     },
 )

@@ -1,14 +1,14 @@
 """Predict: many small copies
 
-A copy to the device takes 10 µs to start, and then moves 50,000 bytes in a microsecond (that is 50 GB/s). How many
-microseconds, rounded to a whole number, do these take?
+A copy to the device needs 10 µs to start, and then moves 50,000 bytes in a microsecond (50 GB/s). How many
+microseconds do these need, rounded to a whole number?
 
 - a copy of 4 bytes
 - a copy of 2,000,000 bytes
 - 1,000 copies of 2,000 bytes, one after the other
 - one copy of the same 1,000 arrays, packed into one
 
-And how many bytes does a copy have whose bytes take exactly as long as its start?
+And how large is a copy, in bytes, if moving the bytes takes exactly as long as the start?
 """
 
 HINTS = ("Which part of a copy's time depends on its bytes, and which does not?",
@@ -58,7 +58,7 @@ EXERCISE = PredictionExercise(
     how={
         "tiny_us": "the copy has to start, and then there are four bytes. How long do four bytes take?",
         "large_us": "the start, and 2,000,000 bytes at 50,000 bytes in a microsecond.",
-        "even_bytes": "in the time that a start takes, how many bytes could have been copied?",
+        "even_bytes": "how many bytes could have been copied during a start?",
         "apart_us": "one of them first: its start, and its 2,000 bytes. Then a thousand times that.",
         "together_us": "one start, and as many bytes as all of them have.",
     },
