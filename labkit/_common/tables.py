@@ -43,11 +43,12 @@ def rich_table(spec: dict):
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(title=spec["title"] or None, title_justify="left", title_style="bold")
+    # As Text: in a string rich would take kernel[grid, block] for markup.
+    table = Table(title=Text(spec["title"]) if spec["title"] else None, title_justify="left", title_style="bold")
     for position, column in enumerate(spec["columns"]):
-        table.add_column(column, justify="left" if _is_text(spec, position) else "right")
+        table.add_column(Text(column), justify="left" if _is_text(spec, position) else "right")
     for row in spec["rows"]:
-        table.add_row(*row)
+        table.add_row(*map(Text, row))
     return Group(table, *(Text(note) for note in spec["notes"]))
 
 

@@ -60,3 +60,8 @@ def test_a_table_needs_neither_formats_nor_a_title():
 def test_a_wrong_table_names_what_is_wrong(rows, columns, message):
     with pytest.raises(ValueError, match=message):
         table(rows, columns)
+
+
+def test_square_brackets_are_text_in_a_terminal():
+    shown = str(table([("kernel[grid, block]", 1)], ["call [us]", "ms"], "x[i]"))
+    assert "kernel[grid, block]" in shown and "call [us]" in shown and "x[i]" in shown
