@@ -153,9 +153,6 @@ STEPS = (
     Step("tiled attention", "attention as one launch: scores and weights stay in registers", HALF, "padded"),
     Step("packed", "no padding at all: sentences end to end", HALF, "packed"),
 )  # fmt: skip
-# Before the first step: all linear layers by the plain kernels of lesson 06. The last one is that step.
-PRODUCTS = {"naive": replace(SIMPLE, linear=then_gelu(layers.linear_naive)),
-            "tiled": replace(SIMPLE, linear=then_gelu(layers.linear_tiled)), "tensor cores": SIMPLE}
 # What the step "scores in registers" is to "float16 accumulators": the same with float32 ones.
 CONTROL = {"float16 accumulators": "scores in registers"}
 # Attention in each form, beside the same kernels.

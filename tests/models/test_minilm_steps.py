@@ -7,7 +7,7 @@ from labkit import device
 from labkit.device import graphs
 from labkit.models.minilm import MiniLM, lay_out
 from labkit.models.minilm_reference import cosines, embeddings, parity, weights_of
-from labkit.models.minilm_steps import ATTENTIONS, CONTROL, PRODUCTS, STEPS, step
+from labkit.models.minilm_steps import ATTENTIONS, CONTROL, STEPS, step
 from tests.models.test_minilm import SENTENCES, SMALL, random_tensors
 
 LAUNCHES = {  # of a model of two layers: embedding and pooling besides what is in each layer
@@ -43,12 +43,6 @@ def test_what_a_step_launches(model, one):
     b = form._workspace_for(shape).batch(shape)
     graph = graphs.capture(lambda stream: form.forward(b, True, stream), warm_up=device.on_gpu())  # descriptors of TMA
     assert graph.nodes == LAUNCHES[one.name]
-
-
-@pytest.mark.sweep
-@pytest.mark.parametrize("name", ["naive", "tiled"])
-def test_the_model_by_plain_products(model, name):
-    parity(model.with_kernels(PRODUCTS[name]), SENTENCES, "padded").check()
 
 
 @pytest.mark.sweep

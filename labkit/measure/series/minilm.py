@@ -2,10 +2,8 @@
 
     minilm()            the work of the table, in every form of a batch, and PyTorch on the same weights and inputs
     minilm_corpus()     2,000 sentences of the lessons: how many a second, padded, packed, padded to 128; texts
-    minilm_single()     one sentence by the naive, the tiled and the tensor-core product, and by today's kernels
     minilm_ladder()     the steps of labkit.models.minilm_steps, attention in each form, what did not work
     minilm_profile()    what each launch takes, ours and PyTorch's; launches, and what one costs
-    minilm_lengths()    time over the length that sentences are padded to
 
 Times are median forward passes of inputs on the device, in float16: in a CUDA graph, and called from Python.
 The weights are those of the user's cache, or random ones of the same shape, which take as long. Without a GPU all runs
@@ -41,11 +39,11 @@ from labkit.measure.series.torch_bert import (
     torch_texts,
     truth_of,
 )
-from labkit.measure.timing import graph_launches, time_torch_graph
+from labkit.measure.timing import graph_launches
 from labkit.models.configs import shapes
 from labkit.models.minilm import FEW_ROWS, FORMS, HALF, Config, Kernels, MiniLM, Shape, Workspace, lay_out
 from labkit.models.minilm_reference import cosines
-from labkit.models.minilm_steps import ATTENTIONS, CONTROL, PRODUCTS, STEPS
+from labkit.models.minilm_steps import ATTENTIONS, CONTROL, STEPS
 
 TINY = Config(vocab_size=61, max_position_embeddings=32, hidden_size=32, num_hidden_layers=1, num_attention_heads=2,
               intermediate_size=64)
@@ -244,28 +242,6 @@ def text_in(texts: list[str]) -> dict:
     return result
 
 
-# --- One sentence ----------------------------------------------------------------------------------------------------
-
-
-def minilm_single(tokens=None, using: Using | None = None) -> dict:
-    """Microseconds of one sentence, in a graph and called: the whole model with its linear layers by each of PRODUCTS,
-    padded to 128 tokens as in the write-up, then as it is used today; and the cosine with float64."""
-    model, weights = using or _model()
-    forms = {name: (device.pick(gpu="padded_to_128", cpu="padded"), kernels) for name, kernels in PRODUCTS.items()}
-    forms |= device.pick(gpu={"packed": ("packed", HALF), "few rows": ("packed", FEW_ROWS)}, cpu={})
-    rows = []
-    for count in tokens or device.pick(gpu=(16, 128), cpu=(16,)):
-        sentences = sentences_of([count], model.config.vocab_size)
-        truth = truth_of(model, sentences)
-        for name, (form, kernels) in measure.steps(f"one sentence of {count} tokens", list(forms.items())):
-            forward, shape = ready(model.with_kernels(kernels), sentences, form)
-            row = {"name": name, "tokens": count, "rows": shape.rows, "us": in_graph_us(forward),
-                   "called_us": called_us(forward)}
-            embedding = forward.batch.pooled.copy_to_host()[:1]
-            rows.append(row | {"cosine": float(cosines(embedding, truth).min())})
-    return measure.stamped({"weights": weights, "rows": rows})
-
-
 # --- The ladder ------------------------------------------------------------------------------------------------------
 
 
@@ -410,20 +386,3 @@ def torch_profile(bert: TorchBert, sentences, tokens: int) -> dict:
     called = called_us(lambda: bert.forward(ids, mask), torch.cuda.synchronize)
     return {"rows": rows, "launches": launched, "called_us": called,
             "called_us_a_launch": called / launched if launched else None}
-
-
-def minilm_lengths(lengths=None, count: int | None = None, using: Using | None = None) -> dict:
-    """Microseconds a sentence over the length that all are padded to, ours and PyTorch's, in graphs."""
-    model, weights = using or _model()
-    bert, count = torch_bert(model), count or device.pick(gpu=64, cpu=1)
-    lengths = list(lengths or device.pick(gpu=(16, 32, 48, 64, 96, 128, 192, 256), cpu=(16, 32)))
-    series = {"weights": weights, "sentences": count, "tokens": lengths, "ours_us": [],
-              "torch_us": [] if bert is not None else None}
-    for tokens in measure.steps("lengths", lengths):
-        sentences = sentences_of([tokens] * count, model.config.vocab_size)
-        series["ours_us"].append(in_graph_us(ready(model, sentences, "padded")[0]) / count)
-        if bert is not None:
-            inputs = bert.inputs(sentences, tokens)
-            timing = time_torch_graph(lambda inputs=inputs: bert.forward(*inputs), launches=4)
-            series["torch_us"].append(None if timing is None else 1000 * timing.p50 / count)
-    return measure.stamped(series)

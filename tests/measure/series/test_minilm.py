@@ -45,23 +45,13 @@ def test_the_corpus():
 
 @pytest.mark.sweep
 @ON_CPU
-def test_the_ladder_the_profile_and_the_lengths():
+def test_the_ladder_and_the_profile():
     ladder = is_json(series.minilm_ladder())
     assert [row["name"] for row in ladder["steps"]] == ["simple", "packed"]
     assert ladder["steps"][0]["launches"] > ladder["steps"][1]["launches"] == 9
     assert ladder["attention"][0]["us_a_layer"] > 0 and ladder["failures"][0]["beside_us"] > 0
     (one,) = is_json(series.minilm_profile())["passes"]
     assert one["launches"] == 9 == sum(row["count"] for row in one["rows"])
-    lengths = is_json(series.minilm_lengths())
-    assert len(lengths["ours_us"]) == len(lengths["tokens"]) and lengths["torch_us"] is None
-
-
-@pytest.mark.sweep
-@ON_CPU
-def test_one_sentence_by_each_product():
-    found = is_json(series.minilm_single())
-    assert [row["name"] for row in found["rows"]] == ["naive", "tiled", "tensor cores"]
-    assert all(row["us"] > 0 and row["called_us"] > 0 and row["cosine"] > 0.999 for row in found["rows"])
 
 
 def test_lengths_of_a_corpus_are_sorted_and_short():
@@ -97,7 +87,7 @@ def test_a_recording_of_all_of_it_is_accepted(monkeypatch):
     """What bench refuses, it refuses at the end of a long run."""
     monkeypatch.setattr(series, "text_in", lambda texts: {"ours_seconds_256": 1.0, "library_seconds_32": 2.0})
     recording = made_up.recording(**{take.__name__: take() for take in (
-        series.minilm, series.minilm_corpus, series.minilm_ladder, series.minilm_profile, series.minilm_lengths)})
+        series.minilm, series.minilm_corpus, series.minilm_ladder, series.minilm_profile)})
     assert validate.problems(recording) == []
     found = {one.source: one for one in comparisons.compare(recording)}
     assert found.keys() == {"minilm", "minilm_corpus"} and all(one.ours[1] > 0 for one in found.values())
