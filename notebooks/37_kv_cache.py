@@ -120,9 +120,9 @@ from labkit.kernels.linear import streamed
 show_source(streamed.make_warp)
 
 # %% [markdown]
-# The tensor cores of an H200 can do these multiplications as well, and with up to eight rows the launcher picks that
-# kernel there; with more, one of two that work in tiles. The result has to be right for any T, no matter which kernel
-# computes it:
+# On an H200 the tensor cores do these multiplications, too: with up to eight rows, or 32 in a small layer, the launcher
+# picks such a kernel, and with more rows one of two that work in tiles. The result has to be right for any T, no matter
+# which kernel computes it:
 
 # %%
 from labkit.kernels.ops.linear_bf16 import LM_HEAD
@@ -277,8 +277,8 @@ table([(launch.name, ", ".join(launch.reads) or "-", ", ".join(launch.writes),
        for launch, these in zip(launches, live, strict=True)], ["launch", "reads", "writes", "live"])
 
 # %% [markdown]
-# Three, and often only two. (The head reads `last`, or `normed` itself where every row is the last one of its
-# sequence.) Yet the step has more than twice as many buffers in all.
+# Three, of the nine buffers that a step has. (The head reads `last`, or `normed` itself where every row is the last one
+# of its sequence.)
 #
 # ## Where each buffer goes
 #
