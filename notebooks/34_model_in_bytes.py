@@ -37,7 +37,7 @@ table([(name, str(value)) for name, value in vars(LLAMA_3_2_1B).items()], ["sett
 #
 # ## A model in several files
 #
-# Lesson 28 took a *safetensors* file apart: a header in JSON with the name, type, shape and position of each tensor,
+# Lesson 28 opened a *safetensors* file: a header in JSON with the name, type, shape and position of each tensor,
 # and then the values. A large model comes as several such files, *shards*, and an index says which tensor is in which.
 # Here is a small Llama from the course's tests, in three shards:
 
@@ -181,11 +181,10 @@ table([(token, repr(tokenizer.decode([token], marks=True)))
 #
 # ## The model on paper
 #
-# A file lists names and shapes, but says nothing about the order in which they are used. That is in the model's code.
-# `planned` records the launches of a function without running them, and `SingleSequence` runs a model on one text.
-# Together they list what a forward pass of the small Llama in three shards would write, for 5 tokens. (Keys and values
-# go to the cache, in pages of 16 tokens, and only the last token gets *logits*, a score for each token that could be
-# next.)
+# A file lists names and shapes, but says nothing about the order of their use. That is in the model's code. `planned`
+# records the launches of a function without running them, and `SingleSequence` runs a model on one text. Together they
+# list what a forward pass of the small Llama in three shards would write, for 5 tokens. Keys and values go to the
+# cache, in pages of 16 tokens, and only the last token gets *logits*, a score for each token that could be next.
 
 # %%
 from labkit.device import launches

@@ -85,7 +85,7 @@ table([(token, repr(tokenizer.decode([token], marks=True))) for token in ids], {
 #
 # The first launch turns tokens into rows: row t of its output is row `ids[t]` of the embedding table. Lesson 34 showed
 # it. Now run the whole model once and keep what every launch writes. We compare our own results with these arrays.
-# (A uint16 is bfloat16: NumPy has no such type, so arrays hold the bits, as in lesson 33.)
+# A uint16 is bfloat16: NumPy has no such type, so arrays hold the bits, as in lesson 33.
 
 # %%
 from labkit.kernels.dtypes import float32_of

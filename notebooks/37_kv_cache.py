@@ -71,9 +71,9 @@ table([(name, *ms[name], work / (prompt + answer), max(ms[name]) / total_ms) for
        "share of the time": ".0%"})
 
 # %% [markdown]
-# The prompt is most of the work and takes almost no time; the answer is little work and takes nearly all of it. Prefill
-# is bound by arithmetic, decode by memory. (There are 255 decode steps, because the prompt's step already computes the
-# first token of the answer.)
+# The prompt is most of the work and almost none of the time; the answer is little work and nearly all of the time.
+# Prefill is bound by arithmetic, decode by memory. There are 255 decode steps rather than 256, because the prompt's
+# step already computes the first token of the answer.
 #
 # Is that what a GPU does? Such steps were recorded on an H200, whole and in CUDA graphs: a prompt of 1,024 tokens, and
 # a decode step with 1,024 tokens in the cache. How long do you expect the answer's 255 steps to take?
@@ -87,8 +87,8 @@ if decode and prefill:
 table(measured, {"": "", "steps": "", "ms per step": ".2f", "ms in all": ".0f", "bound, ms": ".0f"})
 
 # %% [markdown]
-# Both take longer than their bounds, and the picture stays the same: the prompt takes {{ prompt_ms:.1f }} ms, the
-# answer {{ answer_ms:.0f }} ms.
+# About {{ answer_ms:.0f }} ms, after {{ prompt_ms:.1f }} ms for the prompt. Both are above their bounds, and the
+# picture stays the same.
 #
 # ## A product of T rows
 #
@@ -207,10 +207,10 @@ pictures.over_positions(
     {mflop: flops(model.config, before + 1, scores_of(before + 1, 0)) / 1e6, ms: slow[1:]}, f"on {device.name()}")
 
 # %% [markdown]
-# On the CPU device, forty rows need one launch more, which gathers the last row for the head. (A GPU has fewer for a
-# single row, whose norms are part of the products after them.) The work is another matter. With a cache the work for a
-# token barely grows: only attention reads more. Without one it grows with the length of the text, so the work for a
-# whole text grows with the square of its length or faster.
+# On the CPU device, forty rows need one launch more, which gathers the last row for the head. On a GPU a single row has
+# fewer launches, because its norms are part of the products after them. The work is another matter. With a cache the
+# work for a token barely grows: only attention reads more. Without one it grows with the length of the text, so the
+# work for a whole text grows with the square of its length or faster.
 #
 # The CPU device's times follow the work. A GPU's need not: each step has to read all weights anyway, and by the
 # roofline above, forty rows of a large model in bfloat16 take about as long as one. There the cache pays off when a
@@ -245,8 +245,8 @@ table([("tiny-llama, float32", kv_bytes(model.config, 4), "-", "-"),
       ["model", "bytes kept per token", "weights, GB", f"a text of {longest:,} tokens, GB"])
 
 # %% [markdown]
-# Nothing is missing. (The course's tests do the same with a new process.) The state of a conversation is its cache and
-# its last token. It can be saved, moved to another GPU, or dropped and computed again.
+# Nothing is missing, and the course's tests find the same with a new process. The state of a conversation is its cache
+# and its last token. It can be saved, moved to another GPU, or dropped and computed again.
 #
 # The cache is not small: that of the longest text is larger than the weights. Grouped-query attention helps. With as
 # many heads of keys as of queries, the cache of Llama 3.2 1B would be {{ words(32 / 8) }} times as large.
@@ -266,7 +266,7 @@ show_source(buffers.liveness)
 
 # %% [markdown]
 # The next cell lists the launches of the embedding, one layer and the head, with the buffers that each reads and
-# writes. (The other layers differ only in their first norm, which also adds `projected` to `x`.) How many buffers are
+# writes. The other layers differ only in their first norm, which also adds `projected` to `x`. How many buffers are
 # live in one launch at most?
 
 # %%
@@ -277,8 +277,8 @@ table([(launch.name, ", ".join(launch.reads) or "-", ", ".join(launch.writes),
        for launch, these in zip(launches, live, strict=True)], ["launch", "reads", "writes", "live"])
 
 # %% [markdown]
-# Three, of the nine buffers that a step has. (The head reads `last`, or `normed` itself where every row is the last one
-# of its sequence.)
+# Three, of the nine buffers that a step has. The head reads `last`, or `normed` itself where every row is the last one
+# of its sequence.
 #
 # ## Where each buffer goes
 #

@@ -87,8 +87,8 @@ table([(n, ms, bound, n * recorded[1][0] / ms, n * recorded[1][1] / bound) for n
 # ## One step for sequences of any length
 #
 # A batch needs no padding. Rows are packed end to end, as in lesson 30. Norms and products treat all rows alike,
-# regardless of their sequence, and only three things depend on the sequence: the position by which a row's query
-# and key are rotated, the place in the cache where its key and value go, and the keys that it attends to.
+# regardless of their sequence, and only three things depend on the sequence: a row's position, which its query and key
+# are rotated by, the place in the cache where its key and value go, and the keys that it attends to.
 #
 # What a sequence contributes to a step is a `Piece` (lesson 37): its new tokens, how many of its tokens the cache
 # already holds, and which parts of the cache they use. `Inputs` is the device memory that describes a step. Its method
@@ -229,8 +229,7 @@ def next_tokens(running):
 
 # %% [markdown]
 # **Second, the loop.** Requests wait in a queue. Before each step, `admit` may move some of them to free slots; after
-# it, requests whose answers are complete leave. The `Timeline` notes who used which slot in which step, for the
-# figures.
+# it, requests whose answers are complete leave. The `Timeline` records it all for the figures.
 
 # %%
 from labkit.measure.simulation import Cell, Timeline
@@ -306,8 +305,8 @@ pictures.slots({"Static batching": static, "Continuous batching": continuous},
                "Refilling slots as they become free nearly halves the steps")
 
 # %% [markdown]
-# 98 tokens in four slots take at least 25 steps, and that is possible: 24, then 20 + 5, 14 + 10 and 3 + 9 + 4 + 6 + 3
-# tokens. But a scheduler would have to know the lengths in advance. Without knowing them, `fill` takes 29. And each
+# 98 tokens in four slots need at least 25 steps, and 25 are possible: 24, then 20 + 5, 14 + 10 and 3 + 9 + 4 + 6 + 3
+# tokens. But a scheduler would have to know the lengths in advance. Without knowing them, `fill` needs 29. And each
 # answer is the same as alone, no matter who had the slot before or who shares the step.
 #
 # ## When does an answer begin?

@@ -81,8 +81,9 @@ assert np.array_equal(gather(keys, page_table[0], 41), rows)
 
 # %% [markdown]
 # In its third page, which is page 7, at offset 6. A *slot* is a page and an offset in one integer, page × 16 + offset.
-# (The slots of the last lesson were those of a batch. From lesson 41 on, those are called seats.) A sequence's row of
-# the table may hold anything after its last page, and so may the page after its last token: no kernel may read them.
+# It has nothing to do with the slots of a batch in the last lesson; from lesson 41 on, those are called seats. A
+# sequence's row of the table may hold anything after its last page, and so may the page after its last token: no kernel
+# may read them.
 #
 # ## How large should a page be?
 #
