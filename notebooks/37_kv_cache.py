@@ -207,9 +207,9 @@ pictures.over_positions(
     {mflop: flops(model.config, before + 1, scores_of(before + 1, 0)) / 1e6, ms: slow[1:]}, f"on {device.name()}")
 
 # %% [markdown]
-# On the CPU device, forty rows need one launch more, which gathers the last row for the head. On a GPU a single row has
-# fewer launches, because its norms are part of the products after them. The work is another matter. With a cache the
-# work for a token barely grows: only attention reads more. Without one it grows with the length of the text, so the
+# On the CPU device, forty rows need one launch more, which gathers the last row for the head, and thirty-two times the
+# flops. On a GPU a single row has fewer launches, because its norms are part of the products after them. With a cache
+# the work for a token barely grows: only attention reads more. Without one it grows with the length of the text, so the
 # work for a whole text grows with the square of its length or faster.
 #
 # The CPU device's times follow the work. A GPU's need not: each step has to read all weights anyway, and by the
