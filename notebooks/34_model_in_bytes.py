@@ -245,8 +245,8 @@ table([(name, factor * token / bandwidth / 1e6, 1e9 * bandwidth / (factor * toke
 # %% [markdown]
 # The MLP takes longest, and the head about as long as four layers{{ if near(525.3 / 121.6, 4) }}. A kernel that only
 # reads may be slightly faster than a copy. Beyond that, only fewer bytes make a single sequence faster. So the answers
-# to the prediction are {{ model_gb:.2f }} GB, {{ pinned_ms:.0f }} ms for a copy from pinned memory, and {{ token_ms:.1f
-# }} ms for a token.
+# to the prediction are {{ model_gb:.2f }} GB, {{ pinned_ms:.0f }} ms for a copy from pinned memory, and
+# {{ token_ms:.1f }} ms for a token.
 #
 # A *batch* of sequences is another matter: it reads the weights once for all of them, and only the keys and values for
 # each. Lesson 38 works out how far that goes, and compares it with recorded steps.

@@ -95,7 +95,7 @@ table(measured, {"": "", "steps": "", "ms per step": ".2f", "ms in all": ".0f", 
 # Nearly all flops of a step are in products: T rows of inputs times a matrix of weights. Dividing its flops by its
 # bytes gives the *arithmetic intensity* (lesson 06). For T rows, K inputs and N outputs in bfloat16 it is
 #
-# $$\frac{2\,T K N}{2\,(K N + T K + T N)} \approx T \quad\text{as long as } T \text{ is small beside } K
+# $$\frac{2\,T K N}{2\,(K N + T K + T N)} \approx T \quad\text{as long as } T \text{ is small compared with } K
 # \text{ and } N$$
 #
 # Each weight is read once and used in T multiply-adds, so the intensity is T. How many rows does it take until the

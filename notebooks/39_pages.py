@@ -158,8 +158,8 @@ plots.ladder(measure.recorded_ladder("rope_split_cache_bf16", gpu="NVIDIA H200")
 # need {{ words(three_launches) }} times as long. Two changes lead from there to the fastest. The first puts everything
 # into one launch, which is {{ words(one_launch) }} times as fast: what is rotated no longer passes through memory
 # twice, and no thread walks along a whole head any more, which made the 32 lanes of a warp read from 32 different
-# lines. The second changes only the loads, from one value to eight neighbours, and gives a factor of {{ words(wider)
-# }}.
+# lines. The second changes only the loads, from one value to eight neighbours, and gives a factor of
+# {{ words(wider) }}.
 #
 # ## A page table from a running engine
 #
