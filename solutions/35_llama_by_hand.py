@@ -18,10 +18,13 @@ from labkit.course import yours
 # ## 1 · RMSNorm by a block
 #
 # Row t of `out` (T, C) is row t of `x`, divided by the root of the mean of its squares plus `epsilon`, times `weight`
-# (C,). All numbers are float32, and C may be any size. In lesson 21 a warp had a row. When a model writes a single text
-# there is only one row, and one warp would take long for it. So here a row has a block of 128 threads, four warps, and
-# the grid is `(T,)`. Add up within a warp by `cuda.shfl_xor_sync`, and across the four warps through `partial`. `out`
-# may be the same array as `x`.
+# (C,). Everything is float32, and C may be any size. In lesson 21 a warp had a row. When a model writes a single text,
+# there is only one row, and one warp would be busy with it for long. So here a row has a block of 128 threads, four
+# warps, and the grid is `(T,)`. Add up within a warp by `cuda.shfl_xor_sync`, and across the four warps through
+# `partial`. `out` may be the same array as `x`.
+#
+# For example, with an epsilon of 0 the row (3, 4) has a mean square of 12.5, and with weights of 1 it becomes
+# (0.849, 1.131).
 
 
 # %%
@@ -51,11 +54,15 @@ check("rmsnorm_block", rmsnorm_block)
 # %% [markdown]
 # ## 2 · Rotated by position
 #
-# `x` (T, heads, D) float32 holds the heads of T tokens, and `positions` (T,) int32 says where each token stands. Row p
-# of `table` (P, D) belongs to position p: first the cosines of the D / 2 angles, then their sines. Pair d of a head is
-# (d, d + D / 2). Rotate (a, b) to (a cos − b sin, b cos + a sin), and write it to the same place in `out`. There is a
-# thread for each pair of each head of each token, in a grid of one dimension with some threads to spare. `out` may be
-# `x`.
+# `x` (T, heads, D) float32 holds the heads of T tokens, and `positions` (T,) int32 their positions. Row p of `table`
+# (P, D) belongs to position p: first the cosines of the D / 2 angles, then their sines. Pair d of a head is
+# (d, d + D / 2). Rotate (a, b) to (a cos − b sin, b cos + a sin), and write it to the same elements of `out`.
+#
+# For example, with D = 4 the head (1, 2, 3, 4) has the pairs (1, 3) and (2, 4). At a position where both angles are 90°,
+# it becomes (−3, −4, 1, 2).
+#
+# There is a thread for each pair of each head of each token, in a grid of one dimension with some threads to spare. `out`
+# may be `x`.
 
 
 # %%
@@ -90,12 +97,13 @@ yours.one_by_one(yours.answers(rmsnorm_block=rmsnorm_block, rope_heads=rope_head
 # %% [markdown]
 # ## 3 · Predict: launches and rotations
 #
-# Llama 3.1 8B has 32 layers, a width of 4,096, 32 heads of queries, 8 heads of keys and values, heads of 128 numbers,
+# Llama 3.1 8B has 32 layers, a width of 4,096, 32 heads of queries, 8 heads of keys and values, heads of 128 values,
 # and θ = 500,000. Its llama3 scaling starts from 8,192 positions: pairs that complete at least four turns in these are
-# kept, pairs that complete less than one are slowed down by a factor of 8, and the rest lie between. How many launches
-# does this model make for a prompt, if it is computed as in the lesson? How many rows has the stacked matrix for
-# queries, keys and values, one for each output? How many of the 64 pairs are kept, and how many are slowed down by the
-# whole factor?
+# kept, pairs that complete less than one are slowed down by a factor of 8, and the rest are in between.
+#
+# How many launches does this model make for a prompt, if it is computed as in the lesson? How many rows has the stacked
+# matrix for queries, keys and values, one for each output? How many of the 64 pairs are kept, and how many are slowed
+# down by the whole factor?
 
 # %%
 launches = None
@@ -118,8 +126,8 @@ check("predict_rotations", launches=launches, qkv_rows=qkv_rows, pairs_kept=pair
 # Qwen3 is built like Llama, but normalises each head of queries and keys before it rotates it. `x` (T, heads, 64) holds
 # the heads of T tokens. Divide each head by the root of the mean of its squares plus `epsilon`, multiply it by `weight`
 # (64,), which all heads share, and then rotate it as in exercise 2: `table` (P, 64) has the cosines of a position and
-# then its sines, `positions` (T,) int32 says where each token stands, and pair d is (d, d + 32). The result goes to
-# `out` (T, heads, 64), which may be `x`. All numbers but the positions are float32.
+# then its sines, `positions` (T,) int32 has the position of each token, and pair d is (d, d + 32). The result goes to
+# `out` (T, heads, 64), which may be `x`. Everything but the positions is float32.
 #
 # The grid is `(heads, T)`, with 32 threads in a block, so a warp has a head. The lanes add up the squares by shuffles.
 #

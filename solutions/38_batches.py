@@ -1,8 +1,8 @@
 # %% [markdown]
 # # 38 · Batches: exercises
 #
-# Three exercises: what a batch is worth, slots that are refilled, and from a blank page the rows of a step.
-# `hint("refill_slots")` gives a hint, and a second call a better one.
+# Three exercises: predict the worth of a batch, refill slots in the order of a queue, and from a blank page write the
+# rows of a step. `hint("refill_slots")` gives a hint, and a second call a better one.
 
 # %%
 import math
@@ -13,14 +13,15 @@ from numba import float32
 from labkit import check, cuda, hint
 
 # %% [markdown]
-# ## 1 · Predict: what a batch is worth
+# ## 1 · Predict: the worth of a batch
 #
-# A model has 10⁹ weights in bfloat16, 25 layers, and 8 heads of keys and values with 80 numbers each, also in bfloat16.
-# A GPU moves 4,000 GB a second and does 800 · 10¹² flops a second. Every sequence has 1,000 tokens in its cache. A step
-# reads all weights once, and all keys and values of each sequence; suppose that it takes as long as these bytes take.
-# How many MB do the keys and values of one sequence take (1 MB = 10⁶ bytes)? How many microseconds does a step take
-# with 1 sequence, and with 125? How many tokens a second does the GPU compute with 125? And for how many rows of a
-# prompt do the flops, two for each weight and row, take as long as the weights' bytes?
+# A model has 10⁹ weights in bfloat16, 25 layers, and 8 heads of keys and values of 80 values each, also in bfloat16.
+# A GPU moves 4,000 GB/s and does 800 · 10¹² flops per second. Every sequence has 1,000 tokens in its cache. A step reads
+# all weights once, and all keys and values of each sequence; suppose that it takes as long as these bytes need.
+#
+# How many MB are the keys and values of one sequence (1 MB = 10⁶ bytes)? How many microseconds does a step take with 1
+# sequence, and with 125? How many tokens per second does the GPU compute with 125? And for how many rows of a prompt do
+# the flops, two for each weight and row, need as long as the weights' bytes?
 
 # %%
 kept_mb = None
@@ -45,9 +46,11 @@ check("predict_batch", kept_mb=kept_mb, step_us_1=step_us_1, step_us_125=step_us
 # ## 2 · Slots that are refilled
 #
 # Requests wait in a queue, and request i will have `lengths[i]` tokens, one in each step; `lengths` is an array (n,) of
-# positive integers. There are `slots` slots. Before each step, every free slot takes the next request of the queue, the
-# lowest slot first. A slot becomes free in the step after its request's last token. Return an array (n, 2): for each
-# request its slot and the step of its first token. Slots and steps are counted from 0.
+# positive integers. There are `slots` slots. Before each step, every free slot gets the next request of the queue, the
+# lowest slot first. A slot becomes free in the step after its request's last token. Return an array (n, 2) with the slot
+# of each request and the step of its first token, both counted from 0.
+#
+# For example, lengths of 3, 1 and 2 in two slots give `[[0, 0], [1, 0], [1, 1]]`: slot 1 is free again after one step.
 
 
 # %%
@@ -79,13 +82,21 @@ if found is not None:
 # %% [markdown]
 # ## 3 · From a blank page: the rows of a step
 #
-# In a step, sequence b brings `new[b]` rows: one if it goes on, those of its prompt or of a part of it, or none at all.
-# `before[b]` of its tokens are in the cache already. Both are arrays (B,) of integers, and at least one row is brought.
-# The rows of all sequences are packed end to end, in the order of the sequences.
+# In a step, sequence b brings `new[b]` rows: one if it goes on, several of its prompt, or none at all. The cache already
+# holds `before[b]` of its tokens. Both are arrays (B,) of integers, and at least one row is brought. The rows of all
+# sequences are packed end to end, in the order of the sequences.
 #
-# Return an array (T, 3) of integers. For each of the T rows it has the number of its sequence, its position in that
-# sequence, and 1 if it is the last row of its sequence in this step, whose logits the head computes; else 0. Sequences
-# and positions are counted from 0.
+# Return an array (T, 3) of integers. Each of the T rows has its sequence, its position in that sequence, and a 1 if it is
+# its sequence's last row in this step, so that the head needs it, else 0. All are counted from 0.
+#
+# For example, `before = [5, 0]` and `new = [1, 3]` give
+#
+# ```
+# [[0, 5, 1],
+#  [1, 0, 0],
+#  [1, 1, 0],
+#  [1, 2, 1]]
+# ```
 #
 # Write `rows_of_step(before, new)`.
 

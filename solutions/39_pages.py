@@ -1,8 +1,8 @@
 # %% [markdown]
 # # 39 · A cache in pages: exercises
 #
-# Three exercises: a prediction about pages and slots, keys written to their slots, and from a blank page the holders of
-# pages counted. `hint("predict_pages")` gives a hint, and a second call a better one.
+# Three exercises: predict pages and slots, write keys to their slots, and from a blank page count who holds which page.
+# `hint("predict_pages")` gives a hint, and a second call a better one.
 
 # %%
 import math
@@ -15,10 +15,10 @@ from labkit import check, cuda, hint
 # %% [markdown]
 # ## 1 · Predict: pages and slots
 #
-# A model has 16 layers with 8 heads of keys and values, each of 64 numbers in bfloat16. It serves four sequences, of
+# A model has 16 layers with 8 heads of keys and values, each of 64 values in bfloat16. It serves four sequences, of
 # 1,000, 17, 512 and 3 tokens, in pages of 16 tokens, none of them shared. How many entries of the page table are in
-# use? How many bytes of memory, in all layers, are empty places in last pages? In which slot is token 37 of a sequence
-# whose table begins with 5, 12, 7, 9? Tokens are counted from 0.
+# use? How many bytes, in all layers, are unused in last pages? In which slot is token 37 of a sequence whose table
+# begins with 5, 12, 7, 9? Tokens are counted from 0.
 #
 # Two other sequences begin with the same 40 tokens and share what they can. One has 50 tokens, the other 70. How many
 # pages do they hold together?
@@ -41,10 +41,11 @@ check("predict_pages", pages_used=pages_used, empty_bytes=empty_bytes, slot=slot
 # %% [markdown]
 # ## 2 · Keys to their slots
 #
-# `rows` (T, K, D) float32 holds the keys of T new tokens, of K heads with D numbers each. `slots` (T,) int32 says where
-# they go: slot is page × 16 + place, and a row with slot -1 goes nowhere. The cache is `out` (pages, K, 16, D); what is
-# not written keeps what it holds. The grid has a block of 32 threads for each row. Both arrays hold the numbers of a
-# head end to end.
+# `rows` (T, K, D) float32 holds the keys of T new tokens, for K heads of D values, and `slots` (T,) int32 says where they
+# go. A slot is page × 16 + offset, and a row with slot -1 goes nowhere. Write them to the cache `out` (pages, K, 16, D);
+# what is not written keeps its value. For example, a row with slot 118 goes to `out[7, :, 6]`, since 118 is 7 × 16 + 6.
+#
+# The grid has a block of 32 threads for each row, and neighbouring lanes should store neighbouring values.
 
 
 # %%
@@ -54,10 +55,10 @@ def store_slots(rows, slots, out):
     ### BEGIN SOLUTION
     slot = slots[t]
     if slot >= 0:
-        page, place = slot // 16, slot % 16
+        page, offset = slot // 16, slot % 16
         for head in range(rows.shape[1]):
             for i in range(cuda.threadIdx.x, rows.shape[2], 32):
-                out[page, head, place, i] = rows[t, head, i]
+                out[page, head, offset, i] = rows[t, head, i]
     ### END SOLUTION
 
 
@@ -67,22 +68,30 @@ check("store_slots", store_slots)
 # %% [markdown]
 # ## 3 · From a blank page: who holds which page
 #
-# Write the bookkeeping of a block manager. `pages` is how many pages of 16 tokens there are, at first all free.
-# `events` (n, 3) is an array of whole numbers, and each row is one event:
+# Write the bookkeeping of a block manager. There are `pages` pages of 16 tokens, all free at first, and `events` (n, 3)
+# is an array of integers with one event per row:
 #
-# - `0, s, count`: sequence s gets `count` more tokens, 0 or more. If it does not exist it begins, with no tokens before
-#   these. It takes as many new pages as it needs.
-# - `1, s, child`: `child`, which does not exist, becomes a copy of sequence s, which exists. It has the same tokens and
-#   holds the same pages: nothing is copied, and no page is taken.
-# - `2, s, 0`: sequence s, which exists, ends. A page without another holder is free again.
+# - `0, s, count`: sequence s grows by `count` tokens, 0 or more. If it does not exist yet, it begins here.
+# - `1, s, child`: `child`, which does not exist yet, becomes a copy of sequence s. Both hold the same pages.
+# - `2, s, 0`: sequence s ends. A page is free again once nobody holds it.
 #
-# A page with several holders must not be written. So if the last page of a sequence has free places and other holders,
-# the sequence first takes a new page in place of that one when it grows, and no longer holds the old one. If an event
-# needs more pages than are free, it changes nothing: no tokens are added, no page is taken, and a sequence that would
-# have begun does not exist. (Only another event 0 can then name it.)
+# A page with several holders must not be written. So before a sequence grows into a shared last page that is not full,
+# it swaps that page for a new one. An event that needs more pages than are free changes nothing, and a sequence that
+# would have begun with it does not exist. (Events 1 and 2 name existing sequences only.)
 #
-# Write `free_pages(events, pages)`, a function of the host. It returns the number of free pages after each event, an
-# array of n whole numbers.
+# With 4 pages:
+#
+# ```
+# 0, 0, 20    sequence 0 has 20 tokens in 2 pages                         2 free
+# 1, 0, 1     sequence 1 is a copy and holds the same 2 pages             2 free
+# 0, 1, 5     1 grows into the shared last page: it swaps it for a new    1 free
+# 0, 1, 30    55 tokens need 4 pages, two more than it has: refused       1 free
+# 2, 0, 0     0 ends: its first page is still held by 1                   2 free
+# ```
+#
+# So `free_pages` returns `[2, 2, 1, 1, 2]`: the number of free pages after each event, an array of n integers.
+#
+# Write `free_pages(events, pages)`, a function of the host.
 
 # %%
 free_pages = None  # write the function

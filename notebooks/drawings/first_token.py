@@ -41,7 +41,7 @@ def head_weights(tokens: Sequence[str], weights: np.ndarray, shared: int) -> Cou
     side = (WIDTH - left - 0.14 - (ACROSS - 1) * gap) / ACROSS
     below = 0.56  # for the names of the columns
     colours = LinearSegmentedColormap.from_list("weights", ["#FFFFFF", BLUE])
-    figure, ax = canvas(top + lines * (side + 0.42) + below, "What each head attends to",
+    figure, ax = canvas(top + lines * (side + 0.42) + below, "Heads that share keys still attend differently",
                         f"Attention weights of {heads} heads over {count} tokens; {shared} heads in a row share keys "
                         f"and values. The last token reads most from " + ", ".join(
                             f"{tokens[int(np.argmax(each[-1]))]!r}" for each in weights) + ".")

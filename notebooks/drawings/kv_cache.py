@@ -46,7 +46,8 @@ def rows_on_roofline(work: Mapping[int, tuple[float, float]], bandwidth_gbs: flo
     points = [(rows, flops / moved, min(tflops, flops / moved * bandwidth_gbs / 1e3))
               for rows, (flops, moved) in work.items()]
     ridge = 1e3 * tflops / bandwidth_gbs
-    figure, (ax,) = new_figure([3.1], "What bounds a product of T rows", f"{where}: {number(bandwidth_gbs)} GB/s and "
+    figure, (ax,) = new_figure([3.1], "A product of few rows waits for memory",
+                               f"{where}: {number(bandwidth_gbs)} GB/s and "
                                f"{number(tflops)} TFLOP/s meet at {ridge:.0f} flop per byte. At most " + ", ".join(
                                    f"{number(rate)} TFLOP/s at T = {rows:,}" for rows, _, rate in points)
                                + ".")
@@ -83,7 +84,8 @@ def rows_on_roofline(work: Mapping[int, tuple[float, float]], bandwidth_gbs: flo
 def over_positions(positions: Sequence[int], with_cache: Mapping[str, Sequence[float]],
                    without: Mapping[str, Sequence[float]], where: str) -> CourseFigure:
     """A panel for each name of a quantity, such as "MFLOP"; two lines in each, a value for each position."""
-    figure, axes = new_figure([1.55] * len(with_cache), "The work for each token", "; ".join(
+    title = "Without a cache, every token costs more than the last"
+    figure, axes = new_figure([1.55] * len(with_cache), title, "; ".join(
         f"{name} of the last token: {with_cache[name][-1]:.3g} with a cache, {without[name][-1]:.3g} without one"
         for name in with_cache) + f". {where}.", gap=0.66)
     with rc_context(STYLE):

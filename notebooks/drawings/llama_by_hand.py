@@ -44,7 +44,7 @@ def rotations(frequencies: Sequence[float], pairs: Sequence[int], positions: int
     left, top, tall = 2.02, 0.80, 0.60
     wide = (WIDTH - left - 0.20) / positions
     radius = 0.40 * min(wide, tall)
-    figure, ax = canvas(top + len(pairs) * tall + 0.16, "A position is a rotation",
+    figure, ax = canvas(top + len(pairs) * tall + 0.16, "Each pair of a head turns at its own speed",
                         f"Dials for positions 0 to {positions - 1}: " + "; ".join(
                             f"pair {pair} turns once in {waves[pair]:,.1f} tokens" for pair in pairs) + ".")
     with rc_context(STYLE):
@@ -76,7 +76,7 @@ def wavelengths(plain: Sequence[float], scaled: Sequence[float], context: int, l
                          f"pair")
     unchanged = int(np.isclose(old, new).sum())
     stretched = int((context / old <= low).sum())
-    figure, (ax,) = new_figure([3.1], "Wavelengths under llama3 scaling",
+    figure, (ax,) = new_figure([3.1], "llama3 scaling stretches only the slow pairs",
                                f"Tokens for a full turn of each of {len(old)} pairs: {unchanged} are kept, {stretched} "
                                f"are stretched by the whole factor, {len(old) - unchanged - stretched} lie between.")
     with rc_context(STYLE):

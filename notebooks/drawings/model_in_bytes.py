@@ -43,7 +43,7 @@ def shards_and_blob(files: Mapping[str, Mapping], places: Mapping, nbytes: int) 
     sizes = {file: max(entry.end for entry in entries.values()) for file, entries in files.items()}
     scale = (wide - gap * (len(files) - 1)) / max(sum(sizes.values()), nbytes)
     below = top + tall + 1.25
-    figure, ax = canvas(below + tall + 0.86, f"{count_of(len(files), 'file')}, one buffer",
+    figure, ax = canvas(below + tall + 0.86, f"{count_of(len(files), 'file')} become one buffer, in the order of use",
                         f"{len(places)} tensors of {count_of(len(files), 'file')} lie in one buffer of {nbytes:,} "
                         "bytes, in the order of a forward pass: " + ", ".join(places) + ".")
     with rc_context(STYLE):
@@ -80,7 +80,7 @@ def bytes_of_a_token(parts: Mapping[str, int], bandwidth_gbs: float) -> CourseFi
     us = {name: count / bandwidth_gbs / 1e3 for name, count in parts.items()}
     words = {name: f"{count / 1e6:,.1f} MB, {us[name]:,.1f} \u00b5s" if count > 1e5 else f"{count / 1e3:,.1f} KB"
              for name, count in parts.items()}
-    figure, ax = canvas(top + len(parts) * 0.42 + 0.46, "Bytes read for one token",
+    figure, ax = canvas(top + len(parts) * 0.42 + 0.46, f"{max(parts, key=parts.get)}: most of what a token reads",
                         f"{total / 1e9:.3f} GB: " + "; ".join(f"{name} {size}" for name, size in words.items()) + ".")
     with rc_context(STYLE):
         for row, (name, count) in enumerate(parts.items()):

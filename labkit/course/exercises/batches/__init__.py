@@ -1,5 +1,5 @@
-"""Three exercises: what a batch is worth, slots that are refilled, and from a blank page the rows of a step.
-`hint("refill_slots")` gives a hint, and a second call a better one.
+"""Three exercises: predict the worth of a batch, refill slots in the order of a queue, and from a blank page write the
+rows of a step. `hint("refill_slots")` gives a hint, and a second call a better one.
 """
 
 FIRST_CELL = """import math

@@ -1,11 +1,12 @@
-"""Predict: what a batch is worth
+"""Predict: the worth of a batch
 
-A model has 10⁹ weights in bfloat16, 25 layers, and 8 heads of keys and values with 80 numbers each, also in bfloat16.
-A GPU moves 4,000 GB a second and does 800 · 10¹² flops a second. Every sequence has 1,000 tokens in its cache. A step
-reads all weights once, and all keys and values of each sequence; suppose that it takes as long as these bytes take.
-How many MB do the keys and values of one sequence take (1 MB = 10⁶ bytes)? How many microseconds does a step take
-with 1 sequence, and with 125? How many tokens a second does the GPU compute with 125? And for how many rows of a
-prompt do the flops, two for each weight and row, take as long as the weights' bytes?
+A model has 10⁹ weights in bfloat16, 25 layers, and 8 heads of keys and values of 80 values each, also in bfloat16.
+A GPU moves 4,000 GB/s and does 800 · 10¹² flops per second. Every sequence has 1,000 tokens in its cache. A step reads
+all weights once, and all keys and values of each sequence; suppose that it takes as long as these bytes need.
+
+How many MB are the keys and values of one sequence (1 MB = 10⁶ bytes)? How many microseconds does a step take with 1
+sequence, and with 125? How many tokens per second does the GPU compute with 125? And for how many rows of a prompt do
+the flops, two for each weight and row, need as long as the weights' bytes?
 """
 
 HINTS = ("What does a step read once for all sequences, and what once for each?",

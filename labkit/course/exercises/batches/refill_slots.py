@@ -1,13 +1,15 @@
 """Slots that are refilled
 
 Requests wait in a queue, and request i will have `lengths[i]` tokens, one in each step; `lengths` is an array (n,) of
-positive integers. There are `slots` slots. Before each step, every free slot takes the next request of the queue, the
-lowest slot first. A slot becomes free in the step after its request's last token. Return an array (n, 2): for each
-request its slot and the step of its first token. Slots and steps are counted from 0.
+positive integers. There are `slots` slots. Before each step, every free slot gets the next request of the queue, the
+lowest slot first. A slot becomes free in the step after its request's last token. Return an array (n, 2) with the slot
+of each request and the step of its first token, both counted from 0.
+
+For example, lengths of 3, 1 and 2 in two slots give `[[0, 0], [1, 0], [1, 1]]`: slot 1 is free again after one step.
 """
 
 HINTS = ("Two slots, and outputs of 5, 2 and 4 tokens: which slot does the third request get, and in which step?",
-         "Keep one number for each slot: the first step in which it is free. Requests go in the order of the queue, "
+         "For each slot, keep the first step in which it is free. Requests go in the order of the queue, "
          "each to the slot that is free first; if there are several, to the lowest.",
          "free = [0] * slots; for each length: slot = free.index(min(free)); append (slot, free[slot]) to the result; "
          "free[slot] += length.")

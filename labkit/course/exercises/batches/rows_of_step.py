@@ -1,18 +1,25 @@
 """From a blank page: the rows of a step
 
-In a step, sequence b brings `new[b]` rows: one if it goes on, those of its prompt or of a part of it, or none at all.
-`before[b]` of its tokens are in the cache already. Both are arrays (B,) of integers, and at least one row is brought.
-The rows of all sequences are packed end to end, in the order of the sequences.
+In a step, sequence b brings `new[b]` rows: one if it goes on, several of its prompt, or none at all. The cache already
+holds `before[b]` of its tokens. Both are arrays (B,) of integers, and at least one row is brought. The rows of all
+sequences are packed end to end, in the order of the sequences.
 
-Return an array (T, 3) of integers. For each of the T rows it has the number of its sequence, its position in that
-sequence, and 1 if it is the last row of its sequence in this step, whose logits the head computes; else 0. Sequences
-and positions are counted from 0.
+Return an array (T, 3) of integers. Each of the T rows has its sequence, its position in that sequence, and a 1 if it is
+its sequence's last row in this step, so that the head needs it, else 0. All are counted from 0.
+
+For example, `before = [5, 0]` and `new = [1, 3]` give
+
+```
+[[0, 5, 1],
+ [1, 0, 0],
+ [1, 1, 0],
+ [1, 2, 1]]
+```
 
 Write `rows_of_step(before, new)`.
 """
 
-HINTS = ("Two sequences have 5 and 0 tokens in the cache and bring 1 and 3 rows. At which positions are these four "
-         "rows, and which of them are the last of their sequence?",
+HINTS = ("In the example, where does position 5 come from, and why is row 3 marked while rows 1 and 2 are not?",
          "Two loops: over the sequences, and over the rows that each of them brings. Row i of sequence b has position "
          "before[b] + i, and it is the last one if i is new[b] - 1. A sequence without rows adds nothing, and keeps "
          "its number.",

@@ -1,5 +1,5 @@
-"""Three exercises: a gated product in one pass, a prediction about a cache and wide rows, and grouped-query attention
-from a blank page. `hint("gated_product")` gives a hint, and a second call a better one.
+"""Three exercises: write a gated product in one pass, predict the size of a cache, and from a blank page write
+grouped-query attention. `hint("gated_product")` gives a hint, and a second call a better one.
 """
 
 FIRST_CELL = """import math

@@ -1,18 +1,19 @@
 """From a blank page: grouped-query attention
 
 One token attends to all N tokens of a text, itself the last of them. `q` is (H, 32), `keys` and `values` are
-(N, K, 32), and `out` is (H, 32), all float32. H is a multiple of K, at most eight times K: query head h reads head
-h // (H // K) of keys and values. The score of a key is its dot product with the query, divided by the root of 32; the
-weights are the softmax of the scores, and the result is the sum of the weighted values.
+(N, K, 32), and `out` is (H, 32), all float32. H is a multiple of K, at most eight times K, and query head h reads head
+h // (H // K) of keys and values: with H = 6 and K = 2, heads 0 to 2 read head 0, and heads 3 to 5 read head 1. A score
+is the dot product of query and key divided by the root of 32, the weights are the softmax of the scores, and the result
+is the weighted sum of the values. Scores may be thousands apart.
 
-The grid has K blocks of 32 threads, and a warp serves all query heads of its group. That is the point. Keep the
-queries in an array of the thread, such as `cuda.local.array(8, float32)`, with whatever else a query head needs
-during the loop over the keys. Scores may be thousands apart.
+The grid has K blocks of 32 threads, so that a warp serves all query heads of its group and loads each key and value
+only once. Keep the queries in an array of the thread, such as `cuda.local.array(8, float32)`, with everything else
+that a query head needs during the loop over the keys.
 
 Write `attend_grouped(q, keys, values, out)` from the decorator down.
 """
 
-HINTS = ("A warp has one head of keys and values, and each lane one number of it. Which query heads read that head, "
+HINTS = ("A warp has one head of keys and values, and each lane one element of it. Which query heads read that head, "
          "and what has to be kept for each of them during the loop over the keys?",
          "The outer loop goes over the tokens and loads a key and a value; the inner one goes over the query heads of "
          "the group. Keep a maximum, a sum of weights and a weighted sum of values for each of these in local arrays, "

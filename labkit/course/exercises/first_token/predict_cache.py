@@ -1,15 +1,16 @@
 """Predict: a cache and a wide row
 
-Llama 3.1 8B has 32 layers, 32 heads of queries, 8 heads of keys and values, heads of 128 numbers, and an MLP with
-14,336 numbers in gate and as many in up. Numbers are bfloat16. How many bytes does a token add to the cache? How many
-whole tokens fit into 16,000,000,000 bytes, and how many would fit with as many heads of keys and values as of
-queries? Last, suppose that one launch wrote gate and up to memory, and a second one read both and wrote their gated
-product. How many bytes are saved, for each token and layer, by a single launch that writes the gated product at once?
+Llama 3.1 8B has 32 layers, 32 heads of queries, 8 heads of keys and values, heads of 128 values, and an MLP with
+14,336 values in gate and as many in up, all in bfloat16. How many bytes does a token add to the cache? How many whole
+tokens fit into 16,000,000,000 bytes, and how many would fit with as many heads of keys and values as of queries?
+
+Last, suppose that one launch wrote gate and up to memory, and a second one read both and wrote their gated product.
+How many bytes, for each token and layer, are saved by a single launch that writes the gated product directly?
 """
 
 HINTS = ("What does the cache hold for a token in one layer, in one head? And which rows would one launch write and "
          "the next one read, if SiLU and the product were a launch of their own?",
-         "A key and a value of 128 numbers for each of 8 heads in each of 32 layers. Gate and up have 14,336 numbers "
+         "A key and a value of 128 elements for each of 8 heads in each of 32 layers. Gate and up have 14,336 values "
          "each: with two launches both rows are written once and read once.",
          "2 * 32 * 8 * 128 * 2 bytes; 16,000,000,000 divided by that, and by four times that, rounded down; and (1 + "
          "1) * 2 * 14,336 * 2 bytes.")

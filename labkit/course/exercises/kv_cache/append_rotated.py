@@ -1,12 +1,17 @@
-"""Into the slots
+"""Into the cache
 
-B sequences decode together, and each has a piece of the cache of its own, its *slot*. `cache` (2, B, K, N, 64)
-float32 holds the keys of all slots, then their values: K heads, and N places for tokens. Each sequence has one new
-token, with the key and value `k` and `v` (B, K, 64). `lengths` (B,) int32 says how many tokens of a sequence are in
-its slot already, which is also the position of the new one. The value is copied. The key is rotated first: numbers d
-and d + 32 form a pair, and (low, high) becomes (low · cos − high · sin, high · cos + low · sin). Row p of `table` (N,
-64) holds the 32 cosines of position p, then its 32 sines. Nothing is written to a slot without a sequence, which has
-length −1, or to a full one. The grid is `(K, B)` with 32 threads a block.
+B sequences decode together, and each has its own part of the cache, its *slot*, with room for N tokens. `cache`
+(2, B, K, N, 64) float32 holds all keys, then all values, for K heads. Each sequence has one new token with the key and
+value `k` and `v` (B, K, 64), and `lengths` (B,) int32 says how many of its tokens are already in its slot, which is
+also the position of the new one.
+
+Copy the value. Rotate the key, then store it: values d and d + 32 form a pair, and (low, high) becomes
+(low · cos − high · sin, high · cos + low · sin). Row p of `table` (N, 64) holds the 32 cosines of position p, then its
+32 sines. A slot without a sequence has length −1; write nothing to it, nor to a full one.
+
+For example, with `lengths = [2, -1]` the first key of sequence 0 goes, rotated by row 2 of `table`, to
+`cache[0, 0, 0, 2]`, its value to `cache[1, 0, 0, 2]`, and slot 1 stays as it is. The grid is `(K, B)` with 32 threads
+per block.
 """
 
 HINTS = ("Which two numbers of the key does lane 5 rotate, and with which cosine and sine? Which place do they go to, "

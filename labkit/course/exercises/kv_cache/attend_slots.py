@@ -1,20 +1,22 @@
 """From a blank page: one query over a slot
 
-Now the other kernel of the cache. `q` (B, H, 64) float32 has one query for each sequence and head, and `cache` (2, B,
-K, N, 64) the keys and values as in exercise 2. H is a multiple of K: the first H / K heads of queries share the first
-head of keys and values, the next ones the second, and so on. `lengths` (B,) int32 counts the tokens in each slot, the
-new one included; the places after them may hold anything, even NaN. A score is the dot product of query and key
-divided by the square root of 64. The weights are the softmax of the scores, and row (b, head) of `out` (B, H, 64) is
-the weighted sum of the values. A slot without a sequence has length 0, and its rows of `out` are 0.
+Now the other kernel of the cache. `q` (B, H, 64) float32 has one query per sequence and head, and `cache`
+(2, B, K, N, 64) the keys and values as in exercise 2. H is a multiple of K: the first H / K query heads share the
+first head of keys and values, the next ones the second, and so on. With 8 heads of queries and 2 of keys, query head 5
+reads head 1.
 
-The grid is `(H, B)` with 32 threads a block: a warp computes one query, and each lane has the numbers lane and lane +
-32 of the head. The loop is that of the exercise `attend_packed`, with two numbers in each lane.
+`lengths` (B,) int32 counts the tokens in each slot, the new one included. What comes after them may be anything, even
+NaN. A score is the dot product of query and key divided by the square root of 64, the weights are the softmax of the
+scores, and row (b, head) of `out` (B, H, 64) is the weighted sum of the values. Where the length is 0, it is 0.
+
+The grid is `(H, B)` with 32 threads per block: a warp computes one query, and a lane holds elements lane and lane + 32.
+The loop is that of the exercise `attend_packed`, with two elements per lane.
 
 Write `attend_slots(q, cache, lengths, out)` from the decorator down.
 """
 
-HINTS = ("With 8 heads of queries and 2 of keys, which head of keys does query head 5 use? What does a lane hold of "
-         "the query, and how do the lanes get the whole score?",
+HINTS = ("How does query head 5 find its head of keys, if there are 8 of queries and 2 of keys? What does a lane hold "
+         "of the query, and how do the lanes get the whole score?",
          "kv = head // (q.shape[1] // cache.shape[2]). Each lane multiplies two numbers of the query with two of the "
          "key; five exchanges add up the products of all lanes. Keep row_max, row_sum and two accumulators, and "
          "correct the sum and the accumulators where the maximum grows. Divide at the end; where the length is 0, "

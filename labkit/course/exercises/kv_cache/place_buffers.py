@@ -1,9 +1,12 @@
 """Buffers by first fit
 
-Buffer i has `sizes[i]` bytes. It is live from launch `first[i]`, which writes it, to launch `last[i]`, which reads it
-for the last time, both included. All three are arrays (n,) of integers. Place the buffers in the order of their
-numbers, each at the lowest address from 0 at which it shares no byte with any buffer that was placed before and is
-live in one of the same launches. Return the addresses (n,). No alignment is needed.
+Buffer i has `sizes[i]` bytes and is live from launch `first[i]`, which writes it, to launch `last[i]`, which reads it
+for the last time, both included. All three are arrays (n,) of integers. Go through the buffers in order, and put each
+at the lowest address, from 0 up, where it shares no byte with an earlier buffer that is live in one of the same
+launches. Return the addresses (n,). No alignment is needed.
+
+For example, buffers of 8, 4 and 6 bytes that are live in launches 0 to 1, 1 to 2, and 2 to 3 get the addresses 0, 8
+and 0: the third meets only the second, and fits in front of it.
 """
 
 HINTS = ("When do two ranges of launches have a launch in common, and two ranges of addresses a byte? Why must the "

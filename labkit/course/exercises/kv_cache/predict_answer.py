@@ -1,15 +1,15 @@
 """Predict: an answer with a cache and without one
 
-A model has 10⁹ weights in bfloat16, 25 layers, and 4 heads of keys and values with 100 numbers each, also in
-bfloat16. It gets a prompt of 400 tokens and writes an answer of 100. The step of the prompt gives the first of these.
+A model has 10⁹ weights in bfloat16, 25 layers, and 4 heads of keys and values of 100 values each, also in bfloat16. It
+gets a prompt of 400 tokens and writes an answer of 100. The prompt's step gives the first of these.
 
 How many rows go through the model in all steps together, with a cache and without one? How many bytes of keys and
 values does the cache hold in the end?
 
-A GPU moves 4,000 GB a second and does 800 · 10¹² flops a second. Suppose that a step takes as long as the weights'
-bytes, which it reads once, or as its flops, two for each weight and row, whichever is longer. Leave out attention,
-keys and values. How many microseconds do all steps after the prompt's take with a cache? And how many do all 100
-steps take without one?
+A GPU moves 4,000 GB/s and does 800 · 10¹² flops per second. Suppose that a step takes as long as the weights' bytes,
+which it reads once, or its flops, two for each weight and row, whichever is longer. Leave out attention, keys and
+values. How many microseconds do all steps after the prompt's need with a cache, and how many do all 100 steps need
+without one?
 """
 
 HINTS = ("The first step computes the prompt and gives the first token. How many steps follow, and which token never "

@@ -1,16 +1,17 @@
 """Predict: launches and rotations
 
-Llama 3.1 8B has 32 layers, a width of 4,096, 32 heads of queries, 8 heads of keys and values, heads of 128 numbers,
+Llama 3.1 8B has 32 layers, a width of 4,096, 32 heads of queries, 8 heads of keys and values, heads of 128 values,
 and θ = 500,000. Its llama3 scaling starts from 8,192 positions: pairs that complete at least four turns in these are
-kept, pairs that complete less than one are slowed down by a factor of 8, and the rest lie between. How many launches
-does this model make for a prompt, if it is computed as in the lesson? How many rows has the stacked matrix for
-queries, keys and values, one for each output? How many of the 64 pairs are kept, and how many are slowed down by the
-whole factor?
+kept, pairs that complete less than one are slowed down by a factor of 8, and the rest are in between.
+
+How many launches does this model make for a prompt, if it is computed as in the lesson? How many rows has the stacked
+matrix for queries, keys and values, one for each output? How many of the 64 pairs are kept, and how many are slowed
+down by the whole factor?
 """
 
 HINTS = ("How many launches did the tiny model make in each of its 6 layers, and around them? And after how many "
          "tokens has pair d made one full turn?",
-         "The stacked matrix has a row for each number of each head: of queries, of keys, and of values. Pair d turns "
+         "The stacked matrix has a row for each element of each head: of queries, of keys, and of values. Pair d turns "
          "once in 2 * pi * 500,000 ** (d / 64) tokens: compare that with 8,192 / 4 and with 8,192.",
          "Eight launches a layer and four more; (32 + 8 + 8) * 128 rows. Count the d from 0 to 63 whose wavelength is "
          "at most 2,048, and those whose is at least 8,192.")

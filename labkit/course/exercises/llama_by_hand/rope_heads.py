@@ -1,15 +1,19 @@
 """Rotated by position
 
-`x` (T, heads, D) float32 holds the heads of T tokens, and `positions` (T,) int32 says where each token stands. Row p
-of `table` (P, D) belongs to position p: first the cosines of the D / 2 angles, then their sines. Pair d of a head is
-(d, d + D / 2). Rotate (a, b) to (a cos − b sin, b cos + a sin), and write it to the same place in `out`. There is a
-thread for each pair of each head of each token, in a grid of one dimension with some threads to spare. `out` may be
-`x`.
+`x` (T, heads, D) float32 holds the heads of T tokens, and `positions` (T,) int32 their positions. Row p of `table`
+(P, D) belongs to position p: first the cosines of the D / 2 angles, then their sines. Pair d of a head is
+(d, d + D / 2). Rotate (a, b) to (a cos − b sin, b cos + a sin), and write it to the same elements of `out`.
+
+For example, with D = 4 the head (1, 2, 3, 4) has the pairs (1, 3) and (2, 4). At a position where both angles are 90°,
+it becomes (−3, −4, 1, 2).
+
+There is a thread for each pair of each head of each token, in a grid of one dimension with some threads to spare. `out`
+may be `x`.
 """
 
-HINTS = ("Thread i has one pair. How many pairs does a head have, and how many a token? Work out d, the head and the "
-         "token of i, with // and %.",
-         "d is i % half, the head i // half % heads, the token what is left. Load both numbers of the pair into "
+HINTS = ("Thread i has one pair. How many pairs does a head have, and how many has a token? Work out d, the head and "
+         "the token of i, with // and %.",
+         "d is i % half, the head i // half % heads, the token what is left. Load both elements of the pair into "
          "variables before you store anything: out may be x.",
          "cos, sin = table[p, d], table[p, d + half] with p = positions[t]; a, b = x[t, head, d], x[t, head, d + "
          "half]; then out[t, head, d] = a * cos - b * sin and out[t, head, d + half] = b * cos + a * sin.")

@@ -3,18 +3,18 @@
 Qwen3 is built like Llama, but normalises each head of queries and keys before it rotates it. `x` (T, heads, 64) holds
 the heads of T tokens. Divide each head by the root of the mean of its squares plus `epsilon`, multiply it by `weight`
 (64,), which all heads share, and then rotate it as in exercise 2: `table` (P, 64) has the cosines of a position and
-then its sines, `positions` (T,) int32 says where each token stands, and pair d is (d, d + 32). The result goes to
-`out` (T, heads, 64), which may be `x`. All numbers but the positions are float32.
+then its sines, `positions` (T,) int32 has the position of each token, and pair d is (d, d + 32). The result goes to
+`out` (T, heads, 64), which may be `x`. Everything but the positions is float32.
 
 The grid is `(heads, T)`, with 32 threads in a block, so a warp has a head. The lanes add up the squares by shuffles.
 
 Write `rotate_normed(x, weight, epsilon, table, positions, out)` from the decorator down.
 """
 
-HINTS = ("A head has 64 numbers and a warp has 32 lanes. Which two numbers should a lane have, so that it can rotate "
-         "them without asking another lane?",
-         "Lane d loads numbers d and d + 32. The squares of both go into the sum, which five shuffles bring to every "
-         "lane. Then both numbers get the factor and their own weights, and only after that the rotation.",
+HINTS = ("A head has 64 elements and a warp has 32 lanes. Which two elements should a lane have, so that it can rotate "
+         "them by itself?",
+         "Lane d loads elements d and d + 32. The squares of both go into the sum, which five shuffles bring to every "
+         "lane. Then both get the factor and their weights, and only after that the rotation.",
          "head, t, lane = cuda.blockIdx.x, cuda.blockIdx.y, cuda.threadIdx.x; squares = a * a + b * b, five shuffles "
          "by shfl_xor_sync; scale = cuda.rsqrt(squares / float32(64.0) + epsilon); a and b times scale times "
          "weight[lane] and weight[lane + 32]; then as in rope_heads.")

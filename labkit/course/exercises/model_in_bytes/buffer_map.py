@@ -1,13 +1,22 @@
 """One buffer for several files
 
-`files` is a list of safetensors files, each as bytes: 8 bytes with the length of the header, lowest byte first, then
-the header in JSON, then the numbers. All tensors of all files are to be copied into one buffer, in the order of their
-names, as `sorted` gives it. The first begins at 0, and each of the others at the first multiple of 16 that is not
-before the end of the one before. Return an array with a row of four integers for each tensor, in the same order: the
-index of its file, its first byte in that file (counted from the start of the file), its length in bytes, and its
-offset in the buffer. A header may list its tensors in any order, a tensor may have no elements, and `__metadata__` is
-not a tensor. Read only the headers: in one of the checks the tensors have billions of bytes, and the file ends after
-its header.
+`files` is a list of safetensors files, each as bytes: 8 bytes with the length of the header, lowest byte first, the
+header in JSON, and then the values. All tensors of all files are to be copied into one buffer, in the order of their
+names, as `sorted` gives it. The first begins at 0, and each of the others at the next multiple of 16 after the end of
+the one before, or at that end if it is such a multiple.
+
+Return an array with a row of four integers for each tensor, in that order: the index of its file, its first byte in
+that file (counted from the start of the file), its length in bytes, and its offset in the buffer. For example, if file
+0 has a header of 100 bytes and in it `"b"` with the `data_offsets` [0, 20], and file 1 a header of 60 bytes and `"a"`
+with [0, 6], the result is
+
+```
+[[1,  68,  6,  0],
+ [0, 108, 20, 16]]
+```
+
+A header may list its tensors in any order, a tensor may have no elements, and `__metadata__` is not a tensor. Read only
+the headers: in one of the checks the tensors have billions of bytes, and the file ends after its header.
 """
 
 HINTS = ("For one tensor of one file: which of the four integers follow from that file alone, and which one depends on "

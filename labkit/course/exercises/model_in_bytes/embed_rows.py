@@ -1,16 +1,17 @@
 """From a blank page: the first launch of a Llama
 
-Row t of `out` (T, C) should be row `ids[t]` of `table` (V, C). Both are uint16 and hold bfloat16; `ids` (T,) is
-int32. An id that is not a row of the table, such as a negative one, gives a row of NaN, which is 0x7FC0 in bfloat16.
+Row t of `out` (T, C) should be row `ids[t]` of `table` (V, C). Both are uint16 and hold bfloat16; `ids` (T,) is int32.
+An id that is not a row of the table, such as a negative one, gives a row of NaN, which is 0x7FC0 in bfloat16. With
+`ids = [2, 0, 7]` and a table of four rows, `out` has rows 2 and 0 of the table, then a row of NaN.
 
 This time you write the launcher as well, and choose the grid and the block. The first idea is a block for each token
-and a thread for each column. It fails: C may be any number up to 4,096, and the 2,048 columns of a Llama are already
-more than the threads a block may have. Try it once, to see the error.
+and a thread for each column. It fails: C may be up to 4,096, and the 2,048 columns of a Llama are already more than
+the threads a block may have. Try it once, to see the error.
 
 Write the kernel, and `embed_rows(ids, table, out)`, a function that launches it.
 """
 
-HINTS = ("How many threads may a block have, and how did your embed_tokens of lesson 26 take a row that is longer than "
+HINTS = ("How many threads may a block have, and how did your embed_tokens of lesson 26 copy a row that is longer than "
          "that?",
          "A block of 256 threads for each token; its threads walk along the row in steps of 256. Check the id before "
          "you use it as an index: it is a row if it is at least 0 and less than table.shape[0]. The launcher is one "

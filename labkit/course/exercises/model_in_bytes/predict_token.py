@@ -1,20 +1,20 @@
 """Predict: the time of a token
 
-TinyLlama has 22 layers and a width of 2,048: 32 heads of queries and 4 of keys and values, 64 numbers each, an MLP
+TinyLlama has 22 layers and a width of 2,048: 32 heads of queries and 4 of keys and values, 64 values each, an MLP
 5,632 wide, and a vocabulary of 32,000. As in every Llama a layer has seven weight matrices without biases, and two
-norms of 2,048 numbers each; a last norm comes before the head. Its head is a matrix of its own, not the embedding
-table. All numbers are bfloat16.
+norms of 2,048 weights each; a last norm comes before the head. The head is a separate matrix, not the embedding table.
+Everything is bfloat16.
 
-How many parameters does a layer have, and how many the model? How many bytes of parameters are read for one token?
-(Each parameter that is needed is read once; of the embedding table that is one row.) How many bytes does a token add
-to the cache, over all layers? And how many microseconds does it take to read the bytes of the parameters at 4,000 GB
-a second, rounded down?
+How many parameters does a layer have, and how many the model? How many bytes of parameters are read for one token, if
+each parameter that is needed is read once, and only one row of the embedding table is needed? How many bytes does a
+token add to the cache, over all layers? And how many microseconds does it take to read the bytes of the parameters at
+4,000 GB/s, rounded down?
 """
 
 HINTS = ("Which seven matrices does a layer have? Two of them are smaller here than in a model with 32 heads of keys "
          "and values.",
          "Keys and values are 4 times 64 wide. All of the head is read, and only one row of the embedding table. A "
-         "token adds a key and a value of 4 times 64 numbers in each layer.",
+         "token adds a key and a value of 4 times 64 elements in each layer.",
          "2 * 2048 * 2048 + 2 * 256 * 2048 + 3 * 5632 * 2048 + 2 * 2048 in a layer; 22 of these, twice 32,000 * 2048 "
          "and 2048; two bytes for each, less 31,999 rows of the table; 2 * 22 * 2 * 256 bytes; and the bytes divided "
          "by 4,000,000.")

@@ -1,6 +1,6 @@
 """
-Three exercises: a prediction about pages and slots, keys written to their slots, and from a blank page the holders of
-pages counted. `hint("predict_pages")` gives a hint, and a second call a better one.
+Three exercises: predict pages and slots, write keys to their slots, and from a blank page count who holds which page.
+`hint("predict_pages")` gives a hint, and a second call a better one.
 """
 
 FIRST_CELL = """import math

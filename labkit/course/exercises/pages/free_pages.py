@@ -1,21 +1,29 @@
 """From a blank page: who holds which page
 
-Write the bookkeeping of a block manager. `pages` is how many pages of 16 tokens there are, at first all free.
-`events` (n, 3) is an array of whole numbers, and each row is one event:
+Write the bookkeeping of a block manager. There are `pages` pages of 16 tokens, all free at first, and `events` (n, 3)
+is an array of integers with one event per row:
 
-- `0, s, count`: sequence s gets `count` more tokens, 0 or more. If it does not exist it begins, with no tokens before
-  these. It takes as many new pages as it needs.
-- `1, s, child`: `child`, which does not exist, becomes a copy of sequence s, which exists. It has the same tokens and
-  holds the same pages: nothing is copied, and no page is taken.
-- `2, s, 0`: sequence s, which exists, ends. A page without another holder is free again.
+- `0, s, count`: sequence s grows by `count` tokens, 0 or more. If it does not exist yet, it begins here.
+- `1, s, child`: `child`, which does not exist yet, becomes a copy of sequence s. Both hold the same pages.
+- `2, s, 0`: sequence s ends. A page is free again once nobody holds it.
 
-A page with several holders must not be written. So if the last page of a sequence has free places and other holders,
-the sequence first takes a new page in place of that one when it grows, and no longer holds the old one. If an event
-needs more pages than are free, it changes nothing: no tokens are added, no page is taken, and a sequence that would
-have begun does not exist. (Only another event 0 can then name it.)
+A page with several holders must not be written. So before a sequence grows into a shared last page that is not full,
+it swaps that page for a new one. An event that needs more pages than are free changes nothing, and a sequence that
+would have begun with it does not exist. (Events 1 and 2 name existing sequences only.)
 
-Write `free_pages(events, pages)`, a function of the host. It returns the number of free pages after each event, an
-array of n whole numbers.
+With 4 pages:
+
+```
+0, 0, 20    sequence 0 has 20 tokens in 2 pages                         2 free
+1, 0, 1     sequence 1 is a copy and holds the same 2 pages             2 free
+0, 1, 5     1 grows into the shared last page: it swaps it for a new    1 free
+0, 1, 30    55 tokens need 4 pages, two more than it has: refused       1 free
+2, 0, 0     0 ends: its first page is still held by 1                   2 free
+```
+
+So `free_pages` returns `[2, 2, 1, 1, 2]`: the number of free pages after each event, an array of n integers.
+
+Write `free_pages(events, pages)`, a function of the host.
 """
 
 HINTS = ("What do you have to know of each page, and what of each sequence, to say which pages become free when one "

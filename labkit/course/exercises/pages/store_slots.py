@@ -1,15 +1,16 @@
 """Keys to their slots
 
-`rows` (T, K, D) float32 holds the keys of T new tokens, of K heads with D numbers each. `slots` (T,) int32 says where
-they go: slot is page × 16 + place, and a row with slot -1 goes nowhere. The cache is `out` (pages, K, 16, D); what is
-not written keeps what it holds. The grid has a block of 32 threads for each row. Both arrays hold the numbers of a
-head end to end.
+`rows` (T, K, D) float32 holds the keys of T new tokens, for K heads of D values, and `slots` (T,) int32 says where they
+go. A slot is page × 16 + offset, and a row with slot -1 goes nowhere. Write them to the cache `out` (pages, K, 16, D);
+what is not written keeps its value. For example, a row with slot 118 goes to `out[7, :, 6]`, since 118 is 7 × 16 + 6.
+
+The grid has a block of 32 threads for each row, and neighbouring lanes should store neighbouring values.
 """
 
-HINTS = ("Which page and which place is slot 118? And which element of out is number 3 of head 1 there?",
-         "page = slot // 16 and place = slot % 16, if the slot is not negative. Two loops: over the heads, and over "
-         "the numbers of a head from the thread's own in steps of 32.",
-         "out[page, head, place, i] = rows[t, head, i], for each head of range(rows.shape[1]) and each i of "
+HINTS = ("Which page and which offset is slot 63? And which element of out is element 3 of head 1 there?",
+         "page = slot // 16 and offset = slot % 16, if the slot is not negative. Two loops: over the heads, and over "
+         "the elements of a head, from the one of its lane in steps of 32.",
+         "out[page, head, offset, i] = rows[t, head, i], for each head of range(rows.shape[1]) and each i of "
          "range(cuda.threadIdx.x, rows.shape[2], 32).")
 POINTS = 1
 
@@ -23,10 +24,10 @@ def store_slots(rows, slots, out):
     ### BEGIN SOLUTION
     slot = slots[t]
     if slot >= 0:
-        page, place = slot // 16, slot % 16
+        page, offset = slot // 16, slot % 16
         for head in range(rows.shape[1]):
             for i in range(cuda.threadIdx.x, rows.shape[2], 32):
-                out[page, head, place, i] = rows[t, head, i]
+                out[page, head, offset, i] = rows[t, head, i]
     ### END SOLUTION
 
 # %% [check]
@@ -116,9 +117,9 @@ EXERCISE = KernelExercise(
     wrong={
         "a row of padding is written, before the cache's beginning": Edit("if slot >= 0:", "if True:"),
         "slot 0 is taken for padding": Edit("if slot >= 0:", "if slot > 0:"),
-        "page and place are exchanged": Edit("slot // 16, slot % 16", "slot % 16, slot // 16"),
+        "page and offset are exchanged": Edit("slot // 16, slot % 16", "slot % 16, slot // 16"),
         "rows go to the slot of their number": Edit("slot = slots[t]", "slot = t if slots[t] >= 0 else -1"),
-        "the slot is taken for the page, with the place 0": Edit("slot // 16, slot % 16", "slot, 0"),
+        "the slot is taken for the page, with the offset 0": Edit("slot // 16, slot % 16", "slot, 0"),
         "only the first 32 numbers of a head": Edit("range(cuda.threadIdx.x, rows.shape[2], 32)",
                                                     "range(cuda.threadIdx.x, min(32, rows.shape[2]), 32)"),
         "all heads get the first one's keys": Edit("rows[t, head, i]", "rows[t, 0, i]"),
