@@ -161,7 +161,7 @@ def branches(series: dict | None) -> CourseFigure | NotRecorded:
         return NotRecorded("What a split warp costs")
     rows, ways = series["branches"], series["ways"]
     one = rows[0]["us"]["p50"]
-    figure, axes = new_figure([1.0, 1.9], "What a split warp costs", "; ".join(
+    figure, axes = new_figure([1.0, 1.9], "A warp pays for every branch that one of its lanes takes", "; ".join(
         f"{row['name']}: {number(row['us']['p50'])} us" for row in rows) + "; " + ", ".join(
         f"{row['ways']} branches: {number(row['lanes']['p50'])} us by lane, {number(row['warps']['p50'])} by warp"
         for row in ways) + ".", gap=0.62)
@@ -235,7 +235,7 @@ def bytes_in_flight(series: dict | None) -> CourseFigure | NotRecorded:
     rows, memory = series["in_flight"], farthest(series)
     latency, peak = memory["latency_ns"], memory["gbs"]
     need = peak * latency
-    figure, (ax,) = new_figure([2.9], "Little's law", (
+    figure, (ax,) = new_figure([2.9], "Bandwidth grows with the bytes in flight, up to the memory's limit", (
         f"Bandwidth over bytes in flight: with {number(latency)} ns and at most {number(peak)} GB/s, the line bends at "
         f"{need / 1e3:,.0f} KB. Measured: from {number(min(row['gbs'] for row in rows))} to "
         f"{number(max(row['gbs'] for row in rows))} GB/s."))
@@ -268,7 +268,7 @@ def occupancy(series: dict | None) -> CourseFigure | NotRecorded:
         return NotRecorded("Rates over occupancy")
     rows = series["occupancy"]
     works = list(dict.fromkeys(row["work"] for row in rows))
-    figure, axes = new_figure([1.7] * len(works), "Where occupancy helps", "; ".join(
+    figure, axes = new_figure([1.7] * len(works), "Occupancy helps where each thread has little in flight", "; ".join(
         f"{row['work']} {row['each']}, occupancy {row['occupancy']:.0%}: {number(row['rate'])} {row['unit']}"
         for row in rows) + ".", gap=0.62)
     nouns = {"reading": "load", "multiply-adds": "chain"}
@@ -304,7 +304,7 @@ def waves(series: dict | None) -> CourseFigure | NotRecorded:
     data = series["waves"]
     blocks, us, wave = data["blocks"], data["us"], data["per_wave"]
     one = us[max(k for k, count in enumerate(blocks) if count <= wave)]
-    figure, (ax,) = new_figure([2.3], "Waves", (
+    figure, (ax,) = new_figure([2.3], "One block too many costs a whole wave", (
         f"Blocks of equal work, {wave} at once: {number(us[0])} us for {blocks[0]}, {number(one)} us for one full "
         f"wave, {number(us[-1])} us for {blocks[-1]:,}."))
     with rc_context(STYLE):
@@ -330,7 +330,7 @@ def spills(series: dict | None) -> CourseFigure | NotRecorded:
         return NotRecorded("Time over registers")
     rows = series["spills"]
     one = rows[0]["us"]["p50"]
-    figure, (ax,) = new_figure([0.34 * len(rows) + 0.30], "64 values in each thread", "; ".join(
+    figure, (ax,) = new_figure([0.34 * len(rows) + 0.30], "Spilling costs more than occupancy brings", "; ".join(
         f"{row['registers']} registers, {row['local_bytes']} bytes spilled: {number(row['us']['p50'])} us"
         for row in rows) + ".", bottom=0.25)
     columns = ((0.86, "registers", "{registers}"), (1.80, "bytes spilled", "{local_bytes:,}"),
@@ -378,7 +378,7 @@ def memories(series: dict | None) -> CourseFigure | NotRecorded:
     rows, sms = series["memories"], series["gpu"]["multiprocessors"]
     total_bytes = [row["bytes"] and row["bytes"] * (sms if row["per_sm"] else 1) for row in rows]
     rise, top = 0.58, 1.12
-    figure, ax = canvas(top + rise * len(rows) + 0.28, "The memories of this GPU", "; ".join(
+    figure, ax = canvas(top + rise * len(rows) + 0.28, "Each step away from the threads is slower", "; ".join(
         f"{row['name']}: {bytes_text(size)} in all, {number(row['latency_ns'])} ns, {number(row['gbs'])} GB/s"
         for row, size in zip(rows, total_bytes, strict=True)) + ".")
     columns = (("size", total_bytes, [bytes_text(size) for size in total_bytes], GREY),
