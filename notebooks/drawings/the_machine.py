@@ -133,11 +133,11 @@ def hidden(warps: Sequence[int] = (1, 3, 6), wait: int = 5, clocks: int = 30) ->
 
 
 def schedule(blocks: int = 14, places: int = 6) -> CourseFigure:
-    """A row for each place that the GPU has for a block, time to the right; all blocks take equally long."""
+    """A row for each block that the GPU can hold, time to the right; all blocks take equally long."""
     waves = -(-blocks // places)
     left, wide, tall, top = 0.76, min(1.6, 5.4 / waves), 0.25, 0.84
-    figure, ax = canvas(top + tall * places + 0.36, f"{blocks} blocks, places for {places}", (
-        f"{blocks} blocks in {waves} waves of {places}: {blocks} of {waves * places} places are used, and "
+    figure, ax = canvas(top + tall * places + 0.36, f"{blocks} blocks, {places} at a time", (
+        f"{blocks} blocks in {waves} waves of {places}: {blocks} of {waves * places} slots are used, and "
         f"{waves * places - blocks} in the last wave stay empty."))
     with rc_context(STYLE):
         for wave in range(waves):
@@ -149,7 +149,7 @@ def schedule(blocks: int = 14, places: int = 6) -> CourseFigure:
                          f"block {block}" if block < blocks else "", ink="white",
                          fill=(BLUE if wave < waves - 1 else VERMILLION) if block < blocks else PALE[GREY])
         for slot in range(places):
-            ax.text(left - 0.08, top + (slot + 0.5) * tall, f"place {slot}", ha="right", va="center_baseline",
+            ax.text(left - 0.08, top + (slot + 0.5) * tall, f"slot {slot}", ha="right", va="center_baseline",
                     fontsize=SMALLEST, color=FAINT)
         ax.text(left, top + tall * places + 0.16, "time \u2192", fontsize=SMALLEST, color=FAINT, va="center")
     return figure
