@@ -1,7 +1,8 @@
 # %% [markdown]
 # # 00 · Start here: exercises
 #
-# Six exercises about one question: which thread does which part of the work? Each goes one small step beyond the lesson.
+# Six exercises about one question: which thread does which part of the work? Each goes one small step beyond what the
+# lesson showed.
 #
 # Write your answer, run its cell, then run the `check` below it. It uses fresh inputs every time and blocks of many
 # sizes, and if something is wrong, it says what. A wrong answer costs nothing and is the quickest way to learn what a
@@ -126,8 +127,8 @@ check("lane_numbers", lane_numbers)
 # %% [markdown]
 # ## 5 · From a blank page: stripes
 #
-# Now write a whole kernel. It paints `out`, an int32 array, in stripes as wide as a block: the elements of blocks 0, 2, 4,
-# ... become 0, those of blocks 1, 3, 5, ... become 1. For blocks of three threads and eight elements that is
+# Now write a whole kernel. It paints `out`, an int32 array, in stripes as wide as a block: the elements of blocks 0, 2,
+# 4, ... become 0, those of blocks 1, 3, 5, ... become 1. For blocks of three threads and eight elements that is
 # 0 0 0 1 1 1 0 0.
 #
 # You need the decorator, the index, the guard and one store. Its only parameter is `out`.

@@ -1,4 +1,5 @@
-"""Six exercises about one question: which thread does which part of the work? Each goes one small step beyond the lesson.
+"""Six exercises about one question: which thread does which part of the work? Each goes one small step beyond what the
+lesson showed.
 
 Write your answer, run its cell, then run the `check` below it. It uses fresh inputs every time and blocks of many
 sizes, and if something is wrong, it says what. A wrong answer costs nothing and is the quickest way to learn what a

@@ -1,7 +1,7 @@
 """From a blank page: stripes
 
-Now write a whole kernel. It paints `out`, an int32 array, in stripes as wide as a block: the elements of blocks 0, 2, 4,
-... become 0, those of blocks 1, 3, 5, ... become 1. For blocks of three threads and eight elements that is
+Now write a whole kernel. It paints `out`, an int32 array, in stripes as wide as a block: the elements of blocks 0, 2,
+4, ... become 0, those of blocks 1, 3, 5, ... become 1. For blocks of three threads and eight elements that is
 0 0 0 1 1 1 0 0.
 
 You need the decorator, the index, the guard and one store. Its only parameter is `out`.
