@@ -253,9 +253,9 @@ table([(title(large), gbs[large], title(small), gbs[small], gbs[small] / gbs[lar
 #
 # But smaller is not always better. Blocks of 64 are slower than blocks of 1,024{{ if small_loses }}, with eight sectors
 # in both cases. Here the recordings do say something about the reason. The volume needs {{ 512**3 // 64 / 1e6:.1f }}
-# million blocks of 64, and the H200 starts {{ round(starts, -1):,.0f }} of them per microsecond, nearly one in every
-# clock. No other shape needs half as many. And lesson 05 has a kernel in the same blocks that moves a third fewer bytes
-# and takes just as long{{ if same_time }}. So at 64 threads it is the starting of blocks that sets the pace.
+# million blocks of 64, and the H200 starts {{ round(starts, -1):,.0f }} of them per microsecond, a little less than one
+# per clock. No other shape needs half as many. And lesson 05 has a kernel in the same blocks that moves a third fewer
+# bytes and takes just as long{{ if same_time }}. So at 64 threads it is the starting of blocks that sets the pace.
 #
 # ## Why the flat kernel wins
 #
