@@ -32,7 +32,7 @@
 # ## A first kernel
 #
 # A kernel is a function that every thread runs. It is written in Python, and `@cuda.jit` marks it to be compiled for
-# the device when it is first called. This one records who ran it. `show_source` prints its source.
+# the device when it is first called. This one records who ran it, and `show_source` prints its source.
 
 # %%
 from labkit import cuda, show_source
@@ -41,7 +41,7 @@ from labkit.kernels.positions import positions, positions_kernel
 show_source(positions_kernel)
 
 # %% [markdown]
-# There is no loop over the elements. The kernel handles one element, and it is run once for each.
+# There is no loop over the elements: the kernel handles one element, and it is run once for each of them.
 #
 # Threads come in *blocks* of equal size, and all blocks of a launch together are its *grid*. Three values tell a thread
 # which element is its own: the index of its block, `blockIdx.x`; the number of threads in a block, `blockDim.x`; and

@@ -125,7 +125,7 @@ table([(step, ms[0], median[step], min(ms[1:]), max(ms[1:])) for step, ms in tim
 # reasons that have nothing to do with adding.
 #
 # - The first launch compiles. Numba turns the Python function into machine code for arguments of these types, and keeps
-#   it for as long as the program runs. (The CPU device also keeps it on disk.)
+#   it for as long as the program runs. The CPU device also keeps it on disk.
 # - The operating system hands out memory only when it is first touched, which takes time. Here that happens to `c` and
 #   to `expected`.
 # - On a GPU the very first access, at the top of this page, sets up a *context*: the driver loads, allocates memory and
@@ -200,7 +200,7 @@ pictures.round_trip(here, recorded)
 # The kernel is {{ (kernel / trip):.1% }} of the trip. It is {{ round(numpy / kernel, -1):.0f }} times as fast as NumPy,
 # and yet the whole trip takes about as long as NumPy does{{ if as_long_as_numpy }}. The kernel reads the GPU's own
 # memory, thousands of GB each second. But the data had to come over the *bus* that joins host and GPU, which is far
-# slower. (The CPU device has no bus: a copy stays within your memory.)
+# slower. The CPU device has no bus: there, a copy stays within your memory.
 #
 # So a GPU does not pay for a single addition. It pays if the data stays there. Lesson 11 looks at a whole program in
 # this way.

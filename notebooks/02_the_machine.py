@@ -12,10 +12,10 @@
 # %% [markdown]
 # ## The problem
 #
-# Lesson 01 ended with a surprise. A loop that many tutorials recommend made little difference, while four elements
-# per thread instead of one helped a lot, although the kernel moved exactly the same bytes. To explain that, and most of
-# the surprises to come, we need a picture of the machine that runs the blocks. It has only a few parts. Here they are,
-# for your GPU if you have one and for an H200 otherwise.
+# Lesson 01 ended with a surprise. A loop that many tutorials recommend made little difference, while four elements per
+# thread instead of one helped a lot, although the kernel moved exactly the same bytes. To explain that, and most of the
+# surprises to come, we need a picture of the machine that runs the blocks. It has only a few parts. Here they are, for
+# your GPU if you have one and for an H200 otherwise.
 
 # %%
 import numpy as np
@@ -128,9 +128,9 @@ show_source(pointer_chase.chase_global_kernel)
 # No load can start before the last one has arrived, because its address is not known until then. So the time of the
 # loop, divided by its steps, is the latency of one load. The size of the array decides which memory answers. A trail of
 # {{ l1_kb }} KB fits into the *L1 cache*, a small memory inside each SM that keeps what was loaded recently;
-# {{ l2_mb }} MB fit into the *L2 cache*, which all SMs share; {{ memory_mb }} MB fit into neither, so almost every
-# load goes to the GPU's own memory, which CUDA calls *global memory*. To measure shared memory, the kernel first copies
-# the trail there.
+# {{ l2_mb }} MB fit into the *L2 cache*, which all SMs share; {{ memory_mb }} MB fit into neither, so almost every load
+# goes to the GPU's own memory, which CUDA calls *global memory*. To measure shared memory, the kernel first copies the
+# trail there.
 #
 # How many clocks does a load from global memory take: about ten, a hundred, or a thousand?
 

@@ -197,7 +197,7 @@ pictures.spills(recorded)
 # twice{{ if near(spilled_over_l1, 2) }} the size of its L1 cache. In all, some {{ spilled / 1e9:.0f }} GB move, at
 # {{ spilled_tbs }} TB/s, which is about what the L2 cache delivers{{ if as_l2_delivers }} in the last figure of lesson
 # 02. The product with 255 registers{{ hardware }} in the table above spills for a different reason: its threads want
-# more registers than a thread can have.
+#     more registers than a thread can have.
 
 # %% [markdown]
 # ## What I learned
