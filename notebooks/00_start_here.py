@@ -112,7 +112,7 @@ show_source(positions)
 #
 # ## The device on your bench
 #
-# Which device has just run your kernel?
+# Here is the device that has just run your kernel.
 
 # %%
 from labkit import device, table
@@ -158,8 +158,8 @@ print(type(on_device).__name__, on_device.dtype, on_device.shape)
 print("came back unchanged:", back.tolist() == active_tokens)
 
 # %% [markdown]
-# `cuda.to_device` allocates memory on the device and fills it. `cuda.device_array` only allocates. What is in such an
-# array before anything is written to it?
+# `cuda.to_device` allocates memory on the device and fills it. `cuda.device_array` only allocates. What is in an array
+# from `cuda.device_array` before anything is written to it?
 
 # %%
 untouched = cuda.device_array(4, dtype=np.float32)

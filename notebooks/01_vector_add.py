@@ -264,7 +264,7 @@ pictures.owners(n=29, block=4, rungs=("per_thread", "grid_stride", "four_loads")
 # `ladder` times every rung. In its table *p50* is the median of the runs, and nine runs out of ten are between *p5* and
 # *p95*.
 #
-# Which of the three is the fastest on a GPU, and by how much?
+# Which of the three rungs is the fastest on a GPU, and by how much?
 
 # %%
 found = ladder(VECTOR_ADD, {"n": n})

@@ -165,8 +165,8 @@ pictures.hidden(warps=(1, 3, 6), wait=5)
 #
 # $$\text{bytes in flight} = \text{bandwidth} \times \text{latency}$$
 #
-# According to its data sheet, the memory of an H200 delivers 4,800 GB/s{{ hardware }}. How many bytes must be in flight
-# in each SM to get that, and is one 4-byte load in each of 2,048 threads enough?
+# How many bytes must be in flight in each SM of an H200 to reach the 4,800 GB/s{{ hardware }} of its data sheet, and is
+# one 4-byte load in each of 2,048 threads enough?
 
 # %%
 latency = places["memory"]["ns"]
@@ -188,7 +188,8 @@ agree(VECTOR_ADD)
 
 # %% [markdown]
 # What differs is how many loads a thread issues before it has to wait: two, one from each vector, or eight. By Little's
-# law two per thread are enough in a full SM. Do the first two rungs reach the bound, then?
+# law two per thread are enough in a full SM. Do `per_thread` and `grid_stride`, with two loads in flight, reach the
+# bound?
 
 # %%
 ten, big = (measure.recorded_ladder("vector_add", {"n": n}, gpu="NVIDIA H200") for n in (10_000_000, 2**28))

@@ -17,8 +17,8 @@
 # about the first? An SM of an H200 has room for 2,048 threads, but a kernel does not always get that much. Its
 # registers and its shared memory have to fit as well, and they too are limited.
 #
-# So three questions decide how well a launch fills the machine. How many blocks fit into an SM? What happens when there
-# are more blocks than fit? And if the registers run short, should a thread make do with fewer?
+# So this lesson is about how well a launch fills the machine: how many blocks fit into an SM, what happens when there
+# are more than fit, and whether a thread should make do with fewer registers so that more threads can be there.
 
 # %%
 from labkit import agree, measure, show_source, table
@@ -41,7 +41,7 @@ print(f"They share {gpu.registers:,} registers and {gpu.shared_bytes // 1024} KB
 # four decides.
 #
 # Take blocks of 256 threads. With 32 registers{{ example }} per thread, an SM of an H200 holds
-# {{ 65536 // (32 * 256) }} of them, and every warp slot is in use. How many blocks does it hold at 64
+# {{ 65536 // (32 * 256) }} of them, and every warp slot is in use. How many blocks of 256 threads does it hold at 64
 # registers{{ example }} per thread, and how many at 33?
 
 # %%
@@ -74,7 +74,7 @@ show_source(kernels.make_chains_kernel(4))
 # `CHAINS` and `UNROLL` are compile-time constants, so the compiler unrolls both inner loops and keeps `x` in registers.
 #
 # Now we take resident blocks away from all four kernels, from full occupancy down to {{ words(64 / 32) }} warps per SM.
-# Whose rate falls right away, and whose stays level for longest?
+# Which of the four kernels slows down right away, and which one stays level for longest?
 
 # %% tags=["hide-input"]
 pictures.occupancy(recorded)
@@ -181,7 +181,7 @@ show_source(kernels.make_many_values_kernel(32))
 # bytes{{ compiled }} of each thread in local memory. With 32 registers{{ example }} the occupancy is
 # {{ 65536 // (32 * 32) / 64:.0% }}, with 70 it is less than half of that{{ if below_half }}.
 #
-# Which of the two is faster, the one with more registers or the one with more warps?
+# Which version of the kernel is faster, the one with more registers or the one with more warps?
 
 # %% tags=["hide-input"]
 pictures.spills(recorded)

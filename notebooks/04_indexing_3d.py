@@ -149,9 +149,9 @@ plots.ladder(found, recorded=h200)
 
 # %% [markdown]
 # The flat kernel wins, by a factor of {{ box / flat:.2f }}, and both stay far from the limit that PyTorch's addition
-# reaches. They move the same bytes, do the same flops, and have equally many threads per block. (The order on the CPU
-# device has other reasons: it has no warps.) What differs is which elements the 32 threads of a warp load together, and
-# that can be counted without a GPU.
+# reaches. They move the same bytes, do the same flops, and have equally many threads per block. On the CPU device the
+# order has other reasons, since it has no warps. What differs is which elements the 32 threads of a warp load together,
+# and that can be counted without a GPU.
 #
 # ## The sectors of a warp
 #
@@ -236,7 +236,7 @@ table(rows, {"block": "", "threads": "", "sectors": "", "lines": "", "threads pe
 #
 # The last rows of the table have smaller blocks. In four pairs the rows of the block are equally long, and so the
 # sectors are equal, but one block has 1,024 threads and the other 256. In a fifth pair, it is 1,024 threads against 64.
-# Is the smaller block the faster one in all five?
+# Is the block with fewer threads the faster one in all five pairs?
 
 # %%
 gbs = {tuple(shape): rate for shape, rate in zip(sweep["blocks"], sweep["gbs"], strict=True)}

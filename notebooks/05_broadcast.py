@@ -70,8 +70,8 @@ pictures.broadcast_reads((X, Y, Z), mark=(1, 2, 3))
 # The value in a box is a flat index, the position of the element in its array's memory. Follow the frames. Element 23
 # of the sum reads element 23 of `a`, element 5 of `b` and element 1 of `c`.
 #
-# Now the trap. The first sum was refused because the lengths of the axes differ. What happens if they are equal, and
-# you forget the `None`?
+# Now the trap. The first sum was refused because the lengths of the axes differ. What happens if the lengths are equal
+# and you forget the `None`?
 
 # %%
 cube, face = np.zeros((4, 4, 4)), np.arange(16.0).reshape(4, 4)
@@ -140,8 +140,8 @@ show_source(broadcast_add_coalesced_kernel)
 
 # %% [markdown]
 # `z, y, x = cuda.grid(3)`: now the fastest thread index walks the fastest axis. The third rung is this same kernel in
-# blocks of 64 × 4 × 1, which are long along z. The index formula alone tells which sectors the first warp loads from
-# `a`. How many are they in each of the three rungs?
+# blocks of 64 × 4 × 1, which are long along z. The index formula alone tells which sectors of `a` the first warp of a
+# block loads. How many sectors does it load in each of the three rungs?
 
 # %%
 def thread_index(block):
@@ -217,7 +217,7 @@ table([("strided / coalesced", 2, ms["strided"] / ms["coalesced"]),
 #
 # With NumPy, CuPy or PyTorch, called in the ordinary way, a sum of three is two sums. The first writes `a + b` out in
 # full; the second reads that back, adds `c` and writes it again. That makes 16 bytes per element where one kernel moves
-# 8. Can a library's better kernels make up for that?
+# 8. Can a library's better kernels make up for twice the bytes?
 
 # %%
 table([(name, moved, ms[name], moved * 512**3 / ms[name] / 1e6)
@@ -239,7 +239,7 @@ table([(name, moved, ms[name], moved * 512**3 / ms[name] / 1e6)
 # Lesson 02 has a rule for this: bytes in flight. A thread of *long rows* waits for a single value from memory, its
 # element of `a`; the other two come from a cache. The additions of lessons 01 and 04 wait for two. To compare them,
 # divide what a full SM has in flight by what Little's law asks for, if the reads are to keep up with the bound. Does
-# that ratio tell how close each kernel comes?
+# the ratio of bytes in flight to bytes needed tell how close a kernel comes to its bound?
 
 # %%
 latency = measure.recorded_series("memory_latency", gpu="NVIDIA H200")["places"]["memory"]["ns"]
@@ -300,7 +300,8 @@ def four_elements(a, b, c, out, block=(64, 4, 1)):
 
 
 # %% [markdown]
-# Is it right at the awkward sizes of this operation, too? And how many loads per element are left of the three?
+# Is the new kernel right at the awkward sizes of this operation, too, and how many of the three loads per element are
+# left?
 
 # %%
 rng, worst = np.random.default_rng(0), 0.0
@@ -346,10 +347,11 @@ table(counts, {"each thread adds": "", "loads per element": ".1f", "stores per e
 # ## Try it
 #
 # - In the cell that draws the warps, replace `(64, 4, 1)` by `(8, 8, 1)`. How many sectors do you expect? If sectors
-#   were everything, which of the two blocks would be faster? The cell below times both kernels in any block.
+#   were everything, which of the two blocks would be faster?
 # - Draw `pictures.broadcast_reads((3, 2, 4), mark=(2, 0, 1))`. Work out the three indices on paper first.
 # - Let `b` have the shape `(Y, Z)`, so that it enters as `b[None, :, :]`. What are its three steps? Which threads need
 #   the same element now, and would you still count on the cache?
+# - Change the block in the cell below, which times both kernels. See which one is best for each of them.
 
 # %%
 from labkit.kernels.broadcast import broadcast_add_coalesced
