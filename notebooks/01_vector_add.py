@@ -202,8 +202,8 @@ pictures.round_trip(here, recorded)
 # memory, thousands of GB each second. But the data had to come over the *bus* that joins host and GPU, which is far
 # slower. The CPU device has no bus: there, a copy stays within your memory.
 #
-# So a GPU does not pay for a single addition. It pays if the data stays there. Lesson 11 looks at a whole program in
-# this way.
+# So a GPU does not pay off for a single addition. It does if the data stays there. Lesson 11 looks at a whole program
+# in this way.
 #
 # ## The copies, apart
 #

@@ -228,7 +228,7 @@ def predicted_gbs(bytes_in_flight: float, latency_ns: float, most_gbs: float) ->
 
 
 def bytes_in_flight(series: dict | None) -> CourseFigure | NotRecorded:
-    """Dots: measured, a colour for each number of loads a thread. The line: bytes over latency, up to what the memory
+    """Dots: measured, a colour for each number of loads per thread. The line: bytes over latency, up to what the memory
     gives at most in the same recording."""
     if series is None:
         return NotRecorded("Bandwidth over bytes in flight")
@@ -257,7 +257,7 @@ def bytes_in_flight(series: dict | None) -> CourseFigure | NotRecorded:
             axis.set_minor_formatter(NullFormatter())
         ax.set_xlabel("KB in flight on the whole GPU: SMs \u00d7 threads \u00d7 loads \u00d7 4 bytes")
         grid_along(ax, "y")
-        ax.legend(title="loads a thread", frameon=False, fontsize=SMALLEST, title_fontsize=SMALLEST, loc="upper left")
+        ax.legend(title="loads per thread", frameon=False, fontsize=SMALLEST, title_fontsize=SMALLEST, loc="upper left")
         panel_title(ax, f"GB/s. {taken(series)}")
     return figure
 
@@ -282,13 +282,13 @@ def occupancy(series: dict | None) -> CourseFigure | NotRecorded:
                 xs, ys = [row["occupancy"] for row in these], [row["rate"] for row in these]
                 ax.plot(xs, ys, color=colour, marker=marker, clip_on=False)
                 noun = nouns.get(work, "")
-                ends.append((xs[-1], ys[-1], f"{each} {noun}{'s' if each > 1 else ''} a thread", TEXT[colour]))
+                ends.append((xs[-1], ys[-1], f"{each} {noun}{'s' if each > 1 else ''} per thread", TEXT[colour]))
             ticks = sorted({row["occupancy"] for row in of_work})
             _log(ax, ticks, "")
             ax.set_xticks(ticks, [f"{tick:.0%}" if tick > 0.1 else f"{tick:.1%}" for tick in ticks])
             ax.set_ylim(0, 1.1 * max(row["rate"] for row in of_work))
             ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
-            _narrow(ax)
+            _narrow(ax, 0.22)
             grid_along(ax, "y")
             label_line_ends(ax, ends, gap=0.12)
             suffix = f". {taken(series)}" if ax is axes[0] else ""
