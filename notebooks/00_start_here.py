@@ -46,7 +46,8 @@ show_source(positions_kernel)
 # Threads come in *blocks* of equal size, and all blocks of a launch together are its *grid*. Three values tell a thread
 # which element is its own: the index of its block, `blockIdx.x`; the number of threads in a block, `blockDim.x`; and
 # its own index within the block, `threadIdx.x`. Blocks can also be counted along a second and a third axis, hence the
-# `.x`; lesson 04 makes use of that. A kernel returns nothing. It stores its results in arrays that it is given.
+# `.x`; lesson 04 makes use of that. A kernel returns nothing. It stores its results in arrays that it is given, and
+# `block.size` is the number of elements of one, as in NumPy.
 #
 # Now ten elements and blocks of four threads. `positions` launches the kernel; `cuda.to_device` copies an array to the
 # memory of the GPU, and `copy_to_host` copies it back. How many blocks are started, how many threads are that, and how

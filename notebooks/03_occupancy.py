@@ -169,8 +169,9 @@ pictures.waves(recorded)
 # says who may use that memory, a single thread; it does not say where it is. It is in global memory, behind the same
 # caches as everything else.
 #
-# Since occupancy seems to call for few registers, one can set a lower limit, with `@cuda.jit(max_registers=32)`. This
-# kernel has 64 values in each thread, and every round needs all of them.
+# Since occupancy seems to call for few registers, one can set a lower limit, with `@cuda.jit(max_registers=32)`, or
+# with `launch_bounds=512`, which limits the registers so that a block of 512 threads fits. This kernel has 64 values in
+# each thread, and every round needs all of them.
 
 # %%
 show_source(kernels.make_many_values_kernel(32))
