@@ -1,4 +1,4 @@
-"""The figures of the lesson "The machine", in the course's style.
+"""The figures of the lessons "The machine" and "Occupancy", in the course's style.
 
     split(side)                 which lanes of a warp work while it takes one branch after the other
     hidden(warps)               what a scheduler does while its warps wait
@@ -62,7 +62,7 @@ class NotRecorded:
         return self.summary
 
 
-def split(side: Sequence[int], title: str = "One warp, two branches") -> CourseFigure:
+def split(side: Sequence[int], title: str = "While a warp runs one branch, the other lanes are masked") -> CourseFigure:
     """side: for each lane of a warp 0 or 1, which branch it takes. A row for each branch that some lane takes: the
     lanes that work in it, and those that are masked."""
     side = [int(lane) for lane in side]
@@ -108,7 +108,7 @@ def hidden(warps: Sequence[int] = (1, 3, 6), wait: int = 5, clocks: int = 30) ->
     left, tall, gap = 0.92, 0.18, 0.46
     cell = (WIDTH - left - 0.20) / clocks
     height = 0.56 + sum(tall * (count + 1) + gap for count in warps)
-    figure, ax = canvas(height, "A scheduler and its warps", "; ".join(
+    figure, ax = canvas(height, f"{wait + 1} warps hide a wait of {wait} clocks", "; ".join(
         f"{count_of(count, 'warp')}: an instruction in {sum(one is not None for one in row)} of {clocks} clocks"
         for count, row in zip(warps, schedules, strict=True)) + ".")
     with rc_context(STYLE):
